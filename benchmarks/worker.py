@@ -1,0 +1,143 @@
+"""One measured process: builds one system, then does steps when it is told to.
+
+It prints a line of JSON when it is ready, reads commands from its input (`steps
+N`, `end`) and answers each with a line of JSON. `run.py` is what starts it.
+"""
+import argparse
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+HERE = Path(__file__).resolve().parent
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--system", required=True,
+                        choices=["mtf", "classic", "tf", "tf_xla"])
+    parser.add_argument("--workload", required=True)
+    parser.add_argument("--mesh", default="2x2")
+    parser.add_argument("--placement", default="one", choices=["one", "logical"])
+    parser.add_argument("--warm_up", type=int, default=3)
+    parser.add_argument("--profile", default="",
+                        help="write a Python profile of building and lowering to this file")
+    parser.add_argument("--trace", default="",
+                        help="write a TensorFlow timeline of one step to this file")
+    return parser.parse_args()
+
+
+def resident_mb() -> float:
+    """Memory resident now, in MB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def peak_mb() -> float:
+    """The most memory ever resident in this process, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+class Worker:
+    """A session on a built program."""
+
+    def __init__(self, arguments: argparse.Namespace):
+        import tensorflow.compat.v1 as tf
+
+        import systems
+        import workloads
+        self._arguments = arguments
+        build = systems.build(arguments.system, arguments.workload, arguments.mesh,
+                              arguments.placement)
+        self._base_mb = resident_mb()
+        self._losses: list[float] = []
+        program = self._build(build)
+        nodes = len(tf.get_default_graph().get_operations())
+        count = workloads.mesh_size(arguments.mesh) if arguments.placement == "logical" else 1
+        uses_mesh = arguments.system in ("mtf", "classic")
+        config = tf.ConfigProto(device_count={"CPU": count if uses_mesh else 1})
+        start = time.perf_counter()
+        self._session = tf.Session(config=config)
+        self._session.run(tf.global_variables_initializer(), program.feeds.feed_dict)
+        if program.copy_masters is not None:
+            self._session.run(program.copy_masters)
+        program.feeds.feed_dict.clear()
+        init_seconds = time.perf_counter() - start
+        self._fetches = [program.loss, program.step]
+        self._step = self._session.make_callable(self._fetches)
+        first_seconds = self.run(1)["times"][0]
+        self.run(arguments.warm_up)
+        self.ready = {
+            "nodes": nodes, "seconds": program.seconds, "init_seconds": init_seconds,
+            "first_step_seconds": first_seconds, "tf_version": tf.__version__,
+            "base_mb": self._base_mb}
+
+    def _build(self, build: Any) -> Any:
+        """Builds the program, under a profiler if wanted."""
+        if not self._arguments.profile:
+            return build()
+        import cProfile
+        profiler = cProfile.Profile()
+        program = profiler.runcall(build)
+        profiler.dump_stats(self._arguments.profile)
+        return program
+
+    def run(self, steps: int) -> dict[str, Any]:
+        """Does steps; returns the seconds of each and CPU seconds of all."""
+        times = []
+        cpu = time.process_time()
+        for _ in range(steps):
+            start = time.perf_counter()
+            loss, _ = self._step()
+            times.append(time.perf_counter() - start)
+            self._losses.append(float(loss))
+        return {"times": times, "cpu": time.process_time() - cpu}
+
+    def trace(self, path: str) -> None:
+        """Writes the timeline of one step, to look at in a browser."""
+        import tensorflow.compat.v1 as tf
+        from tensorflow.python.client import timeline
+        metadata = tf.RunMetadata()
+        options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+        self._session.run(self._fetches, options=options, run_metadata=metadata)
+        Path(path).write_text(timeline.Timeline(
+            metadata.step_stats).generate_chrome_trace_format())
+
+    def end(self) -> dict[str, Any]:
+        """What is known only at the end."""
+        return {"peak_mb": peak_mb() - self._base_mb, "losses": self._losses}
+
+
+def main() -> None:
+    """Serves commands until `end` or the end of the input."""
+    arguments = parse_arguments()
+    if arguments.system == "mtf":
+        sys.path.insert(0, str(HERE.parent))
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not mix with the answers
+
+    def answer(value: dict[str, Any]) -> None:
+        answers.write(json.dumps(value) + "\n")
+        answers.flush()
+
+    worker = Worker(arguments)
+    answer(worker.ready)
+    for line in sys.stdin:
+        words = line.split()
+        if words[:1] == ["end"]:
+            break
+        worker.run(1)  # wakes threads and caches up after a pause
+        answer(worker.run(int(words[1])))
+    result = worker.end()
+    if arguments.trace:
+        worker.trace(arguments.trace)
+    answer(result)
+
+
+if __name__ == "__main__":
+    main()

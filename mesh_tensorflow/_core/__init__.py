@@ -1,0 +1,1 @@
+"""What a program is: names, shapes, layouts, graph. Free of any device."""

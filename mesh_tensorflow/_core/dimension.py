@@ -1,0 +1,74 @@
+"""Dimension: a named size, and the text forms it is written in."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple, Optional
+
+__all__ = ["Dimension", "convert_to_dimension", "split_pairs"]
+
+_SEPARATORS = re.compile(r"[,.;\s]+")
+
+
+class Dimension(NamedTuple):
+    """A named dimension of a tensor or of a mesh.
+
+    Two dimensions are the same only if both name and size agree.
+
+    Attributes:
+      name: what layouts bind to.
+      size: number of elements along the dimension.
+    """
+
+    name: str
+    size: int
+
+
+def convert_to_dimension(d: Any) -> Optional[Dimension]:
+    """Returns a Dimension made from `d`.
+
+    Args:
+      d: a Dimension, a pair `(str, int)`, or None.
+
+    Returns:
+      A Dimension, or None if `d` is None.
+
+    Raises:
+      ValueError: `d` is none of these, or its size is not a Python int.
+    """
+    if d is None:
+        return None
+    if isinstance(d, tuple) and len(d) == 2:
+        name, size = d
+        if isinstance(name, str) and isinstance(size, int) and not isinstance(size, bool):
+            return d if isinstance(d, Dimension) else Dimension(name, size)
+    raise ValueError(
+        f"could not convert {d!r} to Dimension: it takes a Dimension or a pair (str, int), "
+        'such as mtf.Dimension("batch", 32); a size from NumPy must be passed through int()'
+    )
+
+
+def split_pairs(text: str, what: str) -> list[tuple[str, str]]:
+    """Splits "a:x,b:y" into [("a", "x"), ("b", "y")].
+
+    Commas, semicolons, full stops and white space all separate pairs, in any number.
+
+    Args:
+      text: the string.
+      what: what the string is, for the error message.
+
+    Raises:
+      ValueError: a piece has not exactly one colon with text on both sides.
+    """
+    pairs = []
+    for piece in _SEPARATORS.split(text):
+        if not piece:
+            continue
+        parts = piece.split(":")
+        if len(parts) != 2 or not parts[0] or not parts[1]:
+            raise ValueError(
+                f"malformed {what} {text!r}: {piece!r} is not a pair left:right. "
+                'Write pairs as "batch:2,model:4", with one colon each and no space around it'
+            )
+        pairs.append((parts[0], parts[1]))
+    return pairs

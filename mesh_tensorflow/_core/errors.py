@@ -1,0 +1,56 @@
+"""Builders of the error messages that several modules share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mesh_tensorflow._core.dimension import Dimension
+
+__all__ = ["dims_text", "mesh_shapes_that_fit", "splittable_hint", "tensors_text"]
+
+
+def dims_text(dims: Iterable[Dimension]) -> str:
+    """Returns "a=2, b=4"."""
+    return ", ".join(f"{d.name}={d.size}" for d in dims)
+
+
+def tensors_text(tensors: Iterable) -> str:
+    """Returns "x:0 Shape[a=2] float32; y:0 ..." of mtf Tensors."""
+    return "; ".join(f"{t.name} {t.shape} {t.dtype.name}" for t in tensors)
+
+
+def divisors(n: int) -> list[int]:
+    """Returns the divisors of `n` in order."""
+    return [k for k in range(1, n + 1) if n % k == 0] if n < 4096 else [1, n]
+
+
+def splittable_hint(d: Dimension, mesh_dim: Dimension) -> str:
+    """Returns a sentence on how a dimension and a mesh dimension can be made to fit."""
+    below = d.size // mesh_dim.size * mesh_dim.size
+    above = below + mesh_dim.size
+    sizes = f"{below} or {above}" if below else f"{above}"
+    fits = ", ".join(str(k) for k in divisors(d.size)[:12])
+    return (
+        f"Make {d.name} a multiple of {mesh_dim.size} (for instance {sizes}), give "
+        f"{mesh_dim.name} a size that divides {d.size} ({fits}), or drop the layout rule "
+        f"{d.name}:{mesh_dim.name}"
+    )
+
+
+def mesh_shapes_that_fit(mesh_dims: Sequence[Dimension], num_devices: int) -> list[str]:
+    """Returns up to eight mesh shapes over the names of `mesh_dims` with `num_devices`."""
+    if num_devices < 1 or not mesh_dims:
+        return []
+    shapes: list[list[int]] = [[]]
+    for i in range(len(mesh_dims)):
+        last = i == len(mesh_dims) - 1
+        grown = []
+        for sizes in shapes:
+            rest = num_devices
+            for s in sizes:
+                rest //= s
+            grown += [sizes + [k] for k in ([rest] if last else divisors(rest))]
+        shapes = grown
+    # The nearest to what was asked for come first.
+    shapes.sort(key=lambda sizes: sum(abs(s - d.size) for s, d in zip(sizes, mesh_dims)))
+    return [",".join(f"{d.name}:{s}" for s, d in zip(sizes, mesh_dims)) for sizes in shapes[:8]]

@@ -1,0 +1,328 @@
+"""Graph: a list of operations and variables. Mesh: a name for where they run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional, TypeVar
+
+import gin
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.tensor import Tensor
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._core.operation import Operation
+
+__all__ = ["Graph", "Mesh", "leaves_no_node"]
+
+F = TypeVar("F", bound=Callable)
+
+
+class Graph:
+    """A program: operations in the order in which they were made, and its variables.
+
+    It knows no devices. A `Lowering` turns it into TensorFlow operations.
+
+    Attributes:
+      captured_variable_scope: the tf variable scope at the time the graph was made; gradient
+        operations are named under it.
+      name_to_variable: Variable operations by their full names.
+    """
+
+    def __init__(self) -> None:
+        self._operations: list[Operation] = []
+        self._trainable_variables: list[Any] = []
+        self._all_variables: list[Any] = []
+        self._names_in_use: dict[str, int] = {}
+        # What each name's entry was before it was taken, so that a failed call can be undone.
+        self._name_journal: list[tuple[str, Optional[int]]] = []
+        self._scope: Optional[tuple[str, str]] = None
+        self._random_operations = 0
+        self.name_to_variable: dict[str, Any] = {}
+        self.captured_variable_scope = tf.get_variable_scope()
+        # The stacking of variables is done once.
+        self._stacked = False
+
+    def __repr__(self) -> str:
+        return self.to_string
+
+    @property
+    def operations(self) -> list[Operation]:
+        """The operations, in the order in which they were made."""
+        return self._operations
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """The Variable operations that optimizers are to change."""
+        return self._trainable_variables
+
+    @property
+    def all_variables(self) -> list[Any]:
+        """All Variable operations."""
+        return self._all_variables
+
+    @property
+    def to_string(self) -> str:
+        """One line for each operation."""
+        return "\n".join(op.to_string for op in self._operations)
+
+    # -- registration, called by Operation and Variable
+
+    def register(self, operation: Operation) -> None:
+        """Adds a complete operation."""
+        self._operations.append(operation)
+
+    def register_variable(self, variable: Any, trainable: bool) -> None:
+        """Adds a Variable operation to the lists of variables."""
+        self._all_variables.append(variable)
+        if trainable:
+            self._trainable_variables.append(variable)
+        self.name_to_variable[variable.name] = variable
+
+    def next_random_operation(self) -> int:
+        """Numbers random operations, so that their seeds depend on the program alone."""
+        self._random_operations += 1
+        return self._random_operations
+
+    # -- names
+
+    def unique_name(self, name: str, mark_as_used: bool = True) -> str:
+        """Returns `name` under the current variable scope, with _1, _2, ... if it is taken.
+
+        Names are unique without regard to case.
+
+        Args:
+          name: a string.
+          mark_as_used: whether the result is taken from now on.
+        """
+        scope = tf.get_variable_scope().name
+        if self._scope is not None:
+            prefix, outer = self._scope
+            inner = scope[len(outer) :].strip("/") if scope.startswith(outer) else scope
+            scope = f"{prefix}/{inner}" if inner else prefix
+        if scope:
+            name = f"{scope}/{name}"
+        key = name.lower()
+        count = self._names_in_use.get(key, 0)
+        unique = name
+        if count:
+            while f"{key}_{count}" in self._names_in_use:
+                count += 1
+            unique = f"{name}_{count}"
+        if mark_as_used:
+            self._take_name(key, count + 1)
+            if unique != name:
+                self._take_name(unique.lower(), 1)
+        return unique
+
+    def _take_name(self, key: str, count: int) -> None:
+        self._name_journal.append((key, self._names_in_use.get(key)))
+        self._names_in_use[key] = count
+
+    @contextlib.contextmanager
+    def scope(self, prefix: str) -> Iterator[None]:
+        """Names operations made within under `prefix`, whatever the variable scope outside.
+
+        Much cheaper than a `tf.variable_scope`, and makes no tf name scope.
+        """
+        saved, self._scope = self._scope, (prefix, tf.get_variable_scope().name)
+        try:
+            yield
+        finally:
+            self._scope = saved
+
+    # -- rewriting; the work is done in _lowering and bound here
+
+    @gin.configurable("rewrite_stack_variables", module="mesh_tensorflow.ops")
+    def rewrite_stack_variables(
+        self,
+        max_combined_variable_size: int = 2**29,
+        max_combined_slice_size: int = 2**27,
+        mesh_to_impl: Optional[Mapping[Any, Any]] = None,
+    ) -> None:
+        """Joins variables that are alike into StackedVariables, in place.
+
+        Args:
+          max_combined_variable_size: elements of a stacked variable at the most.
+          max_combined_slice_size: elements of one processor's slice of it at the most.
+          mesh_to_impl: a dictionary from Mesh to MeshImpl, or None.
+
+        Raises:
+          ValueError: it was called before on this graph.
+        """
+        from mesh_tensorflow._lowering import stack_variables
+
+        stack_variables.rewrite_stack_variables(
+            self, max_combined_variable_size, max_combined_slice_size, mesh_to_impl
+        )
+
+    def combine_assignments(self, assignments: Sequence[Operation]) -> list[Operation]:
+        """Joins Assign operations that use one assign function into one operation each.
+
+        The given operations leave the graph; use the returned ones instead.
+
+        Args:
+          assignments: Assign operations.
+
+        Returns:
+          A list of Assign operations.
+        """
+        from mesh_tensorflow._lowering import stack_variables
+
+        return stack_variables.combine_assignments(self, assignments)
+
+    def make_variables_untrainable(self, variables: Iterable[Any]) -> None:
+        """Takes Variable operations off the list of trainable ones.
+
+        Args:
+          variables: Variable operations.
+        """
+        chosen = {id(v) for v in variables}
+        self._trainable_variables = [v for v in self._trainable_variables if id(v) not in chosen]
+        for v in variables:
+            v._trainable = False
+
+    def clone_operations(
+        self, ops: Sequence[Operation], input_mapping: Mapping[Tensor, Tensor]
+    ) -> tuple[list[Operation], dict[Tensor, Tensor]]:
+        """Copies operations onto other inputs.
+
+        Random operations and variables are not copied: their values are used again.
+
+        Args:
+          ops: operations, in an order in which they can run.
+          input_mapping: a dictionary from Tensor to the Tensor that takes its place.
+
+        Returns:
+          (the copies, the mapping extended by the outputs of `ops`).
+        """
+        import copy
+
+        mapping = dict(input_mapping)
+        clones = []
+        for op in ops:
+            if not any(x in mapping for x in op.inputs):
+                continue
+            clone = copy.copy(op)
+            clone._name = self.unique_name(op._name.split("/")[-1])
+            clone._inputs = [mapping.get(x, x) for x in op.inputs]
+            clone._outputs = []
+            clone.original = op
+            for i, y in enumerate(op.outputs):
+                new = copy.copy(y)
+                new._operation, new._name, new.usable = clone, f"{clone._name}:{i}", True
+                clone._outputs.append(new)
+                mapping[y] = new
+            clone.cloned_from(op, mapping)
+            self._operations.append(clone)
+            clones.append(clone)
+        return clones, mapping
+
+    def capture_operations(self, fn: Callable[[], Any]) -> tuple[Any, list[Operation]]:
+        """Calls `fn` and takes the operations that it makes out of the graph.
+
+        Args:
+          fn: a function of no arguments.
+
+        Returns:
+          (what `fn` returned, the operations that it made).
+        """
+        start = len(self._operations)
+        result = fn()
+        captured = self._operations[start:]
+        del self._operations[start:]
+        return result, captured
+
+    # -- undoing a call that failed
+
+    def mark(self) -> tuple[int, int, int, list[Any]]:
+        """Returns what `roll_back` needs to bring the graph back to its present contents."""
+        return (
+            len(self._operations),
+            len(self._name_journal),
+            len(self._all_variables),
+            list(self._trainable_variables),
+        )
+
+    def roll_back_names(self, length: int) -> None:
+        """Gives back the names taken since the journal had `length` entries."""
+        while len(self._name_journal) > length:
+            key, before = self._name_journal.pop()
+            if before is None:
+                del self._names_in_use[key]
+            else:
+                self._names_in_use[key] = before
+
+    def roll_back(self, mark: tuple[int, int, int, list[Any]]) -> None:
+        """Removes what was added since `mark` was taken."""
+        operations, names, variables, trainable = mark
+        del self._operations[operations:]
+        self.roll_back_names(names)
+        for v in self._all_variables[variables:]:
+            self.name_to_variable.pop(v.name, None)
+        del self._all_variables[variables:]
+        self._trainable_variables[:] = trainable
+
+
+class Mesh:
+    """A name for a set of processors; a MeshImpl says which they are."""
+
+    def __init__(self, graph: Graph, name: str, variable_placer: Any = None):
+        """Makes a Mesh.
+
+        Args:
+          graph: a Graph.
+          name: a string.
+          variable_placer: an object with a method `device_function(var)` that says where
+            the master of a variable goes; the CPU if None.
+        """
+        self._graph = graph
+        self._name = name
+        self._variable_placer = variable_placer
+
+    @property
+    def graph(self) -> Graph:
+        """The Graph it belongs to."""
+        return self._graph
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    @property
+    def variable_placer_fn(self) -> Any:
+        """What `tf.device` is given for masters of variables."""
+        if self._variable_placer is None:
+            return "cpu:0"
+        return self._variable_placer.device_function
+
+
+def _graph_of(value: Any) -> Optional[Graph]:
+    if isinstance(value, (Tensor, Mesh)):
+        return value.graph
+    if isinstance(value, (list, tuple)):
+        return next((g for g in map(_graph_of, value) if g is not None), None)
+    return None
+
+
+def leaves_no_node(fn: F) -> F:
+    """Makes a function that builds several operations leave none behind if it raises."""
+
+    @functools.wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        graph = next(
+            (g for g in map(_graph_of, (*args, *kwargs.values())) if g is not None), None
+        )
+        if graph is None:
+            return fn(*args, **kwargs)
+        mark = graph.mark()
+        try:
+            return fn(*args, **kwargs)
+        except BaseException:
+            graph.roll_back(mark)
+            raise
+
+    return wrapper  # type: ignore[return-value]

@@ -1,0 +1,214 @@
+"""LayoutRules and TensorLayout: which tensor dimension is split over which mesh dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Optional, Union
+
+from mesh_tensorflow._core.dimension import Dimension, split_pairs
+from mesh_tensorflow._core.errors import dims_text, splittable_hint
+from mesh_tensorflow._core.shape import Shape, convert_to_shape
+
+__all__ = [
+    "LayoutRules",
+    "TensorLayout",
+    "convert_to_layout_rules",
+    "tensor_dim_to_mesh_dim_size",
+    "tensor_dim_to_size_per_split",
+]
+
+
+class TensorLayout:
+    """For each axis of a tensor, the mesh axis that splits it, or None.
+
+    Equal when the axes are, in order; not hashable.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, tensor_axis_to_mesh_axis: Iterable[Optional[int]]):
+        """Makes a TensorLayout.
+
+        Args:
+          tensor_axis_to_mesh_axis: for each tensor axis a mesh axis or None.
+        """
+        self._tensor_axis_to_mesh_axis = tuple(tensor_axis_to_mesh_axis)
+
+    @property
+    def tensor_axis_to_mesh_axis(self) -> tuple[Optional[int], ...]:
+        """For each tensor axis the mesh axis that splits it, or None."""
+        return self._tensor_axis_to_mesh_axis
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether no axis is split."""
+        return all(axis is None for axis in self._tensor_axis_to_mesh_axis)
+
+    def mesh_axis_to_tensor_axis(self, mesh_ndims: int) -> tuple[Optional[int], ...]:
+        """Returns, for each of `mesh_ndims` mesh axes, the tensor axis it splits, or None."""
+        axes = self._tensor_axis_to_mesh_axis
+        return tuple(
+            axes.index(mesh_axis) if mesh_axis in axes else None for mesh_axis in range(mesh_ndims)
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, TensorLayout)
+            and self._tensor_axis_to_mesh_axis == other._tensor_axis_to_mesh_axis
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __repr__(self) -> str:
+        return f"TensorLayout{self._tensor_axis_to_mesh_axis!r}"
+
+    def __len__(self) -> int:
+        return len(self._tensor_axis_to_mesh_axis)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._tensor_axis_to_mesh_axis[key]
+
+    def __iter__(self) -> Iterator[Optional[int]]:
+        return iter(self._tensor_axis_to_mesh_axis)
+
+
+class LayoutRules:
+    """A set of rules (tensor dimension name, mesh dimension name).
+
+    A rule whose tensor or mesh dimension does not occur is ignored, so that one string
+    serves several models and meshes; `unknown_mesh_dimensions` lists such mesh names.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, str]]):
+        """Makes LayoutRules.
+
+        Args:
+          pairs: pairs of names.
+        """
+        self._pairs = {(tensor_dim, mesh_dim) for tensor_dim, mesh_dim in pairs}
+
+    def __repr__(self) -> str:
+        text = ", ".join(f"{tensor_dim}:{mesh_dim}" for tensor_dim, mesh_dim in sorted(self._pairs))
+        return f"LayoutRules{{{text}}}"
+
+    def tensor_dimension_to_mesh_axis(
+        self, tensor_dimension: Dimension, mesh_shape: Shape
+    ) -> Optional[int]:
+        """Returns the mesh axis that splits `tensor_dimension`, or None.
+
+        Raises:
+          ValueError: the rules give the dimension to two dimensions of the mesh.
+        """
+        axes = [
+            axis
+            for axis, mesh_dim in enumerate(mesh_shape)
+            if (tensor_dimension.name, mesh_dim.name) in self._pairs
+        ]
+        if len(axes) > 1:
+            raise ValueError(
+                f"Tensor dimension {dims_text([tensor_dimension])} maps to multiple mesh "
+                f"dimensions {dims_text([mesh_shape[a] for a in axes])} by {self}. One tensor "
+                "dimension can be split over one mesh dimension only: keep one of these rules, "
+                "or split the dimension in two with mtf.replace_dimensions"
+            )
+        return axes[0] if axes else None
+
+    def tensor_layout(self, tensor_shape: Any, mesh_shape: Any) -> TensorLayout:
+        """Returns the layout of a tensor of shape `tensor_shape` on a mesh.
+
+        Args:
+          tensor_shape: a Shape, or what converts to one.
+          mesh_shape: a Shape, or what converts to one.
+
+        Raises:
+          ValueError: two dimensions of the tensor are split over one mesh dimension, or one
+            over two.
+        """
+        tensor_shape = convert_to_shape(tensor_shape)
+        mesh_shape = convert_to_shape(mesh_shape)
+        axes = [self.tensor_dimension_to_mesh_axis(d, mesh_shape) for d in tensor_shape]
+        for mesh_axis, mesh_dim in enumerate(mesh_shape):
+            if axes.count(mesh_axis) > 1:
+                dims = [d for d, axis in zip(tensor_shape, axes) if axis == mesh_axis]
+                raise ValueError(
+                    f"Two Tensor Dimensions may not map to the same Mesh Dimension: "
+                    f"{dims_text(dims)} of {tensor_shape} are both split over mesh dimension "
+                    f"{dims_text([mesh_dim])} by {self}. Remove one of the rules, or rename "
+                    "one of the dimensions (mtf.rename_dimension) so that no rule splits it"
+                )
+        return TensorLayout(axes)
+
+    def check_divisible(self, tensor_shape: Shape, mesh_shape: Shape, layout: TensorLayout) -> None:
+        """Checks that `layout` cuts a tensor into equal parts.
+
+        Raises:
+          ValueError: a size is not divisible by the number of parts.
+        """
+        for d, axis in zip(tensor_shape, layout):
+            if axis is not None and d.size % mesh_shape[axis].size:
+                mesh_dim = mesh_shape[axis]
+                raise ValueError(
+                    f"Tensor dimension size not divisible by mesh dimension size: "
+                    f"{dims_text([d])} of {tensor_shape} cannot be split over mesh dimension "
+                    f"{dims_text([mesh_dim])} by {self}. "
+                    f"{splittable_hint(d, mesh_dim)}"
+                )
+
+    def mesh_dimension_name_to_tensor_dimension_names(self, mesh_dimension_name: str) -> list[str]:
+        """Returns the names of the tensor dimensions split over a mesh dimension, sorted."""
+        return sorted(t for t, m in self._pairs if m == mesh_dimension_name)
+
+    def unknown_mesh_dimensions(self, mesh_shape: Shape) -> list[str]:
+        """Returns the mesh dimension names in the rules that `mesh_shape` lacks, sorted."""
+        return sorted({m for _, m in self._pairs} - set(mesh_shape.dimension_names))
+
+
+def convert_to_layout_rules(x: Union[LayoutRules, str, Iterable[tuple[str, str]]]) -> LayoutRules:
+    """Returns LayoutRules made from `x`.
+
+    Args:
+      x: LayoutRules, a string such as "batch:rows,d_ff:cols", or an iterable of pairs.
+
+    Raises:
+      ValueError: malformed string.
+    """
+    if isinstance(x, LayoutRules):
+        return x
+    if isinstance(x, str):
+        x = split_pairs(x, "layout")
+    return LayoutRules(x)
+
+
+def tensor_dim_to_mesh_dim_size(layout: Any, mesh_shape: Any, tensor_dim: Dimension) -> int:
+    """Returns into how many parts `layout` splits `tensor_dim`; 1 if it does not.
+
+    Args:
+      layout: LayoutRules, or what converts to them.
+      mesh_shape: a Shape, or what converts to one.
+      tensor_dim: a Dimension.
+    """
+    mesh_shape = convert_to_shape(mesh_shape)
+    axis = convert_to_layout_rules(layout).tensor_dimension_to_mesh_axis(tensor_dim, mesh_shape)
+    return 1 if axis is None else mesh_shape[axis].size
+
+
+def tensor_dim_to_size_per_split(layout: Any, mesh_shape: Any, tensor_dim: Dimension) -> int:
+    """Returns the size of one part of `tensor_dim` under `layout`.
+
+    Args:
+      layout: LayoutRules, or what converts to them.
+      mesh_shape: a Shape, or what converts to one.
+      tensor_dim: a Dimension.
+
+    Raises:
+      ValueError: the size is not divisible by the number of parts.
+    """
+    parts = tensor_dim_to_mesh_dim_size(layout, mesh_shape, tensor_dim)
+    if tensor_dim.size % parts:
+        raise ValueError(
+            f"Tensor dimension size not divisible by mesh dimension size: "
+            f"{dims_text([tensor_dim])} cannot be cut into {parts} equal parts by layout "
+            f"{layout} on mesh {mesh_shape}. Choose a size that is a multiple of {parts}"
+        )
+    return tensor_dim.size // parts

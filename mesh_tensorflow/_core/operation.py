@@ -1,0 +1,266 @@
+"""Operation: a node of a Graph, and the contract that every kind of node keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.errors import tensors_text
+from mesh_tensorflow._core.tensor import Tensor
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._core.graph import Graph, Mesh
+
+__all__ = ["Operation"]
+
+PendingSums = Mapping[Tensor, tuple[int, ...]]
+
+
+class _RegisterWhenComplete(type):
+    """Adds an operation to its graph once its constructor has returned.
+
+    A constructor that raises, at whatever point, leaves the graph as it was.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        operation = cls.__new__(cls, *args, **kwargs)
+        try:
+            operation.__init__(*args, **kwargs)
+        except BaseException:
+            if "_graph" in vars(operation):
+                operation._graph.roll_back_names(operation._name_mark)
+            raise
+        operation._graph.register(operation)
+        return operation
+
+
+class Operation(metaclass=_RegisterWhenComplete):
+    """A node of a Graph: a function of tensors, with its gradient, lowering and cost.
+
+    A subclass calls `super().__init__(inputs, name=...)`, then sets `_outputs`; it implements
+    `lower`, and `gradient` if it has one. It says which dimensions may be split by
+    overriding `_split_rules` or by calling one of the `_initialize_*` methods.
+    """
+
+    def __init__(
+        self, inputs: Sequence[Tensor], mesh: Optional[Mesh] = None, name: Optional[str] = None
+    ):
+        """Starts an operation.
+
+        Args:
+          inputs: the Tensors it reads.
+          mesh: the Mesh it runs on; that of the first input if None.
+          name: a string, made unique in the graph; the class's name if None.
+
+        Raises:
+          ValueError: an input is no Tensor, belongs to another mesh, or is the inner value of
+            a function with a custom gradient; or there are neither inputs nor a mesh.
+        """
+        inputs = list(inputs)
+        self._check_inputs(inputs, name)
+        if mesh is None:
+            if not inputs:
+                raise ValueError(
+                    f"{type(self).__name__} has no inputs, so its mesh must be given: "
+                    "pass mesh=mtf.Mesh(graph, name)"
+                )
+            mesh = inputs[0].mesh
+        self._inputs = inputs
+        self._mesh = mesh
+        self._graph: Graph = mesh.graph
+        self._outputs: list[Tensor] = []
+        self.original: Optional[Operation] = None  # of which it is a clone
+        self._splittable_dims: Optional[frozenset[str]] = None
+        self._unsplittable_dims: Optional[frozenset[str]] = None
+        self._name_mark = len(self._graph._name_journal)
+        self._name = self._graph.unique_name(type(self).__name__ if name is None else name)
+
+    def _check_inputs(self, inputs: Sequence[Tensor], name: Optional[str]) -> None:
+        what = name or type(self).__name__
+        for x in inputs:
+            if not isinstance(x, Tensor):
+                raise ValueError(
+                    f"{what}: input {x!r} is a {type(x).__name__}, not a mtf.Tensor. "
+                    "mtf.import_tf_tensor or mtf.constant makes one"
+                )
+            if not x.usable:
+                raise ValueError(
+                    f"{what}: {x} is an inner value of a function with a custom gradient and "
+                    "cannot be used outside; return it from that function"
+                )
+        if any(x.mesh is not inputs[0].mesh for x in inputs):
+            raise ValueError(
+                f"{what}: inputs must be on one mesh: "
+                f"{', '.join(f'{x.name} is on {x.mesh.name!r}' for x in inputs)}"
+            )
+
+    @property
+    def graph(self) -> Graph:
+        """The Graph it belongs to."""
+        return self._graph
+
+    @property
+    def mesh(self) -> Mesh:
+        """The Mesh it runs on."""
+        return self._mesh
+
+    @property
+    def name(self) -> str:
+        """Its name, unique in the graph."""
+        return self._name
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """A fresh list of its inputs."""
+        return list(self._inputs)
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """A fresh list of its outputs."""
+        return list(self._outputs)
+
+    @property
+    def to_string(self) -> str:
+        """One line with name, inputs and outputs."""
+        return (
+            f"{type(self).__name__}[{self.name}: Inputs=({tensors_text(self._inputs)}) "
+            f"Outputs=({tensors_text(self._outputs)})]"
+        )
+
+    def __repr__(self) -> str:
+        return self.to_string
+
+    # -- which dimensions may be split
+
+    @property
+    def splittable_dims(self) -> frozenset[str]:
+        """Names of its dimensions that a layout may split."""
+        if self._splittable_dims is None:
+            self._settle_split_rules()
+        return self._splittable_dims  # type: ignore[return-value]
+
+    @property
+    def unsplittable_dims(self) -> frozenset[str]:
+        """Names of its dimensions that no layout may split."""
+        if self._unsplittable_dims is None:
+            self._settle_split_rules()
+        return self._unsplittable_dims  # type: ignore[return-value]
+
+    def _dimension_names(self) -> frozenset[str]:
+        return frozenset(n for t in self._inputs + self._outputs for n in t.shape.dimension_names)
+
+    def _unsplittable(self) -> Iterable[str]:
+        """Returns the names of dimensions that may not be split; none by default."""
+        return ()
+
+    def _settle_split_rules(self) -> None:
+        names = self._dimension_names()
+        if self._splittable_dims is not None:
+            self._unsplittable_dims = names - self._splittable_dims
+            return
+        unsplittable = frozenset(
+            self._unsplittable() if self._unsplittable_dims is None else self._unsplittable_dims
+        )
+        self._unsplittable_dims = unsplittable
+        self._splittable_dims = names - unsplittable
+
+    def _initialize_splittable_and_unsplittable_dims(
+        self, default_splittability: str, exception_dims_iterable: Optional[Iterable[str]] = None
+    ) -> tuple[frozenset[str], frozenset[str]]:
+        """Declares all dimensions "splittable" or "unsplittable", with exceptions.
+
+        Args:
+          default_splittability: "splittable" or "unsplittable".
+          exception_dims_iterable: names of dimensions for which the opposite holds.
+
+        Returns:
+          (splittable names, unsplittable names).
+
+        Raises:
+          ValueError: another `default_splittability`.
+        """
+        names = self._dimension_names()
+        exceptions = names & frozenset(exception_dims_iterable or ())
+        rest = names - exceptions
+        if default_splittability == "splittable":
+            self._splittable_dims, self._unsplittable_dims = rest, exceptions
+        elif default_splittability == "unsplittable":
+            self._splittable_dims, self._unsplittable_dims = exceptions, rest
+        else:
+            raise ValueError(
+                'default_splittability should be either "splittable" or "unsplittable" but was '
+                f"{default_splittability!r}"
+            )
+        return self._splittable_dims, self._unsplittable_dims
+
+    def _initialize_all_dimensions_as_splittable(self) -> None:
+        """Declares that every dimension may be split."""
+        self._initialize_splittable_and_unsplittable_dims("splittable")
+
+    # -- gradient
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether some input and some output are floating."""
+        return any(x.dtype.is_floating for x in self._inputs) and any(
+            y.dtype.is_floating for y in self._outputs
+        )
+
+    def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        """Returns the gradients of the inputs, given those of the outputs.
+
+        Args:
+          unused_grad_ys: a Tensor or None for each output.
+
+        Returns:
+          A Tensor or None for each input.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no gradient: {self}")
+
+    # -- lowering
+
+    def lower(self, lowering: Any) -> None:
+        """Makes the TensorFlow operations, and tells `lowering` the lowered outputs."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be lowered: {self}")
+
+    def cloned_from(self, original: Operation, mapping: Mapping[Tensor, Tensor]) -> None:
+        """Is called on a fresh copy of `original`, to mend what refers to other tensors.
+
+        Args:
+          original: the operation that was copied.
+          mapping: from tensors of the originals to those of the copies.
+        """
+
+    # -- cost
+
+    def cost(self, mesh_impl: Any) -> Cost:
+        """Returns what it costs on `mesh_impl`, its inputs being fully summed.
+
+        The default is that of an elementwise function. Needs only shapes and the layout.
+        """
+        return Cost(
+            flops=sum(mesh_impl.laid_out_size(t.shape) for t in self._outputs),
+            bytes=sum(
+                mesh_impl.laid_out_size(t.shape) * t.dtype.size
+                for t in self._inputs + self._outputs
+            ),
+        )
+
+    def delays_sums(self, mesh_impl: Any, pending: PendingSums) -> bool:
+        """Whether it works on inputs that still await an allreduce, without asking for it.
+
+        Args:
+          mesh_impl: a MeshImpl.
+          pending: those of its inputs that are pending, with the mesh axes to sum over.
+        """
+        return False
+
+    def pending_sums(self, mesh_impl: Any, pending: PendingSums) -> dict[Tensor, tuple[int, ...]]:
+        """Returns those of its outputs that await an allreduce, with the mesh axes.
+
+        Args:
+          mesh_impl: a MeshImpl.
+          pending: those of its inputs that are pending and that it did not ask for.
+        """
+        return {}

@@ -1,0 +1,291 @@
+"""Shape: an ordered list of dimensions, its algebra and the broadcast rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Optional, Union
+
+from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension, split_pairs
+
+__all__ = [
+    "Shape",
+    "anonymous_shape",
+    "broadcast_shape",
+    "combined_dimension",
+    "convert_to_shape",
+    "is_subsequence",
+    "list_product",
+    "transpose_list_of_lists",
+    "verify_no_new_dims",
+]
+
+ANONYMOUS_PREFIX = "_anonymous_"
+
+
+def list_product(l: Iterable[int]) -> int:  # noqa: E741 (public parameter name)
+    """Returns the product of the numbers in `l`; 1 if there are none."""
+    product = 1
+    for number in l:
+        product *= number
+    return product
+
+
+def transpose_list_of_lists(lol: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Returns the lists of first elements, of second elements, and so on.
+
+    Raises:
+      ValueError: `lol` is empty.
+    """
+    if not lol:
+        raise ValueError("cannot transpose an empty list of lists")
+    return [list(column) for column in zip(*lol)]
+
+
+class Shape:
+    """The shape of a Tensor or of a Mesh: an ordered list of Dimensions.
+
+    Shapes are equal when their dimensions are, in order. They are not hashable.
+    `shape + x` appends and `shape - x` removes, where `x` is a Shape, a Dimension or a
+    list of Dimensions.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, dims: Iterable[Any]):
+        """Makes a Shape.
+
+        Args:
+          dims: Dimensions, or pairs `(str, int)`.
+
+        Raises:
+          ValueError: a dimension, name and size, occurs twice.
+        """
+        self._dims: list[Dimension] = [convert_to_dimension(d) for d in dims]  # type: ignore
+        if len(set(self._dims)) != len(self._dims):
+            twice = sorted({d for d in self._dims if self._dims.count(d) > 1})
+            raise ValueError(
+                f"Shape must not have repeated dimensions: {self} repeats "
+                f"{', '.join(f'{d.name}={d.size}' for d in twice)}. "
+                "Rename one of them with mtf.rename_dimension"
+            )
+
+    @property
+    def dims(self) -> list[Dimension]:
+        """A fresh list of the dimensions."""
+        return list(self._dims)
+
+    @property
+    def ndims(self) -> int:
+        """Number of dimensions."""
+        return len(self._dims)
+
+    @property
+    def dimension_names(self) -> list[str]:
+        """Names of the dimensions, in order."""
+        return [d.name for d in self._dims]
+
+    @property
+    def to_integer_list(self) -> list[int]:
+        """Sizes of the dimensions, in order."""
+        return [d.size for d in self._dims]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return list_product(d.size for d in self._dims)
+
+    @property
+    def to_string(self) -> str:
+        """The shape as "Shape[a=2, b=4]"."""
+        return "Shape[" + ", ".join(f"{d.name}={d.size}" for d in self._dims) + "]"
+
+    @property
+    def cumprod(self) -> list[int]:
+        """For each axis, the product of the sizes before it."""
+        products, product = [], 1
+        for d in self._dims:
+            products.append(product)
+            product *= d.size
+        return products
+
+    def cumprod_to_tensor_axis(self, cumprod: int) -> Optional[int]:
+        """Returns the last axis whose preceding sizes multiply to `cumprod`, or None."""
+        products = self.cumprod
+        for axis in reversed(range(len(products))):
+            if products[axis] == cumprod:
+                return axis
+        return None
+
+    def get_dim_by_name(self, name: str) -> Dimension:
+        """Returns the dimension called `name`.
+
+        Raises:
+          ValueError: there is no such dimension.
+        """
+        for d in self._dims:
+            if d.name == name:
+                return d
+        raise ValueError(f"Dimension {name!r} not found in {self}")
+
+    def rename_dimension(self, old_name: str, new_name: str) -> Shape:
+        """Returns this shape with every dimension `old_name` called `new_name`.
+
+        Raises:
+          ValueError: there is no dimension `old_name`.
+        """
+        self.get_dim_by_name(old_name)
+        return Shape([Dimension(new_name, d.size) if d.name == old_name else d for d in self])
+
+    def resize_dimension(self, name: str, new_size: int) -> Shape:
+        """Returns this shape with every dimension `name` resized to `new_size`.
+
+        Raises:
+          ValueError: there is no dimension `name`.
+        """
+        self.get_dim_by_name(name)
+        return Shape([Dimension(name, new_size) if d.name == name else d for d in self])
+
+    def __repr__(self) -> str:
+        return self.to_string
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shape) and self._dims == other._dims
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __len__(self) -> int:
+        return len(self._dims)
+
+    def __iter__(self) -> Iterator[Dimension]:
+        return iter(self._dims)
+
+    def __contains__(self, d: object) -> bool:
+        return d in self._dims
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._dims[key]
+
+    def __add__(self, other: Union[Shape, Dimension, list]) -> Shape:
+        if isinstance(other, Shape):
+            return Shape(self._dims + other._dims)
+        if isinstance(other, Dimension):
+            return Shape(self._dims + [other])
+        return Shape(self._dims + other)
+
+    def __radd__(self, other: Union[Dimension, list]) -> Shape:
+        return Shape([other] if isinstance(other, Dimension) else other) + self
+
+    def __sub__(self, other: Union[Shape, Dimension, list, tuple, None]) -> Shape:
+        if other is None:
+            return self
+        if isinstance(other, Dimension):
+            if other not in self._dims:
+                raise ValueError(
+                    f"Subtracting a dimension that is not there: {self} has no "
+                    f"{other.name}={other.size}"
+                )
+            other = [other]
+        removed = set(other)
+        return Shape([d for d in self._dims if d not in removed])
+
+
+def convert_to_shape(x: Any) -> Optional[Shape]:
+    """Returns a Shape made from `x`.
+
+    Args:
+      x: a Shape, a string such as "rows:2,cols:4", an iterable of Dimensions or pairs,
+        or None.
+
+    Returns:
+      A Shape, or None if `x` is None.
+
+    Raises:
+      ValueError: malformed string, or an element that is no dimension.
+    """
+    if x is None or isinstance(x, Shape):
+        return x
+    if isinstance(x, str):
+        pairs = []
+        for name, size in split_pairs(x, "shape"):
+            try:
+                pairs.append((name, int(size)))
+            except ValueError:
+                raise ValueError(
+                    f"malformed shape {x!r}: the size {size!r} of {name!r} is not a whole "
+                    'number. Write it as "rows:2,cols:4"'
+                ) from None
+        x = pairs
+    return Shape(x)
+
+
+def combined_dimension(dims: Sequence[Dimension], name: Optional[str] = None) -> Dimension:
+    """Returns one Dimension as large as `dims` together.
+
+    Args:
+      dims: a nonempty sequence of Dimensions.
+      name: its name; the names of `dims` joined by "_" if None.
+
+    Raises:
+      ValueError: `dims` is empty and no name is given.
+    """
+    if not dims and name is None:
+        raise ValueError("cannot combine no dimensions without a name for the result")
+    return Dimension(
+        "_".join(d.name for d in dims) if name is None else name,
+        list_product(d.size for d in dims),
+    )
+
+
+def anonymous_shape(shape: Any) -> Shape:
+    """Returns the sizes of `shape` under names that no layout rule mentions."""
+    sizes = convert_to_shape(shape).to_integer_list  # type: ignore[union-attr]
+    return Shape([Dimension(f"{ANONYMOUS_PREFIX}{i}", size) for i, size in enumerate(sizes)])
+
+
+def is_subsequence(short_seq: Sequence[Any], long_seq: Sequence[Any]) -> bool:
+    """Returns whether `short_seq` occurs in `long_seq` in order, gaps allowed."""
+    remaining = iter(long_seq)
+    return all(any(x == y for y in remaining) for x in short_seq)
+
+
+def verify_no_new_dims(input_shapes: Iterable[Shape], output_shape: Shape) -> None:
+    """Checks that every dimension of `output_shape` is in one of `input_shapes`.
+
+    Raises:
+      ValueError: a dimension of the output is in no input.
+    """
+    input_shapes = list(input_shapes)
+    known = {d for shape in input_shapes for d in shape}
+    new = [d for d in output_shape if d not in known]
+    if new:
+        raise ValueError(
+            f"output shape {output_shape} has dimensions that no input has: "
+            f"{', '.join(f'{d.name}={d.size}' for d in new)}; the inputs are "
+            f"{', '.join(map(str, input_shapes))}. Use mtf.broadcast to add a dimension"
+        )
+
+
+def broadcast_shape(shape1: Shape, shape2: Shape, output_shape: Optional[Shape]) -> Shape:
+    """Returns the shape of a binary operation's output.
+
+    The given one; else the longer one if the other is a subsequence of it; else the first's
+    dimensions, then the second's that the first lacks. Sizes are never broadcast.
+
+    Raises:
+      ValueError: the given output shape lacks a dimension of an input.
+    """
+    if output_shape is not None:
+        missing = [d for d in list(shape1) + list(shape2) if d not in output_shape]
+        if missing:
+            raise ValueError(
+                f"cannot broadcast {shape1} and {shape2} to {output_shape}: it lacks "
+                f"{', '.join(f'{d.name}={d.size}' for d in missing)}"
+            )
+        return output_shape
+    if is_subsequence(shape1.dims, shape2.dims):
+        return shape2
+    if is_subsequence(shape2.dims, shape1.dims):
+        return shape1
+    joined = shape1.dims + [d for d in shape2 if d not in shape1]
+    return Shape(joined)

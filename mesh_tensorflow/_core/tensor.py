@@ -1,0 +1,101 @@
+"""Tensor: a named-dimension tensor of a Graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.shape import Shape
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._core.graph import Graph, Mesh
+    from mesh_tensorflow._core.operation import Operation
+
+__all__ = ["Tensor"]
+
+
+class Tensor:
+    """A tensor with named dimensions, the output of an Operation.
+
+    It holds no value. It is always true, equal only to itself, and hashable. Its arithmetic
+    operators are bound by `mesh_tensorflow.ops`.
+    """
+
+    def __init__(
+        self,
+        operation: Operation,
+        shape: Shape,
+        dtype: tf.DType,
+        name: Optional[str] = None,
+        index: int = 0,
+    ):
+        """Makes the output number `index` of `operation`.
+
+        Args:
+          operation: an Operation.
+          shape: a Shape.
+          dtype: a tf.DType.
+          name: a string; the operation's name and the index if None.
+          index: which output of the operation it is.
+
+        Raises:
+          ValueError: `shape` is no Shape, or `dtype` no tf.DType.
+        """
+        name = f"{operation.name}:{index}" if name is None else name
+        if not isinstance(shape, Shape):
+            raise ValueError(
+                f"the shape of tensor {name!r} must be a mtf.Shape, not {shape!r}; "
+                "mtf.convert_to_shape makes one"
+            )
+        if not isinstance(dtype, tf.DType):
+            raise ValueError(f"the dtype of tensor {name!r} must be a tf.DType, not {dtype!r}")
+        self._operation = operation
+        self._shape = shape
+        self._dtype = dtype
+        self._name = name
+        # A tensor inside a function with a custom gradient is no input for others.
+        self.usable = True
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the whole tensor."""
+        return self._shape
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the whole tensor."""
+        return self._shape.size
+
+    @property
+    def mesh(self) -> Mesh:
+        """The Mesh it lives on."""
+        return self._operation.mesh
+
+    @property
+    def graph(self) -> Graph:
+        """The Graph it belongs to."""
+        return self._operation.graph
+
+    @property
+    def operation(self) -> Operation:
+        """The Operation that makes it."""
+        return self._operation
+
+    @property
+    def dtype(self) -> tf.DType:
+        """Type of its elements."""
+        return self._dtype
+
+    @property
+    def name(self) -> str:
+        """Name of the operation, and index."""
+        return self._name
+
+    @property
+    def to_string(self) -> str:
+        """One line with name, shape and dtype."""
+        return f"Tensor[{self.name}, {self.shape}, {self.dtype!r}]"
+
+    def __repr__(self) -> str:
+        return self.to_string

@@ -1,0 +1,1 @@
+"""From programs to TensorFlow: graph rewrites, counters, and the Lowering."""

@@ -1,0 +1,111 @@
+"""Counters of computation and communication, as text."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.cost import Collective
+
+__all__ = ["communication_table", "log_variable_sizes", "pretty_print_counters", "write_log"]
+
+
+def pretty_print_counters(counters: Iterable[tuple[str, int]]) -> str:
+    """Returns counters summed by name and by each prefix of a name, indented.
+
+    Args:
+      counters: pairs (name, number); slashes in names make a hierarchy.
+    """
+    totals: collections.Counter[str] = collections.Counter()
+    for name, value in counters:
+        parts = name.split("/")
+        for depth in range(1, len(parts) + 1):
+            totals["/".join(parts[:depth])] += value
+    return "\n".join(
+        f"{' ' * name.count('/')}{name}: {total:.3g}" if total >= 1e6 else
+        f"{' ' * name.count('/')}{name}: {total}"
+        for name, total in sorted(totals.items())
+    )
+
+
+def write_log(text: str, log_file: Optional[str] = None) -> None:
+    """Writes text to TensorFlow's log, and to the end of a file if one is named."""
+    tf.logging.info("%s", text)
+    if log_file:
+        with tf.io.gfile.GFile(log_file, "a") as f:
+            f.write(text + "\n")
+
+
+def log_variable_sizes(
+    var_list: Sequence[Any],
+    tag: str,
+    verbose: bool = True,
+    mesh_to_impl: Optional[Mapping[Any, Any]] = None,
+    log_file: Optional[str] = None,
+) -> None:
+    """Logs the sizes of variables and of their slices, and the totals.
+
+    Args:
+      var_list: Variable operations.
+      tag: what they are, for the line of totals.
+      verbose: whether to write a line for each variable.
+      mesh_to_impl: a dictionary from Mesh to MeshImpl; without it slices are as large as the
+        variables.
+      log_file: a path to write to as well, or None.
+    """
+    if not var_list:
+        return
+    lines, total, slice_total = [], 0, 0
+    for v in sorted(var_list, key=lambda v: v.name):
+        size = v.size
+        slice_size = mesh_to_impl[v.mesh].slice_size(v.shape) if mesh_to_impl else size
+        total += size
+        slice_total += slice_size
+        if verbose:
+            lines.append(
+                f"Variable {v.name:<60s} size {size:<12d} slice_size {slice_size:<12d} {v.shape}"
+            )
+            lines += [f"    {name}" for name in getattr(v, "original_names", [])]
+    lines.append(
+        f"{tag:<30s} count: {len(var_list):<7d} Total size: {total:<16d} "
+        f"Total slice_size: {slice_total:<16d}"
+    )
+    write_log("\n".join(lines), log_file)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        texts = [
+            cell.ljust(w) if i < 3 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(cells, widths))
+        ]
+        return "  ".join(texts).rstrip()
+
+    return "\n".join([line(header), line(["-" * w for w in widths]), *map(line, rows)])
+
+
+def communication_table(collectives: Iterable[tuple[str, Any, Collective]]) -> str:
+    """Returns a table of communication: operation, collective, mesh axes, count, bytes."""
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for kind, mesh_impl, collective in collectives:
+        axes = ", ".join(
+            f"{mesh_impl.shape[a].name}={mesh_impl.shape[a].size}" for a in collective.mesh_axes
+        )
+        total = groups.setdefault((kind, collective.kind, axes), [0, 0, 0])
+        total[0] += 1
+        total[1] += collective.elements
+        total[2] += collective.bytes
+    if not groups:
+        return "no communication"
+    rows = [
+        [*key, str(count), f"{elements:,}", f"{size:,}"]
+        for key, (count, elements, size) in sorted(groups.items())
+    ]
+    sums = [sum(values[i] for values in groups.values()) for i in range(3)]
+    rows.append(["total", "", "", str(sums[0]), f"{sums[1]:,}", f"{sums[2]:,}"])
+    return _table(["operation", "collective", "mesh axes", "count", "elements", "bytes"], rows)

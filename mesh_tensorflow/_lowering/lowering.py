@@ -1,0 +1,264 @@
+"""Lowering: turns a Graph into TensorFlow operations, given a MeshImpl for each Mesh."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.cost import Collective
+from mesh_tensorflow._core.graph import Graph, Mesh
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._lowering.counters import (
+    communication_table,
+    log_variable_sizes,
+    pretty_print_counters,
+    write_log,
+)
+from mesh_tensorflow.utils import outside_all_rewrites
+
+__all__ = ["Lowering"]
+
+# Stacks of variables stay below this many elements per slice, unless there are very many.
+_MAX_STACKED_SLICE = 2**16
+_MANY_SLICES = 2**16
+_LARGE_STACKED_SLICE = 2**27
+
+
+class Lowering:
+    """The TensorFlow form of a Graph.
+
+    Attributes:
+      graph: the Graph.
+      mesh_to_impl: a dictionary from Mesh to MeshImpl.
+      operations: from Assign operations to tf operations.
+      tensors: from Tensors to laid-out values.
+      variables: from Variables to LaidOutVariables.
+      loop_tapes: from loops to what their gradients read.
+      random_keys: keys of the random operations in loops, in the present iteration.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        mesh_to_impl: Mapping[Mesh, Any],
+        autostack: bool = True,
+        log_file: Optional[str] = None,
+    ):
+        """Lowers a graph.
+
+        Args:
+          graph: a Graph.
+          mesh_to_impl: a dictionary from Mesh to MeshImpl.
+          autostack: whether to join small variables that are alike.
+          log_file: a path; sizes of variables and counters are written there too.
+
+        Raises:
+          ValueError: an operation cannot be lowered in this layout; the message names it.
+        """
+        self.graph = graph
+        self.mesh_to_impl = mesh_to_impl
+        self.operations: dict[Operation, tf.Operation] = {}
+        self.tensors: dict[Tensor, Any] = {}
+        self.variables: dict[Any, Any] = {}
+        self.loop_tapes: dict[Operation, tuple] = {}
+        self.random_keys: dict[Operation, tf.Tensor] = {}
+        self._counters: list[tuple[str, int]] = []
+        self._collectives: list[tuple[str, Any, Collective]] = []
+        self._at: Optional[Operation] = None
+        if autostack:
+            self.autostack()
+        self.lower_operations(graph.operations)
+        log_variable_sizes(
+            graph.trainable_variables, "Trainable Variables", True, mesh_to_impl, log_file
+        )
+        log_variable_sizes(graph.all_variables, "All Variables", False, mesh_to_impl, log_file)
+        write_log("Counters:\n" + pretty_print_counters(self._counters), log_file)
+
+    # -- lowering operations
+
+    def lower_operations(self, operations: Iterable[Operation]) -> None:
+        """Lowers operations in order; called by loops for their bodies too.
+
+        Args:
+          operations: operations whose inputs have been lowered, or are among them.
+        """
+        for op in operations:
+            outer, self._at = self._at, op
+            with tf.name_scope(op.name):
+                try:
+                    op.lower(self)
+                except ValueError as e:
+                    if hasattr(e, "mtf_operation"):
+                        raise
+                    error = ValueError(f"{e}\n  while lowering {op}")
+                    error.mtf_operation = op  # type: ignore[attr-defined]
+                    raise error from e
+            for y in op.outputs:
+                self._count_output(op, y)
+            self._at = outer
+
+    def _count_output(self, op: Operation, y: Tensor) -> None:
+        kind = type(op).__name__
+        self.add_counter(f"output/{kind}", self.laid_out_size(y))
+        self.add_counter(f"output_unique/{kind}", y.size)
+
+    def mesh_impl(self, m: Union[Mesh, Operation, Tensor]) -> Any:
+        """Returns the MeshImpl of a Mesh, or of the one that an Operation or Tensor is on.
+
+        Raises:
+          ValueError: none was given for it.
+        """
+        mesh = m if isinstance(m, Mesh) else m.mesh
+        if mesh not in self.mesh_to_impl:
+            raise ValueError(
+                f"no mesh implementation for mesh {mesh.name!r}: give Lowering a dictionary "
+                "{mesh: mtf.placement_mesh_impl.PlacementMeshImpl(...)}"
+            )
+        return self.mesh_to_impl[mesh]
+
+    def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: Any) -> None:
+        """Notes the lowered form of a Tensor, after checking the shape of its slices."""
+        self.verify_slice_shapes(tensor, laid_out_tensor)
+        self.tensors[tensor] = laid_out_tensor
+
+    def verify_slice_shapes(self, tensor: Tensor, laid_out_tensor: Any) -> None:
+        """Checks that slices have the shape that the layout says.
+
+        Raises:
+          ValueError: they have not.
+        """
+        try:
+            expected = self.mesh_impl(tensor).slice_shape(tensor.shape)
+        except ValueError as e:
+            raise ValueError(f"{tensor.name}: {e}") from e
+        found = laid_out_tensor.slice_shape
+        if found != expected:
+            raise ValueError(
+                f"slices of {tensor.name} {tensor.shape} must have shape {expected} in this "
+                f"layout, but have {found}"
+            )
+
+    def laid_out_size(self, tensor: Tensor) -> int:
+        """Returns the number of elements of all slices of a Tensor."""
+        return self.mesh_impl(tensor).laid_out_size(tensor.shape)
+
+    def autostack(self) -> None:
+        """Joins small variables that are alike, if a mesh has more than one processor."""
+        num_slices = 0
+        for v in self.graph.all_variables:
+            if v.store is not None:
+                return
+            num_slices += self.mesh_impl(v.mesh).size
+        largest = _LARGE_STACKED_SLICE if num_slices >= _MANY_SLICES else _MAX_STACKED_SLICE
+        self.graph.rewrite_stack_variables(
+            mesh_to_impl=self.mesh_to_impl, max_combined_slice_size=largest
+        )
+
+    # -- results
+
+    def export_to_tf_tensor(self, x: Tensor) -> tf.Tensor:
+        """Returns the whole value of a Tensor as a tf.Tensor."""
+        mesh_impl = self.mesh_impl(x)
+        return mesh_impl.export_to_tf_tensor(x, self.tensors[x].to_laid_out_tensor())
+
+    def lowered_operation(self, op: Operation) -> tf.Operation:
+        """Returns the tf operation of an Assign.
+
+        Raises:
+          ValueError: the operation has none; export its outputs instead.
+        """
+        if op in self.operations:
+            return self.operations[op]
+        outputs = [
+            t for y in op.outputs for t in self.tensors[y].to_laid_out_tensor().all_slices
+        ]
+        if not outputs:
+            raise ValueError(
+                f"{op} is not in this Lowering. Operations given to graph.combine_assignments "
+                "are replaced by those it returns"
+            )
+        return tf.group(outputs)
+
+    def copy_masters_to_slices(self) -> tf.Operation:
+        """Returns a tf operation that sets all slices to what the masters hold.
+
+        To be run after variables have been initialized or restored. With the environment
+        variable MTF_SEQUENCE_MODE=1, one after the other.
+        """
+        with outside_all_rewrites():
+            if os.environ.get("MTF_SEQUENCE_MODE", "") == "1":
+                return self._copy_in_sequence()
+            return tf.group([v.copy_master_to_slices for v in self.variables.values()])
+
+    def _copy_in_sequence(self) -> tf.Operation:
+        done: list[tf.Operation] = []
+        for laid_out in self.variables.values():
+            with tf.control_dependencies(done[-1:]):
+                done.append(tf.group([laid_out.copy_master_to_slices]))
+        return done[-1] if done else tf.no_op()
+
+    def copy_slices_to_masters(self) -> tf.Operation:
+        """Returns a tf operation that sets all masters to what the slices hold.
+
+        To be run before variables are saved.
+        """
+        with outside_all_rewrites():
+            return tf.group([v.copy_slices_to_master for v in self.variables.values()])
+
+    # -- counters
+
+    @property
+    def counters(self) -> list[tuple[str, int]]:
+        """Pairs (name, number) of computation and communication; slashes make a hierarchy."""
+        return self._counters
+
+    @property
+    def collectives(self) -> list[tuple[str, Any, Collective]]:
+        """What was communicated: (operation class, MeshImpl, Collective) in order."""
+        return self._collectives
+
+    def add_counter(self, key: str, value: int) -> None:
+        """Adds a pair to the counters."""
+        assert isinstance(value, int)
+        self._counters.append((key, value))
+
+    def count_collective(
+        self, mesh_impl: Any, collective: Collective, label: Optional[str]
+    ) -> None:
+        """Counts a communication.
+
+        Args:
+          mesh_impl: the MeshImpl that does it.
+          collective: a Collective.
+          label: what does it, such as "einsum_op"; None if the counter is added elsewhere.
+        """
+        axes: Any = list(collective.mesh_axes)
+        if label is not None:
+            where = axes if collective.kind == "allreduce" else axes[0]
+            self.add_counter(f"{collective.kind}/{where}/{label}", collective.elements)
+        kind = type(self._at).__name__ if self._at is not None else "export"
+        self._collectives.append((kind, mesh_impl, collective))
+
+    def allreduce_counter(
+        self, mesh_impl: Any, mesh_axes: Sequence[int], x: Tensor, label: str
+    ) -> Callable[[], None]:
+        """Returns a function that counts the sum of a Tensor over mesh axes, when it is made."""
+        elements = mesh_impl.laid_out_size(x.shape)
+        collective = Collective("allreduce", tuple(mesh_axes), elements, elements * x.dtype.size)
+
+        def count() -> None:
+            self.count_collective(mesh_impl, collective, label)
+
+        return count
+
+    def communication_table(self) -> str:
+        """Returns a table of the communication in a step, for people to read.
+
+        A row for each kind of operation, collective and mesh axis: how often, elements, bytes.
+        Loops are counted once.
+        """
+        return communication_table(self._collectives)

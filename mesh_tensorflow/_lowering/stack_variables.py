@@ -1,0 +1,178 @@
+"""Rewrites of a graph: variables that are alike become one, and so do assignments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow.ops._split_concat import StackOperation, UnstackOperation
+from mesh_tensorflow.ops._variable import Assign, StackedVariable, Variable
+
+__all__ = ["combine_assignments", "rewrite_stack_variables"]
+
+
+def _groups(
+    graph: Graph, max_size: int, max_slice: int, mesh_to_impl: Optional[Mapping[Any, Any]]
+) -> list[list[Variable]]:
+    """Returns the variables of the graph in groups that may be stacked, in order."""
+    assigned: dict[Variable, set[int]] = {}
+    for i, op in enumerate(graph.operations):
+        if isinstance(op, Assign):
+            for v in op.variables:
+                assigned.setdefault(v, set()).add(i)
+    open_groups: dict[tuple, list[Variable]] = {}
+    groups: list[list[Variable]] = []
+    for v in graph.all_variables:
+        impl = mesh_to_impl[v.mesh] if mesh_to_impl else None
+        if impl is not None and impl.size == 1:
+            groups.append([v])
+            continue
+        key = (
+            id(v.mesh),
+            tuple(v.shape),
+            v.master_dtype,
+            v.slice_dtype,
+            v.activation_dtype,
+            v.trainable,
+            frozenset(assigned.get(v, ())),
+        )
+        slice_size = v.size if impl is None else impl.slice_size(v.shape)
+        group = open_groups.get(key)
+        if group is not None and (
+            (len(group) + 1) * v.size <= max_size and (len(group) + 1) * slice_size <= max_slice
+        ):
+            group.append(v)
+        else:
+            open_groups[key] = [v]
+            groups.append(open_groups[key])
+    return groups
+
+
+def rewrite_stack_variables(
+    graph: Graph,
+    max_combined_variable_size: int,
+    max_combined_slice_size: int,
+    mesh_to_impl: Optional[Mapping[Any, Any]],
+) -> None:
+    """Joins variables that are alike into StackedVariables; see Graph.
+
+    Raises:
+      ValueError: it was called before on this graph.
+    """
+    if graph._stacked:
+        raise ValueError("rewrite_stack_variables was called before on this graph")
+    graph._stacked = True
+    groups = _groups(graph, max_combined_variable_size, max_combined_slice_size, mesh_to_impl)
+    if all(len(group) == 1 for group in groups):
+        return
+    old_operations = list(graph.operations)
+    names, trainable = dict(graph.name_to_variable), set(graph.trainable_variables)
+    graph._all_variables, graph._trainable_variables = [], []
+    replaced: dict[Variable, tuple[Variable, list[Operation]]] = {}
+    value_of: dict[Tensor, Tensor] = {}
+    for group in groups:
+        if len(group) == 1:
+            graph._all_variables.append(group[0])
+            if group[0] in trainable:
+                graph._trainable_variables.append(group[0])
+            continue
+        stacked, new_operations = _stack(graph, group, value_of)
+        for v in group:
+            replaced[v] = (stacked, new_operations if v is group[0] else [])
+    graph.name_to_variable = {name: replaced[v][0] if v in replaced else v for name, v in names.items()}
+    graph.operations[:] = _rewritten(graph, old_operations, replaced, value_of)
+
+
+def _stack(
+    graph: Graph, group: Sequence[Variable], value_of: dict[Tensor, Tensor]
+) -> tuple[Variable, list[Operation]]:
+    """Returns a StackedVariable and the operations that make its parts' values."""
+
+    def make() -> StackedVariable:
+        stacked = StackedVariable(group)
+        values = UnstackOperation(stacked.value, stacked.shape[0]).outputs
+        value_of.update((v.value, value) for v, value in zip(group, values))
+        return stacked
+
+    return graph.capture_operations(make)
+
+
+def _rewritten(
+    graph: Graph,
+    operations: Sequence[Operation],
+    replaced: Mapping[Variable, tuple[Variable, list[Operation]]],
+    value_of: Mapping[Tensor, Tensor],
+) -> list[Operation]:
+    """Returns the operations with stacked variables in the place of their parts.
+
+    A stacked variable stands where the first of its parts stood.
+    """
+    rewritten: list[Operation] = []
+    for op in operations:
+        if op in replaced:
+            rewritten += replaced[op][1]  # type: ignore[index]
+            continue
+        redirect(op, value_of)
+        if isinstance(op, Assign) and any(v in replaced for v in op.variables):
+            rewritten += _stack_assignment(graph, op, replaced)
+        rewritten.append(op)
+    return rewritten
+
+
+def redirect(op: Operation, value_of: Mapping[Tensor, Tensor]) -> None:
+    """Makes an operation, and those inside it, use other tensors as inputs."""
+    op._inputs = [value_of.get(x, x) for x in op._inputs]
+    for name, value in vars(op).items():
+        if name in ("_inputs", "_outputs"):
+            continue
+        if isinstance(value, Tensor):
+            setattr(op, name, value_of.get(value, value))
+        elif isinstance(value, list) and value:
+            if isinstance(value[0], Tensor):
+                setattr(op, name, [value_of.get(x, x) for x in value])
+            elif isinstance(value[0], Operation) and name in ("_cond_ops", "_body_ops", "_operations"):
+                for inner in value:
+                    redirect(inner, value_of)
+
+
+def _stack_assignment(
+    graph: Graph, op: Assign, replaced: Mapping[Variable, tuple[Variable, list[Operation]]]
+) -> list[Operation]:
+    """Makes an Assign assign to stacked variables; returns what stacks the new values."""
+    new_values = dict(zip(op.variables, op.inputs))
+    variables: dict[Variable, Tensor] = {}
+    added: list[Operation] = []
+    for v in op.variables:
+        if v not in replaced:
+            variables[v] = new_values[v]
+            continue
+        stacked = replaced[v][0]
+        if stacked not in variables:
+            parts = [new_values[part] for part in stacked._parts]  # type: ignore[attr-defined]
+            y, ops = graph.capture_operations(
+                lambda parts=parts: StackOperation(parts, "stacked", 0).outputs[0]
+            )
+            added += ops
+            variables[stacked] = y
+    op._variables, op._inputs = list(variables), list(variables.values())
+    return added
+
+
+def combine_assignments(graph: Graph, assignments: Sequence[Operation]) -> list[Operation]:
+    """Joins Assign operations that use one assign function; see Graph."""
+    groups: dict[Any, list[Assign]] = {}
+    for op in assignments:
+        groups.setdefault((op.assign_fn, op.mesh), []).append(op)  # type: ignore
+    chosen = {id(op) for op in assignments}
+    graph.operations[:] = [op for op in graph.operations if id(op) not in chosen]
+    return [
+        Assign(
+            [v for op in group for v in op.variables],
+            [x for op in group for x in op.inputs],
+            assign_fn=group[0].assign_fn,
+        )
+        for group in groups.values()
+    ]

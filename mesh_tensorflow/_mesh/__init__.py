@@ -1,0 +1,1 @@
+"""What a program runs on: laid-out tensors, slices and the vocabulary of collectives."""

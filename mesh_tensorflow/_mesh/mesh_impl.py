@@ -1,0 +1,320 @@
+"""MeshImpl: the vocabulary in which operations are lowered, whatever they run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.layout import LayoutRules, TensorLayout, convert_to_layout_rules
+from mesh_tensorflow._core.processors import (
+    pnum_to_group,
+    pnum_to_processor_coordinates,
+    shifted_sources,
+)
+from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh import slice_fns, slicing
+from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
+
+__all__ = ["MeshImpl"]
+
+
+class MeshImpl:
+    """A mesh of processors with layout rules; the base of what programs are lowered through.
+
+    A subclass implements `slicewise`, the collectives `allreduce`, `allconcat`, `alltoall`
+    and `receive`, `random`, `laid_out_pnum`, `import_tf_tensor` and `export_to_tf_tensor`,
+    and has the classes `LaidOutTensor` and `LaidOutVariable`.
+    """
+
+    LaidOutTensor: Any = None
+    LaidOutVariable: Any = None
+
+    def __init__(self, shape: Any, layout_rules: Any):
+        """Makes a MeshImpl.
+
+        Args:
+          shape: the mesh shape; a Shape, or what converts to one, such as "rows:2,cols:2".
+          layout_rules: LayoutRules, or what converts to them, such as "batch:rows".
+        """
+        self._shape: Shape = convert_to_shape(shape)  # type: ignore[assignment]
+        self._layout_rules = convert_to_layout_rules(layout_rules)
+        self._layouts: dict[tuple, TensorLayout] = {}
+
+    # -- shapes and layouts
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the mesh."""
+        return self._shape
+
+    @property
+    def ndims(self) -> int:
+        """Number of mesh dimensions."""
+        return len(self._shape)
+
+    @property
+    def layout_rules(self) -> LayoutRules:
+        """Which tensor dimension is split over which mesh dimension."""
+        return self._layout_rules
+
+    @property
+    def size(self) -> int:
+        """Number of processors."""
+        return self._shape.size
+
+    @property
+    def supports_control_dependencies(self) -> bool:
+        """Whether operations can be made to wait for others."""
+        return True
+
+    def tensor_dimension_to_mesh_axis(self, tensor_dimension: Dimension) -> Optional[int]:
+        """Returns the mesh axis that splits a tensor dimension, or None."""
+        return self._layout_rules.tensor_dimension_to_mesh_axis(tensor_dimension, self._shape)
+
+    def tensor_layout(self, arg: Union[Tensor, Shape]) -> TensorLayout:
+        """Returns the layout of a Tensor or of a Shape.
+
+        Raises:
+          ValueError: two dimensions are split over one mesh dimension.
+        """
+        shape = arg.shape if isinstance(arg, Tensor) else arg
+        key = tuple(shape)
+        if key not in self._layouts:
+            self._layouts[key] = self._layout_rules.tensor_layout(shape, self._shape)
+        return self._layouts[key]
+
+    def mesh_axis_to_cumprod(self, tensor_shape: Shape) -> list[Optional[int]]:
+        """Returns, for each mesh axis, the product of the sizes before the axis it splits."""
+        tensor_axes = self.tensor_layout(tensor_shape).mesh_axis_to_tensor_axis(self.ndims)
+        cumprod = tensor_shape.cumprod
+        return [None if axis is None else cumprod[axis] for axis in tensor_axes]
+
+    def slice_shape(self, tensor_shape: Shape) -> list[int]:
+        """Returns the sizes of one processor's slice of a tensor.
+
+        Raises:
+          ValueError: a dimension is not divisible by the mesh dimension that splits it.
+        """
+        layout = self.tensor_layout(tensor_shape)
+        self._layout_rules.check_divisible(tensor_shape, self._shape, layout)
+        return [
+            d.size if axis is None else d.size // self._shape[axis].size
+            for d, axis in zip(tensor_shape, layout)
+        ]
+
+    def slice_begin(self, tensor_shape: Shape, pnum: int) -> list[int]:
+        """Returns where the slice of processor `pnum` begins along each dimension."""
+        coordinates = pnum_to_processor_coordinates(self._shape, pnum)
+        return [
+            0 if axis is None else size * coordinates[axis]
+            for size, axis in zip(self.slice_shape(tensor_shape), self.tensor_layout(tensor_shape))
+        ]
+
+    def slice_size(self, tensor_shape: Shape) -> int:
+        """Returns the number of elements of one processor's slice."""
+        return list_product(self.slice_shape(tensor_shape))
+
+    def laid_out_size(self, tensor_shape: Shape) -> int:
+        """Returns the number of elements of all slices together."""
+        return self.slice_size(tensor_shape) * self.size
+
+    # -- computation
+
+    def slicewise(self, fn: Callable, *inputs: Any) -> Any:
+        """Calls `fn` on each processor with that processor's slices.
+
+        Args:
+          fn: a function of tf.Tensors that returns one, or a tuple of them.
+          *inputs: laid-out values, taken apart; anything else is passed whole.
+
+        Returns:
+          A LaidOutTensor, or a tuple of them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no slicewise")
+
+    def slicewise_delay_allreduce(self, fn: Callable, *inputs: Any) -> Any:
+        """Does `slicewise` on the summands of a value that is still to be summed.
+
+        For a linear `fn` of one laid-out value.
+        """
+        lazy = [x for x in inputs if isinstance(x, LazyAllreduceSum) and not x.is_summed]
+        if len(lazy) != 1:
+            return self.slicewise(fn, *inputs)
+        inner = [x.laid_out_input if x is lazy[0] else x for x in inputs]
+        return LazyAllreduceSum(
+            self, self.slicewise(fn, *inner), lazy[0].mesh_axes, lazy[0].add_counter_fn
+        )
+
+    def Print(self, x: Any, data: Any, message: str, **kwargs: Any) -> Any:
+        """Returns `x`; prints `data` where the implementation can, else warns that it cannot."""
+        tf.logging.warning(
+            "Print is not implemented for %s; nothing is printed for %r",
+            type(self).__name__,
+            message,
+        )
+        return x
+
+    def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
+        """Contracts slices on one processor; the hook behind mtf.einsum."""
+        return tf.einsum(equation, *slices)
+
+    def random(self, shape: Shape, tf_fn: Callable, kwargs: dict) -> Any:
+        """Returns a laid-out random tensor; equal slices are equal on all processors."""
+        raise NotImplementedError(f"{type(self).__name__} has no random")
+
+    # -- communication
+
+    def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> Any:
+        """Reduces slices over groups of processors that differ along `mesh_axes`.
+
+        Args:
+          x: a LaidOutTensor.
+          mesh_axes: a list of mesh axes.
+          reduction_fn_string: "SUM", "MAX" or "MIN".
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no allreduce")
+
+    def allsplit(
+        self, x: Any, mesh_axis: int, split_axis: int, which: Optional[Any] = None
+    ) -> Any:
+        """Has each processor keep its part of a value that is equal along a mesh axis.
+
+        Args:
+          x: a LaidOutTensor.
+          mesh_axis: a mesh axis.
+          split_axis: the axis of the slices to cut along.
+          which: a LaidOutTensor of integer scalars, which part to keep; the coordinate along
+            `mesh_axis` if None.
+        """
+        if which is None:
+            which = self.laid_out_pcoord(mesh_axis)
+        parts = self._shape[mesh_axis].size
+
+        def keep(piece: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+            sizes = piece.shape.as_list()
+            sizes[split_axis] //= parts
+            begin = [0] * len(sizes)
+            begin[split_axis] = part * sizes[split_axis]  # type: ignore[call-overload]
+            return tf.slice(piece, begin, sizes)
+
+        return self.slicewise(keep, x, which)
+
+    def allconcat(self, x: Any, mesh_axis: int, concat_axis: int) -> Any:
+        """Joins the slices of the processors along `mesh_axis`, on each of them.
+
+        Args:
+          x: a LaidOutTensor.
+          mesh_axis: a mesh axis.
+          concat_axis: the axis of the slices along which to join.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no allconcat")
+
+    def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> Any:
+        """Has each processor send part i of its slice to processor i along `mesh_axis`.
+
+        Args:
+          x: a LaidOutTensor.
+          mesh_axis: a mesh axis.
+          split_axis: the axis along which slices are cut.
+          concat_axis: the axis along which received parts are joined.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no alltoall")
+
+    def receive(self, x: Any, mesh_axis: int, source_pcoord: Sequence[Optional[int]]) -> Any:
+        """Has each processor take the slice of a member of its group, or zeros.
+
+        Args:
+          x: a LaidOutTensor.
+          mesh_axis: a mesh axis.
+          source_pcoord: for each coordinate along it the source's coordinate, or None.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no receive")
+
+    def shift_by_n_processors(self, x: Any, mesh_axis: int, offset: int, wrap: bool) -> Any:
+        """Moves slices by `offset` processors along `mesh_axis`.
+
+        Args:
+          x: a LaidOutTensor.
+          mesh_axis: a mesh axis.
+          offset: an int, may be negative.
+          wrap: whether what leaves at one end comes in at the other; else zeros come in.
+        """
+        return self.receive(
+            x, mesh_axis, shifted_sources(self._shape[mesh_axis].size, offset, wrap)
+        )
+
+    # -- where a processor is
+
+    def laid_out_pnum(self) -> Any:
+        """Returns a LaidOutTensor of the processors' numbers, int32 scalars."""
+        raise NotImplementedError(f"{type(self).__name__} has no laid_out_pnum")
+
+    def laid_out_pcoord(self, mesh_axis: int) -> Any:
+        """Returns a LaidOutTensor of the processors' coordinates along a mesh axis."""
+        below = list_product(self._shape.to_integer_list[mesh_axis + 1 :])
+        size = self._shape[mesh_axis].size
+        return self.slicewise(lambda pnum: pnum // below % size, self.laid_out_pnum())
+
+    def laid_out_slice_num(self, tensor_shape: Shape) -> Any:
+        """Returns a LaidOutTensor of int32 scalars, equal where slices of a tensor are."""
+        split = [axis for axis in self.tensor_layout(tensor_shape) if axis is not None]
+        others = [axis for axis in range(self.ndims) if axis not in split]
+        return self.slicewise(
+            lambda pnum: tf.cast(pnum_to_group(self._shape, others, pnum), tf.int32),
+            self.laid_out_pnum(),
+        )
+
+    # -- whole tensors and slices
+
+    def broadcast_impl(self, old_slices: Any, old_shape: Shape, new_shape: Shape) -> Any:
+        """Broadcasts a laid-out tensor to a shape that has all its dimensions.
+
+        Args:
+          old_slices: a LaidOutTensor.
+          old_shape: a Shape.
+          new_shape: a Shape.
+        """
+        sizes = self.slice_shape(new_shape)
+        return self.slicewise(
+            lambda x: slice_fns.tile_slice(
+                slice_fns.broadcast_slice(x, old_shape, new_shape), sizes
+            ),
+            old_slices,
+        )
+
+    def make_slices(self, tf_tensor: tf.Tensor, tensor_shape: Shape) -> list[tf.Tensor]:
+        """Cuts a whole tf.Tensor into a list with a slice for each processor."""
+        self.slice_shape(tensor_shape)  # checks that it can be cut
+        return slicing.make_slices(tf_tensor, self.tensor_layout(tensor_shape), self._shape)
+
+    def combine_slices(
+        self, slices: Sequence[tf.Tensor], tensor_shape: Shape, device: Optional[str] = None
+    ) -> tf.Tensor:
+        """Puts a list with a slice for each processor together to a whole tf.Tensor."""
+        if self.tensor_layout(tensor_shape).is_fully_replicated:
+            return slices[0]
+        return slicing.combine_slices(
+            slices, self.tensor_layout(tensor_shape), self._shape, device
+        )
+
+    def export_to_tf_tensor(self, x: Tensor, laid_out_x: Any) -> tf.Tensor:
+        """Returns the whole value of a Tensor, given its lowered form."""
+        raise NotImplementedError(f"{type(self).__name__} has no export_to_tf_tensor")
+
+    def import_tf_tensor(self, x: Tensor, tf_x: tf.Tensor) -> Any:
+        """Returns the LaidOutTensor of a whole tf.Tensor, for a Tensor that names its shape."""
+        raise NotImplementedError(f"{type(self).__name__} has no import_tf_tensor")
+
+    # -- loops
+
+    def loop_slices(self, laid_out: Any, tensor_shape: Shape) -> list[tf.Tensor]:
+        """Returns the tf.Tensors that a loop must carry for a laid-out tensor."""
+        return list(laid_out.to_laid_out_tensor().all_slices)
+
+    def from_loop_slices(self, slices: Sequence[tf.Tensor], tensor_shape: Shape) -> Any:
+        """Returns the laid-out tensor that `loop_slices` took apart."""
+        return self.LaidOutTensor.from_tensor_list(list(slices))

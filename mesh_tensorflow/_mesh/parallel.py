@@ -1,0 +1,49 @@
+"""Calling a function once for each device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+__all__ = ["parallel"]
+
+
+def parallel(devices: Sequence[str], fn: Callable, *args: Any, **kwargs: Any) -> list[Any]:
+    """Calls `fn` once on each device, in variable scopes parallel_0, parallel_1, ...
+
+    Args:
+      devices: a list of device strings.
+      fn: a function.
+      *args: a list with a value for each device, or anything else, passed to all.
+      **kwargs: likewise.
+
+    Returns:
+      A list with what each call returned.
+
+    Raises:
+      ValueError: `devices` is no list, or an argument's list is not as long as it.
+    """
+    if not isinstance(devices, list):
+        raise ValueError(f"devices must be a list, not {type(devices).__name__}")
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, list) and len(value) != len(devices):
+            raise ValueError(
+                f"a list argument must have a value for each of {len(devices)} devices, got "
+                f"{len(value)}: {value!r}"
+            )
+
+    def pick(value: Any, i: int) -> Any:
+        return value[i] if isinstance(value, list) else value
+
+    results = []
+    for i, device in enumerate(devices):
+        with tf.variable_scope(f"parallel_{i}"), tf.device(device):
+            results.append(
+                fn(
+                    *[pick(a, i) for a in args],
+                    **{key: pick(value, i) for key, value in kwargs.items()},
+                )
+            )
+    return results

@@ -1,0 +1,142 @@
+"""Reductions over groups of placed devices, by whatever suits where the devices are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._mesh.placement_rings import allreduce_ring
+from mesh_tensorflow._mesh.slice_fns import binary_reduction_fn, table_lookup
+
+__all__ = ["Reducer"]
+
+_MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
+_COLLECTIVE_TIMEOUT_SECONDS = 300.0
+
+# TensorFlow's runtime knows groups and instances of collectives by number, process-wide.
+_group_keys: dict[tuple[str, ...], int] = {}
+_instance_keys = itertools.count(1)
+
+
+class Reducer:
+    """Makes sums, maxima and minima over groups of devices.
+
+    Members of a group that share memory are reduced at one place, in one operation; the
+    results of several memories then meet by a ring of copies or by TensorFlow's collectives.
+    """
+
+    def __init__(self, devices: Sequence[str], domains: Sequence[str], method: str):
+        """Makes a Reducer.
+
+        Args:
+          devices: device strings, one for each processor.
+          domains: for each processor a name for the memory that it is in.
+          method: "ring", "collective", or "auto": collectives between GPUs, else rings.
+        """
+        across = {"ring": allreduce_ring, "collective": allreduce_collective, "auto": None}
+        self._across = table_lookup(across, method, "allreduce method")
+        self._devices = devices
+        self._domains = domains
+
+    def reduce(
+        self, slices: Sequence[tf.Tensor], groups: Sequence[Sequence[int]], reduction: str
+    ) -> list[tf.Tensor]:
+        """Reduces each group's slices.
+
+        Args:
+          slices: a tf.Tensor for each processor.
+          groups: lists of processor numbers.
+          reduction: "SUM", "MAX" or "MIN".
+
+        Returns:
+          The reduced value for each processor.
+        """
+        out: list[Any] = [None] * len(slices)
+        done: dict[tuple, dict[str, tf.Tensor]] = {}
+        for group in groups:
+            key = tuple((self._domains[p], id(slices[p])) for p in group)
+            if key not in done:
+                done[key] = self._reduce_group(slices, group, reduction)
+            for p in group:
+                out[p] = done[key][self._domains[p]]
+        return out
+
+    def _reduce_group(
+        self, slices: Sequence[tf.Tensor], group: Sequence[int], reduction: str
+    ) -> dict[str, tf.Tensor]:
+        """Returns, for each memory that the group is in, the reduced value."""
+        members: dict[str, list[int]] = {}
+        for p in group:
+            members.setdefault(self._domains[p], []).append(p)
+        leaders = [self._devices[ps[0]] for ps in members.values()]
+        partial = []
+        for ps, device in zip(members.values(), leaders):
+            with tf.device(device):
+                partial.append(reduce_here([slices[p] for p in ps], reduction))
+        if len(partial) > 1:
+            partial = self._method(leaders)(partial, leaders, reduction)
+        return dict(zip(members, partial))
+
+    def _method(self, leaders: Sequence[str]) -> Any:
+        if self._across is not None:
+            return self._across
+        specs = [tf.DeviceSpec.from_string(device) for device in leaders]
+        return allreduce_collective if all(s.device_type == "GPU" for s in specs) else allreduce_ring
+
+
+def reduce_here(xs: Sequence[tf.Tensor], reduction: str) -> tf.Tensor:
+    """Reduces tensors that are in one memory."""
+    if len(xs) == 1:
+        return xs[0]
+    if reduction == "SUM":
+        return tf.add_n(xs)
+    fn = binary_reduction_fn(reduction)
+    total = xs[0]
+    for x in xs[1:]:
+        if x is not total:
+            total = fn(total, x)
+    return total
+
+
+def allreduce_collective(
+    xs: Sequence[tf.Tensor], devices: Sequence[str], reduction_fn_string: str = "SUM"
+) -> list[tf.Tensor]:
+    """Reduces tensors over devices by TensorFlow's collective operations.
+
+    Fetching one result runs the whole group: a member alone would wait for the others.
+
+    Args:
+      xs: tf.Tensors of one shape, one for each device.
+      devices: device strings, all different.
+      reduction_fn_string: "SUM", "MAX" or "MIN".
+
+    Returns:
+      The reduced value on each device.
+    """
+    group_key = _group_keys.setdefault(tuple(sorted(devices)), len(_group_keys) + 1)
+    instance_key = next(_instance_keys)
+    merge_op = table_lookup(_MERGE_OPS, reduction_fn_string, "reduction")
+    reduced = []
+    for x, device in zip(xs, devices):
+        with tf.device(device):
+            reduced.append(
+                tf.raw_ops.CollectiveReduceV2(
+                    input=x,
+                    group_size=len(xs),
+                    group_key=group_key,
+                    instance_key=instance_key,
+                    ordering_token=[],
+                    merge_op=merge_op,
+                    final_op="Id",
+                    communication_hint="auto",
+                    timeout_seconds=_COLLECTIVE_TIMEOUT_SECONDS,
+                )
+            )
+    out = []
+    for value, device in zip(reduced, devices):
+        with tf.device(device), tf.control_dependencies(reduced):
+            out.append(tf.identity(value))
+    return out

@@ -1,0 +1,237 @@
+"""Random numbers that depend on a seed and on the place in the whole tensor, on nothing else.
+
+An element's bits are a hash of its index in the whole tensor and of a key. So the value of a
+random tensor is the same under every mesh and layout, and each processor makes only its own
+slice. The hash is a keyed form of "triple32", an integer hash with very low bias
+(https://nullprogram.com/blog/2018/07/31/); counter-based generation follows Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+
+The key comes from one stateful TensorFlow operation, seeded as TensorFlow seeds its own: a
+new key at each execution, the same sequence of keys in each run of a seeded program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional, Union
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._mesh.slice_fns import static_arange
+
+__all__ = ["fold_key", "is_known", "new_key", "program_seed", "random_slice"]
+
+# Elementwise kernels compute whole vectors and the rest one by one, and the two differ in the
+# last bit for functions such as log. Padding to this many elements leaves no rest.
+_VECTOR = 64
+_DEFAULT_SEED = 87654321  # TensorFlow's, for an operation seed without a graph seed
+
+
+def program_seed() -> Optional[int]:
+    """Returns the seed of tf.set_random_seed or tf.random.set_seed, None if there is none."""
+    if not tf.executing_eagerly():
+        return tf.get_default_graph().seed
+    seed = tf.get_seed(0)[0]
+    return None if seed == _DEFAULT_SEED else seed
+
+
+def new_key(seed: Optional[int] = None) -> tf.Tensor:
+    """Returns a uint32 [4] key, different each time it is executed.
+
+    Args:
+      seed: a seed for the random operation; None if neither it nor the program has one.
+    """
+    seeds = (0, 0)  # TensorFlow draws them
+    if seed is not None:
+        graph_seed = program_seed()
+        seeds = (_DEFAULT_SEED if graph_seed is None else graph_seed, seed)
+    bits = tf.raw_ops.RandomUniformInt(
+        shape=[4],
+        minval=tf.constant(-(2**31), tf.int32),
+        maxval=tf.constant(2**31 - 1, tf.int32),
+        seed=seeds[0] % 2**31,
+        seed2=seeds[1] % 2**31,
+    )
+    return tf.bitcast(bits, tf.uint32)
+
+
+def _u32(value: int) -> tf.Tensor:
+    return tf.constant(value & 0xFFFFFFFF, tf.uint32)
+
+
+def _xorshift(x: tf.Tensor, by: int) -> tf.Tensor:
+    return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, _u32(by)))
+
+
+def hash_bits(index: tf.Tensor, key0: tf.Tensor, key1: tf.Tensor) -> tf.Tensor:
+    """Returns uniform uint32 bits for a uint32 index under a key of two uint32 scalars."""
+    x = tf.bitwise.bitwise_xor(index, key0)
+    x = _xorshift(x, 17) * _u32(0xED5AD4BB)
+    x = _xorshift(x, 11) * _u32(0xAC4C1B51) + key1
+    x = _xorshift(x, 15) * _u32(0x31848BAB)
+    return _xorshift(x, 14)
+
+
+def fold_key(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    """Returns a key of its own for each index, such as an iteration of a loop."""
+    streams = tf.constant([0, 1, 2, 3], tf.uint32) + tf.cast(index, tf.uint32) * _u32(4)
+    return hash_bits(streams, key[0], key[1])
+
+
+def _element_index(
+    sizes: Sequence[int], begin: Sequence[Union[int, tf.Tensor]], slice_sizes: Sequence[int]
+) -> tf.Tensor:
+    """Returns the uint32 index, in a whole tensor, of each element of a slice; flat."""
+    # Neighbouring axes of which the inner one is whole are one contiguous axis.
+    axes: list[list] = []
+    stride = 1
+    for size, start, length in zip(reversed(sizes), reversed(begin), reversed(slice_sizes)):
+        whole = axes and axes[-1][3]
+        if whole:
+            first, inner, inner_stride, _ = axes[-1]
+            axes[-1] = [start * inner, length * inner, inner_stride, length == size]
+        else:
+            axes.append([start, length, stride, length == size])
+        stride *= size
+    index: Any = None
+    for start, length, axis_stride, _ in axes:  # innermost first
+        part = _axis_index(start, length, axis_stride)
+        index = part if index is None else tf.reshape(part[:, None] + index[None, :], [-1])
+    return tf.zeros([1], tf.uint32) if index is None else index
+
+
+def _axis_index(start: Union[int, tf.Tensor], length: int, stride: int) -> tf.Tensor:
+    if isinstance(start, int) and length <= 256:
+        return tf.constant(static_arange(start, length, stride))
+    offset = tf.bitcast(tf.range(length, dtype=tf.int32), tf.uint32)
+    start = _u32(start) if isinstance(start, int) else tf.cast(start, tf.uint32)
+    index = offset + start
+    return index if stride == 1 else index * _u32(stride)
+
+
+def _unit_float(bits: tf.Tensor, dtype: tf.DType, precision: int) -> tf.Tensor:
+    """Returns the top `precision` bits as an exact multiple of 2**-precision in [0, 1)."""
+    top = tf.bitcast(tf.bitwise.right_shift(bits, _u32(32 - precision)), tf.int32)
+    return tf.cast(tf.cast(top, tf.float32) * np.float32(2.0**-precision), dtype)
+
+
+_PRECISION = {tf.float32: 24, tf.bfloat16: 8, tf.float16: 11}
+
+
+def _uniform(bits_fn: Callable[[int], tf.Tensor], dtype: tf.DType, minval: Any, maxval: Any) -> Any:
+    if dtype.is_integer:
+        return _uniform_int(bits_fn, dtype, minval, maxval)
+    if dtype == tf.float64:
+        high = tf.cast(tf.bitcast(tf.bitwise.right_shift(bits_fn(0), _u32(6)), tf.int32), dtype)
+        low = tf.cast(tf.bitcast(tf.bitwise.right_shift(bits_fn(1), _u32(5)), tf.int32), dtype)
+        unit = high * 2.0**-26 + low * 2.0**-53
+    else:
+        unit = _unit_float(bits_fn(0), dtype, _PRECISION[dtype])
+    maxval = 1 if maxval is None else maxval
+    if isinstance(minval, (int, float)) and isinstance(maxval, (int, float)):
+        if minval == 0 and maxval == 1:
+            return unit
+        return unit * tf.cast(maxval - minval, dtype) + tf.cast(minval, dtype)
+    low, high = tf.cast(minval, dtype), tf.cast(maxval, dtype)
+    return unit * (high - low) + low
+
+
+def _uniform_int(bits_fn: Callable, dtype: tf.DType, minval: Any, maxval: Any) -> tf.Tensor:
+    if maxval is None:
+        raise ValueError(f"random_uniform of {dtype.name} needs maxval: pass maxval=n for 0 .. n-1")
+    wide = tf.cast(tf.cast(bits_fn(0), tf.uint64), tf.int64)
+    if dtype.size > 4:
+        wide = wide * 2**31 + tf.cast(tf.bitwise.right_shift(bits_fn(1), _u32(1)), tf.int64)
+        wide = tf.bitwise.bitwise_and(wide, tf.constant(2**63 - 1, tf.int64))
+    low, high = tf.cast(minval, tf.int64), tf.cast(maxval, tf.int64)
+    return tf.cast(wide % (high - low) + low, dtype)
+
+
+def _normal(bits_fn: Callable, dtype: tf.DType, mean: Any, stddev: Any) -> tf.Tensor:
+    # Box and Muller (1958); the first uniform is in (0, 1].
+    compute = tf.float64 if dtype == tf.float64 else tf.float32
+    radius = _unit_float(bits_fn(0), compute, 24) + tf.constant(2.0**-24, compute)
+    angle = _unit_float(bits_fn(1), compute, 24) * (2 * math.pi)
+    z = tf.sqrt(-2.0 * tf.log(radius)) * tf.cos(angle)
+    return tf.cast(z, dtype) * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
+
+
+def _truncated_normal(bits_fn: Callable, dtype: tf.DType, mean: Any, stddev: Any) -> tf.Tensor:
+    # By inversion: uniform between the quantiles of -2 and 2.
+    compute = tf.float64 if dtype == tf.float64 else tf.float32
+    half = _unit_float(bits_fn(0), compute, 24) + tf.constant(2.0**-25, compute)
+    z = math.sqrt(2.0) * tf.math.erfinv((2.0 * half - 1.0) * math.erf(math.sqrt(2.0)))
+    return tf.cast(z, dtype) * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
+
+
+# By the function's name: tf.random.uniform and tf.compat.v1.random_uniform are one function.
+_GENERATORS: dict[str, tuple[Callable, tuple[str, ...], tuple]] = {
+    "random_uniform": (_uniform, ("minval", "maxval"), (0, None)),
+    "random_normal": (_normal, ("mean", "stddev"), (0.0, 1.0)),
+    "truncated_normal": (_truncated_normal, ("mean", "stddev"), (0.0, 1.0)),
+}
+_FUNCTIONS = {
+    id(fn): name
+    for name, fns in {
+        "random_uniform": (tf.random.uniform, tf.random_uniform),
+        "random_normal": (tf.random.normal, tf.random_normal),
+        "truncated_normal": (tf.random.truncated_normal, tf.truncated_normal),
+    }.items()
+    for fn in fns
+}
+_EXACT = {"random_uniform"}  # no function whose vector form may differ in the last bit
+
+
+def is_known(tf_fn: Callable) -> bool:
+    """Whether `random_slice` can make the numbers that `tf_fn` makes."""
+    return id(tf_fn) in _FUNCTIONS
+
+
+def random_slice(
+    key: tf.Tensor,
+    sizes: Sequence[int],
+    begin: Sequence[Union[int, tf.Tensor]],
+    slice_sizes: Sequence[int],
+    tf_fn: Callable,
+    kwargs: Mapping[str, Any],
+) -> tf.Tensor:
+    """Returns one slice of a random tensor.
+
+    Args:
+      key: from `new_key`.
+      sizes: sizes of the whole tensor.
+      begin: where the slice begins along each axis; ints or integer tf scalars.
+      slice_sizes: sizes of the slice.
+      tf_fn: tf.random.uniform, tf.random.normal or tf.random.truncated_normal.
+      kwargs: its keyword arguments: dtype and the parameters of the distribution.
+
+    Raises:
+      ValueError: an unknown keyword argument.
+    """
+    name = _FUNCTIONS[id(tf_fn)]
+    generator, parameters, defaults = _GENERATORS[name]
+    unknown = set(kwargs) - {"dtype", "seed", "name", *parameters}
+    if unknown:
+        raise ValueError(
+            f"{name} does not take {', '.join(sorted(unknown))}; it takes dtype, seed, "
+            f"{', '.join(parameters)}"
+        )
+    dtype = tf.as_dtype(kwargs.get("dtype", tf.float32))
+    count = int(np.prod(slice_sizes, dtype=np.int64))
+    index = _element_index(sizes, begin, slice_sizes)
+    padding = 0 if name in _EXACT else -count % _VECTOR
+    if padding:
+        index = tf.concat([index, tf.zeros([padding], tf.uint32)], 0)
+    key_parts = tf.unstack(key)
+
+    def bits_fn(stream: int) -> tf.Tensor:
+        return hash_bits(index, key_parts[2 * stream], key_parts[2 * stream + 1])
+
+    values = generator(
+        bits_fn, dtype, *(kwargs.get(p, d) for p, d in zip(parameters, defaults))
+    )
+    if padding:
+        values = values[:count]
+    return tf.reshape(values, slice_sizes)

@@ -1,0 +1,136 @@
+"""TensorFlow functions on one processor's slice, and the tables that name them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.shape import Shape
+
+__all__ = [
+    "binary_reduction_fn",
+    "broadcast_slice",
+    "einsum_equation",
+    "einsum_slice",
+    "reduction_fn",
+    "table_lookup",
+]
+
+
+def table_lookup(table: dict[str, Any], key: str, what: str) -> Any:
+    """Returns `table[key]`.
+
+    Raises:
+      ValueError: the key is not in the table; the message lists those that are.
+    """
+    if key not in table:
+        raise ValueError(f"unknown {what} {key!r}; known are {', '.join(sorted(table))}")
+    return table[key]
+
+
+_REDUCTIONS = {"SUM": tf.reduce_sum, "MAX": tf.reduce_max, "MIN": tf.reduce_min}
+_BINARY_REDUCTIONS = {"SUM": tf.add, "MAX": tf.maximum, "MIN": tf.minimum}
+
+
+def reduction_fn(reduction_fn_string: str) -> Callable:
+    """Returns tf.reduce_sum, _max or _min for "SUM", "MAX" or "MIN"."""
+    return table_lookup(_REDUCTIONS, reduction_fn_string, "reduction")
+
+
+def binary_reduction_fn(reduction_fn_string: str) -> Callable:
+    """Returns tf.add, tf.maximum or tf.minimum for "SUM", "MAX" or "MIN"."""
+    return table_lookup(_BINARY_REDUCTIONS, reduction_fn_string, "reduction")
+
+
+def broadcast_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tensor:
+    """Brings a slice into the dimension order of `new_shape`, size 1 where it lacks one.
+
+    TensorFlow's own broadcasting does the rest.
+
+    Args:
+      x: a tf.Tensor whose axes are those of `old_shape`; sizes may be those of a slice.
+      old_shape: a Shape.
+      new_shape: a Shape that has all dimensions of `old_shape`.
+    """
+    if old_shape == new_shape:
+        return x
+    kept = [d for d in new_shape if d in old_shape]
+    perm = [old_shape.dims.index(d) for d in kept]
+    if perm != sorted(perm):
+        x = tf.transpose(x, perm)
+    # Leading dimensions of size 1 are implied.
+    if kept == new_shape.dims[len(new_shape) - len(kept) :]:
+        return x
+    sizes = iter(x.shape.as_list())
+    first = new_shape.dims.index(kept[0]) if kept else len(new_shape)
+    return tf.reshape(x, [next(sizes) if d in old_shape else 1 for d in new_shape.dims[first:]])
+
+
+def einsum_equation(input_shapes: Sequence[Shape], output_shape: Shape) -> str:
+    """Returns the equation of `tf.einsum`, letters from "a" in order of appearance."""
+    letters: dict = {}
+
+    def text(shape: Shape) -> str:
+        return "".join(letters.setdefault(d, chr(ord("a") + len(letters))) for d in shape)
+
+    inputs = ",".join(text(shape) for shape in input_shapes)
+    return f"{inputs}->{text(output_shape)}"
+
+
+def einsum_slice(
+    slices: Sequence[tf.Tensor],
+    input_shapes: Sequence[Shape],
+    output_shape: Shape,
+    einsum_fn: Callable = tf.einsum,
+) -> tf.Tensor:
+    """Contracts slices by dimension.
+
+    If the inputs' dimensions all occur in one of them or in the output, or if the dtype is an
+    integer, slices are broadcast, multiplied and summed; else it is `einsum_fn`.
+
+    Args:
+      slices: tf.Tensors.
+      input_shapes: their Shapes (of the whole tensors).
+      output_shape: a Shape; every dimension occurs in an input.
+      einsum_fn: takes an equation and the slices.
+    """
+    all_dims = list(dict.fromkeys(d for shape in input_shapes for d in shape))
+    full = next(
+        (s for s in [output_shape, *input_shapes] if all(d in s for d in all_dims)), None
+    )
+    if full is None and slices[0].dtype.is_integer:
+        full = Shape(all_dims)
+    if full is None:
+        return einsum_fn(einsum_equation(input_shapes, output_shape), *slices)
+    aligned = [broadcast_slice(x, s, full) for x, s in zip(slices, input_shapes)]
+    product = functools.reduce(tf.multiply, aligned)
+    if len(output_shape) == len(full):
+        return transpose_slice(product, full, output_shape)
+    # Leading dimensions that no input has were left out by broadcast_slice.
+    offset = len(full) - product.shape.ndims
+    summed = [i - offset for i, d in enumerate(full) if d not in output_shape]
+    kept = Shape([d for d in full if d in output_shape])
+    return transpose_slice(tf.reduce_sum(product, summed), kept, output_shape)
+
+
+def transpose_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tensor:
+    """Brings a slice with exactly the dimensions of `new_shape` into their order."""
+    perm = [old_shape.dims.index(d) for d in new_shape]
+    return x if perm == sorted(perm) else tf.transpose(x, perm)
+
+
+def tile_slice(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    """Broadcasts a slice to `sizes` where it is smaller."""
+    return x if x.shape.as_list() == list(sizes) else tf.broadcast_to(x, sizes)
+
+
+def static_arange(begin: int, size: int, stride: int) -> np.ndarray:
+    """Returns (begin .. begin + size - 1) * stride, modulo 2**32."""
+    wide = (np.arange(begin, begin + size, dtype=np.uint64) * np.uint64(stride)) & np.uint64(
+        0xFFFFFFFF
+    )
+    return wide.astype(np.uint32)

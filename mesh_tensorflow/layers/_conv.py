@@ -1,0 +1,229 @@
+"""Convolution layers, also of images in blocks that may be split over a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
+
+__all__ = ["conv2d", "conv2d_with_blocks", "conv3d", "conv3d_with_blocks"]
+
+_FILTER_DIMS = {2: ("fh", "fw"), 3: ("fd", "fh", "fw")}
+_OPERATIONS: dict[int, Callable] = {2: mtf.Conv2dOperation, 3: mtf.Conv3dOperation}
+
+
+def _conv(
+    rank: int,
+    x: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    filter_size: Sequence[int],
+    strides: Sequence[int],
+    padding: str,
+    filter_initializer: Any,
+    variable_dtype: Optional[mtf.VariableDType],
+    name: Optional[str],
+) -> mtf.Tensor:
+    """Makes the kernel and convolves; shared by all ranks."""
+    if len(filter_size) != rank or len(strides) != rank:
+        raise ValueError(
+            f"conv{rank}d: filter_size and strides must have {rank} numbers each, got "
+            f"{tuple(filter_size)} and {tuple(strides)}"
+        )
+    if variable_dtype is None:
+        variable_dtype = mtf.VariableDType(activation_dtype=x.dtype)
+    filter_dims = [mtf.Dimension(n, s) for n, s in zip(_FILTER_DIMS[rank], filter_size)]
+    with tf.variable_scope(name, default_name=f"conv{rank}d"):
+        kernel = mtf.get_variable(
+            x.mesh,
+            "kernel",
+            mtf.Shape([*filter_dims, x.shape[-1], output_dim]),
+            initializer=filter_initializer,
+            dtype=variable_dtype,
+        )
+        return _OPERATIONS[rank](x, kernel, [1, *strides, 1], padding).outputs[0]
+
+
+def conv2d(
+    x: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    filter_size: Sequence[int] = (3, 3),
+    strides: Sequence[int] = (1, 1),
+    padding: str = "SAME",
+    filter_initializer: Any = None,
+    variable_dtype: Optional[mtf.VariableDType] = None,
+    name: Optional[str] = None,
+) -> mtf.Tensor:
+    """Convolves images with a kernel variable; no bias.
+
+    Args:
+      x: a Tensor with dimensions [batch..., h, w, in_channels].
+      output_dim: a Dimension, the output channels.
+      filter_size: [height, width] of the filter.
+      strides: [vertical, horizontal].
+      padding: "SAME" or "VALID".
+      filter_initializer: a TensorFlow initializer or None.
+      variable_dtype: a VariableDType or None.
+      name: a string, the variable scope; "conv2d" if None.
+
+    Returns:
+      A Tensor with dimensions [batch..., h, w, output_dim].
+    """
+    return _conv(
+        2, x, output_dim, filter_size, strides, padding, filter_initializer, variable_dtype, name
+    )
+
+
+def conv3d(
+    x: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    filter_size: Sequence[int] = (3, 3, 3),
+    strides: Sequence[int] = (1, 1, 1),
+    padding: str = "SAME",
+    filter_initializer: Any = None,
+    variable_dtype: Optional[mtf.VariableDType] = None,
+    name: Optional[str] = None,
+) -> mtf.Tensor:
+    """Convolves volumes with a kernel variable; no bias; see `conv2d`.
+
+    Args:
+      x: a Tensor with dimensions [batch..., d, h, w, in_channels].
+      output_dim: a Dimension, the output channels.
+      filter_size: [depth, height, width] of the filter.
+      strides: the strides along these.
+      padding: "SAME" or "VALID".
+      filter_initializer: a TensorFlow initializer or None.
+      variable_dtype: a VariableDType or None.
+      name: a string, the variable scope; "conv3d" if None.
+    """
+    return _conv(
+        3, x, output_dim, filter_size, strides, padding, filter_initializer, variable_dtype, name
+    )
+
+
+def _same_margins(block: mtf.Dimension, size: int, stride: int) -> tuple[int, int]:
+    """Returns how much "SAME" needs before and after each block."""
+    if block.size % stride:
+        raise ValueError(
+            f"the block size {dims_text([block])} must be a multiple of the stride {stride}, so "
+            "that each block makes a whole number of outputs"
+        )
+    total = max(size - stride, 0)
+    return total // 2, total - total // 2
+
+
+def _with_margins(
+    x: mtf.Tensor,
+    blocks_dim: Optional[mtf.Dimension],
+    block: mtf.Dimension,
+    before: int,
+    after: int,
+) -> mtf.Tensor:
+    """Returns blocks joined to margins of their neighbours, zeros at the border."""
+    widest = max(before, after)
+    x = mtf.halo_exchange(x, blocks_dim, block, widest)
+    if before == after:
+        return x
+    return mtf.slice(x, widest - before, before + block.size + after, block.name)
+
+
+def _conv_with_blocks(
+    rank: int,
+    x: mtf.Tensor,
+    blocks_dims: Sequence[Optional[mtf.Dimension]],
+    filter_size: Sequence[int],
+    strides: Sequence[int],
+    padding: str,
+    conv: Callable[[mtf.Tensor, str], mtf.Tensor],
+) -> mtf.Tensor:
+    """Exchanges halos along dimensions in blocks, then convolves each block by itself."""
+    if padding not in ("SAME", "VALID"):
+        raise ValueError(f'padding must be "SAME" or "VALID", not {padding!r}')
+    if padding == "VALID" and any(d is not None and d.size > 1 for d in blocks_dims):
+        raise ValueError(
+            f'conv{rank}d_with_blocks: with blocks {dims_text([d for d in blocks_dims if d])} the '
+            'padding must be "SAME"; "VALID" would make blocks of different sizes'
+        )
+    if padding == "VALID":
+        return conv(x, "VALID")
+    spatial = x.shape.dims[-rank - 1 : -1]
+    for blocks_dim, block, size, stride in zip(blocks_dims, spatial, filter_size, strides):
+        x = _with_margins(x, blocks_dim, block, *_same_margins(block, size, stride))
+    return conv(x, "VALID")
+
+
+def conv2d_with_blocks(
+    x: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    filter_size: Sequence[int] = (3, 3),
+    strides: Sequence[int] = (1, 1),
+    padding: str = "SAME",
+    h_blocks_dim: Optional[mtf.Dimension] = None,
+    w_blocks_dim: Optional[mtf.Dimension] = None,
+    filter_initializer: Any = None,
+    variable_dtype: Optional[mtf.VariableDType] = None,
+    name: Optional[str] = None,
+) -> mtf.Tensor:
+    """Convolves images cut into blocks, which a layout may split over a mesh.
+
+    Each block gets a margin of its neighbours, and the result is that of the whole image.
+
+    Args:
+      x: a Tensor with dimensions [batch..., h_blocks, w_blocks, h, w, in_channels].
+      output_dim: a Dimension, the output channels.
+      filter_size: [height, width] of the filter.
+      strides: [vertical, horizontal]; they divide the block's height and width.
+      padding: "SAME"; "VALID" only for one block.
+      h_blocks_dim: the Dimension of blocks in a column, or None for one block.
+      w_blocks_dim: the Dimension of blocks in a row, or None for one block.
+      filter_initializer: a TensorFlow initializer or None.
+      variable_dtype: a VariableDType or None.
+      name: a string, the variable scope; "conv2d" if None.
+    """
+
+    def conv(y: mtf.Tensor, pad: str) -> mtf.Tensor:
+        return conv2d(
+            y, output_dim, filter_size, strides, pad, filter_initializer, variable_dtype, name
+        )
+
+    blocks = (h_blocks_dim, w_blocks_dim)
+    return _conv_with_blocks(2, x, blocks, filter_size, strides, padding, conv)
+
+
+def conv3d_with_blocks(
+    x: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    filter_size: Sequence[int] = (3, 3, 3),
+    strides: Sequence[int] = (1, 1, 1),
+    padding: str = "SAME",
+    d_blocks_dim: Optional[mtf.Dimension] = None,
+    h_blocks_dim: Optional[mtf.Dimension] = None,
+    filter_initializer: Any = None,
+    variable_dtype: Optional[mtf.VariableDType] = None,
+    name: Optional[str] = None,
+) -> mtf.Tensor:
+    """Convolves volumes cut into blocks along depth and height; see `conv2d_with_blocks`.
+
+    Args:
+      x: a Tensor with dimensions [batch..., d_blocks, h_blocks, d, h, w, in_channels].
+      output_dim: a Dimension, the output channels.
+      filter_size: [depth, height, width] of the filter.
+      strides: the strides along these.
+      padding: "SAME"; "VALID" only for one block.
+      d_blocks_dim: the Dimension of blocks along the depth, or None for one block.
+      h_blocks_dim: the Dimension of blocks along the height, or None for one block.
+      filter_initializer: a TensorFlow initializer or None.
+      variable_dtype: a VariableDType or None.
+      name: a string, the variable scope; "conv3d" if None.
+    """
+
+    def conv(y: mtf.Tensor, pad: str) -> mtf.Tensor:
+        return conv3d(
+            y, output_dim, filter_size, strides, pad, filter_initializer, variable_dtype, name
+        )
+
+    blocks = (d_blocks_dim, h_blocks_dim, None)
+    return _conv_with_blocks(3, x, blocks, filter_size, strides, padding, conv)

@@ -1,0 +1,355 @@
+"""Dense layers, their kernels and initializers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow._core.errors import dims_text
+
+__all__ = [
+    "DenseInitializer",
+    "VarianceScalingInitializer",
+    "dense",
+    "dense_product",
+    "dense_relu_dense",
+    "get_dense_kernel_weights",
+    "unit_scaling_convention",
+    "us_einsum",
+]
+
+
+@gin.configurable(module="mesh_tensorflow.layers")
+def unit_scaling_convention(value: bool = False) -> bool:
+    """Returns whether weights have unit variance and contractions are scaled instead.
+
+    To be set through gin: `mesh_tensorflow.layers.unit_scaling_convention.value = True`.
+    """
+    return value
+
+
+def us_einsum(xs: Sequence[mtf.Tensor], *args: Any, **kwargs: Any) -> mtf.Tensor:
+    """Returns an einsum, divided by the root of the contracted size if weights are unscaled.
+
+    Args:
+      xs: a list of Tensors.
+      *args: as for mtf.einsum.
+      **kwargs: as for mtf.einsum.
+    """
+    y = mtf.einsum(xs, *args, **kwargs)
+    if not layers.unit_scaling_convention():
+        return y
+    contracted = {d for x in xs for d in x.shape} - set(y.shape)
+    return y * (mtf.list_product(d.size for d in contracted) ** -0.5)
+
+
+class DenseInitializer:
+    """Makes the initializer of a dense layer's kernel from its dimensions."""
+
+    def __call__(
+        self, reduced_dims: Sequence[mtf.Dimension], new_dims: Sequence[mtf.Dimension]
+    ) -> Any:
+        """Returns a TensorFlow initializer.
+
+        Args:
+          reduced_dims: the Dimensions that the layer contracts.
+          new_dims: the Dimensions that it makes.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how to initialize")
+
+
+_MODES = {
+    "fan_in": lambda fan_in, fan_out: fan_in,
+    "fan_out": lambda fan_in, fan_out: fan_out,
+    "fan_avg": lambda fan_in, fan_out: (fan_in + fan_out) / 2.0,
+}
+_DISTRIBUTIONS = {
+    "normal": lambda variance: tf.truncated_normal_initializer(stddev=math.sqrt(variance)),
+    "uniform": lambda variance: tf.random_uniform_initializer(
+        minval=-math.sqrt(3.0 * variance), maxval=math.sqrt(3.0 * variance)
+    ),
+}
+
+
+@gin.configurable(module="mesh_tensorflow.layers")
+class VarianceScalingInitializer(DenseInitializer):
+    """Variance inversely proportional to the number of inputs, outputs, or their mean.
+
+    A truncated normal is not corrected for what truncation takes off its variance.
+
+    Attributes:
+      scale: a factor of the variance.
+      mode: "fan_in", "fan_out" or "fan_avg".
+      distribution: "normal" or "uniform".
+    """
+
+    def __init__(
+        self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "normal"
+    ):
+        self.scale = scale
+        self.mode = mode.lower()
+        self.distribution = distribution.lower()
+        for value, table in ((self.mode, _MODES), (self.distribution, _DISTRIBUTIONS)):
+            if value not in table:
+                raise ValueError(
+                    f"VarianceScalingInitializer: {value!r} is none of {', '.join(sorted(table))}"
+                )
+
+    def __call__(
+        self, reduced_dims: Sequence[mtf.Dimension], new_dims: Sequence[mtf.Dimension]
+    ) -> Any:
+        fan_in = mtf.list_product(d.size for d in reduced_dims)
+        fan_out = mtf.list_product(d.size for d in new_dims)
+        fan = _MODES[self.mode](fan_in, fan_out)
+        variance = self.scale / max(1.0, fan)
+        if layers.unit_scaling_convention():
+            if self.mode != "fan_in":
+                raise ValueError(
+                    "the unit scaling convention scales by fan_in; VarianceScalingInitializer "
+                    f"has mode {self.mode!r}"
+                )
+            variance = self.scale
+        return _DISTRIBUTIONS[self.distribution](variance)
+
+
+def _variable_dtype(
+    x: mtf.Tensor, variable_dtype: Any, master_dtype: Any, slice_dtype: Any
+) -> mtf.VariableDType:
+    if variable_dtype is None:
+        return mtf.VariableDType(master_dtype, slice_dtype, x.dtype)
+    return variable_dtype
+
+
+def get_dense_kernel_weights(
+    x: mtf.Tensor,
+    new_dims: Sequence[mtf.Dimension],
+    reduced_dims: Sequence[mtf.Dimension],
+    expert_dims: Optional[Sequence[mtf.Dimension]],
+    kernel_initializer: Any,
+    name: Optional[str] = None,
+    variable_dtype: Optional[mtf.VariableDType] = None,
+    master_dtype: tf.DType = tf.float32,
+    slice_dtype: tf.DType = tf.float32,
+) -> mtf.Tensor:
+    """Returns the kernel of a dense layer, cast to the dtype of `x`.
+
+    Args:
+      x: a Tensor.
+      new_dims: a list of Dimensions.
+      reduced_dims: a list of Dimensions of `x`, by the names that the kernel gives them.
+      expert_dims: a list of Dimensions of which each index has weights of its own, or None.
+      kernel_initializer: a TensorFlow initializer, a DenseInitializer, or None.
+      name: a string, the variable scope; "dense" if None.
+      variable_dtype: a VariableDType or None.
+      master_dtype: used if `variable_dtype` is None.
+      slice_dtype: used if `variable_dtype` is None.
+
+    Returns:
+      A Tensor of shape [expert_dims..., reduced_dims..., new_dims...].
+    """
+    if kernel_initializer is None:
+        kernel_initializer = VarianceScalingInitializer()
+    if isinstance(kernel_initializer, DenseInitializer):
+        kernel_initializer = kernel_initializer(reduced_dims, new_dims)
+    with tf.variable_scope(name, default_name="dense"):
+        kernel = mtf.get_variable(
+            x.mesh,
+            "kernel",
+            mtf.Shape([*(expert_dims or []), *reduced_dims, *new_dims]),
+            initializer=kernel_initializer,
+            dtype=_variable_dtype(x, variable_dtype, master_dtype, slice_dtype),
+        )
+    return mtf.cast(kernel, x.dtype)
+
+
+def _as_list(dims: Any) -> list[mtf.Dimension]:
+    return [dims] if isinstance(dims, mtf.Dimension) else list(dims)
+
+
+def dense(
+    x: mtf.Tensor,
+    new_dims: Any,
+    reduced_dims: Optional[Sequence[mtf.Dimension]] = None,
+    expert_dims: Optional[Sequence[mtf.Dimension]] = None,
+    use_bias: bool = True,
+    activation: Any = None,
+    master_dtype: tf.DType = tf.float32,
+    slice_dtype: tf.DType = tf.float32,
+    variable_dtype: Optional[mtf.VariableDType] = None,
+    kernel_initializer: Any = None,
+    kernel_weights: Optional[mtf.Tensor] = None,
+    name: Optional[str] = None,
+) -> mtf.Tensor:
+    """Applies a linear map from some dimensions to others, a bias and a function.
+
+    A reduced dimension that is also a new one is renamed with "_" in front, so that no layout
+    splits that side of the kernel.
+
+    Args:
+      x: a Tensor.
+      new_dims: a list of Dimensions, or one.
+      reduced_dims: a list of Dimensions of `x`; its last one, with a warning, if None.
+      expert_dims: a list of Dimensions of `x` of which each index has weights of its own.
+      use_bias: whether to add a bias.
+      activation: a function of a Tensor, a list of functions applied in order, or None.
+      master_dtype: used if `variable_dtype` is None.
+      slice_dtype: used if `variable_dtype` is None.
+      variable_dtype: a VariableDType; that of `x` for activations if None.
+      kernel_initializer: a TensorFlow initializer, a DenseInitializer, or None.
+      kernel_weights: a Tensor to use as kernel instead of a variable, or None.
+      name: a string, the variable scope; "dense" if None.
+
+    Returns:
+      A Tensor of shape [remaining dims of x..., new_dims...].
+
+    Raises:
+      ValueError: a reduced or expert dimension is not in `x`.
+    """
+    new_dims = _as_list(new_dims)
+    expert_dims = list(expert_dims or [])
+    if reduced_dims is None:
+        tf.logging.warning(
+            "dense: reduced_dims should be given; taking the last dimension of %s", x
+        )
+        reduced_dims = x.shape.dims[-1:]
+    reduced_dims = _as_list(reduced_dims)
+    missing = [d for d in reduced_dims + expert_dims if d not in x.shape]
+    if missing:
+        raise ValueError(
+            f"dense: {x.name} {x.shape} has no dimension {dims_text(missing)}; reduced_dims and "
+            "expert_dims must be among its dimensions"
+        )
+    kept = [d for d in x.shape if d not in reduced_dims]
+    inner = [
+        mtf.Dimension("_" + d.name, d.size) if d in new_dims else d for d in reduced_dims
+    ]
+    for d, renamed in zip(reduced_dims, inner):
+        if d != renamed:
+            x = mtf.rename_dimension(x, d.name, renamed.name)
+    if kernel_weights is None:
+        kernel_weights = layers.get_dense_kernel_weights(
+            x,
+            new_dims,
+            inner,
+            expert_dims,
+            kernel_initializer,
+            name=name,
+            variable_dtype=variable_dtype,
+            master_dtype=master_dtype,
+            slice_dtype=slice_dtype,
+        )
+    with tf.variable_scope(name, default_name="dense"):
+        output_shape = mtf.Shape([d for d in kept if d not in new_dims] + new_dims)
+        y = layers.us_einsum([x, kernel_weights], output_shape=output_shape)
+        if use_bias:
+            bias = mtf.get_variable(
+                x.mesh,
+                "bias",
+                mtf.Shape(expert_dims + new_dims),
+                initializer=tf.zeros_initializer(),
+                dtype=_variable_dtype(x, variable_dtype, master_dtype, slice_dtype),
+            )
+            y = mtf.add(y, mtf.cast(bias, y.dtype), output_shape=y.shape)
+        for fn in activation if isinstance(activation, (list, tuple)) else [activation]:
+            y = y if fn is None else fn(y)
+        return y
+
+
+def _activation(fn: Any) -> Optional[Callable]:
+    if fn is None or fn == "linear":
+        return None
+    return getattr(mtf, fn) if isinstance(fn, str) else fn
+
+
+def dense_product(
+    x: mtf.Tensor,
+    reduced_dims: Sequence[mtf.Dimension],
+    new_dims: Any,
+    activation_functions: Any = None,
+    name: str = "dense_product",
+    **kwargs: Any,
+) -> mtf.Tensor:
+    """Returns the product of several dense layers, each with its function (gated units).
+
+    See Shazeer, "GLU variants improve transformer" (2020).
+
+    Args:
+      x: a Tensor.
+      reduced_dims: a list of Dimensions of `x`.
+      new_dims: a list of Dimensions, or one.
+      activation_functions: a list with a factor's function each: a function, the name of one
+        in mtf, "linear" or None; or one of these alone.
+      name: a string; several layers are `name_0`, `name_1`, ...
+      **kwargs: further arguments of `dense`.
+    """
+    if not isinstance(activation_functions, (list, tuple)):
+        activation_functions = [activation_functions]
+    several = len(activation_functions) > 1
+    factors = [
+        dense(
+            x,
+            new_dims,
+            reduced_dims=reduced_dims,
+            activation=_activation(fn),
+            name=f"{name}_{i}" if several else name,
+            **kwargs,
+        )
+        for i, fn in enumerate(activation_functions)
+    ]
+    product = factors[0]
+    for factor in factors[1:]:
+        product *= factor
+    return product
+
+
+def dense_relu_dense(
+    x: mtf.Tensor,
+    hidden_channels: mtf.Dimension,
+    is_training: bool,
+    dropout: float = 0.0,
+    dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
+    master_dtype: tf.DType = tf.float32,
+    slice_dtype: tf.DType = tf.float32,
+    name: Optional[str] = None,
+) -> mtf.Tensor:
+    """Applies a dense layer with relu, dropout, and a dense layer back to the last dimension.
+
+    Args:
+      x: a Tensor with dimensions [..., io].
+      hidden_channels: a Dimension.
+      is_training: whether dropout is applied.
+      dropout: the rate of dropout.
+      dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
+      master_dtype: a dtype.
+      slice_dtype: a dtype.
+      name: a string, the variable scope; "dense_relu_dense" if None.
+    """
+    with tf.variable_scope(name, default_name="dense_relu_dense"):
+        io_channels = x.shape.dims[-1]
+        dtypes = {"master_dtype": master_dtype, "slice_dtype": slice_dtype}
+        h = dense(
+            x,
+            hidden_channels,
+            reduced_dims=[io_channels],
+            use_bias=False,
+            activation=mtf.relu,
+            name="wi",
+            **dtypes,  # type: ignore[arg-type]
+        )
+        if dropout != 0.0:
+            noise_shape = h.shape - dropout_broadcast_dims  # type: ignore[operator]
+            h = mtf.dropout(h, is_training, keep_prob=1.0 - dropout, noise_shape=noise_shape)
+        return dense(
+            h,
+            io_channels,
+            reduced_dims=[hidden_channels],
+            use_bias=False,
+            name="wo",
+            **dtypes,  # type: ignore[arg-type]
+        )

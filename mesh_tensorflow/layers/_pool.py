@@ -1,0 +1,49 @@
+"""Pooling layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+
+__all__ = ["avg_pool2d", "avg_pool3d", "max_pool2d", "max_pool3d"]
+
+
+def _pool(x: mtf.Tensor, ksize: Sequence[int], kind: str, name: str) -> mtf.Tensor:
+    if all(k == 1 for k in ksize):
+        return x
+    return mtf.PoolOperation(x, ksize, strides=ksize, pool_fn_string=kind, name=name).outputs[0]
+
+
+def max_pool2d(
+    x: mtf.Tensor, ksize: Sequence[int] = (2, 2), name: str = "max_pool2d"
+) -> mtf.Tensor:
+    """Returns the largest value of each window; windows do not overlap.
+
+    Args:
+      x: a Tensor with dimensions [batch..., h, w, channels].
+      ksize: [height, width] of a window; (1, 1) returns `x`.
+      name: a string.
+    """
+    return _pool(x, ksize, "MAX_2D", name)
+
+
+def max_pool3d(
+    x: mtf.Tensor, ksize: Sequence[int] = (2, 2, 2), name: str = "max_pool3d"
+) -> mtf.Tensor:
+    """Returns the largest value of each window of volumes; see `max_pool2d`."""
+    return _pool(x, ksize, "MAX_3D", name)
+
+
+def avg_pool2d(
+    x: mtf.Tensor, ksize: Sequence[int] = (2, 2), name: str = "avg_pool2d"
+) -> mtf.Tensor:
+    """Returns the mean of each window; see `max_pool2d`."""
+    return _pool(x, ksize, "AVG_2D", name)
+
+
+def avg_pool3d(
+    x: mtf.Tensor, ksize: Sequence[int] = (2, 2, 2), name: str = "avg_pool3d"
+) -> mtf.Tensor:
+    """Returns the mean of each window of volumes; see `max_pool2d`."""
+    return _pool(x, ksize, "AVG_3D", name)

@@ -1,0 +1,70 @@
+"""The language: operations on tensors with named dimensions, one family a file."""
+
+from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
+from mesh_tensorflow._core.graph import Graph, Mesh
+from mesh_tensorflow._core.layout import (
+    LayoutRules,
+    TensorLayout,
+    convert_to_layout_rules,
+    tensor_dim_to_mesh_dim_size,
+    tensor_dim_to_size_per_split,
+)
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.processors import (
+    pnum_to_group,
+    pnum_to_processor_coordinates,
+    processor_coordinates_to_pnum,
+    processor_groups,
+)
+from mesh_tensorflow._core.shape import (
+    Shape,
+    anonymous_shape,
+    combined_dimension,
+    convert_to_shape,
+    is_subsequence,
+    list_product,
+    transpose_list_of_lists,
+    verify_no_new_dims,
+)
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.laid_out import (
+    LazyAllreduceSum,
+    LazyLaidOutTensor,
+    compatible_lazy_allreduce_sums,
+    convert_args_to_laid_out_tensors,
+)
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.parallel import parallel
+from mesh_tensorflow._mesh.slice_fns import binary_reduction_fn, reduction_fn
+from mesh_tensorflow._mesh.tpu_processors import (
+    pnum_to_processor_coordinates_nd,
+    processor_coordinates_to_pnum_map_nd,
+)
+from mesh_tensorflow._mesh.variable_store import VariableStore, function
+from mesh_tensorflow.ops._binary import *  # noqa: F403
+from mesh_tensorflow.ops._checkpoint import *  # noqa: F403
+from mesh_tensorflow.ops._control import *  # noqa: F403
+from mesh_tensorflow.ops._conv import *  # noqa: F403
+from mesh_tensorflow.ops._conv_backprop import *  # noqa: F403
+from mesh_tensorflow.ops._debug import *  # noqa: F403
+from mesh_tensorflow.ops._einsum import *  # noqa: F403
+from mesh_tensorflow.ops._gradients import *  # noqa: F403
+from mesh_tensorflow.ops._index import *  # noqa: F403
+from mesh_tensorflow.ops._operators import *  # noqa: F403
+from mesh_tensorflow.ops._pool import *  # noqa: F403
+from mesh_tensorflow.ops._random import *  # noqa: F403
+from mesh_tensorflow.ops._reduce_broadcast import *  # noqa: F403
+from mesh_tensorflow.ops._reshape import *  # noqa: F403
+from mesh_tensorflow.ops._shift import *  # noqa: F403
+from mesh_tensorflow.ops._slice_pad import *  # noqa: F403
+from mesh_tensorflow.ops._slicewise import *  # noqa: F403
+from mesh_tensorflow.ops._softmax import *  # noqa: F403
+from mesh_tensorflow.ops._source import *  # noqa: F403
+from mesh_tensorflow.ops._split_concat import *  # noqa: F403
+from mesh_tensorflow.ops._training import *  # noqa: F403
+from mesh_tensorflow.ops._unary import *  # noqa: F403
+from mesh_tensorflow.ops._variable import *  # noqa: F403
+from mesh_tensorflow.ops._while_loop import *  # noqa: F403
+
+from mesh_tensorflow._lowering.counters import log_variable_sizes, pretty_print_counters  # isort: skip
+from mesh_tensorflow._lowering.lowering import Lowering  # isort: skip

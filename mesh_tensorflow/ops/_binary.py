@@ -1,0 +1,449 @@
+"""Binary functions with broadcasting by dimension name, and scalar arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.errors import tensors_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import broadcast_shape, convert_to_shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.laid_out import compatible_lazy_allreduce_sums
+from mesh_tensorflow._mesh.slice_fns import broadcast_slice, tile_slice
+
+__all__ = [
+    "AddOperation",
+    "BinaryOpWithBroadcasting",
+    "MinMaxOperation",
+    "ScalarAddOperation",
+    "ScalarMultiplyOperation",
+    "add",
+    "add_n",
+    "binary_arguments_to_tensors",
+    "binary_op_with_broadcasting",
+    "divide",
+    "equal",
+    "floordiv",
+    "greater",
+    "greater_equal",
+    "less",
+    "less_equal",
+    "logical_and",
+    "logical_or",
+    "maximum",
+    "minimum",
+    "mod",
+    "multiply",
+    "not_equal",
+    "sub",
+    "where",
+]
+
+
+def check_dtypes(what: str, tensors: Sequence[Tensor]) -> None:
+    """Checks that tensors have one dtype.
+
+    Raises:
+      ValueError: they do not; the message names them and what to do.
+    """
+    if len({t.dtype for t in tensors}) > 1:
+        raise ValueError(
+            f"{what}: dtypes must be equal: {tensors_text(tensors)}. Nothing is converted by "
+            "itself; bring one to the other's type with mtf.cast"
+        )
+
+
+def _check_scalar(what: str, x: Tensor, scalar: Any) -> None:
+    if isinstance(scalar, Tensor):
+        raise ValueError(f"{what}: {scalar} is a Tensor; pass a number or a tf scalar")
+    if x.dtype.is_integer and isinstance(scalar, (float, np.floating)):
+        raise TypeError(
+            f"{what}: {x.name} {x.shape} is {x.dtype.name}, and {scalar!r} is no integer. Use "
+            "mtf.to_float on the tensor first, or // and % to stay with integers"
+        )
+
+
+class ScalarMultiplyOperation(Operation):
+    """Multiplies a Tensor by a number or a tf scalar; no gradient goes to the scalar."""
+
+    def __init__(self, x: Tensor, scalar: Any, name: Optional[str] = None):
+        """Makes the operation.
+
+        Args:
+          x: a Tensor.
+          scalar: a Python number or a tf.Tensor of one element.
+          name: a string or None.
+
+        Raises:
+          TypeError: a float beside an integer Tensor.
+        """
+        _check_scalar("multiply", x, scalar)
+        super().__init__([x], name=name or "scalar_mul")
+        self._scalar = scalar
+        self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [grad_ys[0] * self._scalar]
+
+    def lower(self, lowering: Any) -> None:
+        value = lowering.mesh_impl(self).slicewise(
+            lambda x: x * self._scalar, lowering.tensors[self.inputs[0]]
+        )
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+class ScalarAddOperation(Operation):
+    """Adds a number or a tf scalar to a Tensor; no gradient goes to the scalar."""
+
+    def __init__(self, x: Tensor, scalar: Any, name: Optional[str] = None):
+        """Makes the operation.
+
+        Args:
+          x: a Tensor.
+          scalar: a Python number or a tf.Tensor of one element.
+          name: a string or None.
+
+        Raises:
+          TypeError: a float beside an integer Tensor.
+        """
+        _check_scalar("add", x, scalar)
+        super().__init__([x], name=name or "scalar_add")
+        self._scalar = scalar
+        self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return list(grad_ys)
+
+    def lower(self, lowering: Any) -> None:
+        value = lowering.mesh_impl(self).slicewise(
+            lambda x: x + self._scalar, lowering.tensors[self.inputs[0]]
+        )
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+class BinaryOpWithBroadcasting(Operation):
+    """An elementwise function of two Tensors, brought to one shape by dimension name."""
+
+    def __init__(
+        self,
+        tf_fn: Callable,
+        x1: Tensor,
+        x2: Tensor,
+        output_shape: Any,
+        output_dtype: tf.DType,
+        name: Optional[str] = None,
+    ):
+        """Makes the operation.
+
+        Args:
+          tf_fn: a function of two tf.Tensors that broadcasts as TensorFlow does.
+          x1: a Tensor.
+          x2: a Tensor of the same dtype.
+          output_shape: a Shape that has the dimensions of both.
+          output_dtype: a dtype.
+          name: a string or None.
+
+        Raises:
+          ValueError: the dtypes differ, or the output shape lacks a dimension.
+        """
+        check_dtypes(name or "binary operation", [x1, x2])
+        shape = broadcast_shape(x1.shape, x2.shape, convert_to_shape(output_shape))
+        super().__init__([x1, x2], name=name or "binary_op")
+        self._tf_fn = tf_fn
+        self._outputs = [Tensor(self, shape, tf.as_dtype(output_dtype))]
+
+    @property
+    def has_gradient(self) -> bool:
+        """False, unless a subclass has one."""
+        return type(self) is not BinaryOpWithBroadcasting and super().has_gradient
+
+    def gradient(self, unused_grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+        raise NotImplementedError(
+            f"{self.name}: a binary operation from a TensorFlow function has no gradient; "
+            "mtf.slicewise or mtf.custom_gradient takes one"
+        )
+
+    def lower(self, lowering: Any) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        x1, x2 = self.inputs
+        shape = self.outputs[0].shape
+        sizes = mesh_impl.slice_shape(shape)
+
+        def apply(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+            y = self._tf_fn(broadcast_slice(a, x1.shape, shape), broadcast_slice(b, x2.shape, shape))
+            return tile_slice(y, sizes)
+
+        value = mesh_impl.slicewise(apply, lowering.tensors[x1], lowering.tensors[x2])
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+def _sum_to(dy: Tensor, x: Tensor) -> Tensor:
+    return mtf.reduce_sum(dy, output_shape=x.shape)
+
+
+class AddOperation(BinaryOpWithBroadcasting):
+    """The sum of two Tensors. Two sums over the same processors are added before they are
+    communicated."""
+
+    def __init__(self, x1: Tensor, x2: Tensor, output_shape: Any, name: Optional[str] = None):
+        """Makes the operation; see BinaryOpWithBroadcasting."""
+        super().__init__(tf.add, x1, x2, output_shape, x1.dtype, name=name or "add")
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [_sum_to(grad_ys[0], x) for x in self.inputs]
+
+    def _same_shapes(self) -> bool:
+        x1, x2 = self.inputs
+        return x1.shape == x2.shape == self.outputs[0].shape
+
+    def lower(self, lowering: Any) -> None:
+        values = [lowering.tensors[x] for x in self.inputs]
+        if self._same_shapes() and compatible_lazy_allreduce_sums(values):
+            lowering.set_tensor_lowering(self.outputs[0], values[0] + values[1])
+            return
+        super().lower(lowering)
+
+    def delays_sums(self, mesh_impl: Any, pending: Any) -> bool:
+        axes = [pending.get(x) for x in self.inputs]
+        return self._same_shapes() and axes[0] is not None and axes[0] == axes[1]
+
+    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+        if self.delays_sums(mesh_impl, pending):
+            return {self.outputs[0]: pending[self.inputs[0]]}
+        return {}
+
+
+class _SubtractOperation(BinaryOpWithBroadcasting):
+    """The difference of two Tensors."""
+
+    def __init__(self, x1: Tensor, x2: Tensor, output_shape: Any, name: Optional[str] = None):
+        super().__init__(tf.subtract, x1, x2, output_shape, x1.dtype, name=name or "sub")
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        x1, x2 = self.inputs
+        return [_sum_to(grad_ys[0], x1), mtf.negative(_sum_to(grad_ys[0], x2))]
+
+
+class MinMaxOperation(BinaryOpWithBroadcasting):
+    """The smaller or the larger of two Tensors; where they tie both get the gradient."""
+
+    def __init__(
+        self, tf_fn: Callable, x1: Tensor, x2: Tensor, output_shape: Any, name: Optional[str] = None
+    ):
+        """Makes the operation; `tf_fn` is tf.minimum or tf.maximum."""
+        super().__init__(tf_fn, x1, x2, output_shape, x1.dtype, name=name or "add")
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        y = self.outputs[0]
+        return [
+            _sum_to(grad_ys[0] * mtf.cast(mtf.equal(x, y), y.dtype), x) for x in self.inputs
+        ]
+
+
+def binary_arguments_to_tensors(x1: Any, x2: Any) -> tuple[Tensor, Tensor]:
+    """Imports a number beside a Tensor, in the Tensor's dtype.
+
+    Args:
+      x1: a Tensor or a number.
+      x2: a Tensor or a number; one of the two is a Tensor.
+
+    Raises:
+      ValueError: neither is a Tensor.
+    """
+    if not isinstance(x1, Tensor) and not isinstance(x2, Tensor):
+        raise ValueError(f"at least one of x1 and x2 must be a mtf.Tensor, got {x1!r} and {x2!r}")
+    if not isinstance(x1, Tensor):
+        x1 = _import_scalar(x2, x1)
+    elif not isinstance(x2, Tensor):
+        x2 = _import_scalar(x1, x2)
+    return x1, x2
+
+
+def _import_scalar(beside: Tensor, value: Any) -> Tensor:
+    value = tf.cast(value, beside.dtype) if tf.is_tensor(value) else tf.constant(
+        value, beside.dtype
+    )
+    return mtf.import_tf_tensor(beside.mesh, value, [])
+
+
+@leaves_no_node
+def binary_op_with_broadcasting(
+    tf_fn: Callable,
+    x1: Any,
+    x2: Any,
+    output_shape: Any = None,
+    output_dtype: Optional[tf.DType] = None,
+) -> Tensor:
+    """Applies an elementwise TensorFlow function to two Tensors of different shapes.
+
+    The output shape is the given one; else the longer one if the other is a subsequence of
+    it; else the first's dimensions, then the second's new ones.
+
+    Args:
+      tf_fn: a function of two tf.Tensors that broadcasts as TensorFlow does.
+      x1: a Tensor or a number.
+      x2: a Tensor or a number; one of the two is a Tensor.
+      output_shape: a Shape or None.
+      output_dtype: a dtype; that of the inputs if None.
+
+    Raises:
+      ValueError: the dtypes differ, or the output shape lacks a dimension.
+    """
+    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    return BinaryOpWithBroadcasting(
+        tf_fn, x1, x2, output_shape, x1.dtype if output_dtype is None else output_dtype
+    ).outputs[0]
+
+
+@leaves_no_node
+def add(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+    """Returns x1 + x2, broadcast by dimension name.
+
+    Args:
+      x1: a Tensor or a number.
+      x2: a Tensor or a number.
+      output_shape: a Shape or None.
+      name: a string or None.
+    """
+    if not isinstance(x2, Tensor):
+        return ScalarAddOperation(x1, x2).outputs[0]
+    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    return AddOperation(x1, x2, output_shape, name=name).outputs[0]
+
+
+@leaves_no_node
+def add_n(xs: Sequence[Any]) -> Any:
+    """Returns the sum of `xs`, from the left; 0 if there are none."""
+    if not xs:
+        return 0
+    total = xs[0]
+    for x in xs[1:]:
+        total = add(total, x)
+    return total
+
+
+@leaves_no_node
+def sub(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+    """Returns x1 - x2, broadcast by dimension name; see `add`."""
+    if not isinstance(x2, Tensor):
+        return ScalarAddOperation(x1, -x2).outputs[0]
+    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    return _SubtractOperation(x1, x2, output_shape, name=name).outputs[0]
+
+
+@leaves_no_node
+def multiply(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+    """Returns x1 * x2, broadcast by dimension name.
+
+    Args:
+      x1: a Tensor or a number.
+      x2: a Tensor or a number.
+      output_shape: a Shape or None; dimensions that it lacks are summed out.
+      name: a string or None.
+    """
+    if not isinstance(x2, Tensor):
+        return ScalarMultiplyOperation(x1, x2).outputs[0]
+    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    if output_shape is None:
+        output_shape = broadcast_shape(x1.shape, x2.shape, None)
+    return mtf.einsum([x1, x2], output_shape, name=name)
+
+
+@leaves_no_node
+def divide(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+    """Returns x1 * (1 / x2), broadcast by dimension name; see `multiply`."""
+    if not isinstance(x2, Tensor):
+        return ScalarMultiplyOperation(x1, 1.0 / x2).outputs[0]
+    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    return multiply(x1, mtf.reciprocal(x2), output_shape=output_shape, name=name)
+
+
+def floordiv(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+    """Returns x1 // x2, rounded down, in the Tensor's dtype; see `binary_op_with_broadcasting`."""
+    return binary_op_with_broadcasting(tf.floordiv, x1, x2, output_shape)
+
+
+def mod(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+    """Returns x1 % x2, of the sign of x2, in the Tensor's dtype."""
+    return binary_op_with_broadcasting(tf.math.floormod, x1, x2, output_shape)
+
+
+@leaves_no_node
+def minimum(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+    """Returns the smaller of x1 and x2; both get the gradient where they tie; see `add`."""
+    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    return MinMaxOperation(tf.minimum, x1, x2, output_shape, name=name).outputs[0]
+
+
+@leaves_no_node
+def maximum(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+    """Returns the larger of x1 and x2; both get the gradient where they tie; see `add`."""
+    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    return MinMaxOperation(tf.maximum, x1, x2, output_shape, name=name).outputs[0]
+
+
+def less(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+    """Returns whether x1 < x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
+    return binary_op_with_broadcasting(tf.less, x1, x2, output_shape, tf.bool)
+
+
+def greater(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+    """Returns whether x1 > x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
+    return binary_op_with_broadcasting(tf.greater, x1, x2, output_shape, tf.bool)
+
+
+def less_equal(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+    """Returns whether x1 <= x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
+    return binary_op_with_broadcasting(tf.less_equal, x1, x2, output_shape, tf.bool)
+
+
+def greater_equal(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+    """Returns whether x1 >= x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
+    return binary_op_with_broadcasting(tf.greater_equal, x1, x2, output_shape, tf.bool)
+
+
+def equal(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+    """Returns whether x1 == x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
+    return binary_op_with_broadcasting(tf.equal, x1, x2, output_shape, tf.bool)
+
+
+def not_equal(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+    """Returns whether x1 != x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
+    return binary_op_with_broadcasting(tf.not_equal, x1, x2, output_shape, tf.bool)
+
+
+def logical_and(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+    """Returns x1 and x2, boolean Tensors; see `binary_op_with_broadcasting`."""
+    return binary_op_with_broadcasting(tf.logical_and, x1, x2, output_shape, tf.bool)
+
+
+def logical_or(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+    """Returns x1 or x2, boolean Tensors; see `binary_op_with_broadcasting`."""
+    return binary_op_with_broadcasting(tf.logical_or, x1, x2, output_shape, tf.bool)
+
+
+@leaves_no_node
+def where(condition: Tensor, if_true: Tensor, if_false: Any, output_shape: Any = None) -> Tensor:
+    """Returns if_true where the condition holds, else if_false, broadcast.
+
+    It is the sum of two masked products: NaN or infinity on the side that is not taken
+    makes the result NaN.
+
+    Args:
+      condition: a boolean Tensor.
+      if_true: a Tensor.
+      if_false: a Tensor or a number.
+      output_shape: a Shape or None.
+    """
+    mask = mtf.cast(condition, if_true.dtype)
+    taken = multiply(if_true, mask, output_shape)
+    if not isinstance(if_false, Tensor) and isinstance(if_false, (int, float)) and if_false == 0:
+        return taken
+    other = multiply(if_false, mtf.cast(mtf.logical_not(condition), if_true.dtype), output_shape)
+    return add(taken, other)

@@ -1,0 +1,70 @@
+"""Session hooks that move values between masters and slices around checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow.utils import outside_all_rewrites
+
+__all__ = ["MtfCheckpointSaverListener", "MtfRestoreHook"]
+
+
+class MtfRestoreHook(tf.train.SessionRunHook):
+    """Copies masters to slices once the session has been made or restored."""
+
+    def __init__(self, lowering: Any):
+        """Makes the hook.
+
+        Args:
+          lowering: a Lowering.
+        """
+        self._lowering = lowering
+        self._copy: Any = None
+
+    def begin(self) -> None:
+        """Makes the copying operation, before the graph is finalized."""
+        with tf.name_scope("mtf_restore_hook"), outside_all_rewrites():
+            self._copy = self._lowering.copy_masters_to_slices()
+
+    def after_create_session(self, session: tf.Session, coord: Any) -> None:
+        """Copies.
+
+        Args:
+          session: the new session.
+          coord: unused.
+        """
+        session.run(self._copy)
+
+
+class MtfCheckpointSaverListener(tf.train.CheckpointSaverListener):
+    """Copies slices to masters before each save."""
+
+    def __init__(self, lowering: Any):
+        """Makes the listener and its copying operation, before the graph is finalized.
+
+        Args:
+          lowering: a Lowering.
+        """
+        with outside_all_rewrites():
+            self._copy = lowering.copy_slices_to_masters()
+
+    def begin(self) -> None:
+        """Does nothing."""
+
+    def before_save(self, session: tf.Session, global_step_value: int) -> None:
+        """Copies slices to masters.
+
+        Args:
+          session: the session that is saved.
+          global_step_value: the step.
+        """
+        session.run(self._copy)
+        tf.logging.info("copied slices to masters at step %d", global_step_value)
+
+    def after_save(self, session: tf.Session, global_step_value: int) -> None:
+        """Does nothing."""
+
+    def end(self, session: tf.Session, global_step_value: int) -> None:
+        """Does nothing."""

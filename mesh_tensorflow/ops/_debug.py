@@ -1,0 +1,102 @@
+"""Printing values and writing summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow.utils import SCALAR_SUMMARIES_COLLECTION_KEY
+
+__all__ = ["Print", "PrintOperation", "ScalarSummaryOperation", "scalar_summary"]
+
+
+class PrintOperation(Operation):
+    """The same value; prints others when it is computed."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        data: Sequence[Tensor],
+        message: str,
+        name: Optional[str] = None,
+        **kwargs: Any,
+    ):
+        """Makes the operation; see `Print`."""
+        super().__init__([x], name=name or "Print")
+        self._data = list(data)
+        self._message = message
+        self._kwargs = kwargs
+        self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return list(grad_ys)
+
+    def lower(self, lowering: Any) -> None:
+        value = lowering.mesh_impl(self).Print(
+            lowering.tensors[self.inputs[0]].to_laid_out_tensor(),
+            [lowering.tensors[d].to_laid_out_tensor() for d in self._data],
+            self._message,
+            **self._kwargs,
+        )
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+    def cost(self, mesh_impl: Any) -> Cost:
+        return Cost()
+
+
+def Print(x: Tensor, data: Sequence[Tensor], message: str, **kwargs: Any) -> Tensor:
+    """Returns `x`, and prints slices of `data` when it is computed, as tf.Print does.
+
+    Args:
+      x: a Tensor.
+      data: a list of Tensors; the slice of one processor is printed.
+      message: a string.
+      **kwargs: name, and arguments of tf.Print such as summarize and first_n.
+    """
+    return PrintOperation(x, data, message, **kwargs).outputs[0]
+
+
+class ScalarSummaryOperation(Operation):
+    """Notes a scalar for summaries; its name is the tag."""
+
+    def __init__(self, name: str, x: Tensor):
+        """Makes the operation; see `scalar_summary`."""
+        if x.shape.ndims:
+            raise ValueError(
+                f"scalar_summary {name!r}: {x.name} {x.shape} is no scalar; reduce it with "
+                "mtf.reduce_mean"
+            )
+        super().__init__([x], name=name)
+        self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+    def lower(self, lowering: Any) -> None:
+        value = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
+        tf.add_to_collection(SCALAR_SUMMARIES_COLLECTION_KEY, (self.name, value.all_slices[0]))
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return list(grad_ys)
+
+    def cost(self, mesh_impl: Any) -> Cost:
+        return Cost()
+
+
+def scalar_summary(name: str, x: Tensor) -> Operation:
+    """Adds a scalar to the summaries, in the collection "mtf_scalar_summaries".
+
+    Args:
+      name: the tag; made unique, under the variable scope.
+      x: a Tensor of no dimensions.
+
+    Returns:
+      The operation.
+
+    Raises:
+      ValueError: `x` has dimensions.
+    """
+    return ScalarSummaryOperation(name, x)

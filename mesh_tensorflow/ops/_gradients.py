@@ -1,0 +1,77 @@
+"""Reverse-mode differentiation of programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+from mesh_tensorflow._core.errors import tensors_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow.ops._source import Constant
+
+__all__ = ["gradients"]
+
+
+@leaves_no_node
+def gradients(
+    ys: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    grad_ys: Optional[Sequence[Optional[Tensor]]] = None,
+    operations: Optional[Sequence[Operation]] = None,
+) -> list[Optional[Tensor]]:
+    """Returns the gradients of the sum of `ys` with respect to `xs`.
+
+    Args:
+      ys: a list of Tensors.
+      xs: a list of Tensors.
+      grad_ys: for each of `ys` the gradient that arrives there; ones if None.
+      operations: the operations to walk backwards; all of the graph if None.
+
+    Returns:
+      A Tensor for each of `xs`, or None where no path leads to `ys`.
+
+    Raises:
+      ValueError: a gradient's shape is not that of its tensor.
+    """
+    graph = ys[0].graph
+    operations = list(graph.operations if operations is None else operations)
+    if grad_ys is None:
+        grad_ys = [None] * len(ys)
+    needed = _reached_from(xs, operations)
+    sums: dict[Tensor, Tensor] = {}
+    for y, dy in zip(ys, grad_ys, strict=True):
+        if dy is None:
+            dy = Constant(y.mesh, 1.0, y.shape, y.dtype).outputs[0]
+        _accumulate(sums, y, dy)
+    with graph.scope(graph.captured_variable_scope.name):
+        for op in reversed(operations):
+            dys = [sums.get(y) for y in op.outputs]
+            if not op.has_gradient or all(dy is None for dy in dys):
+                continue
+            if not any(x in needed for x in op.inputs):
+                continue
+            with graph.scope(f"{op.name}/gradients"):
+                dxs = op.gradient(dys)
+                for x, dx in zip(op.inputs, dxs, strict=True):
+                    if dx is not None and x in needed:
+                        _accumulate(sums, x, dx)
+    return [sums.get(x) for x in xs]
+
+
+def _reached_from(xs: Sequence[Tensor], operations: Sequence[Operation]) -> set[Tensor]:
+    """Returns the Tensors whose gradients matter to those of `xs`."""
+    reached = set(xs)
+    for op in operations:
+        if op.has_gradient and any(x in reached for x in op.inputs):
+            reached.update(op.outputs)
+    return reached
+
+
+def _accumulate(sums: dict[Tensor, Tensor], x: Tensor, dx: Tensor) -> None:
+    if dx.shape != x.shape:
+        raise ValueError(
+            f"the gradient of {tensors_text([x])} has another shape: {tensors_text([dx])}"
+        )
+    sums[x] = sums[x] + dx if x in sums else dx

@@ -1,0 +1,174 @@
+"""What loops carry: laid-out tensors as flat lists of tf.Tensors, and tapes of past values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.graph import Mesh
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
+
+__all__: list[str] = []
+
+
+class LoopValueOperation(Operation):
+    """Stands for a value inside a loop; the loop gives it its lowering."""
+
+    def __init__(self, mesh: Mesh, shape: Shape, dtype: tf.DType, name: str):
+        super().__init__([], mesh=mesh, name=name)
+        self._outputs = [Tensor(self, shape, dtype)]
+
+    def lower(self, lowering: Any) -> None:
+        raise ValueError(f"{self.name} has a value only inside its loop")
+
+
+def loop_values(xs: Sequence[Tensor], name: str) -> list[Tensor]:
+    """Returns a stand-in for each of `xs`; the operations do not enter the graph."""
+    if not xs:
+        return []
+    values, _ = xs[0].graph.capture_operations(
+        lambda: [LoopValueOperation(x.mesh, x.shape, x.dtype, name).outputs[0] for x in xs]
+    )
+    return values
+
+
+class LoopState:
+    """Laid-out tensors as a flat list of tf.Tensors, and back."""
+
+    def __init__(self, mesh_impl: Any, shapes: Sequence[Shape], summands: Sequence[bool]):
+        """Makes a LoopState.
+
+        Args:
+          mesh_impl: a MeshImpl.
+          shapes: the Shape of each value.
+          summands: for each value whether it is summands of a pending sum, which differ even
+            where slices of the same place are equal.
+        """
+        self._mesh_impl = mesh_impl
+        self._shapes = list(shapes)
+        self._summands = list(summands)
+        self._counts: list[int] = []
+
+    @property
+    def count(self) -> int:
+        """Number of tf.Tensors."""
+        return sum(self._counts)
+
+    def flatten(self, values: Sequence[Any]) -> list[tf.Tensor]:
+        """Returns the tf.Tensors of laid-out values."""
+        parts = []
+        for value, shape, summands in zip(values, self._shapes, self._summands, strict=True):
+            value = value.to_laid_out_tensor()
+            if summands:
+                parts.append(list(value.all_slices))
+            else:
+                parts.append(self._mesh_impl.loop_slices(value, shape))
+        self._counts = [len(part) for part in parts]
+        return [t for part in parts for t in part]
+
+    def unflatten(self, flat: Sequence[tf.Tensor]) -> list[Any]:
+        """Returns the laid-out values of tf.Tensors."""
+        values, at = [], 0
+        for count, shape, summands in zip(self._counts, self._shapes, self._summands):
+            part = list(flat[at : at + count])
+            at += count
+            if summands:
+                values.append(self._mesh_impl.LaidOutTensor.from_tensor_list(part))
+            else:
+                values.append(self._mesh_impl.from_loop_slices(part, shape))
+        return values
+
+
+def zero_state(mesh_impl: Any, y: Tensor, summands: bool) -> Any:
+    """Returns a laid-out zero to accumulate into."""
+    sizes = mesh_impl.slice_shape(y.shape)
+    if not summands:
+        return mesh_impl.slicewise(lambda: tf.zeros(sizes, y.dtype))
+    return mesh_impl.slicewise(lambda _: tf.zeros(sizes, y.dtype), mesh_impl.laid_out_pnum())
+
+
+def accumulate(
+    mesh_impl: Any,
+    totals: Sequence[Any],
+    results: Sequence[Any],
+    summands: Sequence[bool],
+    counters: dict[int, Any],
+) -> list[Any]:
+    """Adds results to totals; sums over processors wait until after the loop.
+
+    Args:
+      mesh_impl: a MeshImpl.
+      totals: laid-out tensors.
+      results: lowered values, which may be pending sums.
+      summands: for each of them whether it is one.
+      counters: receives, for pending sums, what counts their communication.
+    """
+    new = []
+    for i, (total, result, pending) in enumerate(zip(totals, results, summands, strict=True)):
+        if pending:
+            assert isinstance(result, LazyAllreduceSum) and not result.is_summed
+            counters[i] = (result.mesh_axes, result.add_counter_fn)
+            result = result.laid_out_input
+        new.append(mesh_impl.slicewise(tf.add, total, result.to_laid_out_tensor()))
+    return new
+
+
+def after_loop(mesh_impl: Any, values: Sequence[Any], counters: dict[int, Any]) -> list[Any]:
+    """Returns accumulated values, with those that are summands as pending sums."""
+    out = []
+    for i, value in enumerate(values):
+        if i in counters:
+            axes, count = counters[i]
+            value = LazyAllreduceSum(mesh_impl, value, axes, count)
+        out.append(value)
+    return out
+
+
+class Tape:
+    """Past values of Tensors, one entry for each iteration, in tf.TensorArrays."""
+
+    def __init__(self, mesh_impl: Any, tensors: Sequence[Tensor]):
+        self._mesh_impl = mesh_impl
+        self._tensors = list(tensors)
+        self._state = LoopState(mesh_impl, [x.shape for x in tensors], [False] * len(tensors))
+
+    def new_arrays(self) -> list[tf.TensorArray]:
+        """Returns empty arrays, one for each tf.Tensor that is kept."""
+        arrays = []
+        for x in self._tensors:
+            sizes = self._mesh_impl.slice_shape(x.shape)
+            slices = self._mesh_impl.loop_slices(zero_state(self._mesh_impl, x, False), x.shape)
+            arrays += [
+                tf.TensorArray(
+                    x.dtype,
+                    size=0,
+                    dynamic_size=True,
+                    clear_after_read=False,
+                    element_shape=sizes,
+                )
+                for _ in slices
+            ]
+        return arrays
+
+    def write(
+        self, lowering: Any, arrays: Sequence[tf.TensorArray], index: tf.Tensor
+    ) -> list[tf.TensorArray]:
+        """Returns the arrays with the present values of the Tensors at `index`."""
+        flat = self._state.flatten([lowering.tensors[x] for x in self._tensors])
+        return [array.write(index, t) for array, t in zip(arrays, flat, strict=True)]
+
+    def read(self, lowering: Any, arrays: Sequence[tf.TensorArray], index: tf.Tensor) -> None:
+        """Gives the Tensors the values that they had at `index`."""
+        flat = [array.read(index) for array in arrays]
+        for t, x in zip(flat, self._flat_tensors(), strict=True):
+            t.set_shape(self._mesh_impl.slice_shape(x.shape))
+        for x, value in zip(self._tensors, self._state.unflatten(flat)):
+            lowering.set_tensor_lowering(x, value)
+
+    def _flat_tensors(self) -> list[Tensor]:
+        return [x for x, n in zip(self._tensors, self._state._counts) for _ in range(n)]

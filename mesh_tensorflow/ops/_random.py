@@ -1,0 +1,174 @@
+"""Random operations, dropout, and sampling from logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.graph import Mesh, leaves_no_node
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import convert_to_shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh import random_slices
+from mesh_tensorflow._mesh.random_slices import program_seed
+from mesh_tensorflow.ops._slicewise import cwise
+
+__all__ = [
+    "RandomOperation",
+    "dropout",
+    "random_normal",
+    "random_uniform",
+    "sample_with_temperature",
+]
+
+
+class RandomOperation(Operation):
+    """Random values that depend on the seed and on the program, not on the layout."""
+
+    def __init__(self, mesh: Mesh, shape: Any, tf_fn: Callable, **kwargs: Any):
+        """Makes the operation.
+
+        Args:
+          mesh: a Mesh.
+          shape: a Shape.
+          tf_fn: a function such as tf.random.uniform, which takes a shape.
+          **kwargs: keyword arguments for it.
+        """
+        super().__init__([], mesh=mesh, name=kwargs.get("name") or "random")
+        self._tf_fn = tf_fn
+        self._kwargs = {key: value for key, value in kwargs.items() if key != "name"}
+        self._number = self.graph.next_random_operation()
+        dtype = tf.as_dtype(kwargs.get("dtype", tf.float32))
+        self._outputs = [Tensor(self, convert_to_shape(shape), dtype)]  # type: ignore[arg-type]
+
+    def seed(self) -> Optional[int]:
+        """Returns its seed; None if neither it nor the program has one."""
+        given = self._kwargs.get("seed")
+        return self._number if given is None and program_seed() is not None else given
+
+    def lower(self, lowering: Any) -> None:
+        kwargs = dict(self._kwargs)
+        if self in lowering.random_keys and random_slices.is_known(self._tf_fn):
+            kwargs["key"] = lowering.random_keys[self]
+        kwargs["seed"] = self.seed()
+        y = self.outputs[0]
+        value = lowering.mesh_impl(self).random(y.shape, self._tf_fn, kwargs)
+        lowering.set_tensor_lowering(y, value)
+
+
+def random_uniform(mesh: Mesh, shape: Any, **kwargs: Any) -> Tensor:
+    """Returns uniform random values.
+
+    For a given seed (`tf.set_random_seed`, `tf.random.set_seed` or the argument) the values
+    are the same under every mesh and layout, and in every process.
+
+    Args:
+      mesh: a Mesh.
+      shape: a Shape.
+      **kwargs: minval, maxval, dtype, seed and name, as for tf.random.uniform.
+    """
+    return RandomOperation(mesh, shape, tf.random.uniform, **kwargs).outputs[0]
+
+
+def random_normal(mesh: Mesh, shape: Any, **kwargs: Any) -> Tensor:
+    """Returns normally distributed random values; see `random_uniform`.
+
+    Args:
+      mesh: a Mesh.
+      shape: a Shape.
+      **kwargs: mean, stddev, dtype, seed and name, as for tf.random.normal.
+    """
+    return RandomOperation(mesh, shape, tf.random.normal, **kwargs).outputs[0]
+
+
+def _dropout_arguments(
+    is_training: Any, keep_prob: Any, rate: Any
+) -> tuple[bool, Any]:
+    """Returns (is_training, keep_prob) from the present and the earlier form of arguments."""
+    flag = isinstance(is_training, bool)
+    number = isinstance(is_training, (int, float)) and not flag
+    if isinstance(is_training, float) or (number and keep_prob is None and rate is None):
+        # Before 0.1.19 the second argument was keep_prob.
+        if keep_prob is not None or rate is not None:
+            raise ValueError(
+                f"dropout: exactly one of keep_prob and rate should be set, but besides "
+                f"{is_training!r} in the second place, keep_prob={keep_prob!r}, rate={rate!r}"
+            )
+        is_training, keep_prob = True, is_training
+    if (keep_prob is None) == (rate is None):
+        raise ValueError(
+            f"dropout: exactly one of keep_prob and rate should be set, got "
+            f"keep_prob={keep_prob!r}, rate={rate!r}; write mtf.dropout(x, is_training, rate=0.1)"
+        )
+    keep_prob = 1.0 - rate if keep_prob is None else keep_prob
+    if isinstance(keep_prob, (int, float)) and not 0.0 < keep_prob <= 1.0:
+        raise ValueError(f"dropout: keep_prob must be above 0 and at most 1, got {keep_prob!r}")
+    return True if is_training is None else bool(is_training), keep_prob
+
+
+@leaves_no_node
+def dropout(
+    x: Tensor,
+    is_training: Any = None,
+    keep_prob: Any = None,
+    rate: Any = None,
+    noise_shape: Any = None,
+    name: Optional[str] = None,
+) -> Tensor:
+    """Returns `x` with elements set to 0 at random and the rest scaled up.
+
+    `mtf.dropout(x, keep_prob)` and `mtf.dropout(x, rate=rate)`, as before release 0.1.19,
+    mean training.
+
+    Args:
+      x: a floating Tensor.
+      is_training: a bool; `x` itself is returned if it is false.
+      keep_prob: the probability that an element is kept; a number or a tf scalar.
+      rate: 1 - keep_prob; exactly one of the two is given.
+      noise_shape: a Shape that may lack dimensions of `x`, along which the noise is shared.
+      name: a string or None.
+
+    Raises:
+      ValueError: not exactly one of keep_prob and rate, or out of range.
+    """
+    is_training, keep_prob = _dropout_arguments(is_training, keep_prob, rate)
+    if not is_training or (isinstance(keep_prob, (int, float)) and keep_prob == 1.0):
+        return x
+    noise_shape = x.shape if noise_shape is None else convert_to_shape(noise_shape)
+    with tf.variable_scope(name, default_name="dropout"):
+        noise = random_uniform(x.mesh, noise_shape)
+
+        def scaled_mask(u: tf.Tensor) -> tf.Tensor:
+            keep = tf.cast(keep_prob, u.dtype) if tf.is_tensor(keep_prob) else keep_prob
+            return tf.cast(tf.cast(u < keep, u.dtype) * (1.0 / keep), x.dtype)
+
+        mask = cwise(scaled_mask, [noise], output_dtype=x.dtype, name="mask")
+        return x * mtf.stop_gradient(mask)
+
+
+@leaves_no_node
+def sample_with_temperature(
+    logits: Tensor, dim: Dimension, temperature: float = 1.0, name: Optional[str] = None
+) -> Tensor:
+    """Returns indices drawn from the softmax of logits / temperature, by the Gumbel trick.
+
+    Args:
+      logits: a Tensor with dimensions [..., dim, ...].
+      dim: the Dimension of the choices.
+      temperature: a number; 0.0 takes the largest.
+      name: a string or None.
+
+    Returns:
+      An int32 Tensor without `dim`.
+    """
+    if temperature == 0.0:
+        return mtf.argmax(logits, dim, name=name)
+    tiny = 1e-9  # the logarithm of 0 is not wanted
+    u = random_uniform(logits.mesh, logits.shape, minval=tiny, maxval=1.0, dtype=tf.float32)
+    gumbel = mtf.negative(mtf.log(mtf.negative(mtf.log(u))))
+    noisy = mtf.cast(logits, tf.float32) + gumbel * temperature
+    return mtf.argmax(noisy, dim, name=name)

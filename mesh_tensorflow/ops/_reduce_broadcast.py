@@ -1,0 +1,310 @@
+"""Reductions and broadcasts; the sum and the broadcast are each other's gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.cost import Collective, Cost
+from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
+from mesh_tensorflow._mesh.slice_fns import reduction_fn, transpose_slice
+from mesh_tensorflow.ops._source import check_dimension
+
+__all__ = [
+    "BroadcastOperation",
+    "ReduceOperation",
+    "broadcast",
+    "reduce_all",
+    "reduce_any",
+    "reduce_first",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_sum",
+]
+
+
+class ReduceOperation(Operation):
+    """The sum, maximum or minimum over the dimensions that the output lacks."""
+
+    def __init__(
+        self, x: Tensor, output_shape: Any, reduction_fn_string: str, name: Optional[str] = None
+    ):
+        """Makes the operation.
+
+        Args:
+          x: a Tensor.
+          output_shape: a Shape, each of whose dimensions is in `x`.
+          reduction_fn_string: "SUM", "MAX" or "MIN".
+          name: a string or None.
+
+        Raises:
+          ValueError: the output has a dimension that `x` lacks, or the reduction is unknown.
+        """
+        output_shape = convert_to_shape(output_shape)
+        mtf.verify_no_new_dims([x.shape], output_shape)
+        reduction_fn(reduction_fn_string)
+        super().__init__([x], name=name or "reduce")
+        self._reduction_fn_string = reduction_fn_string
+        self._outputs = [Tensor(self, output_shape, x.dtype)]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        x, y, dy = self.inputs[0], self.outputs[0], grad_ys[0]
+        if self._reduction_fn_string == "SUM":
+            return [broadcast(dy, x.shape)]
+        return [mtf.cast(mtf.equal(x, y, output_shape=x.shape), dy.dtype) * dy]
+
+    def _reduced_mesh_axes(self, mesh_impl: Any) -> list[int]:
+        kept = self._outputs[0].shape
+        axes = [
+            mesh_impl.tensor_dimension_to_mesh_axis(d)
+            for d in self._inputs[0].shape
+            if d not in kept
+        ]
+        return sorted(axis for axis in axes if axis is not None)
+
+    def _is_sum(self) -> bool:
+        return self._reduction_fn_string == "SUM"
+
+    def lower(self, lowering: Any) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        x, y = self.inputs[0], self.outputs[0]
+        reduced = [axis for axis, d in enumerate(x.shape) if d not in y.shape]
+        kept = Shape([d for d in x.shape if d in y.shape])
+        fn = reduction_fn(self._reduction_fn_string)
+        value = mesh_impl.slicewise(
+            lambda t: transpose_slice(fn(t, reduced) if reduced else t, kept, y.shape),
+            lowering.tensors[x],
+        )
+        axes = self._reduced_mesh_axes(mesh_impl)
+        if axes:
+            count = lowering.allreduce_counter(mesh_impl, axes, y, "reduce_op")
+            if self._is_sum():
+                value = LazyAllreduceSum(mesh_impl, value, axes, count)
+            else:
+                count()
+                value = mesh_impl.allreduce(value, axes, self._reduction_fn_string)
+        lowering.set_tensor_lowering(y, value)
+
+    def cost(self, mesh_impl: Any) -> Cost:
+        x, y = self._inputs[0], self._outputs[0]
+        axes = self._reduced_mesh_axes(mesh_impl)
+        collectives: tuple[Collective, ...] = ()
+        if axes and not self._is_sum():
+            elements = mesh_impl.laid_out_size(y.shape)
+            collectives = (
+                Collective("allreduce", tuple(axes), elements, elements * y.dtype.size),
+            )
+        moved = super().cost(mesh_impl).bytes
+        return Cost(mesh_impl.laid_out_size(x.shape), moved, collectives)
+
+    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+        axes = self._reduced_mesh_axes(mesh_impl)
+        return {self._outputs[0]: tuple(axes)} if axes and self._is_sum() else {}
+
+
+class BroadcastOperation(Operation):
+    """A Tensor repeated along further dimensions."""
+
+    def __init__(self, x: Tensor, output_shape: Any, name: Optional[str] = None):
+        """Makes the operation.
+
+        Args:
+          x: a Tensor.
+          output_shape: a Shape that has all dimensions of `x`.
+          name: a string or None.
+
+        Raises:
+          ValueError: the output lacks a dimension of `x`.
+        """
+        output_shape = convert_to_shape(output_shape)
+        missing = [d for d in x.shape if d not in output_shape]
+        if missing:
+            raise ValueError(
+                f"cannot broadcast {x.name} {x.shape} to {output_shape}, which lacks "
+                f"{dims_text(missing)}; mtf.reduce_sum or mtf.reshape removes a dimension"
+            )
+        super().__init__([x], name=name or "broadcast")
+        self._outputs = [Tensor(self, output_shape, x.dtype)]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [reduce_sum(grad_ys[0], output_shape=self.inputs[0].shape)]
+
+    def lower(self, lowering: Any) -> None:
+        x, y = self.inputs[0], self.outputs[0]
+        value = lowering.mesh_impl(self).broadcast_impl(lowering.tensors[x], x.shape, y.shape)
+        lowering.set_tensor_lowering(y, value)
+
+
+def broadcast(x: Tensor, new_shape: Any) -> Tensor:
+    """Returns `x` repeated along the dimensions that it lacks; `x` itself if there are none.
+
+    Args:
+      x: a Tensor.
+      new_shape: a Shape that has all dimensions of `x`, in any order.
+
+    Raises:
+      ValueError: the new shape lacks a dimension of `x`.
+    """
+    new_shape = convert_to_shape(new_shape)
+    return x if new_shape == x.shape else BroadcastOperation(x, new_shape).outputs[0]
+
+
+def _reduction_output_shape(
+    x: Tensor, output_shape: Any, reduced_dim: Any, disable_positional_args: Any, what: str
+) -> Shape:
+    """Returns the output shape of a reduction from the arguments that say it in two ways."""
+    assert disable_positional_args is None, (
+        f"{what} takes keyword arguments only after x: output_shape= or reduced_dim="
+    )
+    output_shape = convert_to_shape(output_shape)
+    reduced_dim = convert_to_dimension(reduced_dim)
+    if output_shape is None:
+        if reduced_dim is None:
+            return Shape([])
+        check_dimension(what, x, reduced_dim)
+        return x.shape - reduced_dim
+    if reduced_dim is not None:
+        implied = [d for d in x.shape if d not in output_shape]
+        if implied != [reduced_dim]:
+            raise ValueError(
+                f"{what}: reduced_dim {dims_text([reduced_dim])} does not agree with output_shape "
+                f"{output_shape} of {x.name} {x.shape}, which reduces "
+                f"{dims_text(implied) or 'nothing'}. Give one of the two"
+            )
+    return output_shape
+
+
+@leaves_no_node
+def reduce_sum(
+    x: Tensor,
+    disable_positional_args: None = None,
+    output_shape: Any = None,
+    reduced_dim: Optional[Dimension] = None,
+    name: Optional[str] = None,
+) -> Tensor:
+    """Returns the sum over one dimension, over those that `output_shape` lacks, or over all.
+
+    Args:
+      x: a Tensor.
+      disable_positional_args: None; the arguments after `x` are given by name.
+      output_shape: a Shape or None.
+      reduced_dim: a Dimension or None.
+      name: a string or None.
+
+    Returns:
+      A Tensor; `x` itself if it has the output's shape.
+    """
+    shape = _reduction_output_shape(
+        x, output_shape, reduced_dim, disable_positional_args, "reduce_sum"
+    )
+    return x if shape == x.shape else ReduceOperation(x, shape, "SUM", name=name).outputs[0]
+
+
+@leaves_no_node
+def reduce_mean(
+    x: Tensor,
+    disable_positional_args: None = None,
+    output_shape: Any = None,
+    reduced_dim: Optional[Dimension] = None,
+    name: Optional[str] = None,
+) -> Tensor:
+    """Returns the mean over dimensions; see `reduce_sum`."""
+    shape = _reduction_output_shape(
+        x, output_shape, reduced_dim, disable_positional_args, "reduce_mean"
+    )
+    with tf.variable_scope(name, default_name="reduce_mean"):
+        if shape == x.shape:
+            return x
+        return reduce_sum(x, output_shape=shape) * (shape.size / x.shape.size)
+
+
+def _extreme(x: Tensor, shape: Shape, reduction: str, name: Optional[str], default: str) -> Tensor:
+    if shape == x.shape:
+        return x
+    return ReduceOperation(x, shape, reduction, name=name or default).outputs[0]
+
+
+@leaves_no_node
+def reduce_max(
+    x: Tensor,
+    disable_positional_args: None = None,
+    output_shape: Any = None,
+    reduced_dim: Optional[Dimension] = None,
+    name: Optional[str] = None,
+) -> Tensor:
+    """Returns the maximum over dimensions; all that tie get the gradient; see `reduce_sum`."""
+    shape = _reduction_output_shape(
+        x, output_shape, reduced_dim, disable_positional_args, "reduce_max"
+    )
+    return _extreme(x, shape, "MAX", name, "reduce_max")
+
+
+@leaves_no_node
+def reduce_min(
+    x: Tensor,
+    disable_positional_args: None = None,
+    output_shape: Any = None,
+    reduced_dim: Optional[Dimension] = None,
+    name: Optional[str] = None,
+) -> Tensor:
+    """Returns the minimum over dimensions; all that tie get the gradient; see `reduce_sum`."""
+    shape = _reduction_output_shape(
+        x, output_shape, reduced_dim, disable_positional_args, "reduce_min"
+    )
+    return _extreme(x, shape, "MIN", name, "reduce_min")
+
+
+@leaves_no_node
+def reduce_all(
+    x: Tensor,
+    disable_positional_args: None = None,
+    output_shape: Any = None,
+    reduced_dim: Optional[Dimension] = None,
+    name: Optional[str] = None,
+) -> Tensor:
+    """Returns whether all of a boolean Tensor hold, over dimensions; see `reduce_sum`."""
+    shape = _reduction_output_shape(
+        x, output_shape, reduced_dim, disable_positional_args, "reduce_all"
+    )
+    y = _extreme(mtf.to_float(x), shape, "MIN", name, "reduce_all")
+    return mtf.cast(y, tf.bool)
+
+
+@leaves_no_node
+def reduce_any(
+    x: Tensor,
+    disable_positional_args: None = None,
+    output_shape: Any = None,
+    reduced_dim: Optional[Dimension] = None,
+    name: Optional[str] = None,
+) -> Tensor:
+    """Returns whether any of a boolean Tensor holds, over dimensions; see `reduce_sum`."""
+    shape = _reduction_output_shape(
+        x, output_shape, reduced_dim, disable_positional_args, "reduce_any"
+    )
+    y = _extreme(mtf.to_float(x), shape, "MAX", name, "reduce_any")
+    return mtf.cast(y, tf.bool)
+
+
+@leaves_no_node
+def reduce_first(tensor: Tensor, reduced_dim: Dimension) -> Tensor:
+    """Returns the first element along a dimension.
+
+    Args:
+      tensor: a Tensor.
+      reduced_dim: a Dimension of it.
+    """
+    check_dimension("reduce_first", tensor, reduced_dim)
+    r = mtf.mtf_range(tensor.mesh, reduced_dim, dtype=tf.int32)
+    first = mtf.cast(mtf.equal(r, 0), tensor.dtype)
+    return reduce_sum(tensor * first, reduced_dim=reduced_dim)

@@ -1,0 +1,254 @@
+"""Changing dimensions: reshape, transpose, rename, replace, anonymize."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.cost import Collective, Cost
+from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape, anonymous_shape, convert_to_shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
+from mesh_tensorflow.ops._einsum import EinsumOperation
+
+__all__ = [
+    "ReshapeOperation",
+    "anonymize",
+    "rename_dimension",
+    "replace_dimensions",
+    "reshape",
+    "transpose",
+]
+
+
+class _Move(NamedTuple):
+    """One step of a reshape, on the slices as they are then."""
+
+    kind: str  # "allsplit", "alltoall", "allconcat", or "late_allsplit" after the local reshape
+    mesh_axis: int
+    split_axis: Optional[int]
+    concat_axis: Optional[int]
+
+
+def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: Any) -> list[_Move]:
+    """Returns what must be moved between processors to reshape a tensor.
+
+    Which part of a tensor a mesh axis tells apart is known by the product of the sizes before
+    the axis that it splits: equal products before and after mean that nothing moves.
+    """
+    old_axes = mesh_impl.tensor_layout(old_shape).mesh_axis_to_tensor_axis(mesh_impl.ndims)
+    old_products = mesh_impl.mesh_axis_to_cumprod(old_shape)
+    new_axes = mesh_impl.tensor_layout(new_shape).mesh_axis_to_tensor_axis(mesh_impl.ndims)
+    new_products = mesh_impl.mesh_axis_to_cumprod(new_shape)
+    splits, alltoalls, concats, late = [], [], [], []
+    # Each mesh axis splits an axis of its own, until others have been gathered.
+    sizes = mesh_impl.slice_shape(old_shape)
+    taken = {axis for axis in old_axes if axis is not None}
+    for mesh_axis in range(mesh_impl.ndims):
+        old_product, new_product = old_products[mesh_axis], new_products[mesh_axis]
+        if old_product == new_product:
+            continue
+        parts = mesh_impl.shape[mesh_axis].size
+        begins = None
+        if new_product is not None:
+            begins = old_shape.cumprod_to_tensor_axis(new_product)
+            if begins is not None and (begins in taken or sizes[begins] % parts):
+                begins = None
+        if old_product is None:
+            if begins is None:
+                late.append(_Move("late_allsplit", mesh_axis, new_axes[mesh_axis], None))
+            else:
+                taken.add(begins)
+                splits.append(_Move("allsplit", mesh_axis, begins, None))
+        elif new_product is None:
+            concats.append(_Move("allconcat", mesh_axis, None, old_axes[mesh_axis]))
+        elif begins is None:
+            concats.append(_Move("allconcat", mesh_axis, None, old_axes[mesh_axis]))
+            late.append(_Move("late_allsplit", mesh_axis, new_axes[mesh_axis], None))
+        else:
+            taken.add(begins)
+            alltoalls.append(_Move("alltoall", mesh_axis, begins, old_axes[mesh_axis]))
+    return splits + alltoalls + concats + late
+
+
+class ReshapeOperation(Operation):
+    """The elements as they lie, under other dimensions; communicates where the layout asks it."""
+
+    def __init__(self, x: Tensor, new_shape: Any, name: Optional[str] = None):
+        """Makes the operation.
+
+        Args:
+          x: a Tensor.
+          new_shape: a Shape of the same size.
+          name: a string or None.
+
+        Raises:
+          ValueError: the sizes differ.
+        """
+        new_shape = convert_to_shape(new_shape)
+        if x.shape.size != new_shape.size:
+            raise ValueError(
+                f"cannot reshape {x.name} {x.shape} of {x.shape.size} elements to {new_shape} "
+                f"of {new_shape.size}; the sizes must have one product"
+            )
+        super().__init__([x], name=name or "reshape")
+        self._outputs = [Tensor(self, new_shape, x.dtype)]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [reshape(grad_ys[0], self.inputs[0].shape)]
+
+    def _moves(self, mesh_impl: Any) -> list[_Move]:
+        return reshape_moves(self._inputs[0].shape, self._outputs[0].shape, mesh_impl)
+
+    def lower(self, lowering: Any) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        x, y = self.inputs[0], self.outputs[0]
+        moves = self._moves(mesh_impl)
+        for collective in self._collectives(mesh_impl):
+            lowering.count_collective(mesh_impl, collective, "reshape_op")
+        value = lowering.tensors[x]
+        if moves and isinstance(value, LazyAllreduceSum):
+            value = value.to_laid_out_tensor()
+        late = [move for move in moves if move.kind == "late_allsplit"]
+        for move in moves:
+            if move.kind == "allsplit":
+                value = mesh_impl.allsplit(value.to_laid_out_tensor(), *move[1:3])
+            elif move.kind == "alltoall":
+                value = mesh_impl.alltoall(value.to_laid_out_tensor(), *move[1:])
+            elif move.kind == "allconcat":
+                value = mesh_impl.allconcat(value.to_laid_out_tensor(), move.mesh_axis, move[3])
+        sizes = list(mesh_impl.slice_shape(y.shape))
+        for move in late:
+            sizes[move.split_axis] *= mesh_impl.shape[move.mesh_axis].size  # type: ignore[index]
+        if list(value.slice_shape) != sizes:
+            value = mesh_impl.slicewise_delay_allreduce(lambda t: tf.reshape(t, sizes), value)
+        for move in late:
+            value = mesh_impl.allsplit(value.to_laid_out_tensor(), *move[1:3])
+        lowering.set_tensor_lowering(y, value)
+
+    def _collectives(self, mesh_impl: Any) -> list[Collective]:
+        x = self._inputs[0]
+        elements = mesh_impl.laid_out_size(x.shape)
+        found = []
+        for move in self._moves(mesh_impl):
+            parts = mesh_impl.shape[move.mesh_axis].size
+            if move.kind == "allsplit":
+                elements //= parts
+                continue
+            if move.kind == "allconcat":
+                elements *= parts
+            if move.kind != "late_allsplit":
+                found.append(
+                    Collective(move.kind, (move.mesh_axis,), elements, elements * x.dtype.size)
+                )
+        return found
+
+    def cost(self, mesh_impl: Any) -> Cost:
+        moved = super().cost(mesh_impl).bytes
+        return Cost(0, moved, tuple(self._collectives(mesh_impl)))
+
+    def delays_sums(self, mesh_impl: Any, pending: Any) -> bool:
+        return self._inputs[0] in pending and not self._moves(mesh_impl)
+
+    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+        if self.delays_sums(mesh_impl, pending):
+            return {self._outputs[0]: pending[self._inputs[0]]}
+        return {}
+
+
+def reshape(x: Tensor, new_shape: Any, name: str = "reshape") -> Tensor:
+    """Returns the elements of `x`, as they lie, under other dimensions.
+
+    Names are labels here: reshaping to the same dimensions in another order relabels the
+    elements; `transpose` moves them.
+
+    Args:
+      x: a Tensor.
+      new_shape: a Shape of the same size.
+      name: a string.
+
+    Raises:
+      ValueError: the sizes differ.
+    """
+    return ReshapeOperation(x, new_shape, name=name).outputs[0]
+
+
+def transpose(x: Tensor, new_shape: Any, name: str = "transpose") -> Tensor:
+    """Returns `x` with its dimensions in another order, each value under its names.
+
+    Args:
+      x: a Tensor.
+      new_shape: a Shape of the same dimensions.
+      name: a string.
+
+    Raises:
+      ValueError: the dimensions differ.
+    """
+    new_shape = convert_to_shape(new_shape)
+    if set(x.shape) != set(new_shape):
+        raise ValueError(
+            f"transpose must keep the dimensions: {x.name} {x.shape} cannot become {new_shape}. "
+            "mtf.reshape changes them, mtf.broadcast adds some"
+        )
+    return EinsumOperation([x], new_shape, name=name).outputs[0]
+
+
+def rename_dimension(x: Tensor, old_name: str, new_name: str) -> Tensor:
+    """Returns `x` with a dimension called otherwise, so that other layout rules apply to it.
+
+    Args:
+      x: a Tensor.
+      old_name: a string.
+      new_name: a string.
+
+    Raises:
+      ValueError: there is no dimension `old_name`.
+    """
+    return reshape(x, x.shape.rename_dimension(old_name, new_name))
+
+
+def _as_dims(dim_or_dims: Any) -> list[Dimension]:
+    if isinstance(dim_or_dims, Dimension):
+        return [dim_or_dims]
+    return [convert_to_dimension(d) for d in dim_or_dims]  # type: ignore[misc]
+
+
+def replace_dimensions(
+    tensor_or_shape: Union[Tensor, Shape], old_dim_or_dims: Any, new_dim_or_dims: Any
+) -> Union[Tensor, Shape]:
+    """Returns a Tensor or Shape with neighbouring dimensions replaced by others.
+
+    Args:
+      tensor_or_shape: a Tensor or a Shape.
+      old_dim_or_dims: a Dimension, or a list of neighbouring ones.
+      new_dim_or_dims: a Dimension, or a list of them, of the same product of sizes.
+
+    Raises:
+      ValueError: the old dimensions do not stand side by side.
+    """
+    if isinstance(tensor_or_shape, Tensor):
+        new_shape = replace_dimensions(tensor_or_shape.shape, old_dim_or_dims, new_dim_or_dims)
+        return reshape(tensor_or_shape, new_shape)
+    if not isinstance(tensor_or_shape, Shape):
+        raise ValueError(
+            f"replace_dimensions takes a Tensor or a Shape, not {type(tensor_or_shape).__name__}"
+        )
+    dims = tensor_or_shape.dims
+    old, new = _as_dims(old_dim_or_dims), _as_dims(new_dim_or_dims)
+    for i in range(len(dims) - len(old) + 1):
+        if old and dims[i : i + len(old)] == old:
+            return Shape(dims[:i] + new + dims[i + len(old) :])
+    raise ValueError(
+        f"replace_dimensions: {dims_text(old) or 'no dimensions'} do not stand side by side, in "
+        f"this order, in {tensor_or_shape}. mtf.transpose brings them together"
+    )
+
+
+def anonymize(x: Tensor) -> Tensor:
+    """Returns `x` under dimension names that no layout rule splits; gathers it if it is split."""
+    return reshape(x, anonymous_shape(x.shape))

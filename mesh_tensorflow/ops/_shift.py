@@ -1,0 +1,244 @@
+"""Shifts along a dimension, and exchange of halos between neighbouring blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.cost import Collective, Cost
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow.ops._source import check_dimension
+
+__all__ = [
+    "ShiftOperation",
+    "dynamic_shift",
+    "halo_exchange",
+    "left_halo_exchange",
+    "shift",
+]
+
+
+class _Piece(NamedTuple):
+    """A range of a slice that moves to a processor further on."""
+
+    begin: int
+    size: int
+    processors: int
+
+
+class ShiftOperation(Operation):
+    """A Tensor moved by a constant along a dimension, across processors if need be."""
+
+    def __init__(
+        self, x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str] = None
+    ):
+        """Makes the operation; see `shift`."""
+        check_dimension(name or "shift", x, dim)
+        super().__init__([x], name=name or "shift")
+        self._dim = dim
+        self._axis = x.shape.dims.index(dim)
+        self._offset = offset
+        self._wrap = wrap
+        self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [shift(grad_ys[0], -self._offset, self._dim, self._wrap)]
+
+    def _pieces(self, mesh_impl: Any) -> list[_Piece]:
+        """Returns what a slice consists of after the shift, in order."""
+        size = mesh_impl.slice_shape(self._outputs[0].shape)[self._axis]
+        processors, within = divmod(self._offset, size)
+        pieces = [_Piece(0, size - within, processors)]
+        if within:
+            pieces.insert(0, _Piece(size - within, within, processors + 1))
+        return pieces
+
+    def _piece_elements(self, mesh_impl: Any, piece: _Piece) -> int:
+        shape = self._outputs[0].shape
+        return mesh_impl.laid_out_size(shape) // mesh_impl.slice_shape(shape)[self._axis] * piece.size
+
+    def lower(self, lowering: Any) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
+        value = lowering.tensors[self.inputs[0]]
+        if mesh_axis is None:
+            value = mesh_impl.slicewise(self._shift_whole, value)
+            lowering.set_tensor_lowering(self.outputs[0], value)
+            return
+        value = value.to_laid_out_tensor()
+        parts = []
+        for piece in self._pieces(mesh_impl):
+            count = self._piece_elements(mesh_impl, piece)
+            lowering.add_counter(f"shift[{piece.processors}]", count)
+            part = mesh_impl.slicewise(lambda t, p=piece: self._cut(t, p.begin, p.size), value)
+            if piece.processors:
+                part = mesh_impl.shift_by_n_processors(
+                    part, mesh_axis, piece.processors, self._wrap
+                )
+            parts.append(part)
+        for collective in self.cost(mesh_impl).collectives:
+            lowering.count_collective(mesh_impl, collective, None)
+        if len(parts) > 1:
+            parts = [mesh_impl.slicewise(lambda *ts: tf.concat(ts, self._axis), *parts)]
+        lowering.set_tensor_lowering(self.outputs[0], parts[0])
+
+    def _cut(self, t: tf.Tensor, begin: int, size: int) -> tf.Tensor:
+        sizes = t.shape.as_list()
+        if size == sizes[self._axis]:
+            return t
+        begins = [begin if axis == self._axis else 0 for axis in range(len(sizes))]
+        sizes[self._axis] = size
+        return tf.slice(t, begins, sizes)
+
+    def _shift_whole(self, t: tf.Tensor) -> tf.Tensor:
+        size = self._dim.size
+        if self._wrap:
+            return tf.roll(t, self._offset, self._axis)
+        kept = size - min(abs(self._offset), size)
+        if kept == 0:
+            return tf.zeros_like(t)
+        inside = self._cut(t, 0 if self._offset > 0 else size - kept, kept)
+        paddings = [[0, 0] for _ in t.shape.as_list()]
+        paddings[self._axis] = [size - kept, 0] if self._offset > 0 else [0, size - kept]
+        return tf.pad(inside, paddings)
+
+    def cost(self, mesh_impl: Any) -> Cost:
+        moved = super().cost(mesh_impl).bytes
+        mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
+        if mesh_axis is None:
+            return Cost(0, moved)
+        processors = mesh_impl.shape[mesh_axis].size
+        itemsize = self._outputs[0].dtype.size
+        found = []
+        for piece in self._pieces(mesh_impl):
+            steps = piece.processors % processors if self._wrap else piece.processors
+            if steps:
+                n = self._piece_elements(mesh_impl, piece)
+                found.append(Collective("shift", (mesh_axis,), n, n * itemsize))
+        return Cost(0, moved, tuple(found))
+
+
+def shift(
+    x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str] = None
+) -> Tensor:
+    """Returns a Tensor moved by a constant along a dimension.
+
+    Args:
+      x: a Tensor.
+      offset: an int; positive moves towards higher indices.
+      dim: a Dimension of it.
+      wrap: whether what leaves at one end comes in at the other; else zeros come in.
+      name: a string or None.
+    """
+    return ShiftOperation(x, offset, dim, wrap, name=name).outputs[0]
+
+
+@leaves_no_node
+def dynamic_shift(x: Tensor, offset: Tensor, dim: Dimension, wrap: bool) -> Tensor:
+    """Returns a Tensor moved along a dimension by as much as another Tensor says.
+
+    Args:
+      x: a Tensor.
+      offset: an int32 Tensor, some of whose dimensions `x` may have, or a number.
+      dim: a Dimension of `x`.
+      wrap: whether what leaves at one end comes in at the other; else zeros come in.
+    """
+    check_dimension("dynamic_shift", x, dim)
+    if not isinstance(offset, Tensor):
+        return shift(x, offset, dim, wrap)
+    if dim in offset.shape:
+        raise ValueError(
+            f"dynamic_shift: the offset {offset.name} {offset.shape} must not have the shifted "
+            f"dimension {dims_text([dim])}"
+        )
+    source_dim = Dimension("dynamic_shift_tmp", dim.size)
+    source = mtf.rename_dimension(x, dim.name, source_dim.name)
+    place = mtf.mtf_range(x.mesh, dim, dtype=tf.int32)
+    wanted = mtf.mtf_range(x.mesh, source_dim, dtype=tf.int32) + offset
+    if wrap:
+        wanted = mtf.mod(wanted, dim.size)
+    permutation = mtf.cast(mtf.equal(wanted, place), x.dtype)
+    return mtf.einsum([source, permutation], output_shape=x.shape)
+
+
+def _margin(
+    x: Tensor, blocks_dim: Optional[Dimension], block_size_dim: Dimension, size: int, wrap: bool,
+    from_left: bool,
+) -> list[Tensor]:
+    """Returns the margin of `size` next to each block, as Tensors from left to right."""
+    margins: list[Tensor] = []
+    step = 1 if from_left else -1
+    blocks = 1
+    while size > 0:
+        width = min(size, block_size_dim.size)
+        edge = x
+        if width < block_size_dim.size:
+            begin = block_size_dim.size - width if from_left else 0
+            edge = mtf.mtf_slice(x, begin, width, block_size_dim.name)
+        if blocks_dim is not None:
+            edge = shift(edge, step * blocks, blocks_dim, wrap)
+        elif not wrap:
+            edge = mtf.zeros_like(edge)
+        margins.append(edge)
+        size -= width
+        blocks += 1
+    return margins[::-1] if from_left else margins
+
+
+def _check_halo(
+    what: str, x: Tensor, blocks_dim: Optional[Dimension], block_size_dim: Dimension, size: int
+) -> None:
+    check_dimension(what, x, block_size_dim)
+    if blocks_dim is not None:
+        check_dimension(what, x, blocks_dim)
+    if size < 0:
+        raise ValueError(f"{what}: halo_size must be 0 or more, got {size}")
+
+
+@leaves_no_node
+def halo_exchange(
+    x: Tensor,
+    blocks_dim: Optional[Dimension],
+    block_size_dim: Dimension,
+    halo_size: int,
+    wrap: bool = False,
+) -> Tensor:
+    """Returns each block joined to a margin of both neighbours.
+
+    Args:
+      x: a Tensor with dimensions [..., blocks_dim, ..., block_size_dim, ...].
+      blocks_dim: a Dimension, or None for one block.
+      block_size_dim: a Dimension; it grows by twice `halo_size`.
+      halo_size: how wide the margin is; may be wider than a block.
+      wrap: whether the first and the last block are neighbours; else their outer margins
+        are zeros.
+    """
+    _check_halo("halo_exchange", x, blocks_dim, block_size_dim, halo_size)
+    if halo_size == 0:
+        return x
+    left = _margin(x, blocks_dim, block_size_dim, halo_size, wrap, from_left=True)
+    right = _margin(x, blocks_dim, block_size_dim, halo_size, wrap, from_left=False)
+    return mtf.concat([*left, x, *right], block_size_dim.name)
+
+
+@leaves_no_node
+def left_halo_exchange(
+    x: Tensor,
+    blocks_dim: Optional[Dimension],
+    block_size_dim: Dimension,
+    halo_size: int,
+    wrap: bool = False,
+) -> Tensor:
+    """Returns each block joined to a margin of its left neighbour; see `halo_exchange`."""
+    _check_halo("left_halo_exchange", x, blocks_dim, block_size_dim, halo_size)
+    if halo_size == 0:
+        return x
+    left = _margin(x, blocks_dim, block_size_dim, halo_size, wrap, from_left=True)
+    return mtf.concat([*left, x], block_size_dim.name)

@@ -1,0 +1,241 @@
+"""Any TensorFlow function, applied slice by slice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.tensor import Tensor
+
+__all__ = ["GenericGradOperation", "SlicewiseOperation", "cwise", "slicewise"]
+
+
+class SlicewiseOperation(Operation):
+    """Applies a TensorFlow function to the slices of each processor.
+
+    Right only if the function treats the parts of a split dimension apart; so only dimensions
+    declared splittable may be split.
+    """
+
+    def __init__(
+        self,
+        tf_fn: Callable,
+        inputs: Sequence[Tensor],
+        output_shapes: Sequence[Shape],
+        output_dtypes: Sequence[tf.DType],
+        splittable_dims: Sequence[Dimension],
+        grad_function: Optional[Callable] = None,
+        name: Optional[str] = None,
+    ):
+        """Makes the operation.
+
+        Args:
+          tf_fn: takes a tf.Tensor for each input; returns one, or a tuple of them.
+          inputs: Tensors.
+          output_shapes: Shapes.
+          output_dtypes: tf.DTypes.
+          splittable_dims: the Dimensions along which `tf_fn` works on parts independently.
+          grad_function: takes this operation and a gradient for each output; returns a list of
+            gradients of the inputs. If None, TensorFlow's own gradient of `tf_fn`.
+          name: a string or None.
+        """
+        super().__init__(inputs, name=name or "slicewise")
+        self._tf_fn = tf_fn
+        self._grad_function = grad_function
+        self._outputs = [
+            Tensor(self, shape, dtype, index=i)
+            for i, (shape, dtype) in enumerate(zip(output_shapes, output_dtypes, strict=True))
+        ]
+        self._initialize_splittable_and_unsplittable_dims(
+            "unsplittable", [d.name for d in splittable_dims]
+        )
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether it was given a gradient, or some input and output are floating."""
+        return self._grad_function is not None or super().has_gradient
+
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        if self._grad_function is not None:
+            return self._grad_function(self, *grad_ys)
+        return GenericGradOperation(self, grad_ys).outputs
+
+    def lower(self, lowering: Any) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        check_not_split(self, mesh_impl)
+        values = mesh_impl.slicewise(self._tf_fn, *[lowering.tensors[x] for x in self.inputs])
+        values = values if len(self.outputs) > 1 or isinstance(values, tuple) else (values,)
+        for y, value in zip(self.outputs, values):
+            lowering.set_tensor_lowering(y, value)
+
+
+def check_not_split(op: Operation, mesh_impl: Any) -> None:
+    """Checks that no dimension that `op` declares unsplittable is split.
+
+    Raises:
+      ValueError: one is; the message names the operation, the tensors and what to do.
+    """
+    for t in op.inputs + op.outputs:
+        for d in t.shape:
+            axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
+            if axis is not None and mesh_impl.shape[axis].size > 1 and d.name in op.unsplittable_dims:
+                mesh_dim = mesh_impl.shape[axis]
+                raise ValueError(
+                    f"dimension {d.name}={d.size} of {t.name} {t.shape} is split over mesh "
+                    f"dimension {mesh_dim.name}={mesh_dim.size}, but {type(op).__name__} "
+                    f"{op.name} cannot work on parts of it. Drop the layout rule "
+                    f"{d.name}:{mesh_dim.name}, or rename the dimension before this operation "
+                    f'with mtf.rename_dimension(x, "{d.name}", "{d.name}_unsplit")'
+                )
+
+
+class GenericGradOperation(Operation):
+    """The gradients of a SlicewiseOperation's floating inputs, by TensorFlow's own rules."""
+
+    def __init__(
+        self,
+        forward_op: Operation,
+        grad_ys: Sequence[Optional[Tensor]],
+        name: Optional[str] = None,
+    ):
+        """Makes the operation.
+
+        Args:
+          forward_op: a SlicewiseOperation.
+          grad_ys: a Tensor or None for each of its outputs.
+          name: a string or None.
+        """
+        self._forward_op = forward_op
+        self._given = [i for i, dy in enumerate(grad_ys) if dy is not None]
+        self._num_forward = (len(forward_op.inputs), len(forward_op.outputs))
+        inputs = forward_op.inputs + forward_op.outputs + [dy for dy in grad_ys if dy is not None]
+        super().__init__(inputs, name=name or "generic_grad")
+        # Integer inputs have no gradient; their output stands in the list but holds zeros.
+        self._outputs = [
+            Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(forward_op.inputs)
+        ]
+        self._initialize_splittable_and_unsplittable_dims(
+            "unsplittable", forward_op.splittable_dims
+        )
+
+    def lower(self, lowering: Any) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        num_x, num_y = self._num_forward
+        fn = self._forward_op._tf_fn
+
+        def grad_fn(*values: tf.Tensor) -> tuple:
+            xs, ys, dys = values[:num_x], values[num_x : num_x + num_y], values[num_x + num_y :]
+            return tuple(_tf_gradients(fn, xs, [ys[i] for i in self._given], dys, self._given))
+
+        values = mesh_impl.slicewise(grad_fn, *[lowering.tensors[x] for x in self.inputs])
+        for y, value in zip(self.outputs, values):
+            lowering.set_tensor_lowering(y, value)
+
+
+def _tf_gradients(
+    fn: Callable,
+    xs: Sequence[tf.Tensor],
+    ys: Sequence[tf.Tensor],
+    dys: Sequence[tf.Tensor],
+    given: Sequence[int],
+) -> list[tf.Tensor]:
+    grads: list = [None] * len(xs)
+    if not tf.executing_eagerly():
+        grads = tf.gradients(ys, xs, grad_ys=list(dys))
+    if all(g is None for g in grads):
+        # The forward value was computed from other copies of xs (a constant, a cloned input).
+        floating = [x for x in xs if x.dtype.is_floating]
+        with tf.GradientTape() as tape:
+            tape.watch(floating)
+            again = fn(*xs)
+        again = again if isinstance(again, tuple) else (again,)
+        found = iter(tape.gradient([again[i] for i in given], floating, list(dys)))
+        grads = [next(found) if x.dtype.is_floating else None for x in xs]
+    return [tf.zeros_like(x) if g is None else g for x, g in zip(xs, grads)]
+
+
+def slicewise(
+    tf_fn: Callable,
+    xs: Sequence[Tensor],
+    output_shape: Any = None,
+    output_dtype: Any = None,
+    splittable_dims: Optional[Sequence[Dimension]] = None,
+    grad_function: Optional[Callable] = None,
+    name: Optional[str] = None,
+) -> Any:
+    """Applies any TensorFlow function slice by slice.
+
+    Args:
+      tf_fn: takes a tf.Tensor for each of `xs`; returns one, or a tuple of them.
+      xs: Tensors.
+      output_shape: a Shape, or a list of Shapes for several outputs; that of the first input
+        if None.
+      output_dtype: a dtype, or a list of them; that of the first input if None.
+      splittable_dims: the Dimensions along which `tf_fn` works on parts independently; no
+        other may be split.
+      grad_function: takes the operation and a gradient for each output; returns a list of
+        gradients of the inputs. If None, TensorFlow's own gradient of `tf_fn`.
+      name: a string or None.
+
+    Returns:
+      A Tensor, or a tuple of them for several outputs.
+    """
+    xs = list(xs)
+    several = isinstance(output_shape, (list, tuple)) and any(
+        isinstance(s, (Shape, list, tuple)) and not isinstance(s, Dimension)
+        for s in output_shape
+    )
+    if several:
+        shapes = [convert_to_shape(s) for s in output_shape]
+    else:
+        shapes = [xs[0].shape if output_shape is None else convert_to_shape(output_shape)]
+    if isinstance(output_dtype, (list, tuple)):
+        dtypes = [tf.as_dtype(t) for t in output_dtype]
+    else:
+        dtypes = [xs[0].dtype if output_dtype is None else tf.as_dtype(output_dtype)] * len(shapes)
+    op = SlicewiseOperation(
+        tf_fn, xs, shapes, dtypes, splittable_dims or [], grad_function, name  # type: ignore
+    )
+    return tuple(op.outputs) if len(op.outputs) > 1 else op.outputs[0]
+
+
+def cwise(
+    tf_fn: Callable,
+    xs: Sequence[Tensor],
+    output_dtype: Any = None,
+    grad_function: Optional[Callable] = None,
+    name: Optional[str] = None,
+) -> Tensor:
+    """Applies an elementwise TensorFlow function to Tensors of one shape.
+
+    Args:
+      tf_fn: takes a tf.Tensor for each of `xs`; returns one of the same shape.
+      xs: Tensors of one shape.
+      output_dtype: a dtype; that of the first input if None.
+      grad_function: takes the operation and the gradient of the output; returns a list of
+        gradients of the inputs. If None, TensorFlow's own gradient of `tf_fn`.
+      name: a string or None.
+
+    Raises:
+      ValueError: the shapes differ.
+    """
+    xs = list(xs)
+    if any(x.shape != xs[0].shape for x in xs):
+        raise ValueError(
+            f"{name or 'cwise'}: inputs must have one shape: "
+            f"{'; '.join(f'{x.name} {x.shape}' for x in xs)}. Bring them to it with "
+            "mtf.broadcast or mtf.transpose"
+        )
+    return slicewise(
+        tf_fn,
+        xs,
+        output_dtype=output_dtype,
+        splittable_dims=xs[0].shape.dims,
+        grad_function=grad_function,
+        name=name or "cwise",
+    )

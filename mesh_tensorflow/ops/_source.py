@@ -1,0 +1,274 @@
+"""Operations without mesh inputs: constants, ranges, and imports from TensorFlow."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import Mesh, leaves_no_node
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape, anonymous_shape, convert_to_shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.laid_out import LazyLaidOutTensor
+
+__all__ = [
+    "Constant",
+    "ImportLaidOutTensorOperation",
+    "ImportOperation",
+    "RangeOperation",
+    "constant",
+    "import_fully_replicated",
+    "import_laid_out_tensor",
+    "import_tf_tensor",
+    "mtf_range",
+    "ones",
+    "ones_like",
+    "zeros",
+    "zeros_like",
+]
+
+
+class Constant(Operation):
+    """One value everywhere."""
+
+    def __init__(
+        self, mesh: Mesh, value: Any, shape: Shape, dtype: tf.DType, name: Optional[str] = None
+    ):
+        """Makes the operation.
+
+        Args:
+          mesh: a Mesh.
+          value: a number.
+          shape: a Shape.
+          dtype: a dtype.
+          name: a string or None.
+        """
+        super().__init__([], mesh=mesh, name=name or "constant")
+        self._value = value
+        self._outputs = [Tensor(self, shape, tf.as_dtype(dtype))]
+
+    def lower(self, lowering: Any) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        y = self.outputs[0]
+        sizes = mesh_impl.slice_shape(y.shape)
+
+        def fill() -> tf.Tensor:
+            value = tf.cast(self._value, y.dtype) if tf.is_tensor(self._value) else self._value
+            if tf.is_tensor(value):
+                return tf.fill(sizes, value)
+            return tf.constant(value, dtype=y.dtype, shape=sizes)
+
+        # Made anew at each use: cheaper than keeping large constants alive.
+        lazy = LazyLaidOutTensor(lambda: mesh_impl.slicewise(fill), sizes)
+        lowering.set_tensor_lowering(y, lazy)
+
+    def cost(self, mesh_impl: Any) -> Cost:
+        return Cost()
+
+
+def constant(mesh: Mesh, value: Any, shape: Any = None, dtype: tf.DType = tf.float32) -> Tensor:
+    """Returns a Tensor that has one value everywhere.
+
+    Args:
+      mesh: a Mesh.
+      value: a number.
+      shape: a Shape; that of a scalar if None.
+      dtype: a dtype.
+    """
+    shape = Shape([]) if shape is None else convert_to_shape(shape)
+    return Constant(mesh, value, shape, dtype).outputs[0]
+
+
+def zeros(mesh: Mesh, shape: Any, dtype: tf.DType = tf.float32) -> Tensor:
+    """Returns a Tensor of zeros; see `constant`."""
+    return constant(mesh, 0, shape=shape, dtype=dtype)
+
+
+def zeros_like(t: Tensor) -> Tensor:
+    """Returns a Tensor of zeros of the shape and dtype of `t`."""
+    return zeros(t.mesh, t.shape, dtype=t.dtype)
+
+
+def ones(mesh: Mesh, shape: Any, dtype: tf.DType = tf.float32) -> Tensor:
+    """Returns a Tensor of ones; see `constant`."""
+    return constant(mesh, 1, shape=shape, dtype=dtype)
+
+
+def ones_like(t: Tensor) -> Tensor:
+    """Returns a Tensor of ones of the shape and dtype of `t`."""
+    return ones(t.mesh, t.shape, dtype=t.dtype)
+
+
+class RangeOperation(Operation):
+    """The numbers from 0 along one dimension."""
+
+    def __init__(self, mesh: Mesh, dim: Dimension, dtype: tf.DType, name: Optional[str] = None):
+        """Makes the operation; see `mtf_range`."""
+        super().__init__([], mesh=mesh, name=name or "range")
+        self._dim = dim
+        self._outputs = [Tensor(self, Shape([dim]), tf.as_dtype(dtype))]
+
+    def lower(self, lowering: Any) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        y = self.outputs[0]
+        size = mesh_impl.slice_shape(y.shape)[0]
+        axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
+        if axis is None:
+            value = mesh_impl.slicewise(lambda: tf.cast(tf.range(size), y.dtype))
+        else:
+            value = mesh_impl.slicewise(
+                lambda part: tf.cast(tf.range(size) + part * size, y.dtype),
+                mesh_impl.laid_out_pcoord(axis),
+            )
+        lowering.set_tensor_lowering(y, value)
+
+
+def mtf_range(mesh: Mesh, dim: Dimension, dtype: tf.DType, name: Optional[str] = None) -> Tensor:
+    """Returns 0, 1, ..., size - 1 along one dimension; exported as mtf.range.
+
+    Args:
+      mesh: a Mesh.
+      dim: a Dimension.
+      dtype: a dtype.
+      name: a string or None.
+    """
+    return RangeOperation(mesh, dim, dtype, name=name).outputs[0]
+
+
+class ImportOperation(Operation):
+    """A tf.Tensor, cut up by the layout."""
+
+    def __init__(self, mesh: Mesh, tf_tensor: tf.Tensor, shape: Shape, name: Optional[str] = None):
+        """Makes the operation.
+
+        Args:
+          mesh: a Mesh.
+          tf_tensor: a tf.Tensor of the sizes of `shape`.
+          shape: a Shape.
+          name: a string or None.
+
+        Raises:
+          ValueError: the sizes differ.
+        """
+        found = tf_tensor.shape
+        if found.rank is not None and (
+            found.rank != len(shape)
+            or any(f not in (None, s) for f, s in zip(found.as_list(), shape.to_integer_list))
+        ):
+            raise ValueError(
+                f"{name or 'import'}: the tf.Tensor has shape {found}, which does not fit "
+                f"{shape}. Give a Dimension of the right size for each of its axes"
+            )
+        super().__init__([], mesh=mesh, name=name or "import")
+        self._tf_tensor = tf_tensor
+        self._outputs = [Tensor(self, shape, tf_tensor.dtype)]
+
+    def lower(self, lowering: Any) -> None:
+        y = self.outputs[0]
+        tf_tensor = self._tf_tensor
+        if not tf_tensor.shape.is_fully_defined():
+            tf_tensor = tf.ensure_shape(tf_tensor, y.shape.to_integer_list)
+        value = lowering.mesh_impl(self).import_tf_tensor(y, tf_tensor)
+        lowering.set_tensor_lowering(y, value)
+
+
+def _anonymous_if_none(tf_tensor: tf.Tensor, shape: Any) -> Shape:
+    if shape is not None:
+        return convert_to_shape(shape)  # type: ignore[return-value]
+    sizes = tf_tensor.shape.as_list()
+    return anonymous_shape(Shape([Dimension(f"d{i}", s) for i, s in enumerate(sizes)]))
+
+
+def import_tf_tensor(
+    mesh: Mesh, tf_tensor: Any, shape: Any = None, name: Optional[str] = None
+) -> Tensor:
+    """Returns a Tensor that holds a tf.Tensor, each processor its part.
+
+    Args:
+      mesh: a Mesh.
+      tf_tensor: a tf.Tensor, or what converts to one.
+      shape: a Shape; anonymous dimensions if None.
+      name: a string or None.
+
+    Raises:
+      ValueError: the sizes do not fit `shape`.
+    """
+    tf_tensor = tf.convert_to_tensor(tf_tensor)
+    return ImportOperation(
+        mesh, tf_tensor, _anonymous_if_none(tf_tensor, shape), name=name
+    ).outputs[0]
+
+
+@leaves_no_node
+def import_fully_replicated(
+    mesh: Mesh, tf_tensor: Any, shape: Any, name: Optional[str] = None
+) -> Tensor:
+    """Returns a Tensor that holds a tf.Tensor, imported whole on each processor, then cut.
+
+    Args:
+      mesh: a Mesh.
+      tf_tensor: a tf.Tensor, or what converts to one.
+      shape: a Shape.
+      name: a string or None.
+    """
+    whole = import_tf_tensor(mesh, tf_tensor, anonymous_shape(shape), name)
+    return mtf.reshape(whole, shape)
+
+
+class ImportLaidOutTensorOperation(Operation):
+    """Slices that are there already."""
+
+    def __init__(self, mesh: Mesh, laid_out_tensor: Any, shape: Shape, name: Optional[str] = None):
+        """Makes the operation.
+
+        Args:
+          mesh: a Mesh.
+          laid_out_tensor: a LaidOutTensor that fits the layout of `shape`.
+          shape: a Shape.
+          name: a string or None.
+        """
+        super().__init__([], mesh=mesh, name=name or "import_laid_out")
+        self._laid_out_tensor = laid_out_tensor
+        dtype = laid_out_tensor.to_laid_out_tensor().all_slices[0].dtype
+        self._outputs = [Tensor(self, convert_to_shape(shape), dtype.base_dtype)]  # type: ignore
+
+    def lower(self, lowering: Any) -> None:
+        lowering.set_tensor_lowering(self.outputs[0], self._laid_out_tensor)
+
+
+def import_laid_out_tensor(
+    mesh: Mesh, laid_out_tensor: Any, shape: Any, name: Optional[str] = None
+) -> Tensor:
+    """Returns a Tensor made of slices that fit the layout already.
+
+    Args:
+      mesh: a Mesh.
+      laid_out_tensor: a LaidOutTensor of the mesh implementation.
+      shape: a Shape.
+      name: a string or None.
+    """
+    return ImportLaidOutTensorOperation(mesh, laid_out_tensor, shape, name=name).outputs[0]
+
+
+def scalar_indices(mesh: Mesh, value: Any) -> Tensor:
+    """Returns an int32 Tensor of no dimensions; `value` itself if it is a Tensor."""
+    return value if isinstance(value, Tensor) else constant(mesh, value, dtype=tf.int32)
+
+
+def check_dimension(what: str, x: Tensor, dim: Dimension) -> None:
+    """Checks that `x` has dimension `dim`.
+
+    Raises:
+      ValueError: it has not; the message names the tensor and the dimension.
+    """
+    if dim not in x.shape:
+        raise ValueError(
+            f"{what}: {x.name} {x.shape} has no dimension {dims_text([dim])}; "
+            "both the name and the size must agree"
+        )
+

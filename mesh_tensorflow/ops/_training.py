@@ -1,0 +1,111 @@
+"""Training steps in microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow.ops._slicewise import slicewise
+
+__all__ = ["serialize_training_step"]
+
+
+def _take(x: Tensor, index: Tensor, dim: Dimension) -> Tensor:
+    """Returns the entry of `x` at a scalar index along its last dimension."""
+    shape = x.shape - dim
+    return slicewise(
+        lambda t, i: tf.gather(t, i, axis=len(shape)),
+        [x, index],
+        output_shape=shape,
+        output_dtype=x.dtype,
+        splittable_dims=shape.dims,
+        grad_function=lambda op, dy: [None, None],
+        name="microbatch_input",
+    )
+
+
+@leaves_no_node
+def serialize_training_step(
+    features: Mapping[str, Tensor],
+    model_fn: Callable[[dict[str, Tensor]], Mapping[str, Tensor]],
+    batch_dim: Dimension,
+    num_splits: int,
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Computes losses and gradients of a batch in several microbatches, one after the other.
+
+    Losses and gradients are summed over the microbatches, without division. Outputs that have
+    the batch dimension are put together to the whole batch.
+
+    Args:
+      features: a dictionary of Tensors, each with `batch_dim`.
+      model_fn: takes the features of one microbatch; returns a dictionary of Tensors, among
+        them "loss", a scalar.
+      batch_dim: a Dimension.
+      num_splits: how many microbatches.
+
+    Returns:
+      (gradients of the loss for `graph.trainable_variables`, a dictionary of outputs).
+
+    Raises:
+      ValueError: the batch is not divisible, or a trainable variable has no gradient.
+    """
+    if batch_dim.size % num_splits:
+        raise ValueError(
+            f"serialize_training_step: {dims_text([batch_dim])} is not divisible by num_splits="
+            f"{num_splits}; choose a divisor of {batch_dim.size}"
+        )
+    mesh = next(iter(features.values())).mesh
+    graph = mesh.graph
+    small_dim = Dimension(batch_dim.name, batch_dim.size // num_splits)
+    micro_dim = Dimension("microbatch", num_splits)
+    names: list[str] = []
+    batched: list[bool] = []
+
+    def microbatch_last(x: Tensor) -> Tensor:
+        x = mtf.replace_dimensions(x, batch_dim, [small_dim, micro_dim])
+        last = (x.shape - micro_dim) + micro_dim
+        return x if x.shape == last else mtf.transpose(x, last)
+
+    prepared = {key: microbatch_last(x) for key, x in features.items()}
+
+    def to_whole(y: Tensor, index: Tensor) -> Tensor:
+        place = mtf.one_hot(index, micro_dim, dtype=y.dtype)
+        at = y.shape.dims.index(small_dim) + 1
+        shape = Shape(y.shape.dims[:at] + [micro_dim] + y.shape.dims[at:])
+        return mtf.einsum([y, place], output_shape=shape)
+
+    def body(index: Tensor) -> list[Tensor]:
+        outputs = model_fn({key: _take(x, index, micro_dim) for key, x in prepared.items()})
+        trainable = [v.value for v in graph.trainable_variables]
+        grads = mtf.gradients([outputs["loss"]], trainable)
+        missing = [v.name for v, g in zip(graph.trainable_variables, grads) if g is None]
+        if missing:
+            raise ValueError(
+                f"serialize_training_step: no gradient reaches the trainable variables {missing}; "
+                "make them with trainable=False, or use them in the loss"
+            )
+        names[:] = list(outputs)
+        batched[:] = [small_dim in y.shape for y in outputs.values()]
+        results = [to_whole(y, index) if b else y for y, b in zip(outputs.values(), batched)]
+        return [index + 1, *results, *grads]
+
+    results = mtf.while_loop(
+        lambda index: mtf.less(index, num_splits),
+        body,
+        [mtf.constant(mesh, 0, dtype=tf.int32)],
+        has_accumulators=True,
+    )[1:]
+    outputs = {}
+    for name, is_batched, y in zip(names, batched, results):
+        if is_batched:
+            y = mtf.replace_dimensions(y, [small_dim, micro_dim], batch_dim)
+        outputs[name] = y
+    return list(results[len(names) :]), outputs

@@ -1,0 +1,479 @@
+"""Variables: made, read and assigned."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.graph import Mesh, leaves_no_node
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.random_slices import program_seed
+from mesh_tensorflow._mesh.variable_store import VariableStore, current_store
+from mesh_tensorflow.utils import outside_all_rewrites
+
+__all__ = [
+    "Assign",
+    "ReadVariable",
+    "StackedVariable",
+    "Variable",
+    "VariableDType",
+    "assign",
+    "assign_add",
+    "assign_add_slice",
+    "assign_slice",
+    "assign_sub",
+    "assign_sub_slice",
+    "get_variable",
+    "read_variable",
+]
+
+
+class VariableDType:
+    """The dtypes of a variable: in checkpoints, in memory and in computation."""
+
+    def __init__(
+        self,
+        master_dtype: tf.DType = tf.float32,
+        slice_dtype: Optional[tf.DType] = None,
+        activation_dtype: Optional[tf.DType] = None,
+    ):
+        """Makes a VariableDType.
+
+        Args:
+          master_dtype: of the master, which checkpoints hold.
+          slice_dtype: of the slices, which are kept and updated; `master_dtype` if None.
+          activation_dtype: of the value; `master_dtype` if None.
+        """
+        self._master_dtype = tf.as_dtype(master_dtype)
+        self._slice_dtype = tf.as_dtype(slice_dtype or master_dtype)
+        self._activation_dtype = tf.as_dtype(activation_dtype or master_dtype)
+
+    @property
+    def master_dtype(self) -> tf.DType:
+        """Dtype of the master, which checkpoints hold."""
+        return self._master_dtype
+
+    @property
+    def slice_dtype(self) -> tf.DType:
+        """Dtype of the slices, which are kept and updated."""
+        return self._slice_dtype
+
+    @property
+    def activation_dtype(self) -> tf.DType:
+        """Dtype of the value in computation."""
+        return self._activation_dtype
+
+
+class Variable(Operation):
+    """A variable: a master, and slices once it is lowered; its output is its value."""
+
+    is_stacked = False
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        name: str,
+        shape: Any,
+        dtype: Union[VariableDType, tf.DType],
+        initializer: Any,
+        trainable: bool,
+        **kwargs: Any,
+    ):
+        """Makes the master tf variable, and the operation.
+
+        Args:
+          mesh: a Mesh.
+          name: a string, relative to the variable scope.
+          shape: a Shape.
+          dtype: a VariableDType, or a dtype for all three.
+          initializer: a TensorFlow initializer or None.
+          trainable: a bool.
+          **kwargs: further arguments of tf.get_variable.
+
+        Raises:
+          ValueError: TensorFlow has a variable of this name already.
+        """
+        shape = convert_to_shape(shape)
+        if not isinstance(dtype, VariableDType):
+            dtype = VariableDType(dtype)
+        super().__init__([], mesh=mesh, name="variable")
+        self._graph.roll_back_names(self._name_mark)  # it is named after its master
+        self._dtype = dtype
+        self._trainable = trainable
+        self._store: Optional[VariableStore] = current_store()
+        self._initializer = initializer
+        self._make_master(name, shape, kwargs)
+        self._name_mark = len(self._graph._name_journal)
+        self._outputs = [Tensor(self, shape, dtype.activation_dtype)]  # type: ignore[arg-type]
+        self._graph.register_variable(self, trainable)
+
+    def _make_master(self, name: str, shape: Any, kwargs: dict) -> None:
+        full_name = full_variable_name(name)
+        self._name = full_name
+        self._master: Any = None
+        if self._store is not None:
+            return
+        kwargs.setdefault("use_resource", True)
+        with tf.device(self._mesh.variable_placer_fn), outside_all_rewrites():
+            self._master = tf.get_variable(
+                name,
+                shape.to_integer_list,
+                dtype=self.master_dtype,
+                initializer=seeded_initializer(self._initializer, full_name),
+                trainable=self._trainable,
+                **kwargs,
+            )
+        if self._master.op.name != full_name:
+            raise ValueError(
+                f"variable {full_name!r} became {self._master.op.name!r}: TensorFlow has a "
+                f"variable {full_name!r} already. Use another name or variable scope"
+            )
+
+    def __repr__(self) -> str:
+        return f"Variable({self.value})" if self._outputs else f"Variable({self._name})"
+
+    @property
+    def value(self) -> Tensor:
+        """Its value, a Tensor."""
+        return self._outputs[0]
+
+    @property
+    def shape(self) -> Shape:
+        """Its Shape."""
+        return self.value.shape
+
+    @property
+    def size(self) -> int:
+        """Number of its elements."""
+        return self.shape.size
+
+    @property
+    def dtype(self) -> VariableDType:
+        """Its VariableDType."""
+        return self._dtype
+
+    @property
+    def master_dtype(self) -> tf.DType:
+        """Dtype of the master, which checkpoints hold."""
+        return self._dtype.master_dtype
+
+    @property
+    def slice_dtype(self) -> tf.DType:
+        """Dtype of the slices, which are kept and updated."""
+        return self._dtype.slice_dtype
+
+    @property
+    def activation_dtype(self) -> tf.DType:
+        """Dtype of the value in computation."""
+        return self._dtype.activation_dtype
+
+    @property
+    def trainable(self) -> bool:
+        """Whether optimizers are to change it."""
+        return self._trainable
+
+    @property
+    def store(self) -> Optional[VariableStore]:
+        """The VariableStore that keeps it between calls of a tf.function, or None."""
+        return self._store
+
+    @property
+    def initializer(self) -> Any:
+        """The TensorFlow initializer it was made with, or None."""
+        return self._initializer
+
+    @property
+    def master_device(self) -> str:
+        """The device of the master."""
+        return self._master.device
+
+    def get_master(self) -> Any:
+        """Returns the master tf variable."""
+        return self._master
+
+    def assign_to_master(self, val: tf.Tensor) -> tf.Operation:
+        """Returns a tf operation that assigns `val` to the master."""
+        return self._master.assign(val, read_value=False)
+
+    def lower(self, lowering: Any) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        with outside_all_rewrites():
+            laid_out = mesh_impl.LaidOutVariable(self, mesh_impl)
+            lowering.variables[self] = laid_out
+            value = self.cast_to_activation(mesh_impl, laid_out.laid_out_tensor)
+        lowering.set_tensor_lowering(self.value, value)
+        kind = "trainable" if self._trainable else "untrainable"
+        lowering.add_counter(f"variables/{kind}", self.size)
+
+    def cast_to_activation(self, mesh_impl: Any, laid_out: Any) -> Any:
+        """Returns laid-out values of slice dtype in the dtype of computation."""
+        if self.slice_dtype == self.activation_dtype:
+            return laid_out
+        return mesh_impl.slicewise(lambda t: tf.cast(t, self.activation_dtype), laid_out)
+
+    def cost(self, mesh_impl: Any) -> Cost:
+        return Cost(0, mesh_impl.laid_out_size(self.shape) * self.slice_dtype.size)
+
+
+class StackedVariable(Variable):
+    """Several variables of one shape behind one slice variable for each processor.
+
+    The masters stay as they are, under their names.
+    """
+
+    is_stacked = True
+
+    def __init__(self, vs: Sequence[Variable]):
+        """Makes one from Variables of one shape and one set of dtypes."""
+        self._parts = list(vs)
+        first = vs[0]
+        shape = Shape([Dimension("stacked", len(vs))]) + first.shape
+        super().__init__(
+            first.mesh, f"stacked/{first.name}", shape, first.dtype, None, first.trainable
+        )
+
+    def _make_master(self, name: str, shape: Any, kwargs: dict) -> None:
+        self._name = name
+        self._master = None
+
+    @property
+    def original_names(self) -> list[str]:
+        """Names of the variables it consists of."""
+        return [v.name for v in self._parts]
+
+    @property
+    def master_device(self) -> str:
+        """The device of the first master."""
+        return self._parts[0].master_device
+
+    def get_master(self) -> Any:
+        """Returns the masters, stacked."""
+        return tf.stack([v.get_master().read_value() for v in self._parts])
+
+    def assign_to_master(self, val: tf.Tensor) -> tf.Operation:
+        """Returns a tf operation that assigns each part of `val` to its master."""
+        pieces = tf.unstack(val)
+        return tf.group([v.assign_to_master(piece) for v, piece in zip(self._parts, pieces)])
+
+
+def full_variable_name(name: str) -> str:
+    """Returns `name` under the current variable scope."""
+    scope = tf.get_variable_scope().name
+    return f"{scope}/{name}" if scope else name
+
+
+def seeded_initializer(initializer: Any, name: str) -> Any:
+    """Returns an initializer whose values depend on the program's seed and on `name` alone.
+
+    Only where the program has a seed and the initializer has none of its own.
+    """
+    if program_seed() is None:
+        return initializer
+    if initializer is None:
+        initializer = tf.glorot_uniform_initializer()
+    if isinstance(initializer, type):
+        initializer = initializer()
+    if getattr(initializer, "seed", 0) is None:
+        initializer = copy.copy(initializer)
+        initializer.seed = zlib.crc32(name.encode()) % 2**31
+    return initializer
+
+
+@leaves_no_node
+def get_variable(
+    mesh: Mesh,
+    name: str,
+    shape: Any,
+    dtype: Union[VariableDType, tf.DType] = tf.float32,
+    master_dtype: Optional[tf.DType] = None,
+    slice_dtype: Optional[tf.DType] = None,
+    activation_dtype: Optional[tf.DType] = None,
+    initializer: Any = None,
+    trainable: bool = True,
+    **kwargs: Any,
+) -> Tensor:
+    """Returns the value of a variable, which is made if there is none of this name yet.
+
+    Args:
+      mesh: a Mesh.
+      name: a string, relative to the variable scope.
+      shape: a Shape.
+      dtype: a VariableDType, or a dtype.
+      master_dtype: overrides that part of `dtype`; better given in a VariableDType.
+      slice_dtype: likewise.
+      activation_dtype: likewise.
+      initializer: a TensorFlow initializer; TensorFlow's default if None.
+      trainable: whether optimizers are to change it.
+      **kwargs: further arguments of tf.get_variable.
+
+    Returns:
+      A Tensor. For a name that exists, the same variable, whatever else is asked.
+    """
+    if not isinstance(dtype, VariableDType):
+        # A plain dtype is what each part is unless it is told otherwise.
+        dtype = VariableDType(
+            master_dtype or dtype, slice_dtype or dtype, activation_dtype or dtype
+        )
+    full_name = full_variable_name(name)
+    known = mesh.graph.name_to_variable.get(full_name)
+    if known is not None:
+        return known.value
+    return Variable(mesh, name, shape, dtype, initializer, trainable, **kwargs).value
+
+
+def _variable_of(var: Union[Tensor, Variable], what: str) -> Variable:
+    """Returns the Variable from which a Tensor comes by operations of one input each."""
+    x: Any = var.value if isinstance(var, Variable) else var
+    while not isinstance(x.operation, Variable):
+        if len(x.operation.inputs) != 1:
+            raise ValueError(
+                f"{what}: {var} does not come from a variable by operations of one input: "
+                f"{x.operation} has {len(x.operation.inputs)}"
+            )
+        x = x.operation.inputs[0]
+    return x.operation
+
+
+class ReadVariable(Operation):
+    """The value of a variable at this place of the program."""
+
+    def __init__(self, var: Variable, name: Optional[str] = None):
+        """Makes the operation; see `read_variable`."""
+        super().__init__(var.outputs, name=name or "read_variable")
+        self._var = var
+        self._outputs = [Tensor(self, var.shape, var.activation_dtype)]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return list(grad_ys)
+
+    def lower(self, lowering: Any) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        value = self._var.cast_to_activation(mesh_impl, lowering.variables[self._var].read())
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+def read_variable(var: Union[Tensor, Variable]) -> Tensor:
+    """Returns the value of a variable, read at this place of the program.
+
+    Args:
+      var: a Variable, or a Tensor that comes from one.
+    """
+    return ReadVariable(_variable_of(var, "read_variable")).outputs[0]
+
+
+def assign_slice(variable: Variable, slice_var: Any, val: tf.Tensor) -> tf.Operation:
+    """Returns a tf operation that assigns to one slice variable.
+
+    Args:
+      variable: a Variable.
+      slice_var: one of its slice variables.
+      val: a tf.Tensor; cast to the slices' dtype.
+    """
+    return slice_var.assign(tf.cast(val, variable.slice_dtype), read_value=False)
+
+
+def assign_add_slice(variable: Variable, slice_var: Any, val: tf.Tensor) -> tf.Operation:
+    """Returns a tf operation that adds to one slice variable; see `assign_slice`."""
+    return slice_var.assign_add(tf.cast(val, variable.slice_dtype), read_value=False)
+
+
+def assign_sub_slice(variable: Variable, slice_var: Any, val: tf.Tensor) -> tf.Operation:
+    """Returns a tf operation that subtracts from one slice variable; see `assign_slice`."""
+    return slice_var.assign_sub(tf.cast(val, variable.slice_dtype), read_value=False)
+
+
+class Assign(Operation):
+    """Assignments to variables; they happen when `lowering.lowered_operation` of it is run."""
+
+    def __init__(
+        self,
+        variables: Sequence[Variable],
+        new_values: Sequence[Tensor],
+        assign_fn: Callable = assign_slice,
+        name: Optional[str] = None,
+    ):
+        """Makes the operation.
+
+        Args:
+          variables: Variable operations.
+          new_values: a Tensor for each, of its shape.
+          assign_fn: takes a Variable, a slice variable and a tf value; returns a tf operation.
+          name: a string or None.
+
+        Raises:
+          ValueError: a shape differs.
+        """
+        for v, x in zip(variables, new_values, strict=True):
+            if v.shape != x.shape:
+                raise ValueError(
+                    f"cannot assign {x.name} {x.shape} to variable {v.name} {v.shape}: the "
+                    "shapes must be equal. mtf.transpose or mtf.broadcast may bring it to it"
+                )
+        super().__init__(new_values, mesh=variables[0].mesh, name=name or "assign")
+        self._variables = list(variables)
+        self._assign_fn = assign_fn
+
+    @property
+    def assign_fn(self) -> Callable:
+        """What is called for each slice."""
+        return self._assign_fn
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The variables it assigns to."""
+        return list(self._variables)
+
+    def lower(self, lowering: Any) -> None:
+        operations = []
+        for v, x in zip(self._variables, self.inputs):
+            values = lowering.tensors[x].to_laid_out_tensor().all_slices
+            operations.append(lowering.variables[v].assign_to_slices(self._assign_fn, values))
+        lowering.operations[self] = tf.group(operations)
+
+    def cost(self, mesh_impl: Any) -> Cost:
+        moved = sum(
+            2 * mesh_impl.laid_out_size(v.shape) * v.slice_dtype.size for v in self._variables
+        )
+        return Cost(0, moved)
+
+
+@leaves_no_node
+def assign(
+    var: Union[Tensor, Variable],
+    new_val: Tensor,
+    assign_fn: Callable = assign_slice,
+    name: Optional[str] = None,
+) -> Operation:
+    """Returns an operation that assigns to a variable.
+
+    Args:
+      var: a Variable, or a Tensor that comes from one by operations of one input each.
+      new_val: a Tensor of its shape.
+      assign_fn: takes a Variable, a slice variable and a tf value; returns a tf operation.
+      name: a string or None.
+
+    Returns:
+      An Assign operation; run `lowering.lowered_operation` of it.
+
+    Raises:
+      ValueError: `var` comes from no variable, or the shapes differ.
+    """
+    return Assign([_variable_of(var, "assign")], [new_val], assign_fn=assign_fn, name=name)
+
+
+def assign_add(var: Union[Tensor, Variable], new_val: Tensor) -> Operation:
+    """Returns an operation that adds to a variable; see `assign`."""
+    return assign(var, new_val, assign_fn=assign_add_slice)
+
+
+def assign_sub(var: Union[Tensor, Variable], new_val: Tensor) -> Operation:
+    """Returns an operation that subtracts from a variable; see `assign`."""
+    return assign(var, new_val, assign_fn=assign_sub_slice)

@@ -1,0 +1,186 @@
+"""Adafactor: second moments kept as row and column means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow.optimize._base import Optimizer, scalar_like, skip_without_gradient
+
+__all__ = [
+    "AdafactorOptimizer",
+    "adafactor_decay_rate_adam",
+    "adafactor_decay_rate_pow",
+    "reduce_rms",
+]
+
+
+def _step() -> tf.Tensor:
+    return tf.cast(tf.train.get_or_create_global_step(), tf.float32)
+
+
+def adafactor_decay_rate_adam(beta2: float) -> tf.Tensor:
+    """Returns the second-moment decay of Adam, its bias correction included.
+
+    Args:
+      beta2: a number between 0 and 1.
+    """
+    t = _step() + 1.0
+    return beta2 * (1.0 - tf.pow(beta2, t - 1.0)) / (1.0 - tf.pow(beta2, t))
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+def adafactor_decay_rate_pow(exponent: float = 0.8, offset: int = 0) -> tf.Tensor:
+    """Returns 1 - (step + 1 - offset) ** -exponent, the decay of second moments.
+
+    Args:
+      exponent: a number between 0 and 1.
+      offset: the step at which training began.
+    """
+    return 1.0 - tf.pow(_step() + 1.0 - tf.cast(offset, tf.float32), -exponent)
+
+
+def reduce_rms(x: mtf.Tensor, **kwargs: Any) -> mtf.Tensor:
+    """Returns the root of the mean square.
+
+    Args:
+      x: a Tensor.
+      **kwargs: arguments of mtf.reduce_mean.
+    """
+    return mtf.sqrt(mtf.reduce_mean(mtf.square(x), **kwargs))
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+class AdafactorOptimizer(Optimizer):
+    """Adafactor: Shazeer and Stern, "Adafactor: adaptive learning rates with sublinear memory
+    cost" (2018).
+
+    The second moments of a large matrix are kept as the means of its rows and of its columns.
+    Slots: `<var>_slot_vr` and `<var>_slot_vc`, or `<var>_slot_v`; `<var>_slot_m` with beta1.
+    """
+
+    def __init__(
+        self,
+        multiply_by_parameter_scale: bool = True,
+        learning_rate: Any = None,
+        decay_rate: Any = None,
+        beta1: float = 0.0,
+        clipping_threshold: Optional[float] = 1.0,
+        factored: bool = True,
+        epsilon1: float = 1e-30,
+        epsilon2: float = 1e-3,
+        min_dim_size_to_factor: int = 128,
+        stacked_dim_names: Optional[Sequence[str]] = None,
+        exclude_from_parameter_scale: Optional[Sequence[str]] = None,
+    ):
+        """Makes the optimizer.
+
+        Args:
+          multiply_by_parameter_scale: whether steps are relative to the RMS of the variable.
+          learning_rate: a number or tf scalar; min(1 / sqrt(step + 1), 0.01) if None, times
+            0.05 without parameter scale.
+          decay_rate: a number or tf scalar; `adafactor_decay_rate_pow()` if None.
+          beta1: how much of the running mean of updates stays; none is kept for 0.
+          clipping_threshold: updates are scaled down to this RMS; not at all if None.
+          factored: whether to factor second moments.
+          epsilon1: added to squared gradients.
+          epsilon2: the least parameter scale.
+          min_dim_size_to_factor: only dimensions of at least this size are factored.
+          stacked_dim_names: names of dimensions that are not factored.
+          exclude_from_parameter_scale: parts of names of variables whose steps are not relative.
+        """
+        self._multiply_by_parameter_scale = multiply_by_parameter_scale
+        self._decay_rate = adafactor_decay_rate_pow() if decay_rate is None else decay_rate
+        self._learning_rate = (
+            self._default_rate(multiply_by_parameter_scale)
+            if learning_rate is None
+            else learning_rate
+        )
+        self._beta1 = beta1
+        self._clipping_threshold = clipping_threshold
+        self._factored = factored
+        self._epsilon1 = epsilon1
+        self._epsilon2 = epsilon2
+        self._min_dim_size_to_factor = min_dim_size_to_factor
+        self._stacked_dim_names = stacked_dim_names or []
+        self._exclude = exclude_from_parameter_scale or []
+
+    @staticmethod
+    def _default_rate(relative: bool) -> tf.Tensor:
+        rate = tf.minimum(tf.math.rsqrt(_step() + 1.0), 0.01)
+        if not relative and not layers.unit_scaling_convention():
+            rate *= 0.05
+        return rate
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate, a number or a tf scalar."""
+        return self._learning_rate
+
+    def _factored_dims(self, shape: mtf.Shape) -> Optional[tuple[mtf.Dimension, mtf.Dimension]]:
+        """Returns the (second largest, largest) dimensions if they are to be factored."""
+        if not self._factored:
+            return None
+        dims = [d for d in shape if d.name not in self._stacked_dim_names]
+        largest = sorted(dims, key=lambda d: -d.size)[:2]
+        if len(largest) < 2 or largest[1].size < self._min_dim_size_to_factor:
+            return None
+        return largest[1], largest[0]
+
+    def _slot(self, var: mtf.Variable, name: str, shape: mtf.Shape) -> mtf.Tensor:
+        return mtf.get_variable(
+            var.mesh,
+            f"{var.name}_slot_{name}",
+            shape,
+            initializer=tf.zeros_initializer(),
+            trainable=False,
+        )
+
+    def apply_grad(
+        self, grad: Optional[mtf.Tensor], var: mtf.Variable
+    ) -> list[mtf.Operation]:
+        if skip_without_gradient(grad, var):
+            return []
+        grad = mtf.to_float(grad)  # type: ignore[arg-type]
+        squared = mtf.square(grad) + self._epsilon1
+        scaled, assignments = self._scaled_gradient(grad, squared, var)
+        if self._clipping_threshold is not None:
+            norm = reduce_rms(scaled) / self._clipping_threshold
+            scaled = scaled / mtf.maximum(1.0, norm)
+        update = scaled * scalar_like(self._learning_rate, scaled)
+        old = var.value
+        if self._multiply_by_parameter_scale and not any(e in var.name for e in self._exclude):
+            update = update * mtf.to_float(self._parameter_scale(old))
+        if self._beta1:
+            m = self._slot(var, "m", var.shape)
+            update = self._beta1 * m + (1.0 - self._beta1) * update
+            assignments.append(mtf.assign(m, update))
+        return [mtf.assign_sub(var, update), *assignments]
+
+    def _scaled_gradient(
+        self, grad: mtf.Tensor, squared: mtf.Tensor, var: mtf.Variable
+    ) -> tuple[mtf.Tensor, list[mtf.Operation]]:
+        """Returns the gradient over the root of its second moment, and the slots' updates."""
+        decay = scalar_like(self._decay_rate, squared)
+        mix = scalar_like(1.0 - self._decay_rate, squared)
+        factored = self._factored_dims(var.shape)
+        if factored is None:
+            v = self._slot(var, "v", var.shape)
+            new_v = v * decay + squared * mix
+            return grad * mtf.rsqrt(new_v), [mtf.assign(v, new_v)]
+        d0, d1 = factored
+        vr, vc = self._slot(var, "vr", var.shape - d1), self._slot(var, "vc", var.shape - d0)
+        new_vr = vr * decay + mtf.reduce_mean(squared, reduced_dim=d1) * mix
+        new_vc = vc * decay + mtf.reduce_mean(squared, reduced_dim=d0) * mix
+        long_term_mean = mtf.reduce_mean(new_vr, reduced_dim=d0)
+        row, column = mtf.rsqrt(new_vr / long_term_mean), mtf.rsqrt(new_vc)
+        return grad * row * column, [mtf.assign(vr, new_vr), mtf.assign(vc, new_vc)]
+
+    def _parameter_scale(self, x: mtf.Tensor) -> mtf.Tensor:
+        """Returns the RMS of a variable, or a little where it is about zero."""
+        return mtf.maximum(reduce_rms(x), self._epsilon2)

@@ -1,0 +1,67 @@
+"""What optimizers have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+
+__all__ = ["Optimizer"]
+
+
+class Optimizer:
+    """Turns gradients into assignments; a subclass says how for one variable."""
+
+    def apply_grads(
+        self, grads: Sequence[Optional[mtf.Tensor]], variables: Sequence[mtf.Variable]
+    ) -> list[mtf.Operation]:
+        """Returns operations that update variables.
+
+        Args:
+          grads: a Tensor for each variable, or None.
+          variables: Variable operations.
+
+        Returns:
+          A list of Assign operations, joined where they can be.
+        """
+        assignments: list[mtf.Operation] = []
+        for grad, var in zip(grads, variables, strict=True):
+            assignments += self.apply_grad(grad, var)
+        if not assignments:
+            return []
+        return variables[0].graph.combine_assignments(assignments)
+
+    def apply_grad(
+        self, grad: Optional[mtf.Tensor], var: mtf.Variable
+    ) -> list[mtf.Operation]:
+        """Returns operations that update one variable.
+
+        Args:
+          grad: a Tensor, or None, which is logged and skipped.
+          var: a Variable operation.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no apply_grad")
+
+
+def skip_without_gradient(grad: Optional[mtf.Tensor], var: mtf.Variable) -> bool:
+    """Whether there is no gradient; logs it."""
+    if grad is None:
+        tf.logging.warning("no gradient for variable %s; it is not updated", var.name)
+    return grad is None
+
+
+def scalar_like(value: Any, x: mtf.Tensor) -> Any:
+    """Returns a learning rate as what can be multiplied with a Tensor.
+
+    Args:
+      value: a number, a tf scalar or an mtf Tensor.
+      x: a Tensor.
+    """
+    if isinstance(value, mtf.Tensor):
+        return mtf.cast(value, x.dtype)
+    if tf.is_tensor(value):
+        return mtf.import_tf_tensor(x.mesh, tf.cast(value, x.dtype), mtf.Shape([]))
+    return value

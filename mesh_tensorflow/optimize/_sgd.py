@@ -1,0 +1,83 @@
+"""Gradient descent, plain and with momentum."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.optimize._base import Optimizer, scalar_like, skip_without_gradient
+
+__all__ = ["MomentumOptimizer", "SgdOptimizer"]
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+class SgdOptimizer(Optimizer):
+    """Subtracts the learning rate times the gradient."""
+
+    def __init__(self, learning_rate: Any):
+        """Makes the optimizer.
+
+        Args:
+          learning_rate: a number or a tf scalar.
+        """
+        self._lr = learning_rate
+
+    @property
+    def lr(self) -> Any:
+        """The learning rate."""
+        return self._lr
+
+    def apply_grad(
+        self, grad: Optional[mtf.Tensor], var: mtf.Variable
+    ) -> list[mtf.Operation]:
+        if skip_without_gradient(grad, var):
+            return []
+        return [mtf.assign_sub(var, grad * scalar_like(self.lr, grad))]  # type: ignore[operator]
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+class MomentumOptimizer(Optimizer):
+    """Subtracts a running sum of gradients; what is subtracted is the sum before the step.
+
+    Slot: `<var>_momentum_v`.
+    """
+
+    def __init__(self, learning_rate: Any, momentum: Any):
+        """Makes the optimizer.
+
+        Args:
+          learning_rate: a number or a tf scalar.
+          momentum: a number, how much of the running sum stays.
+        """
+        self._lr = learning_rate
+        self._momentum = momentum
+
+    @property
+    def lr(self) -> Any:
+        """The learning rate."""
+        return self._lr
+
+    @property
+    def momentum(self) -> Any:
+        """How much of the running sum stays."""
+        return self._momentum
+
+    def apply_grad(
+        self, grad: Optional[mtf.Tensor], var: mtf.Variable
+    ) -> list[mtf.Operation]:
+        if skip_without_gradient(grad, var):
+            return []
+        v = mtf.get_variable(
+            var.mesh,
+            var.name + "_momentum_v",
+            var.shape,
+            dtype=var.dtype,
+            initializer=tf.zeros_initializer(),
+            trainable=False,
+        )
+        rate = scalar_like(self.lr, grad)  # type: ignore[arg-type]
+        updated = v * scalar_like(self.momentum, v) + grad * rate  # type: ignore[operator]
+        return [mtf.assign(v, updated), mtf.assign_sub(var, v)]

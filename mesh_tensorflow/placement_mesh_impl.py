@@ -1,0 +1,394 @@
+"""PlacementMeshImpl: every processor of the mesh is a TensorFlow device, placed explicitly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.errors import dims_text, mesh_shapes_that_fit
+from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, processor_groups
+from mesh_tensorflow._core.shape import Shape, list_product
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh import random_slices
+from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.placed_variable import PlacedVariable
+from mesh_tensorflow._mesh.placement_collectives import Reducer
+from mesh_tensorflow._mesh.placement_rings import (
+    allconcat_ring,
+    allreduce_ring,
+    allreduce_ring_single_shard,
+    alltoall_pointtwise,
+    alltoall_ring,
+)
+
+__all__ = [
+    "PlacementMeshImpl",
+    "allconcat_ring",
+    "allreduce_ring",
+    "allreduce_ring_single_shard",
+    "alltoall_pointtwise",
+    "alltoall_ring",
+]
+
+
+class LaidOutTensor:
+    """One tf.Tensor for each processor, in order of processor number."""
+
+    def __init__(self, tensor_list: Sequence[Any]):
+        self._tensor_list = list(tensor_list)
+
+    def __repr__(self) -> str:
+        return f"[{','.join(map(repr, self._tensor_list))}]"
+
+    @classmethod
+    def from_tensor_list(cls, tensor_list: Sequence[Any]) -> LaidOutTensor:
+        """Makes one from a list of tf.Tensors."""
+        return cls(tensor_list)
+
+    @property
+    def tensor_list(self) -> list[Any]:
+        """The slices."""
+        return self._tensor_list
+
+    @property
+    def all_slices(self) -> list[Any]:
+        """The slices."""
+        return self._tensor_list
+
+    @property
+    def slice_shape(self) -> list[int]:
+        """Shape of one slice."""
+        return self._tensor_list[0].shape.as_list()
+
+    def to_laid_out_tensor(self) -> LaidOutTensor:
+        """Returns itself."""
+        return self
+
+
+class PlacementMeshImpl(MeshImpl):
+    """A mesh of TensorFlow devices; slices are separate tensors, each on its device.
+
+    Devices that share their memory (the CPU devices of one process, or one device named
+    several times) also share what is equal on them: a value that is replicated over them is
+    computed once, a replicated variable is stored once, and a sum over them is made once.
+
+    Attributes:
+      copy_master_to_slice_ops: the copies made so far, in order.
+    """
+
+    LaidOutTensor = LaidOutTensor
+    LaidOutVariable = PlacedVariable
+
+    def __init__(
+        self,
+        shape: Any,
+        layout: Any,
+        devices: Optional[Sequence[str]] = None,
+        strict_layout: bool = False,
+        allreduce: str = "auto",
+    ):
+        """Makes a PlacementMeshImpl.
+
+        Args:
+          shape: the mesh shape; a Shape, or what converts to one, such as "rows:2,cols:2".
+          layout: LayoutRules, or what converts to them, such as "batch:rows,d_ff:cols".
+          devices: a list of device strings, one for each processor in row-major order; ""
+            leaves the device open. If None, the GPUs that TensorFlow finds, else its logical
+            CPUs.
+          strict_layout: whether a rule for a mesh dimension that the mesh does not have is an
+            error. By default it is ignored, so that one layout serves several meshes.
+          allreduce: how sums over devices that do not share memory are made: "ring",
+            "collective" (TensorFlow's own collectives, NCCL on GPUs), or "auto".
+
+        Raises:
+          ValueError: wrong number of devices, or with `strict_layout` an unknown mesh
+            dimension.
+          TypeError: `devices` is no list.
+        """
+        super().__init__(shape, layout)
+        if strict_layout:
+            self._check_rules()
+        self._devices = default_devices() if devices is None else devices
+        if not isinstance(self._devices, list):
+            raise TypeError(
+                f"devices must be a list of device strings, not {type(devices).__name__}: "
+                f"pass list(devices)"
+            )
+        self._check_number_of_devices()
+        if devices is None:
+            self._devices = self._devices[: self.size]
+        self._domains = [memory_domain(device) for device in self._devices]
+        self._one_device = self._devices[0] if len(set(self._devices)) == 1 else None
+        self._reducer = Reducer(self._devices, self._domains, allreduce)
+        self.copy_master_to_slice_ops: list[tf.Operation] = []
+
+    def _check_rules(self) -> None:
+        unknown = self.layout_rules.unknown_mesh_dimensions(self.shape)
+        if unknown:
+            raise ValueError(
+                f"unknown mesh dimension {', '.join(map(repr, unknown))} in {self.layout_rules}: "
+                f"the mesh has {dims_text(self.shape)}. Correct the rule, add the dimension to "
+                "the mesh, or pass strict_layout=False to ignore such rules"
+            )
+
+    def _check_number_of_devices(self) -> None:
+        have, need = len(self._devices), self.size
+        if have == need:
+            return
+        fits = mesh_shapes_that_fit(self.shape.dims, have)
+        fits_text = f" Mesh shapes that fit {have}: {'; '.join(fits)}." if fits else ""
+        raise ValueError(
+            f"the mesh {dims_text(self.shape)} needs {need} devices, but there are {have}: "
+            f"{self._devices}.{fits_text} Or give {need} devices: one may be named several "
+            'times, as in ["cpu:0"] * ' + str(need) + ", and "
+            "tf.config.set_logical_device_configuration makes several logical CPUs of one"
+        )
+
+    @property
+    def devices(self) -> list[str]:
+        """Device strings, in order of processor number."""
+        return self._devices
+
+    @property
+    def domains(self) -> list[str]:
+        """For each processor, a name for the memory that it is in."""
+        return self._domains
+
+    def same_memory(self, device1: str, device2: str) -> bool:
+        """Whether two devices share their memory."""
+        return memory_domain(device1) == memory_domain(device2)
+
+    # -- computation
+
+    def slicewise(self, fn: Callable, *inputs: Any) -> Any:
+        """Calls `fn` on each processor with that processor's slices; see MeshImpl.
+
+        Processors in one memory that have the same slices share the result.
+        """
+        inputs = tuple(convert_args_to_laid_out_tensors(inputs))
+        columns = [x.tensor_list if isinstance(x, LaidOutTensor) else [x] * self.size for x in inputs]
+        shared: dict[tuple, Any] = {}
+        results = []
+        with tf.device(self._one_device):
+            for pnum, device in enumerate(self._devices):
+                arguments = [column[pnum] for column in columns]
+                key = (self._domains[pnum], *map(id, arguments))
+                if key not in shared:
+                    if self._one_device is None:
+                        with tf.device(device):
+                            shared[key] = fn(*arguments)
+                    else:
+                        shared[key] = fn(*arguments)
+                results.append(shared[key])
+        if isinstance(results[0], tuple):
+            return tuple(LaidOutTensor(column) for column in zip(*results))
+        return LaidOutTensor(results)
+
+    def Print(self, x: Any, data: Any, message: str, **kwargs: Any) -> Any:
+        """Returns `x`, and prints the first slices of `data` when it is computed.
+
+        Args:
+          x: a LaidOutTensor.
+          data: a list of LaidOutTensors.
+          message: a string.
+          **kwargs: `summarize`, `first_n` and `name` of tf.Print.
+        """
+        x = x.to_laid_out_tensor()
+        shown = [d.to_laid_out_tensor().tensor_list[0] for d in data]
+        with tf.device(self._devices[0]):
+            first = tf.Print(x.tensor_list[0], shown, message, **kwargs)
+        old = x.tensor_list[0]
+        return LaidOutTensor([first if t is old else t for t in x.tensor_list])
+
+    def random(self, shape: Shape, tf_fn: Callable, kwargs: dict) -> LaidOutTensor:
+        """Returns a laid-out random tensor; its value depends on the seed, not on the layout.
+
+        Args:
+          shape: a Shape.
+          tf_fn: tf.random.uniform, .normal or .truncated_normal, of which each processor makes
+            its own slice; any other function is called once for the whole tensor.
+          kwargs: keyword arguments of `tf_fn`, `seed` among them; and `key`, from
+            random_slices.new_key, in place of the seed.
+        """
+        kwargs = dict(kwargs)
+        seed, key = kwargs.pop("seed", None), kwargs.pop("key", None)
+        if not random_slices.is_known(tf_fn):
+            with tf.device(self._devices[0]):
+                whole = tf_fn(shape.to_integer_list, seed=seed, **kwargs)
+            return LaidOutTensor(self.make_slices(whole, shape))
+        if key is None:
+            with tf.device(self._devices[0]):
+                key = random_slices.new_key(seed)
+        sizes, slice_sizes = shape.to_integer_list, self.slice_shape(shape)
+        made: dict[tuple, tf.Tensor] = {}
+        slices = []
+        for pnum, device in enumerate(self._devices):
+            begin = self.slice_begin(shape, pnum)
+            place = (self._domains[pnum], *begin)
+            if place not in made:
+                with tf.device(device):
+                    made[place] = random_slices.random_slice(
+                        key, sizes, begin, slice_sizes, tf_fn, kwargs
+                    )
+            slices.append(made[place])
+        return LaidOutTensor(slices)
+
+    # -- communication
+
+    def allreduce(
+        self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str
+    ) -> LaidOutTensor:
+        """Reduces slices over groups of processors; see MeshImpl."""
+        x = x.to_laid_out_tensor()
+        groups = processor_groups(self.shape, mesh_axes)
+        return LaidOutTensor(self._reducer.reduce(x.tensor_list, groups, reduction_fn_string))
+
+    def allsplit(
+        self, x: Any, mesh_axis: int, split_axis: int, which: Optional[Any] = None
+    ) -> LaidOutTensor:
+        """Has each processor keep its part of a value; see MeshImpl."""
+        if which is not None:
+            return super().allsplit(x, mesh_axis, split_axis, which)
+        parts = self.slicewise(
+            lambda t: tuple(tf.split(t, self.shape[mesh_axis].size, split_axis)), x
+        )
+        return LaidOutTensor(
+            [
+                parts[self._coordinate(pnum, mesh_axis)].tensor_list[pnum]
+                for pnum in range(self.size)
+            ]
+        )
+
+    def allconcat(self, x: Any, mesh_axis: int, concat_axis: int) -> LaidOutTensor:
+        """Joins the slices of the processors along a mesh axis; see MeshImpl."""
+        members = self._group_slices(x, mesh_axis)
+        return self.slicewise(lambda *pieces: tf.concat(pieces, concat_axis), *members)
+
+    def alltoall(
+        self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int
+    ) -> LaidOutTensor:
+        """Has each processor send a part of its slice to every other; see MeshImpl."""
+        n = self.shape[mesh_axis].size
+        parts = self.slicewise(lambda t: tuple(tf.split(t, n, split_axis)), x)
+        received = []
+        for source in range(n):
+            column = []
+            for pnum in range(self.size):
+                sender = self._member(pnum, mesh_axis, source)
+                column.append(parts[self._coordinate(pnum, mesh_axis)].tensor_list[sender])
+            received.append(LaidOutTensor(column))
+        return self.slicewise(lambda *pieces: tf.concat(pieces, concat_axis), *received)
+
+    def receive(
+        self, x: Any, mesh_axis: int, source_pcoord: Sequence[Optional[int]]
+    ) -> LaidOutTensor:
+        """Has each processor take the slice of a member of its group; see MeshImpl."""
+        x = x.to_laid_out_tensor()
+        zeros = None
+        if None in source_pcoord:
+            sizes, dtype = x.slice_shape, x.tensor_list[0].dtype
+            zeros = self.slicewise(lambda: tf.zeros(sizes, dtype))
+        slices = []
+        for pnum in range(self.size):
+            source = source_pcoord[self._coordinate(pnum, mesh_axis)]
+            if source is None:
+                slices.append(zeros.tensor_list[pnum])  # type: ignore[union-attr]
+            else:
+                slices.append(x.tensor_list[self._member(pnum, mesh_axis, source)])
+        return LaidOutTensor(slices)
+
+    def _coordinate(self, pnum: int, mesh_axis: int) -> int:
+        return pnum_to_processor_coordinates(self.shape, pnum)[mesh_axis]
+
+    def _member(self, pnum: int, mesh_axis: int, coordinate: int) -> int:
+        """Returns the processor of the same group with another coordinate along an axis."""
+        stride = list_product(self.shape.to_integer_list[mesh_axis + 1 :])
+        return pnum + (coordinate - self._coordinate(pnum, mesh_axis)) * stride
+
+    def _group_slices(self, x: Any, mesh_axis: int) -> list[LaidOutTensor]:
+        """Returns, for each coordinate along an axis, what the member with it holds."""
+        x = x.to_laid_out_tensor()
+        return [
+            LaidOutTensor(
+                [x.tensor_list[self._member(p, mesh_axis, c)] for p in range(self.size)]
+            )
+            for c in range(self.shape[mesh_axis].size)
+        ]
+
+    # -- where a processor is
+
+    def laid_out_pnum(self) -> LaidOutTensor:
+        """Returns a LaidOutTensor of the processors' numbers, int32 scalars."""
+        numbers = []
+        for pnum, device in enumerate(self._devices):
+            with tf.device(device):
+                numbers.append(tf.constant(pnum, tf.int32))
+        return LaidOutTensor(numbers)
+
+    def laid_out_pcoord(self, mesh_axis: int) -> LaidOutTensor:
+        """Returns a LaidOutTensor of the processors' coordinates along a mesh axis."""
+        made: dict[tuple[str, int], tf.Tensor] = {}
+        coordinates = []
+        for pnum, device in enumerate(self._devices):
+            key = (self._domains[pnum], self._coordinate(pnum, mesh_axis))
+            if key not in made:
+                with tf.device(device):
+                    made[key] = tf.constant(key[1], tf.int32)
+            coordinates.append(made[key])
+        return LaidOutTensor(coordinates)
+
+    # -- loops
+
+    def owners(self, tensor_shape: Shape) -> list[int]:
+        """Returns, for each processor, the first one in its memory with the same slice."""
+        first: dict[tuple, int] = {}
+        return [
+            first.setdefault((self._domains[pnum], *self.slice_begin(tensor_shape, pnum)), pnum)
+            for pnum in range(self.size)
+        ]
+
+    def loop_slices(self, laid_out: Any, tensor_shape: Shape) -> list[tf.Tensor]:
+        """Returns one tf.Tensor for each different slice in each memory."""
+        slices = laid_out.to_laid_out_tensor().tensor_list
+        return [slices[pnum] for pnum in sorted(set(self.owners(tensor_shape)))]
+
+    def from_loop_slices(self, slices: Sequence[tf.Tensor], tensor_shape: Shape) -> LaidOutTensor:
+        """Returns the laid-out tensor that `loop_slices` took apart."""
+        owners = self.owners(tensor_shape)
+        stored = dict(zip(sorted(set(owners)), slices))
+        return LaidOutTensor([stored[pnum] for pnum in owners])
+
+    # -- whole tensors
+
+    def export_to_tf_tensor(self, x: Tensor, laid_out_x: Any) -> tf.Tensor:
+        """Returns the whole value of a Tensor, given its lowered form."""
+        slices = laid_out_x.to_laid_out_tensor().tensor_list
+        return self.combine_slices(slices, x.shape, self._devices[0])
+
+    def import_tf_tensor(self, x: Tensor, tf_x: tf.Tensor) -> LaidOutTensor:
+        """Returns the LaidOutTensor of a whole tf.Tensor."""
+        return LaidOutTensor(self.make_slices(tf_x, x.shape))
+
+
+def default_devices() -> list[str]:
+    """Returns the logical GPUs of this process, or its logical CPUs if there are none."""
+    for kind in ("GPU", "CPU"):
+        found = tf.config.list_logical_devices(kind)
+        if found:
+            return [f"/device:{kind}:{i}" for i in range(len(found))]
+    return []
+
+
+def memory_domain(device: str) -> str:
+    """Returns a name for the memory a device computes in.
+
+    The CPU devices of one task share theirs; every other device has its own.
+    """
+    spec = tf.DeviceSpec.from_string(device or "")
+    task = f"{spec.job}/{spec.replica}/{spec.task}"
+    if spec.device_type in (None, "CPU"):
+        return f"{task}/CPU"
+    return f"{task}/{spec.device_type}:{spec.device_index}"

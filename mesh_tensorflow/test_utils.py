@@ -1,0 +1,69 @@
+"""Helpers for tests of programs on one processor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._lowering.lowering import Lowering
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+
+__all__ = ["NumpyConverter"]
+
+
+class NumpyConverter:
+    """Converts NumPy arrays to Tensors of a graph of its own, and back."""
+
+    def __init__(self) -> None:
+        self._graph = mtf.Graph()
+        self._mesh = mtf.Mesh(self._graph, "my_mesh")
+        self._session = tf.Session()
+
+    @property
+    def graph(self) -> mtf.Graph:
+        """The Graph."""
+        return self._graph
+
+    @property
+    def mesh(self) -> mtf.Mesh:
+        """The Mesh."""
+        return self._mesh
+
+    @property
+    def session(self) -> tf.Session:
+        """The Session that runs what is converted back."""
+        return self._session
+
+    def convert_np_array_to_mtf_tensor(
+        self, x: Any, dim_names: Optional[Sequence[str]] = None, dtype: tf.DType = tf.int32
+    ) -> mtf.Tensor:
+        """Returns a Tensor of the values of an array.
+
+        Args:
+          x: an array.
+          dim_names: names of its dimensions; dim0, dim1, ... if None.
+          dtype: a dtype.
+        """
+        x = np.asarray(x)
+        names = [f"dim{i}" for i in range(x.ndim)] if dim_names is None else dim_names
+        shape = mtf.Shape([mtf.Dimension(n, s) for n, s in zip(names, x.shape, strict=True)])
+        return mtf.import_tf_tensor(self._mesh, tf.constant(x, dtype=dtype), shape)
+
+    def convert_mtf_tensor_to_np_array(self, x_mtf: mtf.Tensor) -> np.ndarray:
+        """Returns the value of a Tensor; initializes the variables for it."""
+        lowering, x_tf = self.convert_mtf_tensor_to_tf_tensor(x_mtf)
+        self._session.run(tf.global_variables_initializer())
+        self._session.run(lowering.copy_masters_to_slices())
+        return self._session.run(x_tf)
+
+    def convert_mtf_tensor_to_tf_tensor(
+        self, mtf_tensor: mtf.Tensor
+    ) -> tuple[Lowering, tf.Tensor]:
+        """Returns (a Lowering of the graph, the Tensor's value as a tf.Tensor)."""
+        mesh_impl = PlacementMeshImpl(shape=[], layout={}, devices=[""])
+        lowering = Lowering(self._graph, {self._mesh: mesh_impl})
+        return lowering, lowering.export_to_tf_tensor(mtf_tensor)

@@ -1,0 +1,114 @@
+"""Helpers that know nothing of meshes."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+__all__ = [
+    "BalancedVariablePlacer",
+    "SCALAR_SUMMARIES_COLLECTION_KEY",
+    "create_host_call",
+    "outside_all_rewrites",
+    "remove_summaries",
+    "topology_rank",
+]
+
+SCALAR_SUMMARIES_COLLECTION_KEY = "mtf_scalar_summaries"
+
+
+@contextlib.contextmanager
+def outside_all_rewrites() -> Iterator[None]:
+    """Clears control dependencies, and leaves the control flow context with them."""
+    with tf.control_dependencies(None):
+        yield
+
+
+class BalancedVariablePlacer:
+    """Places each variable on the device with the fewest bytes of variables so far."""
+
+    def __init__(self, devices: Sequence[str], init_usage: Optional[Sequence[int]] = None):
+        """Makes a placer.
+
+        Args:
+          devices: device strings.
+          init_usage: bytes in use on each already; 0 if None.
+
+        Raises:
+          ValueError: `init_usage` is not as long as `devices`.
+        """
+        usage = [0] * len(devices) if init_usage is None else list(init_usage)
+        if not devices or len(usage) != len(devices):
+            raise ValueError(
+                f"init_usage must give a number for each device: {len(devices)} devices, "
+                f"{len(usage)} numbers"
+            )
+        self._heap = list(zip(usage, devices))
+        heapq.heapify(self._heap)
+        self._last_device = devices[0]
+
+    def device_function(self, var: tf.Operation) -> str:
+        """Returns the device for a tf operation; what is no variable goes to the last one.
+
+        Args:
+          var: a tf operation.
+        """
+        if var.type not in ("Variable", "VariableV2", "VarHandleOp"):
+            return self._last_device
+        usage, device = heapq.heappop(self._heap)
+        dtype = tf.as_dtype(var.get_attr("dtype"))
+        shape = tf.TensorShape(var.get_attr("shape"))
+        heapq.heappush(self._heap, (usage + dtype.size * (shape.num_elements() or 0), device))
+        self._last_device = device
+        return device
+
+
+def create_host_call(model_dir: str) -> Optional[tuple]:
+    """Returns what writes the summaries of mtf.scalar_summary on a TPU's host.
+
+    Args:
+      model_dir: a directory for the summary files.
+
+    Returns:
+      (a function, a list of its tensor arguments), or None if there are no summaries.
+    """
+    summaries = tf.get_collection(SCALAR_SUMMARIES_COLLECTION_KEY)
+    if not summaries:
+        return None
+    names, values = zip(*summaries)
+    # Each core's values arrive joined along the first dimension.
+    columns = [tf.reshape(tf.cast(value, tf.float32), [1]) for value in values]
+    step = tf.reshape(tf.cast(tf.train.get_or_create_global_step(), tf.int64), [1])
+
+    def write(global_step: tf.Tensor, *tensors: tf.Tensor) -> list:
+        from tensorflow.python.ops import summary_ops_v2
+
+        writer = summary_ops_v2.create_file_writer(model_dir)
+        with writer.as_default(), summary_ops_v2.always_record_summaries():
+            for name, value in zip(names, tensors):
+                summary_ops_v2.scalar(name, tf.reduce_mean(value), step=global_step[0])
+            return summary_ops_v2.all_summary_ops()
+
+    return write, [step, *columns]
+
+
+def remove_summaries() -> None:
+    """Empties the collection of scalar summaries of the default graph."""
+    tf.get_default_graph().clear_collection(SCALAR_SUMMARIES_COLLECTION_KEY)
+
+
+def topology_rank(topology: Any) -> int:
+    """Returns the number of dimensions of a TPU topology.
+
+    Args:
+      topology: a tf Topology, or a serialized TopologyProto.
+    """
+    if isinstance(topology, (bytes, str)):
+        from tensorflow.python.tpu.topology import Topology
+
+        topology = Topology(serialized=topology)
+    return len(topology.mesh_shape)

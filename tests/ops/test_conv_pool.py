@@ -1,0 +1,400 @@
+"""Convolutions and poolings against tf.nn and NumPy, whole and split."""
+
+import contextlib
+import inspect
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+
+Dim = mtf.Dimension
+LAYOUTS = ["", "b:x,i:y", "b:x,o:y", "i:x,o:y"]
+
+
+def random(*sizes, seed=0):
+    return np.random.RandomState(seed).standard_normal(sizes).astype(np.float32)
+
+
+def spatial_dims(sizes, prefix=""):
+    return [Dim(prefix + c, n) for c, n in zip("dhw"[-len(sizes) :], sizes)]
+
+
+@contextlib.contextmanager
+def program(layout=""):
+    with tf.Graph().as_default():
+        yield Program(layout)
+
+
+class Program:
+    """An mtf graph on a mesh of four, and one session at the end."""
+
+    def __init__(self, layout):
+        self.layout = layout
+        self.graph = mtf.Graph()
+        self.mesh = mtf.Mesh(self.graph, "mesh")
+
+    def tensor(self, value, dims, name=None):
+        """Returns (the mtf.Tensor, the tf.Tensor) of a value."""
+        tf_value = tf.convert_to_tensor(value)
+        shape = mtf.convert_to_shape(dims)
+        return mtf.import_tf_tensor(self.mesh, tf_value, shape, name=name), tf_value
+
+    def random(self, dims, seed=0):
+        """Returns the same for random numbers."""
+        return self.tensor(random(*mtf.Shape(dims).to_integer_list, seed=seed), dims)
+
+    def lower(self):
+        self.impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:2,y:2", self.layout, [""] * 4)
+        self.lowering = mtf.Lowering(self.graph, {self.mesh: self.impl})
+
+    def run(self, tensors, tf_tensors=()):
+        """Returns the values of mtf.Tensors, and those of tf.Tensors."""
+        self.lower()
+        exported = [self.lowering.export_to_tf_tensor(t) for t in tensors]
+        with tf.Session() as session:
+            values = session.run(exported + list(tf_tensors))
+        return values[: len(exported)], values[len(exported) :]
+
+    def counters(self, *names):
+        """Returns the totals of the named counters."""
+        return [sum(v for key, v in self.lowering.counters if key == name) for name in names]
+
+
+def close(actual, expected, tolerance=1e-5):
+    assert len(actual) == len(expected)
+    for a, e in zip(actual, expected):
+        assert a.shape == e.shape
+        np.testing.assert_allclose(a, e, rtol=tolerance, atol=tolerance * max(1, np.abs(e).max()))
+
+
+CLASSES = {
+    (2, False): mtf.Conv2dOperation,
+    (3, False): mtf.Conv3dOperation,
+    (2, True): mtf.Conv2dTransposeOperation,
+    (3, True): mtf.Conv3dTransposeOperation,
+}
+
+
+def tf_conv(x, f, transposed, strides, padding, output_sizes):
+    rank = len(strides)
+    strides = [1, *strides, 1]
+    if not transposed:
+        return (tf.nn.conv2d if rank == 2 else tf.nn.conv3d)(x, f, strides=strides, padding=padding)
+    fn = tf.nn.conv2d_transpose if rank == 2 else tf.nn.conv3d_transpose
+    return fn(x, f, [x.shape[0], *output_sizes, f.shape[-2]], strides=strides, padding=padding)
+
+
+# transposed, spatial sizes, window, strides, padding, spatial sizes of the output
+CONVOLUTIONS = [
+    (False, (5, 6), (3, 2), (1, 1), "SAME", (5, 6)),
+    (False, (5, 6), (3, 3), (2, 2), "SAME", (3, 3)),
+    (False, (7, 4), (2, 3), (3, 2), "SAME", (3, 2)),
+    (False, (5, 6), (3, 2), (1, 1), "VALID", (3, 5)),
+    (False, (5, 8), (2, 3), (2, 3), "VALID", (2, 2)),
+    (False, (3, 4, 5), (2, 3, 2), (1, 1, 1), "SAME", (3, 4, 5)),
+    (False, (3, 4, 5), (2, 2, 2), (2, 1, 2), "SAME", (2, 4, 3)),
+    (False, (3, 4, 5), (2, 3, 2), (1, 1, 2), "VALID", (2, 2, 2)),
+    (True, (3, 4), (3, 2), (1, 1), "SAME", (3, 4)),
+    (True, (3, 4), (3, 3), (2, 3), "SAME", (6, 12)),
+    (True, (3, 4), (2, 1), (2, 2), "VALID", (6, 8)),
+    (True, (3, 4), (3, 5), (2, 2), "VALID", (7, 11)),
+    (True, (2, 3, 2), (3, 2, 3), (2, 1, 2), "SAME", (4, 3, 4)),
+    (True, (2, 3, 2), (3, 2, 2), (2, 1, 2), "VALID", (5, 4, 4)),
+]
+
+
+class TestConvolutions:
+    @pytest.mark.parametrize("row", range(len(CONVOLUTIONS)))
+    def test_value_gradient_and_second_gradient_are_those_of_tf(self, row):
+        transposed, sizes, window, strides, padding, output_sizes = CONVOLUTIONS[row]
+        rank = len(sizes)
+        with program(LAYOUTS[row % len(LAYOUTS)]) as p:
+            b, i, o = Dim("b", 2), Dim("i", 4), Dim("o", 2)
+            channels = [o, i] if transposed else [i, o]
+            x, tf_x = p.random([b, *spatial_dims(sizes), i])
+            f, tf_f = p.random(spatial_dims(window, "f") + channels, seed=1)
+            cls = CLASSES[rank, transposed]
+            y = cls(x, f, [1, *strides, 1], padding).outputs[0]
+            assert y.shape == mtf.Shape([b, *spatial_dims(output_sizes), o])
+
+            dy, tf_dy = p.random(y.shape, seed=2)
+            gx, tf_gx = p.random(x.shape, seed=3)
+            gf, tf_gf = p.random(f.shape, seed=4)
+            dx, df = mtf.gradients([y], [x, f], grad_ys=[dy])
+            second = mtf.gradients([dx], [f, dy], grad_ys=[gx])
+            second += mtf.gradients([df], [x, dy], grad_ys=[gf])
+
+            tf_y = tf_conv(tf_x, tf_f, transposed, strides, padding, output_sizes)
+            tf_dx, tf_df = tf.gradients(tf_y, [tf_x, tf_f], grad_ys=tf_dy)
+            tf_second = tf.gradients(tf_dx, [tf_f, tf_dy], grad_ys=tf_gx)
+            tf_second += tf.gradients(tf_df, [tf_x, tf_dy], grad_ys=tf_gf)
+            close(*p.run([y, dx, df, *second], [tf_y, tf_dx, tf_df, *tf_second]))
+
+    @pytest.mark.parametrize("batch", [[], [2, 4]])
+    def test_any_number_of_batch_dimensions(self, batch):
+        with program("b0:x,b1:y") as p:
+            dims = [Dim(f"b{n}", size) for n, size in enumerate(batch)]
+            x, tf_x = p.random([*dims, *spatial_dims((4, 5)), ("i", 2)])
+            f, tf_f = p.random([*spatial_dims((3, 3), "f"), ("i", 2), ("o", 3)], seed=1)
+            y = mtf.Conv2dOperation(x, f, (1, 2, 1, 1), "SAME", name="mine").outputs[0]
+            dx, df = mtf.gradients([y], [x, f])
+            flat = tf.reshape(tf_x, [-1, 4, 5, 2])
+            tf_y = tf.nn.conv2d(flat, tf_f, strides=[1, 2, 1, 1], padding="SAME")
+            tf_dx, tf_df = tf.gradients(tf_y, [tf_x, tf_f])
+            tf_y = tf.reshape(tf_y, [*batch, 2, 5, 3])
+            close(*p.run([y, dx, df], [tf_y, tf_dx, tf_df]))
+            assert y.name == "mine:0"
+
+    @pytest.mark.parametrize("rank", [2, 3])
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+    def test_every_floating_dtype_has_kernels(self, rank, dtype):
+        sizes, window = (4, 5, 3)[:rank], (3, 2, 2)[:rank]
+        with program("b:x,o:y") as p:
+            x = tf.cast(random(2, *sizes, 2), dtype)
+            f = tf.cast(random(*window, 2, 2, seed=1), dtype)
+            x, tf_x = p.tensor(x, [("b", 2), *spatial_dims(sizes), ("i", 2)])
+            f, tf_f = p.tensor(f, [*spatial_dims(window, "f"), ("i", 2), ("o", 2)])
+            strides = [2] * rank
+            y = CLASSES[rank, False](x, f, [1, *strides, 1], "SAME").outputs[0]
+            ours = [y, *mtf.gradients([y], [x, f])]
+            assert {t.dtype for t in ours} == {tf.as_dtype(dtype)}
+            tf_x, tf_f = tf.cast(tf_x, tf.float64), tf.cast(tf_f, tf.float64)
+            tf_y = tf_conv(tf_x, tf_f, False, strides, "SAME", None)
+            tolerance = {"bfloat16": 3e-2, "float16": 3e-3, "float64": 1e-12}[dtype]
+            actual, expected = p.run(ours, [tf_y, *tf.gradients(tf_y, [tf_x, tf_f])])
+            close([a.astype(np.float64) for a in actual], expected, tolerance)
+
+    def test_functions_say_the_gradient_of_the_convolution_in_their_name(self):
+        for rank in (2, 3):
+            for transposed in (False, True):
+                family = f"conv{rank}d" + "_transpose" * transposed
+                for end in ("backprop_input", "backprop_filter"):
+                    fn = getattr(mtf, f"{family}_{end}")
+                    assert fn.__name__ == f"{family}_{end}" and family in inspect.getdoc(fn)
+        with program() as p:
+            x, _ = p.random([("b", 1), *spatial_dims((4, 4)), ("i", 2)])
+            f, _ = p.random([*spatial_dims((3, 3), "f"), ("o", 1), ("i", 2)])
+            dy, _ = p.random([("b", 1), *spatial_dims((8, 8)), ("o", 1)])
+            dx = mtf.conv2d_transpose_backprop_input(x.shape, f, dy, [1, 2, 2, 1], "SAME")
+            df = mtf.conv2d_transpose_backprop_filter(x, f.shape, dy, [1, 2, 2, 1], "SAME")
+            assert (dx.shape, df.shape) == (x.shape, f.shape)
+            assert dx.name == "conv2d_transpose_backprop_input:0"
+            assert isinstance(df.operation, mtf.Conv2or3dBackpropFilterOperation)
+
+    def test_counters_and_sums_left_pending(self):
+        with program("b:x,i:y") as p:
+            x, _ = p.random([("b", 4), *spatial_dims((4, 6)), ("i", 2)])
+            f, _ = p.random([*spatial_dims((3, 2), "f"), ("i", 2), ("o", 4)])
+            y = mtf.Conv2dOperation(x, f, [1, 2, 2, 1], "SAME").outputs[0]
+            dx, df = mtf.gradients([y], [x, f])
+            z = y + y  # one allreduce for both
+            p.run([z, dx, df])
+            expected = {
+                "conv2d/forward": 1152,
+                "conv2d_unique/forward": 1152,
+                "conv2d/backprop_input": 1152,
+                "conv2d/backprop_filter": 1152,
+                "allreduce/[1]/conv2d_op": 192,
+                "allreduce/[0]/conv2d_backprop_filter": 96,
+            }
+            assert p.counters(*expected) == list(expected.values())
+            pending = {t: t.operation.pending_sums(p.impl, {}) for t in (y, dx, df)}
+            assert pending == {y: {y: (1,)}, dx: {}, df: {df: (0,)}}
+            costs = [t.operation.cost(p.impl) for t in (y, dx, df)]
+            assert [(c.flops, c.collectives) for c in costs] == [(2 * 1152, ())] * 3
+
+    def test_transposed_counters(self):
+        with program("b:x,o:y") as p:
+            x, _ = p.random([("b", 4), *spatial_dims((3, 5)), ("i", 2)])
+            f, _ = p.random([*spatial_dims((2, 2), "f"), ("o", 4), ("i", 2)])
+            y = mtf.Conv2dTransposeOperation(x, f, [1, 2, 2, 1], "SAME").outputs[0]
+            p.run(mtf.gradients([y], [x, f]))
+            # Pixels of the larger image are counted; what is computed goes by the smaller one.
+            names = ["conv2d_transpose_unique/forward", "conv2d_transpose/backprop_input"]
+            assert p.counters(*names) == [4 * 6 * 10 * 4 * 2 * 2 * 2] * 2
+            assert p.counters("allreduce/[1]/conv2d_transpose_backprop_input") == [240]
+            assert y.operation.cost(p.impl).flops == 2 * 4 * 3 * 5 * 2 * 2 * 2 * 4
+
+
+def conv_arguments(
+    p, x="b:2,h:4,w:5,i:2", f="fh:3,fw:3,i:2,o:4", strides=(1, 1, 1, 1), padding="SAME", dtypes=None
+):
+    shapes = [mtf.convert_to_shape(x), mtf.convert_to_shape(f)]
+    dtypes = dtypes or [tf.float32, tf.float32]
+    return [*(mtf.zeros(p.mesh, s, t) for s, t in zip(shapes, dtypes)), strides, padding]
+
+
+REFUSED = [
+    ({"x": "w:5,i:2"}, r"\[batch..., h, w, channels\], but Shape\[w=5, i=2\] has 2"),
+    ({"f": "fw:3,i:2,o:4"}, r"dimensions \[fh, fw, in, out\], but .*o=4\] has 3"),
+    ({"f": "fh:3,fw:3,o:4,i:2"}, r"image .* is i=2, .* has o=4 there. .*mtf.transpose"),
+    ({"f": "fh:3,fw:3,i:2,b:2"}, r"must not have repeated dimensions: .*mtf.rename_dimension"),
+    ({"strides": [1, 2, 1]}, r"strides must be \[1, sh, sw, 1\].*but they are \[1, 2, 1\]"),
+    ({"strides": [2, 1, 1, 1]}, r"1 for batch and channels, but they are \[2, 1, 1, 1\]"),
+    ({"strides": 1}, r"but they are 1$"),
+    ({"padding": "same"}, r"unknown padding of Conv2dOperation 'same'; known are SAME, VALID"),
+    ({"dtypes": [tf.float64, tf.float32]}, r"conv2d: dtypes must be equal: .*float64.*mtf.cast"),
+    ({"dtypes": [tf.int64] * 2}, r"does not convolve int64 .*mtf.to_float"),
+    (
+        {"f": "fh:5,fw:3,i:2,o:4", "padding": "VALID"},
+        r"window fh=5, fw=3 is larger than the image Shape\[b=2, h=4, w=5, i=2\].*SAME",
+    ),
+]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("row", range(len(REFUSED)))
+    def test_a_convolution_that_does_not_fit_is_refused_and_leaves_nothing(self, row):
+        changes, message = REFUSED[row]
+        with program() as p:
+            arguments = conv_arguments(p, **changes)
+            before = list(p.graph.operations)
+            with pytest.raises(ValueError, match=message):
+                mtf.Conv2dOperation(*arguments)
+            assert p.graph.operations == before
+
+    def test_a_gradient_of_another_size_is_refused(self):
+        with program() as p:
+            x, f, strides, _ = conv_arguments(p)
+            dy = mtf.zeros(p.mesh, "b:2,h:4,w:5,o:4")
+            with pytest.raises(ValueError, match=r"goes with one of .*h=2, w=3, o=4\], not of "):
+                mtf.conv2d_backprop_input(x.shape, f, dy, strides, "VALID")
+            with pytest.raises(ValueError, match="has 2 or 3 spatial dimensions, not 1"):
+                mtf.Conv2or3dBackpropFilterOperation(1, False, x, f.shape, dy, strides, "SAME")
+
+    @pytest.mark.parametrize("dim", ["h", "w", "fh", "fw"])
+    def test_spatial_dimensions_may_not_be_split(self, dim):
+        with program(f"{dim}:x") as p:
+            op = mtf.Conv2dOperation(*conv_arguments(p, "b:2,h:4,w:6,i:2", "fh:2,fw:2,i:2,o:4"))
+            assert op.unsplittable_dims == {"h", "w", "fh", "fw"}
+            assert op.splittable_dims == {"b", "i", "o"}
+            with pytest.raises(ValueError, match=f"dimension {dim}=.* is split over mesh .*x=2"):
+                p.lower()
+
+    def test_a_pooled_dimension_may_not_be_split(self):
+        with program("w:y") as p:
+            x, _ = p.random([("b", 2), *spatial_dims((4, 4)), ("i", 2)])
+            mtf.PoolOperation(x, (2, 2), (2, 2), "AVG_2D")
+            with pytest.raises(ValueError, match="w=4 .* PoolOperation avg_2d cannot work on part"):
+                p.lower()
+
+    def test_a_pooling_that_does_not_fit_is_refused(self):
+        with program() as p:
+            x, _ = p.random([("b", 2), *spatial_dims((4, 4)), ("i", 2)])
+            n, _ = p.tensor(np.zeros([4, 4, 2], np.int32), [*spatial_dims((4, 4)), ("i", 2)])
+            for arguments, message in [
+                ((x, (2, 2), (1, 1), "MAX_2D"), r"ksize is \(2, 2\) and strides is \(1, 1\)"),
+                ((x, 2, 2, "MAX_2D"), "ksize of MAX_2D must be 2 whole numbers .* but is 2"),
+                ((x, (2, 2, 2), (2, 2, 2), "AVG_2D"), r"must be 2 .* but is \(2, 2, 2\)"),
+                ((x, (2, 0), (2, 0), "AVG_2D"), r"whole numbers from 1.* but is \(2, 0\)"),
+                ((x, (5, 2), (5, 2), "MAX_2D"), r"ksize \(5, 2\) is larger than h=4 of "),
+                ((x, (2, 2), (2, 2), "MIN_2D"), "'MIN_2D'; known are AVG_2D, AVG_3D, MAX_2D"),
+                ((n, (2, 2, 2), (2, 2, 2), "MAX_3D"), r"3 spatial dimensions, .* has 3 dim"),
+                ((n, (2, 2), (2, 2), "AVG_2D"), "averages floating tensors, not .* int32"),
+            ]:
+                with pytest.raises(ValueError, match=message):
+                    mtf.PoolOperation(*arguments)
+            with pytest.raises(ValueError, match=r"gives Shape\[b=2, h=2, w=2, i=2\], but y and"):
+                mtf.pool_backprop(x, x, x, (2, 2), (2, 2), "MAX_2D")
+
+
+def windows(x, ksize):
+    """Returns `x` [batch, spatial..., channels] without its rest, as [batch, n0, k0, n1, k1, ...]."""
+    counts = [n // k for n, k in zip(x.shape[1:-1], ksize)]
+    x = x[(slice(None), *[slice(n * k) for n, k in zip(counts, ksize)])]
+    split = [size for pair in zip(counts, ksize) for size in pair]
+    return x.reshape(x.shape[0], *split, x.shape[-1])
+
+
+def numpy_pool(x, dy, g, ksize, is_max):
+    """Returns the pooling of `x`, its gradient for `dy`, and the gradient of that for `g`."""
+    rank = len(ksize)
+    axes = tuple(range(2, 2 * rank + 1, 2))
+    w = windows(x, ksize)
+    y = (w.max if is_max else w.mean)(axes, keepdims=True)
+    goes_to = w == y if is_max else np.full(w.shape, 1 / np.prod(ksize))
+    spread = goes_to * dy.reshape(y.shape)
+    dx = np.zeros(x.shape)
+    covered = [n // k * k for n, k in zip(x.shape[1:-1], ksize)]
+    dx[(slice(None), *map(slice, covered))] = spread.reshape(x.shape[0], *covered, x.shape[-1])
+    return y.reshape(dy.shape), dx, (windows(g, ksize) * goes_to).sum(axes)
+
+
+POOLINGS = [
+    ("MAX_2D", (4, 6), (2, 3)),
+    ("AVG_2D", (4, 6), (2, 3)),
+    ("MAX_2D", (5, 7), (2, 2)),
+    ("AVG_2D", (5, 7), (3, 2)),
+    ("MAX_3D", (4, 3, 4), (2, 3, 2)),
+    ("AVG_3D", (4, 3, 4), (2, 3, 2)),
+    ("MAX_3D", (5, 4, 3), (2, 2, 2)),
+    ("AVG_3D", (5, 4, 3), (2, 1, 2)),
+]
+
+
+class TestPooling:
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+    @pytest.mark.parametrize("row", range(len(POOLINGS)))
+    def test_value_gradient_and_second_gradient(self, row, dtype):
+        kind, sizes, ksize = POOLINGS[row]
+        rng = np.random.RandomState(row)
+        # Small whole numbers, so that windows have several maxima.
+        x, g = (rng.randint(-1, 2, [4, *sizes, 2]).astype(np.float64) for _ in range(2))
+        pooled = [n // k for n, k in zip(sizes, ksize)]
+        dy = rng.randint(-9, 9, [4, *pooled, 2]).astype(np.float64)
+        with program("b:x,c:y") as p:
+            dims = [Dim("a", 2), Dim("b", 2), *spatial_dims(sizes), Dim("c", 2)]
+            halves = [tf.cast(v.reshape(2, 2, *sizes, 2), dtype) for v in (x, g)]
+            mtf_x, mtf_g = (p.tensor(v, dims)[0] for v in halves)
+            y = mtf.PoolOperation(mtf_x, ksize, list(ksize), kind).outputs[0]
+            mtf_dy, _ = p.tensor(tf.cast(dy.reshape(2, 2, *pooled, 2), dtype), y.shape.dims)
+            assert y.shape == mtf.Shape([*dims[:2], *spatial_dims(pooled), dims[-1]])
+            assert y.name == f"{kind.lower()}:0"
+            (dx,) = mtf.gradients([y], [mtf_x], grad_ys=[mtf_dy])
+            (second,) = mtf.gradients([dx], [mtf_dy], grad_ys=[mtf_g])
+            actual, _ = p.run([y, dx, second])
+            assert not any("allreduce" in key for key, _ in p.lowering.counters)
+        expected = numpy_pool(x, dy, g, ksize, kind.startswith("MAX"))
+        tolerance = {"float64": 1e-12, "float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
+        close([a.reshape(4, *a.shape[2:]).astype(np.float64) for a in actual], expected, tolerance)
+
+    @pytest.mark.parametrize("padding", ["SAME", "VALID"])
+    @pytest.mark.parametrize("kind", ["MAX_3D", "AVG_3D"])
+    def test_pool_fn_pools_dtypes_that_tf_does_not(self, kind, padding):
+        with tf.Graph().as_default(), tf.Session() as session:
+            x = tf.constant(random(2, 5, 4, 6, 3))
+            ksize, strides = [3, 2, 3], [2, 2, 1]
+            tf_fn = tf.nn.max_pool3d if kind == "MAX_3D" else tf.nn.avg_pool3d
+            fn = mtf.ops.pool_fn(kind)
+            actual = fn(tf.cast(x[tf.newaxis], tf.float64), ksize, strides, padding)[0]
+            same = fn(x, ksize, strides, padding)
+            close(*np.split(np.array(session.run([actual, tf_fn(x, ksize, strides, padding)])), 2))
+            close(*np.split(np.array(session.run([actual, same])), 2))
+
+    def test_whole_numbers_have_maxima(self):
+        with program() as p:
+            x, _ = p.tensor(np.arange(16, dtype=np.int32).reshape(4, 4, 1), "h:4,w:4,c:1")
+            y = mtf.PoolOperation(x, (2, 4), (2, 4), "MAX_2D", name="top").outputs[0]
+            (value,), _ = p.run([y])
+            np.testing.assert_array_equal(value, [[[7]], [[15]]])
+
+    def test_pool_and_stride_along_one_dimension(self):
+        with program("b:x") as p:
+            v = np.array([[3.0, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]], np.float32)
+            dim = Dim("length", 6)
+            x, _ = p.tensor(v, [("b", 2), dim])
+            ours = [
+                mtf.pool_tensor_1d(x, dim),
+                mtf.pool_tensor_1d(x, dim, mtf.reduce_max, pool_size=3),
+                mtf.stride_tensor_1d(x, dim),
+                mtf.stride_tensor_1d(x, dim, pool_size=3),
+            ]
+            assert ours[1].shape == mtf.Shape([("b", 2), ("length", 2)])
+            groups = v.reshape(2, 3, 2)
+            expected = [groups.mean(-1), [[4, 9], [6, 8]], v[:, ::2], v[:, ::3]]
+            close(p.run(ours)[0], [np.array(e, np.float32) for e in expected])
+            for fn in (mtf.pool_tensor_1d, mtf.stride_tensor_1d):
+                with pytest.raises(ValueError, match=r"length=6 of .* groups of pool_size=4"):
+                    fn(x, dim, pool_size=4)
