@@ -1,8 +1,8 @@
 """The language, with the names that would hide Python's own: abs, pow, range, slice."""
 
-from mesh_tensorflow.ops import *  # noqa: F403
-from mesh_tensorflow.ops import mtf_abs as abs  # noqa: A004, F401
-from mesh_tensorflow.ops import mtf_pow as pow  # noqa: A004, F401
-from mesh_tensorflow.ops import mtf_range as range  # noqa: A004, F401
-from mesh_tensorflow.ops import mtf_slice as slice  # noqa: A004, F401
-from mesh_tensorflow import utils  # noqa: E402, F401
+from mesh_tensorflow import ops, utils
+from mesh_tensorflow.ops import *
+from mesh_tensorflow.ops import mtf_abs as abs
+from mesh_tensorflow.ops import mtf_pow as pow
+from mesh_tensorflow.ops import mtf_range as range
+from mesh_tensorflow.ops import mtf_slice as slice

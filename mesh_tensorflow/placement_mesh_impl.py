@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-class LaidOutTensor:
+class PlacedTensor:
     """One tf.Tensor for each processor, in order of processor number."""
 
     def __init__(self, tensor_list: Sequence[Any]):
@@ -44,7 +44,7 @@ class LaidOutTensor:
         return f"[{','.join(map(repr, self._tensor_list))}]"
 
     @classmethod
-    def from_tensor_list(cls, tensor_list: Sequence[Any]) -> LaidOutTensor:
+    def from_tensor_list(cls, tensor_list: Sequence[Any]) -> PlacedTensor:
         """Makes one from a list of tf.Tensors."""
         return cls(tensor_list)
 
@@ -63,7 +63,7 @@ class LaidOutTensor:
         """Shape of one slice."""
         return self._tensor_list[0].shape.as_list()
 
-    def to_laid_out_tensor(self) -> LaidOutTensor:
+    def to_laid_out_tensor(self) -> PlacedTensor:
         """Returns itself."""
         return self
 
@@ -79,7 +79,7 @@ class PlacementMeshImpl(MeshImpl):
       copy_master_to_slice_ops: the copies made so far, in order.
     """
 
-    LaidOutTensor = LaidOutTensor
+    LaidOutTensor = PlacedTensor
     LaidOutVariable = PlacedVariable
 
     def __init__(
@@ -169,7 +169,9 @@ class PlacementMeshImpl(MeshImpl):
         Processors in one memory that have the same slices share the result.
         """
         inputs = tuple(convert_args_to_laid_out_tensors(inputs))
-        columns = [x.tensor_list if isinstance(x, LaidOutTensor) else [x] * self.size for x in inputs]
+        columns = [
+            x.tensor_list if isinstance(x, PlacedTensor) else [x] * self.size for x in inputs
+        ]
         shared: dict[tuple, Any] = {}
         results = []
         with tf.device(self._one_device):
@@ -184,8 +186,8 @@ class PlacementMeshImpl(MeshImpl):
                         shared[key] = fn(*arguments)
                 results.append(shared[key])
         if isinstance(results[0], tuple):
-            return tuple(LaidOutTensor(column) for column in zip(*results))
-        return LaidOutTensor(results)
+            return tuple(PlacedTensor(column) for column in zip(*results))
+        return PlacedTensor(results)
 
     def Print(self, x: Any, data: Any, message: str, **kwargs: Any) -> Any:
         """Returns `x`, and prints the first slices of `data` when it is computed.
@@ -201,9 +203,9 @@ class PlacementMeshImpl(MeshImpl):
         with tf.device(self._devices[0]):
             first = tf.Print(x.tensor_list[0], shown, message, **kwargs)
         old = x.tensor_list[0]
-        return LaidOutTensor([first if t is old else t for t in x.tensor_list])
+        return PlacedTensor([first if t is old else t for t in x.tensor_list])
 
-    def random(self, shape: Shape, tf_fn: Callable, kwargs: dict) -> LaidOutTensor:
+    def random(self, shape: Shape, tf_fn: Callable, kwargs: dict) -> PlacedTensor:
         """Returns a laid-out random tensor; its value depends on the seed, not on the layout.
 
         Args:
@@ -218,7 +220,7 @@ class PlacementMeshImpl(MeshImpl):
         if not random_slices.is_known(tf_fn):
             with tf.device(self._devices[0]):
                 whole = tf_fn(shape.to_integer_list, seed=seed, **kwargs)
-            return LaidOutTensor(self.make_slices(whole, shape))
+            return PlacedTensor(self.make_slices(whole, shape))
         if key is None:
             with tf.device(self._devices[0]):
                 key = random_slices.new_key(seed)
@@ -234,42 +236,42 @@ class PlacementMeshImpl(MeshImpl):
                         key, sizes, begin, slice_sizes, tf_fn, kwargs
                     )
             slices.append(made[place])
-        return LaidOutTensor(slices)
+        return PlacedTensor(slices)
 
     # -- communication
 
     def allreduce(
         self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str
-    ) -> LaidOutTensor:
+    ) -> PlacedTensor:
         """Reduces slices over groups of processors; see MeshImpl."""
         x = x.to_laid_out_tensor()
         groups = processor_groups(self.shape, mesh_axes)
-        return LaidOutTensor(self._reducer.reduce(x.tensor_list, groups, reduction_fn_string))
+        return PlacedTensor(self._reducer.reduce(x.tensor_list, groups, reduction_fn_string))
 
     def allsplit(
         self, x: Any, mesh_axis: int, split_axis: int, which: Optional[Any] = None
-    ) -> LaidOutTensor:
+    ) -> PlacedTensor:
         """Has each processor keep its part of a value; see MeshImpl."""
         if which is not None:
             return super().allsplit(x, mesh_axis, split_axis, which)
         parts = self.slicewise(
             lambda t: tuple(tf.split(t, self.shape[mesh_axis].size, split_axis)), x
         )
-        return LaidOutTensor(
+        return PlacedTensor(
             [
                 parts[self._coordinate(pnum, mesh_axis)].tensor_list[pnum]
                 for pnum in range(self.size)
             ]
         )
 
-    def allconcat(self, x: Any, mesh_axis: int, concat_axis: int) -> LaidOutTensor:
+    def allconcat(self, x: Any, mesh_axis: int, concat_axis: int) -> PlacedTensor:
         """Joins the slices of the processors along a mesh axis; see MeshImpl."""
         members = self._group_slices(x, mesh_axis)
         return self.slicewise(lambda *pieces: tf.concat(pieces, concat_axis), *members)
 
     def alltoall(
         self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int
-    ) -> LaidOutTensor:
+    ) -> PlacedTensor:
         """Has each processor send a part of its slice to every other; see MeshImpl."""
         n = self.shape[mesh_axis].size
         parts = self.slicewise(lambda t: tuple(tf.split(t, n, split_axis)), x)
@@ -279,12 +281,12 @@ class PlacementMeshImpl(MeshImpl):
             for pnum in range(self.size):
                 sender = self._member(pnum, mesh_axis, source)
                 column.append(parts[self._coordinate(pnum, mesh_axis)].tensor_list[sender])
-            received.append(LaidOutTensor(column))
+            received.append(PlacedTensor(column))
         return self.slicewise(lambda *pieces: tf.concat(pieces, concat_axis), *received)
 
     def receive(
         self, x: Any, mesh_axis: int, source_pcoord: Sequence[Optional[int]]
-    ) -> LaidOutTensor:
+    ) -> PlacedTensor:
         """Has each processor take the slice of a member of its group; see MeshImpl."""
         x = x.to_laid_out_tensor()
         zeros = None
@@ -298,7 +300,7 @@ class PlacementMeshImpl(MeshImpl):
                 slices.append(zeros.tensor_list[pnum])  # type: ignore[union-attr]
             else:
                 slices.append(x.tensor_list[self._member(pnum, mesh_axis, source)])
-        return LaidOutTensor(slices)
+        return PlacedTensor(slices)
 
     def _coordinate(self, pnum: int, mesh_axis: int) -> int:
         return pnum_to_processor_coordinates(self.shape, pnum)[mesh_axis]
@@ -308,11 +310,11 @@ class PlacementMeshImpl(MeshImpl):
         stride = list_product(self.shape.to_integer_list[mesh_axis + 1 :])
         return pnum + (coordinate - self._coordinate(pnum, mesh_axis)) * stride
 
-    def _group_slices(self, x: Any, mesh_axis: int) -> list[LaidOutTensor]:
+    def _group_slices(self, x: Any, mesh_axis: int) -> list[PlacedTensor]:
         """Returns, for each coordinate along an axis, what the member with it holds."""
         x = x.to_laid_out_tensor()
         return [
-            LaidOutTensor(
+            PlacedTensor(
                 [x.tensor_list[self._member(p, mesh_axis, c)] for p in range(self.size)]
             )
             for c in range(self.shape[mesh_axis].size)
@@ -320,15 +322,15 @@ class PlacementMeshImpl(MeshImpl):
 
     # -- where a processor is
 
-    def laid_out_pnum(self) -> LaidOutTensor:
+    def laid_out_pnum(self) -> PlacedTensor:
         """Returns a LaidOutTensor of the processors' numbers, int32 scalars."""
         numbers = []
         for pnum, device in enumerate(self._devices):
             with tf.device(device):
                 numbers.append(tf.constant(pnum, tf.int32))
-        return LaidOutTensor(numbers)
+        return PlacedTensor(numbers)
 
-    def laid_out_pcoord(self, mesh_axis: int) -> LaidOutTensor:
+    def laid_out_pcoord(self, mesh_axis: int) -> PlacedTensor:
         """Returns a LaidOutTensor of the processors' coordinates along a mesh axis."""
         made: dict[tuple[str, int], tf.Tensor] = {}
         coordinates = []
@@ -338,7 +340,7 @@ class PlacementMeshImpl(MeshImpl):
                 with tf.device(device):
                     made[key] = tf.constant(key[1], tf.int32)
             coordinates.append(made[key])
-        return LaidOutTensor(coordinates)
+        return PlacedTensor(coordinates)
 
     # -- loops
 
@@ -355,11 +357,11 @@ class PlacementMeshImpl(MeshImpl):
         slices = laid_out.to_laid_out_tensor().tensor_list
         return [slices[pnum] for pnum in sorted(set(self.owners(tensor_shape)))]
 
-    def from_loop_slices(self, slices: Sequence[tf.Tensor], tensor_shape: Shape) -> LaidOutTensor:
+    def from_loop_slices(self, slices: Sequence[tf.Tensor], tensor_shape: Shape) -> PlacedTensor:
         """Returns the laid-out tensor that `loop_slices` took apart."""
         owners = self.owners(tensor_shape)
         stored = dict(zip(sorted(set(owners)), slices))
-        return LaidOutTensor([stored[pnum] for pnum in owners])
+        return PlacedTensor([stored[pnum] for pnum in owners])
 
     # -- whole tensors
 
@@ -368,9 +370,9 @@ class PlacementMeshImpl(MeshImpl):
         slices = laid_out_x.to_laid_out_tensor().tensor_list
         return self.combine_slices(slices, x.shape, self._devices[0])
 
-    def import_tf_tensor(self, x: Tensor, tf_x: tf.Tensor) -> LaidOutTensor:
+    def import_tf_tensor(self, x: Tensor, tf_x: tf.Tensor) -> PlacedTensor:
         """Returns the LaidOutTensor of a whole tf.Tensor."""
-        return LaidOutTensor(self.make_slices(tf_x, x.shape))
+        return PlacedTensor(self.make_slices(tf_x, x.shape))
 
 
 def default_devices() -> list[str]:

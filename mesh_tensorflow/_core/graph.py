@@ -42,8 +42,8 @@ class Graph:
         self._random_operations = 0
         self.name_to_variable: dict[str, Any] = {}
         self.captured_variable_scope = tf.get_variable_scope()
-        # The stacking of variables is done once.
-        self._stacked = False
+        # Whether rewrite_stack_variables was called; it is called once.
+        self.is_stacked = False
 
     def __repr__(self) -> str:
         return self.to_string

@@ -22,7 +22,7 @@ __all__ = [
 ANONYMOUS_PREFIX = "_anonymous_"
 
 
-def list_product(l: Iterable[int]) -> int:  # noqa: E741 (public parameter name)
+def list_product(l: Iterable[int]) -> int:
     """Returns the product of the numbers in `l`; 1 if there are none."""
     product = 1
     for number in l:

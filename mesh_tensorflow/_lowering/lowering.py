@@ -149,6 +149,8 @@ class Lowering:
     def autostack(self) -> None:
         """Joins small variables that are alike, if a mesh has more than one processor."""
         num_slices = 0
+        if self.graph.is_stacked:
+            return
         for v in self.graph.all_variables:
             if v.store is not None:
                 return

@@ -13,6 +13,9 @@ from mesh_tensorflow.ops._variable import Assign, StackedVariable, Variable
 
 __all__ = ["combine_assignments", "rewrite_stack_variables"]
 
+# Attributes of operations that hold the operations inside them.
+_INNER_OPERATIONS = ("_cond_ops", "_body_ops", "_operations", "_forward_operations")
+
 
 def _groups(
     graph: Graph, max_size: int, max_slice: int, mesh_to_impl: Optional[Mapping[Any, Any]]
@@ -62,9 +65,9 @@ def rewrite_stack_variables(
     Raises:
       ValueError: it was called before on this graph.
     """
-    if graph._stacked:
+    if graph.is_stacked:
         raise ValueError("rewrite_stack_variables was called before on this graph")
-    graph._stacked = True
+    graph.is_stacked = True
     groups = _groups(graph, max_combined_variable_size, max_combined_slice_size, mesh_to_impl)
     if all(len(group) == 1 for group in groups):
         return
@@ -82,7 +85,9 @@ def rewrite_stack_variables(
         stacked, new_operations = _stack(graph, group, value_of)
         for v in group:
             replaced[v] = (stacked, new_operations if v is group[0] else [])
-    graph.name_to_variable = {name: replaced[v][0] if v in replaced else v for name, v in names.items()}
+    graph.name_to_variable = {
+        name: replaced[v][0] if v in replaced else v for name, v in names.items()
+    }
     graph.operations[:] = _rewritten(graph, old_operations, replaced, value_of)
 
 
@@ -133,7 +138,7 @@ def redirect(op: Operation, value_of: Mapping[Tensor, Tensor]) -> None:
         elif isinstance(value, list) and value:
             if isinstance(value[0], Tensor):
                 setattr(op, name, [value_of.get(x, x) for x in value])
-            elif isinstance(value[0], Operation) and name in ("_cond_ops", "_body_ops", "_operations"):
+            elif isinstance(value[0], Operation) and name in _INNER_OPERATIONS:
                 for inner in value:
                     redirect(inner, value_of)
 

@@ -84,7 +84,8 @@ class Reducer:
         if self._across is not None:
             return self._across
         specs = [tf.DeviceSpec.from_string(device) for device in leaders]
-        return allreduce_collective if all(s.device_type == "GPU" for s in specs) else allreduce_ring
+        gpus = all(s.device_type == "GPU" for s in specs)
+        return allreduce_collective if gpus else allreduce_ring
 
 
 def reduce_here(xs: Sequence[tf.Tensor], reduction: str) -> tf.Tensor:

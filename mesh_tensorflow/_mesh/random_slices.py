@@ -90,7 +90,7 @@ def _element_index(
     for size, start, length in zip(reversed(sizes), reversed(begin), reversed(slice_sizes)):
         whole = axes and axes[-1][3]
         if whole:
-            first, inner, inner_stride, _ = axes[-1]
+            _, inner, inner_stride, _ = axes[-1]
             axes[-1] = [start * inner, length * inner, inner_stride, length == size]
         else:
             axes.append([start, length, stride, length == size])

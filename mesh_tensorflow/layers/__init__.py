@@ -1,5 +1,11 @@
 """Layers of neural networks, one kind a file."""
 
+from mesh_tensorflow.layers._conv import (
+    conv2d,
+    conv2d_with_blocks,
+    conv3d,
+    conv3d_with_blocks,
+)
 from mesh_tensorflow.layers._dense import (
     DenseInitializer,
     VarianceScalingInitializer,
@@ -9,12 +15,6 @@ from mesh_tensorflow.layers._dense import (
     get_dense_kernel_weights,
     unit_scaling_convention,
     us_einsum,
-)
-from mesh_tensorflow.layers._conv import (
-    conv2d,
-    conv2d_with_blocks,
-    conv3d,
-    conv3d_with_blocks,
 )
 from mesh_tensorflow.layers._loss import softmax_cross_entropy_with_logits
 from mesh_tensorflow.layers._norm import layer_norm

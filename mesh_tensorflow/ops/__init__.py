@@ -41,30 +41,34 @@ from mesh_tensorflow._mesh.tpu_processors import (
     processor_coordinates_to_pnum_map_nd,
 )
 from mesh_tensorflow._mesh.variable_store import VariableStore, function
-from mesh_tensorflow.ops._binary import *  # noqa: F403
-from mesh_tensorflow.ops._checkpoint import *  # noqa: F403
-from mesh_tensorflow.ops._control import *  # noqa: F403
-from mesh_tensorflow.ops._conv import *  # noqa: F403
-from mesh_tensorflow.ops._conv_backprop import *  # noqa: F403
-from mesh_tensorflow.ops._debug import *  # noqa: F403
-from mesh_tensorflow.ops._einsum import *  # noqa: F403
-from mesh_tensorflow.ops._gradients import *  # noqa: F403
-from mesh_tensorflow.ops._index import *  # noqa: F403
-from mesh_tensorflow.ops._operators import *  # noqa: F403
-from mesh_tensorflow.ops._pool import *  # noqa: F403
-from mesh_tensorflow.ops._random import *  # noqa: F403
-from mesh_tensorflow.ops._reduce_broadcast import *  # noqa: F403
-from mesh_tensorflow.ops._reshape import *  # noqa: F403
-from mesh_tensorflow.ops._shift import *  # noqa: F403
-from mesh_tensorflow.ops._slice_pad import *  # noqa: F403
-from mesh_tensorflow.ops._slicewise import *  # noqa: F403
-from mesh_tensorflow.ops._softmax import *  # noqa: F403
-from mesh_tensorflow.ops._source import *  # noqa: F403
-from mesh_tensorflow.ops._split_concat import *  # noqa: F403
-from mesh_tensorflow.ops._training import *  # noqa: F403
-from mesh_tensorflow.ops._unary import *  # noqa: F403
-from mesh_tensorflow.ops._variable import *  # noqa: F403
-from mesh_tensorflow.ops._while_loop import *  # noqa: F403
+from mesh_tensorflow.ops._binary import *
+from mesh_tensorflow.ops._checkpoint import *
+from mesh_tensorflow.ops._control import *
+from mesh_tensorflow.ops._conv import *
+from mesh_tensorflow.ops._conv_backprop import *
+from mesh_tensorflow.ops._debug import *
+from mesh_tensorflow.ops._einsum import *
+from mesh_tensorflow.ops._gradients import *
+from mesh_tensorflow.ops._index import *
+from mesh_tensorflow.ops._operators import *
+from mesh_tensorflow.ops._pool import *
+from mesh_tensorflow.ops._random import *
+from mesh_tensorflow.ops._reduce_broadcast import *
+from mesh_tensorflow.ops._reshape import *
+from mesh_tensorflow.ops._shift import *
+from mesh_tensorflow.ops._slice_pad import *
+from mesh_tensorflow.ops._slicewise import *
+from mesh_tensorflow.ops._softmax import *
+from mesh_tensorflow.ops._source import *
+from mesh_tensorflow.ops._split_concat import *
+from mesh_tensorflow.ops._training import *
+from mesh_tensorflow.ops._unary import *
+from mesh_tensorflow.ops._variable import *
+from mesh_tensorflow.ops._while_loop import *
 
-from mesh_tensorflow._lowering.counters import log_variable_sizes, pretty_print_counters  # isort: skip
+# Lowerings use operations, so they come after them.
+from mesh_tensorflow._lowering.counters import (  # isort: skip
+    log_variable_sizes,
+    pretty_print_counters,
+)
 from mesh_tensorflow._lowering.lowering import Lowering  # isort: skip

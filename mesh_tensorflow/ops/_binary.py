@@ -176,8 +176,8 @@ class BinaryOpWithBroadcasting(Operation):
         sizes = mesh_impl.slice_shape(shape)
 
         def apply(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-            y = self._tf_fn(broadcast_slice(a, x1.shape, shape), broadcast_slice(b, x2.shape, shape))
-            return tile_slice(y, sizes)
+            a, b = broadcast_slice(a, x1.shape, shape), broadcast_slice(b, x2.shape, shape)
+            return tile_slice(self._tf_fn(a, b), sizes)
 
         value = mesh_impl.slicewise(apply, lowering.tensors[x1], lowering.tensors[x2])
         lowering.set_tensor_lowering(self.outputs[0], value)
@@ -188,8 +188,7 @@ def _sum_to(dy: Tensor, x: Tensor) -> Tensor:
 
 
 class AddOperation(BinaryOpWithBroadcasting):
-    """The sum of two Tensors. Two sums over the same processors are added before they are
-    communicated."""
+    """The sum of two Tensors; two sums over the same processors are communicated as one."""
 
     def __init__(self, x1: Tensor, x2: Tensor, output_shape: Any, name: Optional[str] = None):
         """Makes the operation; see BinaryOpWithBroadcasting."""

@@ -326,15 +326,15 @@ def recompute_grad(
         else:
             mapping = {x: mtf.identity(x) for x in explicit_inputs}
         start = len(graph.operations)
-        clones, mapping = graph.clone_operations(forward_operations, mapping)
+        _, mapping = graph.clone_operations(forward_operations, mapping)
         again = [mapping.get(y, y) for y in outputs]
         pairs = [(y, dy) for y, dy in zip(again, output_grads) if dy is not None]
+        kept = [op for op in forward_operations if op.outputs and op.outputs[0] not in mapping]
         return mtf.gradients(
             [y for y, _ in pairs],
             [mapping.get(x, x) for x in all_inputs],
             grad_ys=[dy for _, dy in pairs],
-            operations=[op for op in forward_operations if op.outputs and op.outputs[0] not in mapping]
-            + graph.operations[start:],
+            operations=kept + graph.operations[start:],
         )
 
     return custom_gradient(fn, grad_fn, explicit_inputs)

@@ -238,8 +238,9 @@ class PoolBackPropOperation(Operation):
         if mean == self._pool_fn_string:
             return [None, None, PoolOperation(reached, ksize, ksize, mean).outputs[0]]
         is_maximum = pool_backprop(x, y, mtf.ones_like(dy), ksize, ksize, self._pool_fn_string)
-        gathered = PoolOperation(reached * is_maximum, ksize, ksize, mean).outputs[0]
-        return [None, None, gathered * list_product(ksize)]
+        masked = mtf.multiply(reached, is_maximum)
+        gathered = PoolOperation(masked, ksize, ksize, mean).outputs[0]
+        return [None, None, mtf.multiply(gathered, list_product(ksize))]
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)

@@ -62,7 +62,8 @@ class ShiftOperation(Operation):
 
     def _piece_elements(self, mesh_impl: Any, piece: _Piece) -> int:
         shape = self._outputs[0].shape
-        return mesh_impl.laid_out_size(shape) // mesh_impl.slice_shape(shape)[self._axis] * piece.size
+        rows = mesh_impl.laid_out_size(shape) // mesh_impl.slice_shape(shape)[self._axis]
+        return rows * piece.size
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)

@@ -83,7 +83,9 @@ def check_not_split(op: Operation, mesh_impl: Any) -> None:
     for t in op.inputs + op.outputs:
         for d in t.shape:
             axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
-            if axis is not None and mesh_impl.shape[axis].size > 1 and d.name in op.unsplittable_dims:
+            if axis is None or mesh_impl.shape[axis].size == 1:
+                continue
+            if d.name in op.unsplittable_dims:
                 mesh_dim = mesh_impl.shape[axis]
                 raise ValueError(
                     f"dimension {d.name}={d.size} of {t.name} {t.shape} is split over mesh "
@@ -99,7 +101,7 @@ class GenericGradOperation(Operation):
 
     def __init__(
         self,
-        forward_op: Operation,
+        forward_op: SlicewiseOperation,
         grad_ys: Sequence[Optional[Tensor]],
         name: Optional[str] = None,
     ):

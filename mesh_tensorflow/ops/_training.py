@@ -70,7 +70,8 @@ def serialize_training_step(
     batched: list[bool] = []
 
     def microbatch_last(x: Tensor) -> Tensor:
-        x = mtf.replace_dimensions(x, batch_dim, [small_dim, micro_dim])
+        shape = mtf.replace_dimensions(x.shape, batch_dim, [small_dim, micro_dim])
+        x = mtf.reshape(x, shape)
         last = (x.shape - micro_dim) + micro_dim
         return x if x.shape == last else mtf.transpose(x, last)
 
@@ -82,7 +83,7 @@ def serialize_training_step(
         shape = Shape(y.shape.dims[:at] + [micro_dim] + y.shape.dims[at:])
         return mtf.einsum([y, place], output_shape=shape)
 
-    def body(index: Tensor) -> list[Tensor]:
+    def body(index: Tensor) -> list[Any]:
         outputs = model_fn({key: _take(x, index, micro_dim) for key, x in prepared.items()})
         trainable = [v.value for v in graph.trainable_variables]
         grads = mtf.gradients([outputs["loss"]], trainable)
@@ -106,6 +107,8 @@ def serialize_training_step(
     outputs = {}
     for name, is_batched, y in zip(names, batched, results):
         if is_batched:
-            y = mtf.replace_dimensions(y, [small_dim, micro_dim], batch_dim)
+            y = mtf.reshape(
+                y, mtf.replace_dimensions(y.shape, [small_dim, micro_dim], batch_dim)
+            )
         outputs[name] = y
     return list(results[len(names) :]), outputs

@@ -40,7 +40,7 @@ class WhileGradientOperation(Operation):
         """
         n = forward.num_vars
         floating = [i for i, p in enumerate(forward.placeholders) if p.dtype.is_floating]
-        first = [
+        first: list[Any] = [
             mtf.zeros_like(forward.outputs[i]) if grad_ys[i] is None else grad_ys[i]
             for i in floating
         ]
@@ -72,7 +72,8 @@ class WhileGradientOperation(Operation):
         self._outputs = [
             Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(self._results)
         ]
-        by_input: dict[Tensor, Tensor] = {x: y for (x, _), y in zip(summed, self._outputs[len(back) :])}
+        sums_out = self._outputs[len(back) :]
+        by_input: dict[Tensor, Tensor] = {x: y for (x, _), y in zip(summed, sums_out)}
         gradient_of_var = dict(zip(floating, self._outputs))
         self._input_gradients: list[Optional[Tensor]] = [
             gradient_of_var.get(i) for i in range(n)

@@ -35,7 +35,7 @@ class SgdOptimizer(Optimizer):
     ) -> list[mtf.Operation]:
         if skip_without_gradient(grad, var):
             return []
-        return [mtf.assign_sub(var, grad * scalar_like(self.lr, grad))]  # type: ignore[operator]
+        return [mtf.assign_sub(var, grad * scalar_like(self.lr, grad))]  # type: ignore
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
