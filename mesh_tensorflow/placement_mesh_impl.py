@@ -111,7 +111,7 @@ class PlacementMeshImpl(MeshImpl):
         super().__init__(shape, layout)
         if strict_layout:
             self._check_rules()
-        self._devices = default_devices() if devices is None else devices
+        self._devices: Any = default_devices() if devices is None else devices
         if not isinstance(self._devices, list):
             raise TypeError(
                 f"devices must be a list of device strings, not {type(devices).__name__}: "

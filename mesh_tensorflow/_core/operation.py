@@ -24,7 +24,7 @@ class _RegisterWhenComplete(type):
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        operation = cls.__new__(cls, *args, **kwargs)
+        operation: Any = cls.__new__(cls, *args, **kwargs)  # type: ignore[arg-type]
         try:
             operation.__init__(*args, **kwargs)
         except BaseException:

@@ -22,7 +22,7 @@ def slice_coordinates(layout: TensorLayout, mesh_shape: Shape, pnum: int) -> tup
 
 def make_slices(x: tf.Tensor, layout: TensorLayout, mesh_shape: Shape) -> list[tf.Tensor]:
     """Cuts `x` into one slice for each processor; equal slices are the same tf.Tensor."""
-    parts = {(): x}
+    parts: dict[tuple[int, ...], Any] = {(): x}
     for tensor_axis, mesh_axis in enumerate(layout):
         grown = {}
         for key, part in parts.items():
