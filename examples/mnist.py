@@ -13,7 +13,6 @@ Other layouts, such as "batch:b1;hidden1:b2", compute the same numbers.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pathlib
 import sys
@@ -30,6 +29,7 @@ import mesh_tensorflow as mtf
 sys.path.append(str(pathlib.Path(__file__).resolve().parent))
 
 import mnist_dataset
+import mnist_plot
 
 BLOCKS = 4  # along each side of an image
 BLOCK_SIZE = mnist_dataset.IMAGE_SIZE // BLOCKS
@@ -70,15 +70,9 @@ class Options:
 
     def check(self) -> None:
         """Raises ValueError for what makes no sense."""
-        for name, least in [
-            ("batch_size", 1),
-            ("hidden_size", 1),
-            ("train_epochs", 1),
-            ("epochs_between_evals", 1),
-            ("eval_steps", 0),
-            ("learning_rate", 0),
-            ("seed", 0),
-        ]:
+        ones = ["batch_size", "hidden_size", "train_epochs", "epochs_between_evals"]
+        zeros = ["eval_steps", "learning_rate", "seed"]
+        for name, least in [*((name, 1) for name in ones), *((name, 0) for name in zeros)]:
             if not getattr(self, name) >= least:
                 raise ValueError(f"--{name} is {getattr(self, name)}: it has to be {least} or more")
         if self.optimizer not in OPTIMIZERS:
@@ -153,15 +147,21 @@ def network(images: mtf.Tensor, hidden_size: int) -> mtf.Tensor:
 
 def import_images(mesh: mtf.Mesh, images: tf.Tensor) -> mtf.Tensor:
     """Imports [batch, 28, 28] as blocks of pixels; see `network`."""
-    batch = mtf.Dimension("batch", images.shape[0])
-    row_blocks, col_blocks = mtf.Dimension("row_blocks", BLOCKS), mtf.Dimension("col_blocks", BLOCKS)
-    row_size, col_size = mtf.Dimension("row_size", BLOCK_SIZE), mtf.Dimension("col_size", BLOCK_SIZE)
-    channel = mtf.Dimension("one_channel", 1)
-    shape = mtf.Shape([batch, row_blocks, row_size, col_blocks, col_size, channel])
-    x = mtf.import_tf_tensor(mesh, tf.reshape(images, shape.to_integer_list), shape)
-    return mtf.transpose(
-        x, mtf.Shape([batch, row_blocks, col_blocks, row_size, col_size, channel])
+    sizes = {
+        "batch": images.shape[0],
+        "row_blocks": BLOCKS,
+        "row_size": BLOCK_SIZE,
+        "col_blocks": BLOCKS,
+        "col_size": BLOCK_SIZE,
+        "one_channel": 1,
+    }
+    batch, rows, row_size, cols, col_size, channel = map(mtf.Dimension, sizes, sizes.values())
+    x = mtf.import_tf_tensor(
+        mesh,
+        tf.reshape(images, list(sizes.values())),
+        mtf.Shape([batch, rows, row_size, cols, col_size, channel]),
     )
+    return mtf.transpose(x, mtf.Shape([batch, rows, cols, row_size, col_size, channel]))
 
 
 def build(options: Options) -> Program:
@@ -275,22 +275,20 @@ def check_checkpoint(model_dir: str) -> None:
 # --- Training ---
 
 
-def train(
-    program: Program, data: mnist_dataset.Mnist, options: Options
-) -> Iterator[Epoch]:
+def train(program: Program, data: mnist_dataset.Mnist, options: Options) -> Iterator[Epoch]:
     """Trains to --train_epochs in all, and yields each epoch's outcome."""
     steps = len(data.train_images) // options.batch_size
     with session_of(program, options, steps * options.epochs_between_evals) as session:
-        # Not a step of training: no hook is to see it.
-        run = lambda *args: session.run_step_fn(lambda context: context.session.run(*args))  # noqa: E731
-        first, done = divmod(int(run(program.global_step)), steps)
+        plain = session.run_step_fn(lambda step_context: step_context.session)  # without hooks
+        first, done = divmod(int(plain.run(program.global_step)), steps)
         for epoch in range(first, options.train_epochs):
             start = time.perf_counter()
             batches = mnist_dataset.batches(
                 data.train_images, data.train_labels, options.batch_size, options.seed, epoch
             )
             losses = []
-            with progress_bar(f"epoch {epoch + 1}/{options.train_epochs}", steps) as show:
+            title = f"epoch {epoch + 1}/{options.train_epochs}"
+            with mnist_plot.progress_bar(title, steps) as show:
                 for step, (images, labels) in enumerate(batches):
                     if step >= done:
                         losses.append(train_step(session, program, images, labels))
@@ -298,7 +296,7 @@ def train(
             done = 0
             number, accuracy = epoch + 1, None
             if number % options.epochs_between_evals == 0 or number == options.train_epochs:
-                accuracy = test(run, program, data, options.eval_steps)
+                accuracy = test(plain, program, data, options.eval_steps)
             yield Epoch(number, float(np.mean(losses)), accuracy, time.perf_counter() - start)
 
 
@@ -312,7 +310,7 @@ def train_step(session: Any, program: Program, images: np.ndarray, labels: np.nd
 
 
 def test(
-    run: Callable, program: Program, data: mnist_dataset.Mnist, eval_steps: int
+    session: tf.Session, program: Program, data: mnist_dataset.Mnist, eval_steps: int
 ) -> float:
     """Returns the share of test examples that are classified rightly, each counted once.
 
@@ -325,85 +323,9 @@ def test(
     right = 0
     for start in range(0, count, batch_size):
         chosen = np.arange(start, start + batch_size) % len(images)
-        predictions = run(program.predictions, {program.images: images[chosen]})
+        predictions = session.run(program.predictions, {program.images: images[chosen]})
         right += np.sum((predictions == labels[chosen])[: count - start])
     return float(right / count)
-
-
-# --- What it prints ---
-
-
-@contextlib.contextmanager
-def progress_bar(title: str, steps: int) -> Iterator[Callable[[int, float], None]]:
-    """Gives a function that shows the step and its loss, on a terminal only; wiped at the end."""
-    terminal = sys.stderr.isatty()
-
-    def show(step: int, loss: float) -> None:
-        if terminal:
-            full = 30 * step // steps
-            bar = "#" * full + "." * (30 - full)
-            print(f"\r{title} [{bar}] {step}/{steps}  loss {loss:.4f}", end="", file=sys.stderr)
-
-    try:
-        yield show
-    finally:
-        if terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns text in columns."""
-    widths = [max(map(len, column)) for column in zip(header, *rows)]
-    lines = [header, ["-" * width for width in widths], *rows]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip()
-        for line in lines
-    )
-
-
-def variable_table(program: Program) -> str:
-    """Returns a table of the variables and how the mesh splits them."""
-    rows = []
-    mesh_impl = program.mesh_impl
-    for variable in program.variables:
-        axes = mesh_impl.tensor_layout(variable.shape)
-        splits = [
-            f"{d.name} over {mesh_impl.shape[axis].name}"
-            for d, axis in zip(variable.shape, axes)
-            if axis is not None
-        ]
-        shape = ", ".join(f"{d.name}={d.size}" for d in variable.shape)
-        slice_shape = ", ".join(map(str, mesh_impl.slice_shape(variable.shape)))
-        rows.append([variable.name, shape, ", ".join(splits) or "replicated", f"[{slice_shape}]"])
-    return table(["variable", "shape", "split", "slice"], rows)
-
-
-def description(program: Program, data: mnist_dataset.Mnist, options: Options) -> str:
-    """Returns what is trained on what, and how it is laid out."""
-    mesh = ", ".join(f"{d.name}={d.size}" for d in program.mesh_impl.shape) or "one processor"
-    return f"""\
-data     {data.source}: {len(data.train_images)} for training, {len(data.test_images)} for test
-mesh     {mesh} on {', '.join(program.mesh_impl.devices)}
-layout   {options.layout or 'nothing is split'}
-
-{variable_table(program)}
-
-Communication in a training step:
-{program.lowering.communication_table()}
-"""
-
-
-def tile_owners(program: Program) -> list[list[tuple[int, ...]]]:
-    """Returns, for each block of an image by row and column, the processors that hold it."""
-    owners: list[list[list[int]]] = [[[] for _ in range(BLOCKS)] for _ in range(BLOCKS)]
-    shape = program.image_shape
-    _, rows, columns, *_ = program.mesh_impl.slice_shape(shape)
-    for pnum in range(program.mesh_impl.size):
-        _, row, column, *_ = program.mesh_impl.slice_begin(shape, pnum)
-        for i in range(row, row + rows):
-            for j in range(column, column + columns):
-                owners[i][j].append(pnum)
-    return [[tuple(pnums) for pnums in line] for line in owners]
 
 
 # --- The command ---
@@ -426,7 +348,9 @@ def run(options: Options) -> list[Epoch]:
     with tf.Graph().as_default():
         tf.set_random_seed(options.seed)
         program = build(options)
-        print(description(program, data, options), flush=True)
+        sizes = f"{len(data.train_images)} for training, {len(data.test_images)} for test"
+        print(f"data     {data.source}: {sizes}")
+        print(mnist_plot.layout_text(program.lowering, program.mesh_impl, program.variables))
         start = time.perf_counter()
         for epoch in train(program, data, options):
             history.append(epoch)
@@ -442,9 +366,8 @@ def run(options: Options) -> list[Epoch]:
     seconds = time.perf_counter() - start
     print(f"final test accuracy {history[-1].accuracy:.2%} after {seconds:.1f} s of training")
     if options.plot:
-        import mnist_plot  # matplotlib is needed for nothing else
-
-        mnist_plot.plot(options.plot, history, data.test_images[0], tile_owners(program))
+        owners = mnist_plot.tile_owners(program.image_shape, program.mesh_impl)
+        mnist_plot.plot(options.plot, history, data.test_images[0], owners)
         print(f"plot in {options.plot}")
     return history
 

@@ -12,6 +12,7 @@ from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, proc
 from mesh_tensorflow._core.shape import Shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_slices
+from mesh_tensorflow._mesh.constants import at_device
 from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.placed_variable import PlacedVariable
@@ -121,7 +122,6 @@ class PlacementMeshImpl(MeshImpl):
         if devices is None:
             self._devices = self._devices[: self.size]
         self._domains = [memory_domain(device) for device in self._devices]
-        self._one_device = self._devices[0] if len(set(self._devices)) == 1 else None
         self._reducer = Reducer(self._devices, self._domains, allreduce)
         self.copy_master_to_slice_ops: list[tf.Operation] = []
 
@@ -174,17 +174,13 @@ class PlacementMeshImpl(MeshImpl):
         ]
         shared: dict[tuple, Any] = {}
         results = []
-        with tf.device(self._one_device):
-            for pnum, device in enumerate(self._devices):
-                arguments = [column[pnum] for column in columns]
-                key = (self._domains[pnum], *map(id, arguments))
-                if key not in shared:
-                    if self._one_device is None:
-                        with tf.device(device):
-                            shared[key] = fn(*arguments)
-                    else:
-                        shared[key] = fn(*arguments)
-                results.append(shared[key])
+        for pnum, device in enumerate(self._devices):
+            arguments = [column[pnum] for column in columns]
+            key = (self._domains[pnum], *map(id, arguments))
+            if key not in shared:
+                with tf.device(device), at_device(device):
+                    shared[key] = fn(*arguments)
+            results.append(shared[key])
         if isinstance(results[0], tuple):
             return tuple(PlacedTensor(column) for column in zip(*results))
         return PlacedTensor(results)

@@ -35,8 +35,7 @@ class PlacedVariable:
             self._slices = self._make_slices()
         self._reads: dict[int, tf.Tensor] = {}
         for pnum, slice_var in self._slices.items():
-            with tf.device(slice_var.device):
-                self._reads[pnum] = slice_var.read_value()
+            self._reads[pnum] = _read_once(slice_var)
         self._copies: dict[str, tf.Operation] = {}
 
     @property
@@ -145,3 +144,11 @@ class PlacedVariable:
     def copy_slices_to_master(self) -> tf.Operation:
         """A tf.Operation that sets the master to what the slices hold."""
         return self._copy("copy_slices_to_master", self._slices_to_master_op)
+
+
+def _read_once(slice_var: Any) -> tf.Tensor:
+    """Returns the tensor that a graph reads a variable by; in a function, a new read."""
+    if tf.executing_eagerly_outside_functions():
+        with tf.device(slice_var.device):
+            return slice_var.read_value()
+    return slice_var.graph.as_graph_element(slice_var)

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh.constants import constant
 
 __all__ = [
     "binary_reduction_fn",
@@ -61,13 +62,14 @@ def broadcast_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tens
     kept = [d for d in new_shape if d in old_shape]
     perm = [old_shape.dims.index(d) for d in kept]
     if perm != sorted(perm):
-        x = tf.transpose(x, perm)
+        x = tf.transpose(x, constant(perm))
     # Leading dimensions of size 1 are implied.
     if kept == new_shape.dims[len(new_shape) - len(kept) :]:
         return x
     sizes = iter(x.shape.as_list())
     first = new_shape.dims.index(kept[0]) if kept else len(new_shape)
-    return tf.reshape(x, [next(sizes) if d in old_shape else 1 for d in new_shape.dims[first:]])
+    aligned = [next(sizes) if d in old_shape else 1 for d in new_shape.dims[first:]]
+    return tf.reshape(x, constant(aligned))
 
 
 def einsum_equation(input_shapes: Sequence[Shape], output_shape: Shape) -> str:
@@ -114,18 +116,19 @@ def einsum_slice(
     offset = len(full) - product.shape.ndims
     summed = [i - offset for i, d in enumerate(full) if d not in output_shape]
     kept = Shape([d for d in full if d in output_shape])
-    return transpose_slice(tf.reduce_sum(product, summed), kept, output_shape)
+    return transpose_slice(tf.reduce_sum(product, constant(summed)), kept, output_shape)
 
 
 def transpose_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tensor:
     """Brings a slice with exactly the dimensions of `new_shape` into their order."""
     perm = [old_shape.dims.index(d) for d in new_shape]
-    return x if perm == sorted(perm) else tf.transpose(x, perm)
+    return x if perm == sorted(perm) else tf.transpose(x, constant(perm))
 
 
 def tile_slice(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     """Broadcasts a slice to `sizes` where it is smaller."""
-    return x if x.shape.as_list() == list(sizes) else tf.broadcast_to(x, sizes)
+    same = x.shape.as_list() == list(sizes)
+    return x if same else tf.broadcast_to(x, constant(list(sizes)))
 
 
 def static_arange(begin: int, size: int, stride: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.ops._normalize import normalize
 
 __all__ = ["layer_norm"]
 
@@ -35,7 +36,4 @@ def layer_norm(
 
         scale = vector("layer_norm_scale", tf.ones_initializer())
         bias = vector("layer_norm_bias", tf.zeros_initializer())
-        reduced = x.shape - dim
-        centered = x - mtf.reduce_mean(x, output_shape=reduced)
-        variance = mtf.reduce_mean(mtf.square(centered), output_shape=reduced)
-        return centered * mtf.rsqrt(variance + epsilon) * scale + bias
+        return normalize(x, dim, epsilon) * scale + bias

@@ -14,6 +14,7 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import broadcast_shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.laid_out import compatible_lazy_allreduce_sums
 from mesh_tensorflow._mesh.slice_fns import broadcast_slice, tile_slice
 
@@ -69,6 +70,11 @@ def _check_scalar(what: str, x: Tensor, scalar: Any) -> None:
         )
 
 
+def _as_operand(scalar: Any, x: tf.Tensor) -> Any:
+    """Returns a Python number as a constant of the dtype of `x`; others as they are."""
+    return constant(scalar, x.dtype) if isinstance(scalar, (int, float)) else scalar
+
+
 class ScalarMultiplyOperation(Operation):
     """Multiplies a Tensor by a number or a tf scalar; no gradient goes to the scalar."""
 
@@ -93,7 +99,7 @@ class ScalarMultiplyOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         value = lowering.mesh_impl(self).slicewise(
-            lambda x: x * self._scalar, lowering.tensors[self.inputs[0]]
+            lambda x: x * _as_operand(self._scalar, x), lowering.tensors[self.inputs[0]]
         )
         lowering.set_tensor_lowering(self.outputs[0], value)
 
@@ -122,7 +128,7 @@ class ScalarAddOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         value = lowering.mesh_impl(self).slicewise(
-            lambda x: x + self._scalar, lowering.tensors[self.inputs[0]]
+            lambda x: x + _as_operand(self._scalar, x), lowering.tensors[self.inputs[0]]
         )
         lowering.set_tensor_lowering(self.outputs[0], value)
 

@@ -15,6 +15,7 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.slice_fns import reduction_fn, transpose_slice
 from mesh_tensorflow.ops._source import check_dimension
@@ -82,7 +83,7 @@ class ReduceOperation(Operation):
         kept = Shape([d for d in x.shape if d in y.shape])
         fn = reduction_fn(self._reduction_fn_string)
         value = mesh_impl.slicewise(
-            lambda t: transpose_slice(fn(t, reduced) if reduced else t, kept, y.shape),
+            lambda t: transpose_slice(fn(t, constant(reduced)) if reduced else t, kept, y.shape),
             lowering.tensors[x],
         )
         axes = self._reduced_mesh_axes(mesh_impl)

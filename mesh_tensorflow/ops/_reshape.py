@@ -13,6 +13,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, anonymous_shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow.ops._einsum import EinsumOperation
 
@@ -126,7 +127,7 @@ class ReshapeOperation(Operation):
         for move in late:
             sizes[move.split_axis] *= mesh_impl.shape[move.mesh_axis].size  # type: ignore[index]
         if list(value.slice_shape) != sizes:
-            value = mesh_impl.slicewise_delay_allreduce(lambda t: tf.reshape(t, sizes), value)
+            value = mesh_impl.slicewise_delay_allreduce(lambda t: tf.reshape(t, constant(sizes)), value)
         for move in late:
             value = mesh_impl.allsplit(value.to_laid_out_tensor(), *move[1:3])
         lowering.set_tensor_lowering(y, value)

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow.ops._slicewise import SlicewiseOperation, cwise
 
 __all__ = [
@@ -168,13 +169,21 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def _gelu_forward(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    t = tf.tanh(x * (_GELU_SCALE + (_GELU_SCALE * _GELU_CUBIC) * tf.square(x)))
-    return x * (0.5 + 0.5 * t), t
+    scale, cubic = (
+        constant(c, x.dtype) for c in (_GELU_SCALE, _GELU_SCALE * _GELU_CUBIC)
+    )
+    half = constant(0.5, x.dtype)
+    t = tf.tanh(x * (cubic * tf.square(x) + scale))
+    return x * (half * t + half), t
 
 
 def _gelu_grad(x: tf.Tensor, t: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
-    inner = x * (_GELU_SCALE + (3.0 * _GELU_SCALE * _GELU_CUBIC) * tf.square(x))
-    return (0.5 * dy) * ((1.0 + t) + inner * (1.0 - tf.square(t)))
+    scale, cubic = (
+        constant(c, x.dtype) for c in (_GELU_SCALE, 3.0 * _GELU_SCALE * _GELU_CUBIC)
+    )
+    half_dy = dy * constant(0.5, x.dtype)
+    through_tanh = _raw.TanhGrad(y=t, dy=half_dy * x)
+    return (half_dy * t + half_dy) + through_tanh * (cubic * tf.square(x) + scale)
 
 
 def _with_saved(x: Tensor, forward: Callable, grad: Callable, name: str) -> Tensor:

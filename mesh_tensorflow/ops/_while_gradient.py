@@ -11,6 +11,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.constants import inside_loop
 from mesh_tensorflow._mesh.pending import walk
 from mesh_tensorflow.ops._control import external_inputs
 from mesh_tensorflow.ops._loop_state import (
@@ -104,11 +105,12 @@ class WhileGradientOperation(Operation):
             tape.read(lowering, arrays, index)
             for x, value in zip(self._carried, totals):
                 lowering.set_tensor_lowering(x, value)
-            lowering.lower_operations(self._operations)
-            results = [lowering.tensors[y] for y in self._results]
-            new = results[:n]
-            new += accumulate(mesh_impl, totals[n:], results[n:], summands[n:], counters)
-            return index - 1, state.flatten(new)
+            with inside_loop():
+                lowering.lower_operations(self._operations)
+                results = [lowering.tensors[y] for y in self._results]
+                new = results[:n]
+                new += accumulate(mesh_impl, totals[n:], results[n:], summands[n:], counters)
+                return index - 1, state.flatten(new)
 
         zeros = [zero_state(mesh_impl, y, s) for y, s in zip(self._results[n:], summands[n:])]
         _, flat = tf.while_loop(

@@ -12,6 +12,7 @@ from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.constants import inside_loop
 from mesh_tensorflow._mesh.pending import walk
 from mesh_tensorflow._mesh.random_slices import fold_key, new_key
 from mesh_tensorflow.ops._control import external_inputs
@@ -159,20 +160,23 @@ class WhileLoopOperation(Operation):
 
         def cond(index: tf.Tensor, flat: list, arrays: list) -> tf.Tensor:
             self._enter(lowering, state.unflatten(flat))
-            lowering.lower_operations(self._cond_ops)
+            with inside_loop():
+                lowering.lower_operations(self._cond_ops)
             return lowering.tensors[self._cond_output].to_laid_out_tensor().all_slices[0]
 
         def body(index: tf.Tensor, flat: list, arrays: list) -> tuple:
             values = state.unflatten(flat)
             self._enter(lowering, values)
             lowering.random_keys.update({op: fold_key(key, index) for op, key in keys.items()})
-            lowering.lower_operations(self._body_ops)
-            results = [lowering.tensors[y] for y in self._body_outputs]
-            new = results[:n]
-            new += accumulate(mesh_impl, values[n:], results[n:], summands[n:], counters)
-            if tape is not None:
-                arrays = tape.write(lowering, arrays, index)
-            return index + 1, state.flatten(new), arrays
+            with inside_loop():
+                lowering.lower_operations(self._body_ops)
+                results = [lowering.tensors[y] for y in self._body_outputs]
+                new = results[:n]
+                new += accumulate(mesh_impl, values[n:], results[n:], summands[n:], counters)
+                flat = state.flatten(new)
+                if tape is not None:
+                    arrays = tape.write(lowering, arrays, index)
+            return index + 1, flat, arrays
 
         zeros = [zero_state(mesh_impl, y, s) for y, s in zip(self._body_outputs[n:], summands[n:])]
         first = state.flatten(inputs + zeros)

@@ -1,0 +1,153 @@
+"""Draws the figures of the documentation: python docs/make_figures.py (needs matplotlib)."""
+
+import itertools
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+FOLDER = Path(__file__).parent / "figures"
+COLOURS = [["#4477aa", "#88bbee"], ["#cc6644", "#f2b48c"]]  # by row, by column
+ROW_COLOURS = ["#6699cc", "#e08e66"]
+COL_COLOURS = ["#55907a", "#a9d6c4"]
+EMPTY, EDGE, GREY = "#f4f4f4", "#333333", "#777777"
+MESH = (2, 2)
+
+
+def colour(rows, cols, row, col):
+    """The colour of part (row, col) of something cut along rows, columns or both."""
+    if rows and cols:
+        return COLOURS[row][col]
+    return ROW_COLOURS[row] if rows else COL_COLOURS[col]
+
+
+def outline(axes, x, y, width, height, face=EMPTY, **kwargs):
+    axes.add_patch(Rectangle((x, y), width, height, facecolor=face, edgecolor=EDGE, lw=0.8, **kwargs))
+
+
+def tensor(axes, x, y, size, split, held=None):
+    """Draws a matrix.
+
+    Args:
+      axes: where to draw.
+      x: left.
+      y: bottom.
+      size: (width, height).
+      split: for the vertical and the horizontal dimension the mesh axis that cuts it, or None.
+      held: (row, column) of the processor whose part is to be coloured; all parts if None.
+    """
+    width, height = size
+    counts = [1 if axis is None else MESH[axis] for axis in split]
+    outline(axes, x, y, width, height)
+    for i, j in itertools.product(*map(range, counts)):
+        place = [0, 0]
+        for axis, k in zip(split, (i, j)):
+            if axis is not None:
+                place[axis] = k
+        mine = held is None or all(a is None or held[a] == place[a] for a in split)
+        if mine:
+            face = colour(0 in split, 1 in split, *place)
+            outline(
+                axes, x + j * width / counts[1], y + height - (i + 1) * height / counts[0],
+                width / counts[1], height / counts[0], face,
+            )
+
+
+def label(axes, x, y, text, size=9, **kwargs):
+    kwargs = {"ha": "center", "va": "center", "color": EDGE, **kwargs}
+    axes.text(x, y, text, fontsize=size, **kwargs)
+
+
+def canvas(width, height):
+    figure, axes = plt.subplots(figsize=(width, height))
+    figure.subplots_adjust(0, 0, 1, 1)
+    axes.set_xlim(0, width)
+    axes.set_ylim(0, height)
+    axes.set_aspect("equal")
+    axes.axis("off")
+    return figure, axes
+
+
+def save(figure, name):
+    FOLDER.mkdir(exist_ok=True)
+    figure.savefig(FOLDER / name, facecolor="white", metadata={"Date": None})
+    plt.close(figure)
+
+
+# Name, (vertical dimension, horizontal one), size on paper, mesh axes that split them.
+TENSORS = [
+    ("x", ("batch", "d_model"), (0.9, 1.3), (0, None)),
+    ("w", ("d_model", "d_ff"), (1.5, 0.9), (None, 1)),
+    ("h", ("batch", "d_ff"), (1.5, 1.3), (0, 1)),
+]
+
+
+def draw_layout():
+    """What each of four processors holds of x, w and h under batch:rows, d_ff:cols."""
+    figure, axes = canvas(9.0, 5.1)
+    centres = [1.55, 4.5, 7.45]
+    label(axes, 4.5, 4.85, 'h = einsum([x, w])      layout "batch:rows,d_ff:cols"      mesh "rows:2,cols:2"', 10)
+    for (name, dims, size, split), centre in zip(TENSORS, centres):
+        x, y = centre - size[0] / 2, 3.65 - size[1] / 2
+        tensor(axes, x, y, size, split)
+        label(axes, centre, 4.48, f"{name} [{dims[0]}, {dims[1]}]", 10, weight="bold")
+        label(axes, x - 0.12, y + size[1] / 2, dims[0], 8, rotation=90, color=GREY)
+        label(axes, centre, y - 0.13, dims[1], 8, color=GREY)
+        for row, col in itertools.product(range(2), range(2)):
+            left, bottom = centre - 1.22 + col * 1.24, 1.42 - row * 1.16
+            outline(axes, left, bottom, 1.2, 1.1, "white")
+            small = (size[0] * 0.62, size[1] * 0.62)
+            tensor(
+                axes, left + 0.6 - small[0] / 2, bottom + 0.47 - small[1] / 2, small, split, (row, col)
+            )
+            label(axes, left + 0.6, bottom + 1.0, f"processor {2 * row + col}", 7, color=GREY)
+    label(axes, 0.17, 1.97, "row 0", 8, rotation=90, color=GREY)
+    label(axes, 0.17, 0.81, "row 1", 8, rotation=90, color=GREY)
+    save(figure, "layout.svg")
+
+
+def draw_allreduce():
+    """How y = h v is computed: partial sums on each processor, then an allreduce."""
+    figure, axes = canvas(9.0, 3.3)
+    label(axes, 4.5, 3.08, "y = einsum([h, v]) sums over d_ff, which cols splits", 10)
+    heads = ["slices of h and v", "partial sums (LazyAllreduceSum)", "allreduce over cols: y"]
+    for centre, head in zip((1.6, 4.7, 7.6), heads):
+        label(axes, centre, 2.72, head, 9, weight="bold")
+    for row, col in itertools.product(range(2), range(2)):
+        bottom = 1.4 - row * 1.3
+        shift = col * 1.35
+        left = 0.35 + shift
+        outline(axes, left, bottom, 1.25, 1.15, "white")
+        tensor(axes, left + 0.08, bottom + 0.4, (0.6, 0.5), (0, 1), (row, col))
+        tensor(axes, left + 0.78, bottom + 0.35, (0.4, 0.6), (1, None), (row, col))
+        label(axes, left + 0.625, bottom + 0.17, f"processor {2 * row + col}", 7, color=GREY)
+        left = 3.9 + shift * 0.72
+        face = ROW_COLOURS[row]
+        outline(axes, left, bottom + 0.4, 0.6, 0.5, face, hatch="///" if col else "\\\\\\", alpha=0.55)
+        outline(axes, 6.8 + shift * 0.72, bottom + 0.4, 0.6, 0.5, face)
+    for row in range(2):
+        bottom = 1.4 - row * 1.3 + 0.65
+        label(axes, 4.7, bottom, "+", 12)
+        for start, end in ((3.15, 3.75), (5.65, 6.65)):
+            axes.add_patch(
+                FancyArrowPatch((start, bottom), (end, bottom), arrowstyle="-|>", mutation_scale=12, color=EDGE)
+            )
+        label(axes, 6.15, bottom + 0.16, "only when\nneeded", 7, color=GREY, va="bottom")
+        label(axes, 7.6, bottom, "=", 12)
+    save(figure, "allreduce.svg")
+
+
+def main():
+    """Draws all figures."""
+    matplotlib.rcParams["svg.hashsalt"] = "mesh"
+    matplotlib.rcParams["svg.fonttype"] = "path"
+    matplotlib.rcParams["font.family"] = "DejaVu Sans"
+    draw_layout()
+    draw_allreduce()
+
+
+if __name__ == "__main__":
+    main()

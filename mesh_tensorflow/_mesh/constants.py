@@ -1,0 +1,57 @@
+"""Constants shared by the operations of one device, so that graphs stay small."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+__all__ = ["at_device", "constant", "inside_loop"]
+
+_pools: weakref.WeakKeyDictionary[tf.Graph, dict] = weakref.WeakKeyDictionary()
+_device: Optional[str] = None
+_loops: list[object] = []
+
+
+@contextlib.contextmanager
+def inside_loop() -> Iterator[None]:
+    """Constants made within are for one part of a loop only."""
+    _loops.append(object())
+    try:
+        yield
+    finally:
+        _loops.pop()
+
+
+@contextlib.contextmanager
+def at_device(device: Optional[str]) -> Iterator[None]:
+    """Constants made within may be shared with others made on the same device."""
+    global _device
+    outer, _device = _device, device
+    try:
+        yield
+    finally:
+        _device = outer
+
+
+def constant(value: Any, dtype: tf.DType = tf.int32) -> tf.Tensor:
+    """Returns a constant, the same tf.Tensor for the same value on the same device.
+
+    Args:
+      value: a number or a list of numbers.
+      dtype: a dtype.
+    """
+    if _device is None or tf.executing_eagerly():
+        return tf.constant(value, dtype)
+    pool = _pools.setdefault(tf.get_default_graph(), {})
+    array = np.asarray(value, np.float64 if dtype.is_floating else np.int64)
+    loop = _loops[-1] if _loops else None
+    key = (_device, loop, dtype, array.shape, array.tobytes())
+    if key not in pool:
+        with tf.control_dependencies([]):
+            pool[key] = tf.constant(value, dtype)
+    return pool[key]

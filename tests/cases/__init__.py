@@ -1,0 +1,34 @@
+"""The case table: every family of operations, each program with its NumPy oracle."""
+
+from cases import (
+    binary,
+    contraction,
+    control,
+    conv,
+    elementwise,
+    indexing,
+    joining,
+    loops,
+    reductions,
+    reshaping,
+    shifting,
+)
+from cases.table import Case
+
+_FAMILIES = [
+    elementwise,
+    binary,
+    contraction,
+    reductions,
+    reshaping,
+    joining,
+    shifting,
+    indexing,
+    control,
+    loops,
+    conv,
+]
+
+CASES: list[Case] = [c for family in _FAMILIES for c in family.CASES]
+
+assert len({c.name for c in CASES}) == len(CASES), "names of cases must be unique"

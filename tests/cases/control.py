@@ -1,0 +1,143 @@
+"""Order, hand-written gradients, recomputation, functions by slices, and imports."""
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from cases.table import ALL, case, dim, dims, shape
+
+
+def _custom(fn, factor):
+    """Returns a build function of `fn` whose gradients are `factor` times the arriving ones."""
+
+    def grad_fn(explicit_inputs, all_inputs, forward_operations, outputs, output_grads):
+        return [factor * mtf.reduce_sum(output_grads[0], output_shape=x.shape) for x in all_inputs]
+
+    return lambda *xs: mtf.custom_gradient(fn, grad_fn, list(xs))
+
+
+def _custom_pair(x):
+    def fn(x):
+        return x * 2.0, mtf.square(x)
+
+    def grad_fn(explicit_inputs, all_inputs, forward_operations, outputs, output_grads):
+        return [output_grads[0] * 5.0 + output_grads[1] * outputs[1]]
+
+    return mtf.custom_gradient(fn, grad_fn, [x])
+
+
+def _custom_external(x, w):
+    """The function uses `w` from outside."""
+
+    def grad_fn(explicit_inputs, all_inputs, forward_operations, outputs, output_grads):
+        return [output_grads[0] * 3.0, mtf.reduce_sum(output_grads[0], output_shape=w.shape)]
+
+    return mtf.custom_gradient(lambda x: x * w, grad_fn, [x])
+
+
+def _layer(x, w):
+    return mtf.tanh(mtf.einsum([x, w], shape("a c")) + 0.1)
+
+
+def _np_layer(x, w):
+    return np.tanh(x @ w + 0.1)
+
+
+def _recompute_pair(x, w):
+    def fn(x):
+        y = _layer(x, w)
+        return y, mtf.exp(y) * mtf.reduce_sum(x, output_shape=[dim("a")])
+
+    return mtf.recompute_grad(fn, [x])
+
+
+def _two_outputs(x):
+    return mtf.slicewise(
+        lambda t: (tf.sort(t, 1), tf.reduce_sum(t * t, 1)), [x],
+        output_shape=[x.shape, shape("a")], output_dtype=[x.dtype, x.dtype],
+        splittable_dims=dims("a"))
+
+
+def _with_grad_function(x):
+    return mtf.cwise(lambda t: t * t, [x], grad_function=lambda op, dy: [dy * 7.0])
+
+
+CASES = [
+    case("depend", "a b, b", lambda x, y: mtf.depend(x, [y]) * 2.0, lambda x, y: x * 2,
+         grads=(0,), dtypes=ALL[:2]),
+    case("depend_lazy", "a b",
+         lambda x: mtf.depend(mtf.reduce_sum(x, output_shape=shape("b")), [mtf.exp(x)]) * 2.0,
+         lambda x: 2 * x.sum(0)),
+    case("stop_gradient", "a b", lambda x: x * mtf.stop_gradient(mtf.exp(x)),
+         lambda x: x * np.exp(x), surrogate=lambda x, at: x * np.exp(at[0])),
+    case("stop_gradient_lazy", "a b",
+         lambda x: x * mtf.stop_gradient(mtf.reduce_sum(x, output_shape=shape("b"))),
+         lambda x: x * x.sum(0), surrogate=lambda x, at: x * at[0].sum(0)),
+    case("custom_gradient", "a b", _custom(mtf.square, 3.0), np.square,
+         surrogate=lambda x, at: 3 * x),
+    case("custom_gradient_two_inputs", "a b, b", _custom(lambda x, y: x * y, 3.0),
+         lambda x, y: x * y, surrogate=lambda x, y, at: 3 * x + 3 * y),
+    case("custom_gradient_tuple", "a b", _custom_pair, lambda x: [2 * x, x * x],
+         surrogate=lambda x, at: [5 * x, at[0] ** 2 * x]),
+    case("custom_gradient_external", "a b, b", _custom_external, lambda x, w: x * w,
+         surrogate=lambda x, w, at: 3 * x + w),
+    case("custom_gradient_lazy", "a b, b c",
+         lambda x, w: mtf.custom_gradient(
+             lambda x, w: mtf.einsum([x, w]),
+             lambda output_grads, all_inputs, **_: [
+                 mtf.einsum([output_grads[0], all_inputs[1]], shape("a b")),
+                 mtf.einsum([output_grads[0], all_inputs[0]], shape("b c"))], [x, w]),
+         lambda x, w: x @ w),
+    case("recompute_grad", "a b, b c", lambda x, w: mtf.recompute_grad(_layer, [x, w]), _np_layer),
+    case("recompute_grad_external", "a b, b c",
+         lambda x, w: mtf.recompute_grad(lambda x: _layer(x, w), [x]), _np_layer),
+    case("recompute_grad_no_dependencies", "a b, b c",
+         lambda x, w: mtf.recompute_grad(_layer, [x, w], control_dependencies=False), _np_layer),
+    case("recompute_grad_tuple", "a b, b c", _recompute_pair,
+         lambda x, w: [_np_layer(x, w), np.exp(_np_layer(x, w)) * x.sum(1)[:, None]]),
+    case("recompute_grad_nested", "a b, b c",
+         lambda x, w: mtf.recompute_grad(
+             lambda x, w: mtf.sin(mtf.recompute_grad(_layer, [mtf.exp(x * 0.3), w])), [x, w]),
+         lambda x, w: np.sin(_np_layer(np.exp(x * 0.3), w))),
+    case("slicewise", "a b",
+         lambda x: mtf.slicewise(lambda t: tf.cumsum(t * t, 1), [x], splittable_dims=dims("a")),
+         lambda x: np.cumsum(x * x, 1)),
+    case("slicewise_output_shape", "a b, b s",
+         lambda x, y: mtf.slicewise(tf.matmul, [x, y], output_shape=shape("a s"),
+                                    splittable_dims=dims("a s")),
+         lambda x, y: x @ y),
+    case("slicewise_two_outputs", "a b/distinct", _two_outputs,
+         lambda x: [np.sort(x, 1), (x * x).sum(1)]),
+    case("slicewise_one_output_used", "a b/distinct", lambda x: _two_outputs(x)[1] * 2.0,
+         lambda x: 2 * (x * x).sum(1)),
+    case("slicewise_int_input", "a b, a/below16",
+         lambda x, i: mtf.slicewise(
+             lambda t, i: tf.gather(t * t, i, batch_dims=1, axis=1), [x, i],
+             output_shape=shape("a"), splittable_dims=dims("a")),
+         lambda x, i: np.take_along_axis(x * x, i[:, None], 1)[:, 0]),
+    case("slicewise_not_splittable", "a b", lambda x: mtf.slicewise(lambda t: t * 2.0, [x]),
+         lambda x: 2 * x),
+    case("cwise", "a b, a b", lambda x, y: mtf.cwise(lambda t, u: tf.sin(t) * u, [x, y]),
+         lambda x, y: np.sin(x) * y),
+    case("cwise_grad_function", "a b", _with_grad_function, np.square,
+         surrogate=lambda x, at: 7 * x),
+    case("cwise_of_lazy", "a b, b c",
+         lambda x, w: mtf.cwise(lambda t: tf.sin(t), [mtf.einsum([x, w])]),
+         lambda x, w: np.sin(x @ w)),
+    case("cwise_output_dtype", "a b",
+         lambda x: mtf.cwise(lambda t: t > 0, [x], output_dtype=tf.bool), lambda x: x > 0,
+         grads=()),
+    case("import_fully_replicated", "a b", lambda x: x * mtf.import_fully_replicated(
+        x.mesh, np.arange(16, dtype=np.float32), shape("b")), lambda x: x * np.arange(16)),
+    case("import_anonymous", "a b", lambda x: [mtf.import_tf_tensor(
+        x.mesh, np.arange(6, dtype=np.float32).reshape(2, 3)), x * 2.0],
+        lambda x: [np.arange(6.0).reshape(2, 3), 2 * x]),
+    case("constants", "a b", lambda x: x * mtf.constant(x.mesh, 3.0, shape("b")) + mtf.ones_like(x)
+         + mtf.zeros(x.mesh, shape("a")) + mtf.ones(x.mesh, shape("a b")) * mtf.zeros_like(x),
+         lambda x: 3 * x + 1),
+    case("print", "a b", lambda x: mtf.Print(x, [], "case ", first_n=0) * 2.0, lambda x: 2 * x),
+    case("branches_share_a_value", "a b, b c",
+         lambda x, w: (lambda y: [mtf.reduce_sum(y), mtf.reduce_max(y, output_shape=shape("c"))])(
+             _layer(x, w)),
+         lambda x, w: [_np_layer(x, w).sum(), _np_layer(x, w).max(0)]),
+]

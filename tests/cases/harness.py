@@ -1,0 +1,196 @@
+"""Lowers one program in many layouts, and compares values and communication."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import placement_mesh_impl
+from mesh_tensorflow._mesh.pending import walk
+
+MESHES = ["x:1", "x:2", "x:4", "x:2,y:2", "x:2,y:4", "x:8"]
+CPUS = 8
+
+
+class Placing(NamedTuple):
+    """A mesh shape, a layout, and whether devices are taken for separate memories."""
+
+    mesh: str
+    layout: str
+    apart: bool = False
+
+    def impl(self) -> Any:
+        """Returns the PlacementMeshImpl."""
+        n = mtf.convert_to_shape(self.mesh).size
+        devices = [f"cpu:{i}" for i in range(n)] if self.apart else [""] * n
+        return placement_mesh_impl.PlacementMeshImpl(self.mesh, self.layout, devices)
+
+
+WHOLE = Placing("", "")
+
+
+@contextlib.contextmanager
+def separate_memories() -> Iterator[None]:
+    """Makes each logical CPU count as a memory of its own, as GPUs do."""
+    with mock.patch.object(placement_mesh_impl, "memory_domain", lambda device: device or "cpu:0"):
+        yield
+
+
+def session() -> tf.Session:
+    """Returns a session with eight logical CPUs that does not spend time on rewriting graphs."""
+    config = tf.ConfigProto(device_count={"CPU": CPUS})
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return tf.Session(config=config)
+
+
+# -- layouts
+
+
+def flat_operations(operations: Iterable[Any]) -> list[Any]:
+    """Returns operations, and those inside of loops."""
+    found = []
+    for op in operations:
+        found.append(op)
+        for inside in ("_cond_ops", "_body_ops", "_operations"):
+            found += flat_operations(getattr(op, inside, []))
+    return found
+
+
+def splittable(operations: Sequence[Any], whole: Iterable[str] = ()) -> list[str]:
+    """Returns the dimension names that a layout may split, by what the operations say."""
+    names = {n for op in operations for n in op._dimension_names()}
+    no = set(whole).union(*(op.unsplittable_dims for op in operations))
+    return sorted(n for n in names - no if not n.startswith("_anonymous_"))
+
+
+def is_legal(rules: dict[str, int], shapes: Iterable[tuple], sizes: Sequence[int]) -> bool:
+    """Whether no tensor has two dimensions on a mesh axis, or a size that cannot be cut."""
+    for dims in shapes:
+        axes = [(rules[d.name], d.size) for d in dims if d.name in rules]
+        if len({axis for axis, _ in axes}) < len(axes):
+            return False
+        if any(size % sizes[axis] for axis, size in axes):
+            return False
+    return True
+
+
+def legal_layouts(graph: Any, mesh: str, whole: Iterable[str] = (), limit: int = 4000) -> list:
+    """Returns the legal layouts of a program on a mesh, as dictionaries from name to axis."""
+    operations = flat_operations(graph.operations)
+    names = splittable(operations, whole)
+    tensors = [t for op in operations for t in op.inputs + op.outputs]
+    shapes = {tuple(t.shape) for t in tensors}
+    sizes = mtf.convert_to_shape(mesh).to_integer_list
+    choices = [None, *range(len(sizes))]
+    alone = {
+        n: [a for a in choices if a is None or is_legal({n: a}, shapes, sizes)] for n in names
+    }
+    names = [n for n in names if len(alone[n]) > 1]
+    total = int(np.prod([len(alone[n]) for n in names], dtype=float))
+    if total <= limit:
+        picks = itertools.product(*(alone[n] for n in names))
+    else:
+        rng = random.Random(0)
+        picks = ([rng.choice(alone[n]) for n in names] for _ in range(limit))
+    layouts = [{n: a for n, a in zip(names, pick) if a is not None} for pick in picks]
+    layouts += [{n: a} for n in names for a in alone[n] if a is not None]
+    unique = {tuple(sorted(rules.items())): rules for rules in layouts}
+    return [rules for rules in unique.values() if is_legal(rules, shapes, sizes)]
+
+
+def chosen_layouts(layouts: Sequence[dict], extra: int, seed: int) -> list[dict]:
+    """Returns layouts that split each dimension over each mesh axis, and a few more."""
+    rng = random.Random(seed)
+    rest = list(layouts)
+    rng.shuffle(rest)
+    open_pairs = {pair for rules in rest for pair in rules.items()}
+    chosen = []
+    while open_pairs:
+        best = max(rest, key=lambda rules: len(open_pairs & set(rules.items())))
+        chosen.append(best)
+        rest.remove(best)
+        open_pairs -= set(best.items())
+    return chosen + rest[:extra]
+
+
+def layout_text(rules: dict[str, int], mesh: str) -> str:
+    """Returns "a:x,b:y"."""
+    axes = mtf.convert_to_shape(mesh).dimension_names
+    return ",".join(f"{name}:{axes[axis]}" for name, axis in sorted(rules.items()))
+
+
+def placings(graph: Any, whole: Iterable[str] = (), extra: int = 1, seed: int = 0) -> list[Placing]:
+    """Returns the placings to try a program in, the last two in separate memories."""
+    found = []
+    for mesh in MESHES:
+        for rules in chosen_layouts(legal_layouts(graph, mesh, whole), extra, seed):
+            found.append(Placing(mesh, layout_text(rules, mesh)))
+    most = sorted(found, key=lambda p: (p.layout.count(":"), p.mesh in ("x:4", "x:2,y:2")))
+    return found + [p._replace(apart=True) for p in most[-2:] if p.layout]
+
+
+# -- lowering
+
+
+class Lowered(NamedTuple):
+    """What became of a program in one placing."""
+
+    placing: Placing
+    lowering: Any
+    exports: list[tf.Tensor]
+    counted: collections.Counter
+    predicted: collections.Counter
+
+
+def collectives_of(costs: Iterable[tuple[Any, Any]]) -> collections.Counter:
+    """Returns the collectives of pairs (operation, Cost) as a multiset."""
+    return collections.Counter(
+        (c.kind, tuple(c.mesh_axes), c.elements, c.bytes) for _, cost in costs
+        for c in cost.collectives
+    )
+
+
+def lower(graph: Any, mesh: Any, placing: Placing, targets: Sequence[Any]) -> Lowered:
+    """Lowers a program and exports tensors; may be called several times in one tf graph."""
+    patch = separate_memories() if placing.apart else contextlib.nullcontext()
+    scope = tf.variable_scope(f"placing_{len(tf.get_default_graph().get_operations())}")
+    with patch, scope:
+        impl = placing.impl()
+        lowering = mtf.Lowering(graph, {mesh: impl}, autostack=False)
+        exports = [lowering.export_to_tf_tensor(t) for t in targets]
+    counted = collections.Counter(
+        (c.kind, tuple(c.mesh_axes), c.elements, c.bytes) for _, _, c in lowering.collectives
+    )
+    predicted = collectives_of(walk(graph.operations, impl, targets).costs)
+    return Lowered(placing, lowering, exports, counted, predicted)
+
+
+# -- comparing
+
+
+def as_list(value: Any) -> list:
+    """Returns a list of one or several things."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def assert_close(actual: Any, expected: Any, tolerance: float, what: str = "") -> None:
+    """Checks numbers relative to the largest one, integers and booleans exactly."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.shape == expected.shape, f"{what}: {actual.shape} instead of {expected.shape}"
+    if actual.dtype == bool or np.issubdtype(actual.dtype, np.integer):
+        np.testing.assert_array_equal(actual, expected, err_msg=what)
+        return
+    actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+    scale = np.max(np.abs(expected), initial=0.0)
+    np.testing.assert_allclose(
+        actual, expected, rtol=tolerance, atol=tolerance * max(scale, 1e-3), err_msg=what
+    )

@@ -1,0 +1,64 @@
+"""One-hot, gather, cumulative sums, ranges, and pooling along one dimension."""
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from cases.table import ALL, case, dim, shape
+
+
+def _one_hot(indices, depth, on_value=1.0, off_value=0.0):
+    hit = indices[..., None] == np.arange(depth)
+    return np.where(hit, on_value, off_value)
+
+
+def _gather(weights, indices):
+    """Entries of axis 0 of the weights; zeros where the index is out of range."""
+    inside = (indices >= 0) & (indices < weights.shape[0])
+    taken = weights[np.where(inside, indices, 0)]
+    return taken * inside.reshape(inside.shape + (1,) * (weights.ndim - 1))
+
+
+def _exclusive(x):
+    return np.cumsum(x, 1) - x
+
+
+CASES = [
+    case("one_hot", "a/below20", lambda i: mtf.one_hot(i, dim("b")), lambda i: _one_hot(i, 16)),
+    case("one_hot_values", "a f/int",
+         lambda i: mtf.one_hot(i, dim("b"), on_value=3, off_value=-1, dtype=tf.int32),
+         lambda i: _one_hot(i, 16, 3, -1)),
+    case("gather", "b c, a/below16", lambda w, i: mtf.gather(w, i, dim("b")), _gather, dtypes=ALL),
+    case("gather_out_of_range", "b c, a f/int", lambda w, i: mtf.gather(w, i, dim("b")), _gather),
+    case("gather_beyond", "b c, a/below40", lambda w, i: mtf.gather(w, i, dim("b")), _gather),
+    case("gather_number", "b c", lambda w: mtf.gather(w, 5, dim("b")), lambda w: w[5]),
+    case("gather_last_dim", "a b, f/below16", lambda w, i: mtf.gather(w, i, dim("b")),
+         lambda w, i: _gather(w.T, i)),
+    case("gather_output_shape", "b c, a/below16",
+         lambda w, i: mtf.gather(w, i, dim("b"), output_shape=shape("c a")),
+         lambda w, i: _gather(w, i).T),
+    case("gather_shared_dims", "a b c, a f/below16", lambda w, i: mtf.gather(w, i, dim("b")),
+         lambda w, i: np.stack([_gather(x, j) for x, j in zip(w, i)])),
+    case("gather_bool", "b c/bool, a/int", lambda w, i: mtf.gather(w, i, dim("b")),
+         lambda w, i: _gather(w.astype(int), i) != 0),
+    case("cumsum", "a b s", lambda x: mtf.cumsum(x, dim("b")), lambda x: np.cumsum(x, 1),
+         dtypes=ALL),
+    case("cumsum_exclusive", "a b s", lambda x: mtf.cumsum(x, dim("b"), exclusive=True),
+         _exclusive),
+    case("range_added", "a b", lambda x: x + mtf.range(x.mesh, dim("b"), tf.float32),
+         lambda x: x + np.arange(16)),
+    case("range_int", "a/int", lambda x: [
+        mtf.range(x.mesh, dim("c"), tf.int32), mtf.range(x.mesh, dim("a"), tf.int64)],
+        lambda x: [np.arange(24), np.arange(8)]),
+    case("causal_mask", "a g", lambda x: mtf.where(
+        mtf.less_equal(mtf.range(x.mesh, dim("g"), tf.int32), mtf.range(x.mesh, dim("a"), tf.int32)),
+        x, 0.0, output_shape=x.shape),
+        lambda x: np.tril(x)),
+    case("pool_tensor_1d", "a b s", lambda x: mtf.pool_tensor_1d(x, dim("b"), pool_size=2),
+         lambda x: x.reshape(8, 8, 2, 4).mean(2)),
+    case("pool_tensor_1d_max", "a b s/distinct",
+         lambda x: mtf.pool_tensor_1d(x, dim("b"), mtf.reduce_max, pool_size=4),
+         lambda x: x.reshape(8, 4, 4, 4).max(2)),
+    case("stride_tensor_1d", "a b s", lambda x: mtf.stride_tensor_1d(x, dim("b"), pool_size=4),
+         lambda x: x[:, ::4]),
+]

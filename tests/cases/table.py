@@ -1,0 +1,139 @@
+"""The record of the case table, its input data, and NumPy by dimension name."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+
+# Sizes of the dimensions that cases name by a letter; 8 processors divide most of them.
+SIZES = {
+    **{"a": 8, "b": 16, "c": 24, "d": 8, "e": 16, "f": 8, "g": 32},
+    **{"n": 8, "w": 4, "s": 4, "t": 6, "k": 3, "h": 6, "v": 5},
+}
+
+
+def dim(name: str) -> mtf.Dimension:
+    """Returns a dimension of the table, or of its own size if written as "b:4"."""
+    name, _, size = name.partition(":")
+    return mtf.Dimension(name, int(size) if size else SIZES[name])
+
+
+def dims(names: str) -> list[mtf.Dimension]:
+    """Returns the dimensions of "a b c:4"."""
+    return [dim(name) for name in names.split()]
+
+
+def shape(names: str) -> mtf.Shape:
+    """Returns the shape of "a b c:4"."""
+    return mtf.Shape(dims(names))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One program, with what NumPy says about it.
+
+    Attributes:
+      name: unique in the table.
+      inputs: "a b" for normal numbers over these dimensions, or "a b/kind"; see `input_data`.
+      build: a function of an mtf.Tensor for each input; returns one, or a list.
+      oracle: the same on NumPy arrays, in float64.
+      grads: which inputs have a gradient; all floating ones if None.
+      surrogate: where the gradient is not the derivative of `oracle`: a function of arrays
+        whose derivative it is; takes also `at`, the list of the input arrays themselves.
+      dtypes: what the floating inputs are converted to.
+      tolerance: relative to the largest element, in float32.
+      whole: names of dimensions that are not split, though operations allow it.
+    """
+
+    name: str
+    inputs: Sequence[str]
+    build: Callable[..., Any]
+    oracle: Callable[..., Any]
+    grads: Sequence[int] | None = None
+    surrogate: Callable[..., Any] | None = None
+    dtypes: Sequence[str] = ("float32",)
+    tolerance: float = 1e-5
+    whole: Sequence[str] = ()
+
+
+def case(name: str, inputs: str | Sequence[str], build: Any, oracle: Any, **kwargs: Any) -> Case:
+    """Returns a Case; inputs may be one string with commas."""
+    if isinstance(inputs, str):
+        inputs = [part.strip() for part in inputs.split(",")]
+    return Case(name, inputs, build, oracle, **kwargs)
+
+
+ALL = ("float32", "bfloat16", "int32")
+FLOATS = ("float32", "bfloat16")
+INT = ("int32",)
+
+_KINDS = {
+    "normal": lambda rng, size: rng.normal(size=size),
+    "positive": lambda rng, size: rng.uniform(0.5, 2.0, size),
+    # No element is so near to 0 that a finite difference would cross it.
+    "away": lambda rng, size: np.where(rng.random(size) < 0.5, -1, 1) * rng.uniform(0.2, 2, size),
+    "distinct": lambda rng, size: rng.permutation(int(np.prod(size))).reshape(size) / 16.0,
+    "mostly": lambda rng, size: rng.random(size) < 0.9,
+    "bool": lambda rng, size: rng.random(size) < 0.5,
+    "int": lambda rng, size: rng.integers(-4, 5, size).astype(np.int32),
+    "divisor": lambda rng, size: rng.choice([-3, -2, 1, 2, 4], size).astype(np.int32),
+    "ties": lambda rng, size: rng.integers(0, 3, size).astype(np.float64),
+}
+
+
+def input_data(case: Case, dtype: str) -> list[np.ndarray]:
+    """Returns the input arrays of a case; `dtype` is that of the floating ones."""
+    rng = np.random.default_rng(zlib.crc32(case.name.encode()))
+    arrays = []
+    for spec in case.inputs:
+        names, _, kind = spec.partition("/")
+        size = [d.size for d in dims(names)]
+        if kind.startswith("below"):  # integers from 0
+            x = rng.integers(0, int(kind[5:]), size).astype(np.int32)
+        elif dtype == "int32" and kind not in ("bool", "int"):
+            x = rng.integers(1 if kind in ("positive", "away") else -4, 6, size).astype(np.int32)
+        else:
+            x = np.asarray(_KINDS[kind or "normal"](rng, size))
+        if x.dtype == np.float64:
+            x = x.astype(tf.as_dtype(dtype).as_numpy_dtype)
+        arrays.append(x)
+    return arrays
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    """Returns floating arrays in float64, integers in int64."""
+    if x.dtype == bool:
+        return x
+    return x.astype(np.int64 if np.issubdtype(x.dtype, np.integer) else np.float64)
+
+
+def aligned(x: np.ndarray, names: str, out: str) -> np.ndarray:
+    """Returns `x` of dimensions `names` in the order of `out`, with size 1 where it lacks one."""
+    have, want = names.split(), out.split()
+    x = np.transpose(x, [have.index(n) for n in want if n in have])
+    sizes = iter(x.shape)
+    return np.reshape(x, [next(sizes) if n in have else 1 for n in want])
+
+
+def on(fn: Callable, *specs: str) -> Callable:
+    """Returns a function that broadcasts arrays by dimension name and applies `fn`.
+
+    Args:
+      fn: a NumPy function.
+      *specs: the dimensions of each argument, then those of the result.
+    """
+    *inputs, out = specs
+    full = [dim(n).size for n in out.split()]
+
+    def apply(*xs: np.ndarray) -> np.ndarray:
+        y = fn(*[aligned(x, names, out) for x, names in zip(xs, inputs, strict=True)])
+        return np.broadcast_to(y, full)
+
+    return apply

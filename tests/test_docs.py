@@ -1,0 +1,190 @@
+"""The programs in README.md and docs/ run, print what they say they print, and fail as they say.
+
+Every fenced ```python block is run; the blocks of one page are one program. Words after
+"python" change that: `no-run` leaves a block out, `raises` means that it must raise. A ```text
+block that comes next is what the block prints, or the text of its error. White space does not
+count in it, and "…" stands for anything.
+"""
+
+import contextlib
+import importlib
+import io
+import multiprocessing
+import os
+import re
+import textwrap
+import traceback
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+SECONDS = 120
+
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=indent)```\s*$", re.M | re.S)
+
+
+def fences(path):
+    """Returns (language, flags, text, line number) of each fenced block of a page."""
+    page = path.read_text(encoding="utf-8")
+    found = []
+    for match in _FENCE.finditer(page):
+        words = match["info"].split() or [""]
+        line = page.count("\n", 0, match.start("text")) + 1
+        found.append((words[0], words[1:], textwrap.dedent(match["text"]), line))
+    return found
+
+
+def programs(path):
+    """Returns (flags, code, expected text or None, line number) of each block to run."""
+    found = fences(path)
+    following = [*found[1:], ("", [], "", 0)]
+    return [
+        (flags, code, after[2] if after[0] == "text" else None, line)
+        for (language, flags, code, line), after in zip(found, following)
+        if language == "python" and "no-run" not in flags
+    ]
+
+
+def same_text(expected, found):
+    """Whether two texts agree, but for white space and what "…" stands for."""
+    pieces = [re.escape(" ".join(piece.split())) for piece in expected.split("…")]
+    return re.fullmatch(r"\s*" + r".*".join(pieces) + r"\s*", " ".join(found.split()), re.S) is not None
+
+
+def run_block(path, namespace, flags, code, expected, line):
+    """Runs one block; raises AssertionError if it does not do what the page says."""
+    place = f"{path.relative_to(ROOT)}:{line}"
+    compiled = compile("\n" * (line - 1) + code, str(path), "exec")
+    printed = io.StringIO()
+    error = None
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(compiled, namespace)
+    except Exception as e:
+        error = e
+        if "raises" not in flags:
+            raise AssertionError(f"{place} failed:\n{traceback.format_exc()}") from e
+    assert error is not None or "raises" not in flags, f"{place} should raise"
+    found = printed.getvalue() if error is None else str(error)
+    if expected is not None:
+        assert same_text(expected, found), f"{place} says:\n{found}\nbut the page:\n{expected}"
+
+
+def run_page(path, directory, log):
+    """Runs the blocks of a page one after the other; exits with 0 if all is well."""
+    os.chdir(directory)
+    namespace = {"__name__": "__main__"}
+    try:
+        for block in programs(path):
+            run_block(path, namespace, *block)
+    except BaseException as e:
+        Path(log).write_text(str(e), encoding="utf-8")
+        os._exit(1)
+    os._exit(0)
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Makes processes that start with TensorFlow imported, and nothing done in it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["mesh_tensorflow"])
+    return context
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if programs(p)], ids=lambda p: str(p.relative_to(ROOT)))
+def test_programs_run(path, processes, tmp_path):
+    log = tmp_path / "error.txt"
+    process = processes.Process(target=run_page, args=(path, str(tmp_path), str(log)))
+    process.start()
+    process.join(SECONDS)
+    if process.exitcode is None:
+        process.kill()
+        pytest.fail(f"{path.name} did not end within {SECONDS} s")
+    assert process.exitcode == 0, log.read_text() if log.exists() else f"exit {process.exitcode}"
+
+
+def test_pages_have_programs():
+    with_programs = {str(p.relative_to(ROOT)) for p in PAGES if programs(p)}
+    assert {"README.md", "docs/errors.md", "docs/adding_an_operation.md"} <= with_programs
+
+
+# -- links, reference, commands
+
+
+def anchors(path):
+    """Returns the anchors of a page's headings."""
+    page = _FENCE.sub("", path.read_text(encoding="utf-8"))
+    heads = re.findall(r"^#+ +(.*?)(?: *\{#([\w-]+)\})?$", page, re.M)
+    return {given or re.sub(r"[^\w\- ]", "", text).strip().lower().replace(" ", "-") for text, given in heads}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(path):
+    page = _FENCE.sub("", path.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", page):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (path.parent / name).resolve() if name else path
+        assert file.exists(), f"{path.name}: {target}"
+        if DOCS in path.parents:
+            assert file == path or DOCS in file.parents, f"{path.name}: {target} is outside the site"
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file), f"{path.name}: {target}"
+
+
+def reference_entries():
+    return [
+        name
+        for path in sorted((DOCS / "api").glob("*.md"))
+        for name in re.findall(r"^::: ([\w.]+)$", path.read_text(), re.M)
+    ]
+
+
+def resolve(name):
+    """Returns the module or attribute that a dotted name means."""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            value = getattr(value, part)
+        return value
+    raise ModuleNotFoundError(name)
+
+
+def test_reference_names_exist():
+    entries = reference_entries()
+    assert len(entries) == len(set(entries))
+    for name in entries:
+        assert resolve(name).__doc__, name
+
+
+def test_reference_has_every_family_of_operations():
+    import mesh_tensorflow.ops as mtf
+
+    entries = set(reference_entries())
+    for file in sorted((ROOT / "mesh_tensorflow" / "ops").glob("_[a-z]*.py")):
+        module = importlib.import_module(f"mesh_tensorflow.ops.{file.stem}")
+        if getattr(module, "__all__", None):
+            assert module.__name__ in entries, f"docs/api lacks ::: {module.__name__}"
+            assert all(hasattr(mtf, name) for name in module.__all__)
+
+
+def commands(path):
+    lines = [line for language, _, text, _ in fences(path) if language == "bash" for line in text.splitlines()]
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def test_readme_commands_are_those_of_ci():
+    ci = (ROOT / ".ci" / "run").read_text()
+    shown = [part.strip() for line in commands(ROOT / "README.md") for part in line.split("&&")]
+    assert "pytest -n 2" in shown
+    for command in ('pip install ".[test]"', "pytest -n 2", "python examples/mnist.py"):
+        assert command in shown, command
+        assert command in ci, command
