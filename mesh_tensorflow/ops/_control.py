@@ -258,7 +258,7 @@ def custom_gradient(fn: Callable, grad_fn: Callable, explicit_inputs: Sequence[T
     for inner in forward:
         if not isinstance(inner, Variable):
             for y in inner.outputs:
-                y.usable = y in external
+                y.usable = y in external or y in outputs
     return op.outputs if several else op.outputs[0]
 
 

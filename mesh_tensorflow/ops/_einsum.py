@@ -11,7 +11,7 @@ from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.slice_fns import einsum_slice
@@ -126,8 +126,8 @@ class EinsumOperation(Operation):
                     )
             values.append(value)
         self._count_communication(lowering, mesh_impl)
-        lowering.add_counter("einsum", mesh_impl.laid_out_size(self._computed_shape()))
-        lowering.add_counter("einsum_unique", self._computed_shape().size)
+        lowering.add_counter("einsum", self._computed_elements(mesh_impl))
+        lowering.add_counter("einsum_unique", list_product(d.size for d in self._all_dims()))
         shapes = [x.shape for x in self.inputs]
         output = self.outputs[0]
         result = mesh_impl.slicewise(
@@ -141,9 +141,6 @@ class EinsumOperation(Operation):
                 lowering.allreduce_counter(mesh_impl, summed, output, "einsum_op"),
             )
         lowering.set_tensor_lowering(output, result)
-
-    def _computed_shape(self) -> Shape:
-        return Shape(self._all_dims())
 
     def _count_communication(self, lowering: Any, mesh_impl: Any) -> None:
         for collective in self._gathers(mesh_impl):

@@ -72,9 +72,8 @@ class OneHotOperation(Operation):
                 indices = indices - tf.cast(part * depth, indices.dtype)
             if indices.dtype not in (tf.uint8, tf.int8, tf.int32, tf.int64):
                 indices = tf.cast(indices, tf.int64)
-            return tf.one_hot(
-                indices, depth, self._on_value, self._off_value, axis=-1, dtype=self._dtype
-            )
+            on, off = (tf.cast(v, self._dtype) for v in (self._on_value, self._off_value))
+            return tf.one_hot(indices, depth, on, off, axis=-1, dtype=self._dtype)
 
         inputs = [lowering.tensors[self.inputs[0]]]
         if axis is not None:

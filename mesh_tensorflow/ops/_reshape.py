@@ -127,7 +127,9 @@ class ReshapeOperation(Operation):
         for move in late:
             sizes[move.split_axis] *= mesh_impl.shape[move.mesh_axis].size  # type: ignore[index]
         if list(value.slice_shape) != sizes:
-            value = mesh_impl.slicewise_delay_allreduce(lambda t: tf.reshape(t, constant(sizes)), value)
+            value = mesh_impl.slicewise_delay_allreduce(
+                lambda t: tf.reshape(t, constant(sizes)), value
+            )
         for move in late:
             value = mesh_impl.allsplit(value.to_laid_out_tensor(), *move[1:3])
         lowering.set_tensor_lowering(y, value)

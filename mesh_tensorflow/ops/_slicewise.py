@@ -9,8 +9,9 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 
 __all__ = ["GenericGradOperation", "SlicewiseOperation", "cwise", "slicewise"]
 
@@ -125,18 +126,43 @@ class GenericGradOperation(Operation):
             "unsplittable", forward_op.splittable_dims
         )
 
+    def _split_over(self, mesh_impl: Any, shape: Shape) -> set[int]:
+        axes = {mesh_impl.tensor_dimension_to_mesh_axis(d) for d in shape}
+        return axes - {None}
+
+    def _summed_axes(self, mesh_impl: Any, x: Tensor) -> list[int]:
+        """Returns the mesh axes that split the outputs but not `x`, each part of which counts."""
+        ys = self._forward_op.outputs
+        over: set[int] = set().union(*(self._split_over(mesh_impl, y.shape) for y in ys))
+        return sorted(over - self._split_over(mesh_impl, x.shape)) if x.dtype.is_floating else []
+
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
         num_x, num_y = self._num_forward
         fn = self._forward_op._tf_fn
+        summed = [self._summed_axes(mesh_impl, y) for y in self._outputs]
+        shares = [self._share(mesh_impl, self._forward_op.outputs[i], summed) for i in self._given]
 
         def grad_fn(*values: tf.Tensor) -> tuple:
             xs, ys, dys = values[:num_x], values[num_x : num_x + num_y], values[num_x + num_y :]
+            dys = tuple(dy if share == 1 else dy / share for dy, share in zip(dys, shares))
             return tuple(_tf_gradients(fn, xs, [ys[i] for i in self._given], dys, self._given))
 
         values = mesh_impl.slicewise(grad_fn, *[lowering.tensors[x] for x in self.inputs])
-        for y, value in zip(self.outputs, values):
+        for y, value, axes in zip(self.outputs, values, summed):
+            if axes:
+                count = lowering.allreduce_counter(mesh_impl, axes, y, "slicewise_op")
+                value = LazyAllreduceSum(mesh_impl, value, axes, count)
             lowering.set_tensor_lowering(y, value)
+
+    def _share(self, mesh_impl: Any, y: Tensor, summed: Sequence[Sequence[int]]) -> int:
+        """Returns how many processors have the same part of an output, where that is summed."""
+        equal = {axis for axes in summed for axis in axes} - self._split_over(mesh_impl, y.shape)
+        return list_product(mesh_impl.shape[axis].size for axis in equal)
+
+    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+        axes = {y: tuple(self._summed_axes(mesh_impl, y)) for y in self._outputs}
+        return {y: a for y, a in axes.items() if a}
 
 
 def _tf_gradients(

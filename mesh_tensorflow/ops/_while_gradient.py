@@ -141,9 +141,11 @@ def _needed(
 ) -> list[Operation]:
     """Returns the operations of the body whose outputs are used, without the random ones."""
     wanted = set(results) | {x for op in users for x in op.inputs}
+    # The gradient of an inner loop reads the tape that the inner loop leaves.
+    loops = {op._forward for op in users if isinstance(op, WhileGradientOperation)}
     found = []
     for op in reversed(body):
-        if op.inputs and any(y in wanted for y in op.outputs):
+        if op.inputs and (op in loops or any(y in wanted for y in op.outputs)):
             found.append(op)
             wanted.update(op.inputs)
         elif not op.inputs and not isinstance(op, mtf.RandomOperation):

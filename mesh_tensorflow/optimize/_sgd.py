@@ -35,7 +35,14 @@ class SgdOptimizer(Optimizer):
     ) -> list[mtf.Operation]:
         if skip_without_gradient(grad, var):
             return []
-        return [mtf.assign_sub(var, grad * scalar_like(self.lr, grad))]  # type: ignore
+        return [mtf.assign(var, grad, assign_fn=self._descend)]  # type: ignore[arg-type]
+
+    def _descend(self, variable: mtf.Variable, slice_var: Any, grad: tf.Tensor) -> Any:
+        """Updates one slice in one pass over its memory."""
+        dtype = variable.slice_dtype
+        return tf.raw_ops.ResourceApplyGradientDescent(
+            var=slice_var.handle, alpha=tf.cast(self.lr, dtype), delta=tf.cast(grad, dtype)
+        )
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")

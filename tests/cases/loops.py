@@ -26,7 +26,7 @@ def _iterated(fn, x, times):
 
 def _with_sums(x, w):
     def body(x):
-        y = mtf.tanh(mtf.einsum([x, w], shape("a c")))
+        y = mtf.tanh(mtf.einsum([x, w], shape("a c")) * 0.1)
         x = mtf.einsum([y, w], shape("a b")) * 0.3
         return [x, mtf.reduce_sum(y, output_shape=shape("c")), y]
 
@@ -36,7 +36,7 @@ def _with_sums(x, w):
 def _np_with_sums(x, w):
     sums, totals = 0, 0
     for _ in range(3):
-        y = np.tanh(x @ w)
+        y = np.tanh(x @ w * 0.1)
         x = y @ w.T * 0.3
         sums, totals = sums + y.sum(0), totals + y
     return [x, sums, totals]
