@@ -21,7 +21,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.slice_fns import static_arange
 
-__all__ = ["fold_key", "is_known", "new_key", "program_seed", "random_slice"]
+__all__ = ["fold_key", "is_known", "keep_mask", "new_key", "program_seed", "random_slice"]
 
 # Elementwise kernels compute whole vectors and the rest one by one, and the two differ in the
 # last bit for functions such as log. Padding to this many elements leaves no rest.
@@ -166,11 +166,38 @@ def _truncated_normal(bits_fn: Callable, dtype: tf.DType, mean: Any, stddev: Any
     return tf.cast(z, dtype) * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
 
 
+def keep_mask(
+    shape: Sequence[int], keep_prob: Any, dtype: tf.DType = tf.float32, seed: Optional[int] = None
+) -> tf.Tensor:
+    """Returns a whole dropout mask: 1 / keep_prob with probability keep_prob, else 0.
+
+    Args:
+      shape: sizes.
+      keep_prob: a number or a tf scalar.
+      dtype: a floating dtype.
+      seed: a seed, or None.
+    """
+    bits = tf.bitcast(
+        tf.random.uniform(shape, -(2**31), 2**31 - 1, dtype=tf.int32, seed=seed), tf.uint32
+    )
+    return _keep_mask(lambda stream: bits, dtype, keep_prob)
+
+
+def _keep_mask(bits_fn: Callable, dtype: tf.DType, keep_prob: Any) -> tf.Tensor:
+    if tf.is_tensor(keep_prob):
+        wide = tf.cast(keep_prob, tf.float64)
+        threshold = tf.cast(tf.cast(tf.minimum(wide * 2.0**32, 2.0**32 - 1), tf.int64), tf.uint32)
+    else:
+        threshold = _u32(min(round(keep_prob * 2**32), 2**32 - 1))
+    return tf.cast(bits_fn(0) < threshold, dtype) * tf.cast(1.0 / keep_prob, dtype)
+
+
 # By the function's name: tf.random.uniform and tf.compat.v1.random_uniform are one function.
 _GENERATORS: dict[str, tuple[Callable, tuple[str, ...], tuple]] = {
     "random_uniform": (_uniform, ("minval", "maxval"), (0, None)),
     "random_normal": (_normal, ("mean", "stddev"), (0.0, 1.0)),
     "truncated_normal": (_truncated_normal, ("mean", "stddev"), (0.0, 1.0)),
+    "keep_mask": (_keep_mask, ("keep_prob",), (1.0,)),
 }
 _FUNCTIONS = {
     id(fn): name
@@ -178,10 +205,11 @@ _FUNCTIONS = {
         "random_uniform": (tf.random.uniform, tf.random_uniform),
         "random_normal": (tf.random.normal, tf.random_normal),
         "truncated_normal": (tf.random.truncated_normal, tf.truncated_normal),
+        "keep_mask": (keep_mask,),
     }.items()
     for fn in fns
 }
-_EXACT = {"random_uniform"}  # no function whose vector form may differ in the last bit
+_EXACT = {"random_uniform", "keep_mask"}  # no function whose vector form may differ in the last bit
 
 
 def is_known(tf_fn: Callable) -> bool:

@@ -15,7 +15,6 @@ from mesh_tensorflow._core.shape import convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_slices
 from mesh_tensorflow._mesh.random_slices import program_seed
-from mesh_tensorflow.ops._slicewise import cwise
 
 __all__ = [
     "RandomOperation",
@@ -140,14 +139,10 @@ def dropout(
         return x
     noise_shape = x.shape if noise_shape is None else convert_to_shape(noise_shape)
     with tf.variable_scope(name, default_name="dropout"):
-        noise = random_uniform(x.mesh, noise_shape)
-
-        def scaled_mask(u: tf.Tensor) -> tf.Tensor:
-            keep = tf.cast(keep_prob, u.dtype) if tf.is_tensor(keep_prob) else keep_prob
-            return tf.cast(tf.cast(u < keep, u.dtype) * (1.0 / keep), x.dtype)
-
-        mask = cwise(scaled_mask, [noise], output_dtype=x.dtype, name="mask")
-        return x * mtf.stop_gradient(mask)
+        mask = RandomOperation(
+            x.mesh, noise_shape, random_slices.keep_mask, keep_prob=keep_prob, dtype=x.dtype
+        ).outputs[0]
+        return x * mask
 
 
 @leaves_no_node

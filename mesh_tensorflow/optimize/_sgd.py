@@ -35,6 +35,8 @@ class SgdOptimizer(Optimizer):
     ) -> list[mtf.Operation]:
         if skip_without_gradient(grad, var):
             return []
+        if isinstance(self.lr, mtf.Tensor):
+            return [mtf.assign_sub(var, grad * scalar_like(self.lr, grad))]  # type: ignore
         return [mtf.assign(var, grad, assign_fn=self._descend)]  # type: ignore[arg-type]
 
     def _descend(self, variable: mtf.Variable, slice_var: Any, grad: tf.Tensor) -> Any:
