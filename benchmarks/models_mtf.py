@@ -2,7 +2,6 @@
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-
 from feeds import Feeds
 from workloads import BLOCK_SIZE, FILTER_SIZE, IMAGE_BLOCKS, NUM_CLASSES, Workload
 

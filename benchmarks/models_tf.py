@@ -4,7 +4,6 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 import tensorflow.compat.v2 as tf2
-
 from feeds import Feeds
 from workloads import IMAGE_SIZE, NUM_CLASSES, Workload, weight_shapes
 

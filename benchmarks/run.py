@@ -39,7 +39,7 @@ class Process:
         environment = dict(os.environ, PYTHONHASHSEED="0")
         if config.system == "classic":
             environment.pop("PYTHONPATH", None)
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._log = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [python, str(HERE / "worker.py")] + config.arguments(), text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-
 import workloads
 from feeds import Feeds
 

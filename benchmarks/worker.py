@@ -47,9 +47,8 @@ class Worker:
     """A session on a built program."""
 
     def __init__(self, arguments: argparse.Namespace):
-        import tensorflow.compat.v1 as tf
-
         import systems
+        import tensorflow.compat.v1 as tf
         import workloads
         self._arguments = arguments
         build = systems.build(arguments.system, arguments.workload, arguments.mesh,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, TypeVar
@@ -198,8 +199,6 @@ class Graph:
         Returns:
           (the copies, the mapping extended by the outputs of `ops`).
         """
-        import copy
-
         mapping = dict(input_mapping)
         clones = []
         for op in ops:
@@ -237,13 +236,13 @@ class Graph:
 
     # -- undoing a call that failed
 
-    def mark(self) -> tuple[int, int, int, list[Any]]:
+    def mark(self) -> tuple[int, int, int, int]:
         """Returns what `roll_back` needs to bring the graph back to its present contents."""
         return (
             len(self._operations),
             len(self._name_journal),
             len(self._all_variables),
-            list(self._trainable_variables),
+            len(self._trainable_variables),
         )
 
     def roll_back_names(self, length: int) -> None:
@@ -255,7 +254,7 @@ class Graph:
             else:
                 self._names_in_use[key] = before
 
-    def roll_back(self, mark: tuple[int, int, int, list[Any]]) -> None:
+    def roll_back(self, mark: tuple[int, int, int, int]) -> None:
         """Removes what was added since `mark` was taken."""
         operations, names, variables, trainable = mark
         del self._operations[operations:]
@@ -263,7 +262,7 @@ class Graph:
         for v in self._all_variables[variables:]:
             self.name_to_variable.pop(v.name, None)
         del self._all_variables[variables:]
-        self._trainable_variables[:] = trainable
+        del self._trainable_variables[trainable:]
 
 
 class Mesh:
@@ -303,6 +302,8 @@ class Mesh:
 def _graph_of(value: Any) -> Optional[Graph]:
     if isinstance(value, (Tensor, Mesh)):
         return value.graph
+    if isinstance(value, Mapping):
+        value = list(value.values())
     if isinstance(value, (list, tuple)):
         return next((g for g in map(_graph_of, value) if g is not None), None)
     return None

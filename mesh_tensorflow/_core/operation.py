@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.errors import tensors_text
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.tensor import Tensor, check_tensors
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Graph, Mesh
@@ -78,12 +78,8 @@ class Operation(metaclass=_RegisterWhenComplete):
 
     def _check_inputs(self, inputs: Sequence[Tensor], name: Optional[str]) -> None:
         what = name or type(self).__name__
+        check_tensors(what, inputs)
         for x in inputs:
-            if not isinstance(x, Tensor):
-                raise ValueError(
-                    f"{what}: input {x!r} is a {type(x).__name__}, not a mtf.Tensor. "
-                    "mtf.import_tf_tensor or mtf.constant makes one"
-                )
             if not x.usable:
                 raise ValueError(
                     f"{what}: {x} is an inner value of a function with a custom gradient and "

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Graph, Mesh
     from mesh_tensorflow._core.operation import Operation
 
-__all__ = ["Tensor"]
+__all__ = ["Tensor", "check_tensors"]
 
 
 class Tensor:
@@ -115,3 +115,17 @@ class Tensor:
         def __mod__(self, other: Any) -> Tensor: ...
         def __rmod__(self, other: Any) -> Tensor: ...
         def __neg__(self) -> Tensor: ...
+
+
+def check_tensors(what: str, xs: Iterable[Any]) -> None:
+    """Checks that all of `xs` are Tensors.
+
+    Raises:
+      ValueError: one is not; the message names it and what makes a Tensor of it.
+    """
+    for x in xs:
+        if not isinstance(x, Tensor):
+            raise ValueError(
+                f"{what}: input {x!r} is a {type(x).__name__}, not a mtf.Tensor. "
+                "mtf.import_tf_tensor or mtf.constant makes one"
+            )

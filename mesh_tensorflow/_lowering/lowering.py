@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
@@ -47,6 +48,7 @@ class Lowering:
         mesh_to_impl: Mapping[Mesh, Any],
         autostack: bool = True,
         log_file: Optional[str] = None,
+        jit: bool = False,
     ):
         """Lowers a graph.
 
@@ -55,6 +57,8 @@ class Lowering:
           mesh_to_impl: a dictionary from Mesh to MeshImpl.
           autostack: whether to join small variables that are alike.
           log_file: a path; sizes of variables and counters are written there too.
+          jit: whether XLA may compile clusters of the computation. Large steps get faster;
+            small ones, and the first step, get slower.
 
         Raises:
           ValueError: an operation cannot be lowered in this layout; the message names it.
@@ -71,7 +75,8 @@ class Lowering:
         self._at: Optional[Operation] = None
         if autostack:
             self.autostack()
-        self.lower_operations(graph.operations)
+        with tf.xla.experimental.jit_scope() if jit else contextlib.nullcontext():
+            self.lower_operations(graph.operations)
         log_variable_sizes(
             graph.trainable_variables, "Trainable Variables", True, mesh_to_impl, log_file
         )
@@ -165,6 +170,11 @@ class Lowering:
     def export_to_tf_tensor(self, x: Tensor) -> tf.Tensor:
         """Returns the whole value of a Tensor as a tf.Tensor."""
         mesh_impl = self.mesh_impl(x)
+        if x not in self.tensors:
+            raise ValueError(
+                f"{x.name} {x.shape} is not in this Lowering: it was made after it, is a value "
+                "inside of a loop, or belongs to another graph. Make the Lowering last"
+            )
         return mesh_impl.export_to_tf_tensor(x, self.tensors[x].to_laid_out_tensor())
 
     def lowered_operation(self, op: Operation) -> tf.Operation:

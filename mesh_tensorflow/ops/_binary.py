@@ -13,7 +13,7 @@ from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import broadcast_shape, convert_to_shape
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.laid_out import compatible_lazy_allreduce_sums
 from mesh_tensorflow._mesh.slice_fns import broadcast_slice, tile_slice
@@ -53,6 +53,7 @@ def check_dtypes(what: str, tensors: Sequence[Tensor]) -> None:
     Raises:
       ValueError: they do not; the message names them and what to do.
     """
+    check_tensors(what, tensors)
     if len({t.dtype for t in tensors}) > 1:
         raise ValueError(
             f"{what}: dtypes must be equal: {tensors_text(tensors)}. Nothing is converted by "

@@ -12,7 +12,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.slice_fns import einsum_slice
 from mesh_tensorflow.ops._binary import check_dtypes
@@ -207,6 +207,7 @@ def einsum(
     output_shape = convert_to_shape(output_shape)
     if reduced_dims is not None:
         reduced_dims = [convert_to_dimension(d) for d in reduced_dims]  # type: ignore[misc]
+    check_tensors(name or "einsum", xs)
     shapes = [x.shape for x in xs]
     output_shape = einsum_output_shape(shapes, output_shape, reduced_dims)
     known = {d for shape in shapes for d in shape}

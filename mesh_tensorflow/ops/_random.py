@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import convert_to_shape
@@ -138,6 +139,12 @@ def dropout(
     if not is_training or (isinstance(keep_prob, (int, float)) and keep_prob == 1.0):
         return x
     noise_shape = x.shape if noise_shape is None else convert_to_shape(noise_shape)
+    unknown = [d for d in noise_shape if d not in x.shape]  # type: ignore[union-attr]
+    if unknown:
+        raise ValueError(
+            f"dropout: noise_shape {noise_shape} has {dims_text(unknown)}, which {x.name} {x.shape} "
+            "lacks; it may only leave out dimensions, along which the noise is shared"
+        )
     with tf.variable_scope(name, default_name="dropout"):
         mask = RandomOperation(
             x.mesh, noise_shape, random_slices.keep_mask, keep_prob=keep_prob, dtype=x.dtype

@@ -14,7 +14,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.slice_fns import reduction_fn, transpose_slice
@@ -167,6 +167,7 @@ def _reduction_output_shape(
     assert disable_positional_args is None, (
         f"{what} takes keyword arguments only after x: output_shape= or reduced_dim="
     )
+    check_tensors(what, [x])
     output_shape = convert_to_shape(output_shape)
     reduced_dim = convert_to_dimension(reduced_dim)
     if output_shape is None:

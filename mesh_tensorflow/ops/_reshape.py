@@ -12,7 +12,7 @@ from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, anonymous_shape, convert_to_shape
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow.ops._einsum import EinsumOperation
@@ -91,6 +91,7 @@ class ReshapeOperation(Operation):
         Raises:
           ValueError: the sizes differ.
         """
+        check_tensors(name or "reshape", [x])
         new_shape = convert_to_shape(new_shape)
         if x.shape.size != new_shape.size:
             raise ValueError(

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 
 __all__ = ["GenericGradOperation", "SlicewiseOperation", "cwise", "slicewise"]
@@ -214,6 +214,7 @@ def slicewise(
       A Tensor, or a tuple of them for several outputs.
     """
     xs = list(xs)
+    check_tensors(name or "slicewise", xs)
     several = isinstance(output_shape, (list, tuple)) and any(
         isinstance(s, (Shape, list, tuple)) and not isinstance(s, Dimension)
         for s in output_shape
@@ -253,6 +254,7 @@ def cwise(
       ValueError: the shapes differ.
     """
     xs = list(xs)
+    check_tensors(name or "cwise", xs)
     if any(x.shape != xs[0].shape for x in xs):
         raise ValueError(
             f"{name or 'cwise'}: inputs must have one shape: "

@@ -13,7 +13,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, anonymous_shape, convert_to_shape
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.laid_out import LazyLaidOutTensor
 
 __all__ = [
@@ -266,6 +266,13 @@ def check_dimension(what: str, x: Tensor, dim: Dimension) -> None:
     Raises:
       ValueError: it has not; the message names the tensor and the dimension.
     """
+    check_tensors(what, [x])
+    if not isinstance(dim, tuple):
+        raise ValueError(
+            f"{what}: {dim!r} is no mtf.Dimension; {x.name} has {x.shape}, of which "
+            "x.shape.get_dim_by_name(name) returns one"
+        )
+    dim = Dimension(*dim)
     if dim not in x.shape:
         raise ValueError(
             f"{what}: {x.name} {x.shape} has no dimension {dims_text([dim])}; "

@@ -65,6 +65,8 @@ class WhileGradientOperation(Operation):
         known = [*forward.taped(), *carried, *(y for op in needed for y in op.outputs)]
         inputs = first + [dys[len(floating) + k] for k in range(len(sums))]
         inputs += [x for x in external_inputs(needed + grad_ops, known) if x not in inputs]
+        # What the tape depends on, so that a second gradient does not overlook the loop.
+        inputs += [x for x in forward.inputs if x not in inputs]
         super().__init__(inputs, name="while_gradient")
         self._forward = forward
         self._carried = carried

@@ -11,7 +11,7 @@ from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import inside_loop
 from mesh_tensorflow._mesh.pending import walk
 from mesh_tensorflow._mesh.random_slices import fold_key, new_key
@@ -245,6 +245,7 @@ def _check_cond(cond_output: Any) -> None:
 def _check_body(
     inputs: Sequence[Tensor], outputs: Sequence[Tensor], has_accumulators: bool
 ) -> None:
+    check_tensors("while_loop: body_fn", outputs)
     fits = len(outputs) >= len(inputs) if has_accumulators else len(outputs) == len(inputs)
     if not fits:
         raise ValueError(

@@ -1,0 +1,88 @@
+"""Runs the table with the classic release and writes what comes out to fixtures/.
+
+Run with the oracle's Python (see README.md):  python make_fixtures.py [NAME...]
+"""
+
+import collections
+import json
+import os
+import sys
+import traceback
+
+import classic_shim  # noqa: F401  (first: makes the classic importable)
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+tf.disable_v2_behavior()
+tf.logging.set_verbosity(tf.logging.ERROR)
+
+import runner  # noqa: E402
+from table import FAMILIES  # noqa: E402
+
+FIXTURES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
+
+
+def attempt(name, program, mesh_shape, layout):
+    try:
+        return runner.run(name, program, mesh_shape, layout)
+    except Exception as e:
+        if "-v" in sys.argv:
+            traceback.print_exc()
+        return None, {"error": type(e).__name__, "message": str(e)[:100]}
+
+
+def difference(values, others):
+    worst = 0.0
+    for key in values:
+        a, b = values[key].astype("float64"), others[key].astype("float64")
+        if a.shape != b.shape:
+            return float("inf")
+        if a.size:
+            worst = max(worst, np.abs(a - b).max() / max(np.abs(a).max(), 1e-30))
+    return float(worst)
+
+
+def record(name, program):
+    """Returns (arrays, facts) of a program on one processor and with its layouts."""
+    values, facts = attempt(name, program, "", "")
+    facts["layouts"] = {}
+    for layout in program.layouts:
+        split_values, split = attempt(name, program, runner.MESH, layout)
+        entry = {k: split[k] for k in ("counters", "error", "message") if k in split}
+        if values is not None and split_values is not None:
+            entry["differs"] = float("%.1e" % difference(values, split_values))
+        for key in ("variables",):
+            if key in split and split[key] != facts.get(key):
+                entry[key] = split[key]
+        facts["layouts"][layout] = entry
+        if values is None and split_values is not None:
+            values = split_values
+    return values, facts
+
+
+def main():
+    wanted = [a for a in sys.argv[1:] if not a.startswith("-")]
+    os.makedirs(FIXTURES, exist_ok=True)
+    for family, programs in FAMILIES.items():
+        if wanted and family not in wanted and not set(wanted) & set(programs):
+            continue
+        arrays, facts = {}, {}
+        for name, program in programs.items():
+            if wanted and family not in wanted and name not in wanted:
+                continue
+            values, facts[name] = record(name, program)
+            for key, value in (values or {}).items():
+                arrays[f"{name}:{key}"] = value
+            errors = {k: v["error"] for k, v in facts[name]["layouts"].items() if "error" in v}
+            worst = max([v.get("differs", 0) for v in facts[name]["layouts"].values()] or [0])
+            print(family, name, facts[name].get("error", "ok"), facts[name].get("message", ""), errors or "", worst if worst > 1e-6 else "", flush=True)
+        if wanted and family not in wanted:
+            continue  # a part of a family is only shown
+        np.savez_compressed(os.path.join(FIXTURES, family + ".npz"), **arrays)
+        with open(os.path.join(FIXTURES, family + ".json"), "w") as f:
+            json.dump(facts, f, indent=None, sort_keys=True, separators=(",", ":"))
+
+
+if __name__ == "__main__":
+    main()
