@@ -25,7 +25,9 @@ def colour(rows, cols, row, col):
 
 
 def outline(axes, x, y, width, height, face=EMPTY, **kwargs):
-    axes.add_patch(Rectangle((x, y), width, height, facecolor=face, edgecolor=EDGE, lw=0.8, **kwargs))
+    """Draws a rectangle."""
+    style = {"facecolor": face, "edgecolor": EDGE, "lw": 0.8, **kwargs}
+    axes.add_patch(Rectangle((x, y), width, height, **style))
 
 
 def tensor(axes, x, y, size, split, held=None):
@@ -57,11 +59,13 @@ def tensor(axes, x, y, size, split, held=None):
 
 
 def label(axes, x, y, text, size=9, **kwargs):
+    """Writes text around a point."""
     kwargs = {"ha": "center", "va": "center", "color": EDGE, **kwargs}
     axes.text(x, y, text, fontsize=size, **kwargs)
 
 
 def canvas(width, height):
+    """Returns an empty figure, measured in inches."""
     figure, axes = plt.subplots(figsize=(width, height))
     figure.subplots_adjust(0, 0, 1, 1)
     axes.set_xlim(0, width)
@@ -72,6 +76,7 @@ def canvas(width, height):
 
 
 def save(figure, name):
+    """Writes a figure."""
     FOLDER.mkdir(exist_ok=True)
     figure.savefig(FOLDER / name, facecolor="white", metadata={"Date": None})
     plt.close(figure)
@@ -89,7 +94,8 @@ def draw_layout():
     """What each of four processors holds of x, w and h under batch:rows, d_ff:cols."""
     figure, axes = canvas(9.0, 5.1)
     centres = [1.55, 4.5, 7.45]
-    label(axes, 4.5, 4.85, 'h = einsum([x, w])      layout "batch:rows,d_ff:cols"      mesh "rows:2,cols:2"', 10)
+    head = ["h = einsum([x, w])", 'layout "batch:rows,d_ff:cols"', 'mesh "rows:2,cols:2"']
+    label(axes, 4.5, 4.85, "      ".join(head), 10)
     for (name, dims, size, split), centre in zip(TENSORS, centres):
         x, y = centre - size[0] / 2, 3.65 - size[1] / 2
         tensor(axes, x, y, size, split)
@@ -100,9 +106,8 @@ def draw_layout():
             left, bottom = centre - 1.22 + col * 1.24, 1.42 - row * 1.16
             outline(axes, left, bottom, 1.2, 1.1, "white")
             small = (size[0] * 0.62, size[1] * 0.62)
-            tensor(
-                axes, left + 0.6 - small[0] / 2, bottom + 0.47 - small[1] / 2, small, split, (row, col)
-            )
+            corner = (left + 0.6 - small[0] / 2, bottom + 0.47 - small[1] / 2)
+            tensor(axes, *corner, small, split, (row, col))
             label(axes, left + 0.6, bottom + 1.0, f"processor {2 * row + col}", 7, color=GREY)
     label(axes, 0.17, 1.97, "row 0", 8, rotation=90, color=GREY)
     label(axes, 0.17, 0.81, "row 1", 8, rotation=90, color=GREY)
@@ -126,15 +131,15 @@ def draw_allreduce():
         label(axes, left + 0.625, bottom + 0.17, f"processor {2 * row + col}", 7, color=GREY)
         left = 3.9 + shift * 0.72
         face = ROW_COLOURS[row]
-        outline(axes, left, bottom + 0.4, 0.6, 0.5, face, hatch="///" if col else "\\\\\\", alpha=0.55)
+        hatch = "///" if col else "\\\\\\"
+        outline(axes, left, bottom + 0.4, 0.6, 0.5, face, hatch=hatch, alpha=0.55)
         outline(axes, 6.8 + shift * 0.72, bottom + 0.4, 0.6, 0.5, face)
     for row in range(2):
         bottom = 1.4 - row * 1.3 + 0.65
         label(axes, 4.7, bottom, "+", 12)
         for start, end in ((3.15, 3.75), (5.65, 6.65)):
-            axes.add_patch(
-                FancyArrowPatch((start, bottom), (end, bottom), arrowstyle="-|>", mutation_scale=12, color=EDGE)
-            )
+            style = {"arrowstyle": "-|>", "mutation_scale": 12, "color": EDGE}
+            axes.add_patch(FancyArrowPatch((start, bottom), (end, bottom), **style))
         label(axes, 6.15, bottom + 0.16, "only when\nneeded", 7, color=GREY, va="bottom")
         label(axes, 7.6, bottom, "=", 12)
     save(figure, "allreduce.svg")

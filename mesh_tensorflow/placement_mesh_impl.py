@@ -39,9 +39,7 @@ __all__ = [
 # With a transposed right side it is the other way round.
 _MATRIX_PRODUCTS = {
     "ab,bc->ac": (0, 1, False),
-    "ab,ca->cb": (1, 0, False),
     "ab,ac->bc": (0, 1, True),
-    "ab,ac->cb": (1, 0, True),
 }
 
 

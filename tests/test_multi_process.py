@@ -21,7 +21,7 @@ WORKER = Path(__file__).with_name("multi_process_worker.py")
 LEADER = "/job:worker/replica:0/task:0"
 START_SECONDS = 60
 STEP_SECONDS = 30
-LIFETIME_SECONDS = 240
+LIFETIME_SECONDS = 900
 STEPS = 10
 BATCH, D_IN, D_HIDDEN = 8, 6, 12
 DATA = np.random.RandomState(0).randn(BATCH, D_IN).astype(np.float32)
@@ -89,7 +89,7 @@ def start_cluster(cpus):
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     deadline = time.monotonic() + START_SECONDS
     workers = [Worker(addresses, task, cpus) for task in range(2)]
-    if all([w.wait_until_ready(deadline) for w in workers]):
+    if all(w.wait_until_ready(deadline) for w in workers):
         return workers, f"grpc://{addresses[0]}"
     for w in workers:
         w.stop()
@@ -125,9 +125,8 @@ def build(mesh_shape, layout, devices, **kwargs):
     """Builds a two-layer network with dropout and one step of SGD, and lowers it."""
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
-    batch, d_in, hidden = (
-        mtf.Dimension("batch", BATCH), mtf.Dimension("d_in", D_IN), mtf.Dimension("hidden", D_HIDDEN)
-    )
+    batch, d_in = mtf.Dimension("batch", BATCH), mtf.Dimension("d_in", D_IN)
+    hidden = mtf.Dimension("hidden", D_HIDDEN)
     x = mtf.import_tf_tensor(mesh, tf.constant(DATA), [batch, d_in])
     h = mtf.layers.dense(x, [hidden], reduced_dims=[d_in], activation=mtf.relu, name="first")
     h = mtf.dropout(h, True, keep_prob=0.75)

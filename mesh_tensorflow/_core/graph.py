@@ -30,6 +30,8 @@ class Graph:
       captured_variable_scope: the tf variable scope at the time the graph was made; gradient
         operations are named under it.
       name_to_variable: Variable operations by their full names.
+      stacked_values: from the values of variables that were joined with others to what took
+        their place.
     """
 
     def __init__(self) -> None:
@@ -42,6 +44,7 @@ class Graph:
         self._scope: Optional[tuple[str, str]] = None
         self._random_operations = 0
         self.name_to_variable: dict[str, Any] = {}
+        self.stacked_values: dict[Tensor, Tensor] = {}
         self.captured_variable_scope = tf.get_variable_scope()
         # Whether rewrite_stack_variables was called; it is called once.
         self.is_stacked = False

@@ -77,6 +77,7 @@ class Lowering:
             self.autostack()
         with tf.xla.experimental.jit_scope() if jit else contextlib.nullcontext():
             self.lower_operations(graph.operations)
+        self.tensors.update({x: self.tensors[y] for x, y in graph.stacked_values.items()})
         log_variable_sizes(
             graph.trainable_variables, "Trainable Variables", True, mesh_to_impl, log_file
         )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow.ops._control import Depend
 from mesh_tensorflow.ops._split_concat import StackOperation, UnstackOperation
-from mesh_tensorflow.ops._variable import Assign, StackedVariable, Variable
+from mesh_tensorflow.ops._variable import Assign, ReadVariable, StackedVariable, Variable
 
 __all__ = ["combine_assignments", "rewrite_stack_variables"]
 
@@ -26,11 +27,12 @@ def _groups(
         if isinstance(op, Assign):
             for v in op.variables:
                 assigned.setdefault(v, set()).add(i)
+    read_again = _read_again(graph.operations)
     open_groups: dict[tuple, list[Variable]] = {}
     groups: list[list[Variable]] = []
     for v in graph.all_variables:
         impl = mesh_to_impl[v.mesh] if mesh_to_impl else None
-        if impl is not None and impl.size == 1:
+        if v in read_again or (impl is not None and impl.size == 1):
             groups.append([v])
             continue
         key = (
@@ -52,6 +54,17 @@ def _groups(
             open_groups[key] = [v]
             groups.append(open_groups[key])
     return groups
+
+
+def _read_again(operations: Iterable[Operation]) -> set[Operation]:
+    """Returns the variables that are read where they are used, as ReadVariable and Depend do."""
+    found: set[Operation] = set()
+    for op in operations:
+        if isinstance(op, (ReadVariable, Depend)):
+            found.add(op.inputs[0].operation)
+        for name in _INNER_OPERATIONS:
+            found |= _read_again(getattr(op, name, ()))
+    return found
 
 
 def rewrite_stack_variables(
@@ -89,6 +102,7 @@ def rewrite_stack_variables(
         name: replaced[v][0] if v in replaced else v for name, v in names.items()
     }
     graph.operations[:] = _rewritten(graph, old_operations, replaced, value_of)
+    graph.stacked_values.update(value_of)
 
 
 def _stack(

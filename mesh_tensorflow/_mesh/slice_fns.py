@@ -107,6 +107,9 @@ def einsum_slice(
     if full is None and slices[0].dtype.is_integer:
         full = Shape(all_dims)
     if full is None:
+        if len(slices) == 2 and len(output_shape) and output_shape[0] not in input_shapes[0]:
+            # The kernels make the first operand's dimensions first; this saves a transposition.
+            slices, input_shapes = slices[::-1], input_shapes[::-1]
         return einsum_fn(einsum_equation(input_shapes, output_shape), *slices)
     aligned = [broadcast_slice(x, s, full) for x, s in zip(slices, input_shapes)]
     product = functools.reduce(tf.multiply, aligned)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -262,6 +263,19 @@ def custom_gradient(fn: Callable, grad_fn: Callable, explicit_inputs: Sequence[T
     return op.outputs if several else op.outputs[0]
 
 
+@contextlib.contextmanager
+def _usable(operations: Sequence[Operation]) -> Iterator[None]:
+    """Lets gradients use the inner values that are not computed again, such as random ones."""
+    hidden = [y for op in operations for y in op.outputs if not y.usable]
+    for y in hidden:
+        y.usable = True
+    try:
+        yield
+    finally:
+        for y in hidden:
+            y.usable = False
+
+
 class _AfterOperation(Operation):
     """Inputs that wait for gradients, so that what is recomputed is computed late."""
 
@@ -330,11 +344,12 @@ def recompute_grad(
         again = [mapping.get(y, y) for y in outputs]
         pairs = [(y, dy) for y, dy in zip(again, output_grads) if dy is not None]
         kept = [op for op in forward_operations if op.outputs and op.outputs[0] not in mapping]
-        return mtf.gradients(
-            [y for y, _ in pairs],
-            [mapping.get(x, x) for x in all_inputs],
-            grad_ys=[dy for _, dy in pairs],
-            operations=kept + graph.operations[start:],
-        )
+        with _usable(kept):
+            return mtf.gradients(
+                [y for y, _ in pairs],
+                [mapping.get(x, x) for x in all_inputs],
+                grad_ys=[dy for _, dy in pairs],
+                operations=kept + graph.operations[start:],
+            )
 
     return custom_gradient(fn, grad_fn, explicit_inputs)

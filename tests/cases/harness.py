@@ -107,6 +107,22 @@ def legal_layouts(graph: Any, mesh: str, whole: Iterable[str] = (), limit: int =
     return [rules for rules in unique.values() if is_legal(rules, shapes, sizes)]
 
 
+def random_layout(graph: Any, mesh: str, seed: int) -> dict[str, int]:
+    """Returns a legal layout that splits as many dimensions as it happens to."""
+    operations = flat_operations(graph.operations)
+    shapes = {tuple(t.shape) for op in operations for t in op.inputs + op.outputs}
+    sizes = mtf.convert_to_shape(mesh).to_integer_list
+    rng = random.Random(seed)
+    names = splittable(operations)
+    rng.shuffle(names)
+    rules: dict[str, int] = {}
+    for name in names:
+        axis = rng.randrange(len(sizes))
+        if sizes[axis] > 1 and is_legal({**rules, name: axis}, shapes, sizes):
+            rules[name] = axis
+    return rules
+
+
 def chosen_layouts(layouts: Sequence[dict], extra: int, seed: int) -> list[dict]:
     """Returns layouts that split each dimension over each mesh axis, and a few more."""
     rng = random.Random(seed)

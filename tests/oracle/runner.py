@@ -6,6 +6,7 @@ this package (test_oracle.py); numbers come from generators seeded by names.
 """
 
 import dataclasses
+import re
 import zlib
 
 import mesh_tensorflow as mtf
@@ -152,29 +153,50 @@ def master_names():
     ]
 
 
-def run(name, program, mesh_shape, layout):
+def describe(y):
+    """Returns the shape and the dtype of a Tensor, or None."""
+    return y if y is None else [str(y.shape.to_string), y.dtype.name]
+
+
+def made_by(y):
+    """Returns the name, without its number, and the class of the operation that made a Tensor."""
+    return [re.sub(r"_\d+$", "", y.operation.name), type(y.operation).__name__]
+
+
+def run(name, program, mesh_shape, layout, feed_reads=False):
     """Returns (values, facts) of a program.
 
+    In the classic release the updates of a training step may run before another update has
+    read its inputs, on one processor nearly always.  With `feed_reads` every variable is read
+    by the caller before a step and fed to it, so that the step is what its definition says.
+
     Returns:
-      (a dictionary of arrays, a dictionary for JSON: operations, outputs, counters, variables).
+      (a dictionary of arrays, a dictionary for JSON: outputs, names, counters, variables).
     """
+    if feed_reads:
+        tf.enable_resource_variables()
+    try:
+        return _run(name, program, mesh_shape, layout, feed_reads)
+    finally:
+        tf.disable_resource_variables()
+
+
+def _run(name, program, mesh_shape, layout, feed_reads):
     with tf.Graph().as_default():
         case = Case(name, mesh_shape, layout)
         outputs = dict(program.fn(case))
+        names = [k for k in outputs if not k.startswith("d_")]
         if program.gradients:
             outputs.update(case.gradients(outputs))
         facts = {
-            "operations": [[op.name, type(op).__name__] for op in case.graph.operations],
-            "outputs": {
-                k: y if y is None else [str(y.shape.to_string), y.dtype.name]
-                for k, y in outputs.items()
-            },
+            "outputs": {k: describe(y) for k, y in outputs.items()},
+            "names": {k: made_by(outputs[k]) for k in names},
         }
         outputs = {k: y for k, y in outputs.items() if y is not None}
         lowering = mtf.Lowering(case.graph, {case.mesh: case.impl()})
         fetches = {k: lowering.export_to_tf_tensor(y) for k, y in outputs.items()}
         fetches.update(case.tf_outputs)
-        facts["counters"] = totals(lowering.counters)
+        facts["counters"] = communication(lowering.counters)
         facts["variables"] = master_names()
         updates = [lowering.lowered_operation(op) for op in case.update_ops]
         if case.update_ops:
@@ -194,8 +216,10 @@ def run(name, program, mesh_shape, layout):
             values = session.run(fetches)
             if program.steps:
                 history = []
+                reads = variable_reads() if feed_reads else {}
                 for _ in range(program.steps):
-                    history.append(session.run([fetches["loss"], updates])[0])
+                    feed = {t: session.run(v) for t, v in reads.items()}
+                    history.append(session.run([fetches["loss"], updates], feed)[0])
                 values["history"] = np.array(history, "float32")
                 session.run(to_masters)
                 for v in tf.global_variables():
@@ -204,9 +228,21 @@ def run(name, program, mesh_shape, layout):
     return {k: stored(v) for k, v in values.items()}, facts
 
 
-def totals(counters):
-    """Returns counters summed by name."""
+def variable_reads():
+    """Returns the variable that each tf.Tensor of the graph reads, resource variables only."""
+    graph = tf.get_default_graph()
+    by_handle = {v.handle.op.name: v for v in tf.global_variables()}
+    return {
+        op.outputs[0]: by_handle[op.inputs[0].op.name]
+        for op in graph.get_operations()
+        if op.type == "ReadVariableOp" and op.inputs[0].op.name in by_handle
+    }
+
+
+def communication(counters):
+    """Returns the counters that say what moves and what convolutions compute, summed by name."""
     result = {}
     for key, value in counters:
-        result[key] = result.get(key, 0) + int(value)
+        if not key.startswith(("output", "einsum")):
+            result[key] = result.get(key, 0) + int(value)
     return result

@@ -39,10 +39,9 @@ for family, programs in FAMILIES.items():
             if not mesh and "outputs" in f:
                 for k in f["outputs"]:
                     if f["outputs"][k] != mine["outputs"].get(k): print(tag, "OUTPUT", k, "classic", f["outputs"][k], "ours", mine["outputs"].get(k))
-                a, b = f["operations"], mine["operations"]
-                if a != b and names:
-                    sa, sb = [tuple(x) for x in a], [tuple(x) for x in b]
-                    print(tag, "OPS classic-only", [x for x in sa if x not in sb][:8], "ours-only", [x for x in sb if x not in sa][:8])
+                if names:
+                    for k, v in f["names"].items():
+                        if mine["names"].get(k) != v: print(tag, "NAME", k, v, mine["names"].get(k))
             if "variables" in theirs and theirs["variables"] != mine["variables"]: print(tag, "VARS", theirs["variables"], mine["variables"])
             if names and "counters" in theirs and theirs["counters"] != mine["counters"]:
                 a, b = theirs["counters"], mine["counters"]

@@ -1,0 +1,288 @@
+"""Programs put together from a list of small integers, for test_random_programs."""
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+
+DIMS = [mtf.Dimension(n, s) for n, s in [("a", 4), ("b", 6), ("c", 8), ("d", 12), ("e", 4)]]
+INPUTS = [[0, 1], [1, 2], [0, 2, 3], [2, 4], [3]]
+VARIABLES = [[1, 3], [2], [2, 3], [2]]
+LARGEST = 4096
+
+
+def _tame(x):
+    """Keeps values of a size at which rounding stays small."""
+    return mtf.tanh(x * 0.7)
+
+
+class Builder:
+    """Holds the tensors made so far, and makes one more for each instruction."""
+
+    def __init__(self):
+        self.graph = mtf.Graph()
+        self.mesh = mtf.Mesh(self.graph, "mesh")
+        rng = np.random.RandomState(0)
+        self.inputs = []
+        for places in INPUTS:
+            shape = mtf.Shape([DIMS[i] for i in places])
+            value = rng.normal(size=shape.to_integer_list).astype(np.float32)
+            self.inputs.append(mtf.import_tf_tensor(self.mesh, value, shape))
+        self.variables = [
+            mtf.get_variable(
+                self.mesh, f"v{i}", [DIMS[d] for d in places],
+                initializer=tf.random_normal_initializer(stddev=0.5))
+            for i, places in enumerate(VARIABLES)
+        ]
+        self.pool = [*self.inputs, *self.variables]
+        self.count = 0
+
+    def step(self, op, i, j, k):
+        """Carries out one instruction; one that does not fit its operands does nothing."""
+        x, y = self.pool[-1 - i % len(self.pool)], self.pool[-1 - j % len(self.pool)]
+        made = OPS[op % len(OPS)](self, x, y, k)
+        if made is not None and made.size <= LARGEST and len(made.shape) <= 5:
+            self.pool.append(_tame(made))
+
+    # -- helpers
+
+    def fresh(self):
+        """Returns a name of its own for a new dimension."""
+        self.count += 1
+        return f"n{self.count}"
+
+    def noise(self, x):
+        """Returns random values: no two elements of x + noise tie by accident of rounding."""
+        return mtf.random_uniform(self.mesh, x.shape)
+
+    def fits(self, x, y):
+        """Whether the two can be broadcast to one shape that is not too large."""
+        names = {d.name: d for d in x.shape}
+        both = set(x.shape) | set(y.shape)
+        clash = any(names.get(d.name, d) != d for d in y.shape)
+        return not clash and np.prod([d.size for d in both]) <= LARGEST and len(both) <= 5
+
+
+def _unary(b, x, y, k):
+    fns = [mtf.sin, mtf.sigmoid, mtf.gelu, mtf.softplus, mtf.exp, mtf.negative, mtf.swish, mtf.elu]
+    return fns[k % len(fns)](x)
+
+
+def _number(b, x, y, k):
+    return [x * 0.5 + 1.0, 1.0 - x, 2.0 / (mtf.square(x) + 1.0)][k % 3]
+
+
+def _binary(b, x, y, k):
+    if b.fits(x, y):
+        return [mtf.add, mtf.sub, mtf.multiply][k % 3](x, y)
+
+
+def _extreme(b, x, y, k):
+    if b.fits(x, y):
+        return [mtf.maximum, mtf.minimum][k % 2](x, y + b.noise(y))
+
+
+def _einsum(b, x, y, k):
+    if not b.fits(x, y):
+        return None
+    dims = list(dict.fromkeys(x.shape.dims + y.shape.dims))
+    kept = [d for n, d in enumerate(dims) if k >> n & 1]
+    return mtf.einsum([x, y], output_shape=kept) * (1.0 / np.sqrt(mtf.Shape(dims).size))
+
+
+def _reduce(b, x, y, k):
+    if len(x.shape):
+        d = x.shape[k % len(x.shape)]
+        return mtf.reduce_sum(x, reduced_dim=d) * 0.5 + mtf.reduce_mean(x, reduced_dim=d)
+
+
+def _reduce_max(b, x, y, k):
+    if len(x.shape):
+        fn = [mtf.reduce_max, mtf.reduce_min][k % 2]
+        return fn(x + b.noise(x), reduced_dim=x.shape[k // 2 % len(x.shape)])
+
+
+def _sum_of_sums(b, x, y, k):
+    """Two sums that may stay pending together."""
+    if x.shape == y.shape and len(x.shape):
+        d = x.shape[k % len(x.shape)]
+        return mtf.reduce_sum(x, reduced_dim=d) + mtf.reduce_sum(y, reduced_dim=d)
+
+
+def _broadcast(b, x, y, k):
+    new = [d for d in DIMS if d.name not in x.shape.dimension_names]
+    if new and len(x.shape) < 4:
+        at = k % (len(x.shape) + 1)
+        return mtf.broadcast(x, x.shape[:at] + [new[k % len(new)]] + x.shape[at:])
+
+
+def _rename(b, x, y, k):
+    if len(x.shape):
+        old = x.shape[k % len(x.shape)]
+        free = [d.name for d in DIMS if d.name not in x.shape.dimension_names] + [b.fresh()]
+        name = free[k // 4 % len(free)]
+        known = {d.name: d.size for d in DIMS}
+        if known.get(name, old.size) == old.size:
+            return mtf.rename_dimension(x, old.name, name)
+
+
+def _transpose(b, x, y, k):
+    if len(x.shape) > 1:
+        at = k % len(x.shape)
+        return mtf.transpose(x, x.shape[at:] + x.shape[:at])
+
+
+def _merge(b, x, y, k):
+    if len(x.shape) > 1:
+        at = k % (len(x.shape) - 1)
+        merged = mtf.combined_dimension(x.shape[at : at + 2], name=b.fresh())
+        return mtf.replace_dimensions(x, x.shape[at : at + 2], merged)
+
+
+def _cut(b, x, y, k):
+    even = [d for d in x.shape if d.size % 2 == 0]
+    if even and len(x.shape) < 4:
+        d = even[k % len(even)]
+        parts = [mtf.Dimension(b.fresh(), d.size // 2), mtf.Dimension(b.fresh(), 2)]
+        return mtf.replace_dimensions(x, d, parts[:: 1 if k & 8 else -1])
+
+
+def _shift(b, x, y, k):
+    if len(x.shape):
+        return mtf.shift(x, k - 16, x.shape[k % len(x.shape)], wrap=bool(k & 4))
+
+
+def _halo(b, x, y, k):
+    if len(x.shape) > 1:
+        fn = [mtf.halo_exchange, mtf.left_halo_exchange][k & 1]
+        return fn(x, x.shape[0], x.shape[1], 1 + k // 2 % 5, wrap=bool(k & 2))
+
+
+def _softmax(b, x, y, k):
+    if len(x.shape):
+        d = x.shape[k % len(x.shape)]
+        return [mtf.softmax, mtf.log_softmax, lambda x, d: x - mtf.reduce_logsumexp(x, d)][k % 3](x, d)
+
+
+def _cumsum(b, x, y, k):
+    if len(x.shape):
+        return mtf.cumsum(x, x.shape[k % len(x.shape)], exclusive=bool(k & 4)) * 0.3
+
+
+def _joined(b, x, y, k):
+    if len(x.shape):
+        d = x.shape[k % len(x.shape)]
+        return mtf.concat([x, x * 0.5, mtf.slice(x, 0, 1, d.name)], d.name)
+
+
+def _ranges(b, x, y, k):
+    if len(x.shape):
+        d = x.shape[k % len(x.shape)]
+        return mtf.pad(mtf.slice(x, k % d.size, d.size - k % d.size, d.name), [1, 2], d.name)
+
+
+def _parts(b, x, y, k):
+    if len(x.shape) and x.shape[0].size % 2 == 0:
+        first, second = mtf.split(x, x.shape[0], 2)
+        return [first, first + second, mtf.stack([first, second], b.fresh(), axis=k // 4 % 2)][k % 3]
+
+
+def _unstack(b, x, y, k):
+    if len(x.shape):
+        parts = mtf.unstack(x, x.shape[k % len(x.shape)])
+        return parts[0] * parts[-1]
+
+
+def _top_k(b, x, y, k):
+    if len(x.shape):
+        d = x.shape[k % len(x.shape)]
+        return mtf.top_k(x + b.noise(x), d, mtf.Dimension(b.fresh(), 1 + k % min(d.size, 5)))[0]
+
+
+def _gather(b, x, y, k):
+    """Indices are those of an input, which is the same in all layouts."""
+    source = b.inputs[k % len(b.inputs)]
+    d = source.shape[k % len(source.shape)]
+    index = mtf.argmax(source, d)
+    if d in x.shape and b.fits(x, index):
+        return mtf.gather(x, index, d)
+
+
+def _where(b, x, y, k):
+    mask = mtf.greater(b.inputs[k % len(b.inputs)], 0.1)
+    if b.fits(x, mask):
+        return mtf.where(mask, x, -0.5)
+
+
+def _dropout(b, x, y, k):
+    noise_shape = x.shape[: 1 + k % len(x.shape)] if len(x.shape) else None
+    return mtf.dropout(x, rate=0.3, noise_shape=noise_shape)
+
+
+def _random(b, x, y, k):
+    make = [mtf.random_uniform, mtf.random_normal][k % 2]
+    return x + make(b.mesh, x.shape[k % 3 :])
+
+
+def _depend(b, x, y, k):
+    return [mtf.stop_gradient(x) + y if b.fits(x, y) else None, mtf.depend(x, [y])][k % 2]
+
+
+def _recompute(b, x, y, k):
+    if b.fits(x, y):
+        return mtf.recompute_grad(lambda u: mtf.sin(u * y) + mtf.dropout(u, rate=0.2), [x])
+
+
+def _custom(b, x, y, k):
+    def grad_fn(explicit_inputs, all_inputs, forward_operations, outputs, output_grads):
+        return [output_grads[0] * 0.5 + explicit_inputs[0]]
+
+    return mtf.custom_gradient(mtf.square, grad_fn, [x])
+
+
+def _loop(b, x, y, k):
+    if not b.fits(x, y) or any(d not in x.shape for d in y.shape):
+        return None
+    zero = mtf.constant(b.mesh, 0, dtype=tf.int32)
+
+    def body(i, u):
+        u = mtf.tanh(u * 1.1 + y * 0.3)
+        if k & 4:
+            u = mtf.dropout(u, rate=0.2)
+        return [i + 1, u - mtf.reduce_mean(u) * 0.5, mtf.reduce_sum(u, output_shape=y.shape)]
+
+    _, last, total = mtf.while_loop(
+        lambda i, _: mtf.less(i, 1 + k % 3), body, [zero, x], has_accumulators=True)
+    return last + total * 0.1
+
+
+def _slicewise(b, x, y, k):
+    if len(x.shape):
+        kept = x.shape[:-1]
+        axis = len(kept)
+        return mtf.slicewise(lambda t: tf.cumsum(t, axis) * 0.5, [x], splittable_dims=kept)
+
+
+OPS = [
+    _unary, _number, _binary, _extreme, _einsum, _einsum, _einsum, _reduce, _reduce_max,
+    _sum_of_sums, _broadcast, _rename, _transpose, _merge, _cut, _shift, _halo, _softmax, _cumsum,
+    _joined, _ranges, _parts, _unstack, _top_k, _gather, _where, _dropout, _random, _depend,
+    _recompute, _custom, _loop, _slicewise,
+]
+
+
+def build(instructions):
+    """Returns (the Builder, outputs and gradients, update operations) of a program."""
+    b = Builder()
+    for instruction in instructions:
+        b.step(*instruction)
+    made = b.pool[len(INPUTS) + len(VARIABLES) :][-3:]
+    weights = [mtf.reduce_mean(mtf.square(x)) for x in made + b.variables]
+    loss = mtf.add_n(weights)
+    wrt = b.inputs + b.variables
+    grads = mtf.gradients([loss], wrt)
+    updates = [
+        mtf.assign_sub(v, g * 0.1)
+        for v, g in zip(b.variables, grads[len(b.inputs) :]) if g is not None
+    ]
+    return b, [*made, loss, *[g for g in grads if g is not None]], updates

@@ -1,0 +1,68 @@
+"""Random programs give the same outputs, gradients and updates in every layout."""
+
+import tensorflow.compat.v1 as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mesh_tensorflow as mtf
+import random_programs
+from cases import harness
+from cases.harness import Placing
+from mesh_tensorflow._mesh.pending import walk
+
+SHAPES = ["x:1", "x:2", "x:3", "x:4", "x:6", "x:8", "x:2,y:2", "x:2,y:3", "x:3,y:2", "x:2,y:4",
+          "x:4,y:2", "x:1,y:4", "x:2,y:2,z:2", "x:2,y:1,z:3"]
+
+INSTRUCTION = st.tuples(
+    st.integers(0, len(random_programs.OPS) - 1), st.integers(0, 3), st.integers(0, 15),
+    st.integers(0, 31),
+)
+
+
+def run(instructions, mesh, layout_seed, apart):
+    """Returns the values of a program after one training step, and the placing."""
+    with tf.Graph().as_default():
+        tf.set_random_seed(17)
+        builder, targets, updates = random_programs.build(instructions)
+        layout = harness.random_layout(builder.graph, mesh, layout_seed) if mesh else {}
+        placing = Placing(mesh, harness.layout_text(layout, mesh), apart)
+        with harness.separate_memories() if apart else tf.name_scope(""):
+            impl = placing.impl()
+            lowering = mtf.Lowering(builder.graph, {builder.mesh: impl})
+            exports = [lowering.export_to_tf_tensor(t) for t in targets]
+            train = tf.group([lowering.lowered_operation(op) for op in updates])
+            to_slices = lowering.copy_masters_to_slices()
+            to_masters = lowering.copy_slices_to_masters()
+        predicted = harness.collectives_of(walk(builder.graph.operations, impl, targets).costs)
+        counted = harness.collectives_of(
+            [(kind, mtf_cost(c)) for kind, _, c in lowering.collectives])
+        assert counted == predicted, placing
+        with harness.session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(to_slices)
+            values = session.run([exports, train])[0]
+            session.run(to_masters)
+            return placing, values + session.run(tf.global_variables())
+
+
+def mtf_cost(collective):
+    """Returns the Cost of one collective."""
+    from mesh_tensorflow._core.cost import Cost
+
+    return Cost(collectives=(collective,))
+
+
+@settings(max_examples=int(__import__("os").environ.get("MTF_EX","40")))
+@given(
+    st.lists(INSTRUCTION, min_size=10, max_size=20),
+    st.sampled_from(SHAPES),
+    st.sampled_from(SHAPES),
+    st.integers(0, 10**6),
+)
+def test_any_layout(instructions, first_mesh, second_mesh, seed):
+    _, expected = run(instructions, "", 0, False)
+    for mesh, apart in ((first_mesh, False), (second_mesh, True)):
+        placing, values = run(instructions, mesh, seed, apart)
+        assert len(values) == len(expected)
+        for i, (value, e) in enumerate(zip(values, expected)):
+            harness.assert_close(value, e, 1e-4, f"{placing}, target {i}")
