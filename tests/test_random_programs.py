@@ -1,13 +1,14 @@
 """Random programs give the same outputs, gradients and updates in every layout."""
 
 import tensorflow.compat.v1 as tf
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import mesh_tensorflow as mtf
 import random_programs
 from cases import harness
 from cases.harness import Placing
+from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._mesh.pending import walk
 
 SHAPES = ["x:1", "x:2", "x:3", "x:4", "x:6", "x:8", "x:2,y:2", "x:2,y:3", "x:3,y:2", "x:2,y:4",
@@ -35,7 +36,7 @@ def run(instructions, mesh, layout_seed, apart):
             to_masters = lowering.copy_slices_to_masters()
         predicted = harness.collectives_of(walk(builder.graph.operations, impl, targets).costs)
         counted = harness.collectives_of(
-            [(kind, mtf_cost(c)) for kind, _, c in lowering.collectives])
+            (kind, Cost(collectives=(c,))) for kind, _, c in lowering.collectives)
         assert counted == predicted, placing
         with harness.session() as session:
             session.run(tf.global_variables_initializer())
@@ -45,14 +46,7 @@ def run(instructions, mesh, layout_seed, apart):
             return placing, values + session.run(tf.global_variables())
 
 
-def mtf_cost(collective):
-    """Returns the Cost of one collective."""
-    from mesh_tensorflow._core.cost import Cost
-
-    return Cost(collectives=(collective,))
-
-
-@settings(max_examples=int(__import__("os").environ.get("MTF_EX","40")))
+@settings(max_examples=40, phases=[Phase.generate, Phase.shrink])
 @given(
     st.lists(INSTRUCTION, min_size=10, max_size=20),
     st.sampled_from(SHAPES),

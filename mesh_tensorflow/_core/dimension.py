@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional
 
 __all__ = ["Dimension", "convert_to_dimension", "split_pairs"]
 
+_EXAMPLES = {"shape": "rows:2,cols:4", "layout": "batch:rows,d_ff:cols"}
 _SEPARATORS = re.compile(r"[,.;\s]+")
 
 
@@ -55,7 +56,7 @@ def split_pairs(text: str, what: str) -> list[tuple[str, str]]:
 
     Args:
       text: the string.
-      what: what the string is, for the error message.
+      what: "shape" or "layout", for the error message.
 
     Raises:
       ValueError: a piece has not exactly one colon with text on both sides.
@@ -67,8 +68,8 @@ def split_pairs(text: str, what: str) -> list[tuple[str, str]]:
         parts = piece.split(":")
         if len(parts) != 2 or not parts[0] or not parts[1]:
             raise ValueError(
-                f"malformed {what} {text!r}: {piece!r} is not a pair left:right. "
-                'Write pairs as "batch:2,model:4", with one colon each and no space around it'
+                f"malformed {what} {text!r}: {piece!r} is not a pair left:right. Write pairs as "
+                f'"{_EXAMPLES[what]}", with one colon each and no space around it'
             )
         pairs.append((parts[0], parts[1]))
     return pairs

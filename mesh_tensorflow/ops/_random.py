@@ -142,8 +142,8 @@ def dropout(
     unknown = [d for d in noise_shape if d not in x.shape]  # type: ignore[union-attr]
     if unknown:
         raise ValueError(
-            f"dropout: noise_shape {noise_shape} has {dims_text(unknown)}, which {x.name} {x.shape} "
-            "lacks; it may only leave out dimensions, along which the noise is shared"
+            f"dropout: noise_shape {noise_shape} has {dims_text(unknown)}, which {x.name} "
+            f"{x.shape} lacks; it may only leave out dimensions, along which the noise is shared"
         )
     with tf.variable_scope(name, default_name="dropout"):
         mask = RandomOperation(

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import placement_mesh_impl
+from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._mesh.pending import walk
 
 MESHES = ["x:1", "x:2", "x:4", "x:2,y:2", "x:2,y:4", "x:8"]
@@ -183,8 +184,8 @@ def lower(graph: Any, mesh: Any, placing: Placing, targets: Sequence[Any]) -> Lo
         impl = placing.impl()
         lowering = mtf.Lowering(graph, {mesh: impl}, autostack=False)
         exports = [lowering.export_to_tf_tensor(t) for t in targets]
-    counted = collections.Counter(
-        (c.kind, tuple(c.mesh_axes), c.elements, c.bytes) for _, _, c in lowering.collectives
+    counted = collectives_of(
+        (kind, Cost(collectives=(c,))) for kind, _, c in lowering.collectives
     )
     predicted = collectives_of(walk(graph.operations, impl, targets).costs)
     return Lowered(placing, lowering, exports, counted, predicted)
