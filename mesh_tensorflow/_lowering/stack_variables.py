@@ -8,9 +8,10 @@ from typing import Any, Optional
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow.ops._assign import Assign, ReadVariable
 from mesh_tensorflow.ops._control import Depend
 from mesh_tensorflow.ops._split_concat import StackOperation, UnstackOperation
-from mesh_tensorflow.ops._variable import Assign, ReadVariable, StackedVariable, Variable
+from mesh_tensorflow.ops._variable import StackedVariable, Variable
 
 __all__ = ["combine_assignments", "rewrite_stack_variables"]
 

@@ -226,12 +226,7 @@ def dense(
             "expert_dims must be among its dimensions"
         )
     kept = [d for d in x.shape if d not in reduced_dims]
-    inner = [
-        mtf.Dimension("_" + d.name, d.size) if d in new_dims else d for d in reduced_dims
-    ]
-    for d, renamed in zip(reduced_dims, inner):
-        if d != renamed:
-            x = mtf.rename_dimension(x, d.name, renamed.name)
+    x, inner = _without_clashes(x, reduced_dims, new_dims)
     if kernel_weights is None:
         kernel_weights = layers.get_dense_kernel_weights(
             x,
@@ -259,6 +254,19 @@ def dense(
         for fn in activation if isinstance(activation, (list, tuple)) else [activation]:
             y = y if fn is None else fn(y)
         return y
+
+
+def _without_clashes(
+    x: mtf.Tensor, reduced_dims: Sequence[mtf.Dimension], new_dims: Sequence[mtf.Dimension]
+) -> tuple[mtf.Tensor, list[mtf.Dimension]]:
+    """Returns `x` and its reduced dimensions, with those renamed that are also new ones."""
+    inner = [
+        mtf.Dimension("_" + d.name, d.size) if d in new_dims else d for d in reduced_dims
+    ]
+    for d, renamed in zip(reduced_dims, inner):
+        if d != renamed:
+            x = mtf.rename_dimension(x, d.name, renamed.name)
+    return x, inner
 
 
 def _activation(fn: Any) -> Optional[Callable]:

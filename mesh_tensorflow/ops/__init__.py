@@ -41,8 +41,10 @@ from mesh_tensorflow._mesh.tpu_processors import (
     processor_coordinates_to_pnum_map_nd,
 )
 from mesh_tensorflow._mesh.variable_store import VariableStore, function
+from mesh_tensorflow.ops._assign import *
 from mesh_tensorflow.ops._binary import *
 from mesh_tensorflow.ops._checkpoint import *
+from mesh_tensorflow.ops._compare import *
 from mesh_tensorflow.ops._control import *
 from mesh_tensorflow.ops._conv import *
 from mesh_tensorflow.ops._conv_backprop import *

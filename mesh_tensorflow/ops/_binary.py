@@ -29,21 +29,12 @@ __all__ = [
     "binary_arguments_to_tensors",
     "binary_op_with_broadcasting",
     "divide",
-    "equal",
     "floordiv",
-    "greater",
-    "greater_equal",
-    "less",
-    "less_equal",
-    "logical_and",
-    "logical_or",
     "maximum",
     "minimum",
     "mod",
     "multiply",
-    "not_equal",
     "sub",
-    "where",
 ]
 
 
@@ -392,64 +383,3 @@ def maximum(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = No
     """Returns the larger of x1 and x2; both get the gradient where they tie; see `add`."""
     x1, x2 = binary_arguments_to_tensors(x1, x2)
     return MinMaxOperation(tf.maximum, x1, x2, output_shape, name=name).outputs[0]
-
-
-def less(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
-    """Returns whether x1 < x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
-    return binary_op_with_broadcasting(tf.less, x1, x2, output_shape, tf.bool)
-
-
-def greater(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
-    """Returns whether x1 > x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
-    return binary_op_with_broadcasting(tf.greater, x1, x2, output_shape, tf.bool)
-
-
-def less_equal(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
-    """Returns whether x1 <= x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
-    return binary_op_with_broadcasting(tf.less_equal, x1, x2, output_shape, tf.bool)
-
-
-def greater_equal(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
-    """Returns whether x1 >= x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
-    return binary_op_with_broadcasting(tf.greater_equal, x1, x2, output_shape, tf.bool)
-
-
-def equal(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
-    """Returns whether x1 == x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
-    return binary_op_with_broadcasting(tf.equal, x1, x2, output_shape, tf.bool)
-
-
-def not_equal(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
-    """Returns whether x1 != x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
-    return binary_op_with_broadcasting(tf.not_equal, x1, x2, output_shape, tf.bool)
-
-
-def logical_and(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
-    """Returns x1 and x2, boolean Tensors; see `binary_op_with_broadcasting`."""
-    return binary_op_with_broadcasting(tf.logical_and, x1, x2, output_shape, tf.bool)
-
-
-def logical_or(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
-    """Returns x1 or x2, boolean Tensors; see `binary_op_with_broadcasting`."""
-    return binary_op_with_broadcasting(tf.logical_or, x1, x2, output_shape, tf.bool)
-
-
-@leaves_no_node
-def where(condition: Tensor, if_true: Tensor, if_false: Any, output_shape: Any = None) -> Tensor:
-    """Returns if_true where the condition holds, else if_false, broadcast.
-
-    It is the sum of two masked products: NaN or infinity on the side that is not taken
-    makes the result NaN.
-
-    Args:
-      condition: a boolean Tensor.
-      if_true: a Tensor.
-      if_false: a Tensor or a number.
-      output_shape: a Shape or None.
-    """
-    mask = mtf.cast(condition, if_true.dtype)
-    taken = multiply(if_true, mask, output_shape)
-    if not isinstance(if_false, Tensor) and isinstance(if_false, (int, float)) and if_false == 0:
-        return taken
-    other = multiply(if_false, mtf.cast(mtf.logical_not(condition), if_true.dtype), output_shape)
-    return add(taken, other)

@@ -13,7 +13,8 @@ from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow.ops._variable import ReadVariable, Variable
+from mesh_tensorflow.ops._assign import ReadVariable
+from mesh_tensorflow.ops._variable import Variable
 
 __all__ = [
     "CustomGradientOperation",

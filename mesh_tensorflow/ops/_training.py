@@ -32,6 +32,15 @@ def _take(x: Tensor, index: Tensor, dim: Dimension) -> Tensor:
     )
 
 
+def _microbatch_last(
+    x: Tensor, batch_dim: Dimension, small_dim: Dimension, micro_dim: Dimension
+) -> Tensor:
+    """Returns `x` with its batch cut in two, the number of the microbatch as last dimension."""
+    x = mtf.reshape(x, mtf.replace_dimensions(x.shape, batch_dim, [small_dim, micro_dim]))
+    last = (x.shape - micro_dim) + micro_dim
+    return x if x.shape == last else mtf.transpose(x, last)
+
+
 @leaves_no_node
 def serialize_training_step(
     features: Mapping[str, Tensor],
@@ -69,13 +78,9 @@ def serialize_training_step(
     names: list[str] = []
     batched: list[bool] = []
 
-    def microbatch_last(x: Tensor) -> Tensor:
-        shape = mtf.replace_dimensions(x.shape, batch_dim, [small_dim, micro_dim])
-        x = mtf.reshape(x, shape)
-        last = (x.shape - micro_dim) + micro_dim
-        return x if x.shape == last else mtf.transpose(x, last)
-
-    prepared = {key: microbatch_last(x) for key, x in features.items()}
+    prepared = {
+        key: _microbatch_last(x, batch_dim, small_dim, micro_dim) for key, x in features.items()
+    }
 
     def to_whole(y: Tensor, index: Tensor) -> Tensor:
         place = mtf.one_hot(index, micro_dim, dtype=y.dtype)

@@ -1,0 +1,240 @@
+"""Every public name of release 0.1.21 is there and can be called in the same way.
+
+`data/public_api.json` lists, for each module, functions and methods with their parameters,
+classes with bases and properties, constants, what packages pass on, and gin registrations.
+"""
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+
+import gin
+import pytest
+
+import mesh_tensorflow as mtf
+
+API = json.loads((pathlib.Path(__file__).parent / "data" / "public_api.json").read_text())
+# What is complete; the rest of the list is for modules to come.
+MODULES = [
+    "mesh_tensorflow.ops",
+    "mesh_tensorflow.ops_with_redefined_builtins",
+    "mesh_tensorflow.placement_mesh_impl",
+    "mesh_tensorflow.utils",
+    "mesh_tensorflow.test_utils",
+]
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def parameters(text):
+    """Returns [(name, kind, default as text or None)] of "a, b=None, *args, c=1, **kwargs"."""
+    args = ast.parse(f"def f({text}): pass").body[0].args
+    defaults = [None] * (len(args.args) - len(args.defaults)) + args.defaults
+    found = [(a.arg, "positional", d) for a, d in zip(args.args, defaults)]
+    found += [(a.arg, "keyword", d) for a, d in zip(args.kwonlyargs, args.kw_defaults)]
+    found += [(a.arg, kind, None) for a, kind in [(args.vararg, "*"), (args.kwarg, "**")] if a]
+    return [(name, kind, None if d is None else ast.unparse(d)) for name, kind, d in found]
+
+
+def same_default(ours, text):
+    """Whether a default is the one written; expressions other than literals are not compared."""
+    dtype = re.fullmatch(r"tf\.(bfloat16|bool|float\d+|u?int\d+|string)", text)
+    if dtype:
+        return getattr(ours, "name", None) == dtype.group(1)
+    try:
+        theirs = ast.literal_eval(text)
+    except ValueError:
+        return True
+    return ours == theirs and isinstance(ours, bool) == isinstance(theirs, bool)
+
+
+def complaints(text, ours):
+    """Returns what a call that the listed parameters allow would trip over."""
+    by_name = {p.name: p for p in ours}
+    places = [p.name for p in ours if p.kind in POSITIONAL]
+    found = []
+    listed = parameters(text)
+    for place, (name, kind, default) in enumerate(listed):
+        if kind in ("*", "**"):
+            wanted = {"*": inspect.Parameter.VAR_POSITIONAL, "**": inspect.Parameter.VAR_KEYWORD}
+            if not any(p.kind == wanted[kind] for p in ours):
+                found.append(f"no {kind}{name}")
+            continue
+        p = by_name.get(name)
+        if p is None:
+            found.append(f"no parameter {name}")
+        elif kind == "positional" and (p.kind not in POSITIONAL or places.index(name) != place):
+            found.append(f"{name} is not positional parameter {place}")
+        elif p.kind is inspect.Parameter.POSITIONAL_ONLY:
+            found.append(f"{name} cannot be passed by name")
+        elif default is not None and (
+            p.default is inspect.Parameter.empty or not same_default(p.default, default)
+        ):
+            found.append(f"{name} defaults to {p.default!r}, not {default}")
+    known = {name for name, _, _ in listed}
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for p in ours:
+        new = p.name not in known and p.kind not in variable
+        if new and p.default is inspect.Parameter.empty:
+            found.append(f"requires {p.name}")
+    return found
+
+
+def own_parameters(fn, bound):
+    """Returns the parameters of a callable, without `self`."""
+    found = list(inspect.signature(fn).parameters.values())
+    return found[1:] if bound else found
+
+
+def assigned_attributes(cls):
+    """Returns the names that the methods of a class, or of a base of it, assign on self."""
+    names = set()
+    for c in cls.__mro__:
+        if c.__module__.startswith("mesh_tensorflow"):
+            tree = ast.parse(textwrap.dedent(inspect.getsource(c)))
+            names |= {
+                n.attr for n in ast.walk(tree)
+                if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+            }
+            names |= {
+                n.target.id for n in ast.walk(tree)
+                if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+            }
+    return names
+
+
+def class_complaints(cls, entry):
+    """Yields what a class lacks of its entry."""
+    if "init" in entry and cls.__init__ is not object.__init__ and not issubclass(cls, tuple):
+        yield from complaints(entry["init"], own_parameters(cls.__init__, True))
+    if "namedtuple_fields" in entry and list(cls._fields) != entry["namedtuple_fields"]:
+        yield f"fields {cls._fields}"
+    for name, text in entry.get("methods", {}).items():
+        raw = inspect.getattr_static(cls, name, None)
+        fn = getattr(raw, "__func__", raw)
+        own = getattr(cls, name, None) is not getattr(object, name, None)
+        if not callable(fn) or (name.startswith("__") and not own):
+            yield f"no method {name}"
+        elif name == "__call__" or not name.startswith("__"):
+            bound = not isinstance(raw, staticmethod) and not inspect.isclass(fn)
+            yield from (f"{name}: {c}" for c in complaints(text, own_parameters(fn, bound)))
+    attributes = [*entry.get("properties", []), *entry.get("instance_attrs", [])]
+    for name in attributes:
+        if inspect.isfunction(inspect.getattr_static(cls, name, None)):
+            yield f"{name} is a method"
+        elif not hasattr(cls, name) and name not in assigned_attributes(cls):
+            yield f"no attribute {name}"
+    for name, text in entry.get("class_attrs", {}).items():
+        if getattr(cls, name, None) != ast.literal_eval(text):
+            yield f"{name} is not {text}"
+
+
+def entries(kind):
+    """Returns pytest parameters (module, name, entry) for the modules that are complete."""
+    return [
+        pytest.param(module, name, entry, id=f"{module.removeprefix('mesh_tensorflow.')}.{name}")
+        for module in MODULES for name, entry in API[module].get(kind, {}).items()
+    ]
+
+
+@pytest.mark.parametrize("module, name, entry", entries("functions"))
+def test_function(module, name, entry):
+    fn = getattr(importlib.import_module(module), name)
+    assert callable(fn)
+    assert complaints(entry, own_parameters(fn, False)) == []
+
+
+@pytest.mark.parametrize("module, name, entry", entries("classes"))
+def test_class(module, name, entry):
+    cls = getattr(importlib.import_module(module), name.split(".")[0])
+    for part in name.split(".")[1:]:
+        cls = getattr(cls, part)
+    assert inspect.isclass(cls)
+    assert list(class_complaints(cls, entry)) == []
+    for base in entry.get("bases", []):
+        base_module, _, base_name = base.rpartition(".")
+        assert issubclass(cls, getattr(importlib.import_module(base_module), base_name)), base
+
+
+@pytest.mark.parametrize("module, name, entry", entries("constants"))
+def test_constant(module, name, entry):
+    assert getattr(importlib.import_module(module), name) == ast.literal_eval(entry)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_names_that_are_passed_on(module):
+    ours = importlib.import_module(module)
+    assert [n for n in API[module].get("reexports", []) if not hasattr(ours, n)] == []
+
+
+def test_names_of_the_package():
+    """Everything but the modules that are not there yet."""
+    missing = {n for n in API["mesh_tensorflow"]["reexports"] if not hasattr(mtf, n)}
+    modules = {m.split(".")[1] for m in API if "." in m}
+    absent = {m for m in modules if importlib.util.find_spec(f"mesh_tensorflow.{m}") is None}
+    assert missing <= absent
+
+
+def test_names_that_hide_builtins():
+    assert mtf.abs is mtf.mtf_abs and mtf.pow is mtf.mtf_pow
+    assert mtf.range is mtf.mtf_range and mtf.slice is mtf.mtf_slice
+    assert mtf.ops.mtf_abs is mtf.abs and not hasattr(mtf.ops, "abs")
+
+
+def test_gin_selectors():
+    selectors = [s for module in MODULES for s in API[module].get("gin", [])]
+    assert selectors == ["mesh_tensorflow.ops.rewrite_stack_variables"]
+    try:
+        gin.parse_config("mesh_tensorflow.ops.rewrite_stack_variables.max_combined_slice_size = 5")
+        gin.parse_config("rewrite_stack_variables.max_combined_variable_size = 7")
+        for name, value in [("slice", 5), ("variable", 7)]:
+            full = f"rewrite_stack_variables.max_combined_{name}_size"
+            assert gin.query_parameter(full) == value
+    finally:
+        gin.clear_config()
+
+
+IMPORTING = """
+import os
+import tensorflow as tf
+def state():
+    from tensorflow.python.framework import tensor_shape
+    from tensorflow.python.ops import control_flow_util
+    from tensorflow.python.eager import context
+    return dict(
+        eager=tf.executing_eagerly(),
+        control_flow=tf.compat.v1.control_flow_v2_enabled(),
+        resources=tf.compat.v1.resource_variables_enabled(),
+        shapes=tensor_shape._TENSORSHAPE_V2_OVERRIDE,
+        tensor_equality=tf.Tensor._USE_EQUALITY,
+        initialized=context.context()._initialized,
+        threads=tf.config.threading.get_intra_op_parallelism_threads(),
+        verbosity=tf.compat.v1.logging.get_verbosity(),
+        operations=len(tf.compat.v1.get_default_graph().get_operations()),
+        environment=dict(os.environ),
+    )
+before = state()
+import mesh_tensorflow
+assert state() == before, (before, state())
+assert before["eager"] and before["control_flow"] and before["resources"]
+assert not before["initialized"]
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4)
+impl = mesh_tensorflow.placement_mesh_impl.PlacementMeshImpl("x:4", "")
+assert impl.devices == [f"/device:CPU:{i}" for i in range(4)], impl.devices
+print("unchanged")
+"""
+
+
+def test_importing_changes_nothing_else():
+    """A fresh process: TensorFlow is as it was, and its devices can still be configured."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTING], capture_output=True, text=True, env=dict(os.environ))
+    assert done.stdout.strip() == "unchanged", done.stderr[-2000:]
