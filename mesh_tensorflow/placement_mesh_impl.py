@@ -13,8 +13,10 @@ from mesh_tensorflow._core.shape import Shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_slices
 from mesh_tensorflow._mesh.constants import at_device
+from mesh_tensorflow._mesh.devices import default_devices, memory_domain
 from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.placed_tensor import PlacedTensor
 from mesh_tensorflow._mesh.placed_variable import PlacedVariable
 from mesh_tensorflow._mesh.placement_collectives import Reducer
 from mesh_tensorflow._mesh.placement_rings import (
@@ -24,6 +26,7 @@ from mesh_tensorflow._mesh.placement_rings import (
     alltoall_pointtwise,
     alltoall_ring,
 )
+from mesh_tensorflow._mesh.slice_fns import table_lookup
 
 __all__ = [
     "PlacementMeshImpl",
@@ -41,40 +44,6 @@ _MATRIX_PRODUCTS = {
     "ab,bc->ac": (0, 1, False),
     "ab,ac->bc": (0, 1, True),
 }
-
-
-class PlacedTensor:
-    """One tf.Tensor for each processor, in order of processor number."""
-
-    def __init__(self, tensor_list: Sequence[Any]):
-        self._tensor_list = list(tensor_list)
-
-    def __repr__(self) -> str:
-        return f"[{','.join(map(repr, self._tensor_list))}]"
-
-    @classmethod
-    def from_tensor_list(cls, tensor_list: Sequence[Any]) -> PlacedTensor:
-        """Makes one from a list of tf.Tensors."""
-        return cls(tensor_list)
-
-    @property
-    def tensor_list(self) -> list[Any]:
-        """The slices."""
-        return self._tensor_list
-
-    @property
-    def all_slices(self) -> list[Any]:
-        """The slices."""
-        return self._tensor_list
-
-    @property
-    def slice_shape(self) -> list[int]:
-        """Shape of one slice."""
-        return self._tensor_list[0].shape.as_list()
-
-    def to_laid_out_tensor(self) -> PlacedTensor:
-        """Returns itself."""
-        return self
 
 
 class PlacementMeshImpl(MeshImpl):
@@ -98,6 +67,7 @@ class PlacementMeshImpl(MeshImpl):
         devices: Optional[Sequence[str]] = None,
         strict_layout: bool = False,
         allreduce: str = "auto",
+        merge: str = "device",
     ):
         """Makes a PlacementMeshImpl.
 
@@ -111,10 +81,13 @@ class PlacementMeshImpl(MeshImpl):
             error. By default it is ignored, so that one layout serves several meshes.
           allreduce: how sums over devices that do not share memory are made: "ring",
             "collective" (TensorFlow's own collectives, NCCL on GPUs), or "auto".
+          merge: which processors along a mesh dimension are executed as one, without cutting
+            tensors for them: those that are one "device", those that share "memory", or
+            "none". Results, counters and checks stay those of the mesh that was asked for.
 
         Raises:
-          ValueError: wrong number of devices, or with `strict_layout` an unknown mesh
-            dimension.
+          ValueError: wrong number of devices, with `strict_layout` an unknown mesh dimension,
+            or an unknown `allreduce` or `merge`.
           TypeError: `devices` is no list.
         """
         super().__init__(shape, layout)
@@ -130,6 +103,11 @@ class PlacementMeshImpl(MeshImpl):
         if devices is None:
             self._devices = self._devices[: self.size]
         self._domains = [memory_domain(device) for device in self._devices]
+        self._places = table_lookup(
+            {"device": self._devices, "memory": self._domains, "none": None}, merge, "merge"
+        )
+        self._allreduce = allreduce
+        self._merged: Optional[MeshImpl] = None
         self._reducer = Reducer(self._devices, self._domains, allreduce)
         self.copy_master_to_slice_ops: list[tf.Operation] = []
 
@@ -156,6 +134,40 @@ class PlacementMeshImpl(MeshImpl):
         )
 
     @property
+    def execution_impl(self) -> MeshImpl:
+        """The MeshImpl that programs are lowered through, with equal devices merged."""
+        if self._merged is None:
+            self._merged = self._merge_devices()
+        return self._merged
+
+    def _merge_devices(self) -> MeshImpl:
+        # A subclass may lower in a way of its own, which merging would go round.
+        if self._places is None or type(self) is not PlacementMeshImpl:
+            return self
+        sizes = []
+        for axis, d in enumerate(self.shape):
+            groups = processor_groups(self.shape, [axis])
+            same = all(len({self._places[p] for p in group}) == 1 for group in groups)
+            sizes.append(1 if same else d.size)
+        if sizes == self.shape.to_integer_list:
+            return self
+        kept = [
+            p
+            for p in range(self.size)
+            if all(
+                c == 0 or size > 1
+                for c, size in zip(pnum_to_processor_coordinates(self.shape, p), sizes)
+            )
+        ]
+        return PlacementMeshImpl(
+            Shape([(d.name, size) for d, size in zip(self.shape, sizes)]),
+            self.layout_rules,
+            [self._devices[p] for p in kept],
+            allreduce=self._allreduce,
+            merge="none",
+        )
+
+    @property
     def devices(self) -> list[str]:
         """Device strings, in order of processor number."""
         return self._devices
@@ -178,7 +190,7 @@ class PlacementMeshImpl(MeshImpl):
         """
         inputs = tuple(convert_args_to_laid_out_tensors(inputs))
         columns = [
-            x.tensor_list if isinstance(x, PlacedTensor) else [x] * self.size for x in inputs
+            self._slices_of(x) if isinstance(x, PlacedTensor) else [x] * self.size for x in inputs
         ]
         shared: dict[tuple, Any] = {}
         results = []
@@ -192,6 +204,21 @@ class PlacementMeshImpl(MeshImpl):
         if isinstance(results[0], tuple):
             return tuple(PlacedTensor(column) for column in zip(*results))
         return PlacedTensor(results)
+
+    def _slices_of(self, x: PlacedTensor) -> list[Any]:
+        """Returns a slice for each processor, also of a value of merged processors."""
+        if len(x.tensor_list) == self.size:
+            return x.tensor_list
+        if x.tensor_shape is None:
+            raise ValueError(
+                f"a laid-out value has {len(x.tensor_list)} slices, but the mesh "
+                f"{dims_text(self.shape)} has {self.size} processors. Processors on one device "
+                'are merged; make the mesh with merge="none" to have a slice for each, or use '
+                "lowering.mesh_impl(mesh), which fits what the Lowering holds"
+            )
+        merged = self.execution_impl
+        whole = merged.combine_slices(x.tensor_list, x.tensor_shape)
+        return self.make_slices(whole, x.tensor_shape)
 
     def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
         """Contracts slices on one processor, by the kernel that was fastest on CPUs."""
@@ -256,6 +283,9 @@ class PlacementMeshImpl(MeshImpl):
     ) -> PlacedTensor:
         """Reduces slices over groups of processors; see MeshImpl."""
         x = x.to_laid_out_tensor()
+        mesh_axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
+        if not mesh_axes:
+            return x
         groups = processor_groups(self.shape, mesh_axes)
         return PlacedTensor(self._reducer.reduce(x.tensor_list, groups, reduction_fn_string))
 
@@ -263,6 +293,8 @@ class PlacementMeshImpl(MeshImpl):
         self, x: Any, mesh_axis: int, split_axis: int, which: Optional[Any] = None
     ) -> PlacedTensor:
         """Has each processor keep its part of a value; see MeshImpl."""
+        if self.shape[mesh_axis].size == 1:
+            return x
         if which is not None:
             return super().allsplit(x, mesh_axis, split_axis, which)
         parts = self.slicewise(
@@ -277,6 +309,8 @@ class PlacementMeshImpl(MeshImpl):
 
     def allconcat(self, x: Any, mesh_axis: int, concat_axis: int) -> PlacedTensor:
         """Joins the slices of the processors along a mesh axis; see MeshImpl."""
+        if self.shape[mesh_axis].size == 1:
+            return x
         members = self._group_slices(x, mesh_axis)
         return self.slicewise(lambda *pieces: tf.concat(pieces, concat_axis), *members)
 
@@ -285,6 +319,8 @@ class PlacementMeshImpl(MeshImpl):
     ) -> PlacedTensor:
         """Has each processor send a part of its slice to every other; see MeshImpl."""
         n = self.shape[mesh_axis].size
+        if n == 1:
+            return x
         parts = self.slicewise(lambda t: tuple(tf.split(t, n, split_axis)), x)
         received = []
         for source in range(n):
@@ -384,24 +420,3 @@ class PlacementMeshImpl(MeshImpl):
     def import_tf_tensor(self, x: Tensor, tf_x: tf.Tensor) -> PlacedTensor:
         """Returns the LaidOutTensor of a whole tf.Tensor."""
         return PlacedTensor(self.make_slices(tf_x, x.shape))
-
-
-def default_devices() -> list[str]:
-    """Returns the logical GPUs of this process, or its logical CPUs if there are none."""
-    for kind in ("GPU", "CPU"):
-        found = tf.config.list_logical_devices(kind)
-        if found:
-            return [f"/device:{kind}:{i}" for i in range(len(found))]
-    return []
-
-
-def memory_domain(device: str) -> str:
-    """Returns a name for the memory a device computes in.
-
-    The CPU devices of one task share theirs; every other device has its own.
-    """
-    spec = tf.DeviceSpec.from_string(device or "")
-    task = f"{spec.job}/{spec.replica}/{spec.task}"
-    if spec.device_type in (None, "CPU"):
-        return f"{task}/CPU"
-    return f"{task}/{spec.device_type}:{spec.device_index}"

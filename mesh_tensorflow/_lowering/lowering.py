@@ -65,6 +65,9 @@ class Lowering:
         """
         self.graph = graph
         self.mesh_to_impl = mesh_to_impl
+        self._execution = {
+            mesh: getattr(impl, "execution_impl", impl) for mesh, impl in mesh_to_impl.items()
+        }
         self.operations: dict[Operation, tf.Operation] = {}
         self.tensors: dict[Tensor, Any] = {}
         self.variables: dict[Any, Any] = {}
@@ -118,17 +121,27 @@ class Lowering:
         Raises:
           ValueError: none was given for it.
         """
+        return self._execution[self._mesh_of(m)]
+
+    def layout_impl(self, m: Union[Mesh, Operation, Tensor]) -> Any:
+        """Returns the MeshImpl that the caller gave for a Mesh, by which things are counted."""
+        return self.mesh_to_impl[self._mesh_of(m)]
+
+    def _mesh_of(self, m: Union[Mesh, Operation, Tensor]) -> Mesh:
         mesh = m if isinstance(m, Mesh) else m.mesh
         if mesh not in self.mesh_to_impl:
             raise ValueError(
                 f"no mesh implementation for mesh {mesh.name!r}: give Lowering a dictionary "
                 "{mesh: mtf.placement_mesh_impl.PlacementMeshImpl(...)}"
             )
-        return self.mesh_to_impl[mesh]
+        return mesh
 
     def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: Any) -> None:
         """Notes the lowered form of a Tensor, after checking the shape of its slices."""
         self.verify_slice_shapes(tensor, laid_out_tensor)
+        merged = self.mesh_impl(tensor) is not self.layout_impl(tensor)
+        if merged and hasattr(laid_out_tensor, "of_shape"):
+            laid_out_tensor = laid_out_tensor.of_shape(tensor.shape)
         self.tensors[tensor] = laid_out_tensor
 
     def verify_slice_shapes(self, tensor: Tensor, laid_out_tensor: Any) -> None:
@@ -138,6 +151,7 @@ class Lowering:
           ValueError: they have not.
         """
         try:
+            self.layout_impl(tensor).slice_shape(tensor.shape)
             expected = self.mesh_impl(tensor).slice_shape(tensor.shape)
         except ValueError as e:
             raise ValueError(f"{tensor.name}: {e}") from e
@@ -150,7 +164,7 @@ class Lowering:
 
     def laid_out_size(self, tensor: Tensor) -> int:
         """Returns the number of elements of all slices of a Tensor."""
-        return self.mesh_impl(tensor).laid_out_size(tensor.shape)
+        return self.layout_impl(tensor).laid_out_size(tensor.shape)
 
     def autostack(self) -> None:
         """Joins small variables that are alike, if a mesh has more than one processor."""
@@ -163,7 +177,7 @@ class Lowering:
             num_slices += self.mesh_impl(v.mesh).size
         largest = _LARGE_STACKED_SLICE if num_slices >= _MANY_SLICES else _MAX_STACKED_SLICE
         self.graph.rewrite_stack_variables(
-            mesh_to_impl=self.mesh_to_impl, max_combined_slice_size=largest
+            mesh_to_impl=self._execution, max_combined_slice_size=largest
         )
 
     # -- results
@@ -205,11 +219,15 @@ class Lowering:
         with outside_all_rewrites():
             if os.environ.get("MTF_SEQUENCE_MODE", "") == "1":
                 return self._copy_in_sequence()
-            return tf.group([v.copy_master_to_slices for v in self.variables.values()])
+            return tf.group([v.copy_master_to_slices for v in self._copied()])
+
+    def _copied(self) -> list[Any]:
+        """Returns the LaidOutVariables that have slices beside their masters."""
+        return [v for v in self.variables.values() if getattr(v, "needs_copies", True)]
 
     def _copy_in_sequence(self) -> tf.Operation:
         done: list[tf.Operation] = []
-        for laid_out in self.variables.values():
+        for laid_out in self._copied():
             with tf.control_dependencies(done[-1:]):
                 done.append(tf.group([laid_out.copy_master_to_slices]))
         return done[-1] if done else tf.no_op()
@@ -220,7 +238,7 @@ class Lowering:
         To be run before variables are saved.
         """
         with outside_all_rewrites():
-            return tf.group([v.copy_slices_to_master for v in self.variables.values()])
+            return tf.group([v.copy_slices_to_master for v in self._copied()])
 
     # -- counters
 
@@ -239,32 +257,37 @@ class Lowering:
         assert isinstance(value, int)
         self._counters.append((key, value))
 
-    def count_collective(
-        self, mesh_impl: Any, collective: Collective, label: Optional[str]
-    ) -> None:
-        """Counts a communication.
+    def count_collectives(self, op: Operation, label: Optional[str]) -> None:
+        """Counts what an operation communicates itself in the caller's layout.
 
         Args:
-          mesh_impl: the MeshImpl that does it.
-          collective: a Collective.
-          label: what does it, such as "einsum_op"; None if the counter is added elsewhere.
+          op: an operation.
+          label: what does it, such as "einsum_op"; None if the counters are added elsewhere.
         """
+        layout_impl = self.layout_impl(op)
+        for collective in op.cost(layout_impl).collectives:
+            self._count_collective(layout_impl, collective, label)
+
+    def _count_collective(
+        self, layout_impl: Any, collective: Collective, label: Optional[str]
+    ) -> None:
         axes: Any = list(collective.mesh_axes)
         if label is not None:
             where = axes if collective.kind == "allreduce" else axes[0]
             self.add_counter(f"{collective.kind}/{where}/{label}", collective.elements)
         kind = type(self._at).__name__ if self._at is not None else "export"
-        self._collectives.append((kind, mesh_impl, collective))
+        self._collectives.append((kind, layout_impl, collective))
 
     def allreduce_counter(
-        self, mesh_impl: Any, mesh_axes: Sequence[int], x: Tensor, label: str
+        self, mesh_axes: Sequence[int], x: Tensor, label: str
     ) -> Callable[[], None]:
         """Returns a function that counts the sum of a Tensor over mesh axes, when it is made."""
-        elements = mesh_impl.laid_out_size(x.shape)
+        layout_impl = self.layout_impl(x)
+        elements = layout_impl.laid_out_size(x.shape)
         collective = Collective("allreduce", tuple(mesh_axes), elements, elements * x.dtype.size)
 
         def count() -> None:
-            self.count_collective(mesh_impl, collective, label)
+            self._count_collective(layout_impl, collective, label)
 
         return count
 

@@ -75,6 +75,11 @@ class MeshImpl:
         """Returns the mesh axis that splits a tensor dimension, or None."""
         return self._layout_rules.tensor_dimension_to_mesh_axis(tensor_dimension, self._shape)
 
+    def splitting_axis(self, tensor_dimension: Dimension) -> Optional[int]:
+        """Returns the mesh axis that cuts a dimension into several parts, or None."""
+        axis = self.tensor_dimension_to_mesh_axis(tensor_dimension)
+        return None if axis is None or self._shape[axis].size == 1 else axis
+
     def tensor_layout(self, arg: Union[Tensor, Shape]) -> TensorLayout:
         """Returns the layout of a Tensor or of a Shape.
 
@@ -121,6 +126,11 @@ class MeshImpl:
     def laid_out_size(self, tensor_shape: Shape) -> int:
         """Returns the number of elements of all slices together."""
         return self.slice_size(tensor_shape) * self.size
+
+    @property
+    def execution_impl(self) -> MeshImpl:
+        """The MeshImpl that programs are lowered through: itself, or one of fewer processors."""
+        return self
 
     # -- computation
 

@@ -123,16 +123,21 @@ class PlacedVariable:
         for pnum, v in self._slices.items():
             with tf.device(v.device), tf.control_dependencies([self._reads[pnum]]):
                 assignments.append(assign_fn(self._variable, v, values[pnum]))
-        return tf.group([a for a in assignments if a is not None])
+        made = [a for a in assignments if a is not None]
+        return made[0] if len(made) == 1 else tf.group(made)
+
+    @property
+    def needs_copies(self) -> bool:
+        """Whether there are slices beside the master."""
+        return self._variable.store is None and not self.slice_is_master
 
     def _copy(self, direction: str, make: Callable[[], tf.Operation]) -> tf.Operation:
         """Makes a copying operation when it is first asked for."""
+        if not self.needs_copies:
+            return tf.no_op()
         if direction not in self._copies:
-            if self._variable.store is not None or self.slice_is_master:
-                self._copies[direction] = tf.no_op()
-            else:
-                with tf.name_scope(f"{direction}/{self._variable.name}"):
-                    self._copies[direction] = make()
+            with tf.name_scope(f"{direction}/{self._variable.name}"):
+                self._copies[direction] = make()
         return self._copies[direction]
 
     @property

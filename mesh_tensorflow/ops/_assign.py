@@ -133,7 +133,7 @@ class Assign(Operation):
         for v, x in zip(self._variables, self.inputs):
             values = lowering.tensors[x].to_laid_out_tensor().all_slices
             operations.append(lowering.variables[v].assign_to_slices(self._assign_fn, values))
-        lowering.operations[self] = tf.group(operations)
+        lowering.operations[self] = operations[0] if len(operations) == 1 else tf.group(operations)
 
     def cost(self, mesh_impl: Any) -> Cost:
         moved = sum(

@@ -271,16 +271,16 @@ class ConvNdOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, mesh_impl)
+        check_not_split(self, lowering)
         kind, output = self._kind, self.outputs[0]
-        self._count(lowering, mesh_impl)
+        self._count(lowering, lowering.layout_impl(self))
         result = mesh_impl.slicewise(
             self._slice_fn(mesh_impl), *[lowering.tensors[x] for x in self.inputs]
         )
         summed = self._summed_axes(mesh_impl)
         if summed:
             label = f"{kind.family}_{self._product}".replace("_forward", "_op")
-            counter = lowering.allreduce_counter(mesh_impl, summed, output, label)
+            counter = lowering.allreduce_counter(summed, output, label)
             result = LazyAllreduceSum(mesh_impl, result, summed, counter)
         lowering.set_tensor_lowering(output, result)
 

@@ -125,8 +125,8 @@ class EinsumOperation(Operation):
                         value.to_laid_out_tensor(), gathered[d], axis_of_x
                     )
             values.append(value)
-        self._count_communication(lowering, mesh_impl)
-        lowering.add_counter("einsum", self._computed_elements(mesh_impl))
+        lowering.count_collectives(self, "einsum_op")
+        lowering.add_counter("einsum", self._computed_elements(lowering.layout_impl(self)))
         lowering.add_counter("einsum_unique", list_product(d.size for d in self._all_dims()))
         shapes = [x.shape for x in self.inputs]
         output = self.outputs[0]
@@ -138,13 +138,9 @@ class EinsumOperation(Operation):
                 mesh_impl,
                 result,
                 summed,
-                lowering.allreduce_counter(mesh_impl, summed, output, "einsum_op"),
+                lowering.allreduce_counter(summed, output, "einsum_op"),
             )
         lowering.set_tensor_lowering(output, result)
-
-    def _count_communication(self, lowering: Any, mesh_impl: Any) -> None:
-        for collective in self._gathers(mesh_impl):
-            lowering.count_collective(mesh_impl, collective, "einsum_op")
 
     def _gathers(self, mesh_impl: Any) -> list[Collective]:
         gathered, _ = self._plan(mesh_impl)

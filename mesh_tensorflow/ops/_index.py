@@ -65,7 +65,7 @@ class OneHotOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         y = self.outputs[0]
         depth = mesh_impl.slice_shape(y.shape)[-1]
-        axis = mesh_impl.tensor_dimension_to_mesh_axis(self._output_dim)
+        axis = mesh_impl.splitting_axis(self._output_dim)
 
         def make(indices: tf.Tensor, part: Any = None) -> tf.Tensor:
             if part is not None:
@@ -191,7 +191,8 @@ class TopKOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         x = self.inputs[0]
         axis = x.shape.dims.index(self._reduced_dim)
-        mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._reduced_dim)
+        mesh_axis = mesh_impl.splitting_axis(self._reduced_dim)
+        lowering.count_collectives(self, "top_k_op")
         k = self._candidates(mesh_impl)
         values, indices = mesh_impl.slicewise(
             lambda t: _local_top_k(t, axis, k), lowering.tensors[x]
@@ -210,8 +211,6 @@ class TopKOperation(Operation):
         indices = mesh_impl.slicewise(
             lambda i, c: i + c * part, indices, mesh_impl.laid_out_pcoord(mesh_axis)
         )
-        for collective in self.cost(mesh_impl).collectives:
-            lowering.count_collective(mesh_impl, collective, "top_k_op")
         values = mesh_impl.allconcat(values, mesh_axis, last)
         indices = mesh_impl.allconcat(indices, mesh_axis, last)
         k = self._k_dim.size

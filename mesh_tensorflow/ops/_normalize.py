@@ -27,7 +27,7 @@ class _AlongDimension(Operation):
         self._axis = x.shape.dims.index(dim)
 
     def _mean(self, mesh_impl: Any, value: Any) -> Any:
-        mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
+        mesh_axis = mesh_impl.splitting_axis(self._dim)
         if mesh_axis is None:
             return mesh_impl.slicewise(
                 lambda t: tf.reduce_mean(t, constant(self._axis), keepdims=True), value
@@ -50,9 +50,6 @@ class _AlongDimension(Operation):
             collectives = (Collective("allreduce", (mesh_axis,), n, n * y.dtype.size),) * 2
         return Cost(base.flops * _FLOPS_PER_ELEMENT, base.bytes, collectives)
 
-    def _count(self, lowering: Any, mesh_impl: Any) -> None:
-        for collective in self.cost(mesh_impl).collectives:
-            lowering.count_collective(mesh_impl, collective, "reduce_op")
 
 
 class _NormalizeOperation(_AlongDimension):
@@ -82,7 +79,7 @@ class _NormalizeOperation(_AlongDimension):
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
-        self._count(lowering, mesh_impl)
+        lowering.count_collectives(self, "reduce_op")
         x = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
         centered = mesh_impl.slicewise(tf.subtract, x, self._mean(mesh_impl, x))
         variance = self._mean(mesh_impl, mesh_impl.slicewise(tf.square, centered))
@@ -110,7 +107,7 @@ class _NormalizeGradOperation(_AlongDimension):
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
-        self._count(lowering, mesh_impl)
+        lowering.count_collectives(self, "reduce_op")
         y, factor, dy = (lowering.tensors[x].to_laid_out_tensor() for x in self.inputs)
         mean_dy = self._mean(mesh_impl, dy)
         along_y = self._mean(mesh_impl, mesh_impl.slicewise(tf.multiply, dy, y))

@@ -177,7 +177,7 @@ class PoolOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, mesh_impl)
+        check_not_split(self, lowering)
         fn, ksize = pool_fn(self._pool_fn_string), self._ksize
         value = mesh_impl.slicewise(lambda x: fn(x, ksize, ksize), lowering.tensors[self.inputs[0]])
         lowering.set_tensor_lowering(self.outputs[0], value)
@@ -244,7 +244,7 @@ class PoolBackPropOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, mesh_impl)
+        check_not_split(self, lowering)
         ksize = self._ksize
         x, y, dy = (lowering.tensors[t] for t in self.inputs)
         if _POOLS[self._pool_fn_string].is_max:

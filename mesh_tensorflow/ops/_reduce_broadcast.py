@@ -88,7 +88,7 @@ class ReduceOperation(Operation):
         )
         axes = self._reduced_mesh_axes(mesh_impl)
         if axes:
-            count = lowering.allreduce_counter(mesh_impl, axes, y, "reduce_op")
+            count = lowering.allreduce_counter(axes, y, "reduce_op")
             if self._is_sum():
                 value = LazyAllreduceSum(mesh_impl, value, axes, count)
             else:

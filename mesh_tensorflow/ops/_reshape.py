@@ -111,8 +111,7 @@ class ReshapeOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         x, y = self.inputs[0], self.outputs[0]
         moves = self._moves(mesh_impl)
-        for collective in self._collectives(mesh_impl):
-            lowering.count_collective(mesh_impl, collective, "reshape_op")
+        lowering.count_collectives(self, "reshape_op")
         value = lowering.tensors[x]
         if moves and isinstance(value, LazyAllreduceSum):
             value = value.to_laid_out_tensor()

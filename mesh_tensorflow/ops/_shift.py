@@ -67,7 +67,8 @@ class ShiftOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
-        mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
+        self._count(lowering)
+        mesh_axis = mesh_impl.splitting_axis(self._dim)
         value = lowering.tensors[self.inputs[0]]
         if mesh_axis is None:
             value = mesh_impl.slicewise(self._shift_whole, value)
@@ -76,19 +77,24 @@ class ShiftOperation(Operation):
         value = value.to_laid_out_tensor()
         parts = []
         for piece in self._pieces(mesh_impl):
-            count = self._piece_elements(mesh_impl, piece)
-            lowering.add_counter(f"shift[{piece.processors}]", count)
             part = mesh_impl.slicewise(lambda t, p=piece: self._cut(t, p.begin, p.size), value)
             if piece.processors:
                 part = mesh_impl.shift_by_n_processors(
                     part, mesh_axis, piece.processors, self._wrap
                 )
             parts.append(part)
-        for collective in self.cost(mesh_impl).collectives:
-            lowering.count_collective(mesh_impl, collective, None)
         if len(parts) > 1:
             parts = [mesh_impl.slicewise(lambda *ts: tf.concat(ts, self._axis), *parts)]
         lowering.set_tensor_lowering(self.outputs[0], parts[0])
+
+    def _count(self, lowering: Any) -> None:
+        layout_impl = lowering.layout_impl(self)
+        if layout_impl.tensor_dimension_to_mesh_axis(self._dim) is None:
+            return
+        for piece in self._pieces(layout_impl):
+            count = self._piece_elements(layout_impl, piece)
+            lowering.add_counter(f"shift[{piece.processors}]", count)
+        lowering.count_collectives(self, None)
 
     def _cut(self, t: tf.Tensor, begin: int, size: int) -> tf.Tensor:
         sizes = t.shape.as_list()

@@ -54,7 +54,7 @@ class SliceOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, mesh_impl)
+        check_not_split(self, lowering)
         sizes = mesh_impl.slice_shape(self.outputs[0].shape)
         begin = [self._begin if axis == self._axis else 0 for axis in range(len(sizes))]
         value = mesh_impl.slicewise(
@@ -109,7 +109,7 @@ class PadOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, mesh_impl)
+        check_not_split(self, lowering)
         x = self.inputs[0]
         paddings = [
             self._paddings if axis == self._axis else [0, 0] for axis in range(len(x.shape))

@@ -68,19 +68,20 @@ class SlicewiseOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, mesh_impl)
+        check_not_split(self, lowering)
         values = mesh_impl.slicewise(self._tf_fn, *[lowering.tensors[x] for x in self.inputs])
         values = values if len(self.outputs) > 1 or isinstance(values, tuple) else (values,)
         for y, value in zip(self.outputs, values):
             lowering.set_tensor_lowering(y, value)
 
 
-def check_not_split(op: Operation, mesh_impl: Any) -> None:
-    """Checks that no dimension that `op` declares unsplittable is split.
+def check_not_split(op: Operation, lowering: Any) -> None:
+    """Checks that the layout splits no dimension that `op` declares unsplittable.
 
     Raises:
       ValueError: one is; the message names the operation, the tensors and what to do.
     """
+    mesh_impl = lowering.layout_impl(op)
     for t in op.inputs + op.outputs:
         for d in t.shape:
             axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
@@ -151,7 +152,7 @@ class GenericGradOperation(Operation):
         values = mesh_impl.slicewise(grad_fn, *[lowering.tensors[x] for x in self.inputs])
         for y, value, axes in zip(self.outputs, values, summed):
             if axes:
-                count = lowering.allreduce_counter(mesh_impl, axes, y, "slicewise_op")
+                count = lowering.allreduce_counter(axes, y, "slicewise_op")
                 value = LazyAllreduceSum(mesh_impl, value, axes, count)
             lowering.set_tensor_lowering(y, value)
 

@@ -45,13 +45,12 @@ class _SoftmaxOperation(Operation):
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
         x = lowering.tensors[self.inputs[0]]
-        mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
+        lowering.count_collectives(self, "reduce_op")
+        mesh_axis = mesh_impl.splitting_axis(self._dim)
         if mesh_axis is None:
             fn = tf.nn.log_softmax if self._log else tf.nn.softmax
             value = mesh_impl.slicewise(lambda t: fn(t, axis=self._axis), x)
         else:
-            for collective in self.cost(mesh_impl).collectives:
-                lowering.count_collective(mesh_impl, collective, "reduce_op")
             value = self._lower_split(mesh_impl, x.to_laid_out_tensor(), mesh_axis)
         lowering.set_tensor_lowering(self.outputs[0], value)
 

@@ -117,7 +117,7 @@ class RangeOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         y = self.outputs[0]
         size = mesh_impl.slice_shape(y.shape)[0]
-        axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
+        axis = mesh_impl.splitting_axis(self._dim)
         if axis is None:
             value = mesh_impl.slicewise(lambda: tf.cast(tf.range(size), y.dtype))
         else:
@@ -238,7 +238,13 @@ class ImportLaidOutTensorOperation(Operation):
         self._outputs = [Tensor(self, convert_to_shape(shape), dtype.base_dtype)]  # type: ignore
 
     def lower(self, lowering: Any) -> None:
-        lowering.set_tensor_lowering(self.outputs[0], self._laid_out_tensor)
+        y, value = self.outputs[0], self._laid_out_tensor
+        mesh_impl, layout_impl = lowering.mesh_impl(self), lowering.layout_impl(self)
+        if mesh_impl is not layout_impl:
+            slices = value.to_laid_out_tensor().all_slices
+            whole = layout_impl.combine_slices(slices, y.shape)
+            value = mesh_impl.import_tf_tensor(y, whole)
+        lowering.set_tensor_lowering(y, value)
 
 
 def import_laid_out_tensor(

@@ -69,7 +69,7 @@ class ConcatOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, mesh_impl)
+        check_not_split(self, lowering)
         value = mesh_impl.slicewise(
             lambda *pieces: tf.concat(pieces, self._axis),
             *[lowering.tensors[x] for x in self.inputs],
@@ -142,7 +142,7 @@ class SplitOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, mesh_impl)
+        check_not_split(self, lowering)
         equal = len(set(self._sizes)) == 1
         how = len(self._sizes) if equal else self._sizes
         values = mesh_impl.slicewise(
@@ -206,7 +206,7 @@ class StackOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, mesh_impl)
+        check_not_split(self, lowering)
         axis = self.outputs[0].shape.dims.index(self._new_dim)
         value = mesh_impl.slicewise(
             lambda *pieces: tf.stack(pieces, axis), *[lowering.tensors[x] for x in self.inputs]
@@ -251,7 +251,7 @@ class UnstackOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, mesh_impl)
+        check_not_split(self, lowering)
         values = mesh_impl.slicewise(
             lambda t: tuple(tf.unstack(t, axis=self._axis)), lowering.tensors[self.inputs[0]]
         )
