@@ -7,13 +7,19 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import dims_text, mesh_shapes_that_fit
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, processor_groups
 from mesh_tensorflow._core.shape import Shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_slices
 from mesh_tensorflow._mesh.constants import at_device
-from mesh_tensorflow._mesh.devices import default_devices, memory_domain
+from mesh_tensorflow._mesh.devices import (
+    check_devices,
+    default_devices,
+    memory_domain,
+    merged_processors,
+)
 from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.placed_tensor import PlacedTensor
@@ -92,46 +98,18 @@ class PlacementMeshImpl(MeshImpl):
         """
         super().__init__(shape, layout)
         if strict_layout:
-            self._check_rules()
+            check_rules(self.layout_rules, self.shape)
         self._devices: Any = default_devices() if devices is None else devices
-        if not isinstance(self._devices, list):
-            raise TypeError(
-                f"devices must be a list of device strings, not {type(devices).__name__}: "
-                f"pass list(devices)"
-            )
-        self._check_number_of_devices()
-        if devices is None:
-            self._devices = self._devices[: self.size]
+        check_devices(self._devices, self.shape)
         self._domains = [memory_domain(device) for device in self._devices]
         self._places = table_lookup(
             {"device": self._devices, "memory": self._domains, "none": None}, merge, "merge"
         )
         self._allreduce = allreduce
         self._merged: Optional[MeshImpl] = None
+        self._asked: Optional[MeshImpl] = None  # the mesh of which this is the merged form
         self._reducer = Reducer(self._devices, self._domains, allreduce)
         self.copy_master_to_slice_ops: list[tf.Operation] = []
-
-    def _check_rules(self) -> None:
-        unknown = self.layout_rules.unknown_mesh_dimensions(self.shape)
-        if unknown:
-            raise ValueError(
-                f"unknown mesh dimension {', '.join(map(repr, unknown))} in {self.layout_rules}: "
-                f"the mesh has {dims_text(self.shape)}. Correct the rule, add the dimension to "
-                "the mesh, or pass strict_layout=False to ignore such rules"
-            )
-
-    def _check_number_of_devices(self) -> None:
-        have, need = len(self._devices), self.size
-        if have == need:
-            return
-        fits = mesh_shapes_that_fit(self.shape.dims, have)
-        fits_text = f" Mesh shapes that fit {have}: {'; '.join(fits)}." if fits else ""
-        raise ValueError(
-            f"the mesh {dims_text(self.shape)} needs {need} devices, but there are {have}: "
-            f"{self._devices}.{fits_text} Or give {need} devices: one may be named several "
-            'times, as in ["cpu:0"] * ' + str(need) + ", and "
-            "tf.config.set_logical_device_configuration makes several logical CPUs of one"
-        )
 
     @property
     def execution_impl(self) -> MeshImpl:
@@ -144,28 +122,27 @@ class PlacementMeshImpl(MeshImpl):
         # A subclass may lower in a way of its own, which merging would go round.
         if self._places is None or type(self) is not PlacementMeshImpl:
             return self
-        sizes = []
-        for axis, d in enumerate(self.shape):
-            groups = processor_groups(self.shape, [axis])
-            same = all(len({self._places[p] for p in group}) == 1 for group in groups)
-            sizes.append(1 if same else d.size)
-        if sizes == self.shape.to_integer_list:
+        shape, kept = merged_processors(self.shape, self._places)
+        if shape == self.shape:
             return self
-        kept = [
-            p
-            for p in range(self.size)
-            if all(
-                c == 0 or size > 1
-                for c, size in zip(pnum_to_processor_coordinates(self.shape, p), sizes)
-            )
-        ]
-        return PlacementMeshImpl(
-            Shape([(d.name, size) for d, size in zip(self.shape, sizes)]),
-            self.layout_rules,
-            [self._devices[p] for p in kept],
-            allreduce=self._allreduce,
-            merge="none",
+        devices = [self._devices[p] for p in kept]
+        merged = PlacementMeshImpl(
+            shape, self.layout_rules, devices, allreduce=self._allreduce, merge="none"
         )
+        merged._asked = self
+        return merged
+
+    def tensor_layout(self, arg: Any) -> TensorLayout:
+        """Returns the layout of a Tensor or of a Shape; see MeshImpl."""
+        if self._asked is not None:  # what is wrong there must not pass here
+            self._asked.tensor_layout(arg)
+        return super().tensor_layout(arg)
+
+    def slice_shape(self, tensor_shape: Shape) -> list[int]:
+        """Returns the sizes of one processor's slice of a tensor; see MeshImpl."""
+        if self._asked is not None:
+            self._asked.slice_shape(tensor_shape)
+        return super().slice_shape(tensor_shape)
 
     @property
     def devices(self) -> list[str]:

@@ -151,7 +151,6 @@ class Lowering:
           ValueError: they have not.
         """
         try:
-            self.layout_impl(tensor).slice_shape(tensor.shape)
             expected = self.mesh_impl(tensor).slice_shape(tensor.shape)
         except ValueError as e:
             raise ValueError(f"{tensor.name}: {e}") from e

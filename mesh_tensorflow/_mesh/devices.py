@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import tensorflow.compat.v1 as tf
 
-__all__ = ["default_devices", "memory_domain"]
+from mesh_tensorflow._core.errors import dims_text, mesh_shapes_that_fit
+from mesh_tensorflow._core.layout import LayoutRules
+from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, processor_groups
+from mesh_tensorflow._core.shape import Shape
+
+__all__ = ["check_devices", "check_rules", "default_devices", "memory_domain", "merged_processors"]
 
 
 def default_devices() -> list[str]:
@@ -26,3 +34,68 @@ def memory_domain(device: str) -> str:
     if spec.device_type in (None, "CPU"):
         return f"{task}/CPU"
     return f"{task}/{spec.device_type}:{spec.device_index}"
+
+
+def merged_processors(mesh_shape: Shape, places: Sequence[str]) -> tuple[Shape, list[int]]:
+    """Returns what is left of a mesh when processors at one place become one.
+
+    Args:
+      mesh_shape: a Shape.
+      places: where each processor is.
+
+    Returns:
+      (the mesh shape, with size 1 for each dimension along which all processors of a group are
+      at one place; the processors that remain).
+    """
+    sizes = []
+    for axis, d in enumerate(mesh_shape):
+        groups = processor_groups(mesh_shape, [axis])
+        same = all(len({places[p] for p in group}) == 1 for group in groups)
+        sizes.append(1 if same else d.size)
+
+    def remains(pnum: int) -> bool:
+        coordinates = pnum_to_processor_coordinates(mesh_shape, pnum)
+        return all(c == 0 or size > 1 for c, size in zip(coordinates, sizes))
+
+    shape = Shape([(d.name, size) for d, size in zip(mesh_shape, sizes)])
+    return shape, [p for p in range(mesh_shape.size) if remains(p)]
+
+
+def check_devices(devices: Any, mesh_shape: Shape) -> None:
+    """Checks that there is a device for each processor of a mesh.
+
+    Raises:
+      TypeError: `devices` is no list.
+      ValueError: there are too many or too few; the message lists mesh shapes that would fit.
+    """
+    if not isinstance(devices, list):
+        raise TypeError(
+            f"devices must be a list of device strings, not {type(devices).__name__}: "
+            f"pass list(devices)"
+        )
+    have, need = len(devices), mesh_shape.size
+    if have == need:
+        return
+    fits = mesh_shapes_that_fit(mesh_shape.dims, have)
+    fits_text = f" Mesh shapes that fit {have}: {'; '.join(fits)}." if fits else ""
+    raise ValueError(
+        f"the mesh {dims_text(mesh_shape)} needs {need} devices, but there are {have}: "
+        f"{devices}.{fits_text} Or give {need} devices: one may be named several "
+        f'times, as in ["cpu:0"] * {need}, and '
+        "tf.config.set_logical_device_configuration makes several logical CPUs of one"
+    )
+
+
+def check_rules(layout_rules: LayoutRules, mesh_shape: Shape) -> None:
+    """Checks that every rule of a layout names a dimension of the mesh.
+
+    Raises:
+      ValueError: one does not.
+    """
+    unknown = layout_rules.unknown_mesh_dimensions(mesh_shape)
+    if unknown:
+        raise ValueError(
+            f"unknown mesh dimension {', '.join(map(repr, unknown))} in {layout_rules}: "
+            f"the mesh has {dims_text(mesh_shape)}. Correct the rule, add the dimension to "
+            "the mesh, or pass strict_layout=False to ignore such rules"
+        )

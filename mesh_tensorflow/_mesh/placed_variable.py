@@ -138,6 +138,8 @@ class PlacedVariable:
         if direction not in self._copies:
             with tf.name_scope(f"{direction}/{self._variable.name}"):
                 self._copies[direction] = make()
+            if direction == "copy_master_to_slices":
+                self._mesh_impl.copy_master_to_slice_ops.append(self._copies[direction])
         return self._copies[direction]
 
     @property

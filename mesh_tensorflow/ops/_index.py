@@ -15,6 +15,7 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow.ops._slicewise import check_not_split
 from mesh_tensorflow.ops._source import check_dimension, scalar_indices
 
 __all__ = [
@@ -189,6 +190,7 @@ class TopKOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
+        check_not_split(self, lowering)
         x = self.inputs[0]
         axis = x.shape.dims.index(self._reduced_dim)
         mesh_axis = mesh_impl.splitting_axis(self._reduced_dim)

@@ -23,17 +23,20 @@ CPUS = 8
 
 
 class Placing(NamedTuple):
-    """A mesh shape, a layout, and whether devices are taken for separate memories."""
+    """A mesh shape, a layout, whether devices are taken for separate memories, and merging."""
 
     mesh: str
     layout: str
     apart: bool = False
+    merge: str = "none"
 
     def impl(self) -> Any:
         """Returns the PlacementMeshImpl."""
         n = mtf.convert_to_shape(self.mesh).size
         devices = [f"cpu:{i}" for i in range(n)] if self.apart else [""] * n
-        return placement_mesh_impl.PlacementMeshImpl(self.mesh, self.layout, devices)
+        return placement_mesh_impl.PlacementMeshImpl(
+            self.mesh, self.layout, devices, merge=self.merge
+        )
 
 
 WHOLE = Placing("", "")

@@ -42,7 +42,9 @@ class Program:
         return self.tensor(tf.cast(value, dtype), dims)
 
     def lower(self):
-        self.impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:2,y:2", self.layout, [""] * 4)
+        self.impl = mtf.placement_mesh_impl.PlacementMeshImpl(
+            "x:2,y:2", self.layout, [""] * 4, merge="none"
+        )
         self.lowering = mtf.Lowering(self.graph, {self.mesh: self.impl})
 
     def run(self, tensors, tf_tensors=()):

@@ -142,8 +142,10 @@ class Case:
         self.update_ops = optimizer.apply_grads(grads, self.graph.trainable_variables)
 
     def impl(self):
+        # The classic has a slice for each processor, so have one here too.
+        options = {"merge": "none"} if hasattr(mtf, "VariableStore") else {}
         return mtf.placement_mesh_impl.PlacementMeshImpl(
-            self.mesh_shape, self.layout, [""] * self.size
+            self.mesh_shape, self.layout, [""] * self.size, **options
         )
 
 
@@ -235,7 +237,9 @@ def variable_reads():
     return {
         op.outputs[0]: by_handle[op.inputs[0].op.name]
         for op in graph.get_operations()
-        if op.type == "ReadVariableOp" and op.inputs[0].op.name in by_handle
+        if op.type == "ReadVariableOp"
+        and op.inputs[0].op.name in by_handle
+        and not any(c.type.startswith("Assign") for c in op.control_inputs)
     }
 
 

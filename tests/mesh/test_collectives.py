@@ -1,0 +1,261 @@
+"""Rings, reducers and the collectives of PlacementMeshImpl against NumPy."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from cases import harness
+from mesh_tensorflow import placement_mesh_impl as placement
+from mesh_tensorflow._mesh.placement_collectives import Reducer
+
+SIZES = [1, 2, 3, 4, 5]
+FNS = {"SUM": np.sum, "MAX": np.max, "MIN": np.min}
+
+
+def cpus(n):
+    return [f"cpu:{i}" for i in range(n)]
+
+
+def arrays(n, size, seed=0):
+    rng = np.random.RandomState(seed)
+    return [rng.normal(size=size).astype(np.float32) for _ in range(n)]
+
+
+def evaluate(tensors):
+    with harness.session() as session:
+        return session.run(tensors)
+
+
+def on_devices(xs):
+    """Returns one placeholder-free tensor on each device."""
+    tensors = []
+    for x, device in zip(xs, cpus(len(xs))):
+        with tf.device(device):
+            tensors.append(tf.identity(tf.constant(x)))
+    return tensors
+
+
+# Small tensors are reduced whole, large ones in shards, unless the devices do not divide them.
+@pytest.mark.parametrize("fn", [placement.allreduce_ring, placement.allreduce_ring_single_shard])
+@pytest.mark.parametrize("size", [[3, 4], [40, 60], [1031]])
+@pytest.mark.parametrize("n", SIZES)
+def test_allreduce_ring(fn, size, n, tf_graph):
+    xs = arrays(n, size)
+    for name, oracle in FNS.items():
+        results = fn(on_devices(xs), cpus(n), name)
+        for i, (value, tensor) in enumerate(zip(evaluate(results), results, strict=True)):
+            np.testing.assert_allclose(value, oracle(xs, axis=0), rtol=1e-5, atol=1e-6)
+            assert tf.DeviceSpec.from_string(tensor.device).device_index == i
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("n", SIZES)
+def test_allconcat_ring(axis, n, tf_graph):
+    xs = arrays(n, [2, 3])
+    for value in evaluate(placement.allconcat_ring(on_devices(xs), cpus(n), axis)):
+        np.testing.assert_array_equal(value, np.concatenate(xs, axis))
+
+
+@pytest.mark.parametrize("fn", [placement.alltoall_ring, placement.alltoall_pointtwise])
+@pytest.mark.parametrize("n", SIZES)
+def test_alltoall(fn, n, tf_graph):
+    for split_axis, concat_axis in itertools.product([0, 1], repeat=2):
+        xs = arrays(n, [60, 120])
+        parts = [np.split(x, n, split_axis) for x in xs]
+        values = evaluate(fn(on_devices(xs), cpus(n), split_axis, concat_axis))
+        for i, value in enumerate(values):
+            expected = np.concatenate([part[i] for part in parts], concat_axis)
+            np.testing.assert_array_equal(value, expected)
+
+
+def test_rings_need_a_tensor_for_each_device(tf_graph):
+    with pytest.raises(ValueError, match="got 1 tensors for 2 devices"):
+        placement.allreduce_ring([tf.zeros([2])], cpus(2))
+
+
+@pytest.mark.parametrize("method", ["ring", "collective", "auto"])
+@pytest.mark.parametrize("reduction", FNS)
+@pytest.mark.parametrize("domains", [
+    ["m"] * 4, ["m0", "m1", "m2", "m3"], ["m0", "m0", "m1", "m1"], ["m0", "m1", "m0", "m1"]])
+def test_reducer(method, reduction, domains, tf_graph):
+    """All in one memory, each in its own, and two and two."""
+    xs = arrays(4, [5, 6])
+    for groups in ([[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0], [1], [2], [3]]):
+        reducer = Reducer(cpus(4), domains, method)
+        values = evaluate(reducer.reduce(on_devices(xs), groups, reduction))
+        for group in groups:
+            expected = FNS[reduction]([xs[p] for p in group], axis=0)
+            for p in group:
+                np.testing.assert_allclose(values[p], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_reducer_shares_equal_work(tf_graph):
+    x, y = on_devices(arrays(2, [3]))
+    reducer = Reducer(cpus(4), ["m"] * 4, "auto")
+    out = reducer.reduce([x, y, x, y], [[0, 1], [2, 3]], "SUM")
+    assert out[0] is out[1] is out[2] is out[3]
+
+
+@pytest.mark.parametrize("method", ["ring", "collective", "auto"])
+def test_einsum_on_separate_memories(method, tf_graph):
+    rng = np.random.RandomState(0)
+    x, w = rng.normal(size=[8, 16]), rng.normal(size=[16, 4])
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    mx = mtf.import_tf_tensor(mesh, tf.constant(x, tf.float32), "a:8,b:16")
+    mw = mtf.import_tf_tensor(mesh, tf.constant(w, tf.float32), "b:16,c:4")
+    y = mtf.relu(mtf.einsum([mx, mw]))
+    with harness.separate_memories():
+        impl = placement.PlacementMeshImpl("x:2,y:4", "a:x,b:y", cpus(8), allreduce=method)
+        lowering = mtf.Lowering(graph, {mesh: impl})
+    assert len(set(impl.domains)) == 8
+    value = evaluate(lowering.export_to_tf_tensor(y))
+    np.testing.assert_allclose(value, np.maximum(x @ w, 0), rtol=1e-5, atol=1e-5)
+    kinds = {op.type for op in tf_graph.get_operations()}
+    assert ("CollectiveReduceV2" in kinds) == (method == "collective")
+
+
+# -- the vocabulary of MeshImpl, on a mesh of 2 x 3
+
+MESH = "x:2,y:3"
+
+
+def laid_out(impl, seed=0, size=(6, 6)):
+    xs = arrays(impl.size, size, seed)
+    return xs, impl.LaidOutTensor(on_devices(xs))
+
+
+@pytest.fixture(params=[False, True], ids=["shared", "separate"])
+def impl(request, tf_graph):
+    if not request.param:
+        yield placement.PlacementMeshImpl(MESH, "", cpus(6))
+        return
+    with harness.separate_memories():
+        yield placement.PlacementMeshImpl(MESH, "", cpus(6))
+
+
+def slices_of(value):
+    return evaluate(value.to_laid_out_tensor().tensor_list)
+
+
+@pytest.mark.parametrize("axes", [[0], [1], [0, 1], []])
+def test_allreduce(impl, axes):
+    xs, x = laid_out(impl)
+    for name, fn in FNS.items():
+        expected = fn(np.reshape(xs, [2, 3, 6, 6]), axis=tuple(axes), keepdims=True)
+        expected = np.broadcast_to(expected, [2, 3, 6, 6]).reshape(6, 6, 6)
+        np.testing.assert_allclose(slices_of(impl.allreduce(x, axes, name)), expected, rtol=1e-5,
+                                   atol=1e-6)
+
+
+@pytest.mark.parametrize("mesh_axis", [0, 1])
+def test_allconcat_allsplit_alltoall(impl, mesh_axis):
+    xs, x = laid_out(impl)
+    n = [2, 3][mesh_axis]
+    groups = mtf.processor_groups(impl.shape, [mesh_axis])
+    joined = slices_of(impl.allconcat(x, mesh_axis, 1))
+    kept = slices_of(impl.allsplit(x, mesh_axis, 0))
+    sent = slices_of(impl.alltoall(x, mesh_axis, 0, 1))
+    for group in groups:
+        for i, p in enumerate(group):
+            np.testing.assert_array_equal(joined[p], np.concatenate([xs[q] for q in group], 1))
+            np.testing.assert_array_equal(kept[p], np.split(xs[p], n)[i])
+            expected = np.concatenate([np.split(xs[q], n)[i] for q in group], 1)
+            np.testing.assert_array_equal(sent[p], expected)
+
+
+@pytest.mark.parametrize("wrap", [True, False])
+@pytest.mark.parametrize("offset", [-4, -1, 0, 1, 2, 5])
+def test_shift_by_n_processors(impl, offset, wrap):
+    xs, x = laid_out(impl)
+    values = slices_of(impl.shift_by_n_processors(x, 1, offset, wrap))
+    for p, value in enumerate(values):
+        row, source = p // 3 * 3, p % 3 - offset
+        inside = 0 <= source < 3
+        expected = xs[row + source % 3] if wrap or inside else np.zeros([6, 6])
+        np.testing.assert_array_equal(value, expected)
+
+
+def test_where_a_processor_is(impl):
+    assert slices_of(impl.laid_out_pnum()) == list(range(6))
+    assert slices_of(impl.laid_out_pcoord(0)) == [0, 0, 0, 1, 1, 1]
+    assert slices_of(impl.laid_out_pcoord(1)) == [0, 1, 2, 0, 1, 2]
+
+
+def test_slice_numbers(tf_graph):
+    impl = placement.PlacementMeshImpl(MESH, "a:y", cpus(6))
+    assert slices_of(impl.laid_out_slice_num(mtf.Shape([("a", 6)]))) == [0, 1, 2, 0, 1, 2]
+    assert slices_of(impl.laid_out_slice_num(mtf.Shape([("b", 6)]))) == [0] * 6
+    assert impl.slice_begin(mtf.Shape([("b", 4), ("a", 6)]), 5) == [0, 4]
+    assert impl.slice_shape(mtf.Shape([("b", 4), ("a", 6)])) == [4, 2]
+    assert impl.laid_out_size(mtf.Shape([("b", 4), ("a", 6)])) == 48
+    assert impl.mesh_axis_to_cumprod(mtf.Shape([("b", 4), ("a", 6)])) == [None, 4]
+
+
+def test_slicewise(impl):
+    xs, x = laid_out(impl)
+    total = impl.slicewise(lambda a, n, rest: a * n + rest[0], x, 2.0, [1, 2])
+    np.testing.assert_allclose(slices_of(total), np.array(xs) * 2 + 1, rtol=1e-6)
+    pair = impl.slicewise(lambda a: (a, a + 1), x)
+    assert isinstance(pair, tuple) and len(pair) == 2
+    np.testing.assert_allclose(slices_of(pair[1]), np.array(xs) + 1, rtol=1e-6)
+
+
+def test_import_laid_out_tensor(tf_graph):
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    impl = placement.PlacementMeshImpl(MESH, "a:y,b:x", cpus(6))
+    whole = np.arange(24.0, dtype=np.float32).reshape(6, 4)
+    shape = mtf.Shape([("a", 6), ("b", 4)])
+    pieces = impl.LaidOutTensor.from_tensor_list(impl.make_slices(tf.constant(whole), shape))
+    y = mtf.import_laid_out_tensor(mesh, pieces, shape) * 2
+    lowering = mtf.Lowering(graph, {mesh: impl})
+    np.testing.assert_array_equal(evaluate(lowering.export_to_tf_tensor(y)), whole * 2)
+
+
+def test_import_laid_out_tensor_that_does_not_fit(tf_graph):
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    impl = placement.PlacementMeshImpl(MESH, "a:y", cpus(6))
+    wrong = impl.LaidOutTensor([tf.zeros([6, 4])] * 6)
+    mtf.import_laid_out_tensor(mesh, wrong, "a:6,b:4")
+    with pytest.raises(ValueError, match=r"must have shape \[2, 4\] in this layout, but have \[6, 4\]"):
+        mtf.Lowering(graph, {mesh: impl})
+
+
+def test_lazy_sum_is_made_once(tf_graph):
+    calls = []
+    impl = placement.PlacementMeshImpl("x:2", "", cpus(2))
+    xs, x = laid_out(impl)
+    lazy = mtf.LazyAllreduceSum(impl, x, [0], add_counter_fn=lambda: calls.append(1))
+    assert lazy.slice_shape == [6, 6] and calls == []
+    first = lazy.to_laid_out_tensor()
+    assert lazy.to_laid_out_tensor() is first and calls == [1]
+    np.testing.assert_allclose(slices_of(first)[0], xs[0] + xs[1], rtol=1e-6)
+    other = mtf.LazyAllreduceSum(impl, x, [0])
+    assert not mtf.compatible_lazy_allreduce_sums([lazy, other])  # one is summed already
+    assert mtf.compatible_lazy_allreduce_sums([other, mtf.LazyAllreduceSum(impl, x, [0])])
+    assert not mtf.compatible_lazy_allreduce_sums([other, x])
+    assert mtf.convert_args_to_laid_out_tensors([3, other])[0] == 3
+    made = []
+    again = mtf.LazyLaidOutTensor(lambda: made.append(1) or x, [6, 6])
+    assert again.to_laid_out_tensor() is again.to_laid_out_tensor() and made == [1, 1]
+
+
+def test_default_devices(tf_graph):
+    impl = placement.PlacementMeshImpl([], "")
+    assert impl.size == 1 and len(impl.devices) == 1 and "CPU:0" in impl.devices[0]
+
+
+def test_parallel(tf_graph):
+    def fn(x, y, z=0):
+        v = tf.get_variable("v", [], initializer=tf.constant_initializer(x))
+        return v.name, v.device, x + y + z
+
+    results = mtf.parallel(cpus(3), fn, [1.0, 2.0, 3.0], 10, z=[100, 200, 300])
+    assert [r[0] for r in results] == [f"parallel_{i}/v:0" for i in range(3)]
+    assert [tf.DeviceSpec.from_string(r[1]).device_index for r in results] == [0, 1, 2]
+    assert [r[2] for r in results] == [111, 212, 313]

@@ -1,0 +1,159 @@
+"""What lowering counts, and how it is told."""
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from cases.harness import Placing
+from mesh_tensorflow._core.cost import Collective, Cost
+
+A, B, C = mtf.Dimension("a", 8), mtf.Dimension("b", 16), mtf.Dimension("c", 4)
+
+
+def lowered(build, mesh_shape, layout, **kwargs):
+    """Returns the Lowering of a program of two imported tensors."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), [A, B])
+    y = mtf.import_tf_tensor(mesh, tf.zeros([16, 4]), [B, C])
+    tensors = build(x, y)
+    lowering = mtf.Lowering(graph, {mesh: Placing(mesh_shape, layout).impl()}, **kwargs)
+    for t in tensors:
+        lowering.export_to_tf_tensor(t)
+    return lowering
+
+
+def total(lowering, name):
+    return sum(value for key, value in lowering.counters if key == name)
+
+
+def test_einsum_over_a_split_dimension(tf_graph):
+    lowering = lowered(lambda x, y: [mtf.einsum([x, y])], "x:4,y:2", "b:x,a:y")
+    # Four processors along x have partial sums of all of [a, c]; a is in two parts along y.
+    assert lowering.counters == [
+        ("output/ImportOperation", 128), ("output_unique/ImportOperation", 128),
+        ("output/ImportOperation", 128), ("output_unique/ImportOperation", 64),
+        ("einsum", 512), ("einsum_unique", 512),
+        ("output/EinsumOperation", 128), ("output_unique/EinsumOperation", 32),
+        ("allreduce/[0]/einsum_op", 128),
+    ]
+    assert [c for _, _, c in lowering.collectives] == [Collective("allreduce", (0,), 128, 512)]
+
+
+def test_sums_over_two_axes(tf_graph):
+    lowering = lowered(
+        lambda x, y: [mtf.reduce_sum(x), mtf.reduce_max(x)], "x:4,y:2", "b:x,a:y")
+    assert total(lowering, "allreduce/[0, 1]/reduce_op") == 16
+
+
+def test_a_sum_that_nobody_needs_is_not_counted(tf_graph):
+    lowering = lowered(lambda x, y: mtf.einsum([x, y]) and [], "x:4", "b:x")
+    assert total(lowering, "allreduce/[0]/einsum_op") == 0 and lowering.collectives == []
+
+
+def test_a_sum_of_sums_is_made_once(tf_graph):
+    def build(x, y):
+        first = mtf.reduce_sum(x, output_shape=[A])
+        second = mtf.einsum([x, y], output_shape=[A])
+        return [first + second]
+
+    lowering = lowered(build, "x:4", "b:x")
+    assert [c.elements for _, _, c in lowering.collectives] == [32]
+
+
+def test_reshape(tf_graph):
+    cases = {
+        "allconcat/0/reshape_op": (lambda x, y: [mtf.rename_dimension(x, "b", "z")], 512),
+        "alltoall/0/reshape_op": (
+            lambda x, y: [mtf.reshape(x, [("b", 8), ("z", 16)])], 128),
+    }
+    lowering = lowered(cases["allconcat/0/reshape_op"][0], "x:4", "b:x")
+    assert total(lowering, "allconcat/0/reshape_op") == 512
+    lowering = lowered(
+        lambda x, y: [mtf.reshape(x, [("z", 8), ("q", 16)])], "x:4", "b:x,z:x")
+    assert total(lowering, "alltoall/0/reshape_op") == 128
+    lowering = lowered(lambda x, y: [mtf.rename_dimension(x, "b", "z")], "x:4", "z:x")
+    assert lowering.collectives == []  # cutting needs no communication
+
+
+def test_shift(tf_graph):
+    lowering = lowered(lambda x, y: [mtf.shift(x, 5, B, wrap=False)], "x:4", "b:x")
+    assert total(lowering, "shift[1]") == 8 * 3 * 4 and total(lowering, "shift[2]") == 8 * 4
+    assert sorted(c.elements for _, _, c in lowering.collectives) == [32, 96]
+
+
+def test_variables(tf_graph):
+    def build(x, y):
+        mtf.get_variable(x.mesh, "u", [A, B])
+        mtf.get_variable(x.mesh, "v", [B], trainable=False)
+        return []
+
+    lowering = lowered(build, "x:4", "b:x")
+    assert total(lowering, "variables/trainable") == 128
+    assert total(lowering, "variables/untrainable") == 16
+
+
+def test_pretty_print_counters():
+    text = mtf.pretty_print_counters(
+        [("b/x", 1), ("a/b/c", 2), ("a/b/d", 3), ("a/b/c", 10), ("big", 12_345_678)])
+    assert text.splitlines() == [
+        "a: 15", " a/b: 15", "  a/b/c: 12", "  a/b/d: 3", "b: 1", " b/x: 1", "big: 1.23e+07"]
+
+
+def test_log_file(tf_graph, tmp_path):
+    path = tmp_path / "log"
+
+    def build(x, y):
+        mtf.get_variable(x.mesh, "some/weights", [A, B])
+        return [mtf.einsum([x, y])]
+
+    lowered(build, "x:4", "b:x", log_file=str(path))
+    text = path.read_text()
+    assert "Variable some/weights" in text
+    assert "size 128" in text and "slice_size 32" in text and "Shape[a=8, b=16]" in text
+    assert "Trainable Variables" in text and "Total slice_size: 32" in text
+    assert "Counters:\n" in text and "einsum_unique: 512" in text
+
+
+def test_log_variable_sizes(tf_graph, tmp_path):
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    for name in "vu":
+        mtf.get_variable(mesh, name, [A])
+    path = tmp_path / "sizes"
+    mtf.log_variable_sizes(graph.all_variables, "All", True, log_file=str(path))
+    mtf.log_variable_sizes(graph.all_variables, "Again", False, log_file=str(path))
+    lines = path.read_text().splitlines()
+    assert [line.split()[:2] for line in lines[:2]] == [["Variable", "u"], ["Variable", "v"]]
+    assert "count: 2" in lines[2] and "Total size: 16" in lines[2] and lines[2].startswith("All")
+    assert len(lines) == 4 and lines[3].startswith("Again")
+
+
+def test_communication_table(tf_graph):
+    lowering = lowered(
+        lambda x, y: [mtf.einsum([x, y]), mtf.shift(x, 4, B, True)], "x:4,y:2", "b:x,a:y")
+    rows = [line.split("  ") for line in lowering.communication_table().splitlines()]
+    rows = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert rows[0] == ["operation", "collective", "mesh axes", "count", "elements", "bytes"]
+    assert rows[2] == ["ShiftOperation", "shift", "x=4", "1", "128", "512"]
+    assert rows[3] == ["export", "allreduce", "x=4", "1", "128", "512"]
+    assert rows[4] == ["total", "2", "256", "1,024"]
+    assert lowered(lambda x, y: [], "x:2", "").communication_table() == "no communication"
+
+
+def test_cost():
+    first = Cost(1, 2, (Collective("shift", (0,), 1, 4),))
+    second = Cost(10, 20, (Collective("allreduce", (1,), 2, 8),))
+    both = first + second
+    assert (both.flops, both.bytes, both.collectives) == (
+        11, 22, first.collectives + second.collectives)
+    assert first + None is first
+
+
+def test_cost_of_an_einsum(tf_graph):
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), [A, B])
+    y = mtf.import_tf_tensor(mesh, tf.zeros([16, 4]), [B, C])
+    cost = mtf.einsum([x, y]).operation.cost(Placing("x:4", "b:x").impl())
+    assert cost.flops == 2 * 8 * 16 * 4
+    assert cost.bytes == 4 * (128 + 64 + 4 * 32)  # each of four processors holds all of [a, c]

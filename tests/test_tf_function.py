@@ -1,0 +1,328 @@
+"""Programs within tf.function, in graphs with v2 control flow, and after disable_v2_behavior."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+
+IN, HIDDEN, OUT = mtf.Dimension("in", 8), mtf.Dimension("hidden", 16), mtf.Dimension("out", 4)
+RATE = 0.1
+LAYOUTS = [("x:1", ""), ("x:4", "batch:x"), ("x:4", "hidden:x"), ("x:2,y:2", "batch:x,hidden:y")]
+
+
+def weights(seed=0):
+    rng = np.random.RandomState(seed)
+    return {"w1": rng.normal(size=[8, 16]) * 0.3, "w2": rng.normal(size=[16, 4]) * 0.3}
+
+
+def data(batch, seed=1):
+    rng = np.random.RandomState(seed)
+    return (rng.normal(size=[batch, 8]).astype(np.float32),
+            rng.normal(size=[batch, 4]).astype(np.float32))
+
+
+def numpy_step(w, x, t):
+    """Returns the loss, and takes one step of gradient descent in place."""
+    h = np.tanh(x @ w["w1"])
+    error = h @ w["w2"] - t
+    dy = 2 * error / error.size
+    dh = (dy @ w["w2"].T) * (1 - h * h)
+    w["w2"] -= RATE * (h.T @ dy)
+    w["w1"] -= RATE * (x.T @ dh)
+    return (error**2).mean()
+
+
+def lowered_step(x, t, mesh_shape, layout, calls):
+    """Builds and lowers one training step; returns the loss after its updates."""
+    calls.append(x.shape[0])
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    batch = mtf.Dimension("batch", x.shape[0])
+    mx = mtf.import_tf_tensor(mesh, x, [batch, IN])
+    mt = mtf.import_tf_tensor(mesh, t, [batch, OUT])
+    w1, w2 = (
+        mtf.get_variable(mesh, name, dims, initializer=tf.constant_initializer(weights()[name]))
+        for name, dims in [("w1", [IN, HIDDEN]), ("w2", [HIDDEN, OUT])]
+    )
+    y = mtf.einsum([mtf.tanh(mtf.einsum([mx, w1])), w2])
+    loss = mtf.reduce_mean(mtf.square(y - mt))
+    grads = mtf.gradients([loss], [w1, w2])
+    updates = [mtf.assign_sub(w, g * RATE) for w, g in zip([w1, w2], grads)]
+    impl = PlacementMeshImpl(mesh_shape, layout, [""] * mtf.convert_to_shape(mesh_shape).size)
+    lowering = mtf.Lowering(graph, {mesh: impl})
+    result = lowering.export_to_tf_tensor(loss)
+    with tf.control_dependencies([lowering.lowered_operation(op) for op in updates]):
+        return tf.identity(result)
+
+
+def training_function(mesh_shape="x:1", layout=""):
+    """Returns (an mtf.function, the list of batch sizes for which it was traced)."""
+    calls = []
+
+    @mtf.function
+    def step(x, t):
+        return lowered_step(x, t, mesh_shape, layout, calls)
+
+    return step, calls
+
+
+@pytest.mark.parametrize("mesh_shape, layout", LAYOUTS)
+def test_training(mesh_shape, layout):
+    step, calls = training_function(mesh_shape, layout)
+    expected, (x, t) = weights(), data(16)
+    losses = [step(tf2.constant(x), tf2.constant(t)) for _ in range(5)]
+    assert all(isinstance(loss, tf2.Tensor) and hasattr(loss, "numpy") for loss in losses)
+    numbers = [float(loss) for loss in losses]
+    np.testing.assert_allclose(numbers, [numpy_step(expected, x, t) for _ in range(5)], rtol=1e-5)
+    assert numbers == sorted(numbers, reverse=True)
+    assert calls == [16] and step.store.names == ["w1", "w2"]
+    for name, value in expected.items():
+        np.testing.assert_allclose(step.store.value(name), value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mesh_shape, layout", LAYOUTS)
+def test_another_batch_size_keeps_the_variables(mesh_shape, layout):
+    step, calls = training_function(mesh_shape, layout)
+    expected = weights()
+    variables = None
+    for batch in (16, 8, 16, 24):
+        x, t = data(batch)
+        loss = float(step(tf2.constant(x), tf2.constant(t)))
+        np.testing.assert_allclose(loss, numpy_step(expected, x, t), rtol=1e-5)
+        found = [id(v) for v in step.store.variables]
+        variables = variables or found
+        assert found == variables
+    assert calls == [16, 8, 24]
+
+
+def test_slices_are_stored_once():
+    """One for each part of a split variable, however many processors hold it."""
+    step, _ = training_function("x:2,y:2", "hidden:y")
+    x, t = data(8)
+    step(tf2.constant(x), tf2.constant(t))
+    assert sorted(tuple(v.shape) for v in step.store.variables) == [(8, 4), (8, 4), (8, 8), (8, 8)]
+    assert len(step.store.trainable_variables) == 4
+
+
+def test_numpy_arguments_and_options():
+    traces = []
+
+    @mtf.function(input_signature=[tf2.TensorSpec([4], tf2.float32)])
+    def double(x):
+        traces.append(1)
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        y = mtf.import_tf_tensor(mesh, x, "a:4") * 2.0
+        lowering = mtf.Lowering(graph, {mesh: PlacementMeshImpl("x:2", "a:x", ["", ""])})
+        return lowering.export_to_tf_tensor(y)
+
+    np.testing.assert_array_equal(double(np.arange(4, dtype=np.float32)), [0, 2, 4, 6])
+    np.testing.assert_array_equal(double(np.ones(4, np.float32)), [2, 2, 2, 2])
+    assert traces == [1] and double.store.names == []
+    with pytest.raises((ValueError, TypeError)):
+        double(np.ones(5, np.float32))
+
+
+def test_checkpoint(tmp_path):
+    step, _ = training_function("x:4", "hidden:x")
+    x, t = (tf2.constant(a) for a in data(16))
+    step(x, t)
+    path = tf2.train.Checkpoint(store=step.store).save(str(tmp_path / "ckpt"))
+    after = [float(step(x, t)) for _ in range(3)]
+    tf2.train.Checkpoint(store=step.store).restore(path).assert_consumed()
+    assert [float(step(x, t)) for _ in range(3)] == after
+    # Into a function whose variables are there, and into one whose are not yet.
+    other, _ = training_function("x:4", "hidden:x")
+    other(x, t)
+    other(x, t)
+    tf2.train.Checkpoint(store=other.store).restore(path).assert_consumed()
+    assert [float(other(x, t)) for _ in range(3)] == after
+    fresh, _ = training_function("x:4", "hidden:x")
+    tf2.train.Checkpoint(store=fresh.store).restore(path)
+    assert [float(fresh(x, t)) for _ in range(3)] == after
+
+
+def test_moving_values_to_another_layout():
+    step, _ = training_function("x:4", "hidden:x")
+    other, _ = training_function("x:2,y:2", "batch:x,hidden:y")
+    x, t = (tf2.constant(a) for a in data(16))
+    for fn, times in ((step, 3), (other, 1)):
+        for _ in range(times):
+            fn(x, t)
+    for name in step.store.names:
+        other.store.assign(name, step.store.value(name))
+    np.testing.assert_allclose(float(other(x, t)), float(step(x, t)), rtol=1e-5)
+    with pytest.raises(KeyError, match=r"no variable 'w3' in the store; there are \['w1', 'w2'\]"):
+        step.store.value("w3")
+
+
+def test_without_a_store():
+    with pytest.raises(ValueError, match=r"@mtf.function instead of @tf.function, or make"):
+        tf2.function(lambda: lowered_step(*map(tf2.constant, data(8)), "x:1", "", []))()
+    with pytest.raises(ValueError, match=r"mtf.VariableStore\(\) once"):
+        lowered_step(*map(tf2.constant, data(8)), "x:1", "", [])
+
+
+def test_eager_with_a_store():
+    """Without any tf.function: each call builds, lowers and computes."""
+    store, calls, expected = mtf.VariableStore(), [], weights()
+    x, t = data(8)
+    for _ in range(2):
+        with store.scope():
+            loss = lowered_step(tf2.constant(x), tf2.constant(t), "x:2", "hidden:x", calls)
+        np.testing.assert_allclose(float(loss), numpy_step(expected, x, t), rtol=1e-5)
+    assert calls == [8, 8] and len(store.variables) == 4
+    np.testing.assert_allclose(store.value("w1"), expected["w1"], rtol=1e-5, atol=1e-6)
+
+
+def test_another_layout_is_an_error():
+    store = mtf.VariableStore()
+    x, t = (tf2.constant(a) for a in data(8))
+
+    def run(mesh_shape, layout):
+        def step(x, t):
+            with store.scope():
+                return lowered_step(x, t, mesh_shape, layout, [])
+
+        return tf2.function(step, autograph=False)(x, t)
+
+    run("x:4", "hidden:x")
+    with pytest.raises(ValueError, match=r"'w1' is stored as Shape\[in=8, hidden=16\] float32 with "
+                       r"TensorLayout\(None, 0\) on mesh Shape\[x=4\], but is asked for as .*"
+                       r"Shape\[x=2\].*Use another VariableStore"):
+        run("x:2", "hidden:x")
+
+
+def test_randomness_within_a_function():
+    @mtf.function
+    def noise():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        y = mtf.random_uniform(mesh, "a:64")
+        lowering = mtf.Lowering(graph, {mesh: PlacementMeshImpl("x:2", "a:x", ["", ""])})
+        return lowering.export_to_tf_tensor(y)
+
+    try:
+        tf2.random.set_seed(3)
+        first, second = noise().numpy(), noise().numpy()
+        assert np.mean(first == second) < 0.1
+    finally:
+        tf2.random.set_seed(None)
+
+
+def test_loops_and_their_gradients_within_a_function():
+    @mtf.function
+    def loop(x):
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        mx = mtf.import_tf_tensor(mesh, x, "a:8")
+        zero = mtf.constant(mesh, 0, dtype=tf.int32)
+        _, y = mtf.while_loop(
+            lambda i, _: mtf.less(i, 3), lambda i, y: [i + 1, y * mx], [zero, mx])
+        [dx] = mtf.gradients([y], [mx])
+        lowering = mtf.Lowering(graph, {mesh: PlacementMeshImpl("x:4", "a:x", [""] * 4)})
+        return lowering.export_to_tf_tensor(y), lowering.export_to_tf_tensor(dx)
+
+    x = np.linspace(0.5, 1.5, 8).astype(np.float32)
+    y, dx = loop(tf2.constant(x))
+    np.testing.assert_allclose(y, x**4, rtol=1e-5)
+    np.testing.assert_allclose(dx, 4 * x**3, rtol=1e-5)
+
+
+# -- fresh processes
+
+COMMON = """
+import numpy as np, tensorflow.compat.v1 as tf, mesh_tensorflow as mtf
+def build():
+    graph = mtf.Graph(); mesh = mtf.Mesh(graph, "mesh")
+    x = mtf.import_tf_tensor(mesh, np.linspace(0.5, 1.5, 8).astype(np.float32), "a:8")
+    v = mtf.get_variable(mesh, "v", "a:8", initializer=tf.constant_initializer(2.0))
+    u = mtf.get_variable(mesh, "u", "a:8", initializer=tf.constant_initializer(1.0))
+    zero = mtf.constant(mesh, 0, dtype=tf.int32)
+    def body(i, y):
+        return [i + 1, y * x + mtf.dropout(u, rate=0.0), mtf.reduce_sum(y)]
+    _, y, total = mtf.while_loop(
+        lambda i, _: mtf.less(i, 3), body, [zero, v], has_accumulators=True)
+    loss = mtf.reduce_sum(y)
+    grads = mtf.gradients([loss], [v, u])
+    image = mtf.broadcast(x, "n:2,h:4,w:4,a:8")
+    filters = mtf.ones(mesh, "fh:1,fw:1,a:8,o:2")
+    conv = mtf.Conv2dOperation(image, filters, [1, 1, 1, 1], "SAME").outputs[0]
+    updates = [mtf.assign_sub(w, g) for w, g in zip([v, u], grads)]
+    return graph, mesh, [y, total, conv, *grads], updates
+
+def check(run, values):
+    x = np.linspace(0.5, 1.5, 8)
+    y1 = 2 * x + 1; y2 = y1 * x + 1; y3 = y2 * x + 1
+    expected = [y3, (2 + y1 + y2).sum(), np.full([2, 4, 4, 2], x.sum()), x**3, x**2 + x + 1]
+    for value, e in zip(values, expected):
+        np.testing.assert_allclose(value, e, rtol=1e-5)
+"""
+
+SESSION = COMMON + """
+graph, mesh, tensors, updates = build()
+impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:4", "a:x", [f"cpu:{i}" for i in range(4)])
+lowering = mtf.Lowering(graph, {mesh: impl})
+exports = [lowering.export_to_tf_tensor(t) for t in tensors]
+train = [lowering.lowered_operation(op) for op in updates]
+to_masters = lowering.copy_slices_to_masters()
+with tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as session:
+    session.run(tf.global_variables_initializer())
+    session.run(lowering.copy_masters_to_slices())
+    check(session.run, session.run(exports))
+    session.run(train)
+    session.run(to_masters)
+    x = np.linspace(0.5, 1.5, 8)
+    masters = {v.op.name: session.run(v) for v in tf.global_variables()}
+    np.testing.assert_allclose(masters["v"], 2 - x**3, rtol=1e-5)
+    np.testing.assert_allclose(masters["u"], 1 - (x**2 + x + 1), rtol=1e-5)
+print("passed")
+"""
+
+LOGICAL_DEVICES = COMMON + """
+import tensorflow as tf2
+tf2.config.set_logical_device_configuration(
+    tf2.config.list_physical_devices("CPU")[0], [tf2.config.LogicalDeviceConfiguration()] * 4)
+devices = []
+@mtf.function
+def step():
+    graph, mesh, tensors, updates = build()
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:4", "a:x")
+    devices.extend(impl.devices)
+    lowering = mtf.Lowering(graph, {mesh: impl})
+    exports = [lowering.export_to_tf_tensor(t) for t in tensors]
+    with tf.control_dependencies([lowering.lowered_operation(op) for op in updates]):
+        return [tf.identity(e) for e in exports]
+check(None, [value.numpy() for value in step()])
+assert devices == [f"/device:CPU:{i}" for i in range(4)]
+assert sorted(v.device[-1] for v in step.store.variables) == sorted("01230123"), [
+    v.device for v in step.store.variables]
+print("passed")
+"""
+
+PROCESSES = {
+    "v1_behaviour": "import tensorflow.compat.v1 as tf; tf.disable_v2_behavior()\n" + SESSION,
+    "graph_mode": "import tensorflow.compat.v1 as tf; tf.disable_eager_execution()\n" + SESSION,
+    "v1_control_flow": (
+        "import tensorflow.compat.v1 as tf; tf.disable_eager_execution(); "
+        "tf.disable_control_flow_v2()\n" + SESSION),
+    "v1_variables": (
+        "import tensorflow.compat.v1 as tf; tf.disable_eager_execution(); "
+        "tf.disable_resource_variables()\n" + SESSION),
+    "logical_devices": LOGICAL_DEVICES,
+}
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_in_a_fresh_process(name):
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESSES[name]], capture_output=True, text=True,
+        env=dict(os.environ))
+    assert done.stdout.strip() == "passed", done.stderr[-3000:]
