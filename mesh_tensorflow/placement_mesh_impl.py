@@ -16,6 +16,7 @@ from mesh_tensorflow._mesh import random_slices
 from mesh_tensorflow._mesh.constants import at_device
 from mesh_tensorflow._mesh.devices import (
     check_devices,
+    check_rules,
     default_devices,
     memory_domain,
     merged_processors,
