@@ -36,8 +36,8 @@ BLOCK_SIZE = mnist_dataset.IMAGE_SIZE // BLOCKS
 
 # By optimizer: what makes it, given a learning rate, and the learning rate that suits it.
 OPTIMIZERS: dict[str, tuple[Callable[[Any], mtf.optimize.Optimizer], float]] = {
-    "adafactor": (lambda rate: mtf.optimize.AdafactorOptimizer(learning_rate=rate), 0.01),
-    "adam": (mtf.optimize.AdamWeightDecayOptimizer, 0.0003),
+    "adafactor": (lambda rate: mtf.optimize.AdafactorOptimizer(learning_rate=rate), 0.03),
+    "adam": (mtf.optimize.AdamWeightDecayOptimizer, 0.0006),
     "sgd": (mtf.optimize.SgdOptimizer, 0.1),
 }
 
@@ -54,7 +54,7 @@ class Options:
     data_dir: str = option("", "Directory of MNIST's four files; if empty, scikit-learn's digits.")
     download: bool = option(False, "Fetch the files that are missing in --data_dir.")
     model_dir: str = option("", "Directory of checkpoints, to resume from; if empty, keep none.")
-    batch_size: int = option(200, "Examples in a step, over all processors.")
+    batch_size: int = option(100, "Examples in a step, over all processors.")
     hidden_size: int = option(512, "Size of each of the two hidden layers.")
     train_epochs: int = option(40, "Epochs in all, with those in --model_dir.")
     epochs_between_evals: int = option(1, "Epochs between tests, and between checkpoints.")
@@ -64,14 +64,15 @@ class Options:
         "row_blocks:b1;col_blocks:b2", "Which tensor dimension is split over which mesh dimension."
     )
     optimizer: str = option("adafactor", f"One of {', '.join(OPTIMIZERS)}.")
-    learning_rate: float = option(0.0, "Learning rate; 0 for the one that suits the optimizer.")
+    learning_rate: float = option(0.0, "Highest rate; 0 for the one that suits the optimizer.")
+    max_shift: int = option(1, "Pixels that training images are moved by at random, at most.")
     seed: int = option(0, "Seed of the initial values and of the order of examples.")
     plot: str = option("", "PNG file for the curves and for which processor holds which pixels.")
 
     def check(self) -> None:
         """Raises ValueError for what makes no sense."""
         ones = ["batch_size", "hidden_size", "train_epochs", "epochs_between_evals"]
-        zeros = ["eval_steps", "learning_rate", "seed"]
+        zeros = ["eval_steps", "learning_rate", "max_shift", "seed"]
         for name, least in [*((name, 1) for name in ones), *((name, 0) for name in zeros)]:
             if not getattr(self, name) >= least:
                 raise ValueError(f"--{name} is {getattr(self, name)}: it has to be {least} or more")
@@ -122,24 +123,15 @@ def network(images: mtf.Tensor, hidden_size: int) -> mtf.Tensor:
     _, row_blocks, col_blocks, *_ = images.shape
     x = images
     for i in range(2):
-        x = mtf.layers.conv2d_with_blocks(
-            x,
-            mtf.Dimension(f"filters{i + 1}", 16),
-            filter_size=[9, 9],
-            strides=[1, 1],
-            padding="SAME",
-            h_blocks_dim=row_blocks,
-            w_blocks_dim=col_blocks,
-            name=f"conv{i}",
-        )
+        filters = mtf.Dimension(f"filters{i + 1}", 16)
+        blocks = {"h_blocks_dim": row_blocks, "w_blocks_dim": col_blocks}
+        x = mtf.layers.conv2d_with_blocks(x, filters, [9, 9], [1, 1], **blocks, name=f"conv{i}")
         x = mtf.relu(x)
     x = mtf.reduce_mean(x, reduced_dim=x.shape[-1])
     pixels = x.shape[-4:]
     for i in range(2):
         hidden = mtf.Dimension(f"hidden{i + 1}", hidden_size)
-        x = mtf.layers.dense(
-            x, hidden, reduced_dims=pixels, activation=mtf.relu, name=f"hidden{i + 1}"
-        )
+        x = mtf.relu(mtf.layers.dense(x, hidden, reduced_dims=pixels, name=hidden.name))
         pixels = [hidden]
     classes = mtf.Dimension("classes", mnist_dataset.NUM_CLASSES)
     return mtf.layers.dense(x, classes, reduced_dims=pixels, name="logits")
@@ -164,8 +156,19 @@ def import_images(mesh: mtf.Mesh, images: tf.Tensor) -> mtf.Tensor:
     return mtf.transpose(x, mtf.Shape([batch, rows, cols, row_size, col_size, channel]))
 
 
-def build(options: Options) -> Program:
+def learning_rate(peak: float, total_steps: int) -> tf.Tensor:
+    """Returns a rate that rises to `peak` in 50 steps, then falls to 0 at the end."""
+    step = tf.cast(tf.train.get_or_create_global_step(), tf.float32)
+    warmup = max(1, min(50, total_steps // 10))
+    return peak * tf.minimum((step + 1) / warmup, tf.maximum(0.0, 1 - step / total_steps))
+
+
+def build(options: Options, total_steps: int) -> Program:
     """Builds and lowers the network, its loss and its training step in the current tf graph.
+
+    Args:
+      options: the options.
+      total_steps: at which training ends.
 
     Raises:
       ValueError: the mesh shape or the layout does not suit.
@@ -192,7 +195,7 @@ def build(options: Options) -> Program:
     gradients = mtf.gradients([loss], [variable.outputs[0] for variable in variables])
     global_step = tf.train.get_or_create_global_step()
     make_optimizer, usual_rate = OPTIMIZERS[options.optimizer]
-    optimizer = make_optimizer(options.learning_rate or usual_rate)
+    optimizer = make_optimizer(learning_rate(options.learning_rate or usual_rate, total_steps))
     updates = optimizer.apply_grads(gradients, variables)
     lowering = mtf.Lowering(graph, {mesh: mesh_impl})
     with tf.control_dependencies([lowering.lowered_operation(update) for update in updates]):
@@ -277,6 +280,7 @@ def check_checkpoint(model_dir: str) -> None:
 
 def train(program: Program, data: mnist_dataset.Mnist, options: Options) -> Iterator[Epoch]:
     """Trains to --train_epochs in all, and yields each epoch's outcome."""
+    examples = (data.train_images, data.train_labels)
     steps = len(data.train_images) // options.batch_size
     with session_of(program, options, steps * options.epochs_between_evals) as session:
         plain = session.run_step_fn(lambda step_context: step_context.session)  # without hooks
@@ -284,7 +288,7 @@ def train(program: Program, data: mnist_dataset.Mnist, options: Options) -> Iter
         for epoch in range(first, options.train_epochs):
             start = time.perf_counter()
             batches = mnist_dataset.batches(
-                data.train_images, data.train_labels, options.batch_size, options.seed, epoch
+                *examples, options.batch_size, options.seed, epoch, options.max_shift
             )
             losses = []
             title = f"epoch {epoch + 1}/{options.train_epochs}"
@@ -295,7 +299,7 @@ def train(program: Program, data: mnist_dataset.Mnist, options: Options) -> Iter
                         show(step + 1, losses[-1])
             done = 0
             number, accuracy = epoch + 1, None
-            if number % options.epochs_between_evals == 0 or number == options.train_epochs:
+            if number == options.train_epochs or not number % options.epochs_between_evals:
                 accuracy = test(plain, program, data, options.eval_steps)
             yield Epoch(number, float(np.mean(losses)), accuracy, time.perf_counter() - start)
 
@@ -309,16 +313,12 @@ def train_step(session: Any, program: Program, images: np.ndarray, labels: np.nd
     return float(loss)
 
 
-def test(
-    session: tf.Session, program: Program, data: mnist_dataset.Mnist, eval_steps: int
-) -> float:
+def test(session: Any, program: Program, data: mnist_dataset.Mnist, eval_steps: int) -> float:
     """Returns the share of test examples that are classified rightly, each counted once.
 
-    Batches are of one size, so the last one is filled up with other examples, which are not
-    counted. With `eval_steps` only that many batches are tested.
+    Batches are of one size: the last one is filled up with examples that are not counted.
     """
-    images, labels = data.test_images, data.test_labels
-    batch_size = program.images.shape[0]
+    images, labels, batch_size = data.test_images, data.test_labels, program.images.shape[0]
     count = min(len(images), eval_steps * batch_size) if eval_steps else len(images)
     right = 0
     for start in range(0, count, batch_size):
@@ -347,7 +347,8 @@ def run(options: Options) -> list[Epoch]:
     history = []
     with tf.Graph().as_default():
         tf.set_random_seed(options.seed)
-        program = build(options)
+        steps = len(data.train_images) // options.batch_size * options.train_epochs
+        program = build(options, steps)
         sizes = f"{len(data.train_images)} for training, {len(data.test_images)} for test"
         print(f"data     {data.source}: {sizes}")
         print(mnist_plot.layout_text(program.lowering, program.mesh_impl, program.variables))
@@ -374,14 +375,10 @@ def run(options: Options) -> list[Epoch]:
 
 def define_flags() -> None:
     """Makes a flag of each field of Options."""
-    define = {
-        "str": flags.DEFINE_string,
-        "int": flags.DEFINE_integer,
-        "float": flags.DEFINE_float,
-        "bool": flags.DEFINE_bool,
-    }
+    define = {"int": flags.DEFINE_integer, "float": flags.DEFINE_float, "bool": flags.DEFINE_bool}
     for field in dataclasses.fields(Options):
-        define[str(field.type)](field.name, field.default, field.metadata["help"])
+        make = define.get(str(field.type), flags.DEFINE_string)
+        make(field.name, field.default, field.metadata["help"])
 
 
 def main(argv: Sequence[str]) -> None:

@@ -62,14 +62,14 @@ def load(data_dir: PathLike | None = None, download: bool = False) -> Mnist:
     """Returns the digits of scikit-learn or, given a directory, MNIST from its files.
 
     Args:
-        data_dir: the directory with the four idx files, plain or ".gz"; None or "" for the
-            digits of scikit-learn.
-        download: whether to fetch the files that are missing in `data_dir`.
+      data_dir: the directory with the four idx files, plain or ".gz"; None or "" for the
+        digits of scikit-learn.
+      download: whether to fetch the files that are missing in `data_dir`.
 
     Raises:
-        FileNotFoundError: files are missing and `download` is false.
-        ValueError: a file is not what it should be, or `download` without `data_dir`.
-        ConnectionError: a download failed.
+      FileNotFoundError: files are missing and `download` is false.
+      ValueError: a file is not what it should be, or `download` without `data_dir`.
+      ConnectionError: a download failed.
     """
     if data_dir:
         return _load_files(pathlib.Path(data_dir), download)
@@ -79,12 +79,18 @@ def load(data_dir: PathLike | None = None, download: bool = False) -> Mnist:
 
 
 def batches(
-    images: np.ndarray, labels: np.ndarray, batch_size: int, seed: int, epoch: int
+    images: np.ndarray,
+    labels: np.ndarray,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    max_shift: int = 0,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the batches of one epoch of training.
 
-    The order depends on `seed` and `epoch` alone, so a run that is resumed sees what it would
-    have seen. What does not fill a batch is left out; it is other examples in each epoch.
+    They depend on `seed` and `epoch` alone, so a run that is resumed sees what it would have
+    seen. What does not fill a batch is left out; it is other examples in each epoch. With
+    `max_shift` every image is moved at random by up to so many pixels, both ways.
     """
     if len(images) != len(labels):
         raise ValueError(f"{len(images)} images but {len(labels)} labels")
@@ -93,10 +99,19 @@ def batches(
             f"batch size {batch_size} for {len(images)} training images: "
             f"choose one from 1 to {len(images)}"
         )
-    order = np.random.default_rng([seed, epoch]).permutation(len(images))
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(len(images))
     for start in range(0, len(images) - batch_size + 1, batch_size):
-        chosen = order[start:start + batch_size]
-        yield images[chosen], labels[chosen]
+        chosen = order[start : start + batch_size]
+        moved = _move_at_random(images[chosen], max_shift, rng) if max_shift else images[chosen]
+        yield moved, labels[chosen]
+
+
+def _move_at_random(images: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+    _, height, width = images.shape
+    padded = np.pad(images, [(0, 0), (most, most), (most, most)])
+    corners = rng.integers(0, 2 * most + 1, [len(images), 2])
+    return np.stack([x[i : i + height, j : j + width] for x, (i, j) in zip(padded, corners)])
 
 
 def train(directory: PathLike | None = None) -> tf.data.Dataset:
@@ -285,15 +300,15 @@ def fetch(
     """Downloads files of MNIST as `<name>.gz`, each of which appears only once it is checked.
 
     Args:
-        directory: where to; made if it is not there.
-        names: of the files, without ".gz"; None for all in `md5`.
-        base_url: what the names are appended to.
-        md5: the MD5 sum of each gzipped file.
-        timeout: seconds that the server may stay silent.
+      directory: where to; made if it is not there.
+      names: of the files, without ".gz"; None for all in `md5`.
+      base_url: what the names are appended to.
+      md5: the MD5 sum of each gzipped file.
+      timeout: seconds that the server may stay silent.
 
     Raises:
-        ConnectionError: a file could not be fetched.
-        ValueError: a file is not the one expected.
+      ConnectionError: a file could not be fetched.
+      ValueError: a file is not the one expected.
     """
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)

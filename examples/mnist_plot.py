@@ -44,9 +44,9 @@ def layout_text(lowering: Any, mesh_impl: Any, variables: Sequence[Any]) -> str:
     """Returns what the mesh is, how it splits variables, and what a step communicates.
 
     Args:
-        lowering: a Lowering.
-        mesh_impl: a PlacementMeshImpl.
-        variables: mtf Variables.
+      lowering: a Lowering.
+      mesh_impl: a PlacementMeshImpl.
+      variables: mtf Variables.
     """
     mesh = ", ".join(f"{d.name}={d.size}" for d in mesh_impl.shape) or "one processor"
     return f"""\
@@ -83,8 +83,8 @@ def tile_owners(image_shape: Any, mesh_impl: Any) -> list[list[tuple[int, ...]]]
     """Returns, for each block of an image by row and column, the processors that hold it.
 
     Args:
-        image_shape: [batch, row_blocks, col_blocks, ...].
-        mesh_impl: a MeshImpl.
+      image_shape: [batch, row_blocks, col_blocks, ...].
+      mesh_impl: a MeshImpl.
     """
     _, num_rows, num_columns, *_ = image_shape.to_integer_list
     owners: list[list[list[int]]] = [[[] for _ in range(num_columns)] for _ in range(num_rows)]
@@ -103,10 +103,10 @@ def plot(
     """Writes a PNG of the curves and of which processor holds which block of an image.
 
     Args:
-        path: the file to write.
-        history: the epochs, with `number`, `loss` and `accuracy`.
-        image: pixels from 0 to 1.
-        owners: what `tile_owners` returns.
+      path: the file to write.
+      history: the epochs, with `number`, `loss` and `accuracy`.
+      image: pixels from 0 to 1.
+      owners: what `tile_owners` returns.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -22,6 +22,7 @@ from mesh_tensorflow._mesh.devices import (
     merged_processors,
 )
 from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
+from mesh_tensorflow._mesh.matrix_product import contract
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.placed_tensor import PlacedTensor
 from mesh_tensorflow._mesh.placed_variable import PlacedVariable
@@ -43,14 +44,6 @@ __all__ = [
     "alltoall_pointtwise",
     "alltoall_ring",
 ]
-
-
-# Products of two matrices for which tf.matmul beats tf.einsum: (left, right, transpose left).
-# With a transposed right side it is the other way round.
-_MATRIX_PRODUCTS = {
-    "ab,bc->ac": (0, 1, False),
-    "ab,ac->bc": (0, 1, True),
-}
 
 
 class PlacementMeshImpl(MeshImpl):
@@ -200,10 +193,7 @@ class PlacementMeshImpl(MeshImpl):
 
     def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
         """Contracts slices on one processor, by the kernel that was fastest on CPUs."""
-        if equation not in _MATRIX_PRODUCTS:
-            return tf.einsum(equation, *slices)
-        first, second, transpose = _MATRIX_PRODUCTS[equation]
-        return tf.matmul(slices[first], slices[second], transpose_a=transpose)
+        return contract(equation, *slices)
 
     def Print(self, x: Any, data: Any, message: str, **kwargs: Any) -> Any:
         """Returns `x`, and prints the first slices of `data` when it is computed.

@@ -20,14 +20,14 @@ INSTRUCTION = st.tuples(
 )
 
 
-def run(instructions, mesh, layout_seed, apart):
+def run(instructions, mesh, layout_seed, **kind):
     """Returns the values of a program after one training step, and the placing."""
     with tf.Graph().as_default():
         tf.set_random_seed(17)
         builder, targets, updates = random_programs.build(instructions)
         layout = harness.random_layout(builder.graph, mesh, layout_seed) if mesh else {}
-        placing = Placing(mesh, harness.layout_text(layout, mesh), apart)
-        with harness.separate_memories() if apart else tf.name_scope(""):
+        placing = Placing(mesh, harness.layout_text(layout, mesh), **kind)
+        with harness.separate_memories() if placing.apart else tf.name_scope(""):
             impl = placing.impl()
             lowering = mtf.Lowering(builder.graph, {builder.mesh: impl})
             exports = [lowering.export_to_tf_tensor(t) for t in targets]
@@ -54,9 +54,11 @@ def run(instructions, mesh, layout_seed, apart):
     st.integers(0, 10**6),
 )
 def test_any_layout(instructions, first_mesh, second_mesh, seed):
-    _, expected = run(instructions, "", 0, False)
-    for mesh, apart in ((first_mesh, False), (second_mesh, True)):
-        placing, values = run(instructions, mesh, seed, apart)
+    _, expected = run(instructions, "", 0)
+    kinds = [{"merge": ["none", "memory"][seed % 2]},
+             {"apart": True, "merge": "device", "pairs": seed % 3 == 0}]
+    for mesh, kind in zip((first_mesh, second_mesh), kinds):
+        placing, values = run(instructions, mesh, seed, **kind)
         assert len(values) == len(expected)
         for i, (value, e) in enumerate(zip(values, expected)):
             harness.assert_close(value, e, 1e-4, f"{placing}, target {i}")

@@ -55,7 +55,8 @@ def lowered_step(x, t, mesh_shape, layout, calls):
     loss = mtf.reduce_mean(mtf.square(y - mt))
     grads = mtf.gradients([loss], [w1, w2])
     updates = [mtf.assign_sub(w, g * RATE) for w, g in zip([w1, w2], grads)]
-    impl = PlacementMeshImpl(mesh_shape, layout, [""] * mtf.convert_to_shape(mesh_shape).size)
+    devices = [""] * mtf.convert_to_shape(mesh_shape).size
+    impl = PlacementMeshImpl(mesh_shape, layout, devices, merge="none")
     lowering = mtf.Lowering(graph, {mesh: impl})
     result = lowering.export_to_tf_tensor(loss)
     with tf.control_dependencies([lowering.lowered_operation(op) for op in updates]):
@@ -82,7 +83,8 @@ def test_training(mesh_shape, layout):
     numbers = [float(loss) for loss in losses]
     np.testing.assert_allclose(numbers, [numpy_step(expected, x, t) for _ in range(5)], rtol=1e-5)
     assert numbers == sorted(numbers, reverse=True)
-    assert calls == [16] and step.store.names == ["w1", "w2"]
+    # TensorFlow traces a function twice when it makes variables.
+    assert calls == [16, 16] and step.store.names == ["w1", "w2"]
     for name, value in expected.items():
         np.testing.assert_allclose(step.store.value(name), value, rtol=1e-5, atol=1e-6)
 
@@ -99,7 +101,7 @@ def test_another_batch_size_keeps_the_variables(mesh_shape, layout):
         found = [id(v) for v in step.store.variables]
         variables = variables or found
         assert found == variables
-    assert calls == [16, 8, 24]
+    assert calls == [16, 16, 8, 24]
 
 
 def test_slices_are_stored_once():
@@ -295,7 +297,7 @@ devices = []
 def step():
     graph, mesh, tensors, updates = build()
     impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:4", "a:x")
-    devices.extend(impl.devices)
+    devices[:] = impl.devices
     lowering = mtf.Lowering(graph, {mesh: impl})
     exports = [lowering.export_to_tf_tensor(t) for t in tensors]
     with tf.control_dependencies([lowering.lowered_operation(op) for op in updates]):

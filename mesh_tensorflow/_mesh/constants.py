@@ -1,16 +1,19 @@
-"""Constants shared by the operations of one device, so that graphs stay small."""
+"""Constants and reshaped values shared by the operations of one device.
+
+Graphs stay small, and a value that several contractions want as a matrix is reshaped once.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-__all__ = ["at_device", "constant", "inside_loop"]
+__all__ = ["at_device", "constant", "inside_loop", "remember_reshaped", "reshaped"]
 
 _pools: weakref.WeakKeyDictionary[tf.Graph, dict] = weakref.WeakKeyDictionary()
 _device: Optional[str] = None
@@ -55,3 +58,26 @@ def constant(value: Any, dtype: tf.DType = tf.int32) -> tf.Tensor:
         with tf.control_dependencies([]):
             pool[key] = tf.constant(value, dtype)
     return pool[key]
+
+
+def reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    """Returns `x` in other sizes, the same tf.Tensor for the same ones on the same device."""
+    if x.shape.as_list() == list(sizes):
+        return x
+    if _device is None or tf.executing_eagerly():
+        return tf.reshape(x, constant(sizes))
+    pool = _pools.setdefault(tf.get_default_graph(), {})
+    key = (_device, _loops[-1] if _loops else None, "reshaped", id(x), tuple(sizes))
+    if key not in pool:
+        pool[key] = (tf.reshape(x, constant(sizes)), x)
+    return pool[key][0]
+
+
+def remember_reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    """Returns `x` in other sizes; `reshaped` of the result to those of `x` will be `x`."""
+    y = tf.reshape(x, constant(list(sizes)))
+    if _device is not None and not tf.executing_eagerly():
+        pool = _pools.setdefault(tf.get_default_graph(), {})
+        loop = _loops[-1] if _loops else None
+        pool[(_device, loop, "reshaped", id(y), tuple(x.shape.as_list()))] = (x, y)
+    return y

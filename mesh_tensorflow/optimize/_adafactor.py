@@ -91,7 +91,8 @@ class AdafactorOptimizer(Optimizer):
           epsilon1: added to squared gradients.
           epsilon2: the least parameter scale.
           min_dim_size_to_factor: only dimensions of at least this size are factored.
-          stacked_dim_names: names of dimensions that are not factored.
+          stacked_dim_names: names of dimensions that are not factored, and along which each
+            entry has a parameter scale of its own.
           exclude_from_parameter_scale: parts of names of variables whose steps are not relative.
         """
         self._multiply_by_parameter_scale = multiply_by_parameter_scale
@@ -182,5 +183,9 @@ class AdafactorOptimizer(Optimizer):
         return grad * row * column, [mtf.assign(vr, new_vr), mtf.assign(vc, new_vc)]
 
     def _parameter_scale(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Returns the RMS of a variable, or a little where it is about zero."""
-        return mtf.maximum(reduce_rms(x), self._epsilon2)
+        """Returns the RMS of a variable, or a little where it is about zero.
+
+        Each entry along stacked dimensions, a layer of its own, has its own RMS.
+        """
+        stacked = [d for d in x.shape if d.name in self._stacked_dim_names]
+        return mtf.maximum(reduce_rms(x, output_shape=mtf.Shape(stacked)), self._epsilon2)

@@ -23,17 +23,28 @@ CPUS = 8
 
 
 class Placing(NamedTuple):
-    """A mesh shape, a layout, whether devices are taken for separate memories, and merging."""
+    """A mesh shape, a layout, and what the processors are.
+
+    Attributes:
+      mesh: the mesh shape.
+      layout: the layout.
+      apart: whether each is a logical CPU, to be taken for a memory of its own; else they
+        share one memory.
+      merge: which processors are executed as one, as for PlacementMeshImpl.
+      pairs: whether each two neighbours are on one device.
+    """
 
     mesh: str
     layout: str
     apart: bool = False
     merge: str = "none"
+    pairs: bool = False
 
     def impl(self) -> Any:
         """Returns the PlacementMeshImpl."""
         n = mtf.convert_to_shape(self.mesh).size
-        devices = [f"cpu:{i}" for i in range(n)] if self.apart else [""] * n
+        places = [i // 2 if self.pairs else i for i in range(n)]
+        devices = [f"cpu:{i}" if self.apart else "" for i in places]
         return placement_mesh_impl.PlacementMeshImpl(
             self.mesh, self.layout, devices, merge=self.merge
         )
@@ -149,13 +160,22 @@ def layout_text(rules: dict[str, int], mesh: str) -> str:
 
 
 def placings(graph: Any, whole: Iterable[str] = (), extra: int = 1, seed: int = 0) -> list[Placing]:
-    """Returns the placings to try a program in, the last two in separate memories."""
+    """Returns the placings to try a program in.
+
+    Most have all processors in one memory; a few have separate memories, or processors that
+    are executed as one.
+    """
     found = []
     for mesh in MESHES:
         for rules in chosen_layouts(legal_layouts(graph, mesh, whole), extra, seed):
             found.append(Placing(mesh, layout_text(rules, mesh)))
     most = sorted(found, key=lambda p: (p.layout.count(":"), p.mesh in ("x:4", "x:2,y:2")))
-    return found + [p._replace(apart=True) for p in most[-2:] if p.layout]
+    most = [p for p in most if p.layout]
+    two_axes = [p for p in most if "y:" in p.mesh]
+    found += [p._replace(apart=True) for p in most[-2:]]
+    found += [p._replace(merge="memory") for p in most[-2:]]
+    found += [p._replace(apart=True, merge="device", pairs=True) for p in two_axes[-2:]]
+    return found
 
 
 # -- lowering

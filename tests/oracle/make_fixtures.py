@@ -3,10 +3,10 @@
 Run with the oracle's Python (see README.md):  python make_fixtures.py [NAME...]
 """
 
-import collections
 import json
 import os
 import sys
+import tempfile
 import traceback
 
 import classic_shim  # noqa: F401  (first: makes the classic importable)
@@ -17,8 +17,11 @@ import tensorflow.compat.v1 as tf
 tf.disable_v2_behavior()
 tf.logging.set_verbosity(tf.logging.ERROR)
 
-import runner  # noqa: E402
-from table import FAMILIES  # noqa: E402
+import checkpoints  # noqa: E402
+import oracle_runner as runner  # noqa: E402
+import programs_errors  # noqa: E402
+import user_scripts  # noqa: E402
+from oracle_table import FAMILIES  # noqa: E402
 
 FIXTURES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
 
@@ -64,6 +67,44 @@ def record(name, program):
     return values, facts
 
 
+def plain(value):
+    """Returns what JSON can hold of a script's result."""
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def record_scripts():
+    """Runs the scripts of users; writes scripts.npz and scripts.json."""
+    arrays, facts = {}, {}
+    for name in user_scripts.SCRIPTS:
+        with tempfile.TemporaryDirectory() as directory:
+            result = user_scripts.run(name, directory)
+        facts[name] = {}
+        for key, value in result.items():
+            if isinstance(value, (np.ndarray, np.generic)):
+                arrays[f"{name}:{key}"] = np.asarray(value)
+            else:
+                facts[name][key] = plain(value)
+        print("scripts", name)
+    write("scripts", arrays, facts)
+
+
+def record_errors():
+    facts = {name: programs_errors.outcome(name)[:2] for name in programs_errors.ERRORS}
+    write("errors", {}, facts)
+    print("errors", len(facts))
+
+
+def write(family, arrays, facts):
+    if arrays:
+        np.savez_compressed(os.path.join(FIXTURES, family + ".npz"), **arrays)
+    with open(os.path.join(FIXTURES, family + ".json"), "w") as f:
+        json.dump(facts, f, sort_keys=True, separators=(",", ":"))
+
+
 def main():
     wanted = [a for a in sys.argv[1:] if not a.startswith("-")]
     os.makedirs(FIXTURES, exist_ok=True)
@@ -82,9 +123,12 @@ def main():
             print(family, name, facts[name].get("error", "ok"), facts[name].get("message", ""), errors or "", worst or "", flush=True)
         if wanted and family not in wanted:
             continue  # a part of a family is only shown
-        np.savez_compressed(os.path.join(FIXTURES, family + ".npz"), **arrays)
-        with open(os.path.join(FIXTURES, family + ".json"), "w") as f:
-            json.dump(facts, f, indent=None, sort_keys=True, separators=(",", ":"))
+        write(family, arrays, facts)
+    for name, fn in {
+        "scripts": record_scripts, "errors": record_errors, "checkpoint": checkpoints.record
+    }.items():
+        if not wanted or name in wanted:
+            fn()
 
 
 if __name__ == "__main__":

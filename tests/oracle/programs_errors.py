@@ -1,6 +1,7 @@
 """What must raise, and when: as the graph is built or as it is lowered."""
 
 import mesh_tensorflow as mtf
+import oracle_runner
 import tensorflow.compat.v1 as tf
 
 ERRORS = {}
@@ -71,7 +72,7 @@ one("int_plus_float", lambda p, x, a, b: mtf.to_int32(x) + 1.5)
 one("int_divided", lambda p, x, a, b: mtf.to_int32(x) / 2)
 one("mean_of_int", lambda p, x, a, b: mtf.reduce_mean(mtf.to_int32(x)))
 one("broadcast_drops", lambda p, x, a, b: mtf.broadcast(x, [a, D("c", 2)]))
-one("uneven_split", lambda p, x, a, b: x + 1.0, "b:x,a:y,c:z")
+one("uneven_split", lambda p, x, a, b: x + 1.0, "uneven")
 one("two_rules_for_one_dim", lambda p, x, a, b: x + 1.0, "a:x,a:y")
 one("two_dims_on_one_axis", lambda p, x, a, b: x + 1.0, "a:x,b:x")
 one("anonymous_is_fine", lambda p, x, a, b: mtf.anonymize(x))
@@ -153,14 +154,12 @@ def number_of_devices(p):
 
 def outcome(name):
     """Returns [when, type] of the error of a program; ["", ""] if there is none."""
-    import runner
-
     fn, layout = ERRORS[name]
     with tf.Graph().as_default():
-        mesh = "x:2,y:2,z:3" if ":z" in layout else runner.MESH
-        if "b:x,a:y,c:z" == layout:
+        mesh = oracle_runner.MESH
+        if layout == "uneven":
             mesh, layout = "x:4", "b:x"
-        case = runner.Case(name, mesh, layout)
+        case = oracle_runner.Case(name, mesh, layout)
         try:
             y = fn(case)
         except Exception as e:

@@ -2,7 +2,7 @@
 
 import mesh_tensorflow as mtf
 import tensorflow.compat.v1 as tf
-from runner import Program
+from oracle_runner import Program
 
 LAYERS, MODELS = {}, {}
 

@@ -3,8 +3,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 tf.disable_v2_behavior()
 tf.logging.set_verbosity(tf.logging.ERROR)
-import runner
-from table import FAMILIES
+import oracle_runner as runner
+from oracle_table import FAMILIES
 F = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
 wanted = [a for a in sys.argv[1:] if not a.startswith("-")]
 names = "-n" in sys.argv

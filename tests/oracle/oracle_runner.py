@@ -14,6 +14,11 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 MESH = "x:2,y:2"
+# Further arguments of PlacementMeshImpl; test_oracle.py sets merge="none" too.
+IMPL_ARGUMENTS = {}
+# The classic has a slice for each processor; here that has to be asked for.
+APART = {"merge": "none"} if hasattr(mtf, "VariableStore") else {}
+IMPL_ARGUMENTS = dict(APART)
 # What is stored of a larger array: this many entries, evenly spaced, and two sums.
 MAX_STORED = 1024
 
@@ -142,10 +147,8 @@ class Case:
         self.update_ops = optimizer.apply_grads(grads, self.graph.trainable_variables)
 
     def impl(self):
-        # The classic has a slice for each processor, so have one here too.
-        options = {"merge": "none"} if hasattr(mtf, "VariableStore") else {}
         return mtf.placement_mesh_impl.PlacementMeshImpl(
-            self.mesh_shape, self.layout, [""] * self.size, **options
+            self.mesh_shape, self.layout, [""] * self.size, **IMPL_ARGUMENTS
         )
 
 

@@ -1,0 +1,89 @@
+"""Contractions of two slices as products of matrices, where that is faster than tf.einsum."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.shape import list_product
+from mesh_tensorflow._mesh.constants import remember_reshaped, reshaped
+
+__all__ = ["contract"]
+
+# Below about this many multiply-adds the fixed cost of tf.einsum on CPUs is more than that of
+# a matrix product and its reshapes.
+_SMALL = 4_000_000
+
+# Large products of two matrices for which tf.matmul is still the faster; with a transposed
+# right side it is the other way round.
+_LARGE = frozenset(["ab,bc->ac", "ab,ac->bc"])
+
+
+class _Plan(NamedTuple):
+    """How an equation is a product of matrices: free and contracted labels of each side."""
+
+    left_free: str
+    right_free: str
+    contracted: str
+    transpose_left: bool
+    transpose_right: bool
+
+
+def _side(labels: str, contracted: str) -> Optional[tuple[str, bool]]:
+    """Returns (free labels, whether the contracted ones come first), or None."""
+    n = len(contracted)
+    if labels[len(labels) - n :] == contracted:
+        return labels[: len(labels) - n], False
+    if labels[:n] == contracted:
+        return labels[n:], True
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(equation: str) -> Optional[_Plan]:
+    """Returns how an equation is a product of matrices, or None if it is not one."""
+    inputs, output = equation.split("->")
+    left, right = inputs.split(",")
+    contracted = "".join(c for c in left if c in right and c not in output)
+    sides = _side(left, contracted), _side(right, contracted)
+    if not contracted or sides[0] is None or sides[1] is None:
+        return None
+    (left_free, left_first), (right_free, right_first) = sides
+    if left_free + right_free != output or set(left_free) & set(right_free):
+        return None
+    return _Plan(left_free, right_free, contracted, left_first, not right_first)
+
+
+def contract(equation: str, *slices: tf.Tensor) -> tf.Tensor:
+    """Returns tf.einsum(equation, *slices), by whichever kernel is the faster on CPUs.
+
+    Args:
+      equation: as for tf.einsum.
+      *slices: tf.Tensors.
+    """
+    plan = _plan(equation) if len(slices) == 2 else None
+    if plan is None or not all(x.shape.is_fully_defined() for x in slices):
+        return tf.einsum(equation, *slices)
+    labels = equation.split("->")[0].split(",")
+    size = {c: s for text, x in zip(labels, slices) for c, s in zip(text, x.shape.as_list())}
+    left, inner, right = (
+        list_product(size[c] for c in part)
+        for part in (plan.left_free, plan.contracted, plan.right_free)
+    )
+    if left * inner * right > _SMALL and equation not in _LARGE:
+        return tf.einsum(equation, *slices)
+    y = tf.matmul(
+        reshaped(slices[0], _matrix(left, inner, plan.transpose_left)),
+        reshaped(slices[1], _matrix(inner, right, plan.transpose_right)),
+        transpose_a=plan.transpose_left,
+        transpose_b=plan.transpose_right,
+    )
+    sizes = [size[c] for c in plan.left_free + plan.right_free]
+    return y if sizes == [left, right] else remember_reshaped(y, sizes)
+
+
+def _matrix(rows: int, columns: int, transposed: bool) -> Sequence[int]:
+    return [columns, rows] if transposed else [rows, columns]
