@@ -124,6 +124,7 @@ def _draw_curves(axes: Any, history: Sequence[Any]) -> None:
     axes.semilogy(
         [e.number for e in history], [e.loss for e in history], color=loss_color, marker="."
     )
+    axes.set_xlim(history[0].number - 0.5, history[-1].number + 0.5)
     axes.set_xlabel("epoch")
     axes.set_ylabel("training loss", color=loss_color)
     axes.grid(alpha=0.3)

@@ -7,9 +7,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-import hypothesis  # noqa: E402
-import pytest  # noqa: E402
-import tensorflow.compat.v1 as tf  # noqa: E402
+import hypothesis
+import pytest
+import tensorflow.compat.v1 as tf
 
 hypothesis.settings.register_profile(
     "suite",

@@ -161,7 +161,9 @@ def _halo(b, x, y, k):
 def _softmax(b, x, y, k):
     if len(x.shape):
         d = x.shape[k % len(x.shape)]
-        return [mtf.softmax, mtf.log_softmax, lambda x, d: x - mtf.reduce_logsumexp(x, d)][k % 3](x, d)
+        if k % 3 == 0:
+            return x - mtf.reduce_logsumexp(x, d)
+        return [mtf.softmax, mtf.log_softmax][k % 3 - 1](x, d)
 
 
 def _cumsum(b, x, y, k):
@@ -184,7 +186,8 @@ def _ranges(b, x, y, k):
 def _parts(b, x, y, k):
     if len(x.shape) and x.shape[0].size % 2 == 0:
         first, second = mtf.split(x, x.shape[0], 2)
-        return [first, first + second, mtf.stack([first, second], b.fresh(), axis=k // 4 % 2)][k % 3]
+        both = mtf.stack([first, second], b.fresh(), axis=k // 4 % 2)
+        return [first, first + second, both][k % 3]
 
 
 def _unstack(b, x, y, k):

@@ -5,9 +5,9 @@ import zlib
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from cases import CASES, harness, table
 
 import mesh_tensorflow as mtf
-from cases import CASES, harness, table
 
 PARAMS = [pytest.param(c, t, id=f"{c.name}-{t}") for c in CASES for t in c.dtypes]
 # Neighbouring float32 results differ by rounding only; bfloat16 has 8 bits.

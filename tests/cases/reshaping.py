@@ -43,7 +43,8 @@ CASES = [
          lambda x: x.reshape(128, 4) * 3),
     case("anonymize", "a b", lambda x: mtf.anonymize(x) * 3, lambda x: x * 3),
     case("reshape_lazy_sum", "a b c",
-         lambda x: mtf.sin(mtf.reshape(mtf.reduce_sum(x, output_shape=shape("b c")), shape("c:16 p:24"))),
+         lambda x: mtf.sin(
+             mtf.reshape(mtf.reduce_sum(x, output_shape=shape("b c")), shape("c:16 p:24"))),
          lambda x: np.sin(x.sum(0))),
     case("reshape_lazy_merge", "n a b, b c",
          lambda x, w: mtf.tanh(mtf.reshape(mtf.einsum([x, w], shape("n a c")), shape("p:64 c"))),

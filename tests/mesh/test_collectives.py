@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from cases import harness
 
 import mesh_tensorflow as mtf
-from cases import harness
 from mesh_tensorflow import placement_mesh_impl as placement
 from mesh_tensorflow._mesh.placement_collectives import Reducer
 
@@ -222,7 +222,7 @@ def test_import_laid_out_tensor_that_does_not_fit(tf_graph):
     impl = placement.PlacementMeshImpl(MESH, "a:y", cpus(6))
     wrong = impl.LaidOutTensor([tf.zeros([6, 4])] * 6)
     mtf.import_laid_out_tensor(mesh, wrong, "a:6,b:4")
-    with pytest.raises(ValueError, match=r"must have shape \[2, 4\] in this layout, but have \[6, 4\]"):
+    with pytest.raises(ValueError, match=r"have shape \[2, 4\] in this layout, but have \[6, 4\]"):
         mtf.Lowering(graph, {mesh: impl})
 
 
@@ -259,3 +259,22 @@ def test_parallel(tf_graph):
     assert [r[0] for r in results] == [f"parallel_{i}/v:0" for i in range(3)]
     assert [tf.DeviceSpec.from_string(r[1]).device_index for r in results] == [0, 1, 2]
     assert [r[2] for r in results] == [111, 212, 313]
+
+
+class Assignment:
+    """A TPU of 2 x 2 chips with two cores each, its replicas numbered backwards."""
+
+    def coordinates(self, replica, logical_core):
+        assert logical_core == 0
+        number = 7 - replica
+        return [number // 4, number // 2 % 2, 0, number % 2]
+
+
+def test_processor_numbers_of_a_tpu():
+    assignment = Assignment()
+    assert mtf.pnum_to_processor_coordinates_nd([2, 2, 1, 2], 1, assignment) == [1, 1, 0, 0]
+    logical_to_physical = [[0, 0, 0, 0], [1, 1, 0, 1], [0, 1, 0, 1]]
+    assert mtf.processor_coordinates_to_pnum_map_nd(
+        [2, 2, 1, 2], logical_to_physical, assignment) == [7, 0, 4]
+    topology = type("Topology", (), {"mesh_shape": [2, 2, 1, 2]})()
+    assert mtf.utils.topology_rank(topology) == 4

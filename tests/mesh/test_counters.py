@@ -1,9 +1,9 @@
 """What lowering counts, and how it is told."""
 
 import tensorflow.compat.v1 as tf
+from cases.harness import Placing
 
 import mesh_tensorflow as mtf
-from cases.harness import Placing
 from mesh_tensorflow._core.cost import Collective, Cost
 
 A, B, C = mtf.Dimension("a", 8), mtf.Dimension("b", 16), mtf.Dimension("c", 4)

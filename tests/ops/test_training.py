@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-
-import mesh_tensorflow as mtf
 from cases import harness
 from cases.harness import Placing
+
+import mesh_tensorflow as mtf
 from mesh_tensorflow.test_utils import NumpyConverter
 
 BATCH, IN, OUT = mtf.Dimension("batch", 16), mtf.Dimension("in", 8), mtf.Dimension("out", 4)
@@ -25,7 +25,10 @@ def model(features):
 
 def features_on(mesh):
     rng = np.random.RandomState(0)
-    data = {"x": (rng.normal(size=[16, 8]), [BATCH, IN]), "t": (rng.normal(size=[16, 4]), [BATCH, OUT])}
+    data = {
+        "x": (rng.normal(size=[16, 8]), [BATCH, IN]),
+        "t": (rng.normal(size=[16, 4]), [BATCH, OUT]),
+    }
     return {key: mtf.import_tf_tensor(mesh, value.astype(np.float32), dims)
             for key, (value, dims) in data.items()}
 

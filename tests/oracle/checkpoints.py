@@ -7,10 +7,11 @@ so that the file is small.
 
 import os
 
-import mesh_tensorflow as mtf
 import numpy as np
 import oracle_runner
 import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
 
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures", "classic.ckpt")
 HIDDEN, FILTERS = 8, 4

@@ -10,7 +10,6 @@ import tempfile
 import traceback
 
 import classic_shim  # noqa: F401  (first: makes the classic importable)
-
 import numpy as np
 import tensorflow.compat.v1 as tf
 

@@ -9,9 +9,10 @@ import dataclasses
 import re
 import zlib
 
-import mesh_tensorflow as mtf
 import numpy as np
 import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
 
 MESH = "x:2,y:2"
 # Further arguments of PlacementMeshImpl; test_oracle.py sets merge="none" too.

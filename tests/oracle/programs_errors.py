@@ -1,8 +1,9 @@
 """What must raise, and when: as the graph is built or as it is lowered."""
 
-import mesh_tensorflow as mtf
 import oracle_runner
 import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
 
 ERRORS = {}
 

@@ -1,8 +1,9 @@
 """The table of programs: layers, optimizers, whole models."""
 
-import mesh_tensorflow as mtf
 import tensorflow.compat.v1 as tf
 from oracle_runner import Program
+
+import mesh_tensorflow as mtf
 
 LAYERS, MODELS = {}, {}
 

@@ -6,11 +6,12 @@ is trained there is one trainable variable, so that the classic's steps are dete
 
 import os
 
-import mesh_tensorflow as mtf
 import numpy as np
 import oracle_runner
 import tensorflow.compat.v1 as tf
 from oracle_runner import array
+
+import mesh_tensorflow as mtf
 
 SCRIPTS = {}
 D = mtf.Dimension
@@ -458,6 +459,131 @@ def stacked_variables(tmp):
             result[key + "/masters"] = [v.op.name for v in tf.global_variables()]
             result[key + "/slices"] = sorted(v.op.name for v in tf.trainable_variables())
     return result
+
+
+# -- small tools that scripts use
+
+
+@script
+def tools(tmp):
+    shape = mtf.convert_to_shape("rows:2,cols:3")
+    rules = mtf.convert_to_layout_rules("batch:rows;d:cols")
+    x_shape = mtf.Shape([D("batch", 4), D("length", 5), D("d", 6)])
+    placer = mtf.utils.BalancedVariablePlacer(["cpu:0", "cpu:1"])
+    with tf.device(placer.device_function):
+        placed = [tf.get_variable(f"placed{i}", [4 * (i + 1)]) for i in range(3)]
+    with tf.device("cpu:0"):
+        doubled = mtf.parallel(["cpu:0", "cpu:1"], lambda a, b, c: a * b + c, [1.0, 2.0], [3.0, 4.0], c=[5.0, 6.0])
+    v = mtf.VariableDType(tf.bfloat16, tf.float32)
+    with tf.Session() as session:
+        joined = session.run(
+            mtf.placement_mesh_impl.allreduce_ring([tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])], ["cpu:0"] * 2)
+        )
+        gathered = session.run(
+            mtf.placement_mesh_impl.allconcat_ring([tf.constant([1.0]), tf.constant([3.0])], ["cpu:0"] * 2, 0)
+        )
+        swapped = session.run(
+            mtf.placement_mesh_impl.alltoall_ring([tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])], ["cpu:0"] * 2, 0, 0)
+        )
+    return {
+        "coordinates": [mtf.pnum_to_processor_coordinates(shape, n) for n in range(6)],
+        "numbers": [mtf.processor_coordinates_to_pnum(shape, [i, j]) for i in range(2) for j in range(3)],
+        "groups": mtf.processor_groups(shape, [1]),
+        "group": [mtf.pnum_to_group(shape, [0], n) for n in range(6)],
+        "axis": [rules.tensor_dimension_to_mesh_axis(d, shape) for d in x_shape],
+        "layout": str(rules.tensor_layout(x_shape, shape)),
+        "inverse": rules.tensor_layout(x_shape, shape).mesh_axis_to_tensor_axis(2),
+        "names": sorted(rules.mesh_dimension_name_to_tensor_dimension_names("rows")),
+        "splits": mtf.tensor_dim_to_mesh_dim_size("d:cols", "rows:2,cols:3", D("d", 6)),
+        "per_split": mtf.tensor_dim_to_size_per_split("d:cols", "rows:2,cols:3", D("d", 6)),
+        "combined": list(mtf.combined_dimension([D("a", 2), D("b", 3)])),
+        "anonymous": str(mtf.anonymous_shape(x_shape).to_string),
+        "subsequence": [mtf.is_subsequence([1, 3], [1, 2, 3]), mtf.is_subsequence([3, 1], [1, 2, 3])],
+        "cumprod": [x_shape.cumprod, x_shape.cumprod_to_tensor_axis(20), x_shape.cumprod_to_tensor_axis(3)],
+        "renamed": str(x_shape.rename_dimension("d", "e").to_string),
+        "resized": str(x_shape.resize_dimension("d", 7).to_string),
+        "minus": str((x_shape - D("d", 6)).to_string) + str((x_shape - None).to_string),
+        "plus": str((x_shape + [D("e", 2)]).to_string),
+        "by_name": [list(x_shape.get_dim_by_name("d")), x_shape.dimension_names, x_shape.size, len(x_shape)],
+        "text": [str(x_shape), repr(D("a", 2)), str(rules.tensor_layout(x_shape, shape)[0])],
+        "equal": [x_shape == mtf.Shape(x_shape.dims), x_shape != mtf.Shape([]), D("a", 2) == ("a", 2)],
+        "product": [mtf.list_product([2, 3]), mtf.list_product([])],
+        "transposed": mtf.transpose_list_of_lists([[1, 2], [3, 4]]),
+        "placed": [p.device for p in placed],
+        "parallel": doubled,
+        "dtypes": [v.master_dtype.name, v.slice_dtype.name, v.activation_dtype.name],
+        "joined": np.stack(joined), "gathered": np.stack(gathered), "swapped": np.stack(swapped),
+        "reductions": [mtf.reduction_fn("SUM") is tf.reduce_sum, mtf.binary_reduction_fn("MAX") is tf.maximum],
+    }
+
+
+@script
+def numpy_converter(tmp):
+    from mesh_tensorflow import test_utils
+
+    converter = test_utils.NumpyConverter()
+    x = converter.convert_np_array_to_mtf_tensor(array("normal", [2, 3], "np"), dtype=tf.float32)
+    y = converter.convert_np_array_to_mtf_tensor(array(5, [2], "np"), dim_names=["a"])
+    return {
+        "x": converter.convert_mtf_tensor_to_np_array(mtf.tanh(x)),
+        "y": converter.convert_mtf_tensor_to_np_array(y + 1),
+        "shapes": [str(x.shape.to_string), str(y.shape.to_string), y.dtype.name],
+    }
+
+
+@script
+def assignments_in_order(tmp):
+    """A moving average read after its update, and assignments joined by the graph."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    shape = mtf.Shape([D("d", 6)])
+    average = mtf.get_variable(mesh, "average", shape, initializer=tf.zeros_initializer(), trainable=False)
+    count = mtf.get_variable(mesh, "count", [], dtype=tf.int32, initializer=tf.zeros_initializer(), trainable=False)
+    x = mtf.import_tf_tensor(mesh, tf.constant(array("normal", [6], "average")), shape)
+    update = mtf.assign(average, average * 0.5 + x * 0.5)
+    more = mtf.assign_add(count, mtf.constant(mesh, 2, dtype=tf.int32))
+    after = mtf.depend(average, [update])
+    impl = placement(layout="d:x")
+    lowering = mtf.Lowering(graph, {mesh: impl})
+    tf_after, tf_count = lowering.export_to_tf_tensor(after), lowering.lowered_operation(more)
+    to_masters = lowering.copy_slices_to_masters()
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(lowering.copy_masters_to_slices())
+        session.run(tf_count)
+        values = [session.run([tf_after, tf_count])[0] for _ in range(3)]
+        stale = value_of(session, "count")
+        session.run(to_masters)
+        masters = {name: value_of(session, name) for name in ("average", "count")}
+    return {"values": np.stack(values), "after": masters["average"], "count": masters["count"],
+            "names": [op.name for op in graph.operations], "stale": int(stale)}
+
+
+@script
+def several_devices(tmp):
+    """Four CPU devices of the session, a device function for masters, no autostacking, a log."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh", mtf.utils.BalancedVariablePlacer(["cpu:1", "cpu:2"]))
+    batch, d, h = D("batch", 4), D("d", 6), D("h", 4)
+    x = mtf.import_tf_tensor(mesh, tf.constant(array("normal", [4, 6], "devices")), mtf.Shape([batch, d]))
+    w = mtf.get_variable(
+        mesh, "w", mtf.Shape([d, h]), initializer=tf.constant_initializer(array("normal", [6, 4], "w"))
+    )
+    y = mtf.tanh(mtf.einsum([x, w], output_shape=[batch, h]))
+    (dw,) = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [w])
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl(
+        "x:2,y:2", "batch:x,h:y", [f"/device:CPU:{i}" for i in range(4)]
+    )
+    log = os.path.join(tmp, "log")
+    lowering = mtf.Lowering(graph, {mesh: impl}, autostack=False, log_file=log)
+    exported = [lowering.export_to_tf_tensor(t) for t in (y, dw)]
+    config = tf.ConfigProto(device_count={"CPU": 4})
+    with tf.Session(config=config) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(lowering.copy_masters_to_slices())
+        y, dw = session.run(exported)
+    return {"y": y, "dw": dw, "devices": impl.devices, "logged": os.path.exists(log),
+            "master": [v.device for v in tf.global_variables()]}
 
 
 def run(name, directory):

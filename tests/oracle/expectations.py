@@ -1,0 +1,119 @@
+"""Where this package means to differ from the classic, and why.
+
+Every entry is checked both ways where that can be done: a difference that is gone must leave
+the table.
+"""
+
+# -- what the classic cannot do; ours must
+
+CLASSIC_FAILS = {
+    "unstack_in_part": "gradient of an unstack of which not every part is used (SEMANTICS 33)",
+    "halo_without_blocks": "halo exchange without a dimension of blocks (SEMANTICS 14)",
+    "conv2d_strided_uneven": "SAME with a stride that does not divide the size (SEMANTICS 34)",
+    "conv2d_valid_strided": "strided VALID convolutions get a wrong size (SEMANTICS 34)",
+    "conv2d_with_even_blocks": "blocks with an even filter",
+    "conv2d_transposed": "transposed convolutions with split output channels",
+    "conv2d_transposed_wide": "transposed convolutions with split output channels",
+    "conv3d_transposed": "transposed convolutions with split output channels",
+    "while_loop": "on one processor, shapes of loop variables are mistaken for one another",
+    "reshape_split": "a reshape that the classic cannot lay out",
+    "reshape_split_inner": "a reshape that the classic cannot lay out",
+    "reshape_relabel": "a reshape that the classic cannot lay out",
+    "reshape_uneven": "a reshape that the classic cannot lay out",
+    "reshape_of_sum": "a reshape that the classic cannot lay out",
+}
+
+# Layouts with which the classic computes something else than on one processor.
+CLASSIC_WRONG = {
+    ("reshape_rename", "a:x,c:y"): "the new axis is cut from what the old one already cut",
+    ("reshape_flat", "a:x,ab:y"): "the new axis is cut from what the old one already cut",
+    ("bfloat16", "a:x,b:y"): "sums of bfloat16 round differently in another order",
+    ("bfloat16", "a:y"): "sums of bfloat16 round differently in another order",
+    # In the classic an update may run before another one has read its variable.
+    ("sgd", "*"): "race",
+    ("sgd_tensor_rate", "*"): "race",
+    ("momentum", "*"): "race",
+    ("adam", "*"): "race",
+    ("adam_decay", "*"): "race",
+    ("adafactor", "*"): "race",
+    ("adafactor_factored", "*"): "race",
+    ("adafactor_beta1", "*"): "race",
+    ("adafactor_options", "*"): "race",
+    ("adafactor_large", "*"): "race",
+    ("adafactor_stacked_dim", "*"): "race",
+    ("mnist_adafactor", "*"): "race",
+    ("language_model", "*"): "race",
+}
+
+# Values that have another shape: the classic leaves these gradients in the output's shape.
+SUMMED_GRADIENTS = {"maximum_broadcast": ["d_maximum/d_y", "d_minimum/d_y"]}
+
+# -- names and classes of the operations that make a result: (class here, reason)
+
+NAMES_DIFFER = {
+    "_SubtractOperation": "a subtraction is one operation, not negative and add",
+    "_SoftmaxOperation": "softmax is one operation",
+    "gelu": "one operation",
+    "swish": "one operation",
+    "log_softmax_extra_1": "ends with a subtraction",
+    "logsumexp": "softmax before it made no reduce_logsumexp, which shifts the numbers of scopes",
+    "logsumexp_extra_0": "as above",
+    "softmax_extra_0": "as above",
+    "softmax_extra_tensor": "as above",
+    "where_scalar": "adding a product with the number 0 is left out",
+    "broadcast": "a broadcast einsum is an einsum and a broadcast",
+    "values_*": "top_k is one operation for every k",
+    "indices_*": "top_k is one operation for every k",
+    "largest_*": "reads one entry of top_k",
+    "operation": "PoolOperation is named by what it does",
+    "y": "serialize_training_step reshapes what has the batch dimension",
+    "z": "gelu of dense_product",
+}
+
+# -- counters: regular expressions of names, by program
+
+COUNTERS_DIFFER = [
+    ("*", r"allconcat/\d/top_k_op", "the classic does not count the communication of top_k"),
+    ("*", r"allreduce/\[1, 0\]/.*|allreduce/\[0, 1\]/.*", "mesh axes are named in order"),
+    ("conv*", r"allreduce/.*/conv\dd_(op|backprop_input)", "sums are named by the operation that makes them"),
+    ("*", r"(.*/)?conv\dd_trans.*", "named ..._transpose throughout"),
+    ("softmax", r"allreduce/.*", "softmax reduces by einsum; gradient of a maximum that is not used"),
+    ("losses", r"allreduce/.*/reduce_op", "gradient of a maximum that is not used"),
+    ("language_model", r"allreduce/.*/reduce_op", "gradient of a maximum that is not used"),
+    ("mixture_of_experts", r"allreduce/.*", "softmax reduces by einsum"),
+    ("layer_norm", r"allreduce/.*/einsum_op", "one sum for mean and variance"),
+    ("maximum_broadcast", r"allreduce/.*", "sums the gradient to the shape of the input"),
+    ("reshape_*", r"allconcat/.*", "more is moved where the classic is wrong"),
+    ("recompute_grad", r"allreduce/.*", "no sum of gradients to force an order"),
+    ("shift", r"shift\[.*", "counted even if only zeros arrive"),
+]
+
+# -- errors
+
+EARLIER = """reduce_to_new_dimension slice_too_long int_plus_float int_divided mean_of_int
+broadcast_drops assign_shape conv_padding""".split()
+
+# By name: (type here, reason).
+ERRORS_DIFFER = {
+    "split_uneven": ("ValueError", "instead of an assertion without text"),
+    "gather_absent": ("ValueError", "the classic lets it pass"),
+    "dropout_keep_prob": ("ValueError", "the classic lets it pass"),
+    "dropout_noise_shape": ("ValueError", "the classic lets it pass"),
+    "number_of_devices": ("ValueError", "the classic finds out later, if at all"),
+    "slicewise_split_dim": ("ValueError", "splittable_dims may be left out; the layout is checked"),
+    "gradient_of_mod": ("", "the gradient of % is None, as of a comparison"),
+}
+
+# -- scripts: results that differ, by key
+
+SCRIPTS_DIFFER = {
+    ("assignments_in_order", "stale"): "a whole slice in the memory of the master is the master",
+    ("laid_out_tensors", "python_numbers"): "processor numbers are tensors",
+    ("stacked_variables", "apart/slices"): "processors in one memory share equal slices",
+    ("stacked_variables", "stacked/slices"): "processors in one memory share equal slices",
+}
+# These look at slices, so they need a slice for each processor.
+NEEDS_SLICES = {"laid_out_tensors", "custom_operations", "stacked_variables"}
+
+# Needed by programs, and skipped while this package lacks it.
+NEEDS = {"embedding": "embedding"}

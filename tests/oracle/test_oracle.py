@@ -1,0 +1,200 @@
+"""This package against the classic release, by what the latter computed (see README.md)."""
+
+import fnmatch
+import json
+import os
+import re
+
+import checkpoints
+import expectations
+import numpy as np
+import oracle_runner
+import programs_errors
+import pytest
+import tensorflow.compat.v1 as tf
+import user_scripts
+from oracle_table import FAMILIES
+
+import mesh_tensorflow as mtf
+
+FIXTURES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
+ONE = ""
+
+
+def load(family):
+    """Returns ({program: {key: array}}, facts) of a fixture file."""
+    with open(os.path.join(FIXTURES, family + ".json")) as f:
+        facts = json.load(f)
+    arrays = {name: {} for name in facts}
+    with np.load(os.path.join(FIXTURES, family + ".npz")) as data:
+        for key in data.files:
+            name, _, rest = key.partition(":")
+            arrays[name][rest] = data[key]
+    return arrays, facts
+
+
+EXPECTED = {family: load(family) for family in [*FAMILIES, "scripts"]}
+with open(os.path.join(FIXTURES, "errors.json")) as _f:
+    ERRORS = json.load(_f)
+
+
+def parameters():
+    for family, programs in FAMILIES.items():
+        for name, program in programs.items():
+            yield pytest.param(family, name, None, id=f"{name}-one")
+            for layout in program.layouts:
+                yield pytest.param(family, name, layout, id=f"{name}-{layout or 'replicated'}")
+
+
+@pytest.fixture(autouse=True)
+def slices_apart(monkeypatch):
+    """Has a slice for each processor, as the classic does."""
+    monkeypatch.setattr(oracle_runner, "IMPL_ARGUMENTS", dict(oracle_runner.APART))
+
+
+def assert_close(actual, expected, tolerance, what=""):
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.shape == expected.shape, what
+    assert actual.dtype == expected.dtype, what
+    if expected.dtype.kind != "f":
+        np.testing.assert_array_equal(actual, expected, what)
+    elif expected.size:
+        scale = max(np.abs(expected).max(), 1e-30)
+        np.testing.assert_allclose(actual / scale, expected / scale, 0, tolerance, err_msg=what)
+
+
+def run(name, program, layout):
+    if not hasattr(mtf.layers, expectations.NEEDS.get(name, "dense")):
+        pytest.skip(f"no mtf.layers.{expectations.NEEDS[name]} yet")
+    mesh_shape = ONE if layout is None else oracle_runner.MESH
+    return oracle_runner.run(name, program, mesh_shape, layout or "")
+
+
+def check_values(name, program, values, expected):
+    for key, array in expected.items():
+        if key in expectations.SUMMED_GRADIENTS.get(name, []):
+            array = array.sum(axis=0)
+        assert_close(values[key], array, program.tolerance, key)
+
+
+def check_communication(name, ours, theirs):
+    differ = [p for pattern, p, _ in expectations.COUNTERS_DIFFER if fnmatch.fnmatch(name, pattern)]
+
+    def kept(counters):
+        return {k: v for k, v in counters.items() if not any(re.fullmatch(p, k) for p in differ)}
+
+    assert kept(ours) == kept(theirs)
+
+
+@pytest.mark.parametrize("family, name, layout", parameters())
+def test_program(family, name, layout):
+    """Values and gradients, counters of communication, variables."""
+    program = FAMILIES[family][name]
+    arrays, facts = EXPECTED[family]
+    theirs = facts[name] if layout is None else facts[name]["layouts"][layout]
+    assert "error" not in theirs or name in expectations.CLASSIC_FAILS
+    if "differs" in theirs:
+        known = expectations.CLASSIC_WRONG
+        assert (name, layout) in known or (name, "*") in known, theirs["differs"]
+    values, ours = run(name, program, layout)
+    expected = arrays[name]
+    if not expected:  # the classic cannot do it at all; be at least consistent
+        expected, _ = run(name, program, None)
+    assert set(values) == set(expected)
+    check_values(name, program, values, expected)
+    if "counters" in theirs:
+        check_communication(name, ours["counters"], theirs["counters"])
+    if "variables" in theirs:
+        assert ours["variables"] == theirs["variables"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_names_shapes_and_dtypes(family):
+    """What made each result, by name and class; shapes and dtypes, also of gradients."""
+    differ = expectations.NAMES_DIFFER
+    for name, program in FAMILIES[family].items():
+        theirs = EXPECTED[family][1][name]
+        if "error" in theirs or name in expectations.NEEDS:
+            continue
+        _, ours = run(name, program, None)
+        summed = expectations.SUMMED_GRADIENTS.get(name, [])
+        for key, described in theirs["outputs"].items():
+            assert key in summed or ours["outputs"][key] == described, (name, key)
+        for key, made_by in theirs["names"].items():
+            if ours["names"][key] != made_by:
+                known = [key, ours["names"][key][1]]
+                assert any(fnmatch.fnmatch(k, p) for k in known for p in differ), (
+                    name, key, made_by, ours["names"][key],
+                )
+
+
+MERGED = [
+    (family, name, layout)
+    for family in ("layers", "models")
+    for name, program in FAMILIES[family].items()
+    for layout in program.layouts[:1]
+]
+
+
+@pytest.mark.parametrize("family, name, layout", MERGED)
+def test_merged_processors(monkeypatch, family, name, layout):
+    """The same with all processors on one device, executed as one: the default here."""
+    monkeypatch.setattr(oracle_runner, "IMPL_ARGUMENTS", {})
+    expected = EXPECTED[family][0][name]
+    values, _ = run(name, FAMILIES[family][name], layout)
+    check_values(name, FAMILIES[family][name], values, expected or values)
+
+
+@pytest.mark.parametrize("name", programs_errors.ERRORS)
+def test_error(name):
+    when, kind = ERRORS[name]
+    ours_when, ours_kind, text = programs_errors.outcome(name)
+    if name in expectations.ERRORS_DIFFER:
+        assert (ours_when, ours_kind) != (when, kind)
+        assert ours_kind == expectations.ERRORS_DIFFER[name][0]
+    elif name in expectations.EARLIER:
+        assert ours_when == "build" or when == "run"
+        assert ours_kind in (kind, "ValueError")
+    else:
+        assert (ours_when, ours_kind) == (when, kind), text
+
+
+def check_script(name, directory):
+    arrays, facts = (part[name] for part in EXPECTED["scripts"])
+    result = user_scripts.run(name, str(directory))
+    assert set(result) == set(arrays) | set(facts)
+    for key, array in arrays.items():
+        assert_close(result[key], array, 1e-5, key)
+    for key, fact in facts.items():
+        ours = json.loads(json.dumps(result[key], default=str))
+        if (name, key) not in expectations.SCRIPTS_DIFFER:
+            assert ours == fact, key
+
+
+@pytest.mark.parametrize("name", user_scripts.SCRIPTS)
+def test_script(name, tmp_path):
+    check_script(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", [n for n in user_scripts.SCRIPTS if n not in expectations.NEEDS_SLICES])
+def test_script_on_merged_processors(monkeypatch, name, tmp_path):
+    monkeypatch.setattr(oracle_runner, "IMPL_ARGUMENTS", {})
+    check_script(name, tmp_path)
+
+
+@pytest.mark.parametrize("mesh_shape, layout", [(ONE, ""), (oracle_runner.MESH, "batch:x,hidden:y")])
+def test_checkpoint_of_the_classic(mesh_shape, layout):
+    with np.load(checkpoints.PATH + ".npz") as expected:
+        logits, loss = checkpoints.evaluate(checkpoints.PATH, mesh_shape, layout)
+        assert_close(logits, expected["logits"], 1e-5)
+        assert_close(loss, expected["loss"], 1e-5)
+
+
+def test_checkpoint_for_the_classic(tmp_path):
+    """Holds the same names, shapes and dtypes; check_ours_in_classic.py loads it there."""
+    path = str(tmp_path / "ours.ckpt")
+    logits, _ = checkpoints.save(path, oracle_runner.MESH, "batch:x,hidden:y")
+    assert checkpoints.listing(path) == checkpoints.listing(checkpoints.PATH)
+    assert_close(checkpoints.evaluate(path)[0], logits, 1e-5)
+    with tf.Graph().as_default():  # a file for the classic must not need this package
+        assert "mnist/conv0/kernel" in dict((n, s) for n, s, _ in checkpoints.listing(path))

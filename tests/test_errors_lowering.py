@@ -1,0 +1,185 @@
+"""Errors found when programs are lowered, and in meshes and layouts; gradients that are None."""
+
+import re
+
+import pytest
+import tensorflow.compat.v1 as tf
+from cases.world import A, B, C, Plain, World
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+
+V, T = ValueError, TypeError
+
+# -- what is found when a program is lowered
+
+LOWER = {
+    "not_divisible": (lambda w: w.tensor([("a", 10)]), "x:4", "a:x",
+        r"not divisible.*a=10 of Shape\[a=10\] .*x=4.*multiple of 4 \(for instance 8 or 12\)"
+        r".*divides 10 \(1, 2, 5, 10\).*drop the layout rule a:x"),
+    "two_dims_on_one_axis": (lambda w: w.x * 2, "x:2", "a:x,b:x",
+        r"Two Tensor Dimensions may not map to the same Mesh Dimension: a=8, b=16"
+        r".*x=2.*mtf.rename_dimension"),
+    "one_dim_on_two_axes": (lambda w: w.x * 2, "x:2,y:2", "a:x,a:y",
+        r"a=8 maps to multiple mesh dimensions x=2, y=2.*mtf.replace_dimensions"),
+    "concat": (lambda w: mtf.concat([w.x, w.x], "b"), "x:2", "b:x",
+        r"b=16 of .*x=2, but ConcatOperation concat cannot.*rule b:x.*rename_dimension\(x, \"b\""),
+    "split": (lambda w: mtf.split(w.x, B, 2), "x:2", "b:x", r"SplitOperation split cannot"),
+    "stack": (lambda w: mtf.stack([w.x, w.x], "new"), "x:2", "new:x", r"new=2 of .*StackOperation"),
+    "unstack": (lambda w: mtf.unstack(w.x, A), "x:2", "a:x", "UnstackOperation"),
+    "slice": (lambda w: mtf.slice(w.x, 0, 4, "b"), "x:2", "b:x", "SliceOperation slice cannot"),
+    "pad": (lambda w: mtf.pad(w.x, [1, 1], "b"), "x:2", "b:x", "PadOperation pad cannot"),
+    "slicewise": (lambda w: mtf.slicewise(tf.sort, [w.x], splittable_dims=[A]), "x:2", "b:x",
+        r"b=16 of .*SlicewiseOperation slicewise cannot work on parts"),
+    "top_k": (lambda w: mtf.top_k(w.x, B, mtf.Dimension("k", 4)), "x:2", "k:x", r"k=4"),
+    "conv": (lambda w: mtf.Conv2dOperation(
+        w.tensor([A, ("h", 6), ("w", 6), B]),
+        w.tensor([("fh", 3), ("fw", 3), B, ("o", 4)]), [1, 1, 1, 1], "SAME"), "x:2", "h:x",
+        r"h=6 of .*is split over mesh dimension x=2, but Conv2dOperation"),
+    "pool": (lambda w: mtf.PoolOperation(w.tensor([A, ("h", 6), ("w", 6), B]), (2, 2), (2, 2),
+        "MAX_2D"),
+        "x:2", "h:x", r"h=6 of .*PoolOperation"),
+    "random_int": (lambda w: mtf.random_uniform(w.mesh, [A], dtype=tf.int32), "x:2", "",
+        "needs maxval"),
+    "random_argument": (lambda w: mtf.random_uniform(w.mesh, [A], mean=1.0), "x:2", "",
+        r"random_uniform does not take mean; it takes dtype, seed, minval, maxval"),
+}
+
+
+@pytest.mark.parametrize("name", LOWER)
+def test_lowering(name, tf_graph):
+    call, mesh, layout, text = LOWER[name]
+    world = Plain()
+    if "x" in call.__code__.co_names:
+        world.x = world.tensor([A, B])
+    call(world)
+    before = list(world.graph.operations)
+    impl = PlacementMeshImpl(mesh, layout, [""] * mtf.convert_to_shape(mesh).size)
+    with pytest.raises(ValueError) as caught:
+        mtf.Lowering(world.graph, {world.mesh: impl})
+    assert re.search(text, str(caught.value), re.S), str(caught.value)
+    assert "while lowering" in str(caught.value)
+    assert world.graph.operations == before
+
+
+def test_lowering_without_a_mesh_implementation(tf_graph):
+    world = World()
+    impl = PlacementMeshImpl("x:1", "", [""])
+    with pytest.raises(ValueError, match=r"for mesh 'other'.*PlacementMeshImpl"):
+        mtf.Lowering(world.graph, {world.mesh: impl}, autostack=False)
+
+
+def _lowered(world):
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    world.y = mtf.import_tf_tensor(mesh, tf.zeros([8]), [A])
+    return mtf.Lowering(graph, {mesh: PlacementMeshImpl("x:1", "", [""])})
+
+
+def test_export_of_a_tensor_made_after_lowering(tf_graph):
+    world = World()
+    lowering = _lowered(world)
+    late = world.y * 2
+    with pytest.raises(ValueError, match=r"scalar_mul:0 .*made after"):
+        lowering.export_to_tf_tensor(late)
+
+
+def test_lowered_operation_of_a_replaced_assignment(tf_graph):
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    v = mtf.get_variable(mesh, "v", [A])
+    old = mtf.assign(v, v * 2)
+    graph.combine_assignments([old])
+    lowering = mtf.Lowering(graph, {mesh: PlacementMeshImpl("x:1", "", [""])})
+    with pytest.raises(ValueError, match="combine_assignments are replaced"):
+        lowering.lowered_operation(old)
+
+
+def test_a_name_that_tensorflow_has(tf_graph):
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    tf.Variable(1.0, name="v")
+    with pytest.raises(ValueError, match=r"'v' became 'v_1'.*Use another name"):
+        mtf.get_variable(mesh, "v", [A])
+    assert graph.all_variables == [] and graph.operations == []
+    assert graph.unique_name("v", mark_as_used=False) == "v"
+
+
+# -- meshes and layouts
+
+MESHES = {
+    "devices": (lambda: PlacementMeshImpl("x:2,y:4", "", [""] * 6), V,
+        r"x=2, y=4 needs 8 devices, but there are 6.*shapes that fit 6: .*x:2,y:3"),
+    "devices_tuple": (lambda: PlacementMeshImpl("x:2", "", ("", "")), T,
+        r"a list of device strings, not tuple: pass list\(devices\)"),
+    "devices_string": (lambda: PlacementMeshImpl("x:2", "", "cpu"), T, "not str"),
+    "strict": (lambda: PlacementMeshImpl("x:2", "a:x,b:z", ["", ""], strict_layout=True), V,
+        r"unknown mesh dimension 'z' in LayoutRules{a:x, b:z}: the mesh has x=2"),
+    "allreduce": (lambda: PlacementMeshImpl("x:1", "", [""], allreduce="fast"), V,
+        r"unknown allreduce method 'fast'; known are auto, collective, ring"),
+    "mesh_string": (lambda: PlacementMeshImpl("x=2", "", []), V,
+        r"malformed shape 'x=2': 'x=2' is not a pair"),
+    "mesh_size": (lambda: PlacementMeshImpl("x:two", "", []), V,
+        r"the size 'two' of 'x' is not a whole"),
+    "mesh_colons": (lambda: PlacementMeshImpl("x:2:3", "", []), V,
+        r"'x:2:3' is not a pair left:right"),
+    "layout_string": (lambda: PlacementMeshImpl("x:1", "a:", []), V, r"malformed layout 'a:'"),
+    "layout_space": (lambda: PlacementMeshImpl("x:1", "a : x", []), V, "no space around it"),
+    "size_per_split": (lambda: mtf.tensor_dim_to_size_per_split("a:x", "x:3", A), V,
+        r"a=8 cannot be cut into 3 equal parts .*multiple of 3"),
+    "dimension": (lambda: mtf.convert_to_dimension("a"), V, r"'a' to Dimension: .*\(str, int\)"),
+    "combined": (lambda: mtf.combined_dimension([]), V, "without a name"),
+    "transposed": (lambda: mtf.transpose_list_of_lists([]), V, "empty"),
+    "parallel_tuple": (lambda: mtf.parallel(("", ""), lambda: 0), V, "must be a list, not tuple"),
+    "parallel_length": (lambda: mtf.parallel(["", ""], lambda x: x, [1]), V,
+        r"each of 2 devices, got 1"),
+    "reduction": (lambda: mtf.reduction_fn("MEAN"), V, r"'MEAN'; known are MAX, MIN, SUM"),
+}
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_meshes_and_layouts(name):
+    call, kind, text = MESHES[name]
+    with pytest.raises(kind) as caught:
+        call()
+    assert re.search(text, str(caught.value), re.S), str(caught.value)
+
+
+# -- no gradient is None, not an error
+
+NO_GRADIENT = {
+    "sign": lambda w: mtf.sign(w.x),
+    "stop_gradient": lambda w: mtf.stop_gradient(w.x),
+    "comparison": lambda w: mtf.to_float(mtf.less(w.x, 0.5)),
+    "indices": lambda w: mtf.to_float(mtf.argmax(w.x, A)),
+    "cast_to_int_and_back": lambda w: mtf.to_float(mtf.to_int32(w.x)),
+    "unrelated": lambda w: w.y * 2,
+    "tf_function": lambda w: mtf.binary_op_with_broadcasting(tf.atan2, w.x, w.x),
+    "one_hot": lambda w: mtf.one_hot(mtf.argmax(w.x, A), C),
+}
+
+
+@pytest.mark.parametrize("name", NO_GRADIENT)
+def test_no_gradient_is_none(name, tf_graph):
+    world = World()
+    assert mtf.gradients([NO_GRADIENT[name](world)], [world.x]) == [None]
+
+
+def test_gradient_of_a_gradient_of_a_loop(tf_graph):
+    world = World()
+    [y] = mtf.while_loop(lambda x: mtf.less(mtf.reduce_sum(x), 9.0), lambda x: [x * x], [world.x])
+    [dx] = mtf.gradients([y], [world.x])
+    with pytest.raises(NotImplementedError, match="has no gradient itself; unroll the loop"):
+        mtf.gradients([dx], [world.x])
+
+
+def test_gradient_of_random_loops_in_loops(tf_graph):
+    def counted(body, x):
+        zero = mtf.constant(x.mesh, 0, dtype=tf.int32)
+        return mtf.while_loop(
+            lambda i, _: mtf.less(i, 2), lambda i, y: [i + 1, body(y)], [zero, x])[1]
+
+    world = World()
+    y = counted(lambda y: counted(lambda z: mtf.dropout(z, rate=0.5), y), world.x)
+    with pytest.raises(NotImplementedError, match="no gradient of a loop in a loop"):
+        mtf.gradients([y], [world.x])
