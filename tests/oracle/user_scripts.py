@@ -469,8 +469,8 @@ def tools(tmp):
     shape = mtf.convert_to_shape("rows:2,cols:3")
     rules = mtf.convert_to_layout_rules("batch:rows;d:cols")
     x_shape = mtf.Shape([D("batch", 4), D("length", 5), D("d", 6)])
-    placer = mtf.utils.BalancedVariablePlacer(["cpu:0", "cpu:1"])
-    with tf.device(placer.device_function):
+    placer = mtf.utils.BalancedVariablePlacer(["/device:CPU:0", "/device:CPU:1"])
+    with tf.Graph().as_default(), tf.device(placer.device_function):
         placed = [tf.get_variable(f"placed{i}", [4 * (i + 1)]) for i in range(3)]
     with tf.device("cpu:0"):
         doubled = mtf.parallel(["cpu:0", "cpu:1"], lambda a, b, c: a * b + c, [1.0, 2.0], [3.0, 4.0], c=[5.0, 6.0])
