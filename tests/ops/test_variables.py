@@ -211,6 +211,7 @@ def test_order_by_depend(placing, tf_graph):
     """A variable that is read again after an assignment has the new value."""
     program = Program(placing)
     x = program.variable("v", np.zeros(8))
+    program.variable("like_it", np.zeros(8))
     bump = mtf.assign_add(x, mtf.ones(program.mesh, [A]))
     direct = mtf.depend(x, [bump]) * 1.0
     read = mtf.depend(mtf.read_variable(x), [bump]) * 1.0

@@ -56,7 +56,7 @@ def record(name, program):
         if values is not None and split_values is not None:
             differs = difference(values, split_values)
             if not differs < 1e-4:
-                entry["differs"] = str(float("%.1e" % differs))
+                entry["differs"] = str(float(f"{differs:.1e}"))
         for key in ("variables",):
             if key in split and split[key] != facts.get(key):
                 entry[key] = split[key]
