@@ -9,6 +9,14 @@ rows of blocks are split over one dimension of a 2 by 2 mesh and the columns ove
 each processor holds a quarter of every image. The convolutions fetch the pixels that they need
 from their neighbours; the first dense layer sums over the pixels, hence over all processors.
 Other layouts, such as "batch:b1;hidden1:b2", compute the same numbers.
+
+On scikit-learn's digits, 40 epochs end at a test accuracy of 97.5 % to 98.1 % (seeds 0 to 4), in
+about a minute on two cores. The learning rate rises at first, then falls to 0. At a constant one,
+such as Adafactor's own of 1 % of a variable's size in each step, training does not settle:
+Adafactor divides gradients by their size, so its steps stay long when gradients get small. The
+loss stays at 0.02 to 0.03, with spikes up to 0.2, against 0.002; the accuracy jumps by up to 3
+points between epochs and ends at 96.1 % to 96.9 % (seeds 0 to 2). Adam has no bias correction
+here, so its first steps are long: at 0.001 without the slow start, one of two runs stayed at 10 %.
 """
 
 from __future__ import annotations
@@ -124,8 +132,9 @@ def network(images: mtf.Tensor, hidden_size: int) -> mtf.Tensor:
     x = images
     for i in range(2):
         filters = mtf.Dimension(f"filters{i + 1}", 16)
-        blocks = {"h_blocks_dim": row_blocks, "w_blocks_dim": col_blocks}
-        x = mtf.layers.conv2d_with_blocks(x, filters, [9, 9], [1, 1], **blocks, name=f"conv{i}")
+        x = mtf.layers.conv2d_with_blocks(
+            x, filters, [9, 9], h_blocks_dim=row_blocks, w_blocks_dim=col_blocks, name=f"conv{i}"
+        )
         x = mtf.relu(x)
     x = mtf.reduce_mean(x, reduced_dim=x.shape[-1])
     pixels = x.shape[-4:]
@@ -164,11 +173,7 @@ def learning_rate(peak: float, total_steps: int) -> tf.Tensor:
 
 
 def build(options: Options, total_steps: int) -> Program:
-    """Builds and lowers the network, its loss and its training step in the current tf graph.
-
-    Args:
-      options: the options.
-      total_steps: at which training ends.
+    """Builds and lowers the network and its training step, of which there are `total_steps`.
 
     Raises:
       ValueError: the mesh shape or the layout does not suit.
@@ -270,8 +275,7 @@ def check_checkpoint(model_dir: str) -> None:
             found = f"of shape {saved[name]}" if name in saved else "not there"
             raise ValueError(
                 f"{path} is of another network: {name} should be of shape {shape}, but is {found}. "
-                "Pass the --hidden_size and --optimizer that it was made with, or another "
-                "--model_dir"
+                "Pass the --hidden_size and --optimizer of then, or another --model_dir"
             )
 
 
@@ -339,11 +343,9 @@ def run(options: Options) -> list[Epoch]:
     """
     options.check()
     data = mnist_dataset.load(options.data_dir, options.download)
-    if options.batch_size > len(data.train_images):
-        raise ValueError(
-            f"--batch_size is {options.batch_size}, but there are only {len(data.train_images)} "
-            "training images: choose a smaller one"
-        )
+    most = len(data.train_images)
+    if options.batch_size > most:
+        raise ValueError(f"--batch_size is {options.batch_size}: there are {most} examples")
     history = []
     with tf.Graph().as_default():
         tf.set_random_seed(options.seed)

@@ -563,7 +563,7 @@ def assignments_in_order(tmp):
 def several_devices(tmp):
     """Four CPU devices of the session, a device function for masters, no autostacking, a log."""
     graph = mtf.Graph()
-    mesh = mtf.Mesh(graph, "mesh", mtf.utils.BalancedVariablePlacer(["cpu:1", "cpu:2"]))
+    mesh = mtf.Mesh(graph, "mesh", mtf.utils.BalancedVariablePlacer(["/device:CPU:1", "/device:CPU:2"]))
     batch, d, h = D("batch", 4), D("d", 6), D("h", 4)
     x = mtf.import_tf_tensor(mesh, tf.constant(array("normal", [4, 6], "devices")), mtf.Shape([batch, d]))
     w = mtf.get_variable(
