@@ -191,6 +191,10 @@ class PlacementMeshImpl(MeshImpl):
         whole = merged.combine_slices(x.tensor_list, x.tensor_shape)
         return self.make_slices(whole, x.tensor_shape)
 
+    def _own(self, x: Any) -> PlacedTensor:
+        """Returns a value with a slice for each processor of this mesh."""
+        return PlacedTensor(self._slices_of(x.to_laid_out_tensor()))
+
     def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
         """Contracts slices on one processor, by the kernel that was fastest on CPUs."""
         return contract(equation, *slices)
@@ -250,7 +254,7 @@ class PlacementMeshImpl(MeshImpl):
         self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str
     ) -> PlacedTensor:
         """Reduces slices over groups of processors; see MeshImpl."""
-        x = x.to_laid_out_tensor()
+        x = self._own(x)
         mesh_axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
         if not mesh_axes:
             return x
@@ -303,7 +307,7 @@ class PlacementMeshImpl(MeshImpl):
         self, x: Any, mesh_axis: int, source_pcoord: Sequence[Optional[int]]
     ) -> PlacedTensor:
         """Has each processor take the slice of a member of its group; see MeshImpl."""
-        x = x.to_laid_out_tensor()
+        x = self._own(x)
         zeros = None
         if None in source_pcoord:
             sizes, dtype = x.slice_shape, x.tensor_list[0].dtype
@@ -327,7 +331,7 @@ class PlacementMeshImpl(MeshImpl):
 
     def _group_slices(self, x: Any, mesh_axis: int) -> list[PlacedTensor]:
         """Returns, for each coordinate along an axis, what the member with it holds."""
-        x = x.to_laid_out_tensor()
+        x = self._own(x)
         return [
             PlacedTensor(
                 [x.tensor_list[self._member(p, mesh_axis, c)] for p in range(self.size)]

@@ -65,8 +65,10 @@ class Lowering:
         """
         self.graph = graph
         self.mesh_to_impl = mesh_to_impl
+        known = _all_of_package(graph.operations)
         self._execution = {
-            mesh: getattr(impl, "execution_impl", impl) for mesh, impl in mesh_to_impl.items()
+            mesh: getattr(impl, "execution_impl", impl) if known else impl
+            for mesh, impl in mesh_to_impl.items()
         }
         self.operations: dict[Operation, tf.Operation] = {}
         self.tensors: dict[Tensor, Any] = {}
@@ -138,8 +140,13 @@ class Lowering:
 
     def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: Any) -> None:
         """Notes the lowered form of a Tensor, after checking the shape of its slices."""
+        layout_impl, mesh_impl = self.layout_impl(tensor), self.mesh_impl(tensor)
+        merged = mesh_impl is not layout_impl
+        if merged and len(getattr(laid_out_tensor, "all_slices", ())) == layout_impl.size:
+            # Made with the mesh that was asked for, which has more processors.
+            whole = layout_impl.combine_slices(laid_out_tensor.all_slices, tensor.shape)
+            laid_out_tensor = mesh_impl.import_tf_tensor(tensor, whole)
         self.verify_slice_shapes(tensor, laid_out_tensor)
-        merged = self.mesh_impl(tensor) is not self.layout_impl(tensor)
         if merged and hasattr(laid_out_tensor, "of_shape"):
             laid_out_tensor = laid_out_tensor.of_shape(tensor.shape)
         self.tensors[tensor] = laid_out_tensor
@@ -297,3 +304,15 @@ class Lowering:
         Loops are counted once.
         """
         return communication_table(self._collectives)
+
+
+def _all_of_package(operations: Iterable[Operation]) -> bool:
+    """Whether no operation, in loops included, is of a class from elsewhere.
+
+    Such a class may count on a slice for each processor, so nothing is merged then.
+    """
+    return all(
+        type(op).__module__.startswith("mesh_tensorflow.")
+        and _all_of_package(getattr(op, "_body_ops", ()))
+        for op in operations
+    )
