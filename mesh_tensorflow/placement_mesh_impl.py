@@ -342,12 +342,8 @@ class PlacementMeshImpl(MeshImpl):
     # -- where a processor is
 
     def laid_out_pnum(self) -> PlacedTensor:
-        """Returns a LaidOutTensor of the processors' numbers, int32 scalars."""
-        numbers = []
-        for pnum, device in enumerate(self._devices):
-            with tf.device(device):
-                numbers.append(tf.constant(pnum, tf.int32))
-        return PlacedTensor(numbers)
+        """Returns a LaidOutTensor of the processors' numbers, Python ints."""
+        return PlacedTensor(list(range(self.size)))
 
     def laid_out_pcoord(self, mesh_axis: int) -> PlacedTensor:
         """Returns a LaidOutTensor of the processors' coordinates along a mesh axis."""

@@ -224,7 +224,7 @@ def combined_dimension(dims: Sequence[Dimension], name: Optional[str] = None) ->
 
     Args:
       dims: a nonempty sequence of Dimensions.
-      name: its name; the names of `dims` joined by "_" if None.
+      name: its name; that of the first of `dims` if None.
 
     Raises:
       ValueError: `dims` is empty and no name is given.
@@ -232,7 +232,7 @@ def combined_dimension(dims: Sequence[Dimension], name: Optional[str] = None) ->
     if not dims and name is None:
         raise ValueError("cannot combine no dimensions without a name for the result")
     return Dimension(
-        "_".join(d.name for d in dims) if name is None else name,
+        dims[0].name if name is None else name,
         list_product(d.size for d in dims),
     )
 

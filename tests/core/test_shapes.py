@@ -59,7 +59,7 @@ ALGEBRA = [
     (lambda: S([A, B]).rename_dimension("a", "z"), S([D("z", 2), B])),
     (lambda: S([A, B]).resize_dimension("b", 7), S([A, D("b", 7)])),
     (lambda: S([A, D("a", 5)]).rename_dimension("a", "z"), S([D("z", 2), D("z", 5)])),
-    (lambda: mtf.combined_dimension([A, B]), D("a_b", 6)),
+    (lambda: mtf.combined_dimension([A, B]), D("a", 6)),
     (lambda: mtf.combined_dimension([A, B], "z"), D("z", 6)),
     (lambda: mtf.anonymous_shape([A, B]), S([D("_anonymous_0", 2), D("_anonymous_1", 3)])),
     (lambda: S([A, B]).get_dim_by_name("b"), B),

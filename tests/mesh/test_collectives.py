@@ -180,7 +180,7 @@ def test_shift_by_n_processors(impl, offset, wrap):
 
 
 def test_where_a_processor_is(impl):
-    assert slices_of(impl.laid_out_pnum()) == list(range(6))
+    assert impl.laid_out_pnum().tensor_list == list(range(6))
     assert slices_of(impl.laid_out_pcoord(0)) == [0, 0, 0, 1, 1, 1]
     assert slices_of(impl.laid_out_pcoord(1)) == [0, 1, 2, 0, 1, 2]
 

@@ -113,9 +113,6 @@ SCRIPTS_DIFFER = {
     ("stacked_variables", "stacked/slices"): "processors in one memory share equal slices",
 }
 # The same, but not meant: to be mended here, or to be moved to the table above.
-SCRIPTS_OPEN = {
-    ("tools", "combined"): "combined_dimension names the result by the first dimension there",
-}
 # These look at slices, so they need a slice for each processor.
 NEEDS_SLICES = {"laid_out_tensors", "custom_operations", "stacked_variables"}
 
