@@ -113,6 +113,24 @@ class ReduceOperation(Operation):
         return {self._outputs[0]: tuple(axes)} if axes and self._is_sum() else {}
 
 
+def cost_along(op: Operation, mesh_impl: Any, dim: Dimension, flops_per_element: int) -> Cost:
+    """Returns the cost of an operation that reduces twice along a dimension, keeping the shape.
+
+    Args:
+      op: an operation whose first output has the dimension.
+      mesh_impl: a MeshImpl.
+      dim: a Dimension.
+      flops_per_element: floating point operations for each element.
+    """
+    base, y = Operation.cost(op, mesh_impl), op.outputs[0]
+    mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
+    collectives: tuple[Collective, ...] = ()
+    if mesh_axis is not None:
+        n = mesh_impl.laid_out_size(y.shape - dim)
+        collectives = (Collective("allreduce", (mesh_axis,), n, n * y.dtype.size),) * 2
+    return Cost(base.flops * flops_per_element, base.bytes, collectives)
+
+
 class BroadcastOperation(Operation):
     """A Tensor repeated along further dimensions."""
 

@@ -8,11 +8,12 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.cost import Collective, Cost
+from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow.ops._reduce_broadcast import cost_along
 from mesh_tensorflow.ops._source import check_dimension
 
 __all__ = ["log_softmax", "reduce_logsumexp", "softmax"]
@@ -68,14 +69,7 @@ class _SoftmaxOperation(Operation):
         return mesh_impl.slicewise(tf.divide, exps, total)
 
     def cost(self, mesh_impl: Any) -> Cost:
-        base = super().cost(mesh_impl)
-        y = self._outputs[0]
-        mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
-        collectives: tuple[Collective, ...] = ()
-        if mesh_axis is not None:
-            n = mesh_impl.laid_out_size(y.shape - self._dim)
-            collectives = (Collective("allreduce", (mesh_axis,), n, n * y.dtype.size),) * 2
-        return Cost(base.flops * _FLOPS_PER_ELEMENT, base.bytes, collectives)
+        return cost_along(self, mesh_impl, self._dim, _FLOPS_PER_ELEMENT)
 
 
 @leaves_no_node
