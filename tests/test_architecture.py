@@ -23,7 +23,8 @@ ORDER = [
     ["placement_mesh_impl", "tpu_variables", "ops_with_redefined_builtins"],
     ["simd_mesh_impl", "test_utils"],
     ["layers"],
-    ["optimize", "beam_search"],
+    ["optimize", "beam_search", "checkpoint"],
+    ["estimator"],
     ["auto_mtf", "transformer"],
     ["bert", "experimental"],
 ]

@@ -49,6 +49,7 @@ class Lowering:
         autostack: bool = True,
         log_file: Optional[str] = None,
         jit: bool = False,
+        keep_masters: bool = False,
     ):
         """Lowers a graph.
 
@@ -59,6 +60,9 @@ class Lowering:
           log_file: a path; sizes of variables and counters are written there too.
           jit: whether XLA may compile clusters of the computation. Large steps get faster;
             small ones, and the first step, get slower.
+          keep_masters: whether to keep a whole copy of each variable beside its slices. Without
+            it, savers, initializers and reads of the masters go to the slices; only masters that
+            the tf graph uses already stay.
 
         Raises:
           ValueError: an operation cannot be lowered in this layout; the message names it.
@@ -78,6 +82,10 @@ class Lowering:
         self._counters: list[tuple[str, int]] = []
         self._collectives: list[tuple[str, Any, Collective]] = []
         self._at: Optional[Operation] = None
+        if keep_masters:
+            for v in graph.all_variables:
+                for master in v.masters:
+                    master.keep()
         if autostack:
             self.autostack()
         with tf.xla.experimental.jit_scope() if jit else contextlib.nullcontext():
@@ -287,13 +295,21 @@ class Lowering:
     def allreduce_counter(
         self, mesh_axes: Sequence[int], x: Tensor, label: str
     ) -> Callable[[], None]:
-        """Returns a function that counts the sum of a Tensor over mesh axes, when it is made."""
+        """Returns a function that counts the sum of a Tensor over mesh axes, when it is made.
+
+        Args:
+          mesh_axes: as the counter names them, in the order of the dimensions summed over.
+          x: a Tensor.
+          label: what sums, such as "einsum_op".
+        """
         layout_impl = self.layout_impl(x)
         elements = layout_impl.laid_out_size(x.shape)
-        collective = Collective("allreduce", tuple(mesh_axes), elements, elements * x.dtype.size)
+        axes = tuple(sorted(mesh_axes))
+        collective = Collective("allreduce", axes, elements, elements * x.dtype.size)
 
         def count() -> None:
-            self._count_collective(layout_impl, collective, label)
+            self.add_counter(f"allreduce/{list(mesh_axes)}/{label}", elements)
+            self._count_collective(layout_impl, collective, None)
 
         return count
 

@@ -44,6 +44,7 @@ def _groups(
             v.activation_dtype,
             v.trainable,
             frozenset(assigned.get(v, ())),
+            any(master.in_use or master.is_bound for master in v.masters),
         )
         slice_size = v.size if impl is None else impl.slice_size(v.shape)
         group = open_groups.get(key)

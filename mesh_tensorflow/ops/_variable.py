@@ -15,6 +15,7 @@ from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.master import MasterVariable, make_master
 from mesh_tensorflow._mesh.random_slices import program_seed
 from mesh_tensorflow._mesh.variable_store import VariableStore, current_store
 from mesh_tensorflow.utils import outside_all_rewrites
@@ -113,7 +114,9 @@ class Variable(Operation):
         if self._store is not None:
             return
         kwargs.setdefault("use_resource", True)
-        with tf.device(self._mesh.variable_placer_fn), outside_all_rewrites():
+        with tf.device(self._mesh.variable_placer_fn), outside_all_rewrites(), (
+            tf.variable_creator_scope(make_master)
+        ):
             self._master = tf.get_variable(
                 name,
                 shape.to_integer_list,
@@ -186,9 +189,32 @@ class Variable(Operation):
         """The device of the master."""
         return self._master.device
 
+    @property
+    def parts(self) -> Sequence[Variable]:
+        """The Variables that it consists of: itself, unless it is stacked."""
+        return [self]
+
+    @property
+    def masters(self) -> list[MasterVariable]:
+        """The masters of its parts; none if they are not this package's."""
+        masters = [part.get_master() for part in self.parts]
+        return masters if all(isinstance(m, MasterVariable) for m in masters) else []
+
+    @property
+    def tf_master(self) -> Any:
+        """The tf variable of the whole value, which is in use from now on."""
+        return getattr(self._master, "tf_variable", self._master)
+
     def get_master(self) -> Any:
-        """Returns the master tf variable."""
+        """Returns the master: its whole value as a variable of TensorFlow's.
+
+        It can be read and assigned to, whether the value is kept whole or in slices.
+        """
         return self._master
+
+    def read_master(self) -> tf.Tensor:
+        """Returns the value of the master."""
+        return self._master.read_value()
 
     def assign_to_master(self, val: tf.Tensor) -> tf.Operation:
         """Returns a tf operation that assigns `val` to the master."""
@@ -236,6 +262,11 @@ class StackedVariable(Variable):
         self._master = None
 
     @property
+    def parts(self) -> Sequence[Variable]:
+        """The Variables that it consists of."""
+        return self._parts
+
+    @property
     def original_names(self) -> list[str]:
         """Names of the variables it consists of."""
         return [v.name for v in self._parts]
@@ -246,8 +277,12 @@ class StackedVariable(Variable):
         return self._parts[0].master_device
 
     def get_master(self) -> Any:
-        """Returns the masters, stacked."""
-        return tf.stack([v.get_master().read_value() for v in self._parts])
+        """Returns the values of the masters, stacked."""
+        return self.read_master()
+
+    def read_master(self) -> tf.Tensor:
+        """Returns the values of the masters, stacked."""
+        return tf.stack([v.read_master() for v in self._parts])
 
     def assign_to_master(self, val: tf.Tensor) -> tf.Operation:
         """Returns a tf operation that assigns each part of `val` to its master."""

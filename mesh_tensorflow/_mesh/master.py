@@ -1,0 +1,331 @@
+"""MasterVariable: an mtf variable as TensorFlow sees it, whole and under its name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Optional
+
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._mesh.slice_storage import PieceSaveable, SliceStorage, WholeStorage
+
+__all__ = ["MasterVariable", "make_master"]
+
+# What tf.Variable names the saved value of a variable among what a Trackable saves.
+_VARIABLE_VALUE = "VARIABLE_VALUE"
+
+_OPERATORS = (
+    "__abs__", "__add__", "__and__", "__div__", "__eq__", "__floordiv__", "__ge__", "__getitem__",
+    "__gt__", "__invert__", "__le__", "__lt__", "__matmul__", "__mod__", "__mul__", "__ne__",
+    "__neg__", "__or__", "__pow__", "__radd__", "__rand__", "__rdiv__", "__rfloordiv__",
+    "__rmatmul__", "__rmod__", "__rmul__", "__ror__", "__rpow__", "__rsub__", "__rtruediv__",
+    "__rxor__", "__sub__", "__truediv__", "__xor__",
+)
+
+
+class MasterVariable(tf2.__internal__.tracking.Trackable):  # type: ignore[misc]
+    """The whole value of an mtf variable, in place of a tf.Variable in TensorFlow's collections.
+
+    Initializers, savers, reads and assignments find it there. As long as no Lowering has been
+    made it is a tf variable. A Lowering that finds that nothing in the graph uses that variable
+    yet binds the MasterVariable to the slices: from then on it reads, sets, saves and restores
+    them, and the tf variable holds no memory. If something does use it, it stays, beside the
+    slices, and values are copied between them.
+    """
+
+    _in_graph_mode = True
+    _save_slice_info = None
+    _should_act_as_resource_variable = True  # tf.train.init_from_checkpoint asks for it
+    __array_priority__ = 100
+
+    def __init__(self, tf_variable: Any, trainable: bool):
+        """Makes one.
+
+        Args:
+          tf_variable: a resource variable.
+          trainable: whether optimizers are to change it.
+        """
+        self._tf_variable = tf_variable
+        self._trainable = trainable
+        self._initial: Any = tf_variable.initial_value
+        self._storage: SliceStorage = WholeStorage(tf_variable)
+        self._in_use = False
+
+    # -- where the value is
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the graph uses the tf variable, so that it must stay beside the slices."""
+        return self._in_use
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the value is in slices alone."""
+        return not isinstance(self._storage, WholeStorage)
+
+    def keep(self) -> None:
+        """Makes the tf variable stay beside the slices of a Lowering."""
+        self._in_use = True
+
+    def bind(self, storage: SliceStorage) -> None:
+        """Makes slices the only place of the value.
+
+        Args:
+          storage: where they are.
+        """
+        assert not self._in_use and not self.is_bound
+        self._storage = storage
+
+    @property
+    def tf_variable(self) -> Any:
+        """The tf variable of the whole value, for a Lowering that computes with it."""
+        self._in_use = True
+        return self._tf_variable
+
+    def _at_storage(self) -> SliceStorage:
+        """Returns where the value is, for something that will use it there."""
+        if not self.is_bound:
+            self._in_use = True
+        return self._storage
+
+    # -- what a tf.Variable tells about itself
+
+    @property
+    def name(self) -> str:
+        """Its name, with ":0"."""
+        return self._tf_variable.name
+
+    @property
+    def op(self) -> tf.Operation:
+        """The tf operation of its name."""
+        return self._tf_variable.op
+
+    @property
+    def _shared_name(self) -> str:
+        return self.op.name
+
+    @property
+    def graph(self) -> tf.Graph:
+        """The tf.Graph it is in."""
+        return self._tf_variable.graph
+
+    @property
+    def device(self) -> str:
+        """Its device."""
+        return self._tf_variable.device
+
+    @property
+    def dtype(self) -> tf.DType:
+        """Its dtype, which is that in checkpoints."""
+        return self._tf_variable.dtype
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """Its shape."""
+        return self._tf_variable.shape
+
+    def get_shape(self) -> tf.TensorShape:
+        """Returns its shape."""
+        return self.shape
+
+    @property
+    def trainable(self) -> bool:
+        """Whether optimizers are to change it."""
+        return self._trainable
+
+    def __repr__(self) -> str:
+        return f"<MasterVariable {self.name!r} shape={self.shape} dtype={self.dtype.name}>"
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_tf_variable" not in self.__dict__:
+            raise AttributeError(name)
+        if self.is_bound:
+            raise AttributeError(
+                f"variable {self.op.name!r} is kept in slices, which have no {name!r}. Make the "
+                "Lowering with keep_masters=True to have a tf variable of the whole value too"
+            )
+        self._in_use = True
+        return getattr(self._tf_variable, name)
+
+    # -- initial value; tf.train.init_from_checkpoint sets the two that begin with "_"
+
+    @property
+    def initial_value(self) -> Any:
+        """The initial value, a tf.Tensor of the whole shape."""
+        return self._initial
+
+    @property
+    def _initial_value(self) -> Any:
+        return self._initial
+
+    @_initial_value.setter
+    def _initial_value(self, value: tf.Tensor) -> None:
+        self._initial = value
+        if not self.is_bound:
+            self._in_use = True
+            self._tf_variable._initial_value = value
+
+    @property
+    def _initializer_op(self) -> tf.Operation:
+        return self.initializer
+
+    @_initializer_op.setter
+    def _initializer_op(self, op: tf.Operation) -> None:
+        # Slices are initialized from the initial value, which is set as well.
+        if not self.is_bound:
+            self._in_use = True
+            self._tf_variable._initializer_op = op
+
+    @property
+    def initializer(self) -> tf.Operation:
+        """A tf.Operation that gives it its initial value."""
+        return self._at_storage().initializer(self._initial)
+
+    def is_initialized(self, name: Optional[str] = None) -> tf.Tensor:
+        """Returns a tf.Tensor, a bool: whether it has a value."""
+        return tf.identity(self._at_storage().is_initialized(), name=name)
+
+    def initialized_value(self) -> tf.Tensor:
+        """Returns a tf.Tensor: its value, or the initial value if it has none yet."""
+        return tf.cond(self.is_initialized(), self.read_value, lambda: self._initial)
+
+    # -- reading and writing
+
+    def read_value(self) -> tf.Tensor:
+        """Returns the whole value, a tf.Tensor."""
+        return self._at_storage().read()
+
+    def value(self) -> tf.Tensor:
+        """Returns the whole value, a tf.Tensor."""
+        return self.read_value()
+
+    def _as_graph_element(self) -> tf.Tensor:
+        return self.read_value()
+
+    def eval(self, session: Optional[tf.Session] = None) -> Any:
+        """Returns the whole value as a NumPy array.
+
+        Args:
+          session: the default session if None.
+        """
+        return self.read_value().eval(session=session)
+
+    def assign(
+        self,
+        value: Any,
+        use_locking: Any = None,
+        name: Optional[str] = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Sets the whole value.
+
+        Args:
+          value: what converts to a tf.Tensor of its shape and dtype.
+          use_locking: ignored.
+          name: of the tf operation.
+          read_value: whether to return the new value instead of an operation.
+
+        Returns:
+          A tf.Tensor, or a tf.Operation if not `read_value`.
+        """
+        storage = self._at_storage()
+        value = tf.convert_to_tensor(value, self.dtype)
+        with tf.name_scope(name or "assign"):
+            done = storage.assign(value)
+            if not read_value:
+                return done
+            with tf.control_dependencies([done]):
+                return storage.read()
+
+    def assign_add(self, delta: Any, use_locking: Any = None, name: Optional[str] = None,
+                   read_value: bool = True) -> Any:
+        """Adds to the whole value; see `assign`."""
+        delta = tf.convert_to_tensor(delta, self.dtype)
+        return self.assign(self.read_value() + delta, use_locking, name, read_value)
+
+    def assign_sub(self, delta: Any, use_locking: Any = None, name: Optional[str] = None,
+                   read_value: bool = True) -> Any:
+        """Subtracts from the whole value; see `assign`."""
+        delta = tf.convert_to_tensor(delta, self.dtype)
+        return self.assign(self.read_value() - delta, use_locking, name, read_value)
+
+    def load(self, value: Any, session: Optional[tf.Session] = None) -> None:
+        """Sets the whole value in a session.
+
+        Args:
+          value: a NumPy array.
+          session: the default session if None.
+        """
+        with self.graph.as_default(), tf.control_dependencies(None):
+            fed = tf.placeholder(self.dtype, self.shape)
+            done = self.assign(fed, read_value=False)
+        (session or tf.get_default_session()).run(done, {fed: value})
+
+    # -- checkpoints
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
+        """Returns what savers save and restore: something for each process that has slices."""
+        pieces = self._at_storage().pieces_by_process()
+
+        def factory(process: int, name: Optional[str] = None) -> PieceSaveable:
+            suffix = f"_{_key(process)}" if process else ""
+            saved_name = (name or self.op.name + suffix).removesuffix(suffix)
+            return PieceSaveable(self, pieces[process], saved_name, saved_name + suffix)
+
+        return {
+            _key(process): functools.partial(factory, process) for process in range(len(pieces))
+        }
+
+    def to_proto(self, export_scope: Optional[str] = None) -> Any:
+        """Returns a VariableDef; None if the value is in slices, which have no such form."""
+        return None if self.is_bound else self._tf_variable.to_proto(export_scope)
+
+
+def _key(process: int) -> str:
+    return f"process_{process}" if process else _VARIABLE_VALUE
+
+
+def _operator(name: str) -> Callable:
+    def apply(self: MasterVariable, *args: Any) -> Any:
+        return getattr(self.read_value(), name)(*args)
+
+    return apply
+
+
+for _name in _OPERATORS:
+    if _name not in ("__eq__", "__ne__") and hasattr(tf.Tensor, _name):
+        setattr(MasterVariable, _name, _operator(_name))
+
+
+def _convert(master: MasterVariable, dtype: Any = None, name: Any = None,
+             as_ref: bool = False) -> Any:
+    del as_ref  # resource variables have no references
+    if dtype is not None and not dtype.is_compatible_with(master.dtype):
+        return NotImplemented
+    return tf.identity(master.read_value(), name=name)
+
+
+tf.register_tensor_conversion_function(MasterVariable, _convert)
+
+
+def make_master(next_creator: Callable, **kwargs: Any) -> MasterVariable:
+    """Makes a MasterVariable; a variable creator for tf.variable_creator_scope.
+
+    Args:
+      next_creator: makes the tf variable.
+      **kwargs: what TensorFlow was asked for.
+    """
+    collections = kwargs.pop("collections", None) or [tf.GraphKeys.GLOBAL_VARIABLES]
+    trainable = kwargs.pop("trainable", None)
+    trainable = True if trainable is None else trainable
+    tf_variable = next_creator(collections=[], trainable=False, **kwargs)
+    master = MasterVariable(tf_variable, trainable)
+    if trainable and tf.GraphKeys.TRAINABLE_VARIABLES not in collections:
+        collections = [*collections, tf.GraphKeys.TRAINABLE_VARIABLES]
+    tf.add_to_collections(collections, master)
+    return master

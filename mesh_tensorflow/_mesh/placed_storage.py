@@ -1,0 +1,101 @@
+"""PlacedStorage: the slices of a PlacedVariable as the only place of a variable's value."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._mesh.slice_storage import Piece, SliceStorage
+
+__all__ = ["PlacedStorage", "bind_masters"]
+
+
+class PlacedStorage(SliceStorage):
+    """The slices of one variable, or of one part of a stack of variables."""
+
+    def __init__(self, placed: Any, variable: Any, index: Optional[int] = None):
+        """Makes one.
+
+        Args:
+          placed: a PlacedVariable.
+          variable: the Variable whose value it is.
+          index: which part of the stack it is; None if it is no stack.
+        """
+        self._placed = placed
+        self._variable = variable
+        self._index = index
+        self._initializers: dict[int, tf.Operation] = {}
+
+    def pieces(self) -> list[Piece]:
+        impl, shape = self._placed.mesh_impl, self._variable.shape
+        holders: dict[tuple[int, ...], list[int]] = {}
+        for pnum in self._placed.slices:
+            holders.setdefault(tuple(impl.slice_begin(shape, pnum)), []).append(pnum)
+        sizes = tuple(impl.slice_shape(shape))
+        return [
+            Piece(
+                begin, sizes, impl.devices[pnums[0]],
+                lambda first=pnums[0]: self._read(first),
+                lambda value, pnums=tuple(pnums): tf.group(
+                    [self._assign(pnum, value) for pnum in pnums]),
+            )
+            for begin, pnums in holders.items()
+        ]
+
+    def _read(self, pnum: int) -> tf.Tensor:
+        v = self._placed.slices[pnum]
+        with tf.device(v.device):
+            value = v.read_value() if self._index is None else v[self._index]
+            return tf.cast(value, self._variable.master_dtype)
+
+    def _assign(self, pnum: int, value: tf.Tensor) -> tf.Operation:
+        v = self._placed.slices[pnum]
+        with tf.device(v.device):
+            value = tf.cast(value, self._variable.slice_dtype)
+            if self._index is None:
+                return v.assign(value, read_value=False)
+            with tf.control_dependencies([self._placed.has_room(pnum)]):
+                return tf.raw_ops.ResourceScatterUpdate(
+                    resource=v.handle, indices=self._index, updates=value)
+
+    def read(self) -> tf.Tensor:
+        placed, variable = self._placed, self._variable
+        values = {pnum: self._read(pnum) for pnum in placed.slices}
+        return placed.mesh_impl.combine_slices(
+            [values[owner] for owner in placed.owner], variable.shape, variable.master_device)
+
+    def assign(self, value: tf.Tensor) -> tf.Operation:
+        with tf.device(self._variable.master_device):
+            pieces = self._placed.mesh_impl.make_slices(value, self._variable.shape)
+        return tf.group([self._assign(pnum, pieces[pnum]) for pnum in self._placed.slices])
+
+    def initializer(self, value: tf.Tensor) -> tf.Operation:
+        if self._index is not None:
+            return self._placed.stack_initializer()
+        if id(value) not in self._initializers:
+            with tf.control_dependencies(None), tf.name_scope(f"init/{self._variable.name}"):
+                self._initializers[id(value)] = self.assign(value)
+        return self._initializers[id(value)]
+
+    def is_initialized(self) -> tf.Tensor:
+        return tf.reduce_all([v.is_initialized() for v in self._placed.slices.values()])
+
+
+def bind_masters(placed: Any, variable: Any) -> bool:
+    """Makes slices the only place of a variable's value, if nothing uses its masters yet.
+
+    Args:
+      placed: a PlacedVariable.
+      variable: its Variable.
+
+    Returns:
+      Whether it did.
+    """
+    masters = variable.masters
+    if not masters or any(m.in_use or m.is_bound for m in masters):
+        return False
+    for i, (part, master) in enumerate(zip(variable.parts, masters)):
+        index = i if variable.is_stacked else None
+        master.bind(PlacedStorage(placed, part, index))
+    return True

@@ -1,0 +1,145 @@
+"""Checkpoints that are damaged, or of another program: what is said, and that nothing changes."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from cases import harness
+from cases.harness import Placing
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
+
+SPLIT = Placing("x:2,y:2", "a:x,b:y", apart=True)
+
+
+def new_session():
+    return tf.Session(config=tf.ConfigProto(device_count={"CPU": harness.CPUS}))
+
+
+def build(sizes, names=("u", "v"), value=1.0):
+    """A program of matrices in slices; returns their values."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    values = [
+        mtf.get_variable(mesh, name, list(zip("ab", sizes)),
+                         initializer=tf.constant_initializer(value)) for name in names]
+    lowering = mtf.Lowering(graph, {mesh: SPLIT.impl()}, autostack=False)
+    return [lowering.export_to_tf_tensor(v) for v in values]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """The paths of two checkpoints in one directory."""
+    with tf.Graph().as_default(), harness.separate_memories(), new_session() as session:
+        build((8, 16), value=7.0)
+        saver = Saver(sharded=True)
+        session.run(tf.global_variables_initializer())
+        return [saver.save(session, str(tmp_path / "model"), step) for step in (10, 20)]
+
+
+def restore(path, sizes=(8, 16), names=("u", "v"), **kwargs):
+    """Restores a checkpoint over values of 1; returns the error, and the values then."""
+    with tf.Graph().as_default(), harness.separate_memories(), new_session() as session:
+        values = build(sizes, names)
+        saver = Saver(**kwargs)
+        session.run(tf.global_variables_initializer())
+        error = None
+        try:
+            saver.restore(session, path)
+        except CheckpointError as e:
+            error = str(e)
+        return error, session.run(values)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_good_one_is_restored(saved, sharded):
+    error, values = restore(saved[-1], sharded=sharded)
+    assert error is None
+    for value in values:
+        np.testing.assert_array_equal(value, np.full((8, 16), 7.0))
+
+
+def cut(path):
+    data = next(path.parent.glob(f"{path.name}.data-*"))
+    data.write_bytes(data.read_bytes()[:100])
+
+
+def overwrite(path):
+    data = next(path.parent.glob(f"{path.name}.data-*"))
+    content = bytearray(data.read_bytes())
+    content[40:48] = b"\xff" * 8
+    data.write_bytes(content)
+
+
+def cut_index(path):
+    index = path.parent / f"{path.name}.index"
+    index.write_bytes(index.read_bytes()[:20])
+
+
+def lose_data(path):
+    next(path.parent.glob(f"{path.name}.data-*")).unlink()
+
+
+def lose_index(path):
+    (path.parent / f"{path.name}.index").unlink()
+
+
+DAMAGE = {
+    cut: (r"the data of checkpoint .*model-20 is damaged or cut short \(.*no variable was changed",
+          r"Variables that cannot be read \(\d\):\n    [uv]"),
+    overwrite: (r"the data of checkpoint .*model-20 is damaged or cut short \(.*",
+                r"Variables that cannot be read \(\d\):\n    [uv]"),
+    cut_index: (r"model-20.index cannot be read: ", "Other checkpoints in .*: model-10"),
+    lose_data: (r"model-20 has 0 data files: none", "Other checkpoints in .*: model-10"),
+    lose_index: (r"there is no checkpoint .*model-20", "Checkpoints in .*: model-10"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_damage(saved, damage, sharded, tmp_path):
+    damage(tmp_path / "model-20")
+    error, values = restore(saved[-1], sharded=sharded)
+    for pattern in DAMAGE[damage]:
+        assert re.search(pattern, error), error
+    for value in values:
+        np.testing.assert_array_equal(value, np.ones((8, 16)))
+    assert restore(saved[0])[0] is None
+
+
+@pytest.mark.parametrize("sizes, names, expected", [
+    ((8, 16), ("u", "w"), "Missing in the file (1):\n    w [8, 16]\n"
+     "  In the file only (1):\n    v [8, 16]\n"),
+    ((16, 8), ("u", "v"), "Of another shape or dtype (2):\n"
+     "    u: float32 [8, 16] in the file, float32 [16, 8] in the program\n"),
+])
+def test_of_another_program(saved, sizes, names, expected):
+    error, values = restore(saved[-1], sizes, names)
+    assert error.startswith(f"checkpoint {saved[-1]} is not of this program; no variable was")
+    assert expected in error
+    for value in values:
+        np.testing.assert_array_equal(value, np.ones(sizes))
+
+
+def test_lists_are_cut_and_directories_named(saved, tmp_path):
+    error, _ = restore(saved[-1], names=[f"n{i}" for i in range(20)])
+    assert "Missing in the file (20):" in error and "... and 8 more" in error
+    with pytest.raises(CheckpointError, match=r"There is no directory '.*nowhere'"):
+        check_checkpoint(str(tmp_path / "nowhere" / "model-1"), {})
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=r"There is no other in .*empty"):
+        check_checkpoint(str(tmp_path / "empty" / "model-1"), {})
+
+
+def test_what_a_saver_wants(saved):
+    with tf.Graph().as_default(), harness.separate_memories(), new_session() as session:
+        u, _ = build((8, 16), ("u", "w"))
+        by_name = {v.op.name: v for v in tf.global_variables()}
+        check_checkpoint(saved[-1], [by_name["u"]])
+        Saver([by_name["u"]]).restore(session, saved[-1])
+        np.testing.assert_array_equal(session.run(u), np.full((8, 16), 7.0))
+        Saver({"v": by_name["w"]}).restore(session, saved[-1])
+        with pytest.raises(CheckpointError, match=r"Missing in the file \(1\):\n    x \[8, 16\]"):
+            Saver({"x": by_name["w"]}).restore(session, saved[-1])
