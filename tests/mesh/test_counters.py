@@ -1,5 +1,6 @@
 """What lowering counts, and how it is told."""
 
+import pytest
 import tensorflow.compat.v1 as tf
 from cases.harness import Placing
 
@@ -41,8 +42,39 @@ def test_einsum_over_a_split_dimension(tf_graph):
 
 def test_sums_over_two_axes(tf_graph):
     lowering = lowered(
-        lambda x, y: [mtf.reduce_sum(x), mtf.reduce_max(x)], "x:4,y:2", "b:x,a:y")
+        lambda x, y: [mtf.reduce_sum(x), mtf.reduce_max(x)], "x:4,y:2", "a:x,b:y")
     assert total(lowering, "allreduce/[0, 1]/reduce_op") == 16
+
+
+def sums_of(lowering):
+    return [key for key, _ in lowering.counters if key.startswith("allreduce")]
+
+
+def test_mesh_axes_are_counted_in_the_order_of_dimensions(tf_graph):
+    layout = "b:x,a:y,c:y"
+
+    def build(x, y):  # [a, b], [b, c]
+        z = mtf.zeros(x.mesh, [A])
+        return [
+            mtf.reduce_sum(x), mtf.reduce_max(x), mtf.reduce_sum(y), mtf.einsum([x, z], []),
+            mtf.einsum([z, mtf.reduce_sum(x, output_shape=[B])], []),
+        ]
+
+    lowering = lowered(build, "x:4,y:2", layout)
+    # An einsum goes by the input that has all dimensions, or by the names of dimensions.
+    assert sorted(sums_of(lowering)) == sorted(
+        ["allreduce/[1, 0]/reduce_op"] * 2 + ["allreduce/[0, 1]/reduce_op"]
+        + ["allreduce/[1, 0]/einsum_op"] * 2 + ["allreduce/[1]/reduce_op"])
+    assert {c.mesh_axes for _, _, c in lowering.collectives} == {(0, 1), (1,)}
+
+
+def test_sums_counted_in_another_order_are_still_made_together(tf_graph):
+    def build(x, y):
+        return [mtf.reduce_sum(x) + mtf.reduce_sum(mtf.transpose(x, [B, A]))]
+
+    lowering = lowered(build, "x:4,y:2", "b:x,a:y")
+    assert sums_of(lowering) == ["allreduce/[1, 0]/reduce_op"]
+    assert lowering.communication_table().count("allreduce") == 1
 
 
 def test_a_sum_that_nobody_needs_is_not_counted(tf_graph):
@@ -79,6 +111,41 @@ def test_shift(tf_graph):
     lowering = lowered(lambda x, y: [mtf.shift(x, 5, B, wrap=False)], "x:4", "b:x")
     assert total(lowering, "shift[1]") == 8 * 3 * 4 and total(lowering, "shift[2]") == 8 * 4
     assert sorted(c.elements for _, _, c in lowering.collectives) == [32, 96]
+
+
+@pytest.mark.parametrize("offset, wrap, expected", [
+    (5, False, {"shift[1]": 96, "shift[2]": 32}),
+    (14, False, {"shift[3]": 64}),  # the rest would go four processors further on
+    (-13, False, {"shift[-3]": 96}),
+    (14, True, {"shift[3]": 64, "shift[4]": 64}),
+    (16, False, {}),
+    (-40, False, {}),
+    (1, False, {"shift[0]": 96, "shift[1]": 32}),
+])
+def test_what_is_shifted_out_is_not_counted(tf_graph, offset, wrap, expected):
+    lowering = lowered(lambda x, y: [mtf.shift(x, offset, B, wrap)], "x:4", "b:x")
+    assert {k: v for k, v in lowering.counters if k.startswith("shift")} == expected
+    moved = [v for k, v in expected.items() if k not in ("shift[0]", "shift[4]")]
+    assert sorted(c.elements for _, _, c in lowering.collectives) == sorted(moved)
+
+
+def test_the_gradient_of_logsumexp_makes_no_sum_for_the_maximum(tf_graph):
+    def build(x, y):
+        z = mtf.reduce_logsumexp(x, B)
+        return [z, *mtf.gradients([z], [x])]
+
+    lowering = lowered(build, "x:4", "b:x")
+    # The maximum, and the sum of exponentials.
+    assert sums_of(lowering) == ["allreduce/[0]/reduce_op"] * 2
+
+
+def test_every_operation_has_a_public_name():
+    def below(cls):
+        return {cls}.union(*(below(c) for c in cls.__subclasses__()))
+
+    package = {c for c in below(mtf.Operation) if c.__module__.startswith("mesh_tensorflow.")}
+    private = {c for c in package if c.__name__.startswith("_")}
+    assert not [c for c in private if not c.__subclasses__()]  # what others have in common
 
 
 def test_variables(tf_graph):
