@@ -23,8 +23,13 @@ SCALAR_SUMMARIES_COLLECTION_KEY = "mtf_scalar_summaries"
 
 @contextlib.contextmanager
 def outside_all_rewrites() -> Iterator[None]:
-    """Clears control dependencies, and leaves the control flow context with them."""
-    with tf.control_dependencies(None):
+    """Clears control dependencies, and leaves the control flow context with them.
+
+    Within a program that is replicated over processors, it leaves that too.
+    """
+    building = not tf.executing_eagerly() and tf.get_default_graph().building_function
+    lift = building and not tf.executing_eagerly_outside_functions()
+    with tf.init_scope() if lift else tf.control_dependencies(None):
         yield
 
 

@@ -7,22 +7,16 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.placed_storage import bind_masters
+from mesh_tensorflow._mesh.slice_variables import SliceVariables
 
 __all__ = ["PlacedVariable"]
 
 
-class PlacedVariable:
+class PlacedVariable(SliceVariables):
     """The slice variables of an mtf Variable, and how they go to and from its master.
 
     Slices that are equal and in one memory are one tf variable. Each is read once, before any
     assignment to it. A variable of one slice in the master's memory and dtype is its master.
-    Otherwise the slices are the only place of the value, unless the master is in use.
-
-    Attributes:
-      mesh_impl: the PlacementMeshImpl.
-      owner: for each processor, the one whose slice it shares.
-      slices: tf variables, by the number of the processor that owns them.
     """
 
     def __init__(self, variable: Any, mesh_impl: Any):
@@ -36,18 +30,15 @@ class PlacedVariable:
         self.mesh_impl = mesh_impl
         self.owner = mesh_impl.owners(variable.shape)
         if variable.store is not None:
-            self.slices: dict[int, Any] = variable.store.slices(variable, mesh_impl, self.owner)
+            self.slices = variable.store.slices(variable, mesh_impl, self.owner)
         elif self.slice_is_master:
             self.slices = dict.fromkeys(self.owner, variable.tf_master)
         else:
             self.slices = self._make_slices()
-        self._is_bound = not self.slice_is_master and bind_masters(self, variable)
-        self._room: dict[int, tf.Operation] = {}
-        self._stack_initializers: dict[tuple[int, ...], tf.Operation] = {}
+        super().__init__(variable)
         self._reads: dict[int, tf.Tensor] = {}
         for pnum, slice_var in self.slices.items():
             self._reads[pnum] = _read_once(slice_var)
-        self._copies: dict[str, tf.Operation] = {}
 
     @property
     def slice_is_master(self) -> bool:
@@ -79,52 +70,6 @@ class PlacedVariable:
                 )
         return slices
 
-    def has_room(self, pnum: int) -> tf.Operation:
-        """Returns a tf.Operation that sets a slice to zeros if it has no value yet."""
-        if pnum not in self._room:
-            v = self.slices[pnum]
-            with tf.device(v.device), tf.control_dependencies(None):
-                self._room[pnum] = tf.cond(
-                    v.is_initialized(),
-                    tf.no_op,
-                    lambda: v.assign(tf.zeros(v.shape, v.dtype), read_value=False),
-                ).op
-        return self._room[pnum]
-
-    def stack_initializer(self) -> tf.Operation:
-        """Returns a tf.Operation that gives all parts of a stack their initial values."""
-        values = [master.initial_value for master in self._variable.masters]
-        key = tuple(map(id, values))
-        if key not in self._stack_initializers:
-            name = f"init/{self._variable.name}"
-            with tf.control_dependencies(None), tf.name_scope(name):
-                self._stack_initializers[key] = self._set_slices(tf.stack(values))
-        return self._stack_initializers[key]
-
-    def _set_slices(self, whole: tf.Tensor) -> tf.Operation:
-        """Returns a tf.Operation that sets all slices from a whole value."""
-        with tf.device(self._variable.master_device):
-            whole = tf.cast(whole, self._variable.slice_dtype)
-            pieces = self.mesh_impl.make_slices(whole, self._variable.shape)
-        return tf.group(
-            [v.assign(pieces[pnum], read_value=False) for pnum, v in self.slices.items()]
-        )
-
-    def _master_to_slices_op(self) -> tf.Operation:
-        return self._set_slices(self._variable.read_master())
-
-    def _slices_to_master_op(self) -> tf.Operation:
-        impl, variable = self.mesh_impl, self._variable
-        values = {}
-        for pnum, v in self.slices.items():
-            with tf.device(v.device):
-                values[pnum] = v.read_value()
-        with tf.device(variable.master_device):
-            whole = impl.combine_slices(
-                [values[owner] for owner in self.owner], variable.shape, variable.master_device
-            )
-            return variable.assign_to_master(tf.cast(whole, variable.master_dtype))
-
     def _spread(self, values: dict[int, Any]) -> Any:
         return self.mesh_impl.LaidOutTensor([values[owner] for owner in self.owner])
 
@@ -140,11 +85,6 @@ class PlacedVariable:
             with tf.device(v.device):
                 values[pnum] = v.read_value()
         return self._spread(values)
-
-    @property
-    def slice_variables(self) -> list[Any]:
-        """The tf variables, one for each slice that is stored."""
-        return list(self.slices.values())
 
     def assign_to_slices(self, assign_fn: Callable, values: Sequence[tf.Tensor]) -> tf.Operation:
         """Assigns to the slices, after their values have been read.
@@ -162,32 +102,6 @@ class PlacedVariable:
                 assignments.append(assign_fn(self._variable, v, values[pnum]))
         made = [a for a in assignments if a is not None]
         return made[0] if len(made) == 1 else tf.group(made)
-
-    @property
-    def needs_copies(self) -> bool:
-        """Whether the value is in slices and in a master beside them."""
-        return self._variable.store is None and not self.slice_is_master and not self._is_bound
-
-    def _copy(self, direction: str, make: Callable[[], tf.Operation]) -> tf.Operation:
-        """Makes a copying operation when it is first asked for."""
-        if not self.needs_copies:
-            return tf.no_op()
-        if direction not in self._copies:
-            with tf.name_scope(f"{direction}/{self._variable.name}"):
-                self._copies[direction] = make()
-            if direction == "copy_master_to_slices":
-                self.mesh_impl.copy_master_to_slice_ops.append(self._copies[direction])
-        return self._copies[direction]
-
-    @property
-    def copy_master_to_slices(self) -> tf.Operation:
-        """A tf.Operation that sets the slices to what the master holds."""
-        return self._copy("copy_master_to_slices", self._master_to_slices_op)
-
-    @property
-    def copy_slices_to_master(self) -> tf.Operation:
-        """A tf.Operation that sets the master to what the slices hold."""
-        return self._copy("copy_slices_to_master", self._slices_to_master_op)
 
 
 def _read_once(slice_var: Any) -> tf.Tensor:

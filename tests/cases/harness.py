@@ -17,6 +17,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import placement_mesh_impl
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._mesh.pending import walk
+from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 MESHES = ["x:1", "x:2", "x:4", "x:2,y:2", "x:2,y:4", "x:8"]
 CPUS = 8
@@ -32,6 +33,7 @@ class Placing(NamedTuple):
         share one memory.
       merge: which processors are executed as one, as for PlacementMeshImpl.
       pairs: whether each two neighbours are on one device.
+      simd: whether one program runs on each processor.
     """
 
     mesh: str
@@ -39,9 +41,17 @@ class Placing(NamedTuple):
     apart: bool = False
     merge: str = "none"
     pairs: bool = False
+    simd: bool = False
+
+    @property
+    def cpus(self) -> list[str]:
+        """A logical CPU for each processor."""
+        return [f"/cpu:{i}" for i in range(mtf.convert_to_shape(self.mesh).size)]
 
     def impl(self) -> Any:
-        """Returns the PlacementMeshImpl."""
+        """Returns the MeshImpl."""
+        if self.simd:
+            return SimdMeshImpl(self.mesh, self.layout)
         n = mtf.convert_to_shape(self.mesh).size
         places = [i // 2 if self.pairs else i for i in range(n)]
         devices = [f"cpu:{i}" if self.apart else "" for i in places]
@@ -163,7 +173,7 @@ def placings(graph: Any, whole: Iterable[str] = (), extra: int = 1, seed: int = 
     """Returns the placings to try a program in.
 
     Most have all processors in one memory; a few have separate memories, or processors that
-    are executed as one.
+    are executed as one, or run one program on each.
     """
     found = []
     for mesh in MESHES:
@@ -175,6 +185,7 @@ def placings(graph: Any, whole: Iterable[str] = (), extra: int = 1, seed: int = 
     found += [p._replace(apart=True) for p in most[-2:]]
     found += [p._replace(merge="memory") for p in most[-2:]]
     found += [p._replace(apart=True, merge="device", pairs=True) for p in two_axes[-2:]]
+    found += [p._replace(simd=True) for p in dict.fromkeys(two_axes[-2:] + most[-1:])]
     return found
 
 
@@ -203,10 +214,16 @@ def lower(graph: Any, mesh: Any, placing: Placing, targets: Sequence[Any]) -> Lo
     """Lowers a program and exports tensors; may be called several times in one tf graph."""
     patch = separate_memories() if placing.apart else contextlib.nullcontext()
     scope = tf.variable_scope(f"placing_{len(tf.get_default_graph().get_operations())}")
+    lowerings = []
+
+    def program() -> list[tf.Tensor]:
+        lowerings.append(mtf.Lowering(graph, {mesh: placing.impl()}, autostack=False))
+        return [lowerings[0].export_to_tf_tensor(t) for t in targets]
+
     with patch, scope:
-        impl = placing.impl()
-        lowering = mtf.Lowering(graph, {mesh: impl}, autostack=False)
-        exports = [lowering.export_to_tf_tensor(t) for t in targets]
+        exports = replicate(program, devices=placing.cpus) if placing.simd else program()
+    [lowering] = lowerings
+    impl = lowering.mesh_to_impl[mesh]
     counted = collectives_of(
         (kind, Cost(collectives=(c,))) for kind, _, c in lowering.collectives
     )

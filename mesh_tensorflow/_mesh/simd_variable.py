@@ -1,0 +1,83 @@
+"""SimdVariable: the slices of one Variable on a SimdMeshImpl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._mesh.slice_variables import SliceVariables
+
+__all__ = ["SimdVariable"]
+
+
+class SimdVariable(SliceVariables):
+    """A tf variable on each processor; the program has the one of the processor that runs it."""
+
+    def __init__(self, variable: Any, mesh_impl: Any):
+        """Makes the slice variables, outside of the program.
+
+        Args:
+          variable: a Variable operation.
+          mesh_impl: a SimdMeshImpl.
+        """
+        self.mesh_impl = mesh_impl
+        self.owner = list(range(mesh_impl.size))
+        program = mesh_impl.program
+        with tf.init_scope():
+            self.slices = self._make_slices(variable)
+            physical = [self.slices[mesh_impl.p2l(p)] for p in range(mesh_impl.size)]
+            program.register([v.handle for v in physical])
+        super().__init__(variable)
+        self._own = physical[program.local[0]]
+        with program.graph.as_default(), tf.control_dependencies(None):
+            self._value = mesh_impl.LaidOutTensor([self._own.read_value()])
+
+    def _make_slices(self, variable: Any) -> dict[int, Any]:
+        impl = self.mesh_impl
+        sizes = impl.slice_shape(variable.shape)
+        slices = {}
+        for pnum in range(impl.size):
+            with tf.device(impl.devices[pnum]):
+                slices[pnum] = tf.get_variable(
+                    f"{variable.name}_slice_{impl.l2p(pnum)}",
+                    sizes,
+                    dtype=variable.slice_dtype,
+                    initializer=tf.zeros_initializer(),
+                    trainable=variable.trainable,
+                    collections=["TPU_VAR"],
+                    use_resource=True,
+                )
+        return slices
+
+    @property
+    def laid_out_tensor(self) -> Any:
+        """A LaidOutTensor of the value at the beginning of the step."""
+        return self._value
+
+    def read(self) -> Any:
+        """Returns a LaidOutTensor of the value at the place where it is called."""
+        return self.mesh_impl.LaidOutTensor([self._own.read_value()])
+
+    def assign_to_slices(
+        self,
+        assign_fn: Callable,
+        values: Sequence[tf.Tensor],
+        assign_to_tensor_list: Optional[Sequence[Any]] = None,
+    ) -> tf.Operation:
+        """Assigns to the slice of the processor.
+
+        Args:
+          assign_fn: takes the Variable, a slice variable and a value; returns a tf operation.
+          values: a list of one tf.Tensor.
+          assign_to_tensor_list: a list of one variable to assign to in place of its own.
+
+        Returns:
+          A tf.Operation.
+        """
+        [value] = values
+        [target] = assign_to_tensor_list or [self._own]
+        with tf.control_dependencies([self._value.one_slice]):
+            made = assign_fn(self._variable, target, value)
+        return tf.no_op() if made is None else tf.group(made)

@@ -1,0 +1,122 @@
+"""SliceVariables: the slices of one Variable, and how they go to and from its master."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._mesh.placed_storage import bind_masters
+
+__all__ = ["SliceVariables"]
+
+
+class SliceVariables:
+    """The tf variables that hold the slices of an mtf Variable.
+
+    They are the only place of its value, unless its master is in use.
+
+    Attributes:
+      mesh_impl: a MeshImpl with a device for each processor.
+      owner: for each processor, the one whose slice it shares.
+      slices: tf variables, by the number of the processor that owns them.
+    """
+
+    mesh_impl: Any
+    owner: list[int]
+    slices: dict[int, Any]
+
+    def __init__(self, variable: Any):
+        """Binds the master of a Variable, if nothing uses it yet; the slices have been made."""
+        self._variable = variable
+        self._room: dict[int, tf.Operation] = {}
+        self._stack_initializers: dict[tuple[int, ...], tf.Operation] = {}
+        self._copies: dict[str, tf.Operation] = {}
+        self._is_bound = not self.slice_is_master and bind_masters(self, variable)
+
+    @property
+    def slice_is_master(self) -> bool:
+        """Whether there is one slice, and it is the master itself."""
+        return False
+
+    @property
+    def slice_variables(self) -> list[Any]:
+        """The tf variables, one for each slice that is stored."""
+        return list(self.slices.values())
+
+    # -- stacks of variables
+
+    def has_room(self, pnum: int) -> tf.Operation:
+        """Returns a tf.Operation that sets a slice to zeros if it has no value yet."""
+        if pnum not in self._room:
+            v = self.slices[pnum]
+            with tf.device(v.device), tf.control_dependencies(None):
+                self._room[pnum] = tf.cond(
+                    v.is_initialized(),
+                    tf.no_op,
+                    lambda: v.assign(tf.zeros(v.shape, v.dtype), read_value=False),
+                ).op
+        return self._room[pnum]
+
+    def stack_initializer(self) -> tf.Operation:
+        """Returns a tf.Operation that gives all parts of a stack their initial values."""
+        values = [master.initial_value for master in self._variable.masters]
+        key = tuple(map(id, values))
+        if key not in self._stack_initializers:
+            name = f"init/{self._variable.name}"
+            with tf.control_dependencies(None), tf.name_scope(name):
+                self._stack_initializers[key] = self._set_slices(tf.stack(values))
+        return self._stack_initializers[key]
+
+    # -- copies between slices and a master beside them
+
+    def _set_slices(self, whole: tf.Tensor) -> tf.Operation:
+        """Returns a tf.Operation that sets all slices from a whole value."""
+        with tf.device(self._variable.master_device):
+            whole = tf.cast(whole, self._variable.slice_dtype)
+            pieces = self.mesh_impl.make_slices(whole, self._variable.shape)
+        return tf.group(
+            [v.assign(pieces[pnum], read_value=False) for pnum, v in self.slices.items()]
+        )
+
+    def _master_to_slices_op(self) -> tf.Operation:
+        return self._set_slices(self._variable.read_master())
+
+    def _slices_to_master_op(self) -> tf.Operation:
+        variable = self._variable
+        values = {}
+        for pnum, v in self.slices.items():
+            with tf.device(v.device):
+                values[pnum] = v.read_value()
+        with tf.device(variable.master_device):
+            whole = self.mesh_impl.combine_slices(
+                [values[owner] for owner in self.owner], variable.shape, variable.master_device
+            )
+            return variable.assign_to_master(tf.cast(whole, variable.master_dtype))
+
+    @property
+    def needs_copies(self) -> bool:
+        """Whether the value is in slices and in a master beside them."""
+        return self._variable.store is None and not self.slice_is_master and not self._is_bound
+
+    def _copy(self, direction: str, make: Callable[[], tf.Operation]) -> tf.Operation:
+        """Makes a copying operation when it is first asked for."""
+        if not self.needs_copies:
+            return tf.no_op()
+        if direction not in self._copies:
+            with tf.name_scope(f"{direction}/{self._variable.name}"):
+                self._copies[direction] = make()
+            if direction == "copy_master_to_slices":
+                self.mesh_impl.copy_master_to_slice_ops.append(self._copies[direction])
+        return self._copies[direction]
+
+    @property
+    def copy_master_to_slices(self) -> tf.Operation:
+        """A tf.Operation that sets the slices to what the master holds."""
+        return self._copy("copy_master_to_slices", self._master_to_slices_op)
+
+    @property
+    def copy_slices_to_master(self) -> tf.Operation:
+        """A tf.Operation that sets the master to what the slices hold."""
+        return self._copy("copy_slices_to_master", self._slices_to_master_op)

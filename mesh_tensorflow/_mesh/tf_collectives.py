@@ -1,0 +1,243 @@
+"""TensorFlow's own collectives, as one processor of a SIMD program sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, processor_groups
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh.constants import constant
+from mesh_tensorflow._mesh.simd_program import SimdProgram
+
+__all__ = ["TfCollectives"]
+
+_MERGE = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
+_REDUCED = (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64)
+_MOVED = (tf.float32, tf.float64, tf.float16, tf.int32, tf.int64)
+
+
+class TfCollectives:
+    """Collectives along the axes of a mesh, by TensorFlow's CollectiveReduceV2 and its kin.
+
+    The same calls, in the same order, are made for every processor: they are one program. Which
+    group a processor is in follows from its number, by a table in the program.
+    """
+
+    def __init__(self, mesh_shape: Shape, program: SimdProgram, physical: Sequence[int]):
+        """Makes one.
+
+        Args:
+          mesh_shape: the logical mesh.
+          program: the SimdProgram that is traced.
+          physical: for each logical processor its physical number.
+        """
+        self._shape = mesh_shape
+        self._program = program
+        self._physical = list(physical)
+        self._group_keys: dict[tuple[int, ...], int] = {}
+        logical = [0] * len(self._physical)
+        for l, p in enumerate(self._physical):
+            logical[p] = l
+        self._logical = logical
+        self._pnum: Any = None
+        # TensorFlow ranks the members of a group by the names of their devices.
+        order = sorted(range(mesh_shape.size), key=lambda l: _rank(program.devices[physical[l]]))
+        self._rank = {l: rank for rank, l in enumerate(order)}
+
+    @property
+    def devices(self) -> list[str]:
+        """The device of each logical processor."""
+        return [self._program.devices[p] for p in self._physical]
+
+    def pnum(self) -> tf.Tensor:
+        """Returns the logical number of the processor, an int32 scalar."""
+        if self._pnum is None:
+            with self._program.graph.as_default(), tf.control_dependencies(None):
+                self._pnum = self._program.pnum
+                if self._logical != sorted(self._logical):
+                    self._pnum = tf.gather(constant(self._logical), self._pnum)
+        return self._pnum
+
+    def own(self, table: Sequence[Any], dtype: tf.DType = tf.int32) -> tf.Tensor:
+        """Returns the processor's entry of a table with one for each logical processor."""
+        if all(entry == table[0] for entry in table):
+            return constant(table[0], dtype)
+        return tf.gather(constant(list(table), dtype), self.pnum())
+
+    # -- groups
+
+    def _groups(self, mesh_axes: Sequence[int]) -> list[list[int]]:
+        """Returns the groups of logical processors that differ along axes, in their order."""
+        return processor_groups(self._shape, sorted(mesh_axes))
+
+    def _keys(self, mesh_axes: Sequence[int]) -> dict[str, Any]:
+        """Returns what tells TensorFlow the group and the collective."""
+        groups = self._groups(mesh_axes)
+        axes = tuple(sorted(mesh_axes))
+        if axes not in self._group_keys:
+            self._group_keys[axes] = self._program.new_keys(len(groups))
+        first = self._group_keys[axes]
+        table = {pnum: first + i for i, group in enumerate(groups) for pnum in group}
+        return {
+            "group_size": constant(len(groups[0])),
+            "group_key": self.own([table[pnum] for pnum in range(self._shape.size)]),
+            "instance_key": constant(self._program.new_keys()),
+            "timeout_seconds": self._program.timeout_seconds,
+        }
+
+    def _ranks(self, mesh_axis: int) -> Optional[np.ndarray]:
+        """Returns, for each processor and member of its group, the member's rank.
+
+        None if ranks are coordinates, for all.
+        """
+        table = np.zeros([self._shape.size, self._shape[mesh_axis].size], np.int64)
+        for group in self._groups([mesh_axis]):
+            by_rank = sorted(group, key=lambda pnum: self._rank[pnum])
+            for pnum in group:
+                table[pnum] = [by_rank.index(member) for member in group]
+        return None if (table == np.arange(table.shape[1])).all() else table
+
+    # -- collectives
+
+    def allreduce(self, x: tf.Tensor, mesh_axes: Sequence[int], reduction: str) -> tf.Tensor:
+        """Reduces over the processors that differ along mesh axes.
+
+        Args:
+          x: this processor's tf.Tensor.
+          mesh_axes: mesh axes.
+          reduction: "SUM", "MAX" or "MIN".
+        """
+        wide = x if x.dtype in _REDUCED else tf.cast(x, tf.int32)
+        y = tf.raw_ops.CollectiveReduceV2(
+            input=wide, ordering_token=[], merge_op=_MERGE[reduction], final_op="Id",
+            **self._keys(mesh_axes))
+        y.set_shape(x.shape)
+        return y if wide is x else tf.cast(y, x.dtype)
+
+    def allgather(self, x: tf.Tensor, mesh_axis: int) -> tf.Tensor:
+        """Returns [n, ...]: what the processors along a mesh axis hold, by coordinate."""
+        y = tf.raw_ops.CollectiveGatherV2(
+            input=_movable(x)[None], ordering_token=[], **self._keys([mesh_axis]))
+        y.set_shape([self._shape[mesh_axis].size, *x.shape])
+        ranks = self._ranks(mesh_axis)
+        if ranks is not None:
+            y = tf.gather(y, tf.gather(constant(ranks.tolist()), self.pnum()))
+        return _moved(y, x.dtype)
+
+    def alltoall(
+        self, x: tf.Tensor, mesh_axis: int, split_axis: int, concat_axis: int
+    ) -> tf.Tensor:
+        """Sends part i along `split_axis` to processor i; joins what comes along `concat_axis`."""
+        n = self._shape[mesh_axis].size
+        parts = tf.stack(tf.split(_movable(x), n, split_axis))
+        ranks = self._ranks(mesh_axis)
+        if ranks is not None:  # the part for rank r is that for the member with this rank
+            inverse = np.argsort(ranks, axis=1)
+            parts = tf.gather(parts, tf.gather(constant(inverse.tolist()), self.pnum()))
+        y = tf.raw_ops.CollectiveAllToAllV2(
+            input=parts, ordering_token=[], **self._keys([mesh_axis]))
+        y.set_shape(parts.shape)
+        if ranks is not None:
+            y = tf.gather(y, tf.gather(constant(ranks.tolist()), self.pnum()))
+        return _moved(tf.concat(tf.unstack(y), concat_axis), x.dtype)
+
+    def permute(
+        self, x: tf.Tensor, mesh_axis: int, source_pcoord: Sequence[Optional[int]]
+    ) -> tf.Tensor:
+        """Returns what the processor with another coordinate along a mesh axis holds, or zeros.
+
+        Slices go from sender to receiver, and nowhere else, if each has one receiver at most.
+
+        Args:
+          x: this processor's tf.Tensor.
+          mesh_axis: a mesh axis.
+          source_pcoord: for each coordinate along it the source's coordinate, or None.
+        """
+        cycle = _without_fixed_points(source_pcoord)
+        if cycle is None:
+            everything = self.allgather(x, mesh_axis)
+            y = tf.gather(everything, self._by_coordinate(
+                mesh_axis, [source or 0 for source in source_pcoord]))
+        else:
+            y = self._exchange(x, mesh_axis, cycle)
+        if None in source_pcoord:
+            holds = self._by_coordinate(
+                mesh_axis, [source is not None for source in source_pcoord], tf.bool)
+            y = tf.where(holds, y, tf.zeros_like(y))
+        return y
+
+    def _by_coordinate(self, mesh_axis: int, table: Sequence[Any],
+                       dtype: tf.DType = tf.int32) -> tf.Tensor:
+        """Returns the entry for the processor's coordinate along a mesh axis."""
+        return self.own([table[c] for c in self._coordinates(mesh_axis)], dtype)
+
+    def _coordinates(self, mesh_axis: int) -> list[int]:
+        return [pnum_to_processor_coordinates(self._shape, pnum)[mesh_axis]
+                for pnum in range(self._shape.size)]
+
+    def _exchange(self, x: tf.Tensor, mesh_axis: int, sources: Sequence[int]) -> tf.Tensor:
+        """Has each processor send to one other and receive from one other."""
+        senders = [0] * self._shape.size
+        for group in self._groups([mesh_axis]):
+            for coordinate, pnum in enumerate(group):
+                senders[pnum] = group[sources[coordinate]]
+        first = self._program.new_keys(self._shape.size)  # the group of a sender and its receiver
+        instance = constant(self._program.new_keys())
+        timeout = self._program.timeout_seconds
+        moved = _movable(x)
+        sent = tf.raw_ops.CollectiveBcastSendV2(
+            input=moved, group_size=constant(2), instance_key=instance,
+            group_key=self.pnum() + constant(first), timeout_seconds=timeout)
+        y = tf.raw_ops.CollectiveBcastRecvV2(
+            group_size=constant(2), instance_key=instance, T=moved.dtype,
+            group_key=self.own([first + sender for sender in senders]),
+            shape=constant(x.shape.as_list()), timeout_seconds=timeout)
+        with tf.control_dependencies([sent]):  # what nothing waits for would not be sent
+            y = tf.identity(y)
+        y.set_shape(x.shape)
+        return _moved(y, x.dtype)
+
+
+def _without_fixed_points(sources: Sequence[Optional[int]]) -> Optional[list[int]]:
+    """Completes a table of sources to one in which each is the source of one other, or None.
+
+    Returns:
+      The table, or None if a source is named twice or is its own receiver.
+    """
+    named = [s for s in sources if s is not None]
+    if len(set(named)) < len(named) or any(c == s for c, s in enumerate(sources)):
+        return None
+    free = [s for s in range(len(sources)) if s not in named]
+    open_places = [c for c, s in enumerate(sources) if s is None]
+    for turn in range(len(free) or 1):
+        filled = free[turn:] + free[:turn]
+        if all(c != s for c, s in zip(open_places, filled)):
+            table = dict(zip(open_places, filled))
+            return [table.get(c, s) for c, s in enumerate(sources)]  # type: ignore[misc]
+    return None
+
+
+def _movable(x: tf.Tensor) -> tf.Tensor:
+    """Returns the same bits in a dtype that collectives move."""
+    if x.dtype == tf.bfloat16:
+        return tf.bitcast(x, tf.float16)
+    return x if x.dtype in _MOVED else tf.cast(x, tf.int32)
+
+
+def _moved(y: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Undoes `_movable`."""
+    if dtype == tf.bfloat16:
+        return tf.bitcast(y, dtype)
+    return y if y.dtype == dtype else tf.cast(y, dtype)
+
+
+def _rank(device: str) -> tuple[str, int]:
+    """Returns what TensorFlow sorts devices by: task numbers are compared as strings."""
+    spec = tf.DeviceSpec.from_string(device or "")
+    job = spec.job or "localhost"
+    task = f"/job:{job}/replica:{spec.replica or 0}/task:{spec.task or 0}/{spec.device_type}"
+    return task, spec.device_index or 0

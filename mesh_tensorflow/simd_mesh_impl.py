@@ -1,0 +1,276 @@
+"""SimdMeshImpl: one program that every processor runs on its own slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh import random_slices
+from mesh_tensorflow._mesh.constants import at_device, constant
+from mesh_tensorflow._mesh.devices import check_devices
+from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
+from mesh_tensorflow._mesh.matrix_product import contract
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.simd_program import SimdProgram, current_program, replicate
+from mesh_tensorflow._mesh.simd_tensor import SimdTensor
+from mesh_tensorflow._mesh.simd_variable import SimdVariable
+from mesh_tensorflow._mesh.tf_collectives import TfCollectives
+
+__all__ = ["SimdMeshImpl", "replicate"]
+
+
+@gin.configurable(module="mesh_tensorflow.simd_mesh_impl")
+class SimdMeshImpl(MeshImpl):
+    """A mesh whose processors all run one program, each on its slice of every tensor.
+
+    On CPUs and GPUs the program is what `replicate` traces; processors communicate by TensorFlow's
+    collectives.
+    """
+
+    LaidOutTensor = SimdTensor
+    LaidOutVariable = SimdVariable
+
+    def __init__(
+        self,
+        shape: Any,
+        layout: Any,
+        devices: Optional[Sequence[str]] = None,
+        device_assignment: Any = None,
+        logical_to_physical: Optional[Sequence[int]] = None,
+        allreduce_in_bfloat16_max_group_size: int = 8,
+    ):
+        """Makes a SimdMeshImpl.
+
+        Args:
+          shape: the mesh shape; a Shape, or what converts to one, such as "rows:2,cols:2".
+          layout: LayoutRules, or what converts to them, such as "batch:rows,d_ff:cols".
+          devices: a list of device strings by physical number; those of the program if None.
+          device_assignment: a tf DeviceAssignment, on a TPU.
+          logical_to_physical: for each logical processor, in row-major order, its physical
+            number; the same number if None.
+          allreduce_in_bfloat16_max_group_size: bfloat16 is summed in float32 in larger groups.
+
+        Raises:
+          ValueError: it is made outside of `replicate`, there are too many or too few devices, or
+            `logical_to_physical` is no permutation.
+        """
+        super().__init__(shape, layout)
+        self.program = _program()
+        self._device_assignment = device_assignment
+        self._devices = list(self.program.devices if devices is None else devices)
+        check_devices(self._devices, self.shape)
+        numbers = list(range(self.size))
+        self._l2p = numbers if logical_to_physical is None else list(logical_to_physical)
+        if sorted(self._l2p) != numbers:
+            raise ValueError(
+                f"logical_to_physical must have each of 0 to {self.size - 1} once, for the mesh "
+                f"{dims_text(self.shape)}; got {self._l2p}"
+            )
+        self._p2l = [self._l2p.index(p) for p in numbers]
+        self._wide_groups = allreduce_in_bfloat16_max_group_size
+        self._collectives = TfCollectives(self.shape, self.program, self._l2p)
+        self.copy_master_to_slice_ops: list[tf.Operation] = []
+
+    # -- processors
+
+    def l2p(self, logical_pnum: int) -> int:
+        """Returns the physical number of a logical processor."""
+        return self._l2p[logical_pnum]
+
+    def p2l(self, physical_pnum: int) -> int:
+        """Returns the logical number of a physical processor."""
+        return self._p2l[physical_pnum]
+
+    @property
+    def devices(self) -> list[str]:
+        """Device strings, in order of logical processor number."""
+        return [self._devices[p] for p in self._l2p]
+
+    @property
+    def device_assignment(self) -> Any:
+        """The tf DeviceAssignment of a TPU, or None."""
+        return self._device_assignment
+
+    @property
+    def pnum_tensor(self) -> tf.Tensor:
+        """The logical number of the processor that runs the program, an int32 scalar."""
+        return self._collectives.pnum()
+
+    def laid_out_pnum(self) -> SimdTensor:
+        """Returns a LaidOutTensor of the processor's number, an int32 scalar."""
+        return SimdTensor([self.pnum_tensor])
+
+    def laid_out_pcoord(self, mesh_axis: int) -> SimdTensor:
+        """Returns a LaidOutTensor of the processor's coordinate along a mesh axis."""
+        below = 1
+        for d in self.shape[mesh_axis + 1 :]:
+            below *= d.size
+        table = [pnum // below % self.shape[mesh_axis].size for pnum in range(self.size)]
+        return SimdTensor([self._collectives.own(table)])
+
+    # -- computation
+
+    def slicewise(self, fn: Callable, *inputs: Any) -> Any:
+        """Calls `fn` with the processor's slices; see MeshImpl."""
+        slices = [
+            x.one_slice if isinstance(x, SimdTensor) else x
+            for x in convert_args_to_laid_out_tensors(inputs)
+        ]
+        with at_device(""):
+            y = fn(*slices)
+        if isinstance(y, tuple):
+            return tuple(SimdTensor([part]) for part in y)
+        return SimdTensor([y])
+
+    def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
+        """Contracts the processor's slices."""
+        return contract(equation, *slices)
+
+    def Print(self, x: Any, data: Any, message: str, **kwargs: Any) -> SimdTensor:
+        """Returns `x`; processor 0 prints its slices of `data` when it is computed."""
+        x = x.to_laid_out_tensor().one_slice
+        shown = [d.to_laid_out_tensor().one_slice for d in data]
+        return SimdTensor([tf.cond(
+            tf.equal(self.pnum_tensor, 0),
+            lambda: tf.Print(x, shown, message, **kwargs),
+            lambda: tf.identity(x))])
+
+    def random(self, shape: Shape, tf_fn: Callable, kwargs: dict) -> SimdTensor:
+        """Returns a laid-out random tensor; its value depends on the seed, not on the layout.
+
+        Args:
+          shape: a Shape.
+          tf_fn: tf.random.uniform, .normal or .truncated_normal, of which the processor makes its
+            own slice; any other function is called once for the whole tensor.
+          kwargs: keyword arguments of `tf_fn`, `seed` among them; and `key`, from
+            random_slices.new_key, in place of the seed.
+        """
+        kwargs = dict(kwargs)
+        seed, key = kwargs.pop("seed", None), kwargs.pop("key", None)
+        if not random_slices.is_known(tf_fn):
+            with tf.init_scope():  # one value, for all processors
+                whole = tf_fn(shape.to_integer_list, seed=seed, **kwargs)
+            return self._own_slice(whole, shape)
+        if key is None:
+            key = self.random_key(seed)
+        begin = tf.unstack(self._begin(shape)) if len(shape) else []
+        return SimdTensor([random_slices.random_slice(
+            key, shape.to_integer_list, begin, self.slice_shape(shape), tf_fn, kwargs)])
+
+    def random_key(self, seed: Optional[int]) -> tf.Tensor:
+        """Returns a new key for random numbers, the same one for all processors."""
+        with tf.init_scope():
+            return random_slices.new_key(seed)
+
+    # -- communication
+
+    def allreduce(
+        self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str
+    ) -> SimdTensor:
+        """Reduces slices over groups of processors; see MeshImpl."""
+        x = x.to_laid_out_tensor()
+        mesh_axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
+        if not mesh_axes:
+            return x
+        group = 1
+        for axis in mesh_axes:
+            group *= self.shape[axis].size
+        t = x.one_slice
+        widen = (t.dtype == tf.bfloat16 and reduction_fn_string == "SUM"
+                 and group > self._wide_groups)
+        y = self._collectives.allreduce(
+            tf.cast(t, tf.float32) if widen else t, mesh_axes, reduction_fn_string)
+        return SimdTensor([tf.cast(y, t.dtype)])
+
+    def allconcat(
+        self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False
+    ) -> SimdTensor:
+        """Joins the slices of the processors along a mesh axis; see MeshImpl.
+
+        Args:
+          x: a LaidOutTensor.
+          mesh_axis: a mesh axis.
+          concat_axis: the axis of the slices along which to join.
+          stack: whether to join along a new axis there.
+        """
+        x = x.to_laid_out_tensor()
+        if self.shape[mesh_axis].size == 1:
+            return SimdTensor([tf.expand_dims(x.one_slice, concat_axis)]) if stack else x
+        pieces = tf.unstack(self._collectives.allgather(x.one_slice, mesh_axis))
+        join = tf.stack if stack else tf.concat
+        return SimdTensor([join(pieces, concat_axis)])
+
+    def alltoall(
+        self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int
+    ) -> SimdTensor:
+        """Has each processor send a part of its slice to every other; see MeshImpl."""
+        x = x.to_laid_out_tensor()
+        if self.shape[mesh_axis].size == 1:
+            return x
+        return SimdTensor([
+            self._collectives.alltoall(x.one_slice, mesh_axis, split_axis, concat_axis)])
+
+    def receive(
+        self, x: Any, mesh_axis: int, source_pcoord: Sequence[Optional[int]]
+    ) -> SimdTensor:
+        """Has each processor take the slice of a member of its group; see MeshImpl."""
+        x = x.to_laid_out_tensor()
+        if list(source_pcoord) == list(range(self.shape[mesh_axis].size)):
+            return x
+        if all(source is None for source in source_pcoord):
+            return self.slicewise(tf.zeros_like, x)
+        return SimdTensor([self._collectives.permute(x.one_slice, mesh_axis, source_pcoord)])
+
+    # -- whole tensors
+
+    def _begin(self, tensor_shape: Shape) -> tf.Tensor:
+        """Returns where the processor's slice begins, an int32 vector."""
+        return self._collectives.own(
+            [self.slice_begin(tensor_shape, pnum) for pnum in range(self.size)])
+
+    def slice(self, tf_tensor: tf.Tensor, tensor_shape: Shape) -> tf.Tensor:
+        """Returns the processor's part of a whole tf.Tensor."""
+        sizes = self.slice_shape(tensor_shape)
+        if sizes == tensor_shape.to_integer_list:
+            return tf_tensor
+        return tf.slice(tf_tensor, self._begin(tensor_shape), constant(sizes))
+
+    def _own_slice(self, whole: tf.Tensor, tensor_shape: Shape) -> SimdTensor:
+        piece = self.slice(whole, tensor_shape)
+        piece.set_shape(self.slice_shape(tensor_shape))
+        return SimdTensor([piece])
+
+    def import_tf_tensor(self, x: Tensor, tf_x: tf.Tensor) -> SimdTensor:
+        """Returns the LaidOutTensor of a whole tf.Tensor."""
+        return self._own_slice(tf.convert_to_tensor(tf_x), x.shape)
+
+    def export_to_tf_tensor(self, x: Tensor, laid_out_x: Any) -> tf.Tensor:
+        """Returns the whole value of a Tensor, on each processor."""
+        value = laid_out_x.to_laid_out_tensor()
+        for tensor_axis, mesh_axis in enumerate(self.tensor_layout(x)):
+            if mesh_axis is not None:
+                value = self.allconcat(value, mesh_axis, tensor_axis)
+        return value.one_slice
+
+
+def _program() -> SimdProgram:
+    """Returns the program that is being traced.
+
+    Raises:
+      ValueError: none is.
+    """
+    program = current_program()
+    if program is None:
+        raise ValueError(
+            "SimdMeshImpl works within a program that all processors run: make the graph, the mesh "
+            "and the Lowering in a function and give it to mtf.simd_mesh_impl.replicate(function, "
+            "devices=[...]). To place operations on devices one by one, use "
+            "mtf.placement_mesh_impl.PlacementMeshImpl"
+        )
+    return program
