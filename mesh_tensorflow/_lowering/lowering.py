@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
@@ -48,7 +47,6 @@ class Lowering:
         mesh_to_impl: Mapping[Mesh, Any],
         autostack: bool = True,
         log_file: Optional[str] = None,
-        jit: bool = False,
         keep_masters: bool = False,
     ):
         """Lowers a graph.
@@ -58,8 +56,6 @@ class Lowering:
           mesh_to_impl: a dictionary from Mesh to MeshImpl.
           autostack: whether to join small variables that are alike.
           log_file: a path; sizes of variables and counters are written there too.
-          jit: whether XLA may compile clusters of the computation. Large steps get faster;
-            small ones, and the first step, get slower.
           keep_masters: whether to keep a whole copy of each variable beside its slices. Without
             it, savers, initializers and reads of the masters go to the slices; only masters that
             the tf graph uses already stay.
@@ -88,8 +84,7 @@ class Lowering:
                     master.keep()
         if autostack:
             self.autostack()
-        with tf.xla.experimental.jit_scope() if jit else contextlib.nullcontext():
-            self.lower_operations(graph.operations)
+        self.lower_operations(graph.operations)
         self.tensors.update({x: self.tensors[y] for x, y in graph.stacked_values.items()})
         log_variable_sizes(
             graph.trainable_variables, "Trainable Variables", True, mesh_to_impl, log_file

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -79,6 +79,11 @@ class MeshImpl:
         """Returns the mesh axis that cuts a dimension into several parts, or None."""
         axis = self.tensor_dimension_to_mesh_axis(tensor_dimension)
         return None if axis is None or self._shape[axis].size == 1 else axis
+
+    def splitting_axes(self, tensor_dimensions: Iterable[Dimension]) -> list[int]:
+        """Returns the mesh axes that split tensor dimensions, in the order of the dimensions."""
+        axes = [self.tensor_dimension_to_mesh_axis(d) for d in tensor_dimensions]
+        return [axis for axis in axes if axis is not None]
 
     def tensor_layout(self, arg: Union[Tensor, Shape]) -> TensorLayout:
         """Returns the layout of a Tensor or of a Shape.

@@ -13,11 +13,31 @@ from mesh_tensorflow._core.errors import dims_text
 __all__ = ["conv2d", "conv2d_with_blocks", "conv3d", "conv3d_with_blocks"]
 
 _FILTER_DIMS = {2: ("fh", "fw"), 3: ("fd", "fh", "fw")}
-_OPERATIONS: dict[int, Callable] = {2: mtf.Conv2dOperation, 3: mtf.Conv3dOperation}
+# By the name of a layer: number of spatial dimensions, whether transposed, operation.
+_KINDS: dict[str, tuple[int, bool, Callable]] = {
+    "conv2d": (2, False, mtf.Conv2dOperation),
+    "conv3d": (3, False, mtf.Conv3dOperation),
+    "conv2d_transpose": (2, True, mtf.Conv2dTransposeOperation),
+    "conv3d_transpose": (3, True, mtf.Conv3dTransposeOperation),
+}
 
 
-def _conv(
-    rank: int,
+def check_window(kind: str, filter_size: Sequence[int], strides: Sequence[int]) -> None:
+    """Checks the numbers for each spatial dimension.
+
+    Raises:
+      ValueError: too many or too few, or not positive.
+    """
+    rank = _KINDS[kind][0]
+    if len(filter_size) != rank or len(strides) != rank or min(*filter_size, *strides) < 1:
+        raise ValueError(
+            f"{kind}: filter_size and strides must have {rank} positive numbers each, got "
+            f"{tuple(filter_size)} and {tuple(strides)}"
+        )
+
+
+def convolution(
+    kind: str,
     x: mtf.Tensor,
     output_dim: mtf.Dimension,
     filter_size: Sequence[int],
@@ -27,24 +47,25 @@ def _conv(
     variable_dtype: Optional[mtf.VariableDType],
     name: Optional[str],
 ) -> mtf.Tensor:
-    """Makes the kernel and convolves; shared by all ranks."""
-    if len(filter_size) != rank or len(strides) != rank:
-        raise ValueError(
-            f"conv{rank}d: filter_size and strides must have {rank} numbers each, got "
-            f"{tuple(filter_size)} and {tuple(strides)}"
-        )
+    """Makes the kernel and convolves; `kind` is the name of the layer.
+
+    The kernel is [window..., in, out], that of a transposed convolution [window..., out, in].
+    """
+    check_window(kind, filter_size, strides)
+    rank, transposed, operation = _KINDS[kind]
     if variable_dtype is None:
         variable_dtype = mtf.VariableDType(activation_dtype=x.dtype)
     filter_dims = [mtf.Dimension(n, s) for n, s in zip(_FILTER_DIMS[rank], filter_size)]
-    with tf.variable_scope(name, default_name=f"conv{rank}d"):
+    channels = [output_dim, x.shape[-1]] if transposed else [x.shape[-1], output_dim]
+    with tf.variable_scope(name, default_name=kind):
         kernel = mtf.get_variable(
             x.mesh,
             "kernel",
-            mtf.Shape([*filter_dims, x.shape[-1], output_dim]),
+            mtf.Shape([*filter_dims, *channels]),
             initializer=filter_initializer,
             dtype=variable_dtype,
         )
-        return _OPERATIONS[rank](x, kernel, [1, *strides, 1], padding).outputs[0]
+        return operation(x, kernel, [1, *strides, 1], padding).outputs[0]
 
 
 def conv2d(
@@ -72,9 +93,8 @@ def conv2d(
     Returns:
       A Tensor with dimensions [batch..., h, w, output_dim].
     """
-    return _conv(
-        2, x, output_dim, filter_size, strides, padding, filter_initializer, variable_dtype, name
-    )
+    how = (filter_size, strides, padding, filter_initializer, variable_dtype, name)
+    return convolution("conv2d", x, output_dim, *how)
 
 
 def conv3d(
@@ -99,9 +119,32 @@ def conv3d(
       variable_dtype: a VariableDType or None.
       name: a string, the variable scope; "conv3d" if None.
     """
-    return _conv(
-        3, x, output_dim, filter_size, strides, padding, filter_initializer, variable_dtype, name
-    )
+    how = (filter_size, strides, padding, filter_initializer, variable_dtype, name)
+    return convolution("conv3d", x, output_dim, *how)
+
+
+def check_blocks(
+    kind: str,
+    blocks_dims: Sequence[Optional[mtf.Dimension]],
+    filter_size: Sequence[int],
+    strides: Sequence[int],
+    padding: str,
+) -> None:
+    """Checks the arguments of a convolution of blocks.
+
+    Raises:
+      ValueError: an unknown padding, "VALID" with several blocks, or as `check_window`.
+    """
+    what = f"{kind}_with_blocks"
+    check_window(kind, filter_size, strides)
+    if padding not in ("SAME", "VALID"):
+        raise ValueError(f'{what}: padding must be "SAME" or "VALID", not {padding!r}')
+    blocks = [d for d in blocks_dims if d is not None]
+    if padding == "VALID" and any(d.size > 1 for d in blocks):
+        raise ValueError(
+            f'{what}: with blocks {dims_text(blocks)} the padding must be "SAME"; "VALID" would '
+            "make blocks of different sizes"
+        )
 
 
 def _same_margins(block: mtf.Dimension, size: int, stride: int) -> tuple[int, int]:
@@ -115,7 +158,7 @@ def _same_margins(block: mtf.Dimension, size: int, stride: int) -> tuple[int, in
     return total // 2, total - total // 2
 
 
-def _with_margins(
+def with_margins(
     x: mtf.Tensor,
     blocks_dim: Optional[mtf.Dimension],
     block: mtf.Dimension,
@@ -140,18 +183,12 @@ def _conv_with_blocks(
     conv: Callable[[mtf.Tensor, str], mtf.Tensor],
 ) -> mtf.Tensor:
     """Exchanges halos along dimensions in blocks, then convolves each block by itself."""
-    if padding not in ("SAME", "VALID"):
-        raise ValueError(f'padding must be "SAME" or "VALID", not {padding!r}')
-    if padding == "VALID" and any(d is not None and d.size > 1 for d in blocks_dims):
-        raise ValueError(
-            f'conv{rank}d_with_blocks: with blocks {dims_text([d for d in blocks_dims if d])} the '
-            'padding must be "SAME"; "VALID" would make blocks of different sizes'
-        )
+    check_blocks(f"conv{rank}d", blocks_dims, filter_size, strides, padding)
     if padding == "VALID":
         return conv(x, "VALID")
     spatial = x.shape.dims[-rank - 1 : -1]
     for blocks_dim, block, size, stride in zip(blocks_dims, spatial, filter_size, strides):
-        x = _with_margins(x, blocks_dim, block, *_same_margins(block, size, stride))
+        x = with_margins(x, blocks_dim, block, *_same_margins(block, size, stride))
     return conv(x, "VALID")
 
 

@@ -1,11 +1,17 @@
-"""Losses."""
+"""Losses, and the weights of what counts in them."""
 
 from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 
-__all__ = ["softmax_cross_entropy_with_logits"]
+__all__ = [
+    "sigmoid_cross_entropy_with_logits",
+    "softmax_cross_entropy_with_logits",
+    "weights_nonzero",
+]
 
 
 def softmax_cross_entropy_with_logits(
@@ -52,3 +58,42 @@ def softmax_cross_entropy_with_logits(
     log_z = mtf.reduce_logsumexp(logits, vocab_dim)
     loss = mtf.negative(mtf.reduce_sum((logits - log_z) * targets, output_shape=shape))
     return loss + z_loss * mtf.square(log_z)
+
+
+def sigmoid_cross_entropy_with_logits(logits: mtf.Tensor, targets: mtf.Tensor) -> mtf.Tensor:
+    """Returns the cross entropy of probabilities and the sigmoid of logits, elementwise.
+
+    Args:
+      logits: a Tensor.
+      targets: a floating Tensor of the same shape, probabilities.
+
+    Returns:
+      A Tensor of this shape.
+
+    Raises:
+      ValueError: the shapes or the dtypes differ.
+    """
+    if logits.shape != targets.shape or logits.dtype != targets.dtype:
+        raise ValueError(
+            f"sigmoid_cross_entropy_with_logits: targets {targets.name} {targets.shape} "
+            f"{targets.dtype.name} must have the shape and the dtype of logits {logits.name} "
+            f"{logits.shape} {logits.dtype.name}; use mtf.transpose or mtf.cast"
+        )
+    # -t log(s) - (1 - t) log(1 - s), of which neither logarithm is taken of a rounded 0.
+    return mtf.softplus(logits) - logits * targets
+
+
+def weights_nonzero(targets: mtf.Tensor, dtype: tf.DType = tf.float32) -> mtf.Tensor:
+    """Returns 1 where an id is not 0, which stands for padding, and 0 elsewhere.
+
+    Args:
+      targets: a Tensor.
+      dtype: the dtype of the result.
+    """
+    return mtf.cwise(
+        lambda ids: tf.cast(tf.not_equal(ids, 0), dtype),
+        [targets],
+        output_dtype=tf.as_dtype(dtype),
+        grad_function=lambda op, dy: [None],
+        name="weights_nonzero",
+    )

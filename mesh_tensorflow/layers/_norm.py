@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any, Optional
+
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow.ops._normalize import normalize
 
-__all__ = ["layer_norm"]
+__all__ = ["batch_norm", "corr", "layer_norm"]
+
+
+def _vector(x: mtf.Tensor, name: str, shape: mtf.Shape, initializer: Any, **kwargs: Any) -> Any:
+    """Returns a variable of a shape that `x` is scaled or shifted with, in the dtype of `x`."""
+    return mtf.get_variable(
+        x.mesh, name, shape, initializer=initializer, activation_dtype=x.dtype, **kwargs
+    )
 
 
 def layer_norm(
@@ -24,16 +34,106 @@ def layer_norm(
       name: a string; variables are under `name/layer_norm`.
     """
     with tf.variable_scope(name + "/layer_norm"):
-
-        def vector(vector_name: str, initializer: object) -> mtf.Tensor:
-            return mtf.get_variable(
-                x.mesh,
-                vector_name,
-                mtf.Shape([dim]),
-                initializer=initializer,
-                activation_dtype=x.dtype,
-            )
-
-        scale = vector("layer_norm_scale", tf.ones_initializer())
-        bias = vector("layer_norm_bias", tf.zeros_initializer())
+        scale = _vector(x, "layer_norm_scale", mtf.Shape([dim]), tf.ones_initializer())
+        bias = _vector(x, "layer_norm_bias", mtf.Shape([dim]), tf.zeros_initializer())
         return normalize(x, dim, epsilon) * scale + bias
+
+
+def batch_norm(
+    x: mtf.Tensor,
+    is_training: bool,
+    momentum: float,
+    epsilon: float = 1e-9,
+    dims_idx_start: Optional[int] = 0,
+    dims_idx_end: Optional[int] = -1,
+    init_zero: bool = False,
+    name: Optional[str] = None,
+) -> tuple[mtf.Tensor, list[mtf.Operation]]:
+    """Normalizes to mean 0 and variance 1 over a batch, then scales and shifts.
+
+    Ioffe and Szegedy, "Batch normalization" (2015). In training by the statistics of the batch,
+    wherever its parts are; else by their moving averages.
+
+    Args:
+      x: a Tensor, usually with dimensions [batch, ..., channels].
+      is_training: a bool.
+      momentum: how much of the moving averages an update leaves, between 0 and 1.
+      epsilon: added to the variance.
+      dims_idx_start: statistics are over `x.shape.dims[dims_idx_start:dims_idx_end]`.
+      dims_idx_end: as above.
+      init_zero: whether the scale begins at 0 instead of 1.
+      name: a string, the variable scope; "batch_norm" if None.
+
+    Returns:
+      (a Tensor of the shape of `x`, a list of operations that update the moving averages,
+      to be run with the training step; empty if not `is_training`).
+
+    Raises:
+      ValueError: no dimension is between the indices.
+    """
+    reduced = x.shape.dims[dims_idx_start:dims_idx_end]
+    if not reduced:
+        raise ValueError(
+            f"batch_norm: {x.name} {x.shape} has no dimensions at "
+            f"[{dims_idx_start}:{dims_idx_end}] to take statistics over; set dims_idx_start and "
+            "dims_idx_end"
+        )
+    shape = x.shape - reduced
+    ones, zeros = tf.ones_initializer(), tf.zeros_initializer()
+    fixed = {"trainable": False}
+    with tf.variable_scope(name, default_name="batch_norm"):
+        scale = _vector(x, "batch_norm_scale", shape, zeros if init_zero else ones)
+        bias = _vector(x, "batch_norm_bias", shape, zeros)
+        normal = tf.random_normal_initializer()
+        moving_mean = _vector(x, "bn_moving_mean", shape, normal, **fixed)
+        moving_variance = _vector(x, "bn_moving_variance", shape, ones, **fixed)
+        updates = []
+        if is_training:
+            mean = mtf.reduce_mean(x, output_shape=shape)
+            centered = x - mean
+            variance = mtf.reduce_mean(mtf.square(centered), output_shape=shape)
+            updates = [
+                _decay(moving_mean, mean, momentum, "bn_mean_update"),
+                _decay(moving_variance, variance, momentum, "bn_var_update"),
+            ]
+        else:
+            centered, variance = x - moving_mean, moving_variance
+        return centered * (mtf.rsqrt(variance + epsilon) * scale) + bias, updates
+
+
+def _decay(average: mtf.Tensor, value: mtf.Tensor, momentum: float, name: str) -> mtf.Operation:
+    """Returns an operation that moves an average towards a value.
+
+    Subtracts, so that small steps are not lost if activations have few bits.
+    """
+    step = (average - value) * (1.0 - momentum)
+    return mtf.assign(average, step, assign_fn=mtf.assign_sub_slice, name=name)
+
+
+def corr(
+    x: mtf.Tensor, dim: mtf.Dimension, epsilon: float = 1e-20, name: str = "pearson_correlation"
+) -> mtf.Tensor:
+    """Returns the correlation matrix (Pearson) between the entries of a dimension.
+
+    Args:
+      x: a Tensor; the other dimensions together are the samples.
+      dim: a Dimension of it.
+      epsilon: added to the standard deviations.
+      name: a string, the variable scope.
+
+    Returns:
+      A Tensor with dimensions [dim_1, dim_2], `dim` under the names `<name>_1` and `<name>_2`.
+
+    Raises:
+      ValueError: `x` lacks `dim`.
+    """
+    if dim not in x.shape:
+        raise ValueError(f"corr: {x.name} {x.shape} has no dimension {dims_text([dim])}")
+    with tf.variable_scope(name, default_name="pearson_correlation"):
+        each = mtf.Shape([dim])
+        centered = x - mtf.reduce_mean(x, output_shape=each)
+        norm = mtf.sqrt(mtf.reduce_sum(mtf.square(centered), output_shape=each))
+        unit = centered / (norm + epsilon)
+        sides = [mtf.Dimension(f"{dim.name}_{i}", dim.size) for i in (1, 2)]
+        renamed = [mtf.rename_dimension(unit, dim.name, side.name) for side in sides]
+        return mtf.einsum(renamed, output_shape=mtf.Shape(sides))

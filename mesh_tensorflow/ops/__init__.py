@@ -55,6 +55,7 @@ from mesh_tensorflow.ops._index import *
 from mesh_tensorflow.ops._operators import *
 from mesh_tensorflow.ops._pool import *
 from mesh_tensorflow.ops._random import *
+from mesh_tensorflow.ops._recompute import *
 from mesh_tensorflow.ops._reduce_broadcast import *
 from mesh_tensorflow.ops._reshape import *
 from mesh_tensorflow.ops._shift import *

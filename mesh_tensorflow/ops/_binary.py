@@ -216,17 +216,6 @@ class AddOperation(BinaryOpWithBroadcasting):
         return {}
 
 
-class _SubtractOperation(BinaryOpWithBroadcasting):
-    """The difference of two Tensors."""
-
-    def __init__(self, x1: Tensor, x2: Tensor, output_shape: Any, name: Optional[str] = None):
-        super().__init__(tf.subtract, x1, x2, output_shape, x1.dtype, name=name or "sub")
-
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
-        x1, x2 = self.inputs
-        return [_sum_to(grad_ys[0], x1), mtf.negative(_sum_to(grad_ys[0], x2))]
-
-
 class MinMaxOperation(BinaryOpWithBroadcasting):
     """The smaller or the larger of two Tensors; where they tie both get the gradient."""
 
@@ -327,11 +316,18 @@ def add_n(xs: Sequence[Any]) -> Any:
 
 @leaves_no_node
 def sub(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
-    """Returns x1 - x2, broadcast by dimension name; see `add`."""
+    """Returns x1 - x2, broadcast by dimension name; see `add`.
+
+    It is a sum with the negative of x2, so that the gradient of x2 is summed only if it is used;
+    TensorFlow makes one subtraction of them.
+    """
     if not isinstance(x2, Tensor):
         return ScalarAddOperation(x1, -x2).outputs[0]
     x1, x2 = binary_arguments_to_tensors(x1, x2)
-    return _SubtractOperation(x1, x2, output_shape, name=name).outputs[0]
+    check_dtypes(name or "sub", [x1, x2])
+    if x2.dtype.is_unsigned:
+        return binary_op_with_broadcasting(tf.subtract, x1, x2, output_shape)
+    return AddOperation(x1, mtf.negative(x2), output_shape, name=name).outputs[0]
 
 
 @leaves_no_node

@@ -1,9 +1,8 @@
-"""Order and gradients by hand: depend, stop_gradient, custom_gradient, recompute_grad."""
+"""Order and gradients by hand: depend, stop_gradient, custom_gradient."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -22,7 +21,6 @@ __all__ = [
     "StopGradient",
     "custom_gradient",
     "depend",
-    "recompute_grad",
     "stop_gradient",
 ]
 
@@ -262,95 +260,3 @@ def custom_gradient(fn: Callable, grad_fn: Callable, explicit_inputs: Sequence[T
             for y in inner.outputs:
                 y.usable = y in external or y in outputs
     return op.outputs if several else op.outputs[0]
-
-
-@contextlib.contextmanager
-def _usable(operations: Sequence[Operation]) -> Iterator[None]:
-    """Lets gradients use the inner values that are not computed again, such as random ones."""
-    hidden = [y for op in operations for y in op.outputs if not y.usable]
-    for y in hidden:
-        y.usable = True
-    try:
-        yield
-    finally:
-        for y in hidden:
-            y.usable = False
-
-
-class _AfterOperation(Operation):
-    """Inputs that wait for gradients, so that what is recomputed is computed late."""
-
-    def __init__(self, xs: Sequence[Tensor], after: Sequence[Tensor]):
-        super().__init__([*xs, *after], name="recompute")
-        self._num = len(xs)
-        self._outputs = [Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(xs)]
-
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
-        return [*grad_ys, *[None] * (len(self.inputs) - self._num)]
-
-    def lower(self, lowering: Any) -> None:
-        mesh_impl = lowering.mesh_impl(self)
-        values = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
-        xs, after = values[: self._num], values[self._num :]
-        wait = mesh_impl.supports_control_dependencies
-
-        def late(x: tf.Tensor, *dys: tf.Tensor) -> tf.Tensor:
-            if wait or not x.dtype.is_floating:
-                with tf.control_dependencies(dys if wait else []):
-                    return tf.identity(x)
-            # A compiler that drops control dependencies keeps data dependencies.
-            tiny = tf.add_n([tf.reduce_sum(tf.cast(dy, tf.float32)) for dy in dys]) * 1e-30
-            return x + tf.cast(tiny, x.dtype)
-
-        for y, x in zip(self.outputs, xs):
-            lowering.set_tensor_lowering(y, mesh_impl.slicewise(late, x, *after))
-
-
-def recompute_grad(
-    fn: Callable, explicit_inputs: Sequence[Tensor], control_dependencies: bool = True
-) -> Any:
-    """Calls a function of Tensors whose inner values are computed again for its gradient.
-
-    Saves the memory of the inner values for a second forward computation (Chen et al.,
-    "Training deep nets with sublinear memory cost", 2016). Random values and variables are
-    the same in both.
-
-    Args:
-      fn: takes Tensors; returns a Tensor, or a tuple or list of them.
-      explicit_inputs: a list of Tensors, the arguments of `fn`.
-      control_dependencies: whether to make sure that values are computed again only when the
-        gradients of the outputs are there.
-
-    Returns:
-      What `fn` returned: a Tensor, or a list of Tensors.
-    """
-
-    def grad_fn(
-        explicit_inputs: Sequence[Tensor],
-        all_inputs: Sequence[Tensor],
-        forward_operations: Sequence[Operation],
-        outputs: Sequence[Tensor],
-        output_grads: Sequence[Optional[Tensor]],
-    ) -> Sequence[Optional[Tensor]]:
-        graph = forward_operations[0].graph
-        given = [dy for dy in output_grads if dy is not None]
-        mapping: dict[Tensor, Tensor] = {}
-        if control_dependencies:
-            late = _AfterOperation(explicit_inputs, given).outputs
-            mapping = dict(zip(explicit_inputs, late))
-        else:
-            mapping = {x: mtf.identity(x) for x in explicit_inputs}
-        start = len(graph.operations)
-        _, mapping = graph.clone_operations(forward_operations, mapping)
-        again = [mapping.get(y, y) for y in outputs]
-        pairs = [(y, dy) for y, dy in zip(again, output_grads) if dy is not None]
-        kept = [op for op in forward_operations if op.outputs and op.outputs[0] not in mapping]
-        with _usable(kept):
-            return mtf.gradients(
-                [y for y, _ in pairs],
-                [mapping.get(x, x) for x in all_inputs],
-                grad_ys=[dy for _, dy in pairs],
-                operations=kept + graph.operations[start:],
-            )
-
-    return custom_gradient(fn, grad_fn, explicit_inputs)

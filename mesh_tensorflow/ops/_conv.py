@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -10,14 +9,19 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
-from mesh_tensorflow._core.dimension import Dimension
-from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape, list_product
+from mesh_tensorflow._core.shape import list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
-from mesh_tensorflow._mesh.slice_fns import table_lookup
 from mesh_tensorflow.ops._binary import check_dtypes
+from mesh_tensorflow.ops._conv_kind import (
+    FILTER,
+    NARROW,
+    WIDE,
+    ConvKind,
+    check_shapes,
+    conv_kind,
+)
 from mesh_tensorflow.ops._slicewise import check_not_split
 
 __all__ = [
@@ -26,12 +30,6 @@ __all__ = [
     "Conv3dOperation",
     "Conv3dTransposeOperation",
 ]
-
-# A convolution ties three tensors. The filter is [window..., wide channels, narrow channels];
-# of the two images the wide one is the input of an ordinary convolution and the output of a
-# transposed one, the narrow one the other way round. Every operation here computes one of the
-# three from the other two, so there are three kernels, with strides and gradients in common.
-WIDE, NARROW, FILTER = "wide", "narrow", "filter"
 
 # For what is computed: the TensorFlow operation for each number of spatial dimensions, its
 # names for the two operands, and its name for the sizes of the result if it must be told.
@@ -52,137 +50,6 @@ _KERNELS: dict[str, tuple[dict[int, Any], dict[str, str], Optional[str]]] = {
         "filter_sizes",
     ),
 }
-
-_SPATIAL = {2: "hw", 3: "dhw"}
-
-# Size of an image along a spatial dimension, from that of the other image (n), the window (k)
-# and the stride (s). Several wide sizes give one narrow size; n * s is taken if it is one.
-_NARROW_SIZE = {"SAME": lambda n, k, s: -(-n // s), "VALID": lambda n, k, s: (n - k) // s + 1}
-_WIDE_SIZE = {"SAME": lambda n, k, s: n * s, "VALID": lambda n, k, s: (n - 1) * s + max(k, s)}
-
-
-@dataclasses.dataclass(frozen=True)
-class ConvKind:
-    """Which convolution it is, and how its window moves.
-
-    Attributes:
-      rank: number of spatial dimensions, 2 or 3.
-      transposed: whether the input is the narrow image.
-      strides: for each spatial dimension, how far the window moves.
-      padding: "SAME" or "VALID".
-    """
-
-    rank: int
-    transposed: bool
-    strides: tuple[int, ...]
-    padding: str
-
-    @property
-    def family(self) -> str:
-        """The name that its operations and counters have in common."""
-        return f"conv{self.rank}d" + ("_transpose" if self.transposed else "")
-
-    @property
-    def input_role(self) -> str:
-        """Which image its input is."""
-        return NARROW if self.transposed else WIDE
-
-    @property
-    def output_role(self) -> str:
-        """Which image its output is."""
-        return WIDE if self.transposed else NARROW
-
-    @property
-    def tf_strides(self) -> list[int]:
-        """The strides as TensorFlow writes them."""
-        return [1, *self.strides, 1]
-
-    def product(self, role: str) -> str:
-        """Returns what computing a tensor is: "forward" or one of the two backprops."""
-        roles = [self.output_role, self.input_role, FILTER]
-        return ["forward", "backprop_input", "backprop_filter"][roles.index(role)]
-
-    def image_shape(self, role: str, other: Shape, filter_shape: Shape) -> Shape:
-        """Returns the shape of one image, given that of the other.
-
-        Args:
-          role: which image is asked for.
-          other: [batch..., spatial..., channels], the other image.
-          filter_shape: [window..., wide channels, narrow channels].
-        """
-        sizes, channels = (_NARROW_SIZE, -1) if role == NARROW else (_WIDE_SIZE, -2)
-        first = len(other) - self.rank - 1
-        spatial = [
-            Dimension(d.name, sizes[self.padding](d.size, k.size, s))
-            for d, k, s in zip(other[first:-1], filter_shape, self.strides)
-        ]
-        return Shape(other[:first] + spatial + [filter_shape[channels]])
-
-
-def conv_kind(
-    what: str, rank: int, transposed: bool, strides: Sequence[int], padding: str
-) -> ConvKind:
-    """Returns a ConvKind; `what` names the operation in messages.
-
-    Raises:
-      ValueError: the rank, the strides or the padding are not such as TensorFlow takes.
-    """
-    if rank not in _SPATIAL:
-        raise ValueError(f"{what}: a convolution has 2 or 3 spatial dimensions, not {rank!r}")
-    fits = isinstance(strides, (list, tuple)) and len(strides) == rank + 2
-    fits = fits and all(isinstance(s, int) and s > 0 for s in strides)
-    if not fits or strides[0] != 1 or strides[-1] != 1:
-        raise ValueError(
-            f"{what}: strides must be [1, {', '.join('s' + c for c in _SPATIAL[rank])}, 1], "
-            f"whole numbers, 1 for batch and channels, but they are {strides!r}"
-        )
-    table_lookup(_NARROW_SIZE, padding, f"padding of {what}")
-    return ConvKind(rank, bool(transposed), tuple(strides[1:-1]), padding)
-
-
-def _check_shapes(what: str, kind: ConvKind, shapes: dict[str, Shape]) -> None:
-    """Checks that a filter and one image, or both, can be those of a convolution.
-
-    Raises:
-      ValueError: a wrong number of dimensions, other channels in an image than in the filter,
-        or images that do not belong to each other.
-    """
-    window = ", ".join("f" + c for c in _SPATIAL[kind.rank])
-    layout = f"[{window}, {'out, in' if kind.transposed else 'in, out'}]"
-    spatial = ", ".join(_SPATIAL[kind.rank])
-    filter_shape = shapes[FILTER]
-    if len(filter_shape) != kind.rank + 2:
-        raise ValueError(
-            f"{what}: a filter must have the dimensions {layout}, but {filter_shape} has "
-            f"{len(filter_shape)}"
-        )
-    for role, channels in ((WIDE, filter_shape[-2]), (NARROW, filter_shape[-1])):
-        image = shapes.get(role)
-        if image is not None and len(image) < kind.rank + 1:
-            raise ValueError(
-                f"{what}: an image must have the dimensions [batch..., {spatial}, channels], "
-                f"but {image} has {len(image)}"
-            )
-        if image is not None and image[-1] != channels:
-            raise ValueError(
-                f"{what}: the last dimension of the image {image} is {dims_text(image[-1:])}, "
-                f"but the filter {filter_shape}, that is {layout}, has {dims_text([channels])} "
-                "there. Bring channels last with mtf.transpose, or give both one name with "
-                "mtf.rename_dimension"
-            )
-    if WIDE in shapes:
-        fitting = kind.image_shape(NARROW, shapes[WIDE], filter_shape)
-        if min(d.size for d in fitting[-kind.rank - 1 : -1]) < 1:
-            raise ValueError(
-                f"{what}: the window {dims_text(filter_shape[:-2])} is larger than the image "
-                f'{shapes[WIDE]}. Use padding "SAME" or a smaller filter'
-            )
-        if shapes.get(NARROW, fitting) != fitting:
-            raise ValueError(
-                f"{what}: the image {shapes[WIDE]} goes with one of {fitting}, not of "
-                f"{shapes[NARROW]}, by the filter {filter_shape}, strides {kind.tf_strides} and "
-                f"padding {kind.padding!r}"
-            )
 
 
 class ConvNdOperation(Operation):
@@ -206,7 +73,8 @@ class ConvNdOperation(Operation):
         self._roles = list(operands)
         self._computed = next(role for role in _KERNELS if role not in operands)
         self._product = kind.product(self._computed)
-        what = name or f"{kind.family}_{self._product}".removesuffix("_forward")
+        self._counter, usual_name, self._sum_label = kind.names(self._product)
+        what = name or usual_name
         tensors = list(operands.values())
         self._check_inputs(tensors, what)
         check_dtypes(what, tensors)
@@ -219,7 +87,7 @@ class ConvNdOperation(Operation):
         shapes = {role: x.shape for role, x in operands.items()}
         if output_shape is not None:
             shapes[self._computed] = output_shape
-        _check_shapes(what, kind, shapes)
+        check_shapes(what, kind, shapes)
         if output_shape is None:
             image = shapes[kind.input_role]
             shapes[self._computed] = kind.image_shape(self._computed, image, shapes[FILTER])
@@ -261,27 +129,26 @@ class ConvNdOperation(Operation):
     # -- lowering
 
     def _summed_axes(self, mesh_impl: Any) -> list[int]:
-        """Returns the mesh axes that split what is summed over."""
+        """Returns the mesh axes that split what is summed over, in the order of dimensions."""
         summed = {
             NARROW: self._shapes[FILTER][-2:-1],
             WIDE: self._shapes[FILTER][-1:],
             FILTER: self._shapes[WIDE][: -self._kind.rank - 1],
         }[self._computed]
-        return sorted({mesh_impl.tensor_dimension_to_mesh_axis(d) for d in summed} - {None})
+        return mesh_impl.splitting_axes(summed)
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
-        kind, output = self._kind, self.outputs[0]
+        output = self.outputs[0]
         self._count(lowering, lowering.layout_impl(self))
         result = mesh_impl.slicewise(
             self._slice_fn(mesh_impl), *[lowering.tensors[x] for x in self.inputs]
         )
         summed = self._summed_axes(mesh_impl)
         if summed:
-            label = f"{kind.family}_{self._product}".replace("_forward", "_op")
-            counter = lowering.allreduce_counter(summed, output, label)
-            result = LazyAllreduceSum(mesh_impl, result, summed, counter)
+            count = lowering.allreduce_counter(summed, output, self._sum_label)
+            result = LazyAllreduceSum(mesh_impl, result, sorted(summed), count)
         lowering.set_tensor_lowering(output, result)
 
     def _slice_fn(self, mesh_impl: Any) -> Any:
@@ -317,11 +184,11 @@ class ConvNdOperation(Operation):
         return pixels * list_product(window) * (wide if image == NARROW else narrow)
 
     def _count(self, lowering: Any, mesh_impl: Any) -> None:
-        family, image = self._kind.family, self._kind.output_role
+        image = self._kind.output_role
         laid_out = self._multiply_adds(image, mesh_impl.slice_shape) * mesh_impl.size
         unique = self._multiply_adds(image, lambda shape: shape.to_integer_list)
-        lowering.add_counter(f"{family}/{self._product}", laid_out)
-        lowering.add_counter(f"{family}_unique/{self._product}", unique)
+        lowering.add_counter(f"{self._counter}/{self._product}", laid_out)
+        lowering.add_counter(f"{self._counter}_unique/{self._product}", unique)
 
     def cost(self, mesh_impl: Any) -> Cost:
         multiply_adds = self._multiply_adds(NARROW, mesh_impl.slice_shape) * mesh_impl.size
@@ -329,7 +196,7 @@ class ConvNdOperation(Operation):
 
     def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
         summed = self._summed_axes(mesh_impl)
-        return {self.outputs[0]: tuple(summed)} if summed else {}
+        return {self.outputs[0]: tuple(sorted(summed))} if summed else {}
 
 
 def _reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:

@@ -7,7 +7,8 @@ from typing import Any, Optional
 
 from mesh_tensorflow._core.shape import convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow.ops._conv import FILTER, ConvNdOperation, conv_kind
+from mesh_tensorflow.ops._conv import ConvNdOperation
+from mesh_tensorflow.ops._conv_kind import FILTER, conv_kind
 
 __all__ = [
     "Conv2or3dBackpropFilterOperation",

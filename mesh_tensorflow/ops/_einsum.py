@@ -113,6 +113,18 @@ class EinsumOperation(Operation):
                 summed.append(axis)
         return gathered, summed
 
+    def _as_counted(self, mesh_impl: Any, axes: list[int]) -> list[int]:
+        """Returns mesh axes in the order in which the counter of their sum names them.
+
+        It is that of the dimensions of an input that has them all, else of their names.
+        """
+        if len(axes) < 2:
+            return axes
+        dims = self._all_dims()
+        complete = [x.shape.dims for x in self._inputs if len(x.shape) == len(dims)]
+        order = mesh_impl.splitting_axes(complete[0] if complete else sorted(dims))
+        return sorted(axes, key=order.index)
+
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
         gathered, summed = self._plan(mesh_impl)
@@ -134,12 +146,9 @@ class EinsumOperation(Operation):
             lambda *slices: einsum_slice(slices, shapes, output.shape, mesh_impl.einsum), *values
         )
         if summed:
-            result = LazyAllreduceSum(
-                mesh_impl,
-                result,
-                summed,
-                lowering.allreduce_counter(summed, output, "einsum_op"),
-            )
+            axes = self._as_counted(mesh_impl, summed)
+            count = lowering.allreduce_counter(axes, output, "einsum_op")
+            result = LazyAllreduceSum(mesh_impl, result, summed, count)
         lowering.set_tensor_lowering(output, result)
 
     def _gathers(self, mesh_impl: Any) -> list[Collective]:

@@ -46,7 +46,7 @@ class _AlongDimension(Operation):
 
 
 
-class _NormalizeOperation(_AlongDimension):
+class NormalizeOperation(_AlongDimension):
     """(x - mean) / sqrt(variance + epsilon); its second output is the factor."""
 
     def __init__(self, x: Tensor, dim: Dimension, epsilon: float):
@@ -69,7 +69,7 @@ class _NormalizeOperation(_AlongDimension):
         if grad_ys[0] is None:
             return [None]
         y, factor = self.outputs
-        return _NormalizeGradOperation(y, factor, grad_ys[0], self._dim).outputs
+        return NormalizeGradOperation(y, factor, grad_ys[0], self._dim).outputs
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
@@ -85,7 +85,7 @@ class _NormalizeOperation(_AlongDimension):
         lowering.set_tensor_lowering(self.outputs[1], factor)
 
 
-class _NormalizeGradOperation(_AlongDimension):
+class NormalizeGradOperation(_AlongDimension):
     """factor * (dy - mean(dy) - y * mean(dy * y))."""
 
     def __init__(self, y: Tensor, factor: Tensor, dy: Tensor, dim: Dimension):
@@ -119,4 +119,4 @@ def normalize(x: Tensor, dim: Dimension, epsilon: float) -> Tensor:
       dim: a Dimension of it.
       epsilon: added to the variance.
     """
-    return _NormalizeOperation(x, dim, epsilon).outputs[0]
+    return NormalizeOperation(x, dim, epsilon).outputs[0]

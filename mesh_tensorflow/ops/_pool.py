@@ -165,7 +165,7 @@ class PoolOperation(Operation):
         self._check_inputs([x], what)
         self._ksize = _check_window(what, pool_fn_string, x, ksize, strides)
         self._pool_fn_string = pool_fn_string
-        super().__init__([x], name=name or pool_fn_string.lower())
+        super().__init__([x], name=name or "pool")
         self._outputs = [Tensor(self, _pooled_shape(x.shape, self._ksize), x.dtype)]
 
     def _unsplittable(self) -> list[str]:
@@ -224,7 +224,7 @@ class PoolBackPropOperation(Operation):
                 f"y and dy are {tensors_text([y, dy])}"
             )
         self._pool_fn_string = pool_fn_string
-        super().__init__([x, y, dy], name=name or f"{pool_fn_string.lower()}_backprop")
+        super().__init__([x, y, dy], name=name or "pool_backprop")
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
     def _unsplittable(self) -> list[str]:

@@ -65,13 +65,9 @@ class ReduceOperation(Operation):
         return [mtf.cast(mtf.equal(x, y, output_shape=x.shape), dy.dtype) * dy]
 
     def _reduced_mesh_axes(self, mesh_impl: Any) -> list[int]:
+        """Returns the mesh axes that split reduced dimensions, in the order of these."""
         kept = self._outputs[0].shape
-        axes = [
-            mesh_impl.tensor_dimension_to_mesh_axis(d)
-            for d in self._inputs[0].shape
-            if d not in kept
-        ]
-        return sorted(axis for axis in axes if axis is not None)
+        return mesh_impl.splitting_axes(d for d in self._inputs[0].shape if d not in kept)
 
     def _is_sum(self) -> bool:
         return self._reduction_fn_string == "SUM"
@@ -89,6 +85,7 @@ class ReduceOperation(Operation):
         axes = self._reduced_mesh_axes(mesh_impl)
         if axes:
             count = lowering.allreduce_counter(axes, y, "reduce_op")
+            axes = sorted(axes)
             if self._is_sum():
                 value = LazyAllreduceSum(mesh_impl, value, axes, count)
             else:
@@ -103,14 +100,14 @@ class ReduceOperation(Operation):
         if axes and not self._is_sum():
             elements = mesh_impl.laid_out_size(y.shape)
             collectives = (
-                Collective("allreduce", tuple(axes), elements, elements * y.dtype.size),
+                Collective("allreduce", tuple(sorted(axes)), elements, elements * y.dtype.size),
             )
         moved = super().cost(mesh_impl).bytes
         return Cost(mesh_impl.laid_out_size(x.shape), moved, collectives)
 
     def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
         axes = self._reduced_mesh_axes(mesh_impl)
-        return {self._outputs[0]: tuple(axes)} if axes and self._is_sum() else {}
+        return {self._outputs[0]: tuple(sorted(axes))} if axes and self._is_sum() else {}
 
 
 def cost_along(op: Operation, mesh_impl: Any, dim: Dimension, flops_per_element: int) -> Cost:

@@ -60,10 +60,16 @@ class ShiftOperation(Operation):
             pieces.insert(0, _Piece(size - within, within, processors + 1))
         return pieces
 
-    def _piece_elements(self, mesh_impl: Any, piece: _Piece) -> int:
+    def _kept_pieces(self, mesh_impl: Any, mesh_axis: int) -> list[tuple[int, int]]:
+        """Returns (processors, elements) of the pieces that are not shifted out at an end."""
         shape = self._outputs[0].shape
         rows = mesh_impl.laid_out_size(shape) // mesh_impl.slice_shape(shape)[self._axis]
-        return rows * piece.size
+        processors = mesh_impl.shape[mesh_axis].size
+        return [
+            (piece.processors, rows * piece.size)
+            for piece in self._pieces(mesh_impl)
+            if self._wrap or abs(piece.processors) < processors
+        ]
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
@@ -89,11 +95,11 @@ class ShiftOperation(Operation):
 
     def _count(self, lowering: Any) -> None:
         layout_impl = lowering.layout_impl(self)
-        if layout_impl.tensor_dimension_to_mesh_axis(self._dim) is None:
+        mesh_axis = layout_impl.tensor_dimension_to_mesh_axis(self._dim)
+        if mesh_axis is None:
             return
-        for piece in self._pieces(layout_impl):
-            count = self._piece_elements(layout_impl, piece)
-            lowering.add_counter(f"shift[{piece.processors}]", count)
+        for processors, elements in self._kept_pieces(layout_impl, mesh_axis):
+            lowering.add_counter(f"shift[{processors}]", elements)
         lowering.count_collectives(self, None)
 
     def _cut(self, t: tf.Tensor, begin: int, size: int) -> tf.Tensor:
@@ -121,14 +127,12 @@ class ShiftOperation(Operation):
         mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
         if mesh_axis is None:
             return Cost(0, moved)
-        processors = mesh_impl.shape[mesh_axis].size
         itemsize = self._outputs[0].dtype.size
-        found = []
-        for piece in self._pieces(mesh_impl):
-            steps = piece.processors % processors if self._wrap else piece.processors
-            if steps:
-                n = self._piece_elements(mesh_impl, piece)
-                found.append(Collective("shift", (mesh_axis,), n, n * itemsize))
+        found = [
+            Collective("shift", (mesh_axis,), elements, elements * itemsize)
+            for processors, elements in self._kept_pieces(mesh_impl, mesh_axis)
+            if processors % mesh_impl.shape[mesh_axis].size
+        ]
         return Cost(0, moved, tuple(found))
 
 

@@ -19,9 +19,10 @@ from mesh_tensorflow.ops._source import check_dimension
 __all__ = ["log_softmax", "reduce_logsumexp", "softmax"]
 
 _FLOPS_PER_ELEMENT = 5
+_MOST_DIMS = 5  # of oneDNN's kernel
 
 
-class _SoftmaxOperation(Operation):
+class SoftmaxOperation(Operation):
     """The softmax along a dimension, or its logarithm.
 
     Where the dimension is whole on each processor it is TensorFlow's own fused kernel; where
@@ -41,7 +42,7 @@ class _SoftmaxOperation(Operation):
         rest = y.shape - self._dim
         if self._log:
             return [dy - mtf.exp(y) * mtf.reduce_sum(dy, output_shape=rest)]
-        return [(dy - mtf.einsum([dy, y], output_shape=rest)) * y]
+        return [(dy - mtf.reduce_sum(dy * y, output_shape=rest)) * y]
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
@@ -50,10 +51,18 @@ class _SoftmaxOperation(Operation):
         mesh_axis = mesh_impl.splitting_axis(self._dim)
         if mesh_axis is None:
             fn = tf.nn.log_softmax if self._log else tf.nn.softmax
-            value = mesh_impl.slicewise(lambda t: fn(t, axis=self._axis), x)
+            value = mesh_impl.slicewise(lambda t: self._along_axis(fn, t), x)
         else:
             value = self._lower_split(mesh_impl, x.to_laid_out_tensor(), mesh_axis)
         lowering.set_tensor_lowering(self.outputs[0], value)
+
+    def _along_axis(self, fn: Any, t: tf.Tensor) -> tf.Tensor:
+        sizes = t.shape.as_list()
+        if len(sizes) <= _MOST_DIMS:
+            return fn(t, axis=self._axis)
+        before, after = sizes[: self._axis], sizes[self._axis + 1 :]
+        joined = [mtf.list_product(before), sizes[self._axis], mtf.list_product(after)]
+        return tf.reshape(fn(tf.reshape(t, joined), axis=1), sizes)
 
     def _lower_split(self, mesh_impl: Any, x: Any, mesh_axis: int) -> Any:
         def reduce(fn: Any, value: Any, reduction: str) -> Any:
@@ -114,7 +123,7 @@ def log_softmax(
     """
     if extra_logit is not None:
         return x - reduce_logsumexp(x, reduced_dim, extra_logit=extra_logit, name=name)
-    return _SoftmaxOperation(x, reduced_dim, True, name or "log_softmax").outputs[0]
+    return SoftmaxOperation(x, reduced_dim, True, name or "log_softmax").outputs[0]
 
 
 @leaves_no_node
@@ -125,4 +134,4 @@ def softmax(
     if extra_logit is not None:
         with tf.variable_scope(name, default_name="softmax"):
             return mtf.exp(log_softmax(x, reduced_dim, extra_logit=extra_logit))
-    return _SoftmaxOperation(x, reduced_dim, False, name or "softmax").outputs[0]
+    return SoftmaxOperation(x, reduced_dim, False, name or "softmax").outputs[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import gin
@@ -10,12 +10,14 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._mesh.slice_fns import table_lookup
 from mesh_tensorflow.optimize._base import Optimizer, scalar_like, skip_without_gradient
 
 __all__ = [
     "AdafactorOptimizer",
     "adafactor_decay_rate_adam",
     "adafactor_decay_rate_pow",
+    "adafactor_optimizer_from_hparams",
     "reduce_rms",
 ]
 
@@ -123,6 +125,10 @@ class AdafactorOptimizer(Optimizer):
         """The learning rate, a number or a tf scalar."""
         return self._learning_rate
 
+    def _rate_of(self, var: mtf.Variable) -> Any:
+        """Returns the learning rate of a variable."""
+        return self._learning_rate
+
     def _factored_dims(self, shape: mtf.Shape) -> Optional[tuple[mtf.Dimension, mtf.Dimension]]:
         """Returns the (second largest, largest) dimensions if they are to be factored."""
         if not self._factored:
@@ -153,7 +159,7 @@ class AdafactorOptimizer(Optimizer):
         if self._clipping_threshold is not None:
             norm = reduce_rms(scaled) / self._clipping_threshold
             scaled = scaled / mtf.maximum(1.0, norm)
-        update = scaled * scalar_like(self._learning_rate, scaled)
+        update = scaled * scalar_like(self._rate_of(var), scaled)
         old = var.value
         if self._multiply_by_parameter_scale and not any(e in var.name for e in self._exclude):
             update = update * mtf.to_float(self._parameter_scale(old))
@@ -189,3 +195,34 @@ class AdafactorOptimizer(Optimizer):
         """
         stacked = [d for d in x.shape if d.name in self._stacked_dim_names]
         return mtf.maximum(reduce_rms(x, output_shape=mtf.Shape(stacked)), self._epsilon2)
+
+
+_DECAY_RATES: dict[str, Callable[[Any], tf.Tensor]] = {
+    "Adam": lambda hparams: adafactor_decay_rate_adam(hparams.optimizer_adafactor_beta2),
+    "pow": lambda hparams: adafactor_decay_rate_pow(hparams.optimizer_adafactor_memory_exponent),
+}
+
+
+def adafactor_optimizer_from_hparams(hparams: Any, lr: Any) -> AdafactorOptimizer:
+    """Returns an AdafactorOptimizer with the hyperparameters of Tensor2Tensor.
+
+    Args:
+      hparams: has the attributes optimizer_adafactor_decay_type ("Adam", with
+        optimizer_adafactor_beta2, or "pow", with optimizer_adafactor_memory_exponent),
+        optimizer_adafactor_multiply_by_parameter_scale, optimizer_adafactor_beta1,
+        optimizer_adafactor_clipping_threshold and optimizer_adafactor_factored.
+      lr: a number or tf scalar, the learning rate.
+
+    Raises:
+      ValueError: an unknown optimizer_adafactor_decay_type.
+    """
+    decay_type = hparams.optimizer_adafactor_decay_type
+    decay_rate = table_lookup(_DECAY_RATES, decay_type, "optimizer_adafactor_decay_type")(hparams)
+    return AdafactorOptimizer(
+        multiply_by_parameter_scale=hparams.optimizer_adafactor_multiply_by_parameter_scale,
+        learning_rate=lr,
+        decay_rate=decay_rate,
+        beta1=hparams.optimizer_adafactor_beta1,
+        clipping_threshold=hparams.optimizer_adafactor_clipping_threshold,
+        factored=hparams.optimizer_adafactor_factored,
+    )

@@ -56,8 +56,12 @@ class AdamWeightDecayOptimizer(Optimizer):
         update = next_m / (mtf.sqrt(next_v) + self.epsilon)
         if self._decays(var):
             update += mtf.to_float(var.value) * self.weight_decay_rate
-        update *= scalar_like(self.learning_rate, update)
+        update *= scalar_like(self._rate_of(var), update)
         return [mtf.assign_sub(var, update), mtf.assign(m, next_m), mtf.assign(v, next_v)]
+
+    def _rate_of(self, var: mtf.Variable) -> Any:
+        """Returns the learning rate of a variable."""
+        return self.learning_rate
 
     def _slot(self, var: mtf.Variable, name: str) -> mtf.Tensor:
         return mtf.get_variable(

@@ -8,6 +8,8 @@ from cases import (
     elementwise,
     indexing,
     joining,
+    layers,
+    layers_attention,
     loops,
     reductions,
     reshaping,
@@ -27,6 +29,8 @@ _FAMILIES = [
     control,
     loops,
     conv,
+    layers,
+    layers_attention,
 ]
 
 CASES: list[Case] = [c for family in _FAMILIES for c in family.CASES]

@@ -96,6 +96,9 @@ CASES = (
     + [case(name, [f"a b/{kind}"], build, oracle, dtypes=dtypes)
        for name, build, oracle, kind, dtypes in _NUMBERS]
     + [
+        case("sub_unsigned", "a b/below200, b/below200",
+             lambda x, y: mtf.to_int32(mtf.cast(x, tf.uint8) - mtf.cast(y, tf.uint8)),
+             lambda x, y: (x - y) % 256),
         case("maximum_ties", "a b/ties, b/ties", mtf.maximum, on(np.maximum, "a b", "b", "a b"),
              surrogate=lambda x, y, at: np.where(at[0] >= at[1], x, 0) + np.where(
                  at[1] >= at[0], y, 0)),

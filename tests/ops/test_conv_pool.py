@@ -183,7 +183,8 @@ class TestConvolutions:
             dx = mtf.conv2d_transpose_backprop_input(x.shape, f, dy, [1, 2, 2, 1], "SAME")
             df = mtf.conv2d_transpose_backprop_filter(x, f.shape, dy, [1, 2, 2, 1], "SAME")
             assert (dx.shape, df.shape) == (x.shape, f.shape)
-            assert dx.name == "conv2d_transpose_backprop_input:0"
+            assert dx.name == "conv2d_trans_backprop:0"
+            assert df.name == "conv2d_trans_backprop_filter:0"
             assert isinstance(df.operation, mtf.Conv2or3dBackpropFilterOperation)
 
     def test_counters_and_sums_left_pending(self):
@@ -207,6 +208,28 @@ class TestConvolutions:
             costs = [t.operation.cost(p.impl) for t in (y, dx, df)]
             assert [(c.flops, c.collectives) for c in costs] == [(2 * 1152, ())] * 3
 
+    def test_sums_of_the_gradient_of_the_input_are_counted_as_those_of_the_convolution(self):
+        with program("b:x,o:y") as p:
+            x, _ = p.random([("b", 4), *spatial_dims((4, 6, 4)), ("i", 2)])
+            f, _ = p.random([*spatial_dims((1, 3, 2), "f"), ("i", 2), ("o", 4)])
+            y = mtf.Conv3dOperation(x, f, [1, 1, 1, 1, 1], "SAME").outputs[0]
+            dx, df = mtf.gradients([y], [x, f])
+            p.run([dx, df])
+            assert dx.name == "conv3d/gradients/conv3d_backprop:0"
+            assert df.name == "conv3d/gradients/conv3d_backprop_filter:0"
+            sums = ["allreduce/[1]/conv3d_op", "allreduce/[0]/conv3d_backprop_filter"]
+            assert p.counters(*sums) == [4 * 4 * 6 * 4 * 2 * 2, 6 * 2 * 4 * 2]
+
+    def test_mesh_axes_of_a_sum_are_counted_in_the_order_of_batch_dimensions(self):
+        for batch, axes in (("ab", "[1, 0]"), ("ba", "[0, 1]")):
+            with program("b:x,a:y") as p:
+                x, _ = p.random([*((c, 2) for c in batch), *spatial_dims((2, 2)), ("i", 2)])
+                f, _ = p.random([*spatial_dims((1, 1), "f"), ("i", 2), ("o", 3)])
+                y = mtf.Conv2dOperation(x, f, [1, 1, 1, 1], "SAME").outputs[0]
+                p.run(mtf.gradients([y], [f]))
+                assert p.counters(f"allreduce/{axes}/conv2d_backprop_filter") == [2 * 3 * 4]
+                assert [c.mesh_axes for _, _, c in p.lowering.collectives] == [(0, 1)]
+
     def test_transposed_counters(self):
         with program("b:x,o:y") as p:
             x, _ = p.random([("b", 4), *spatial_dims((3, 5)), ("i", 2)])
@@ -214,9 +237,10 @@ class TestConvolutions:
             y = mtf.Conv2dTransposeOperation(x, f, [1, 2, 2, 1], "SAME").outputs[0]
             p.run(mtf.gradients([y], [x, f]))
             # Pixels of the larger image are counted; what is computed goes by the smaller one.
-            names = ["conv2d_transpose_unique/forward", "conv2d_transpose/backprop_input"]
+            names = ["conv2d_transpose_unique/forward", "conv2d_trans/backprop_input"]
             assert p.counters(*names) == [4 * 6 * 10 * 4 * 2 * 2 * 2] * 2
-            assert p.counters("allreduce/[1]/conv2d_transpose_backprop_input") == [240]
+            sums = ["allreduce/[1]/conv2d_trans_op", "allreduce/[0]/conv2d_trans_backprop_filter"]
+            assert p.counters(*sums) == [240, 64]
             assert y.operation.cost(p.impl).flops == 2 * 4 * 3 * 5 * 2 * 2 * 2 * 4
 
 
@@ -278,7 +302,7 @@ class TestRefusals:
         with program("w:y") as p:
             x, _ = p.random([("b", 2), *spatial_dims((4, 4)), ("i", 2)])
             mtf.PoolOperation(x, (2, 2), (2, 2), "AVG_2D")
-            with pytest.raises(ValueError, match=r"w=4 .* PoolOperation avg_2d cannot work on"):
+            with pytest.raises(ValueError, match=r"w=4 .* PoolOperation pool cannot work on"):
                 p.lower()
 
     def test_a_pooling_that_does_not_fit_is_refused(self):
@@ -352,8 +376,8 @@ class TestPooling:
             y = mtf.PoolOperation(mtf_x, ksize, list(ksize), kind).outputs[0]
             mtf_dy, _ = p.tensor(tf.cast(dy.reshape(2, 2, *pooled, 2), dtype), y.shape.dims)
             assert y.shape == mtf.Shape([*dims[:2], *spatial_dims(pooled), dims[-1]])
-            assert y.name == f"{kind.lower()}:0"
             (dx,) = mtf.gradients([y], [mtf_x], grad_ys=[mtf_dy])
+            assert (y.name, dx.name) == ("pool:0", "pool/gradients/pool_backprop:0")
             (second,) = mtf.gradients([dx], [mtf_dy], grad_ys=[mtf_g])
             actual, _ = p.run([y, dx, second])
             assert not any("allreduce" in key for key, _ in p.lowering.counters)

@@ -43,6 +43,37 @@ class Program:
     tolerance: float = 1e-5
 
 
+def table(*default_layouts, **defaults):
+    """Returns a dictionary of programs, and a decorator that puts a function into it.
+
+    The decorator takes layouts, those of the table if none, and fields of `Program`.
+    """
+    programs = {}
+
+    def program(*layouts, **kwargs):
+        def decorate(fn):
+            assert fn.__name__ not in programs
+            programs[fn.__name__] = Program(fn, layouts or default_layouts, **{**defaults, **kwargs})
+            return fn
+
+        return decorate
+
+    return programs, program
+
+
+def dims(text):
+    """Returns the dimensions of "a:2,b:3"."""
+    return mtf.convert_to_shape(text).dims
+
+
+def with_variables(p, outputs):
+    """Adds all variables to the inputs, by which outputs are differentiated, and fills them."""
+    for v in p.graph.trainable_variables:
+        p.inputs[v.name] = v.outputs[0]
+    p.fill_variables()
+    return outputs
+
+
 def generator(*names):
     return np.random.RandomState(zlib.crc32("/".join(names).encode()))
 
@@ -206,7 +237,8 @@ def _run(name, program, mesh_shape, layout, feed_reads):
         facts["variables"] = master_names()
         updates = [lowering.lowered_operation(op) for op in case.update_ops]
         if case.update_ops:
-            updates.append(tf.assign_add(tf.train.get_or_create_global_step(), 1))
+            with tf.control_dependencies(updates):  # which may have read the step
+                updates.append(tf.assign_add(tf.train.get_or_create_global_step(), 1))
         fill = [
             tf.assign(v, tf.cast(case.feeds[v.op.name], v.dtype.base_dtype))
             for v in tf.global_variables()

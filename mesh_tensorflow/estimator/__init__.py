@@ -1,0 +1,62 @@
+"""Training, evaluation, prediction and export around a model function.
+
+It takes the place of `tf.estimator`, which TensorFlow no longer has.
+"""
+
+import tensorflow.compat.v1 as _tf
+
+from mesh_tensorflow.estimator import export as export
+from mesh_tensorflow.estimator import tpu as tpu
+from mesh_tensorflow.estimator._checkpoints import WarmStartSettings as WarmStartSettings
+from mesh_tensorflow.estimator._estimator import Estimator as Estimator
+from mesh_tensorflow.estimator._exporters import BestExporter as BestExporter
+from mesh_tensorflow.estimator._exporters import Exporter as Exporter
+from mesh_tensorflow.estimator._exporters import FinalExporter as FinalExporter
+from mesh_tensorflow.estimator._exporters import LatestExporter as LatestExporter
+from mesh_tensorflow.estimator._hooks import NanLossError as NanLossError
+from mesh_tensorflow.estimator._install import install as install
+from mesh_tensorflow.estimator._install import uninstall as uninstall
+from mesh_tensorflow.estimator._modes import ModeKeys as ModeKeys
+from mesh_tensorflow.estimator._profile import ProfileHook as ProfileHook
+from mesh_tensorflow.estimator._run_config import RunConfig as RunConfig
+from mesh_tensorflow.estimator._spec import EstimatorSpec as EstimatorSpec
+from mesh_tensorflow.estimator._specs import EvalSpec as EvalSpec
+from mesh_tensorflow.estimator._specs import TrainSpec as TrainSpec
+from mesh_tensorflow.estimator._train_and_evaluate import train_and_evaluate as train_and_evaluate
+
+# tf.estimator had these as well.
+CheckpointSaverHook = _tf.train.CheckpointSaverHook
+CheckpointSaverListener = _tf.train.CheckpointSaverListener
+FeedFnHook = _tf.train.FeedFnHook
+FinalOpsHook = _tf.train.FinalOpsHook
+GlobalStepWaiterHook = _tf.train.GlobalStepWaiterHook
+LoggingTensorHook = _tf.train.LoggingTensorHook
+NanLossDuringTrainingError = _tf.train.NanLossDuringTrainingError
+NanTensorHook = _tf.train.NanTensorHook
+ProfilerHook = _tf.train.ProfilerHook
+SecondOrStepTimer = _tf.train.SecondOrStepTimer
+SessionRunArgs = _tf.train.SessionRunArgs
+SessionRunContext = _tf.train.SessionRunContext
+SessionRunHook = _tf.train.SessionRunHook
+SessionRunValues = _tf.train.SessionRunValues
+StepCounterHook = _tf.train.StepCounterHook
+StopAtStepHook = _tf.train.StopAtStepHook
+SummarySaverHook = _tf.train.SummarySaverHook
+VocabInfo = _tf.train.VocabInfo
+
+# What else tf.estimator had: models that are ready-made, and more.
+_NOT_HERE = (
+    "Baseline", "BoostedTrees", "DNN", "Linear", "BinaryClassHead", "Head", "LogisticRegression",
+    "MultiClassHead", "MultiHead", "MultiLabelHead", "PoissonRegression", "RegressionHead",
+    "add_metrics", "classifier_parse_example_spec", "experimental", "inputs",
+    "regressor_parse_example_spec",
+)
+
+
+def __getattr__(name: str) -> object:
+    if name.startswith(_NOT_HERE):
+        raise AttributeError(
+            f"mesh_tensorflow.estimator has no {name}: of tf.estimator it has what runs a model "
+            "function, and no ready-made models. Write a model_fn for estimator.Estimator"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

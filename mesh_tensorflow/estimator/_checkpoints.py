@@ -1,0 +1,207 @@
+"""Checkpoints in a model directory, and starting from another model's."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+__all__ = ["WarmStartSettings", "as_warm_start_settings", "find_checkpoint", "has_other_source",
+           "no_checkpoint_error", "saved_step", "warm_start"]
+
+
+class _WarmStartFields(NamedTuple):
+    ckpt_to_initialize_from: str
+    vars_to_warm_start: Any
+    var_name_to_vocab_info: Any
+    var_name_to_prev_var_name: Any
+
+
+class WarmStartSettings(_WarmStartFields):
+    """Which variables start from a checkpoint of another model."""
+
+    def __new__(
+        cls,
+        ckpt_to_initialize_from: str,
+        vars_to_warm_start: Any = ".*",
+        var_name_to_vocab_info: Optional[Mapping[str, Any]] = None,
+        var_name_to_prev_var_name: Optional[Mapping[str, str]] = None,
+    ) -> WarmStartSettings:
+        """Makes one.
+
+        Args:
+          ckpt_to_initialize_from: a checkpoint, or a directory of checkpoints.
+          vars_to_warm_start: a regular expression for names of trainable variables, or a list of
+            them for any variables, or None for none.
+          var_name_to_vocab_info: must be empty: vocabularies are not remapped.
+          var_name_to_prev_var_name: by a variable's name, its name in the checkpoint if it is not
+            the same.
+
+        Returns:
+          a WarmStartSettings.
+
+        Raises:
+          ValueError: no checkpoint is named, or vocabularies are given.
+        """
+        if not ckpt_to_initialize_from:
+            raise ValueError("WarmStartSettings: ckpt_to_initialize_from is empty; name a path")
+        if var_name_to_vocab_info:
+            raise ValueError(
+                "WarmStartSettings: var_name_to_vocab_info should be empty: embeddings are not "
+                "remapped from one vocabulary to another. Leave these variables out by "
+                "vars_to_warm_start, and give them an initializer"
+            )
+        return super().__new__(
+            cls, os.fspath(ckpt_to_initialize_from), vars_to_warm_start,
+            dict(var_name_to_vocab_info or {}), dict(var_name_to_prev_var_name or {}))
+
+
+def as_warm_start_settings(given: Any) -> Optional[WarmStartSettings]:
+    """Returns the settings that an estimator's argument `warm_start_from` means.
+
+    Args:
+      given: None, a path, or a WarmStartSettings.
+
+    Returns:
+      a WarmStartSettings, or None.
+
+    Raises:
+      ValueError: there is no checkpoint at the path.
+      TypeError: it is something else.
+    """
+    if given is None or isinstance(given, WarmStartSettings):
+        return given
+    if not isinstance(given, (str, os.PathLike)):
+        raise TypeError(
+            f"warm_start_from should be a path or a WarmStartSettings, but is {given!r}"
+        )
+    path = os.fspath(given)
+    if tf.io.gfile.exists(os.path.join(path, "saved_model.pb")):
+        path = os.path.join(path, "variables", "variables")
+    return WarmStartSettings(ckpt_to_initialize_from=path)
+
+
+def warm_start(settings: WarmStartSettings) -> list[str]:
+    """Lets variables of the default graph be initialized from a checkpoint.
+
+    Args:
+      settings: which, and from where.
+
+    Returns:
+      the variables' names.
+
+    Raises:
+      ValueError: there is no checkpoint, or it has not all of the variables.
+    """
+    path = _checkpoint_at(settings.ckpt_to_initialize_from)
+    saved = dict(tf.train.list_variables(path))
+    variables = {v.op.name: v for v in _chosen(settings.vars_to_warm_start)}
+    names = {name: settings.var_name_to_prev_var_name.get(name, name) for name in variables}
+    lacking = sorted(old for old in names.values() if old not in saved)
+    if lacking:
+        raise ValueError(
+            f"warm start from {path}: it has no {', '.join(lacking)}; it has "
+            f"{', '.join(sorted(saved))}. Choose variables by vars_to_warm_start, or say what they "
+            "are called there by var_name_to_prev_var_name"
+        )
+    if names:
+        tf.train.init_from_checkpoint(path, {old: variables[new] for new, old in names.items()})
+    return sorted(names)
+
+
+def _checkpoint_at(path: str) -> str:
+    found = tf.train.latest_checkpoint(path) if tf.io.gfile.isdir(path) else path
+    if found is None or not tf.train.checkpoint_exists(found):
+        raise ValueError(f"warm start: there is no checkpoint at {path}")
+    return found
+
+
+def _chosen(patterns: Union[None, str, list[str]]) -> list[Any]:
+    """Returns variables of the default graph; of those of a mesh, masters and not slices."""
+    if patterns is None:
+        return []
+    whole = tf.global_variables()
+    if isinstance(patterns, str):
+        trainable = {v.op.name for v in tf.trainable_variables()}
+        return [v for v in whole if v.op.name in trainable and re.match(patterns, v.op.name)]
+    return [v for v in whole if any(re.match(pattern, v.op.name) for pattern in patterns)]
+
+
+def find_checkpoint(model_dir: str, checkpoint_path: Optional[str], called: str) -> Optional[str]:
+    """Returns the checkpoint to evaluate, predict or export from.
+
+    Args:
+      model_dir: the model directory.
+      checkpoint_path: one that the caller named, or None.
+      called: the method, for the message.
+
+    Returns:
+      a path, or None if there is none in the directory.
+
+    Raises:
+      ValueError: there is none at the path that was named.
+    """
+    if checkpoint_path is None:
+        return tf.train.latest_checkpoint(model_dir)
+    checkpoint_path = os.fspath(checkpoint_path)
+    if not tf.train.checkpoint_exists(checkpoint_path):
+        there = tf.train.latest_checkpoint(model_dir)
+        raise ValueError(
+            f"{called}: there is no checkpoint at checkpoint_path={checkpoint_path!r}; the latest "
+            f"in the model directory is {there}"
+        )
+    return checkpoint_path
+
+
+def has_other_source(scaffold: tf.train.Scaffold) -> bool:
+    """Returns whether the default graph's variables get values otherwise than by initializers.
+
+    Args:
+      scaffold: the model's.
+
+    Returns:
+      whether the scaffold has its own initialization, a variable starts from another checkpoint
+      (tf.train.init_from_checkpoint), or there is no trainable variable.
+    """
+    if scaffold.init_fn is not None or scaffold.init_op is not None:
+        return True
+    restores = any(op.type == "RestoreV2" for op in tf.get_default_graph().get_operations())
+    return restores or not tf.trainable_variables()
+
+
+def no_checkpoint_error(model_dir: str, called: str) -> ValueError:
+    """Returns the error of a model that was not trained.
+
+    Args:
+      model_dir: the model directory.
+      called: the method.
+
+    Returns:
+      a ValueError.
+    """
+    return ValueError(
+        f"{called}: there is no checkpoint in {model_dir}, so the variables would have initial "
+        "values. Train first, or pass checkpoint_path=, or let model_fn fill them by "
+        "tf.train.init_from_checkpoint or by the init_fn of a Scaffold"
+    )
+
+
+def saved_step(model_dir: str) -> Optional[int]:
+    """Returns the global step of the latest checkpoint.
+
+    Args:
+      model_dir: a directory.
+
+    Returns:
+      a step; None if there is no checkpoint, or no global step in it.
+    """
+    path = tf.train.latest_checkpoint(model_dir)
+    if path is None:
+        return None
+    reader = tf.train.load_checkpoint(path)
+    if not reader.has_tensor(tf.GraphKeys.GLOBAL_STEP):
+        return None
+    return int(reader.get_tensor(tf.GraphKeys.GLOBAL_STEP))

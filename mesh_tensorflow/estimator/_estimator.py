@@ -1,0 +1,398 @@
+"""Estimator: a model function with its directory, and what can be done with it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow.estimator._call import (
+    call_input_fn, call_model_fn, check_input_fn, check_model_fn)
+from mesh_tensorflow.estimator._checkpoints import as_warm_start_settings, saved_step
+from mesh_tensorflow.estimator._evaluate import run_evaluation
+from mesh_tensorflow.estimator._export import export_all
+from mesh_tensorflow.estimator._model import Model
+from mesh_tensorflow.estimator._modes import ModeKeys
+from mesh_tensorflow.estimator._predict import run_prediction
+from mesh_tensorflow.estimator._run_config import RunConfig
+from mesh_tensorflow.estimator._spec import check_hooks
+from mesh_tensorflow.estimator._train import Request, run_training
+
+__all__ = ["Estimator"]
+
+
+class Estimator:
+    """Trains, evaluates and exports a model, and predicts with it.
+
+    Each of these builds the model anew, in a graph of its own, from the latest checkpoint of the
+    model directory.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[..., Any],
+        model_dir: Any = None,
+        config: Optional[RunConfig] = None,
+        params: Any = None,
+        warm_start_from: Any = None,
+    ) -> None:
+        """Makes one.
+
+        Args:
+          model_fn: a function of `features` and, as it needs them, `labels`, `mode`, `params` and
+            `config`, which returns an EstimatorSpec. It is called by names.
+          model_dir: directory of checkpoints and summaries; that of `config` by default, and a
+            temporary one if there is none either.
+          config: a RunConfig.
+          params: passed to `model_fn`, as a copy; a dict, as a rule.
+          warm_start_from: a path or a WarmStartSettings: where variables start from as long as
+            there is no checkpoint in the model directory.
+
+        Raises:
+          TypeError: `config` is not a RunConfig, or `model_fn` not a function.
+          ValueError: `model_fn` takes unknown arguments, or two directories are named.
+        """
+        check_model_fn(model_fn)
+        self._config = _config_with_directory(config, model_dir)
+        self._model_dir: str = self._config.model_dir
+        self._model_fn = model_fn
+        self._params = copy.deepcopy({} if params is None else params)
+        self._warm_start_from = as_warm_start_settings(warm_start_from)
+
+    @property
+    def model_dir(self) -> str:
+        """The model directory."""
+        return self._model_dir
+
+    @property
+    def config(self) -> RunConfig:
+        """The RunConfig, as a copy."""
+        return copy.deepcopy(self._config)
+
+    @property
+    def params(self) -> Any:
+        """The parameters, as a copy."""
+        return copy.deepcopy(self._params)
+
+    @property
+    def model_fn(self) -> Callable[..., Any]:
+        """The model function, as a function of features, labels, mode and config."""
+
+        def public_model_fn(features: Any, labels: Any, mode: str, config: Any) -> Any:
+            return self._call_model_fn(features, labels, mode, config)
+
+        return public_model_fn
+
+    def get_variable_value(self, name: str) -> np.ndarray:
+        """Returns a variable's value in the latest checkpoint.
+
+        Args:
+          name: the variable's name.
+
+        Returns:
+          an array.
+
+        Raises:
+          ValueError: there is no checkpoint, or no such variable in it.
+        """
+        reader = tf.train.load_checkpoint(self._checkpoint_that_is_needed("get_variable_value"))
+        if not reader.has_tensor(name):
+            known = ", ".join(sorted(reader.get_variable_to_shape_map()))
+            raise ValueError(f"get_variable_value: there is no variable {name!r}; there are {known}")
+        return reader.get_tensor(name)
+
+    def get_variable_names(self) -> list[str]:
+        """Returns the names of all variables of the latest checkpoint.
+
+        Returns:
+          strings.
+
+        Raises:
+          ValueError: there is no checkpoint.
+        """
+        path = self._checkpoint_that_is_needed("get_variable_names")
+        return [name for name, _ in tf.train.list_variables(path)]
+
+    def latest_checkpoint(self) -> Optional[str]:
+        """Returns the latest checkpoint.
+
+        Returns:
+          a path, or None.
+        """
+        return tf.train.latest_checkpoint(self._model_dir)
+
+    def eval_dir(self, name: Optional[str] = None) -> str:
+        """Returns the directory of an evaluation's summaries.
+
+        Args:
+          name: the evaluation's name.
+
+        Returns:
+          a path.
+        """
+        return os.path.join(self._model_dir, f"eval_{name}" if name else "eval")
+
+    def train(
+        self,
+        input_fn: Callable[..., Any],
+        hooks: Optional[Sequence[Any]] = None,
+        steps: Optional[int] = None,
+        max_steps: Optional[int] = None,
+        saving_listeners: Optional[Sequence[Any]] = None,
+    ) -> Estimator:
+        """Trains, from the latest checkpoint if there is one.
+
+        SIGTERM and SIGINT end training after the step in which they come, with a checkpoint. If
+        the loss is NaN, the variables are saved in the directory "nan" of the model directory.
+
+        Args:
+          input_fn: returns a tf.data.Dataset of (features, labels), or these as tensors.
+          hooks: hooks of the session.
+          steps: how many steps, from where training stands.
+          max_steps: the global step to train to; if it has been reached, nothing is done.
+          saving_listeners: listeners of checkpoints.
+
+        Returns:
+          the estimator.
+
+        Raises:
+          ValueError: the numbers of steps make no sense.
+          NanLossError: the loss is NaN; it is a tf.train.NanLossDuringTrainingError.
+          SystemExit: SIGTERM came; the exit code is 143.
+          KeyboardInterrupt: SIGINT came.
+        """
+        check_input_fn(input_fn, "train")
+        _check_steps("train", steps=steps, max_steps=max_steps)
+        hooks = check_hooks(hooks, "hooks")
+        listeners = _checked_listeners(saving_listeners)
+        start = saved_step(self._model_dir) or 0
+        if max_steps is not None and max_steps <= start:
+            tf.logging.info("Skipping training: step %d has been reached and saved.", max_steps)
+            return self
+        request = Request(
+            hooks=hooks,
+            saving_listeners=listeners,
+            steps=steps,
+            max_steps=max_steps,
+            last_step=start + steps if steps is not None else max_steps,
+            warm_start_from=None if self.latest_checkpoint() else self._warm_start_from,
+        )
+        run_training(self._model(), input_fn, request)
+        return self
+
+    def evaluate(
+        self,
+        input_fn: Callable[..., Any],
+        steps: Optional[int] = None,
+        hooks: Optional[Sequence[Any]] = None,
+        checkpoint_path: Optional[str] = None,
+        name: Optional[str] = None,
+    ) -> dict[str, Any]:
+        """Evaluates, and writes the results as summaries.
+
+        Args:
+          input_fn: returns a tf.data.Dataset of (features, labels), or these as tensors.
+          steps: how many batches, or None until the data end.
+          hooks: hooks of the session.
+          checkpoint_path: a checkpoint; the latest by default.
+          name: what to call the evaluation, if there are several; see `eval_dir`.
+
+        Returns:
+          the metrics by name, and "loss", its mean over batches, and "global_step".
+
+        Raises:
+          ValueError: there is no checkpoint, or there are no data.
+        """
+        check_input_fn(input_fn, "evaluate")
+        _check_steps("evaluate", steps=steps)
+        hooks = check_hooks(hooks, "hooks")
+        return run_evaluation(
+            self._model(), input_fn, steps, hooks, checkpoint_path, self.eval_dir(name))
+
+    def predict(
+        self,
+        input_fn: Callable[..., Any],
+        predict_keys: Any = None,
+        hooks: Optional[Sequence[Any]] = None,
+        checkpoint_path: Optional[str] = None,
+        yield_single_examples: bool = True,
+    ) -> Iterator[Any]:
+        """Yields predictions until the data end.
+
+        Nothing is run before the first of them is asked for.
+
+        Args:
+          input_fn: returns a tf.data.Dataset of features or (features, labels), or tensors.
+          predict_keys: names of predictions, or None for all.
+          hooks: hooks of the session.
+          checkpoint_path: a checkpoint; the latest by default.
+          yield_single_examples: whether to take batches apart.
+
+        Returns:
+          an iterator of dicts of arrays, or of arrays if the model predicts one tensor.
+
+        Raises:
+          ValueError: there is no checkpoint, a name is not known, or batches cannot be taken
+            apart.
+        """
+        check_input_fn(input_fn, "predict")
+        hooks = check_hooks(hooks, "hooks")
+        return run_prediction(
+            self._model(), input_fn, predict_keys, hooks, checkpoint_path, yield_single_examples)
+
+    def export_saved_model(
+        self,
+        export_dir_base: Any,
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Optional[Mapping[str, str]] = None,
+        as_text: bool = False,
+        checkpoint_path: Optional[str] = None,
+        experimental_mode: str = ModeKeys.PREDICT,
+    ) -> bytes:
+        """Writes a SavedModel.
+
+        Args:
+          export_dir_base: a directory; the model goes to a new one in it, named after the time.
+          serving_input_receiver_fn: returns a ServingInputReceiver.
+          assets_extra: files to add, by their paths in the directory "assets.extra".
+          as_text: whether to write text instead of binary.
+          checkpoint_path: a checkpoint; the latest by default.
+          experimental_mode: what the model is to be used for.
+
+        Returns:
+          the new directory, as bytes.
+
+        Raises:
+          ValueError: there is no checkpoint, or no signature suits the receiver.
+        """
+        return self.experimental_export_all_saved_models(
+            export_dir_base, {experimental_mode: serving_input_receiver_fn}, assets_extra, as_text,
+            checkpoint_path)
+
+    def export_savedmodel(
+        self,
+        export_dir_base: Any,
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Optional[Mapping[str, str]] = None,
+        as_text: bool = False,
+        checkpoint_path: Optional[str] = None,
+        strip_default_attrs: bool = False,
+    ) -> bytes:
+        """Writes a SavedModel; an older name of `export_saved_model`.
+
+        Args:
+          export_dir_base: a directory; the model goes to a new one in it, named after the time.
+          serving_input_receiver_fn: returns a ServingInputReceiver.
+          assets_extra: files to add, by their paths in the directory "assets.extra".
+          as_text: whether to write text instead of binary.
+          checkpoint_path: a checkpoint; the latest by default.
+          strip_default_attrs: whether to leave out what is the default, for older readers.
+
+        Returns:
+          the new directory, as bytes.
+        """
+        return export_all(
+            self._model(), export_dir_base, {ModeKeys.PREDICT: serving_input_receiver_fn},
+            assets_extra, as_text, checkpoint_path, strip_default_attrs)
+
+    def experimental_export_all_saved_models(
+        self,
+        export_dir_base: Any,
+        input_receiver_fn_map: Mapping[str, Callable[[], Any]],
+        assets_extra: Optional[Mapping[str, str]] = None,
+        as_text: bool = False,
+        checkpoint_path: Optional[str] = None,
+    ) -> bytes:
+        """Writes a SavedModel with a graph for each of several modes.
+
+        Args:
+          export_dir_base: a directory; the model goes to a new one in it, named after the time.
+          input_receiver_fn_map: by mode, a function that returns a receiver.
+          assets_extra: files to add, by their paths in the directory "assets.extra".
+          as_text: whether to write text instead of binary.
+          checkpoint_path: a checkpoint; the latest by default.
+
+        Returns:
+          the new directory, as bytes.
+
+        Raises:
+          ValueError: there is no checkpoint, or no signature suits the receiver.
+        """
+        return export_all(
+            self._model(), export_dir_base, input_receiver_fn_map, assets_extra, as_text,
+            checkpoint_path, strip_default_attrs=True)
+
+    # -- what other kinds of estimators change
+
+    def _call_model_fn(self, features: Any, labels: Any, mode: str, config: Any) -> Any:
+        return call_model_fn(self._model_fn, features, labels, mode, self.params, config)
+
+    def _call_input_fn(self, input_fn: Any, mode: str) -> Any:
+        return call_input_fn(input_fn, mode, self.params, self.config)
+
+    def _model(self) -> Model:
+        config = self.config
+        return Model(
+            call_model_fn=lambda features, labels, mode: self._call_model_fn(
+                features, labels, mode, config),
+            call_input_fn=self._call_input_fn,
+            config=config,
+            model_dir=self._model_dir,
+            warm_start_from=self._warm_start_from,
+        )
+
+    def _checkpoint_that_is_needed(self, called: str) -> str:
+        path = self.latest_checkpoint()
+        if path is None:
+            raise ValueError(f"{called}: there is no checkpoint in {self._model_dir}: train first")
+        return path
+
+
+def _config_with_directory(config: Any, model_dir: Any) -> RunConfig:
+    if config is None:
+        config = RunConfig()
+    if not isinstance(config, RunConfig):
+        raise TypeError(f"config should be a RunConfig, but is {config!r}")
+    if model_dir is not None and not os.fspath(model_dir):
+        raise ValueError("model_dir is empty; leave it out, or name a directory")
+    given = None if model_dir is None else os.fspath(model_dir)
+    if given is not None and config.model_dir not in (None, given):
+        raise ValueError(
+            f"model_dir is {given!r}, but the RunConfig says {config.model_dir!r}: let them be the "
+            "same, or leave one out"
+        )
+    directory = given or config.model_dir
+    if directory is None:
+        directory = tempfile.mkdtemp()
+        tf.logging.warning("No model_dir: checkpoints go to the temporary %s.", directory)
+    return config.replace(model_dir=directory)
+
+
+def _check_steps(called: str, **counts: Optional[int]) -> None:
+    given = {name: count for name, count in counts.items() if count is not None}
+    for name, count in given.items():
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count <= 0:
+            raise ValueError(
+                f"{called}: {name} is {count!r}; it should be a whole number of 1 or more, or None"
+            )
+    if len(given) > 1:
+        raise ValueError(
+            f"{called}: steps is {counts['steps']} and max_steps is {counts['max_steps']}: give "
+            "steps to go on from where training stands, or max_steps to train to that step"
+        )
+
+
+def _checked_listeners(listeners: Optional[Sequence[Any]]) -> tuple[Any, ...]:
+    listeners = tuple(listeners or ())
+    for listener in listeners:
+        if not isinstance(listener, tf.train.CheckpointSaverListener):
+            raise TypeError(
+                "saving_listeners should hold tf.train.CheckpointSaverListeners, but one is of "
+                f"type {type(listener).__name__}"
+            )
+    return listeners

@@ -1,0 +1,89 @@
+"""From what an input function returns to features and labels in a graph."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+
+__all__ = ["InitializeIterator", "Inputs", "is_dataset", "make_inputs"]
+
+
+class InitializeIterator(tf.train.SessionRunHook):
+    """Starts a dataset's iterator in each new session."""
+
+    def __init__(self, initializer: tf.Operation) -> None:
+        """Makes one.
+
+        Args:
+          initializer: the iterator's.
+        """
+        self._initializer = initializer
+
+    def after_create_session(self, session: tf.Session, coord: Any) -> None:
+        """Starts the iterator.
+
+        Args:
+          session: the new session.
+          coord: unused.
+        """
+        session.run(self._initializer)
+
+
+class Inputs(NamedTuple):
+    """Features and labels as tensors, the hooks that they need, and whether they may end."""
+
+    features: Any
+    labels: Any
+    hooks: list[Any]
+    may_end: bool
+
+
+def is_dataset(value: Any) -> bool:
+    """Returns whether a value is a tf.data.Dataset.
+
+    Args:
+      value: anything.
+
+    Returns:
+      a bool.
+    """
+    return isinstance(value, (tf2.data.Dataset, tf.data.Dataset))
+
+
+def make_inputs(returned: Any, features_only: bool = False) -> Inputs:
+    """Returns what an input function gives in each step.
+
+    Args:
+      returned: a dataset, (features, labels) or features.
+      features_only: whether to leave out labels.
+
+    Returns:
+      Inputs.
+
+    Raises:
+      ValueError: there are no features, or a tuple has not two parts.
+    """
+    hooks: list[Any] = []
+    may_end = is_dataset(returned)
+    if may_end:
+        iterator = tf.data.make_initializable_iterator(returned)
+        hooks.append(InitializeIterator(iterator.initializer))
+        returned = iterator.get_next()
+    if isinstance(returned, (list, tuple)) and not hasattr(returned, "_fields"):
+        if len(returned) != 2:
+            raise ValueError(
+                f"input_fn gives a tuple of {len(returned)}; it should give (features, labels) or "
+                "features alone, where each of them may be a dict: {'x': x, 'y': y}"
+            )
+        features, labels = returned
+    else:
+        features, labels = returned, None
+    if features is None or (isinstance(features, dict) and not features):
+        raise ValueError(
+            f"input_fn gives no features (but {features!r}): it should return a tf.data.Dataset, "
+            "(features, labels) or features"
+        )
+    may_end = may_end or bool(tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS))
+    return Inputs(features, None if features_only else labels, hooks, may_end)

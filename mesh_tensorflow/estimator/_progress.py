@@ -1,0 +1,140 @@
+"""What a training says while it runs: one live line in a terminal, log lines elsewhere."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import sys
+import time
+from typing import Any, Optional, TextIO
+
+import tensorflow.compat.v1 as tf
+
+__all__ = ["ProgressHook"]
+
+_REFRESH_SECS = 0.25
+_SMOOTHING = 0.8  # of steps/s from one log line or refresh to the next
+_CLEAR = "\r\x1b[K"
+
+
+class _ClearLine(logging.Filter):
+    """Clears the live line before each log message, which goes to the same terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self._stream.write(_CLEAR)
+        return True
+
+
+class ProgressHook(tf.train.SessionRunHook):
+    """Reports step, steps/s, loss and the time that is left."""
+
+    def __init__(
+        self,
+        loss: tf.Tensor,
+        step: tf.Tensor,
+        every_n_steps: Optional[int],
+        last_step: Optional[int] = None,
+        stream: Optional[TextIO] = None,
+    ) -> None:
+        """Makes one.
+
+        Args:
+          loss: a scalar.
+          step: the global step after each step.
+          every_n_steps: steps from one log line to the next; None for no reports at all.
+          last_step: where training ends, or None if it is not known.
+          stream: where a live line goes if it is a terminal; standard error by default.
+        """
+        self._fetches = {"loss": loss, "step": step}
+        self._every = every_n_steps
+        self._last_step = last_step
+        self._stream = sys.stderr if stream is None else stream
+        self._live = bool(every_n_steps) and self._stream.isatty()
+        self._filter = _ClearLine(self._stream)
+        self._rate: Optional[float] = None
+        self._since: Optional[tuple[float, int]] = None  # the last report's time and step
+        self._first: Optional[int] = None
+
+    def begin(self) -> None:
+        """Starts the live line."""
+        if self._live:
+            tf.get_logger().addFilter(self._filter)
+
+    def before_run(self, run_context: Any) -> Any:
+        """Returns what to fetch.
+
+        Args:
+          run_context: unused.
+
+        Returns:
+          SessionRunArgs.
+        """
+        return tf.train.SessionRunArgs(self._fetches)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Reports, if it is time to.
+
+        Args:
+          run_context: unused.
+          run_values: loss and step.
+        """
+        if not self._every:
+            return
+        step, loss = int(run_values.results["step"]), float(run_values.results["loss"])
+        now = time.monotonic()
+        if self._since is None:
+            self._first, self._since = step, (now, step)
+            self._say(f"loss = {loss:.7g}, step = {step}", self._text(step, loss), True)
+            return
+        seconds, steps = now - self._since[0], step - self._since[1]
+        assert self._first is not None
+        logs = (step - self._first) // self._every > (self._since[1] - self._first) // self._every
+        if self._live and seconds >= _REFRESH_SECS or logs and not self._live:
+            self._since = (now, step)
+            self._update_rate(steps / max(seconds, 1e-9))
+            end = f" of {self._last_step}" if self._last_step else ""
+            rest = ", ".join([f"{seconds:.3f} sec", f"{self._rate:.4g} steps/s", *self._eta(step)])
+            self._say(
+                f"loss = {loss:.7g}, step = {step}{end} ({rest})", self._text(step, loss), logs)
+
+    def end(self, session: tf.Session) -> None:
+        """Ends the live line.
+
+        Args:
+          session: unused.
+        """
+        self.close()
+
+    def close(self) -> None:
+        """Ends the live line, also when training failed."""
+        if self._live:
+            tf.get_logger().removeFilter(self._filter)
+            self._stream.write("\n")
+            self._stream.flush()
+            self._live = False
+
+    def _update_rate(self, rate: float) -> None:
+        old = rate if self._rate is None else self._rate
+        self._rate = _SMOOTHING * old + (1 - _SMOOTHING) * rate
+
+    def _eta(self, step: int) -> list[str]:
+        if not self._last_step or not self._rate:
+            return []
+        left = max(0, self._last_step - step) / self._rate
+        return [f"ETA {datetime.timedelta(seconds=round(left))}"]
+
+    def _text(self, step: int, loss: float) -> str:
+        end = f"/{self._last_step}" if self._last_step else ""
+        rate = [] if self._rate is None else [f"{self._rate:.3g} steps/s"]
+        return "  ".join([f"step {step}{end}", *rate, f"loss {loss:.5g}", *self._eta(step)])
+
+    def _say(self, line: str, live: str, log: bool) -> None:
+        if self._live:
+            self._stream.write(_CLEAR + live)
+            self._stream.flush()
+        elif log:
+            tf.logging.info("%s", line)

@@ -1,0 +1,209 @@
+"""What an exported model takes: from placeholders to features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+__all__ = [
+    "ServingInputReceiver", "SupervisedInputReceiver", "TensorServingInputReceiver",
+    "build_parsing_serving_input_receiver_fn", "build_raw_serving_input_receiver_fn",
+    "build_raw_supervised_input_receiver_fn",
+]
+
+_ONE_FEATURE = "feature"
+_ONE_LABEL = "label"
+_ONE_RECEIVER = "input"
+_EXAMPLES = "examples"
+
+
+class _ReceiverFields(NamedTuple):
+    features: Any
+    receiver_tensors: dict[str, Any]
+    receiver_tensors_alternatives: Optional[dict[str, dict[str, Any]]]
+
+
+class ServingInputReceiver(_ReceiverFields):
+    """Features by name, and the placeholders that they come from."""
+
+    def __new__(
+        cls, features: Any, receiver_tensors: Any, receiver_tensors_alternatives: Any = None
+    ) -> ServingInputReceiver:
+        """Makes one.
+
+        Args:
+          features: a dict of tensors; a single tensor is called "feature".
+          receiver_tensors: a dict of what is fed; a single tensor is called "input".
+          receiver_tensors_alternatives: by name, other such dicts: places further on in the graph
+            where values may be fed instead.
+
+        Returns:
+          a ServingInputReceiver.
+
+        Raises:
+          ValueError: a name is not a string, or a value not a tensor.
+        """
+        return super().__new__(
+            cls,
+            _checked("features", features, _ONE_FEATURE),
+            _checked("receiver_tensors", receiver_tensors, _ONE_RECEIVER),
+            _checked_alternatives(receiver_tensors_alternatives),
+        )
+
+
+class TensorServingInputReceiver(_ReceiverFields):
+    """As ServingInputReceiver, for a model function whose features are one tensor."""
+
+    def __new__(
+        cls, features: Any, receiver_tensors: Any, receiver_tensors_alternatives: Any = None
+    ) -> TensorServingInputReceiver:
+        """Makes one.
+
+        Args:
+          features: a tensor.
+          receiver_tensors: a dict of what is fed; a single tensor is called "input".
+          receiver_tensors_alternatives: by name, other such dicts.
+
+        Returns:
+          a TensorServingInputReceiver.
+
+        Raises:
+          ValueError: the features are not one tensor.
+        """
+        if isinstance(features, Mapping):
+            raise ValueError(
+                "TensorServingInputReceiver: features should be one tensor, but are a dict: use "
+                "ServingInputReceiver"
+            )
+        _checked("features", features, _ONE_FEATURE)
+        return super().__new__(
+            cls,
+            features,
+            _checked("receiver_tensors", receiver_tensors, _ONE_RECEIVER),
+            _checked_alternatives(receiver_tensors_alternatives),
+        )
+
+
+class SupervisedInputReceiver(NamedTuple):
+    """Features and labels by name, and the placeholders that they come from."""
+
+    features: Any
+    labels: Any
+    receiver_tensors: dict[str, Any]
+    receiver_tensors_alternatives: None = None
+
+
+def _checked(argument: str, tensors: Any, default: str) -> dict[str, Any]:
+    if tensors is None:
+        raise ValueError(f"{argument} is None; it should be a dict of tensors")
+    by_name = dict(tensors) if isinstance(tensors, Mapping) else {default: tensors}
+    for name, tensor in by_name.items():
+        if not isinstance(name, str):
+            raise ValueError(f"{argument}: the name {name!r} should be a string")
+        if not (tf.is_tensor(tensor) or isinstance(tensor, tf.SparseTensor)):
+            raise ValueError(f"{argument}: {name!r} should be a tensor, but is {tensor!r}")
+    return by_name
+
+
+def _checked_alternatives(alternatives: Any) -> Optional[dict[str, dict[str, Any]]]:
+    if alternatives is None:
+        return None
+    if not isinstance(alternatives, Mapping):
+        raise ValueError(
+            f"receiver_tensors_alternatives should be a dict of dicts, but is {alternatives!r}"
+        )
+    return {
+        name: _checked(f"receiver_tensors_alternatives[{name!r}]", tensors, _ONE_RECEIVER)
+        for name, tensors in alternatives.items()
+    }
+
+
+def build_parsing_serving_input_receiver_fn(
+    feature_spec: Mapping[str, Any], default_batch_size: Optional[int] = None
+) -> Callable[[], ServingInputReceiver]:
+    """Returns a function for models that are fed serialized tf.train.Examples.
+
+    Args:
+      feature_spec: as for tf.io.parse_example.
+      default_batch_size: the batch's size, or None for any.
+
+    Returns:
+      a function that returns a ServingInputReceiver.
+    """
+
+    def serving_input_receiver_fn() -> ServingInputReceiver:
+        """Makes a placeholder of strings and what parses it."""
+        examples = tf.placeholder(tf.string, [default_batch_size], name="input_example_tensor")
+        features = tf.io.parse_example(examples, feature_spec)
+        return ServingInputReceiver(features, {_EXAMPLES: examples})
+
+    return serving_input_receiver_fn
+
+
+def _placeholders(tensors: Mapping[str, Any], batch_size: Optional[int]) -> dict[str, tf.Tensor]:
+    made = {}
+    for name, tensor in tensors.items():
+        shape = tf.TensorShape(tensor.shape).as_list()
+        if shape:
+            shape[0] = batch_size
+        made[name] = tf.placeholder(tf.as_dtype(tensor.dtype), shape, name=name)
+    return made
+
+
+def build_raw_serving_input_receiver_fn(
+    features: Mapping[str, Any], default_batch_size: Optional[int] = None
+) -> Callable[[], ServingInputReceiver]:
+    """Returns a function for models that are fed features as they are.
+
+    Args:
+      features: by name, tensors whose shapes and dtypes the placeholders get.
+      default_batch_size: the batch's size, or None for any.
+
+    Returns:
+      a function that returns a ServingInputReceiver.
+    """
+
+    def serving_input_receiver_fn() -> ServingInputReceiver:
+        """Makes a placeholder for each feature."""
+        made = _placeholders(features, default_batch_size)
+        return ServingInputReceiver(made, made)
+
+    return serving_input_receiver_fn
+
+
+def build_raw_supervised_input_receiver_fn(
+    features: Any, labels: Any, default_batch_size: Optional[int] = None
+) -> Callable[[], SupervisedInputReceiver]:
+    """Returns a function for models that are exported for evaluation or training.
+
+    Args:
+      features: by name, tensors whose shapes and dtypes the placeholders get; or one tensor.
+      labels: likewise.
+      default_batch_size: the batch's size, or None for any.
+
+    Returns:
+      a function that returns a SupervisedInputReceiver.
+
+    Raises:
+      ValueError: a feature and a label have the same name.
+    """
+    by_name = [
+        x if isinstance(x, Mapping) else {name: x}
+        for x, name in [(features, _ONE_FEATURE), (labels, _ONE_LABEL)]
+    ]
+    both = sorted(set(by_name[0]) & set(by_name[1]))
+    if both:
+        raise ValueError(f"features and labels are both called {', '.join(both)}: rename them")
+
+    def supervised_input_receiver_fn() -> SupervisedInputReceiver:
+        """Makes a placeholder for each feature and each label."""
+        made = [_placeholders(x, default_batch_size) for x in by_name]
+        given = [
+            x if isinstance(original, Mapping) else next(iter(x.values()))
+            for x, original in zip(made, [features, labels])
+        ]
+        return SupervisedInputReceiver(*given, {**made[0], **made[1]})
+
+    return supervised_input_receiver_fn

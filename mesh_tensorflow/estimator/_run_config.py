@@ -1,0 +1,279 @@
+"""RunConfig: how an estimator runs, whatever its model is."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow.estimator._cluster import Cluster, device_filters, read_cluster, read_tf_config
+
+__all__ = ["RunConfig", "UNSET", "model_dir_of"]
+
+UNSET = object()  # neither given nor None
+DEFAULT_SEED = 1
+_DEFAULT_SAVE_SECS = 600
+
+
+def _at_least(least: int) -> Any:
+    def check(name: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
+            raise ValueError(f"RunConfig: {name} is {value!r}; it should be {least} or more")
+
+    return check
+
+
+def _check_integer(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"RunConfig: {name} is {value!r}; it should be an integer")
+
+
+def _check_config(name: str, value: Any) -> None:
+    if not isinstance(value, tf.ConfigProto):
+        raise ValueError(f"RunConfig: {name} should be a tf.ConfigProto, but is {value!r}")
+
+
+def _check_callable(name: str, value: Any) -> None:
+    if not callable(value):
+        raise ValueError(f"RunConfig: {name} should be a function, but is {value!r}")
+
+
+def _refuse(name: str, value: Any) -> None:
+    raise ValueError(
+        f"RunConfig: {name} should be None: a mesh and a layout say how a program is distributed, "
+        "see PlacementMeshImpl"
+    )
+
+
+# By argument: what checks a value other than None.
+_CHECKS = {
+    "tf_random_seed": _check_integer,
+    "save_summary_steps": _at_least(0),
+    "save_checkpoints_steps": _at_least(0),
+    "save_checkpoints_secs": _at_least(0),
+    "session_config": _check_config,
+    "keep_checkpoint_max": _at_least(0),
+    "keep_checkpoint_every_n_hours": _at_least(0),
+    "log_step_count_steps": _at_least(1),
+    "train_distribute": _refuse,
+    "device_fn": _check_callable,
+    "eval_distribute": _refuse,
+    "experimental_distribute": _refuse,
+    "experimental_max_worker_delay_secs": _at_least(0),
+    "session_creation_timeout_secs": _at_least(1),
+}
+
+
+def model_dir_of(given: Any, tf_config: Any) -> Optional[str]:
+    """Returns the model directory that an argument and TF_CONFIG name.
+
+    Args:
+      given: the argument, or None.
+      tf_config: as read from the environment.
+
+    Returns:
+      a path, or None.
+
+    Raises:
+      ValueError: the argument is empty, or the two differ.
+    """
+    named = tf_config.get("model_dir")
+    if given is not None and not os.fspath(given):
+        raise ValueError("RunConfig: model_dir is empty; leave it out, or name a directory")
+    if given is not None and named and os.fspath(given) != named:
+        raise ValueError(
+            f"RunConfig: model_dir is {os.fspath(given)!r}, but TF_CONFIG says {named!r}: let them "
+            "be the same, or leave one out"
+        )
+    return named if given is None else os.fspath(given)
+
+
+class RunConfig:
+    """How an estimator runs: where it saves, how often, and on which processes."""
+
+    def __init__(
+        self,
+        model_dir: Any = None,
+        tf_random_seed: Optional[int] = None,
+        save_summary_steps: Optional[int] = 100,
+        save_checkpoints_steps: Any = UNSET,
+        save_checkpoints_secs: Any = UNSET,
+        session_config: Optional[tf.ConfigProto] = None,
+        keep_checkpoint_max: int = 5,
+        keep_checkpoint_every_n_hours: float = 10000,
+        log_step_count_steps: Optional[int] = 100,
+        train_distribute: Any = None,
+        device_fn: Any = None,
+        protocol: Optional[str] = None,
+        eval_distribute: Any = None,
+        experimental_distribute: Any = None,
+        experimental_max_worker_delay_secs: Optional[float] = None,
+        session_creation_timeout_secs: int = 7200,
+        checkpoint_save_graph_def: bool = True,
+    ) -> None:
+        """Makes one.
+
+        Args:
+          model_dir: directory of checkpoints and summaries.
+          tf_random_seed: the graph's seed; None for 1.
+          save_summary_steps: steps from summary to summary, or None for none.
+          save_checkpoints_steps: steps from checkpoint to checkpoint, or None.
+          save_checkpoints_secs: seconds from checkpoint to checkpoint, or None; 600 if neither is
+            given. With None for both, nothing is saved.
+          session_config: a tf.ConfigProto.
+          keep_checkpoint_max: how many checkpoints to keep; 0 or None for all.
+          keep_checkpoint_every_n_hours: keep one for each so many hours besides.
+          log_step_count_steps: steps from one line about progress to the next, or None for none.
+          train_distribute: None.
+          device_fn: a function that puts operations on devices.
+          protocol: protocol of servers, None for gRPC.
+          eval_distribute: None.
+          experimental_distribute: None.
+          experimental_max_worker_delay_secs: the most that a worker waits before it starts.
+          session_creation_timeout_secs: how long a worker waits for the chief's session.
+          checkpoint_save_graph_def: whether to write the graph beside checkpoints.
+
+        Raises:
+          ValueError: an argument makes no sense, or TF_CONFIG does not.
+        """
+        values = {name: value for name, value in locals().items() if name in _FIELDS}
+        values.update(_saving(save_checkpoints_steps, save_checkpoints_secs))
+        tf_config = read_tf_config()
+        values["model_dir"] = model_dir_of(model_dir, tf_config)
+        self._values = _checked(values)
+        self._cluster: Cluster = read_cluster(tf_config)
+
+    def replace(self, **kwargs: Any) -> RunConfig:
+        """Returns a copy with some values changed.
+
+        Args:
+          **kwargs: new values; of `save_checkpoints_steps` and `save_checkpoints_secs`, giving
+            one sets the other to None.
+
+        Returns:
+          a RunConfig.
+
+        Raises:
+          ValueError: a name is not known, or a value makes no sense.
+        """
+        unknown = [name for name in kwargs if name not in _FIELDS]
+        if unknown:
+            raise ValueError(
+                f"RunConfig.replace: {', '.join(unknown)} cannot be replaced; what can: "
+                f"{', '.join(_FIELDS)}"
+            )
+        new = copy.copy(self)
+        saving = {name: kwargs[name] for name in _SAVING if name in kwargs}
+        if saving:
+            kwargs.update(_saving(*(saving.get(name, UNSET) for name in _SAVING)))
+        new._values = _checked({**self._values, **kwargs})
+        return new
+
+    def __repr__(self) -> str:
+        text = ", ".join(f"{name}={value!r}" for name, value in self._values.items())
+        return f"{type(self).__name__}({text}, {self._cluster})"
+
+    # -- what TF_CONFIG says
+
+    @property
+    def cluster_spec(self) -> tf.train.ClusterSpec:
+        """The addresses of all processes."""
+        return self._cluster.cluster_spec
+
+    @property
+    def task_type(self) -> str:
+        """What this process does: "chief", "worker", "ps" or "evaluator"."""
+        return self._cluster.task_type
+
+    @property
+    def task_id(self) -> int:
+        """The number of this process among those of its type."""
+        return self._cluster.task_id
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process saves checkpoints and summaries."""
+        return self._cluster.is_chief
+
+    @property
+    def master(self) -> str:
+        """The session's target in training; "" for this process."""
+        return self._cluster.master
+
+    @property
+    def evaluation_master(self) -> str:
+        """The session's target in evaluation and prediction."""
+        return self._cluster.evaluation_master
+
+    @property
+    def num_ps_replicas(self) -> int:
+        """The number of parameter servers."""
+        return self._cluster.num_ps_replicas
+
+    @property
+    def num_worker_replicas(self) -> int:
+        """The number of workers, with the chief."""
+        return self._cluster.num_worker_replicas
+
+    @property
+    def global_id_in_cluster(self) -> Optional[int]:
+        """The number of this process among all: the chief is 0, then workers, then servers."""
+        return self._cluster.global_id_in_cluster
+
+    @property
+    def service(self) -> Any:
+        """What TF_CONFIG holds as "service"."""
+        return self._cluster.service
+
+    @property
+    def effective_seed(self) -> int:
+        """The graph's seed: `tf_random_seed`, or 1."""
+        seed = self._values["tf_random_seed"]
+        return DEFAULT_SEED if seed is None else seed
+
+    @property
+    def effective_session_config(self) -> tf.ConfigProto:
+        """`session_config`, or one that allows soft placement and filters devices."""
+        given = self._values["session_config"]
+        if given is not None:
+            return given
+        return tf.ConfigProto(
+            allow_soft_placement=True, device_filters=device_filters(self._cluster) or [])
+
+
+_SAVING = ("save_checkpoints_steps", "save_checkpoints_secs")
+_FIELDS = tuple(
+    name for name in RunConfig.__init__.__code__.co_varnames[
+        1 : RunConfig.__init__.__code__.co_argcount]
+)
+
+
+def _saving(steps: Any, secs: Any) -> dict[str, Any]:
+    if steps is not UNSET and secs is not UNSET and steps is not None and secs is not None:
+        raise ValueError(
+            f"RunConfig: save_checkpoints_steps is {steps!r} and save_checkpoints_secs is "
+            f"{secs!r}: give one of them"
+        )
+    if steps is UNSET and secs is UNSET:
+        return {"save_checkpoints_steps": None, "save_checkpoints_secs": _DEFAULT_SAVE_SECS}
+    return {
+        "save_checkpoints_steps": None if steps is UNSET else steps,
+        "save_checkpoints_secs": None if secs is UNSET else secs,
+    }
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    for name, value in values.items():
+        if value is not None and name in _CHECKS:
+            _CHECKS[name](name, value)
+    return values
+
+
+def _value_property(name: str) -> property:
+    return property(lambda self: self._values[name], doc=f"The argument `{name}`.")
+
+
+for _name in _FIELDS:
+    setattr(RunConfig, _name, _value_property(_name))

@@ -1,0 +1,121 @@
+"""TrainSpec and EvalSpec: what `train_and_evaluate` is to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Optional
+
+from mesh_tensorflow.estimator._call import check_input_fn
+from mesh_tensorflow.estimator._exporters import Exporter
+from mesh_tensorflow.estimator._spec import check_hooks
+
+__all__ = ["EvalSpec", "TrainSpec"]
+
+
+class _TrainFields(NamedTuple):
+    input_fn: Callable[..., Any]
+    max_steps: Optional[int]
+    hooks: tuple[Any, ...]
+    saving_listeners: tuple[Any, ...]
+
+
+class TrainSpec(_TrainFields):
+    """How to train."""
+
+    def __new__(
+        cls, input_fn: Callable[..., Any], max_steps: Optional[int] = None, hooks: Any = None,
+        saving_listeners: Any = None,
+    ) -> TrainSpec:
+        """Makes one.
+
+        Args:
+          input_fn: gives features and labels.
+          max_steps: the global step to train to, or None until the data end.
+          hooks: hooks of the session.
+          saving_listeners: listeners of checkpoints.
+
+        Returns:
+          a TrainSpec.
+
+        Raises:
+          TypeError: `input_fn` is not a function, or a hook not a hook.
+          ValueError: `max_steps` is not positive.
+        """
+        check_input_fn(input_fn, "TrainSpec")
+        _check_number("TrainSpec", "max_steps", max_steps, 1)
+        return super().__new__(
+            cls, input_fn, max_steps, check_hooks(hooks, "hooks"), tuple(saving_listeners or ()))
+
+
+class _EvalFields(NamedTuple):
+    input_fn: Callable[..., Any]
+    steps: Optional[int]
+    name: Optional[str]
+    hooks: tuple[Any, ...]
+    exporters: tuple[Any, ...]
+    start_delay_secs: float
+    throttle_secs: float
+
+
+class EvalSpec(_EvalFields):
+    """How and how often to evaluate, and what to export then."""
+
+    def __new__(
+        cls, input_fn: Callable[..., Any], steps: Optional[int] = 100, name: Optional[str] = None,
+        hooks: Any = None, exporters: Any = None, start_delay_secs: float = 120,
+        throttle_secs: float = 600,
+    ) -> EvalSpec:
+        """Makes one.
+
+        Args:
+          input_fn: gives features and labels.
+          steps: the number of batches, or None until the data end.
+          name: what to call the evaluation, if there are several.
+          hooks: hooks of the session.
+          exporters: an Exporter, or several.
+          start_delay_secs: what an evaluator in a process of its own waits at first. In one
+            process with the training nothing waits for it.
+          throttle_secs: the least time from the start of an evaluation to the next.
+
+        Returns:
+          an EvalSpec.
+
+        Raises:
+          TypeError: `input_fn` is not a function, a hook not a hook or an exporter not an
+            Exporter.
+          ValueError: a number is too small, or two exporters have the same name.
+        """
+        check_input_fn(input_fn, "EvalSpec")
+        _check_number("EvalSpec", "steps", steps, 1)
+        _check_number("EvalSpec", "start_delay_secs", start_delay_secs, 0)
+        _check_number("EvalSpec", "throttle_secs", throttle_secs, 0)
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"EvalSpec: name is {name!r}; it should be a string")
+        return super().__new__(
+            cls, input_fn, steps, name, check_hooks(hooks, "hooks"), _checked_exporters(exporters),
+            start_delay_secs, throttle_secs)
+
+
+def _check_number(called: str, name: str, value: Any, least: int) -> None:
+    if value is not None and (isinstance(value, bool) or not value >= least):
+        raise ValueError(f"{called}: {name} is {value!r}; it should be {least} or more")
+
+
+def _checked_exporters(exporters: Any) -> tuple[Any, ...]:
+    if exporters is None:
+        return ()
+    found = (exporters,) if isinstance(exporters, Exporter) else tuple(exporters)
+    for exporter in found:
+        if not isinstance(exporter, Exporter):
+            raise TypeError(
+                f"EvalSpec: exporters should be Exporters, but one is of type "
+                f"{type(exporter).__name__}"
+            )
+    names = [exporter.name for exporter in found]
+    for name in names:
+        if not name or names.count(name) > 1:
+            raise ValueError(
+                f"EvalSpec: the exporters are called {', '.join(map(repr, names))}: each needs a "
+                "name of its own, which is that of its directory"
+            )
+    return found

@@ -1,0 +1,195 @@
+"""Training: a monitored session that runs the training operation until it is told to stop."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow.estimator._checkpoints import WarmStartSettings, warm_start
+from mesh_tensorflow.estimator._hooks import NanLossHook, SummaryWritersHook, savers_last
+from mesh_tensorflow.estimator._model import Model
+from mesh_tensorflow.estimator._modes import ModeKeys
+from mesh_tensorflow.estimator._progress import ProgressHook
+from mesh_tensorflow.estimator._signals import StopOnSignal, StopSignals
+
+__all__ = ["Request", "run_training"]
+
+
+class Request(NamedTuple):
+    """What a call of `Estimator.train` asks for."""
+
+    hooks: tuple[Any, ...]
+    saving_listeners: tuple[Any, ...]
+    steps: Optional[int]
+    max_steps: Optional[int]
+    last_step: Optional[int]  # where it will end, for the reports
+    warm_start_from: Optional[WarmStartSettings]
+
+
+class _Step(NamedTuple):
+    """What is run in each step."""
+
+    train_op: Any
+    loss: tf.Tensor
+    number: tf.Tensor
+
+
+def run_training(model: Model, input_fn: Any, request: Request) -> Optional[float]:
+    """Trains.
+
+    Args:
+      model: the model.
+      input_fn: gives features and labels.
+      request: how long, and with what hooks.
+
+    Returns:
+      the loss of the last step; None if there was no step.
+
+    Raises:
+      SystemExit: SIGTERM came.
+      KeyboardInterrupt: SIGINT came.
+    """
+    config = model.config
+    with tf.Graph().as_default() as graph, StopSignals() as signals, tf.device(_device_fn(config)):
+        tf.set_random_seed(config.effective_seed)
+        global_step = tf.train.create_global_step(graph)
+        inputs = model.inputs(input_fn, ModeKeys.TRAIN)
+        spec = model.spec(inputs, ModeKeys.TRAIN)
+        if request.warm_start_from:
+            names = warm_start(request.warm_start_from)
+            tf.logging.info("Warm start of %d variables: %s", len(names), ", ".join(names))
+        step = _step(spec, global_step)
+        _add_saver(spec, config)
+        hooks = _hooks(model, spec, step, request, inputs.hooks)
+        progress = next(h for h in hooks if isinstance(h, ProgressHook))
+        hooks.insert(0, StopOnSignal(signals))
+        try:
+            loss, number = _loop(model, spec, step, hooks)
+        finally:
+            progress.close()
+        saved = tf.train.latest_checkpoint(model.model_dir)
+        signals.raise_if_received(number, saved)
+    return loss
+
+
+def _device_fn(config: Any) -> Any:
+    if config.device_fn is not None or not config.num_ps_replicas:
+        return config.device_fn
+    worker = f"/job:{config.task_type}/task:{config.task_id}"
+    return tf.train.replica_device_setter(
+        ps_tasks=config.num_ps_replicas, worker_device=worker, merge_devices=True,
+        cluster=config.cluster_spec)
+
+
+def _step(spec: Any, global_step: tf.Variable) -> _Step:
+    if "loss" not in [x.op.name for x in tf.get_collection(tf.GraphKeys.SUMMARIES)]:
+        tf.summary.scalar("loss", spec.loss)
+    with tf.control_dependencies([spec.train_op]):
+        number = tf.identity(global_step.read_value(), name="step_done")
+    return _Step(spec.train_op, spec.loss, number)
+
+
+def _add_saver(spec: Any, config: Any) -> None:
+    """Puts a saver where a Scaffold looks for it, unless the model function made one."""
+    if spec.scaffold.saver is None and not tf.get_collection(tf.GraphKeys.SAVERS):
+        tf.add_to_collection(tf.GraphKeys.SAVERS, tf.train.Saver(
+            sharded=True,
+            max_to_keep=config.keep_checkpoint_max,
+            keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
+            defer_build=True,
+            save_relative_paths=True,
+        ))
+
+
+def _hooks(
+    model: Model, spec: Any, step: _Step, request: Request, input_hooks: Sequence[Any]
+) -> list[Any]:
+    config = model.config
+    own = [*spec.training_hooks]
+    if config.is_chief:
+        own = [*spec.training_chief_hooks, *own]
+    hooks = [*input_hooks, *request.hooks, *own]
+    if request.steps is not None or request.max_steps is not None:
+        hooks.append(tf.train.StopAtStepHook(request.steps, request.max_steps))
+    hooks.append(SummaryWritersHook())
+    savers = [h for h in hooks if isinstance(h, tf.train.CheckpointSaverHook)]
+    if config.is_chief and not savers:
+        savers = _default_savers(model, spec)
+        hooks += savers
+    if request.saving_listeners and config.is_chief:
+        _add_listeners(savers, request.saving_listeners)
+    nan = NanLossHook(
+        step.loss, step.number, spec.scaffold, model.model_dir if config.is_chief else None,
+        lambda: _listeners(savers), _fails_on_nan(hooks))
+    progress = ProgressHook(
+        step.loss, step.number, config.log_step_count_steps, request.last_step)
+    return savers_last([nan, *hooks, progress])
+
+
+def _fails_on_nan(hooks: Sequence[Any]) -> bool:
+    """Whether a NaN raises: not if the user has a hook that says so."""
+    given = [h for h in hooks if isinstance(h, tf.train.NanTensorHook)]
+    return all(getattr(h, "_fail_on_nan_loss", True) for h in given)
+
+
+def _default_savers(model: Model, spec: Any) -> list[Any]:
+    config = model.config
+    if not (config.save_checkpoints_secs or config.save_checkpoints_steps):
+        return []
+    return [tf.train.CheckpointSaverHook(
+        model.model_dir,
+        save_secs=config.save_checkpoints_secs,
+        save_steps=config.save_checkpoints_steps,
+        scaffold=spec.scaffold,
+        save_graph_def=config.checkpoint_save_graph_def,
+    )]
+
+
+def _listeners(savers: Sequence[Any]) -> list[Any]:
+    # TensorFlow has no public way to ask a CheckpointSaverHook for its listeners, nor to add any.
+    return list(itertools.chain.from_iterable(saver._listeners for saver in savers))
+
+
+def _add_listeners(savers: Sequence[Any], listeners: Sequence[Any]) -> None:
+    if not savers:
+        raise ValueError(
+            "train: there are saving_listeners, but nothing is saved: set save_checkpoints_steps "
+            "or save_checkpoints_secs of the RunConfig"
+        )
+    # After those of the model function, which may fetch the values that are saved.
+    savers[0]._listeners.extend(listeners)
+
+
+def _loop(
+    model: Model, spec: Any, step: _Step, hooks: Sequence[Any]
+) -> tuple[Optional[float], Optional[int]]:
+    config = model.config
+    loss = number = None
+    # All hooks by `hooks`, which keeps their order: those of the chief alone would come first.
+    with tf.train.MonitoredTrainingSession(
+        master=config.master,
+        is_chief=config.is_chief,
+        checkpoint_dir=model.model_dir,
+        scaffold=spec.scaffold,
+        hooks=hooks,
+        save_checkpoint_secs=None,
+        save_checkpoint_steps=None,
+        save_summaries_steps=config.save_summary_steps or None,
+        save_summaries_secs=None,
+        config=config.effective_session_config,
+        log_step_count_steps=config.log_step_count_steps,
+        max_wait_secs=config.session_creation_timeout_secs,
+        save_graph_def=config.checkpoint_save_graph_def,
+    ) as session:
+        while not session.should_stop():
+            _, loss, number = session.run(step)
+    if config.is_chief:
+        tf.summary.FileWriterCache.get(model.model_dir).flush()
+    if loss is None:
+        tf.logging.warning("input_fn gave no data: there was no training step.")
+        return None, None
+    tf.logging.info("Loss for final step: %s.", loss)
+    return float(loss), int(number)

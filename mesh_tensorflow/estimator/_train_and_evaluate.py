@@ -1,0 +1,117 @@
+"""Training with an evaluation after checkpoints, in one process."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow.estimator._checkpoints import saved_step
+from mesh_tensorflow.estimator._estimator import Estimator
+from mesh_tensorflow.estimator._specs import EvalSpec, TrainSpec
+
+__all__ = ["train_and_evaluate"]
+
+
+def train_and_evaluate(
+    estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
+) -> Optional[tuple[dict[str, Any], list[Any]]]:
+    """Trains, and evaluates the checkpoints of the training, the last one included.
+
+    There is an evaluation after each checkpoint, unless the last one was started less than
+    `throttle_secs` before. Exporters write to the directory "export" of the model directory.
+
+    Args:
+      estimator: an Estimator.
+      train_spec: a TrainSpec.
+      eval_spec: an EvalSpec.
+
+    Returns:
+      (metrics, results of the exporters) of the last evaluation; None if training had ended
+      before.
+
+    Raises:
+      TypeError: an argument is of another type.
+      ValueError: nothing is ever saved, or TF_CONFIG names several processes.
+    """
+    for name, value, kind in [
+        ("estimator", estimator, Estimator), ("train_spec", train_spec, TrainSpec),
+        ("eval_spec", eval_spec, EvalSpec),
+    ]:
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"train_and_evaluate: {name} should be of type {kind.__name__}, but is {value!r}")
+    config = estimator.config
+    if config.task_type == "evaluator" or config.num_worker_replicas + config.num_ps_replicas > 1:
+        raise ValueError(
+            f"train_and_evaluate runs in one process, but TF_CONFIG makes this {config.task_type} "
+            f"{config.task_id} of several: call estimator.train in the chief and the workers, and "
+            "estimator.evaluate in the evaluator"
+        )
+    if not (config.save_checkpoints_steps or config.save_checkpoints_secs):
+        raise ValueError(
+            "train_and_evaluate evaluates checkpoints, but none are saved: set "
+            "save_checkpoints_steps or save_checkpoints_secs of the RunConfig"
+        )
+    start = saved_step(estimator.model_dir) or 0
+    if train_spec.max_steps is not None and start >= train_spec.max_steps:
+        tf.logging.info("Training has ended before: step %d of %d", start, train_spec.max_steps)
+        return None
+    evaluator = _Evaluator(estimator, eval_spec, train_spec.max_steps)
+    estimator.train(
+        train_spec.input_fn,
+        hooks=train_spec.hooks,
+        max_steps=train_spec.max_steps,
+        saving_listeners=[*train_spec.saving_listeners, evaluator],
+    )
+    return evaluator.result
+
+
+class _Evaluator(tf.train.CheckpointSaverListener):
+    """Evaluates and exports after checkpoints."""
+
+    def __init__(
+        self, estimator: Estimator, eval_spec: EvalSpec, max_steps: Optional[int]
+    ) -> None:
+        self._estimator = estimator
+        self._spec = eval_spec
+        self._max_steps = max_steps
+        self._last_start: Optional[float] = None
+        self._last_step: Optional[int] = None
+        self._is_first_save = True
+        self.result: Optional[tuple[dict[str, Any], list[Any]]] = None
+
+    def after_save(self, session: tf.Session, global_step_value: int) -> None:
+        """Evaluates, but for the save before the first step."""
+        if self._is_first_save:
+            self._is_first_save = False
+            return
+        due = self._last_start is None or (
+            time.monotonic() - self._last_start >= self._spec.throttle_secs)
+        if due:
+            self._evaluate(global_step_value)
+
+    def end(self, session: tf.Session, global_step_value: int) -> None:
+        """Evaluates the last checkpoint."""
+        if self._last_step != global_step_value or not self._was_final(global_step_value):
+            self._evaluate(global_step_value, is_the_end=True)
+
+    def _was_final(self, step: int) -> bool:
+        return self._max_steps is not None and step >= self._max_steps
+
+    def _evaluate(self, step: int, is_the_end: bool = False) -> None:
+        self._last_start, self._last_step = time.monotonic(), step
+        path = self._estimator.latest_checkpoint()
+        metrics = self._estimator.evaluate(
+            self._spec.input_fn, steps=self._spec.steps, hooks=self._spec.hooks,
+            checkpoint_path=path, name=self._spec.name)
+        final = is_the_end or self._was_final(step)
+        directory = os.path.join(self._estimator.model_dir, "export")
+        exported = [
+            exporter.export(
+                self._estimator, os.path.join(directory, exporter.name), path, metrics, final)
+            for exporter in self._spec.exporters
+        ]
+        self.result = (metrics, exported)

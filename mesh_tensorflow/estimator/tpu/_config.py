@@ -1,0 +1,164 @@
+"""RunConfig with what a TPU would need to know."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple, Optional
+
+from mesh_tensorflow.estimator._run_config import RunConfig as _RunConfig
+
+__all__ = ["InputPipelineConfig", "RunConfig", "TPUConfig"]
+
+_CORES_PER_REPLICA = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class InputPipelineConfig:
+    """How the input function feeds several TPU cores."""
+
+    PER_SHARD_V1 = 1
+    PER_HOST_V1 = 2
+    PER_HOST_V2 = 3
+    BROADCAST = 4
+    SLICED = 5
+
+
+class _TPUConfigFields(NamedTuple):
+    iterations_per_loop: Any
+    num_shards: Optional[int]
+    num_cores_per_replica: Optional[int]
+    per_host_input_for_training: int
+    tpu_job_name: Optional[str]
+    initial_infeed_sleep_secs: Optional[int]
+    input_partition_dims: Any
+    eval_training_input_configuration: int
+    experimental_host_call_every_n_steps: int
+    experimental_allow_per_host_v2_parallel_get_next: bool
+    experimental_feed_hook: Any
+
+
+class TPUConfig(_TPUConfigFields):
+    """What a TPU would need to know; without one, only how often the host call is made."""
+
+    def __new__(
+        cls,
+        iterations_per_loop: Any = 2,
+        num_shards: Optional[int] = None,
+        num_cores_per_replica: Optional[int] = None,
+        per_host_input_for_training: Any = True,
+        tpu_job_name: Optional[str] = None,
+        initial_infeed_sleep_secs: Optional[int] = None,
+        input_partition_dims: Any = None,
+        eval_training_input_configuration: int = InputPipelineConfig.PER_HOST_V1,
+        experimental_host_call_every_n_steps: int = 1,
+        experimental_allow_per_host_v2_parallel_get_next: bool = False,
+        experimental_feed_hook: Any = None,
+    ) -> TPUConfig:
+        """Makes one.
+
+        Args:
+          iterations_per_loop: steps from one return to the host to the next; a number, or a time
+            such as "60m".
+          num_shards: the number of model replicas.
+          num_cores_per_replica: cores of a replica.
+          per_host_input_for_training: an InputPipelineConfig value, or a bool.
+          tpu_job_name: name of the job with the TPU.
+          initial_infeed_sleep_secs: how long feeding waits at first.
+          input_partition_dims: how inputs are cut for the cores of a replica.
+          eval_training_input_configuration: an InputPipelineConfig value.
+          experimental_host_call_every_n_steps: steps from one host call to the next.
+          experimental_allow_per_host_v2_parallel_get_next: unused.
+          experimental_feed_hook: unused.
+
+        Returns:
+          a TPUConfig.
+
+        Raises:
+          ValueError: a number makes no sense.
+        """
+        if isinstance(iterations_per_loop, str):
+            valid = re.fullmatch(r"[1-9]\d*[smh]", iterations_per_loop) is not None
+        else:
+            valid = iterations_per_loop >= 1
+        if not valid:
+            raise ValueError(
+                f"TPUConfig: iterations_per_loop is {iterations_per_loop!r}; it should be 1 or "
+                "more, or a time such as '30s', '60m' or '1h'"
+            )
+        _check_positive("num_shards", num_shards)
+        _check_positive(
+            "experimental_host_call_every_n_steps", experimental_host_call_every_n_steps)
+        if num_cores_per_replica not in (None, *_CORES_PER_REPLICA):
+            raise ValueError(
+                f"TPUConfig: num_cores_per_replica is {num_cores_per_replica}; it should be one of "
+                f"{', '.join(map(str, _CORES_PER_REPLICA))}"
+            )
+        if per_host_input_for_training is True:
+            per_host_input_for_training = InputPipelineConfig.PER_HOST_V1
+        elif per_host_input_for_training is False:
+            per_host_input_for_training = InputPipelineConfig.PER_SHARD_V1
+        return super().__new__(
+            cls, iterations_per_loop, num_shards, num_cores_per_replica,
+            per_host_input_for_training, tpu_job_name, initial_infeed_sleep_secs,
+            input_partition_dims, eval_training_input_configuration,
+            experimental_host_call_every_n_steps, experimental_allow_per_host_v2_parallel_get_next,
+            experimental_feed_hook)
+
+
+def _check_positive(name: str, value: Optional[int]) -> None:
+    if value is not None and value <= 0:
+        raise ValueError(f"TPUConfig: {name} is {value}; it should be 1 or more")
+
+
+class RunConfig(_RunConfig):
+    """How a TPUEstimator runs."""
+
+    def __init__(
+        self,
+        tpu_config: Optional[TPUConfig] = None,
+        evaluation_master: Optional[str] = None,
+        master: Optional[str] = None,
+        cluster: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Makes one.
+
+        Args:
+          tpu_config: a TPUConfig.
+          evaluation_master: the session's target in evaluation and prediction; `master` by
+            default.
+          master: the session's target in training; "" for this process.
+          cluster: a ClusterResolver, which knows the master.
+          **kwargs: as for `estimator.RunConfig`.
+
+        Raises:
+          TypeError: `tpu_config` is not a TPUConfig, or an argument is not known.
+          ValueError: `cluster` and `master` are both given, or an argument makes no sense.
+        """
+        super().__init__(**kwargs)
+        if tpu_config is not None and not isinstance(tpu_config, TPUConfig):
+            raise TypeError(
+                f"RunConfig: tpu_config should be a TPUConfig, but is {tpu_config!r}")
+        if cluster is not None and (master is not None or evaluation_master is not None):
+            raise ValueError(
+                "RunConfig: cluster and master are both given; the cluster knows its master, so "
+                "leave out master and evaluation_master"
+            )
+        self._tpu_config = tpu_config or TPUConfig()
+        self._resolver = cluster
+        if cluster is not None:
+            master = cluster.master()
+        if master is None:
+            master = self._cluster.master
+        if evaluation_master is None:
+            evaluation_master = self._cluster.evaluation_master or master
+        self._cluster = self._cluster._replace(master=master, evaluation_master=evaluation_master)
+
+    @property
+    def tpu_config(self) -> TPUConfig:
+        """The TPUConfig."""
+        return self._tpu_config
+
+    @property
+    def cluster(self) -> Any:
+        """The ClusterResolver, or None."""
+        return self._resolver

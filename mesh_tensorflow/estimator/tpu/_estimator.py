@@ -1,0 +1,228 @@
+"""TPUEstimator: an Estimator that tells its functions the size of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from mesh_tensorflow.estimator._call import (
+    call_input_fn, call_model_fn, function_name, takes)
+from mesh_tensorflow.estimator._estimator import Estimator
+from mesh_tensorflow.estimator._modes import ModeKeys
+from mesh_tensorflow.estimator.tpu._config import RunConfig
+from mesh_tensorflow.estimator.tpu._spec import TPUEstimatorSpec, as_estimator_spec
+
+__all__ = ["TPUEstimator"]
+
+_BATCH_SIZE = "batch_size"
+_USE_TPU = "use_tpu"
+_RESERVED = (_BATCH_SIZE, "context")
+
+
+class TPUEstimator(Estimator):
+    """An Estimator whose functions find the batch's size in `params["batch_size"]`.
+
+    It runs on CPUs and GPUs, with `use_tpu=False`.
+    """
+
+    def __init__(
+        self,
+        model_fn: Any = None,
+        model_dir: Any = None,
+        config: Optional[RunConfig] = None,
+        params: Any = None,
+        use_tpu: bool = True,
+        train_batch_size: Optional[int] = None,
+        eval_batch_size: Optional[int] = None,
+        predict_batch_size: Optional[int] = None,
+        batch_axis: Any = None,
+        eval_on_tpu: bool = True,
+        export_to_tpu: bool = True,
+        export_to_cpu: bool = True,
+        warm_start_from: Any = None,
+        embedding_config_spec: Any = None,
+        export_saved_model_api_version: Any = None,
+    ) -> None:
+        """Makes one.
+
+        Args:
+          model_fn: a function of `features` and, as it needs them, `labels`, `mode`, `params` and
+            `config`, which returns a TPUEstimatorSpec or an EstimatorSpec.
+          model_dir: directory of checkpoints and summaries; that of `config` by default.
+          config: a tpu.RunConfig.
+          params: a dict, or an object with `set_hparam`; passed to both functions, as a copy, with
+            `batch_size` and `use_tpu` besides.
+          use_tpu: whether to run on a TPU, which fails: pass False.
+          train_batch_size: the batch's size in training; with it `input_fn` has to take `params`.
+          eval_batch_size: the batch's size in evaluation.
+          predict_batch_size: the batch's size in prediction.
+          batch_axis: for TPUs alone.
+          eval_on_tpu: whether `use_tpu` means evaluation and prediction too.
+          export_to_tpu: for TPUs alone.
+          export_to_cpu: for TPUs alone.
+          warm_start_from: a path or a WarmStartSettings.
+          embedding_config_spec: None.
+          export_saved_model_api_version: for TPUs alone.
+
+        Raises:
+          TypeError: `config` is not a tpu.RunConfig.
+          ValueError: `params` has a key that is reserved, or a batch size is not positive.
+        """
+        if not isinstance(config, RunConfig):
+            raise TypeError(
+                f"TPUEstimator: config should be an estimator.tpu.RunConfig, but is {config!r}")
+        _check_params(params)
+        self._batch_sizes = {
+            ModeKeys.TRAIN: train_batch_size,
+            ModeKeys.EVAL: eval_batch_size,
+            ModeKeys.PREDICT: predict_batch_size,
+        }
+        for mode, size in self._batch_sizes.items():
+            _check_batch_size(mode, size)
+        if embedding_config_spec is not None:
+            raise ValueError(
+                "TPUEstimator: embedding_config_spec should be None: embeddings on TPUs are not "
+                "there; mtf.layers.embedding can be split by a layout"
+            )
+        self._use_tpu = {
+            ModeKeys.TRAIN: use_tpu,
+            ModeKeys.EVAL: use_tpu and eval_on_tpu,
+            ModeKeys.PREDICT: use_tpu and eval_on_tpu,
+        }
+        super().__init__(model_fn, model_dir, config, params, warm_start_from)
+
+    def train(
+        self, input_fn: Callable[..., Any], hooks: Optional[Sequence[Any]] = None,
+        steps: Optional[int] = None, max_steps: Optional[int] = None,
+        saving_listeners: Optional[Sequence[Any]] = None,
+    ) -> Estimator:
+        """Trains; see `Estimator.train`.
+
+        Args:
+          input_fn: a function of `params`, if there is a batch size.
+          hooks: hooks of the session.
+          steps: how many steps, from where training stands.
+          max_steps: the global step to train to.
+          saving_listeners: listeners of checkpoints.
+
+        Returns:
+          the estimator.
+
+        Raises:
+          RuntimeError: `use_tpu` is true.
+        """
+        self._check_no_tpu(ModeKeys.TRAIN, "train")
+        return super().train(input_fn, hooks, steps, max_steps, saving_listeners)
+
+    def evaluate(
+        self, input_fn: Callable[..., Any], steps: Optional[int] = None,
+        hooks: Optional[Sequence[Any]] = None, checkpoint_path: Optional[str] = None,
+        name: Optional[str] = None,
+    ) -> dict[str, Any]:
+        """Evaluates; see `Estimator.evaluate`.
+
+        Args:
+          input_fn: a function of `params`, if there is a batch size.
+          steps: how many batches, or None until the data end.
+          hooks: hooks of the session.
+          checkpoint_path: a checkpoint; the latest by default.
+          name: what to call the evaluation.
+
+        Returns:
+          the metrics by name.
+
+        Raises:
+          RuntimeError: `use_tpu` and `eval_on_tpu` are true.
+        """
+        self._check_no_tpu(ModeKeys.EVAL, "evaluate")
+        return super().evaluate(input_fn, steps, hooks, checkpoint_path, name)
+
+    def predict(
+        self, input_fn: Callable[..., Any], predict_keys: Any = None,
+        hooks: Optional[Sequence[Any]] = None, checkpoint_path: Optional[str] = None,
+        yield_single_examples: bool = True,
+    ) -> Iterator[Any]:
+        """Yields predictions; see `Estimator.predict`.
+
+        Args:
+          input_fn: a function of `params`, if there is a batch size.
+          predict_keys: names of predictions, or None for all.
+          hooks: hooks of the session.
+          checkpoint_path: a checkpoint; the latest by default.
+          yield_single_examples: whether to take batches apart.
+
+        Returns:
+          an iterator.
+
+        Raises:
+          RuntimeError: `use_tpu` and `eval_on_tpu` are true.
+        """
+        self._check_no_tpu(ModeKeys.PREDICT, "predict")
+        return super().predict(
+            input_fn, predict_keys, hooks, checkpoint_path, yield_single_examples)
+
+    def _check_no_tpu(self, mode: str, called: str) -> None:
+        if self._use_tpu[mode]:
+            raise RuntimeError(
+                f"TPUEstimator.{called}: use_tpu is True, but there is no TPU, and this estimator "
+                "runs on CPUs and GPUs: pass use_tpu=False. How a model is split over devices is "
+                "up to the mesh implementation of its model_fn, such as PlacementMeshImpl"
+            )
+
+    def _params_with(self, mode: str, **values: Any) -> Any:
+        params = self.params
+        size = self._batch_sizes[mode]
+        if size is not None:
+            values[_BATCH_SIZE] = size
+        for name, value in values.items():
+            if hasattr(params, "set_hparam"):
+                known = hasattr(params, name)
+                (params.set_hparam if known else params.add_hparam)(name, value)
+            else:
+                params[name] = value
+        return params
+
+    def _call_input_fn(self, input_fn: Any, mode: str) -> Any:
+        size = self._batch_sizes[mode]
+        if size is not None and not takes(input_fn, "params"):
+            raise ValueError(
+                f"input_fn {function_name(input_fn)} takes no argument `params`, in which it would "
+                f'find params["batch_size"] ({size}): add it, or give the TPUEstimator no batch '
+                "size"
+            )
+        return call_input_fn(input_fn, mode, self._params_with(mode), self.config)
+
+    def _call_model_fn(self, features: Any, labels: Any, mode: str, config: Any) -> Any:
+        params = self._params_with(mode, use_tpu=False)
+        spec = call_model_fn(self._model_fn, features, labels, mode, params, config)
+        if isinstance(spec, TPUEstimatorSpec):
+            every = config.tpu_config.experimental_host_call_every_n_steps
+            return as_estimator_spec(spec, every)
+        return spec
+
+
+def _check_params(params: Any) -> None:
+    if params is None:
+        return
+    if not isinstance(params, dict) and not hasattr(params, "set_hparam"):
+        raise TypeError(
+            f"TPUEstimator: params should be a dict, to which batch_size is added, but is of type "
+            f"{type(params).__name__}"
+        )
+    taken = [name for name in _RESERVED if name in params]
+    if taken:
+        raise ValueError(
+            f"TPUEstimator: params has {', '.join(map(repr, taken))}, which the estimator sets: "
+            "leave it out, and give train_batch_size, eval_batch_size and predict_batch_size"
+        )
+
+
+def _check_batch_size(mode: str, size: Any) -> None:
+    whole = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
+    if size is not None and (not whole or size <= 0):
+        name = {"train": "train", "eval": "eval", "infer": "predict"}[mode]
+        raise ValueError(
+            f"TPUEstimator: {name}_batch_size is {size!r}; it should be a whole number of 1 or more"
+        )

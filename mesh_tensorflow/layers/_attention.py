@@ -1,0 +1,360 @@
+"""Dot product attention with several heads over whole sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import leaves_no_node
+
+__all__ = [
+    "dot_product_attention",
+    "multihead_attention",
+    "multihead_attention_params",
+    "multihead_attention_vars",
+]
+
+
+def _check_operands(
+    q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, mask: Optional[mtf.Tensor]
+) -> mtf.Dimension:
+    """Returns the memory dimension of keys and values that fit queries and mask."""
+    what = f"dot_product_attention of q {q.shape}, k {k.shape}, v {v.shape}"
+    if not len(q.shape) or len(k.shape) < 2 or not len(v.shape):
+        raise ValueError(f"{what}: q must be [..., kv], k [..., memory, kv], v [..., channels]")
+    kv_dim, memory_dim = q.shape.dims[-1], k.shape.dims[-2]
+    if kv_dim not in k.shape:
+        raise ValueError(
+            f"{what}: the last dimension of q, {dims_text([kv_dim])}, must be in k, with which it "
+            "is contracted"
+        )
+    if memory_dim in q.shape:
+        raise ValueError(
+            f"{what}: {dims_text([memory_dim])}, the last but one of k, must not be in q, since "
+            "queries and memory are crossed. Rename it in k and v, for instance by "
+            "mtf.layers.rename_length_to_memory_length, or transpose k to [..., memory, kv]"
+        )
+    if memory_dim not in v.shape:
+        raise ValueError(
+            f"{what}: v must have the memory dimension of k, {dims_text([memory_dim])}"
+        )
+    check_mask(what, mask, mtf.Shape([*q.shape.dims[:-1], memory_dim]), q.dtype)
+    return memory_dim
+
+
+def check_mask(
+    what: str, mask: Optional[mtf.Tensor], logits_shape: mtf.Shape, dtype: tf.DType
+) -> None:
+    """Checks that a mask can be added to logits.
+
+    Raises:
+      ValueError: it has dimensions that the logits lack, or another dtype.
+    """
+    if mask is None:
+        return
+    unknown = [d for d in mask.shape if d not in logits_shape]
+    if unknown:
+        raise ValueError(
+            f"{what}: the mask {mask.name} {mask.shape} has {dims_text(unknown)}, which is not "
+            f"among the dimensions of the logits, {dims_text(logits_shape)}"
+        )
+    if mask.dtype != dtype:
+        raise ValueError(
+            f"{what}: the mask {mask.name} is {mask.dtype.name}, the logits are {dtype.name}; give "
+            f"the function that makes the mask dtype=tf.{dtype.name}, or mtf.cast it"
+        )
+
+
+def check_dropout(what: str, dropout: Any) -> None:
+    """Checks the rate of dropout, if it is a number.
+
+    Raises:
+      ValueError: it is out of range.
+    """
+    if isinstance(dropout, (int, float)) and not 0.0 <= dropout < 1.0:
+        raise ValueError(
+            f"{what}: dropout is the rate of what is dropped, from 0 to less than 1, not {dropout}"
+        )
+
+
+@leaves_no_node
+def dot_product_attention(
+    q: mtf.Tensor,
+    k: mtf.Tensor,
+    v: mtf.Tensor,
+    mask: Optional[mtf.Tensor],
+    is_training: bool,
+    dropout: float = 0.0,
+    dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
+    extra_logit: Any = None,
+) -> mtf.Tensor:
+    """Returns means of values, weighted by the softmax of products of queries and keys.
+
+    Vaswani et al., "Attention is all you need" (2017), but without a factor of the logits: it is
+    in the initial values of `multihead_attention_params`.
+
+    Args:
+      q: queries, a Tensor with dimensions [..., kv].
+      k: keys, a Tensor with dimensions [..., memory, kv]. Should it have other dimensions that
+        `q` lacks, logits are summed over them.
+      v: values, a Tensor with dimensions [..., memory, channels].
+      mask: a Tensor that is added to the logits [dims of q without kv..., memory], and may lack
+        some of their dimensions; or None.
+      is_training: whether dropout is applied.
+      dropout: the rate of dropout of the weights.
+      dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
+      extra_logit: a number or a Tensor, one more term of the softmax's sum; or None.
+
+    Returns:
+      A Tensor with dimensions [dims of q without kv..., channels].
+
+    Raises:
+      ValueError: the dimensions do not fit, or dropout is out of range.
+    """
+    memory_dim = _check_operands(q, k, v, mask)
+    check_dropout("dot_product_attention", dropout)
+    query_dims = q.shape.dims[:-1]
+    logits = mtf.einsum([q, k], output_shape=mtf.Shape([*query_dims, memory_dim]))
+    if mask is not None:
+        logits = mtf.add(logits, mask, output_shape=logits.shape)
+    weights = mtf.softmax(logits, memory_dim, extra_logit=extra_logit)
+    if dropout != 0.0:
+        noise_shape = weights.shape - dropout_broadcast_dims  # type: ignore[operator]
+        weights = mtf.dropout(
+            weights, is_training, keep_prob=1.0 - dropout, noise_shape=noise_shape
+        )
+    return mtf.einsum([weights, v], output_shape=mtf.Shape([*query_dims, v.shape.dims[-1]]))
+
+
+class _NormalParts:
+    """An initializer of stacked weights: normal numbers, with a deviation for each part."""
+
+    def __init__(self, deviations: Sequence[float], seed: Optional[int] = None):
+        self.deviations = deviations
+        self.seed = seed
+
+    def __call__(self, shape: Sequence[int], dtype: tf.DType = tf.float32) -> tf.Tensor:
+        sizes = [len(self.deviations)] + [1] * (len(shape) - 1)
+        factors = tf.reshape(tf.constant(self.deviations, dtype), sizes)
+        return tf.random_normal(shape, dtype=dtype, seed=self.seed) * factors
+
+
+@leaves_no_node
+def multihead_attention_params(
+    mesh: mtf.Mesh,
+    heads: mtf.Dimension,
+    io_channels: mtf.Dimension,
+    kv_channels: mtf.Dimension,
+    variable_dtype: mtf.VariableDType,
+    combine: bool = False,
+) -> list[mtf.Tensor]:
+    """Returns the weights that make queries, keys, values and the output.
+
+    Args:
+      mesh: a Mesh.
+      heads: a Dimension.
+      io_channels: a Dimension, of what is attended to and of the output.
+      kv_channels: a Dimension, of queries, keys and values.
+      variable_dtype: a VariableDType.
+      combine: whether they are one variable, qkvo; else they are q, k, v and o.
+
+    Returns:
+      A list of four Tensors of shape [heads, io_channels, kv_channels]. The initial values of the
+      first two let logits have variance 1.
+    """
+    shape = mtf.Shape([heads, io_channels, kv_channels])
+    qk = io_channels.size**-0.5 * kv_channels.size**-0.25
+    deviations = {
+        "q": qk,
+        "k": qk,
+        "v": io_channels.size**-0.5,
+        "o": (io_channels.size * heads.size) ** -0.5,
+    }
+    if not combine:
+        return [
+            mtf.get_variable(
+                mesh,
+                name,
+                shape,
+                dtype=variable_dtype,
+                initializer=tf.random_normal_initializer(stddev=deviation),
+            )
+            for name, deviation in deviations.items()
+        ]
+    parts = mtf.Dimension("qkvo", len(deviations))
+    combined = mtf.get_variable(
+        mesh,
+        "qkvo",
+        mtf.Shape([parts]) + shape,
+        dtype=variable_dtype,
+        initializer=_NormalParts(list(deviations.values())),
+    )
+    return list(mtf.unstack(combined, parts))
+
+
+def multihead_attention_vars(
+    mesh: mtf.Mesh,
+    heads: mtf.Dimension,
+    io_channels: mtf.Dimension,
+    kv_channels: mtf.Dimension,
+    master_dtype: Optional[tf.DType],
+    slice_dtype: Optional[tf.DType],
+    activation_dtype: tf.DType,
+) -> list[mtf.Tensor]:
+    """Returns the weights of `multihead_attention_params`, held by one variable, qkvo.
+
+    Args:
+      mesh: a Mesh.
+      heads: a Dimension.
+      io_channels: a Dimension.
+      kv_channels: a Dimension.
+      master_dtype: a dtype; float32 if None.
+      slice_dtype: a dtype; the master's if None.
+      activation_dtype: a dtype.
+    """
+    dtype = mtf.VariableDType(master_dtype or tf.float32, slice_dtype, activation_dtype)
+    return multihead_attention_params(mesh, heads, io_channels, kv_channels, dtype, combine=True)
+
+
+def project(
+    x: mtf.Tensor, w: mtf.Tensor, heads: mtf.Dimension, kv_channels: mtf.Dimension, places: int
+) -> mtf.Tensor:
+    """Returns queries, keys or values.
+
+    Args:
+      x: a Tensor with dimensions [batch..., places..., io].
+      w: a Tensor of shape [heads, io, kv_channels].
+      heads: a Dimension.
+      kv_channels: a Dimension.
+      places: how many dimensions say where in a sequence or an image something is.
+
+    Returns:
+      A Tensor with dimensions [batch..., heads, places..., kv_channels].
+    """
+    dims = x.shape.dims[:-1]
+    at = len(dims) - places
+    return mtf.einsum([x, w], output_shape=mtf.Shape([*dims[:at], heads, *dims[at:], kv_channels]))
+
+
+def _check_antecedents(query: mtf.Tensor, memory: Optional[mtf.Tensor]) -> None:
+    what = f"multihead_attention of {query.name} {query.shape}"
+    if len(query.shape) < 2:
+        raise ValueError(f"{what}: the query must be [..., length, io]")
+    *batch, length, io = query.shape.dims
+    if memory is None:
+        if "memory_length" in query.shape.dimension_names:
+            raise ValueError(
+                f"{what}: to attend to itself its length is renamed to memory_length, and it has "
+                "a dimension of that name. Rename it"
+            )
+        return
+    if memory.shape.dims[:-2] != batch or memory.shape.dims[-1:] != [io]:
+        raise ValueError(
+            f"{what}: the memory {memory.name} {memory.shape} must be [{dims_text(batch)}, "
+            f"memory_length, {dims_text([io])}], with batch and channels as in the query"
+        )
+    if memory.shape.dims[-2] == length:
+        raise ValueError(
+            f"{what}: the memory {memory.name} {memory.shape} has the query's dimension "
+            f"{dims_text([length])}; rename it by mtf.layers.rename_length_to_memory_length. For "
+            "self-attention give None as memory"
+        )
+
+
+@leaves_no_node
+def multihead_attention(
+    query_antecedent: mtf.Tensor,
+    memory_antecedent: Optional[mtf.Tensor],
+    mask: Optional[mtf.Tensor],
+    kv_channels: mtf.Dimension,
+    heads: mtf.Dimension,
+    is_training: bool,
+    dropout: float = 0.0,
+    dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
+    master_dtype: tf.DType = tf.float32,
+    slice_dtype: tf.DType = tf.float32,
+    name: Optional[str] = "multihead_attention",
+) -> mtf.Tensor:
+    """Attends to a memory, or to the sequence itself, with several heads.
+
+    Vaswani et al., "Attention is all you need" (2017).
+
+    Args:
+      query_antecedent: a Tensor with dimensions [batch..., length, io].
+      memory_antecedent: a Tensor with dimensions [batch..., memory_length, io]; if None, the
+        query with its length renamed to memory_length.
+      mask: a Tensor that is added to logits [batch..., heads, length, memory_length], and may
+        lack some of their dimensions; or None.
+      kv_channels: a Dimension, of queries, keys and values.
+      heads: a Dimension.
+      is_training: whether dropout is applied.
+      dropout: the rate of dropout of the weights.
+      dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
+      master_dtype: a dtype.
+      slice_dtype: a dtype.
+      name: a string, the variable scope.
+
+    Returns:
+      A Tensor of the shape of `query_antecedent`.
+
+    Raises:
+      ValueError: the dimensions do not fit, or dropout is out of range.
+    """
+    _check_antecedents(query_antecedent, memory_antecedent)
+    *batch, length, io = query_antecedent.shape.dims
+    memory = memory_antecedent
+    memory_length = mtf.Dimension("memory_length", length.size)
+    if memory is not None:
+        memory_length = memory.shape.dims[-2]
+    logits_shape = mtf.Shape([*batch, heads, length, memory_length])
+    check_mask("multihead_attention", mask, logits_shape, query_antecedent.dtype)
+    check_dropout("multihead_attention", dropout)
+    with tf.variable_scope(name, default_name="multihead_attention"):
+        if memory is None:
+            memory = mtf.rename_dimension(query_antecedent, length.name, memory_length.name)
+        weights = multihead_attention_vars(
+            memory.mesh, heads, io, kv_channels, master_dtype, slice_dtype, query_antecedent.dtype
+        )
+        return attend(
+            query_antecedent,
+            memory,
+            mask,
+            weights,
+            kv_channels,
+            heads,
+            is_training=is_training,
+            dropout=dropout,
+            dropout_broadcast_dims=dropout_broadcast_dims,
+        )
+
+
+def attend(
+    query: mtf.Tensor,
+    memory: mtf.Tensor,
+    mask: Optional[mtf.Tensor],
+    weights: Sequence[mtf.Tensor],
+    kv_channels: mtf.Dimension,
+    heads: mtf.Dimension,
+    **kwargs: Any,
+) -> mtf.Tensor:
+    """Returns what the heads find in a memory, joined.
+
+    Args:
+      query: a Tensor with dimensions [batch..., length, io].
+      memory: a Tensor with dimensions [batch..., memory_length, io].
+      mask: a Tensor or None.
+      weights: as `multihead_attention_params` returns.
+      kv_channels: a Dimension.
+      heads: a Dimension.
+      **kwargs: further arguments of `dot_product_attention`.
+    """
+    wq, wk, wv, wo = weights
+    q = project(query, wq, heads, kv_channels, 1)
+    k = project(memory, wk, heads, kv_channels, 1)
+    v = project(memory, wv, heads, kv_channels, 1)
+    o = dot_product_attention(q, k, v, mask, **kwargs)
+    return mtf.einsum([o, wo], output_shape=query.shape)

@@ -1,0 +1,130 @@
+"""Convolutions along one dimension, ordinary and separable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.layers._conv import conv2d
+from mesh_tensorflow.layers._dense import VarianceScalingInitializer, dense
+
+__all__ = ["conv1d", "separable_conv1d"]
+
+
+def _sequence_dims(
+    what: str, x: mtf.Tensor
+) -> tuple[list[mtf.Dimension], mtf.Dimension, mtf.Dimension]:
+    """Returns (batch dimensions, length, channels)."""
+    if x.shape.ndims < 2:
+        raise ValueError(f"{what}: {x.name} must be [batch..., length, channels], not {x.shape}")
+    *batch, length, channels = x.shape.dims
+    return batch, length, channels
+
+
+def conv1d(
+    x: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    filter_size: int = 3,
+    stride: int = 1,
+    **kw_args: Any,
+) -> mtf.Tensor:
+    """Convolves sequences with a kernel variable; no bias.
+
+    It is a `conv2d` of images of height 1, and its variable has the name of such a one.
+
+    Args:
+      x: a Tensor with dimensions [batch..., length, in_channels].
+      output_dim: a Dimension, the output channels.
+      filter_size: how many positions the filter covers.
+      stride: how far it moves.
+      **kw_args: further arguments of `conv2d`: padding, filter_initializer, variable_dtype
+        and name.
+
+    Returns:
+      A Tensor with dimensions [batch..., length, output_dim].
+
+    Raises:
+      ValueError: `x` has no length.
+    """
+    batch, length, channels = _sequence_dims("conv1d", x)
+    height = mtf.Dimension("fake_height", 1)
+    image = mtf.reshape(x, mtf.Shape([*batch, height, length, channels]))
+    y = conv2d(
+        image, output_dim, filter_size=(1, filter_size), strides=(1, stride), **kw_args
+    )
+    return mtf.reshape(y, y.shape - height)
+
+
+def separable_conv1d(
+    x: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    min_relative_pos: int = -1,
+    max_relative_pos: int = 1,
+    depthwise_filter_initializer_scale: float = 1.0,
+    pointwise_filter_initializer_scale: float = 1.0,
+    name: Optional[str] = None,
+    use_bias: bool = True,
+    kernel_depth_weights: Optional[Sequence[mtf.Tensor]] = None,
+) -> mtf.Tensor:
+    """Sums neighbouring positions, each channel for itself, then mixes the channels.
+
+    Chollet, "Xception: deep learning with depthwise separable convolutions" (2016). The length
+    may be split: neighbours are fetched by shifts. Beyond the ends there are zeros.
+
+    Args:
+      x: a Tensor with dimensions [batch..., length, in_channels].
+      output_dim: a Dimension, the output channels.
+      min_relative_pos: position of the first neighbour, relative to that of the result.
+      max_relative_pos: position of the last one.
+      depthwise_filter_initializer_scale: variance of a sum over the neighbours, initially.
+      pointwise_filter_initializer_scale: variance of a sum over channels, initially.
+      name: a string, the variable scope; "separable_conv1d" if None.
+      use_bias: whether to add a bias to either sum.
+      kernel_depth_weights: a Tensor with dimensions [in_channels] for each neighbour, instead
+        of variables.
+
+    Returns:
+      A Tensor with dimensions [batch..., length, output_dim].
+
+    Raises:
+      ValueError: no neighbours, or another number of them than of `kernel_depth_weights`; or
+        `x` has no length.
+    """
+    _, length, channels = _sequence_dims("separable_conv1d", x)
+    positions = range(min_relative_pos, max_relative_pos + 1)
+    weights: Sequence[Any] = kernel_depth_weights or [None] * len(positions)
+    if not positions or len(weights) != len(positions):
+        raise ValueError(
+            f"separable_conv1d: from {min_relative_pos} to {max_relative_pos} there are "
+            f"{len(positions)} positions, with {len(weights)} kernel_depth_weights; there must be "
+            "at least one, and a weight for each"
+        )
+    depthwise = VarianceScalingInitializer(
+        scale=depthwise_filter_initializer_scale / len(positions)
+    )
+    pointwise = VarianceScalingInitializer(scale=pointwise_filter_initializer_scale)
+    with tf.variable_scope(name, default_name="separable_conv1d"):
+        with tf.variable_scope("depthwise_conv_hack"):
+            summed = mtf.add_n([
+                dense(
+                    mtf.shift(x, -position, length, wrap=False),
+                    [channels],
+                    reduced_dims=[],
+                    use_bias=use_bias and i == 0,
+                    kernel_initializer=depthwise,
+                    kernel_weights=weight,
+                    name=f"depthwise_dense_{i}",
+                )
+                for i, (position, weight) in enumerate(zip(positions, weights))
+            ])
+        return dense(
+            summed,
+            [output_dim],
+            reduced_dims=[channels],
+            use_bias=use_bias,
+            kernel_initializer=pointwise,
+            name="pointwise_dense",
+        )

@@ -1,0 +1,82 @@
+"""Embeddings: a vector for each entry of a vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
+
+__all__ = ["embedding", "embedding_weights"]
+
+
+def embedding_weights(
+    mesh: mtf.Mesh,
+    vocab_dim: mtf.Dimension,
+    output_dim: mtf.Dimension,
+    variable_dtype: mtf.VariableDType,
+    name: str = "embedding",
+    ensemble_dim: Any = None,
+    initializer: Any = None,
+) -> mtf.Tensor:
+    """Makes the variable that holds the vectors.
+
+    Args:
+      mesh: a Mesh.
+      vocab_dim: a Dimension.
+      output_dim: a Dimension.
+      variable_dtype: a VariableDType.
+      name: a string, the name of the variable.
+      ensemble_dim: a Dimension or a list of them, for vectors of each model of an ensemble.
+      initializer: a TensorFlow initializer; standard normal if None.
+
+    Returns:
+      A Tensor with dimensions [ensemble_dim..., vocab_dim, output_dim].
+    """
+    if ensemble_dim is None:
+        ensemble_dim = []
+    elif isinstance(ensemble_dim, mtf.Dimension):
+        ensemble_dim = [ensemble_dim]
+    return mtf.get_variable(
+        mesh,
+        name,
+        mtf.Shape([*ensemble_dim, vocab_dim, output_dim]),
+        dtype=variable_dtype,
+        initializer=tf.random_normal_initializer() if initializer is None else initializer,
+    )
+
+
+def embedding(
+    indices: mtf.Tensor,
+    vocab_dim: mtf.Dimension,
+    output_dim: mtf.Dimension,
+    variable_dtype: mtf.VariableDType,
+    name: str = "embedding",
+) -> mtf.Tensor:
+    """Returns the vectors of vocabulary entries, from a variable that it makes.
+
+    An id out of range has the vector 0.
+
+    Args:
+      indices: an integer Tensor with dimensions [...], ids.
+      vocab_dim: a Dimension.
+      output_dim: a Dimension.
+      variable_dtype: a VariableDType.
+      name: a string, the name of the variable.
+
+    Returns:
+      A Tensor with dimensions [..., output_dim].
+
+    Raises:
+      ValueError: the ids are not integers, or have `vocab_dim`.
+    """
+    if not indices.dtype.is_integer or vocab_dim in indices.shape:
+        raise ValueError(
+            f"embedding: indices {indices.name} {indices.shape} {indices.dtype.name} must be "
+            f"integers without the dimension {dims_text([vocab_dim])}; use mtf.to_int32 or "
+            "mtf.rename_dimension"
+        )
+    weights = embedding_weights(indices.mesh, vocab_dim, output_dim, variable_dtype, name)
+    return mtf.gather(weights, indices, vocab_dim)

@@ -1,0 +1,128 @@
+"""Regularization: noise on activations, and bounds of their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+
+__all__ = [
+    "annealed_dropout",
+    "clip_activation_gradient",
+    "multiplicative_jitter",
+    "summary_for_clip_activation_gradient",
+]
+
+
+def annealed_dropout(
+    x: mtf.Tensor,
+    is_training: bool,
+    start_step: int,
+    end_step: int,
+    init_rate: Optional[float] = None,
+    noise_shape: Any = None,
+    name: Optional[str] = None,
+) -> mtf.Tensor:
+    """Applies dropout at a rate that falls to 0 with the global step.
+
+    Until `start_step` the rate is `init_rate`, from `end_step` on it is 0, and between them it
+    falls linearly.
+
+    Args:
+      x: a Tensor.
+      is_training: a bool; `x` itself is returned if it is false.
+      start_step: an integer.
+      end_step: an integer, later than `start_step`.
+      init_rate: the rate of dropout in the beginning.
+      noise_shape: a Shape that may lack dimensions of `x`, along which the noise is shared.
+      name: a string, the variable scope; "dropout" if None.
+
+    Raises:
+      ValueError: the steps or the rate are out of range.
+    """
+    if not is_training:
+        return x
+    if init_rate is None or not 0.0 <= init_rate < 1.0 or start_step >= end_step:
+        raise ValueError(
+            "annealed_dropout: init_rate must be at least 0 and below 1, and start_step before "
+            f"end_step, got init_rate={init_rate}, start_step={start_step}, end_step={end_step}"
+        )
+    step = tf.cast(tf.train.get_or_create_global_step(), tf.float32)
+    progress = tf.clip_by_value((step - start_step) / (end_step - start_step), 0.0, 1.0)
+    keep_prob = 1.0 - init_rate * (1.0 - progress)
+    return mtf.dropout(x, is_training, keep_prob=keep_prob, noise_shape=noise_shape, name=name)
+
+
+def multiplicative_jitter(x: mtf.Tensor, epsilon: float = 1e-2) -> mtf.Tensor:
+    """Returns `x` times random numbers, uniform between 1 - epsilon and 1 + epsilon.
+
+    Args:
+      x: a floating Tensor.
+      epsilon: a number; `x` itself is returned if it is 0.
+    """
+    if epsilon == 0:
+        return x
+    low, high = 1.0 - epsilon, 1.0 + epsilon
+    return x * mtf.random_uniform(x.mesh, x.shape, minval=low, maxval=high, dtype=x.dtype)
+
+
+@gin.configurable(module="mesh_tensorflow.layers")
+def clip_activation_gradient(
+    x: mtf.Tensor, clip_rms_norm: Optional[float] = None
+) -> mtf.Tensor:
+    """Returns the value of `x`, whose gradient is scaled down to a root mean square.
+
+    Summaries of `x` are written, see `summary_for_clip_activation_gradient`; an example is what
+    has one index in all dimensions but the last.
+
+    Args:
+      x: a Tensor.
+      clip_rms_norm: the largest RMS that the gradient may have; any if None or 0.
+
+    Raises:
+      ValueError: `clip_rms_norm` is negative.
+    """
+    if clip_rms_norm is not None and clip_rms_norm < 0:
+        raise ValueError(
+            f"clip_activation_gradient: clip_rms_norm must not be negative, got {clip_rms_norm}"
+        )
+
+    def clipped(output_grads: Sequence[mtf.Tensor], **_: Any) -> list[mtf.Tensor]:
+        dy = output_grads[0]
+        if not clip_rms_norm:
+            return [dy]
+        rms = mtf.sqrt(mtf.reduce_mean(mtf.square(dy)))
+        return [dy / mtf.maximum(rms * (1.0 / clip_rms_norm), 1.0)]
+
+    summary_for_clip_activation_gradient(x, name="forward_act", batch_dims=x.shape.dims[:-1])
+    return mtf.custom_gradient(mtf.identity, clipped, [x])
+
+
+def summary_for_clip_activation_gradient(
+    t: mtf.Tensor,
+    name: Optional[str] = None,
+    batch_dims: Optional[Sequence[mtf.Dimension]] = None,
+) -> None:
+    """Adds scalar summaries: mean and maximum, and of the examples' root mean squares too.
+
+    Tags are `mean/` and `max/`; with `batch_dims` also `rms_mean/<name>`, `rms_max/<name>` and
+    `rms_var/<name>`.
+
+    Args:
+      t: a Tensor.
+      name: a string.
+      batch_dims: the Dimensions whose indices name an example, or None.
+    """
+    mtf.scalar_summary("mean/", mtf.reduce_mean(t))
+    mtf.scalar_summary("max/", mtf.reduce_max(t))
+    if not batch_dims:
+        return
+    rms = mtf.sqrt(mtf.reduce_mean(mtf.square(t), output_shape=mtf.Shape(list(batch_dims))))
+    mean = mtf.reduce_mean(rms)
+    mtf.scalar_summary(f"rms_mean/{name}", mean)
+    mtf.scalar_summary(f"rms_max/{name}", mtf.reduce_max(rms))
+    mtf.scalar_summary(f"rms_var/{name}", mtf.reduce_mean(mtf.square(rms - mean)))

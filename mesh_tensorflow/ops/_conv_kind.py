@@ -1,0 +1,159 @@
+"""Which convolution it is: shapes, names, and what its three tensors must be like."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh.slice_fns import table_lookup
+
+__all__: list[str] = []
+
+# A convolution ties three tensors. The filter is [window..., wide channels, narrow channels];
+# of the two images the wide one is the input of an ordinary convolution and the output of a
+# transposed one, the narrow one the other way round. Every operation here computes one of the
+# three from the other two, so there are three kernels, with strides and gradients in common.
+WIDE, NARROW, FILTER = "wide", "narrow", "filter"
+
+_SPATIAL = {2: "hw", 3: "dhw"}
+
+# For each product: what "conv2d" is followed by if it is transposed, and what then makes the
+# names of the operation and of its sum over processors.
+_NAMES = {
+    "forward": ("_transpose", "", "_op"),
+    "backprop_input": ("_trans", "_backprop", "_op"),
+    "backprop_filter": ("_trans", "_backprop_filter", "_backprop_filter"),
+}
+
+# Size of an image along a spatial dimension, from that of the other image (n), the window (k)
+# and the stride (s). Several wide sizes give one narrow size; n * s is taken if it is one.
+_NARROW_SIZE = {"SAME": lambda n, k, s: -(-n // s), "VALID": lambda n, k, s: (n - k) // s + 1}
+_WIDE_SIZE = {"SAME": lambda n, k, s: n * s, "VALID": lambda n, k, s: (n - 1) * s + max(k, s)}
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvKind:
+    """Which convolution it is, and how its window moves.
+
+    Attributes:
+      rank: number of spatial dimensions, 2 or 3.
+      transposed: whether the input is the narrow image.
+      strides: for each spatial dimension, how far the window moves.
+      padding: "SAME" or "VALID".
+    """
+
+    rank: int
+    transposed: bool
+    strides: tuple[int, ...]
+    padding: str
+
+    @property
+    def input_role(self) -> str:
+        """Which image its input is."""
+        return NARROW if self.transposed else WIDE
+
+    @property
+    def output_role(self) -> str:
+        """Which image its output is."""
+        return WIDE if self.transposed else NARROW
+
+    @property
+    def tf_strides(self) -> list[int]:
+        """The strides as TensorFlow writes them."""
+        return [1, *self.strides, 1]
+
+    def product(self, role: str) -> str:
+        """Returns what computing a tensor is: "forward" or one of the two backprops."""
+        roles = [self.output_role, self.input_role, FILTER]
+        return ["forward", "backprop_input", "backprop_filter"][roles.index(role)]
+
+    def names(self, product: str) -> tuple[str, str, str]:
+        """Returns the names of a product's counters, of its operation and of its sum."""
+        transposed, operation, summed = _NAMES[product]
+        family = f"conv{self.rank}d{transposed * self.transposed}"
+        return family, family + operation, family + summed
+
+    def image_shape(self, role: str, other: Shape, filter_shape: Shape) -> Shape:
+        """Returns the shape of one image, given that of the other.
+
+        Args:
+          role: which image is asked for.
+          other: [batch..., spatial..., channels], the other image.
+          filter_shape: [window..., wide channels, narrow channels].
+        """
+        sizes, channels = (_NARROW_SIZE, -1) if role == NARROW else (_WIDE_SIZE, -2)
+        first = len(other) - self.rank - 1
+        spatial = [
+            Dimension(d.name, sizes[self.padding](d.size, k.size, s))
+            for d, k, s in zip(other[first:-1], filter_shape, self.strides)
+        ]
+        return Shape(other[:first] + spatial + [filter_shape[channels]])
+
+
+def conv_kind(
+    what: str, rank: int, transposed: bool, strides: Sequence[int], padding: str
+) -> ConvKind:
+    """Returns a ConvKind; `what` names the operation in messages.
+
+    Raises:
+      ValueError: the rank, the strides or the padding are not such as TensorFlow takes.
+    """
+    if rank not in _SPATIAL:
+        raise ValueError(f"{what}: a convolution has 2 or 3 spatial dimensions, not {rank!r}")
+    fits = isinstance(strides, (list, tuple)) and len(strides) == rank + 2
+    fits = fits and all(isinstance(s, int) and s > 0 for s in strides)
+    if not fits or strides[0] != 1 or strides[-1] != 1:
+        raise ValueError(
+            f"{what}: strides must be [1, {', '.join('s' + c for c in _SPATIAL[rank])}, 1], "
+            f"whole numbers, 1 for batch and channels, but they are {strides!r}"
+        )
+    table_lookup(_NARROW_SIZE, padding, f"padding of {what}")
+    return ConvKind(rank, bool(transposed), tuple(strides[1:-1]), padding)
+
+
+def check_shapes(what: str, kind: ConvKind, shapes: dict[str, Shape]) -> None:
+    """Checks that a filter and one image, or both, can be those of a convolution.
+
+    Raises:
+      ValueError: a wrong number of dimensions, other channels in an image than in the filter,
+        or images that do not belong to each other.
+    """
+    window = ", ".join("f" + c for c in _SPATIAL[kind.rank])
+    layout = f"[{window}, {'out, in' if kind.transposed else 'in, out'}]"
+    spatial = ", ".join(_SPATIAL[kind.rank])
+    filter_shape = shapes[FILTER]
+    if len(filter_shape) != kind.rank + 2:
+        raise ValueError(
+            f"{what}: a filter must have the dimensions {layout}, but {filter_shape} has "
+            f"{len(filter_shape)}"
+        )
+    for role, channels in ((WIDE, filter_shape[-2]), (NARROW, filter_shape[-1])):
+        image = shapes.get(role)
+        if image is not None and len(image) < kind.rank + 1:
+            raise ValueError(
+                f"{what}: an image must have the dimensions [batch..., {spatial}, channels], "
+                f"but {image} has {len(image)}"
+            )
+        if image is not None and image[-1] != channels:
+            raise ValueError(
+                f"{what}: the last dimension of the image {image} is {dims_text(image[-1:])}, "
+                f"but the filter {filter_shape}, that is {layout}, has {dims_text([channels])} "
+                "there. Bring channels last with mtf.transpose, or give both one name with "
+                "mtf.rename_dimension"
+            )
+    if WIDE in shapes:
+        fitting = kind.image_shape(NARROW, shapes[WIDE], filter_shape)
+        if min(d.size for d in fitting[-kind.rank - 1 : -1]) < 1:
+            raise ValueError(
+                f"{what}: the window {dims_text(filter_shape[:-2])} is larger than the image "
+                f'{shapes[WIDE]}. Use padding "SAME" or a smaller filter'
+            )
+        if shapes.get(NARROW, fitting) != fitting:
+            raise ValueError(
+                f"{what}: the image {shapes[WIDE]} goes with one of {fitting}, not of "
+                f"{shapes[NARROW]}, by the filter {filter_shape}, strides {kind.tf_strides} and "
+                f"padding {kind.padding!r}"
+            )

@@ -1,0 +1,32 @@
+"""The optimizer that hyperparameters of Tensor2Tensor name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mesh_tensorflow._mesh.slice_fns import table_lookup
+from mesh_tensorflow.optimize._adafactor import adafactor_optimizer_from_hparams
+from mesh_tensorflow.optimize._base import Optimizer
+from mesh_tensorflow.optimize._sgd import SgdOptimizer
+
+__all__ = ["make_optimizer"]
+
+_OPTIMIZERS: dict[str, Callable[[Any, Any], Optimizer]] = {
+    "SGD": lambda hparams, lr: SgdOptimizer(lr),
+    "Adafactor": adafactor_optimizer_from_hparams,
+}
+
+
+def make_optimizer(hparams: Any, lr: Any) -> Optimizer:
+    """Returns the optimizer that `hparams.optimizer` names.
+
+    Args:
+      hparams: has the attribute optimizer, "SGD" or "Adafactor", and for the latter those that
+        `adafactor_optimizer_from_hparams` reads.
+      lr: a number or tf scalar, the learning rate.
+
+    Raises:
+      ValueError: another name.
+    """
+    return table_lookup(_OPTIMIZERS, hparams.optimizer, "hparams.optimizer")(hparams, lr)

@@ -1,0 +1,92 @@
+"""Optimizers with other learning rates for some of the variables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.optimize._adafactor import AdafactorOptimizer
+from mesh_tensorflow.optimize._adam import AdamWeightDecayOptimizer
+from mesh_tensorflow.optimize._schedules import compute_lr_for_step
+
+__all__ = ["AdafactorWithMultiLRSchedule", "AdamWithMultiLRSchedule"]
+
+
+class _WithAlternatives:
+    """Chooses a schedule by the name of a variable.
+
+    Attributes:
+      variable_search: regular expressions, or None.
+      alt_lr_schedules: for each of them a schedule as for `compute_lr_for_step`, or None.
+    """
+
+    def __init__(
+        self,
+        variable_search: Optional[Sequence[str]] = None,
+        alt_lr_schedules: Optional[Sequence[Optional[Sequence[Any]]]] = None,
+        **kwargs: Any,
+    ):
+        """Makes the optimizer.
+
+        The last regular expression decides: where it is found in the name of a variable the
+        last schedule holds, elsewhere `learning_rate`. What is before it has no effect, as in
+        release 0.1.21, so write one expression with alternatives, "a|b".
+
+        Args:
+          variable_search: a list of regular expressions; None for one rate only.
+          alt_lr_schedules: a list with a schedule for each, which is a list of factors as for
+            `product_learning_rate`, or None for `learning_rate`; None for one rate only.
+          **kwargs: arguments of the optimizer.
+
+        Raises:
+          ValueError: there are fewer schedules than regular expressions.
+        """
+        super().__init__(**kwargs)
+        both = variable_search is not None and alt_lr_schedules is not None
+        if both and len(alt_lr_schedules) < len(variable_search):  # type: ignore[arg-type]
+            raise ValueError(
+                f"{type(self).__name__}: each of variable_search {variable_search!r} needs one of "
+                f"alt_lr_schedules, but these are {alt_lr_schedules!r}; None is a schedule, too"
+            )
+        self.variable_search = variable_search
+        self.alt_lr_schedules = alt_lr_schedules
+
+    def _rate_of(self, var: mtf.Variable) -> Any:
+        rate = super()._rate_of(var)  # type: ignore[misc]
+        if not self.variable_search or self.alt_lr_schedules is None:
+            return rate
+        *earlier, last = self.variable_search
+        if re.search(last, var.name):
+            schedule = self.alt_lr_schedules[len(earlier)]
+            return compute_lr_for_step([schedule], rate)[0]
+        if any(re.search(pattern, var.name) for pattern in earlier):
+            tf.logging.warning(
+                "%s matches one of %r, but only the last expression, %r, has an effect",
+                var.name, earlier, last,
+            )
+        return rate
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+class AdafactorWithMultiLRSchedule(_WithAlternatives, AdafactorOptimizer):
+    """Adafactor with another learning rate for variables whose names match.
+
+    Attributes:
+      variable_search: regular expressions, or None.
+      alt_lr_schedules: for each of them a schedule as for `compute_lr_for_step`, or None.
+    """
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+class AdamWithMultiLRSchedule(_WithAlternatives, AdamWeightDecayOptimizer):
+    """Adam with another learning rate for variables whose names match.
+
+    Attributes:
+      variable_search: regular expressions, or None.
+      alt_lr_schedules: for each of them a schedule as for `compute_lr_for_step`, or None.
+    """

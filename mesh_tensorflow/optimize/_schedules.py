@@ -1,0 +1,69 @@
+"""Learning rates as products of schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+__all__ = ["compute_lr_for_step", "product_learning_rate"]
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+def product_learning_rate(
+    step: Any, total_train_steps: int, factors: Sequence[Any] = gin.REQUIRED, offset: int = 0
+) -> Any:
+    """Returns the product of numbers and of the values of schedules.
+
+    Args:
+      step: an integer tf scalar, the step.
+      total_train_steps: an integer, how many steps there are.
+      factors: a list of numbers, tf scalars, and functions of (step, total_train_steps).
+      offset: the step at which the schedules begin; taken off both of their arguments.
+
+    Returns:
+      A number or tf scalar.
+
+    Raises:
+      ValueError: `factors` is not such a list.
+    """
+    if not isinstance(factors, (list, tuple)):
+        raise ValueError(
+            f"product_learning_rate: factors must be a list of numbers and schedules, not "
+            f"{factors!r}; put a single one in brackets"
+        )
+    product: Any = 1.0
+    for factor in factors:
+        if callable(factor):
+            factor = factor(step - offset, total_train_steps - offset)
+        elif not isinstance(factor, (int, float)) and not tf.is_tensor(factor):
+            raise ValueError(
+                f"product_learning_rate: a factor must be a number, a tf scalar or a function of "
+                f"(step, total_train_steps), not {factor!r}"
+            )
+        product *= factor
+    return product
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+def compute_lr_for_step(
+    schedules: Sequence[Optional[Sequence[Any]]], learning_rate: Any, train_steps: int = 524288
+) -> list[Any]:
+    """Returns the learning rate of each schedule at the global step.
+
+    Args:
+      schedules: a list, in which each schedule is a list of factors as for
+        `product_learning_rate`, or None.
+      learning_rate: a number or tf scalar, the rate where a schedule is None.
+      train_steps: an integer, how many steps there are.
+
+    Returns:
+      A list of numbers and tf scalars.
+    """
+    step = tf.train.get_or_create_global_step()
+    return [
+        learning_rate if factors is None else product_learning_rate(step, train_steps, factors)
+        for factors in schedules
+    ]

@@ -1,0 +1,342 @@
+"""Layers, with inputs in place of their variables; attention has a file of its own."""
+
+from unittest import mock
+
+import numpy as np
+
+import mesh_tensorflow as mtf
+from cases.table import FLOATS, case, dim, dims
+
+_LAYERS = mtf.layers
+
+
+def _given(fn, **variables):
+    """Calls a layer whose variables are Tensors, by the ends of their names.
+
+    Operations that assign are what they would assign.
+    """
+    def get(mesh, name, shape, **kwargs):
+        x = variables[name.rpartition("/")[2]]
+        x = x.pop(0) if isinstance(x, list) else x
+        assert x.shape == mtf.Shape(shape), (name, x.shape, shape)
+        return x
+
+    def assign(variable, value, **kwargs):
+        return value
+
+    with mock.patch.multiple(mtf.ops_with_redefined_builtins, get_variable=get, assign=assign):
+        return fn()
+
+
+# -- dense
+
+
+def _dense(x, w, b, *args, **kwargs):
+    return _given(lambda: _LAYERS.dense(x, *args, **kwargs), kernel=w, bias=b)
+
+
+def _experts(x, w, b):
+    a, _, c = x.shape.dims
+    return _dense(x, w, b, [dim("g")], reduced_dims=[c], expert_dims=[a])
+
+
+def _product(x, w, v, b, u):
+    def layer():
+        return _LAYERS.dense_product(x, dims("b"), dim("g"), ["sigmoid", None])
+
+    return _given(layer, kernel=[w, v], bias=[b, u])
+
+
+def _dense_relu_dense(x, wi, wo):
+    return _given(lambda: _LAYERS.dense_relu_dense(x, dim("g"), True), kernel=[wi, wo])
+
+
+def _np_dense_relu_dense(x, wi, wo):
+    return np.maximum(x @ wi, 0.0) @ wo
+
+
+def _sigmoid(x):
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+_DENSE = [
+    case("dense", "a b, b g, g", lambda x, w, b: _dense(x, w, b, dim("g"), reduced_dims=dims("b")),
+         lambda x, w, b: x @ w + b, dtypes=FLOATS),
+    case("dense_two_dims", "a w s, w s g, g",
+         lambda x, w, b: _dense(x, w, b, dims("g"), reduced_dims=dims("w s"),
+                                activation=[mtf.sigmoid, mtf.square]),
+         lambda x, w, b: _sigmoid(np.einsum("aws,wsg->ag", x, w) + b) ** 2, tolerance=3e-5),
+    case("dense_same_dim", "a b, _b:16 b, b",
+         lambda x, w, b: _dense(x, w, b, dims("b"), reduced_dims=dims("b")),
+         lambda x, w, b: x @ w + b),
+    case("dense_experts", "a b c, a c g, a g", _experts,
+         lambda x, w, b: np.einsum("abc,acg->abg", x, w) + b[:, None]),
+    case("dense_product", "a b, b g, b g, g, g", _product,
+         lambda x, w, v, b, u: _sigmoid(x @ w + b) * (x @ v + u)),
+    case("dense_relu_dense", "a b, b g, g b", _dense_relu_dense, _np_dense_relu_dense),
+]
+
+
+# -- normalization
+
+
+def _layer_norm(x, scale, bias):
+    return _given(lambda: _LAYERS.layer_norm(x, dim("b"), 1e-3),
+                  layer_norm_scale=scale, layer_norm_bias=bias)
+
+
+def _np_normal(x, axes, epsilon=1e-3):
+    centered = x - x.mean(axes, keepdims=True)
+    return centered / np.sqrt((centered**2).mean(axes, keepdims=True) + epsilon)
+
+
+def _batch_norm(is_training, **kwargs):
+    def layer(x, scale, bias, mean, variance):
+        y, updates = _given(
+            lambda: _LAYERS.batch_norm(x, is_training, 0.9, 1e-3, **kwargs),
+            batch_norm_scale=scale, batch_norm_bias=bias, bn_moving_mean=mean,
+            bn_moving_variance=variance,
+        )
+        return [y, *updates]
+
+    return layer
+
+
+def _np_batch_norm(axes):
+    def layer(x, scale, bias, mean, variance):
+        at = (slice(None), None) if axes == 1 else ()
+        y = _np_normal(x, axes) * scale[at] + bias[at]
+        return [y, 0.1 * (mean - x.mean(axes)), 0.1 * (variance - x.var(axes))]
+
+    return layer
+
+
+def _np_corr(x):
+    return np.corrcoef(np.moveaxis(x, 1, 0).reshape(x.shape[1], -1))
+
+
+_NORMALIZATION = [
+    case("layer_norm", "a b, b, b", _layer_norm,
+         lambda x, s, b: _np_normal(x, -1) * s + b, tolerance=3e-5),
+    case("batch_norm", "a s b, b, b, b, b", _batch_norm(True),
+         _np_batch_norm((0, 1)), tolerance=3e-5),
+    case("batch_norm_inner", "a s b, a b, a b, a b, a b",
+         _batch_norm(True, dims_idx_start=1, dims_idx_end=2), _np_batch_norm(1), tolerance=3e-5),
+    case("batch_norm_by_averages", "a s b, b, b, b, b/positive", _batch_norm(False),
+         lambda x, s, b, m, v: (x - m) / np.sqrt(v + 1e-3) * s + b),
+    case("corr", "a b d", lambda x: _LAYERS.corr(x, dim("b")), _np_corr, tolerance=3e-5),
+]
+
+
+# -- losses and what regularizes
+
+
+def _np_cross_entropy(logits, probs, z_loss=0.0):
+    log_z = np.log(np.exp(logits).sum(-1))
+    return -((logits - log_z[..., None]) * probs).sum(-1) + z_loss * log_z**2
+
+
+def _cross_entropy(name, targets, z_loss):
+    def layer(x, t):
+        return _LAYERS.softmax_cross_entropy_with_logits(x, t, dim("b"), z_loss)
+
+    def oracle(x, t):
+        return _np_cross_entropy(x, np.eye(16)[t] if t.ndim == 1 else t, z_loss)
+
+    return case(f"cross_entropy_{name}", ["a b", targets], layer, oracle)
+
+
+_LOSSES = [
+    _cross_entropy("hard", "a/below16", 0.0),
+    _cross_entropy("hard_z_loss", "a/below16", 0.1),
+    _cross_entropy("soft", "a b/positive", 0.0),
+    _cross_entropy("soft_z_loss", "a b/positive", 0.1),
+    case("sigmoid_cross_entropy", "a b, a b", _LAYERS.sigmoid_cross_entropy_with_logits,
+         lambda x, t: np.log1p(np.exp(x)) - x * t, dtypes=FLOATS),
+    case("weights_nonzero", "a b/below3", _LAYERS.weights_nonzero,
+         lambda ids: (ids != 0).astype(float), grads=()),
+    case("clip_activation_gradient", "a b", lambda x: _LAYERS.clip_activation_gradient(x, 1e6),
+         lambda x: x),
+    case("multiplicative_jitter_of_0", "a b", lambda x: _LAYERS.multiplicative_jitter(x, 0),
+         lambda x: x),
+]
+
+
+# -- embedding
+
+
+def _embedding(ids, w):
+    return _given(
+        lambda: _LAYERS.embedding(ids, dim("b"), dim("d"), mtf.VariableDType()), embedding=w
+    )
+
+
+_EMBEDDING = [case("embedding", "a s/below16, b d", _embedding, lambda ids, w: w[ids])]
+
+
+# -- convolution
+
+
+def _kernel(fn, *args, **kwargs):
+    return lambda x, k: _given(lambda: fn(x, *args, **kwargs), kernel=k)
+
+
+def _np_conv(x, f, strides, pads):
+    """x [n, spatial..., i], f [window..., i, o], padded with `pads` in each spatial dimension."""
+    rank = f.ndim - 2
+    x = np.pad(x, [(0, 0), *pads, (0, 0)])
+    axes = tuple(range(1, rank + 1))
+    windows = np.lib.stride_tricks.sliding_window_view(x, f.shape[:rank], axis=axes)
+    windows = windows[(slice(None), *(slice(None, None, s) for s in strides))]
+    letters = "xyz"[:rank]
+    return np.einsum(f"n{letters}i{letters.upper()},{letters.upper()}io->n{letters}o", windows, f)
+
+
+def _np_transposed(x, f, strides, same=True):
+    """The same in reverse: x [n, spatial..., o], f [window..., i, o]; result [n, spatial..., i]."""
+    rank = f.ndim - 2
+    sizes = x.shape[1:-1]
+    full = [(n - 1) * s + max(k, s) for n, s, k in zip(sizes, strides, f.shape)]
+    y = np.zeros([x.shape[0], *full, f.shape[-2]])
+    for at in np.ndindex(*f.shape[:rank]):
+        places = [slice(k, k + (n - 1) * s + 1, s) for k, n, s in zip(at, sizes, strides)]
+        y[(slice(None), *places)] += np.einsum("n...o,io->n...i", x, f[at])
+    if same:
+        for axis, (n, s, k) in enumerate(zip(sizes, strides, f.shape), 1):
+            skipped = max(k - s, 0) // 2
+            y = np.take(y, range(skipped, skipped + n * s), axis)
+    return y
+
+
+def _joined(x, rank):
+    """[n, blocks..., pixels..., c] to [n, pixels of the whole image..., c]."""
+    blocks, pixels = x.shape[1 : 1 + rank], x.shape[1 + rank : -1]
+    order = [0, *(1 + a + rank * b for a in range(rank) for b in range(2)), 2 * rank + 1]
+    return x.transpose(order).reshape(
+        [x.shape[0], *(b * p for b, p in zip(blocks, pixels)), x.shape[-1]]
+    )
+
+
+def _cut(x, blocks):
+    rank = len(blocks)
+    sizes = [n for b, p in zip(blocks, x.shape[1:]) for n in (b, p // b)]
+    order = [0, *range(1, 2 * rank, 2), *range(2, 2 * rank + 1, 2), 2 * rank + 1]
+    return x.reshape([x.shape[0], *sizes, x.shape[-1]]).transpose(order)
+
+
+def _np_blocks(fn, rank=2):
+    return lambda x, f: _cut(fn(_joined(x, rank), f), x.shape[1 : 1 + rank])
+
+
+def _blocks(fn, *args, **kwargs):
+    """A layer of blocks; its two dimensions of blocks come second and third."""
+    def layer(x, k):
+        names = ("h_blocks_dim", "w_blocks_dim") if "2d" in fn.__name__ else ("d_blocks_dim", "h_blocks_dim")
+        given = dict(zip(names, x.shape.dims[1:3]))
+        return _given(lambda: fn(x, *args, **given, **kwargs), kernel=k)
+
+    return layer
+
+
+def _separable(x, depth, point, bias, last):
+    """depth [in], for the only neighbour but one."""
+    weights = [depth, depth * 2.0]
+    def layer():
+        return _LAYERS.separable_conv1d(x, dim("f"), -1, 0, kernel_depth_weights=weights)
+
+    return _given(layer, kernel=point, bias=[bias, last])
+
+
+def _np_separable(x, depth, point, bias, last):
+    before = np.pad(x, [(0, 0), (1, 0), (0, 0)])[:, :-1]
+    return (before * depth + x * 2.0 * depth + bias) @ point + last
+
+
+_OUT = dim("f")
+_IMAGE, _BLOCKS = "n h w d", "n v:2 w:4 h:4 k:4 d"
+_ONE = [(1, 1), (1, 1)]
+_CONVOLUTION = [
+    case("conv2d", f"{_IMAGE}, fh:3 fw:3 d f", _kernel(_LAYERS.conv2d, _OUT),
+         lambda x, f: _np_conv(x, f, (1, 1), _ONE), tolerance=3e-5),
+    case("conv3d", "n h:4 w k:2 d, fd:3 fh:1 fw:2 d f", _kernel(_LAYERS.conv3d, _OUT, (3, 1, 2)),
+         lambda x, f: _np_conv(x, f, (1, 1, 1), [(1, 1), (0, 0), (0, 1)]), tolerance=3e-5),
+    case("conv1d", "n h d, fh:1 fw:3 d f", _kernel(_LAYERS.conv1d, _OUT),
+         lambda x, f: _np_conv(x, f[0], (1,), [(1, 1)]), tolerance=3e-5),
+    case("conv1d_stride", "n h d, fh:1 fw:2 d f", _kernel(_LAYERS.conv1d, _OUT, 2, 2),
+         lambda x, f: _np_conv(x, f[0], (2,), [(0, 0)]), tolerance=3e-5),
+    case("separable_conv1d", "n b d, d, d f, d, f", _separable, _np_separable),
+    case("conv2d_with_blocks", f"{_BLOCKS}, fh:3 fw:5 d f",
+         _blocks(_LAYERS.conv2d_with_blocks, _OUT, (3, 5)),
+         _np_blocks(lambda x, f: _np_conv(x, f, (1, 1), [(1, 1), (2, 2)])), tolerance=3e-5),
+    case("conv3d_with_blocks", "n v:2 w:2 h:2 k:2 t:3 d:2, fd:3 fh:2 fw:3 d:2 f:2",
+         _blocks(_LAYERS.conv3d_with_blocks, dim("f:2"), (3, 2, 3)),
+         lambda x, f: _np_conv3d_blocks(x, f), tolerance=3e-5),
+    case("conv2d_transpose", f"{_IMAGE}, fh:2 fw:2 f d", _kernel(_LAYERS.conv2d_transpose, _OUT),
+         lambda x, f: _np_transposed(x, f, (2, 2)), tolerance=3e-5),
+    case("conv2d_transpose_wide", f"{_IMAGE}, fh:5 fw:1 f d",
+         _kernel(_LAYERS.conv2d_transpose, _OUT, (5, 1), (2, 3)),
+         lambda x, f: _np_transposed(x, f, (2, 3)), tolerance=3e-5),
+    case("conv2d_transpose_valid", f"{_IMAGE}, fh:3 fw:2 f d",
+         _kernel(_LAYERS.conv2d_transpose, _OUT, (3, 2), (2, 2), "VALID"),
+         lambda x, f: _np_transposed(x, f, (2, 2), same=False), tolerance=3e-5),
+    case("conv3d_transpose", "n h:2 w:2 t:3 d:2, fd:2 fh:2 fw:2 f:4 d:2",
+         _kernel(_LAYERS.conv3d_transpose, dim("f:4")),
+         lambda x, f: _np_transposed(x, f, (2, 2, 2)), tolerance=3e-5),
+    *(
+        case(f"conv2d_transpose_with_blocks_{k}_{s}", f"{_BLOCKS}, fh:{k} fw:{j} f d",
+             _blocks(_LAYERS.conv2d_transpose_with_blocks, _OUT, (k, j), (s, r)),
+             _np_blocks(lambda x, f, s=s, r=r: _np_transposed(x, f, (s, r))), tolerance=3e-5)
+        for k, j, s, r in [(2, 2, 2, 2), (4, 4, 2, 2), (3, 5, 1, 2), (7, 2, 3, 2), (9, 1, 1, 2)]
+    ),
+    case("conv3d_transpose_with_blocks", "n v:2 w:2 h:2 k:2 t:3 d:2, fd:4 fh:2 fw:3 f:2 d:2",
+         _blocks(_LAYERS.conv3d_transpose_with_blocks, dim("f:2"), (4, 2, 3), (2, 2, 1)),
+         lambda x, f: _np_transposed3d_blocks(x, f), tolerance=3e-5),
+    case("max_pool2d", "n h w d/distinct", _LAYERS.max_pool2d,
+         lambda x: x.reshape(8, 3, 2, 2, 2, 8).max((2, 4))),
+    case("avg_pool3d", "n h w:2 t:4 d", lambda x: _LAYERS.avg_pool3d(x, (3, 1, 2)),
+         lambda x: x.reshape(8, 2, 3, 2, 1, 2, 2, 8).mean((2, 4, 6))),
+]
+
+
+def _np_blocks3d(x, fn):
+    """Blocks along depth and height; the width is whole, as if of one block."""
+    n, v, w, h, k, t, d = x.shape
+    return _cut(fn(_joined(x.reshape(n, v, w, 1, h, k, t, d), 3)), (v, w, 1))[:, :, :, 0]
+
+
+def _np_conv3d_blocks(x, f):
+    return _np_blocks3d(x, lambda y: _np_conv(y, f, (1, 1, 1), [(1, 1), (0, 1), (1, 1)]))
+
+
+def _np_transposed3d_blocks(x, f):
+    return _np_blocks3d(x, lambda y: _np_transposed(y, f, (2, 2, 1)))
+
+
+# -- reversible
+
+
+def _reversible(recompute):
+    def layer(x, y, w, v):
+        state = (x, None, y, None)
+        for weights in (w, v, w):
+            state = _LAYERS.reversible_half_residual_and_swap(
+                *state, lambda t, weights=weights: mtf.tanh(t * weights), recompute
+            )
+        return [state[0], state[2]]
+
+    return layer
+
+
+def _np_reversible(x, y, w, v):
+    for weights in (w, v, w):
+        x, y = y, x + np.tanh(y * weights)
+    return [x, y]
+
+
+_REVERSIBLE = [
+    case(f"reversible_{recompute}", "a b, a b, b, b", _reversible(recompute), _np_reversible)
+    for recompute in (True, False)
+]
+
+CASES = [*_DENSE, *_NORMALIZATION, *_LOSSES, *_EMBEDDING, *_CONVOLUTION, *_REVERSIBLE]
+

@@ -1,0 +1,240 @@
+"""Attention: masks, whole sequences, steps of decoding, blocks and halos."""
+
+from unittest import mock
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from cases.table import FLOATS, case, dim, dims
+
+_LAYERS = mtf.layers
+_HIDDEN = -1e9
+_KV_AND_HEADS = dims("kv:4 heads:4")
+_QKVO = "qkvo:4 heads:4 io:8 kv:4"
+
+
+def _with_weights(weights, fn, *args, **kwargs):
+    """Calls a layer whose variable, qkvo, is an input of the case instead."""
+    module = mtf.ops_with_redefined_builtins
+    with mock.patch.object(module, "get_variable", lambda *_, **__: weights * 0.5):
+        return fn(*args, **kwargs)
+
+
+# -- in NumPy; places are the last axis but one, and weights are [heads, io, kv]
+
+
+def _softmax(x, extra=None):
+    largest = np.maximum(x.max(-1, keepdims=True), -np.inf if extra is None else extra)
+    z = np.exp(x - largest).sum(-1, keepdims=True)
+    if extra is not None:
+        z = z + np.exp(extra - largest)
+    return np.exp(x - largest) / z
+
+
+def _attend(q, k, v, bias=0.0, extra=None):
+    return _softmax(q @ np.swapaxes(k, -1, -2) + bias, extra) @ v
+
+
+def _project(x, w):
+    return np.einsum("...li,hik->...hlk", x, w)
+
+
+def _output(o, w):
+    return np.einsum("...hlk,hik->...li", o, w)
+
+
+def _qkv(x, memory, qkvo):
+    wq, wk, wv, wo = qkvo * 0.5
+    return _project(x, wq), _project(memory, wk), _project(memory, wv), wo
+
+
+def _multihead(x, memory, qkvo, bias=0.0, extra=None):
+    q, k, v, wo = _qkv(x, memory, qkvo)
+    return _output(_attend(q, k, v, bias, extra), wo)
+
+
+def _hide(condition):
+    return np.where(condition, _HIDDEN, 0.0)
+
+
+def _causal(n):
+    return _hide(np.arange(n)[:, None] < np.arange(n))
+
+
+def _padded(a, before, after=0, axis=-2):
+    widths = [(0, 0)] * a.ndim
+    widths[axis] = (before, after)
+    return np.pad(a, widths)
+
+
+def _one_step(x, prev_k, prev_v, qkvo, place, replace, visible):
+    """Returns (y, k, v) of a step that writes to a place of the state."""
+    q, k, v, wo = _qkv(x[:, None], x[:, None], qkvo)
+    kept = np.arange(prev_k.shape[-2]) != place if replace else np.ones(prev_k.shape[-2])
+    here = (np.arange(prev_k.shape[-2]) == place).astype(float)
+    new_k = prev_k * kept[:, None] + k * here[:, None]
+    new_v = prev_v * kept[:, None] + v * here[:, None]
+    return [_output(_attend(q, new_k, new_v, _hide(~visible)), wo)[:, 0], new_k, new_v]
+
+
+def _local(x, qkvo, window, block):
+    """What a position sees: less than a block length away, and from `window` before its block."""
+    n = x.shape[-2]
+    q, k, v, wo = _qkv(x, x, qkvo)
+    at, memory = np.arange(n)[:, None], np.arange(-window, n)
+    seen = (memory <= at) & (memory > at - block) & (memory >= at // block * block - window)
+    k, v = _padded(k, window), _padded(v, window)
+    return _output(_attend(q, k, v, _hide(~seen)), wo)
+
+
+def _neighbours(a, axis, masked):
+    """Joins blocks along `axis` of an array [blocks, ...] to those beside them."""
+    n = a.shape[0]
+    margins = _padded(a, 1, 1, axis=0)
+    parts = [margins[:n], a] if masked else [margins[:n], a, margins[2:]]
+    return np.concatenate(parts, axis)
+
+
+def _blocks(x, qkvo, masked):
+    """x is [batch, blocks, w, io]."""
+    q, k, v, wo = _qkv(x, x, qkvo)
+    k, v = (np.moveaxis(_neighbours(np.moveaxis(t, 1, 0), -2, masked), 0, 1) for t in (k, v))
+    w = x.shape[-2]
+    bias = _hide(np.arange(w)[:, None] + w < np.arange(2 * w)) if masked else 0.0
+    return _output(_attend(q, k, v, bias), wo)
+
+
+def _around(a, masked):
+    """Joins blocks of an array [h_blocks, w_blocks, h, w, ...] to those around them."""
+    a = _neighbours(a, 2, masked)
+    return np.moveaxis(_neighbours(np.moveaxis(a, 1, 0), 3, masked), 0, 1)
+
+
+def _blocks_2d(x, qkvo, masked):
+    """x is [h_blocks, w_blocks, h, w, io]."""
+    wq, wk, wv, wo = qkvo * 0.5
+    h, w = x.shape[-3:-1]
+    q = np.einsum("abrci,hik->abhrck", x, wq)
+    k, v = (_around(np.einsum("...i,hik->...hk", x, m), masked) for m in (wk, wv))
+    logits = np.einsum("abhrck,abmnhk->abhrcmn", q, k)
+    if not masked:
+        weights = np.broadcast_to(_softmax(logits.sum(-2))[..., None, :], logits.shape)
+    else:
+        rows, columns = np.arange(-h, h)[:, None], np.arange(-w, w)
+        later = np.arange(h * w).reshape(h, w, 1, 1) < rows * w + columns
+        logits = logits + _hide(later & (rows >= 0) & (columns >= 0))
+        weights = _softmax(logits.reshape(*logits.shape[:-2], -1)).reshape(logits.shape)
+    return np.einsum("abhrcmn,abmnhk,hik->abrci", weights, v, wo)
+
+
+# -- as layers
+
+
+def _layer(fn, *args, weights, **kwargs):
+    return _with_weights(weights, getattr(_LAYERS, fn), *args, **kwargs)
+
+
+def _self_causal(x, weights):
+    positions = mtf.range(x.mesh, x.shape.dims[-2], tf.int32)
+    mask = mtf.cast(_LAYERS.attention_mask_autoregressive(positions), x.dtype)
+    return _layer("multihead_attention", x, None, mask, *_KV_AND_HEADS, True, weights=weights)
+
+
+def _from_padded(x, memory, ids, weights):
+    mask = _LAYERS.attention_mask_ignore_padding(ids)
+    return _layer("multihead_attention", x, memory, mask, *_KV_AND_HEADS, True, weights=weights)
+
+
+def _compressed_case(factor, masked):
+    def expected(x, qkvo):
+        n = x.shape[1]
+        memory = x.reshape(x.shape[0], n // factor, factor, -1).mean(2)
+        last = np.arange(n // factor) * factor + factor - 1
+        bias = _hide(np.arange(n)[:, None] < last) if masked else 0.0
+        return _multihead(x, memory, qkvo, bias, 0.0)
+
+    return case(
+        f"attention_compressed_by_{factor}{'_masked' if masked else ''}",
+        f"batch:4 length:16 io:8, {_QKVO}",
+        lambda x, w: _layer("multihead_self_attention_memory_compressed", x, masked, factor,
+                            *_KV_AND_HEADS, True, weights=w),
+        expected)
+
+
+def _local_case(window, per_split, block):
+    return case(
+        f"attention_local_{window}_in_blocks_of_{block}", f"batch:4 length:16 io:8, {_QKVO}",
+        lambda x, w: _layer("masked_local_attention_1d", x, *_KV_AND_HEADS, True, window,
+                            length_per_split=per_split, weights=w),
+        lambda x, w: _local(x, w, window, block))
+
+
+def _blocks_case(masked):
+    return case(
+        f"attention_blocks{'_masked' if masked else ''}", f"batch:4 blocks:4 w:4 io:8, {_QKVO}",
+        lambda x, w: _layer("local_self_attention_spatial_blocks", x, *_KV_AND_HEADS, True,
+                            mask_right=masked, weights=w),
+        lambda x, w: _blocks(x, w, masked))
+
+
+def _blocks_2d_case(masked):
+    return case(
+        f"attention_blocks_2d{'_masked' if masked else ''}",
+        f"h_blocks:2 w_blocks:4 h:2 w:3 io:4, {_QKVO.replace('io:8', 'io:4')}",
+        lambda x, w: _layer("local_2d_self_attention_spatial_blocks", x, *_KV_AND_HEADS, True,
+                            mask_right=masked, weights=w),
+        lambda x, w: _blocks_2d(x, w, masked))
+
+
+_STEP = "batch:4 io:8, batch:4 heads:4 {m}:8 kv:4, batch:4 heads:4 {m}:8 kv:4, " + _QKVO
+
+CASES = [
+    case("attention_masks", "batch:4 length:8/below3, batch:4 length:4/below3",
+         lambda i, j: [_LAYERS.attention_mask_ignore_padding(i),
+                       _LAYERS.attention_mask_autoregressive(i),
+                       _LAYERS.attention_mask_same_segment(i, j)],
+         lambda i, j: [_hide(i == 0), _hide(i[:, :, None] < i[:, None]),
+                       _hide(i[:, :, None] != j[:, None])]),
+    case("attention_dot_product",
+         "batch:4 heads:4 length:8 k, batch:4 heads:4 memory:8 k, batch:4 heads:4 memory:8 channels:4, "
+         "length:8 memory:8", lambda q, k, v, b: _LAYERS.dot_product_attention(q, k, v, b, True),
+         _attend),
+    case("attention_extra_logit", "batch:4 length:8 k, batch:4 memory:8 k",
+         lambda q, k: _LAYERS.dot_product_attention(q, k, k, None, True, extra_logit=1.0),
+         lambda q, k: _attend(q, k, k, extra=1.0)),
+    case("attention_self_causal", f"batch:4 length:8 io:8, {_QKVO}", _self_causal,
+         lambda x, w: _multihead(x, x, w, _causal(8)), dtypes=FLOATS),
+    case("attention_from_padded", "batch:4 length:4 io:8, batch:4 memory_length:8 io:8, "
+         "batch:4 length:8/below3, " + _QKVO, _from_padded,
+         lambda x, m, ids, w: _multihead(x, m, w, _hide(ids == 0)[:, None, None])),
+    case("attention_step", _STEP.format(m="memory_length") + ", /below8",
+         lambda x, k, v, w, n: _layer("multihead_self_attention_incremental", x, k, v, n,
+                                      tf.float32, tf.float32, weights=w),
+         lambda x, k, v, w, n: _one_step(x, k, v, w, n, False, np.arange(8) <= n)),
+    case("attention_local_step", _STEP.format(m="window") + ", /below30",
+         lambda x, k, v, w, n: _layer("masked_local_attention_1d_incremental", x, k, v, n, weights=w),
+         lambda x, k, v, w, n: _one_step(x, k, v, w, n % 8, True, np.arange(8) >= 0)),
+    case("attention_encdec_step", "batch:4 io:8, heads:4 io:8 kv:4, heads:4 io:8 kv:4, "
+         "batch:4 heads:4 memory_length:8 kv:4, batch:4 memory_length:8",
+         lambda x, wq, wo, k, b: _LAYERS.multihead_encdec_attention_incremental(x, wq, wo, k, k, b),
+         lambda x, wq, wo, k, b: _output(
+             _attend(_project(x[:, None], wq), k, k, b[:, None, None]), wo)[:, 0]),
+    case("compress_mean", "a length:16 e", lambda x: _LAYERS.compress_mean(x, x.shape.dims[1], 4),
+         lambda x: x.reshape(8, 4, 4, 16).mean(2)),
+    _compressed_case(2, True),
+    _compressed_case(4, False),
+    _local_case(4, 4, 4),
+    _local_case(3, 8, 8),
+    _local_case(5, None, 16),
+    _blocks_case(False),
+    _blocks_case(True),
+    _blocks_2d_case(False),
+    _blocks_2d_case(True),
+    case("attention_halo_one_block", "a w c:2", lambda x: list(
+        _LAYERS.local_1d_halo_exchange(x * 2, x * 3, None, dim("w"), True)),
+        lambda x: [_padded(x * k, 4) for k in (2, 3)]),
+    case("attention_halo_2d_one_block", "h w a", lambda x: list(
+        _LAYERS.local_2d_halo_exchange(x * 2, x * 3, None, dim("h"), None, dim("w"), False)),
+        lambda x: [_padded(_padded(x * k, 6, 6, 0), 4, 4, 1) for k in (2, 3)]),
+]

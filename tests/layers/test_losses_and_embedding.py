@@ -1,0 +1,112 @@
+"""Losses at large numbers, weights of what counts, and vectors of ids."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from cases.layer_runs import dims
+from cases.world import A, B, World
+from layer_graph import LayerGraph
+
+import mesh_tensorflow as mtf
+
+layers = mtf.layers
+V, D = dims("v:6,d:4")
+
+
+def test_sigmoid_cross_entropy_of_large_logits(tf_graph):
+    run = LayerGraph("x:2", "b:x")
+    logits = run.tensor([[-1e4, 1e4], [-100.0, 100.0]], "b:2,c:2")
+    targets = run.tensor([[0.0, 1.0], [1.0, 0.25]], "b:2,c:2")
+    loss = layers.sigmoid_cross_entropy_with_logits(logits, targets)
+    loss, gradient = run.values([loss, *mtf.gradients([loss], [logits])])
+    np.testing.assert_allclose(loss, [[0.0, 0.0], [100.0, 75.0]], rtol=1e-6)
+    np.testing.assert_allclose(gradient, [[0.0, 0.0], [-1.0, 0.75]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-3])
+def test_softmax_cross_entropy_of_large_logits(z_loss, tf_graph):
+    run = LayerGraph("x:2", "v:x")
+    logits = run.tensor([[1e4, 0.0, 0.0, 0.0, 0.0, -1e4]] * 2, "b:2,v:6")
+    loss = layers.softmax_cross_entropy_with_logits(logits, run.tensor([0, 5], "b:2"), V, z_loss)
+    loss, gradient = run.values([loss, *mtf.gradients([loss], [logits])])
+    np.testing.assert_allclose(loss, np.array([0.0, 2e4]) + z_loss * 1e8, rtol=1e-6)
+    assert np.isfinite(gradient).all()
+
+
+def test_z_loss_is_its_definition(tf_graph):
+    run = LayerGraph()
+    x, ids = run.normal("b:3,v:6"), run.tensor([0, 2, 5], "b:3")
+    plain = layers.softmax_cross_entropy_with_logits(x, ids, V)
+    more = layers.softmax_cross_entropy_with_logits(x, ids, V, z_loss=0.5)
+    x, plain, more = run.values([x, plain, more])
+    z = np.log(np.exp(x).sum(1))
+    np.testing.assert_allclose(plain, z - x[[0, 1, 2], [0, 2, 5]], rtol=1e-5)
+    np.testing.assert_allclose(more - plain, 0.5 * z**2, rtol=1e-4)
+
+
+def test_weights_nonzero(tf_graph):
+    run = LayerGraph("x:2", "b:x")
+    ids = run.tensor([[0, 3], [-1, 0]], "b:2,c:2")
+    weights = layers.weights_nonzero(ids), layers.weights_nonzero(ids, dtype=tf.bfloat16)
+    assert [w.dtype for w in weights] == [tf.float32, tf.bfloat16]
+    assert weights[0].operation.name == "weights_nonzero"
+    for w in run.values(weights):
+        np.testing.assert_array_equal(w.astype("float32"), [[0, 1], [1, 0]])
+
+
+@pytest.mark.parametrize("mesh_shape, layout", [("", ""), ("x:2,y:2", "b:x,v:y"), ("x:2", "d:x")])
+def test_embedding(mesh_shape, layout, tf_graph):
+    """Ids that the vocabulary lacks have no vector, and give none a gradient."""
+    run = LayerGraph(mesh_shape, layout)
+    ids = run.tensor([[0, 5], [-1, 6], [2, 2], [0, 0]], "b:4,l:2")
+    y = layers.embedding(ids, V, D, mtf.VariableDType(tf.float32))
+    [w] = run.graph.trainable_variables
+    assert (w.name, w.shape, y.shape) == ("embedding", mtf.Shape([V, D]), ids.shape + D)
+    y, w, dw = run.values([y, w.value, *mtf.gradients([y], [w.value])])
+    np.testing.assert_allclose(y[0], w[[0, 5]], rtol=1e-6)
+    np.testing.assert_array_equal(y[1], 0)
+    np.testing.assert_array_equal(dw, np.array([3, 0, 2, 0, 0, 1])[:, None] * np.ones([6, 4]))
+
+
+def test_initial_vectors_are_standard_normal(tf_graph):
+    tf.set_random_seed(0)
+    run = LayerGraph()
+    ensemble = mtf.Dimension("ensemble", 2)
+    many, few = mtf.Dimension("v", 500), mtf.Dimension("few", 2)
+    dtype = mtf.VariableDType(tf.float32, tf.float32, tf.bfloat16)
+    w = layers.embedding_weights(run.mesh, many, D, dtype, "w", ensemble_dim=ensemble)
+    ones = layers.embedding_weights(
+        run.mesh, few, D, dtype, "ones", [ensemble], initializer=tf.ones_initializer()
+    )
+    assert w.dtype == tf.bfloat16 and w.shape == mtf.Shape([ensemble, many, D])
+    assert ones.shape == mtf.Shape([ensemble, few, D])
+    w, ones = run.values([mtf.to_float(w), mtf.to_float(ones)])
+    assert abs(w.mean()) < 0.06 and abs(w.std() - 1.0) < 0.05
+    np.testing.assert_array_equal(ones, 1.0)
+
+
+def embed(ids):
+    return lambda w: layers.embedding(getattr(w, ids), A, D, mtf.VariableDType())
+
+
+ERRORS = {
+    "sigmoid_shapes": (lambda w: layers.sigmoid_cross_entropy_with_logits(w.x, w.y),
+        r"targets .*Shape\[b=16, c=24\].* must have the shape.*Shape\[a=8, b=16\].*mtf.transpose"),
+    "sigmoid_dtypes": (lambda w: layers.sigmoid_cross_entropy_with_logits(w.x, mtf.to_int32(w.x)),
+        "int32 must have.*dtype of logits.*float32; use mtf.transpose or mtf.cast"),
+    "softmax_vocab": (lambda w: layers.softmax_cross_entropy_with_logits(w.x, w.i, V),
+        r"vocab_dim v=6 must be in logits .*Shape\[a=8, b=16\]"),
+    "softmax_hard": (lambda w: layers.softmax_cross_entropy_with_logits(w.x, w.i, A),
+        r"integer targets .*Shape\[a=8\] must have.*without a=8"),
+    "softmax_soft": (lambda w: layers.softmax_cross_entropy_with_logits(w.x, w.y, B),
+        r"floating targets .*Shape\[b=16, c=24\] must have.*Shape\[a=8, b=16\]"),
+    "embedding_float": (embed("x"), r"indices .*float32 must be integers.*mtf.to_int32"),
+    "embedding_vocab": (embed("i"), r"must be integers without the dimension a=8.*rename_dimension"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name, tf_graph):
+    call, text = ERRORS[name]
+    with pytest.raises(ValueError, match=text):
+        call(World())
