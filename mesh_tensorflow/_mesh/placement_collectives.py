@@ -14,7 +14,6 @@ from mesh_tensorflow._mesh.slice_fns import binary_reduction_fn, table_lookup
 __all__ = ["Reducer"]
 
 _MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
-_COLLECTIVE_TIMEOUT_SECONDS = 300.0
 
 # TensorFlow's runtime knows groups and instances of collectives by number, process-wide.
 _group_keys: dict[tuple[str, ...], int] = {}
@@ -133,7 +132,7 @@ def allreduce_collective(
                     merge_op=merge_op,
                     final_op="Id",
                     communication_hint="auto",
-                    timeout_seconds=_COLLECTIVE_TIMEOUT_SECONDS,
+                    # No time limit: TensorFlow would have a thread sleep that long for each.
                 )
             )
     out = []

@@ -17,8 +17,6 @@ from mesh_tensorflow._mesh.devices import default_devices
 
 __all__ = ["SimdProgram", "current_program", "replicate"]
 
-TIMEOUT_SECONDS = 300.0  # for a processor to wait for the others
-
 _programs: list[SimdProgram] = []
 # Keys of groups of processors, and of collectives, are the session's; programs must not share them.
 _KEYS_PER_PROGRAM = 2**16
@@ -33,14 +31,11 @@ class SimdProgram:
       local: physical numbers of the processors that this process runs.
       graph: the tf graph of the function.
       pnum: the physical number of the processor that runs it, an int32 scalar.
-      timeout_seconds: how long a collective waits for a processor.
     """
 
-    def __init__(self, devices: Sequence[str], local: Sequence[int], first_key: int,
-                 timeout_seconds: float):
+    def __init__(self, devices: Sequence[str], local: Sequence[int], first_key: int):
         self.devices = list(devices)
         self.local = list(local)
-        self.timeout_seconds = timeout_seconds
         self.graph: Any = None
         self.pnum: Any = None
         self._next_key = first_key
@@ -82,12 +77,12 @@ def replicate(
     inputs: Sequence[Any] = (),
     devices: Optional[Sequence[str]] = None,
     local: Optional[Sequence[int]] = None,
-    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> Any:
     """Makes one program run on each of several processors, as tpu.rewrite does on a TPU.
 
     The computation makes a Lowering with a SimdMeshImpl of as many processors. It is traced once,
     whatever the number of processors. All of it runs whenever one of its results is asked for.
+    A step waits for all processors; `tf.RunOptions(timeout_in_ms=...)` limits how long.
 
     Args:
       computation: a function of `inputs` that returns tf.Tensors and tf.Operations, in lists,
@@ -96,7 +91,6 @@ def replicate(
       devices: a device for each processor. If None, the GPUs that TensorFlow finds, else its
         logical CPUs.
       local: the numbers of the processors that this process runs; all of them if None.
-      timeout_seconds: how long a processor waits for another before the step fails.
 
     Returns:
       What `computation` returns, with a tf.Tensor or tf.Operation of the calling graph for each.
@@ -113,7 +107,7 @@ def replicate(
         raise ValueError("replicate was called within a program that is being replicated")
     devices = list(default_devices() if devices is None else devices)
     local = list(range(len(devices)) if local is None else local)
-    program = SimdProgram(devices, local, _first_key(), timeout_seconds)
+    program = SimdProgram(devices, local, _first_key())
     structure: list[Any] = []
 
     def traced(pnum: tf.Tensor, *arguments: tf.Tensor) -> list[tf.Tensor]:
@@ -164,8 +158,7 @@ def _wake_up(program: SimdProgram) -> tf.Operation:
         with tf.device(program.devices[program.local[0]]):
             found.append(tf.raw_ops.CollectiveReduceV2(
                 input=tf.zeros([1]), group_size=1, group_key=_WAKE_UP_GROUP, instance_key=1,
-                ordering_token=[], merge_op="Add", final_op="Id",
-                timeout_seconds=program.timeout_seconds).op)
+                ordering_token=[], merge_op="Add", final_op="Id").op)
     return found[0]
 
 

@@ -25,6 +25,9 @@ class TfCollectives:
 
     The same calls, in the same order, are made for every processor: they are one program. Which
     group a processor is in follows from its number, by a table in the program.
+
+    No collective has a time limit of its own: TensorFlow would have a thread sleep that long for
+    each, whether it is done or not. The session's limit stops collectives too.
     """
 
     def __init__(self, mesh_shape: Shape, program: SimdProgram, physical: Sequence[int]):
@@ -86,7 +89,6 @@ class TfCollectives:
             "group_size": constant(len(groups[0])),
             "group_key": self.own([table[pnum] for pnum in range(self._shape.size)]),
             "instance_key": constant(self._program.new_keys()),
-            "timeout_seconds": self._program.timeout_seconds,
         }
 
     def _ranks(self, mesh_axis: int) -> Optional[np.ndarray]:
@@ -187,15 +189,14 @@ class TfCollectives:
                 senders[pnum] = group[sources[coordinate]]
         first = self._program.new_keys(self._shape.size)  # the group of a sender and its receiver
         instance = constant(self._program.new_keys())
-        timeout = self._program.timeout_seconds
         moved = _movable(x)
         sent = tf.raw_ops.CollectiveBcastSendV2(
             input=moved, group_size=constant(2), instance_key=instance,
-            group_key=self.pnum() + constant(first), timeout_seconds=timeout)
+            group_key=self.pnum() + constant(first))
         y = tf.raw_ops.CollectiveBcastRecvV2(
             group_size=constant(2), instance_key=instance, T=moved.dtype,
             group_key=self.own([first + sender for sender in senders]),
-            shape=constant(x.shape.as_list()), timeout_seconds=timeout)
+            shape=constant(x.shape.as_list()))
         with tf.control_dependencies([sent]):  # what nothing waits for would not be sent
             y = tf.identity(y)
         y.set_shape(x.shape)

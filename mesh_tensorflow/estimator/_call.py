@@ -6,8 +6,10 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-__all__ = ["MODEL_FN_ARGUMENTS", "call_input_fn", "call_model_fn", "check_input_fn", "check_model_fn",
-           "function_name", "takes"]
+__all__ = [
+    "MODEL_FN_ARGUMENTS", "call_input_fn", "call_model_fn", "check_input_fn", "check_model_fn",
+    "function_name", "takes",
+]
 
 MODEL_FN_ARGUMENTS = ("features", "labels", "mode", "params", "config")
 

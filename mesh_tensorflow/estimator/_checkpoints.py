@@ -119,7 +119,7 @@ def _checkpoint_at(path: str) -> str:
     return found
 
 
-def _chosen(patterns: Union[None, str, list[str]]) -> list[Any]:
+def _chosen(patterns: Union[str, list[str], None]) -> list[Any]:
     """Returns variables of the default graph; of those of a mesh, masters and not slices."""
     if patterns is None:
         return []

@@ -12,7 +12,11 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.estimator._call import (
-    call_input_fn, call_model_fn, check_input_fn, check_model_fn)
+    call_input_fn,
+    call_model_fn,
+    check_input_fn,
+    check_model_fn,
+)
 from mesh_tensorflow.estimator._checkpoints import as_warm_start_settings, saved_step
 from mesh_tensorflow.estimator._evaluate import run_evaluation
 from mesh_tensorflow.estimator._export import export_all
@@ -59,7 +63,7 @@ class Estimator:
         """
         check_model_fn(model_fn)
         self._config = _config_with_directory(config, model_dir)
-        self._model_dir: str = self._config.model_dir
+        self._model_dir = str(self._config.model_dir)
         self._model_fn = model_fn
         self._params = copy.deepcopy({} if params is None else params)
         self._warm_start_from = as_warm_start_settings(warm_start_from)
@@ -103,7 +107,7 @@ class Estimator:
         reader = tf.train.load_checkpoint(self._checkpoint_that_is_needed("get_variable_value"))
         if not reader.has_tensor(name):
             known = ", ".join(sorted(reader.get_variable_to_shape_map()))
-            raise ValueError(f"get_variable_value: there is no variable {name!r}; there are {known}")
+            raise ValueError(f"get_variable_value: there is no {name!r}; there are {known}")
         return reader.get_tensor(name)
 
     def get_variable_names(self) -> list[str]:

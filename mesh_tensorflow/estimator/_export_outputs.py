@@ -176,13 +176,14 @@ class PredictOutput(ExportOutput):
             dict(receiver_tensors), self._outputs)
 
 
+_METHODS = {
+    ModeKeys.EVAL: "tensorflow/supervised/eval",
+    ModeKeys.TRAIN: "tensorflow/supervised/training",
+}
+
+
 class EvalOutput(ExportOutput):
     """Loss, predictions and metrics of a model that is exported for evaluation or training."""
-
-    METHOD = {
-        ModeKeys.EVAL: "tensorflow/supervised/eval",
-        ModeKeys.TRAIN: "tensorflow/supervised/training",
-    }
 
     def __init__(
         self, loss: Any = None, predictions: Any = None, metrics: Any = None,
@@ -220,7 +221,7 @@ class EvalOutput(ExportOutput):
         return tf.saved_model.build_signature_def(
             inputs={name: info(x) for name, x in receiver_tensors.items()},
             outputs={name: info(x) for name, x in outputs.items()},
-            method_name=self.METHOD[self._mode],
+            method_name=_METHODS[self._mode],
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow
 import tensorflow.compat.v1
+import tensorflow.compat.v2
 
 __all__ = ["install", "uninstall"]
 

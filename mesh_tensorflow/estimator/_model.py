@@ -8,7 +8,11 @@ from typing import Any, NamedTuple, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.estimator._checkpoints import (
-    find_checkpoint, has_other_source, no_checkpoint_error, warm_start)
+    find_checkpoint,
+    has_other_source,
+    no_checkpoint_error,
+    warm_start,
+)
 from mesh_tensorflow.estimator._inputs import Inputs, make_inputs
 
 __all__ = ["Model", "as_spec", "session_creator"]

@@ -93,7 +93,7 @@ class ProgressHook(tf.train.SessionRunHook):
         seconds, steps = now - self._since[0], step - self._since[1]
         assert self._first is not None
         logs = (step - self._first) // self._every > (self._since[1] - self._first) // self._every
-        if self._live and seconds >= _REFRESH_SECS or logs and not self._live:
+        if (self._live and seconds >= _REFRESH_SECS) or (logs and not self._live):
             self._since = (now, step)
             self._update_rate(steps / max(seconds, 1e-9))
             end = f" of {self._last_step}" if self._last_step else ""

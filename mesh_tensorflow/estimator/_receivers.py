@@ -204,6 +204,6 @@ def build_raw_supervised_input_receiver_fn(
             x if isinstance(original, Mapping) else next(iter(x.values()))
             for x, original in zip(made, [features, labels])
         ]
-        return SupervisedInputReceiver(*given, {**made[0], **made[1]})
+        return SupervisedInputReceiver(given[0], given[1], {**made[0], **made[1]})
 
     return supervised_input_receiver_fn

@@ -175,6 +175,88 @@ class RunConfig:
         text = ", ".join(f"{name}={value!r}" for name, value in self._values.items())
         return f"{type(self).__name__}({text}, {self._cluster})"
 
+    # -- arguments
+
+    @property
+    def model_dir(self) -> Optional[str]:
+        """Directory of checkpoints and summaries, or None."""
+        return self._values["model_dir"]
+
+    @property
+    def tf_random_seed(self) -> Optional[int]:
+        """The graph's seed, or None for 1."""
+        return self._values["tf_random_seed"]
+
+    @property
+    def save_summary_steps(self) -> Optional[int]:
+        """Steps from summary to summary, or None for none."""
+        return self._values["save_summary_steps"]
+
+    @property
+    def save_checkpoints_steps(self) -> Optional[int]:
+        """Steps from checkpoint to checkpoint, or None."""
+        return self._values["save_checkpoints_steps"]
+
+    @property
+    def save_checkpoints_secs(self) -> Optional[float]:
+        """Seconds from checkpoint to checkpoint, or None."""
+        return self._values["save_checkpoints_secs"]
+
+    @property
+    def session_config(self) -> Optional[tf.ConfigProto]:
+        """The argument; see `effective_session_config`."""
+        return self._values["session_config"]
+
+    @property
+    def keep_checkpoint_max(self) -> Optional[int]:
+        """How many checkpoints to keep; 0 or None for all."""
+        return self._values["keep_checkpoint_max"]
+
+    @property
+    def keep_checkpoint_every_n_hours(self) -> float:
+        """One checkpoint for each so many hours is kept besides."""
+        return self._values["keep_checkpoint_every_n_hours"]
+
+    @property
+    def log_step_count_steps(self) -> Optional[int]:
+        """Steps from one line about progress to the next, or None."""
+        return self._values["log_step_count_steps"]
+
+    @property
+    def train_distribute(self) -> None:
+        """None: a mesh and a layout say how a program is distributed."""
+        return self._values["train_distribute"]
+
+    @property
+    def device_fn(self) -> Any:
+        """A function that puts operations on devices, or None."""
+        return self._values["device_fn"]
+
+    @property
+    def protocol(self) -> Optional[str]:
+        """Protocol of servers, or None for gRPC."""
+        return self._values["protocol"]
+
+    @property
+    def eval_distribute(self) -> None:
+        """None, as `train_distribute`."""
+        return self._values["eval_distribute"]
+
+    @property
+    def experimental_max_worker_delay_secs(self) -> Optional[float]:
+        """The most that a worker waits before it starts."""
+        return self._values["experimental_max_worker_delay_secs"]
+
+    @property
+    def session_creation_timeout_secs(self) -> int:
+        """How long a worker waits for the chief's session."""
+        return self._values["session_creation_timeout_secs"]
+
+    @property
+    def checkpoint_save_graph_def(self) -> bool:
+        """Whether the graph is written beside checkpoints."""
+        return self._values["checkpoint_save_graph_def"]
+
     # -- what TF_CONFIG says
 
     @property
@@ -269,11 +351,3 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
         if value is not None and name in _CHECKS:
             _CHECKS[name](name, value)
     return values
-
-
-def _value_property(name: str) -> property:
-    return property(lambda self: self._values[name], doc=f"The argument `{name}`.")
-
-
-for _name in _FIELDS:
-    setattr(RunConfig, _name, _value_property(_name))

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-__all__ = ["StopOnSignal", "StopSignals"]
+__all__ = ["StopSignals", "StoppedBySignal"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -92,25 +92,3 @@ class StoppedBySignal(SystemExit):
 
 def _name(number: int) -> str:
     return signal.Signals(number).name
-
-
-class StopOnSignal(tf.train.SessionRunHook):
-    """Stops the loop after the step in which a signal came."""
-
-    def __init__(self, signals: StopSignals) -> None:
-        """Makes one.
-
-        Args:
-          signals: what notes them.
-        """
-        self._signals = signals
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Asks for a stop if a signal came.
-
-        Args:
-          run_context: of the step.
-          run_values: unused.
-        """
-        if self._signals.received is not None:
-            run_context.request_stop()

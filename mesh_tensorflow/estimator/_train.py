@@ -13,7 +13,7 @@ from mesh_tensorflow.estimator._hooks import NanLossHook, SummaryWritersHook, sa
 from mesh_tensorflow.estimator._model import Model
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator._progress import ProgressHook
-from mesh_tensorflow.estimator._signals import StopOnSignal, StopSignals
+from mesh_tensorflow.estimator._signals import StopSignals
 
 __all__ = ["Request", "run_training"]
 
@@ -65,9 +65,8 @@ def run_training(model: Model, input_fn: Any, request: Request) -> Optional[floa
         _add_saver(spec, config)
         hooks = _hooks(model, spec, step, request, inputs.hooks)
         progress = next(h for h in hooks if isinstance(h, ProgressHook))
-        hooks.insert(0, StopOnSignal(signals))
         try:
-            loss, number = _loop(model, spec, step, hooks)
+            loss, number = _loop(model, spec, step, hooks, signals)
         finally:
             progress.close()
         saved = tf.train.latest_checkpoint(model.model_dir)
@@ -164,10 +163,11 @@ def _add_listeners(savers: Sequence[Any], listeners: Sequence[Any]) -> None:
 
 
 def _loop(
-    model: Model, spec: Any, step: _Step, hooks: Sequence[Any]
+    model: Model, spec: Any, step: _Step, hooks: Sequence[Any], signals: StopSignals
 ) -> tuple[Optional[float], Optional[int]]:
     config = model.config
-    loss = number = None
+    loss: Any = None
+    number: Any = None
     # All hooks by `hooks`, which keeps their order: those of the chief alone would come first.
     with tf.train.MonitoredTrainingSession(
         master=config.master,
@@ -184,12 +184,14 @@ def _loop(
         max_wait_secs=config.session_creation_timeout_secs,
         save_graph_def=config.checkpoint_save_graph_def,
     ) as session:
-        while not session.should_stop():
+        # Left in the ordinary way after a signal, so that hooks end and save.
+        while not session.should_stop() and signals.received is None:
             _, loss, number = session.run(step)
     if config.is_chief:
         tf.summary.FileWriterCache.get(model.model_dir).flush()
-    if loss is None:
+    if loss is not None and number is not None:
+        tf.logging.info("Loss for final step: %s.", loss)
+        return float(loss), int(number)
+    if signals.received is None:
         tf.logging.warning("input_fn gave no data: there was no training step.")
-        return None, None
-    tf.logging.info("Loss for final step: %s.", loss)
-    return float(loss), int(number)
+    return None, None

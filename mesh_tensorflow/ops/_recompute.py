@@ -42,19 +42,21 @@ class DelayOperation(Operation):
         return [*grad_ys, *[None] * (len(self.inputs) - self._num)]
 
     def delays_sums(self, mesh_impl: Any, pending: Any) -> bool:
-        # It can wait for summands as well as for their sum.
-        waits_only = not any(x in pending for x in self.inputs[: self._num])
-        return waits_only and mesh_impl.supports_control_dependencies
+        # One can wait for summands, and with them, as well as for sums.
+        return mesh_impl.supports_control_dependencies
+
+    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+        return {y: pending[x] for x, y in zip(self.inputs, self.outputs) if x in pending}
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
-        values = [lowering.tensors[x] for x in self.inputs]
-        pending = {x: v for x, v in zip(self.inputs, values) if _is_pending(v)}
-        if self.delays_sums(mesh_impl, pending):
-            values = [v.laid_out_input if _is_pending(v) else v for v in values]
-        values = convert_args_to_laid_out_tensors(values)
-        xs, after = values[: self._num], values[self._num :]
         wait = mesh_impl.supports_control_dependencies
+        values = [lowering.tensors[x] for x in self.inputs]
+        pending = [v if wait and _is_pending(v) else None for v in values]
+        slices = convert_args_to_laid_out_tensors(
+            v if p is None else p.laid_out_input for v, p in zip(values, pending)
+        )
+        xs, after = slices[: self._num], slices[self._num :]
 
         def late(x: tf.Tensor, *dys: tf.Tensor) -> tf.Tensor:
             if wait or not x.dtype.is_floating:
@@ -64,8 +66,11 @@ class DelayOperation(Operation):
             tiny = tf.add_n([tf.reduce_sum(tf.cast(dy, tf.float32)) for dy in dys]) * 1e-30
             return x + tf.cast(tiny, x.dtype)
 
-        for y, x in zip(self.outputs, xs):
-            lowering.set_tensor_lowering(y, mesh_impl.slicewise(late, x, *after))
+        for y, x, p in zip(self.outputs, xs, pending):
+            value = mesh_impl.slicewise(late, x, *after)
+            if p is not None:
+                value = LazyAllreduceSum(mesh_impl, value, p.mesh_axes, p.add_counter_fn)
+            lowering.set_tensor_lowering(y, value)
 
 
 def _is_pending(value: Any) -> bool:
@@ -79,7 +84,16 @@ def wait_for(xs: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
       xs: a list of Tensors.
       after: a list of Tensors.
     """
-    return DelayOperation(xs, after).outputs if after else list(xs)
+    return DelayOperation(xs, after).outputs if xs and after else list(xs)
+
+
+def _after_others(
+    grads: Sequence[Optional[Tensor]], others: Sequence[Optional[Tensor]]
+) -> list[Optional[Tensor]]:
+    """Returns gradients that are there only when others are."""
+    after = [dx for dx in others if dx is not None]
+    late = iter(wait_for([dx for dx in grads if dx is not None], after))
+    return [None if dx is None else next(late) for dx in grads]
 
 
 def computed_again(
@@ -150,6 +164,11 @@ def recompute_grad(
             again = [mtf.identity(x) for x in explicit_inputs]
         mapping = dict(zip(explicit_inputs, again))
         ys = [y for y, _ in pairs]
-        return computed_again(forward_operations, mapping, ys, all_inputs, given)[1]
+        grads = computed_again(forward_operations, mapping, ys, all_inputs, given)[1]
+        num = len(explicit_inputs)
+        if control_dependencies:
+            # What is before waits for these, so inner values are not kept for a weight's gradient.
+            grads = _after_others(grads[:num], grads[num:]) + grads[num:]
+        return grads
 
     return custom_gradient(fn, grad_fn, explicit_inputs)

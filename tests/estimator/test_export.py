@@ -166,7 +166,7 @@ def test_names_do_not_clash(trained, tmp_path):
 
 def test_mistakes(trained, tmp_path):
     new = estimator.Estimator(model_fn, str(tmp_path / "new"))
-    with pytest.raises(ValueError, match="export_saved_model: there is no checkpoint in .*: train f"):
+    with pytest.raises(ValueError, match=r"export_saved_model: there is no checkpoint in .*: train f"):
         new.export_saved_model(str(tmp_path), raw_receiver())
     with pytest.raises(TypeError, match="serving_input_receiver_fn should be a function"):
         trained.export_saved_model(str(tmp_path), {"x": 1})

@@ -118,7 +118,7 @@ def test_replace():
     new = config.replace(model_dir="/new", tf_random_seed=3)
     assert (new.model_dir, new.tf_random_seed, new.tpu_config.iterations_per_loop) == ("/new", 3, 7)
     assert config.model_dir is None
-    with pytest.raises(ValueError, match="RunConfig.replace: task_id cannot be replaced; what can: "):
+    with pytest.raises(ValueError, match=r"RunConfig.replace: task_id cannot be replaced; what can: "):
         config.replace(task_id=1)
 
 

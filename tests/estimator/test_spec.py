@@ -72,9 +72,9 @@ def test_mistakes(arguments, error, text):
 def test_tensors_of_a_mesh():
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     x = mtf.zeros(mesh, mtf.Shape([]))
-    with pytest.raises(TypeError, match="a tensor of a mesh; give what lowering.export_to_tf_tensor"):
+    with pytest.raises(TypeError, match=r"a tensor of a mesh; give what lowering.export_to_tf_tensor"):
         estimator.EstimatorSpec("eval", loss=x)
-    with pytest.raises(TypeError, match="'predictions' in predictions is of type Tensor; .* mesh"):
+    with pytest.raises(TypeError, match=r"'predictions' in predictions is of type Tensor; .* mesh"):
         estimator.EstimatorSpec("infer", predictions=x)
 
 
@@ -89,7 +89,7 @@ def test_export_outputs():
     with pytest.raises(ValueError, match="has 'x', 'y', but none of them is the default: give one"):
         estimator.EstimatorSpec(
             "infer", predictions=tensors, export_outputs={"x": only, "y": only})
-    with pytest.raises(TypeError, match="'x' in export_outputs is of type .*; it should be an Exp"):
+    with pytest.raises(TypeError, match=r"'x' in export_outputs is of type .*; it should be an Exp"):
         estimator.EstimatorSpec("infer", predictions=tensors, export_outputs={"x": tensors["a"]})
     with pytest.raises(TypeError, match="export_outputs should be a dict of ExportOutputs"):
         estimator.EstimatorSpec("infer", predictions=tensors, export_outputs=[only])
@@ -137,7 +137,7 @@ def test_mistakes_of_specs_and_exporters(make, error, text):
 
 
 def test_what_is_not_here():
-    with pytest.raises(AttributeError, match="has no DNNClassifier: of tf.estimator it has what run"):
+    with pytest.raises(AttributeError, match=r"has no DNNClassifier: of tf.estimator it has what run"):
         estimator.DNNClassifier  # noqa: B018
     with pytest.raises(AttributeError, match="has no attribute 'Spec'"):
         estimator.Spec  # noqa: B018

@@ -231,7 +231,7 @@ def test_warm_start_of_what_is_not_there(tmp_path):
     with pytest.raises(ValueError, match=r"has no new/bias, new/w; it has global_step, w\. Choose"):
         est.train(models.train_data, max_steps=1)
     est = make(tmp_path / "b", warm_start_from=str(tmp_path / "nowhere"))
-    with pytest.raises(ValueError, match="warm start: there is no checkpoint at .*nowhere"):
+    with pytest.raises(ValueError, match=r"warm start: there is no checkpoint at .*nowhere"):
         est.train(models.train_data, max_steps=1)
     with pytest.raises(ValueError, match="var_name_to_vocab_info should be empty"):
         estimator.WarmStartSettings("a", var_name_to_vocab_info={"w": 1})
@@ -301,7 +301,7 @@ def test_directories(tmp_path, monkeypatch):
         estimator.Estimator(models.linear_model, "/b", config)
     with pytest.raises(ValueError, match="model_dir is empty"):
         estimator.Estimator(models.linear_model, "")
-    with pytest.raises(TypeError, match="config should be a RunConfig, but is {}"):
+    with pytest.raises(TypeError, match=r"config should be a RunConfig, but is \{\}"):
         estimator.Estimator(models.linear_model, "/b", {})
     monkeypatch.setenv("TF_CONFIG", json.dumps({"model_dir": str(tmp_path)}))
     assert estimator.Estimator(models.linear_model).model_dir == str(tmp_path)
@@ -317,5 +317,5 @@ def test_without_a_checkpoint(tmp_path):
         with pytest.raises(ValueError, match=f"there is no checkpoint in {tmp_path}: train first"):
             call()
     est.train(models.train_data, steps=1)
-    with pytest.raises(ValueError, match="there is no variable 'v'; there are global_step, w"):
+    with pytest.raises(ValueError, match="there is no 'v'; there are global_step, w"):
         est.get_variable_value("v")

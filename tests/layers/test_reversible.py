@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from cases.memory import peak_bytes
 from cases.world import World
 
 import mesh_tensorflow as mtf
@@ -172,18 +173,6 @@ def test_inside_of(name):
     assert len(found) == len(plain) == 6
     for a, b in zip(found, plain):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max())
-
-
-def peak_bytes(metadata):
-    """Returns the largest number of bytes that were allocated at one time."""
-    records = [
-        (r.alloc_micros, r.alloc_bytes)
-        for device in metadata.step_stats.dev_stats
-        for node in device.node_stats
-        for memory in node.memory
-        for r in memory.allocation_records
-    ]
-    return int(np.max(np.cumsum([size for _, size in sorted(records)])))
 
 
 def peak(recompute, num_layers):

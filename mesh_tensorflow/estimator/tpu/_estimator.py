@@ -7,8 +7,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from mesh_tensorflow.estimator._call import (
-    call_input_fn, call_model_fn, function_name, takes)
+from mesh_tensorflow.estimator._call import call_input_fn, call_model_fn, function_name, takes
 from mesh_tensorflow.estimator._estimator import Estimator
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator.tpu._config import RunConfig

@@ -1,0 +1,36 @@
+"""A program as users of tf.estimator wrote it runs with one import changed, and resumes."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import tensorflow.compat.v1 as tf
+
+SCRIPT = pathlib.Path(__file__).with_name("classic_mnist_script.py")
+
+
+def run(model_dir, *flags):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), f"--model_dir={model_dir}", "--batch_size=100",
+         "--hidden_size=32", *flags],
+        capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    steps = [int(s) for s in re.findall(r"'global_step': (?:np\.int64\()?(\d+)", done.stdout)]
+    accuracies = [float(a) for a in re.findall(r"'accuracy': (?:np\.float32\()?([\d.]+)", done.stdout)]
+    assert "predicted 300" in done.stdout
+    return steps, accuracies, done.stderr
+
+
+def test_trained_evaluated_and_resumed(tmp_path):
+    # 1437 images for training, so 14 steps an epoch; 360 for the test.
+    steps, accuracies, log = run(tmp_path, "--train_epochs=8", "--epochs_between_evals=4")
+    assert steps == [56, 112] and accuracies[0] > 0.5 and accuracies[1] > 0.8
+    assert "train_accuracy" not in log.split("accuracy = ")[0] and "Loss for final step" in log
+    steps, more, _ = run(
+        tmp_path, "--train_epochs=2", "--epochs_between_evals=2", "--mesh_shape=all:2",
+        "--layout=batch:all")
+    assert steps == [140] and more[0] > accuracies[0]
+    names = {name for name, _ in tf.train.list_variables(str(tmp_path))}
+    assert {"global_step", "conv0/kernel", "hidden1/kernel", "logits/bias"} <= names
+    assert not any("slice" in name for name in names - {n for n in names if "slot" in n})

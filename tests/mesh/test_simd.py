@@ -1,0 +1,319 @@
+"""SimdMeshImpl in one process: training, state, randomness, communication, size of the program."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from cases import harness
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
+
+BATCH, WIDTH, HIDDEN, STEPS = 8, 16, 32, 4
+DATA = np.random.RandomState(0).randn(BATCH, WIDTH).astype(np.float32)
+LAYOUTS = [
+    ("x:2", "batch:x"), ("x:2,y:2", "batch:x,hidden:y"), ("x:2,y:4", "hidden:y,width:x"),
+    ("x:8", "batch:x"), ("x:2,y:2,z:2", "batch:x,hidden:z"),
+]
+
+
+@pytest.fixture(autouse=True)
+def own_graph():
+    with tf.Graph().as_default():
+        tf.set_random_seed(3)
+        yield
+
+
+def new_session():
+    return tf.Session(config=tf.ConfigProto(device_count={"CPU": 8}))
+
+
+def cpus(mesh_shape):
+    return [f"/cpu:{i}" for i in range(mtf.convert_to_shape(mesh_shape).size)]
+
+
+def network(make_impl, width=WIDTH, layers=1, dropout=0.75):
+    """A residual network with dropout and Adam; returns what a step gives."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    batch, d = mtf.Dimension("batch", BATCH), mtf.Dimension("width", width)
+    hidden = mtf.Dimension("hidden", 2 * width)
+    data = DATA if width == WIDTH else np.ones([BATCH, width], np.float32)
+    y = x = mtf.import_tf_tensor(mesh, tf.constant(data), [batch, d])
+    for i in range(layers):
+        h = mtf.layers.dense(y, [hidden], reduced_dims=[d], activation=mtf.relu, name=f"in{i}")
+        h = mtf.dropout(h, True, dropout)
+        y += mtf.layers.dense(h, [d], reduced_dims=[hidden], name=f"out{i}")
+    loss = mtf.reduce_mean(mtf.square(y - mtf.sin(x)))
+    variables = graph.trainable_variables
+    grads = mtf.gradients([loss], [v.value for v in variables])
+    updates = mtf.optimize.AdamWeightDecayOptimizer(0.01).apply_grads(grads, variables)
+    lowering = mtf.Lowering(graph, {mesh: make_impl()})
+    return {
+        "loss": lowering.export_to_tf_tensor(loss),
+        "y": lowering.export_to_tf_tensor(y),
+        "train": tf.group([lowering.lowered_operation(op) for op in updates]),
+    }
+
+
+def simd(mesh_shape, layout, devices=None, **options):
+    def program():
+        return network(lambda: SimdMeshImpl(mesh_shape, layout, **options))
+
+    return replicate(program, devices=devices or cpus(mesh_shape))
+
+
+def train(step):
+    with new_session() as session:
+        session.run(tf.global_variables_initializer())
+        losses = [session.run(step)["loss"] for _ in range(STEPS)]
+        return losses, session.run({v.op.name: v for v in tf.global_variables()})
+
+
+@pytest.fixture(scope="module")
+def placed():
+    with tf.Graph().as_default():
+        tf.set_random_seed(3)
+        return train(network(lambda: PlacementMeshImpl("x:1", "", [""])))
+
+
+@pytest.mark.parametrize("mesh_shape, layout", LAYOUTS)
+def test_training_equals_placement(mesh_shape, layout, placed):
+    losses, weights = train(simd(mesh_shape, layout))
+    np.testing.assert_allclose(losses, placed[0], rtol=1e-5)
+    assert sorted(weights) == sorted(placed[1])
+    for name, value in weights.items():
+        np.testing.assert_allclose(value, placed[1][name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_processors_may_be_in_any_order(placed):
+    devices = [f"/cpu:{i}" for i in (3, 1, 0, 2)]
+    step = simd("x:2,y:2", "batch:x,hidden:y", devices, logical_to_physical=[2, 0, 3, 1])
+    losses, _ = train(step)
+    np.testing.assert_allclose(losses, placed[0], rtol=1e-5)
+
+
+def test_checkpoints_go_from_one_implementation_to_the_other(tmp_path):
+    def placement():
+        return network(lambda: PlacementMeshImpl("x:4", "hidden:x", [""] * 4, merge="none"))
+
+    builders = [lambda: simd("x:2,y:2", "batch:x,hidden:y"), placement,
+                lambda: simd("x:4", "width:x")]
+    expected, path = None, None
+    for build in builders:
+        with tf.Graph().as_default(), new_session() as session:
+            step, saver = build(), mtf.checkpoint.Saver()
+            if path is None:
+                session.run(tf.global_variables_initializer())
+                session.run(step)
+            else:
+                saver.restore(session, path)
+            weights = session.run({v.op.name: v for v in tf.global_variables()})
+            path = saver.save(session, str(tmp_path / "model"), write_meta_graph=False)
+        expected = expected or weights
+        for name, value in weights.items():
+            np.testing.assert_array_equal(value, expected[name])
+
+
+def collective_bytes(concrete_graph):
+    found = collections.Counter()
+    for op in concrete_graph.get_operations():
+        if op.type.startswith("Collective") and "Recv" not in op.type:
+            found[op.type] += op.inputs[0].shape.num_elements() * op.inputs[0].dtype.size
+    return found
+
+
+def test_a_halo_moves_nothing_but_the_halo():
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    rows, columns = mtf.Dimension("blocks", 4), mtf.Dimension("rows", 8)
+    x = mtf.import_tf_tensor(
+        mesh, tf.reshape(tf.range(4 * 8 * 16.0), [4, 8, 16]), [rows, columns, mtf.Dimension("c", 16)])
+    y = mtf.halo_exchange(x, rows, columns, 2)
+    summed, graphs = mtf.reduce_sum(y), []
+
+    def program():
+        lowering = mtf.Lowering(graph, {mesh: SimdMeshImpl("x:4", "blocks:x")})
+        graphs.append(tf.get_default_graph())
+        return lowering.export_to_tf_tensor(summed)
+
+    total = replicate(program, devices=cpus("x:4"))
+    moved = collective_bytes(graphs[0])
+    assert moved.pop("CollectiveReduceV2") == 4  # the sum
+    assert moved == {"CollectiveBcastSendV2": 2 * 2 * 16 * 4}  # two halos of two rows
+    with new_session() as session:
+        whole = np.arange(4 * 8 * 16.0).reshape(32, 16)
+        halos = sum(whole[8 * i - 2: 8 * i + 2].sum() for i in (1, 2, 3))
+        np.testing.assert_allclose(session.run(total), whole.sum() + halos, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_many_independent_collectives_do_not_deadlock():
+    """200 steps of many collectives in no order, on subgroups of a 2x4 mesh."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    a, b = mtf.Dimension("a", 8), mtf.Dimension("b", 8)
+    x = mtf.import_tf_tensor(mesh, tf.reshape(tf.range(64.0), [8, 8]), [a, b])
+    results = []
+    for i in range(12):
+        y = x * float(i + 1)
+        results += [
+            mtf.reduce_sum(y), mtf.reduce_sum(y, reduced_dim=a), mtf.reduce_max(y, reduced_dim=b),
+            mtf.shift(y, 1, a, wrap=True), mtf.shift(y, -2, b, wrap=True),
+            mtf.rename_dimension(y, "a", "whole"),
+            mtf.reshape(y, [mtf.Dimension("c", 8), mtf.Dimension("a", 8)]),
+        ]
+    total = mtf.add_n([mtf.reduce_sum(mtf.square(r)) for r in results])
+
+    def program():
+        lowering = mtf.Lowering(graph, {mesh: SimdMeshImpl("x:2,y:4", "a:x,b:y,c:y")})
+        return lowering.export_to_tf_tensor(total)
+
+    step = replicate(program, devices=cpus("x:2,y:4"))
+    whole = mtf.Lowering(graph, {mesh: PlacementMeshImpl("x:1", "", [""])})
+    expected = whole.export_to_tf_tensor(total)
+    config = tf.ConfigProto(device_count={"CPU": 8}, inter_op_parallelism_threads=1)
+    with tf.Session(config=config) as session:
+        run = session.make_callable(step)
+        values = {float(run()) for _ in range(200)}
+        np.testing.assert_allclose(list(values), session.run(expected), rtol=1e-5)
+
+
+def test_a_step_that_waits_for_a_processor_can_be_limited():
+    """A processor that is not there; afterwards the session is as good as before."""
+    def loss():
+        return network(lambda: SimdMeshImpl("x:2", "batch:x"))["loss"]
+
+    with tf.variable_scope("whole"):
+        first = replicate(loss, devices=cpus("x:2"))
+    with tf.variable_scope("half"):
+        second = replicate(loss, devices=cpus("x:2"), local=[0])
+    with new_session() as session:
+        session.run(tf.global_variables_initializer())
+        expected = session.run(first)
+        with pytest.raises(tf.errors.DeadlineExceededError):
+            session.run(second, options=tf.RunOptions(timeout_in_ms=1000))
+        assert session.run(first) != expected  # the next random numbers
+
+
+def test_the_program_does_not_grow_with_the_mesh():
+    nodes = []
+    for n in (2, 4, 8):
+        with tf.Graph().as_default():
+            sizes = []
+
+            def program(n=n, sizes=sizes):
+                step = network(lambda: SimdMeshImpl(f"x:{n}", "batch:x"))
+                sizes.append(len(tf.get_default_graph().get_operations()))
+                return step
+
+            replicate(program, devices=cpus(f"x:{n}"))
+            nodes += sizes
+    assert len(set(nodes)) == 1, nodes
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16, tf.float64, tf.int32, tf.int64, tf.bool])
+def test_dtypes(dtype):
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    a, b = mtf.Dimension("a", 4), mtf.Dimension("b", 4)
+    values = np.arange(16).reshape(4, 4)
+    x = mtf.import_tf_tensor(mesh, tf.cast(tf.constant(values), dtype), [a, b])
+    ys = [mtf.rename_dimension(x, "a", "whole"), mtf.shift(x, 1, a, wrap=False),
+          mtf.reshape(x, [mtf.Dimension("c", 4), mtf.Dimension("a", 4)])]
+    if dtype is not tf.bool:
+        ys += [mtf.reduce_sum(x, reduced_dim=a), mtf.reduce_max(x, reduced_dim=a)]
+
+    def program():
+        lowering = mtf.Lowering(graph, {mesh: SimdMeshImpl("x:4", "a:x")})
+        return [lowering.export_to_tf_tensor(y) for y in ys]
+
+    outputs = replicate(program, devices=cpus("x:4"))
+    assert [y.dtype for y in outputs] == [dtype] * len(ys)
+    with new_session() as session:
+        found = session.run([tf.cast(y, tf.float64) for y in outputs])
+    if dtype is tf.bool:
+        values = (values != 0).astype(int)
+    shifted = np.concatenate([np.zeros([1, 4]), values[:-1]])
+    expected = [values, shifted, values, values.sum(0), values.max(0)]
+    for y, e in zip(found, expected):
+        np.testing.assert_array_equal(y, e)
+
+
+def test_sums_of_bfloat16_in_large_groups_are_made_in_float32():
+    def sums(limit):
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.import_tf_tensor(
+            mesh, tf.ones([4], tf.bfloat16), [mtf.Dimension("a", 4)])
+        y, types = mtf.reduce_sum(x), []
+
+        def program():
+            impl = SimdMeshImpl("x:4", "a:x", allreduce_in_bfloat16_max_group_size=limit)
+            value = mtf.Lowering(graph, {mesh: impl}).export_to_tf_tensor(y)
+            ops = tf.get_default_graph().get_operations()
+            types.extend(op.get_attr("T") for op in ops if op.type == "CollectiveReduceV2")
+            return value
+
+        replicate(program, devices=cpus("x:4"))
+        return types
+
+    assert sums(4) == [tf.bfloat16]
+    assert sums(3) == [tf.float32]
+
+
+def test_errors():
+    with pytest.raises(ValueError, match=r"within a program that all processors run.*replicate"):
+        SimdMeshImpl("x:2", "")
+    with pytest.raises(ValueError, match=r"x=2, y=2 needs 4 devices, but there are 2.*Mesh shapes that fit 2"):
+        replicate(lambda: SimdMeshImpl("x:2,y:2", ""), devices=cpus("x:2"))
+    with pytest.raises(ValueError, match=r"each of 0 to 1 once.*\[1, 1\]"):
+        replicate(lambda: SimdMeshImpl("x:2", "", logical_to_physical=[1, 1]), devices=cpus("x:2"))
+    with pytest.raises(ValueError, match="within a program that is being replicated"):
+        replicate(lambda: replicate(lambda: tf.constant(1)), devices=["/cpu:0"])
+
+
+def test_print_and_control_dependencies(capfd):
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    x = mtf.import_tf_tensor(mesh, tf.range(4.0), [mtf.Dimension("a", 4)])
+    y = mtf.Print(x, [x], "slice of the first: ")
+    count = mtf.get_variable(mesh, "count", [], initializer=tf.zeros_initializer())
+    after = mtf.depend(count, [mtf.assign_add(count, mtf.ones(mesh, []))])
+
+    def program():
+        lowering = mtf.Lowering(graph, {mesh: SimdMeshImpl("x:2", "a:x")})
+        return [lowering.export_to_tf_tensor(t) for t in (y, after)]
+
+    outputs = replicate(program, devices=cpus("x:2"))
+    with new_session() as session:
+        session.run(tf.global_variables_initializer())
+        for i in range(2):
+            values = session.run(outputs)
+            np.testing.assert_array_equal(values[0], [0, 1, 2, 3])
+            assert values[1] == i + 1
+    assert capfd.readouterr().err.count("slice of the first: [0 1]") == 2
+
+
+def test_random_values_are_those_of_placement():
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    shape = mtf.convert_to_shape("a:8,b:16")
+    ys = [mtf.random_uniform(mesh, shape), mtf.random_normal(mesh, shape),
+          mtf.dropout(mtf.ones(mesh, shape), True, 0.5, noise_shape=shape[:1])]
+    outputs = []
+    for mesh_shape, layout in [("x:2,y:2", "a:x,b:y"), ("x:4", "b:x")]:
+        def program(mesh_shape=mesh_shape, layout=layout):
+            lowering = mtf.Lowering(graph, {mesh: SimdMeshImpl(mesh_shape, layout)})
+            return [lowering.export_to_tf_tensor(y) for y in ys]
+
+        outputs.append(replicate(program, devices=cpus(mesh_shape)))
+    lowering = mtf.Lowering(graph, {mesh: PlacementMeshImpl("x:1", "", [""])})
+    outputs.append([lowering.export_to_tf_tensor(y) for y in ys])
+    with harness.session() as session:
+        first, second, placed = session.run(outputs)
+    for values in zip(first, second, placed):
+        np.testing.assert_array_equal(values[0], values[2])
+        np.testing.assert_array_equal(values[1], values[2])

@@ -1,0 +1,62 @@
+"""Values computed again for a gradient: none are kept, and gradients are the same."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from cases.memory import peak_bytes
+
+import mesh_tensorflow as mtf
+
+BATCH, D, H = mtf.Dimension("batch", 256), mtf.Dimension("d", 16), mtf.Dimension("h", 512)
+
+
+def run(recompute, num_blocks, mesh_shape="", layout=""):
+    """Returns (gradients of a chain of blocks, bytes at the peak, counters)."""
+    with tf.Graph().as_default():
+        tf.set_random_seed(1)
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        value = np.random.RandomState(0).normal(size=[BATCH.size, D.size]).astype("float32")
+        x = mtf.import_tf_tensor(mesh, tf.constant(value), mtf.Shape([BATCH, D]))
+        for i in range(num_blocks):
+            def block(x, i=i):
+                y = mtf.layers.dense(x, H, reduced_dims=[D], activation=mtf.tanh, name=f"in{i}")
+                return x + mtf.layers.dense(y, D, reduced_dims=[H], name=f"out{i}")
+
+            x = mtf.recompute_grad(block, [x]) if recompute else block(x)
+        loss = mtf.reduce_mean(mtf.square(x))
+        grads = mtf.gradients([loss], [v.value for v in graph.trainable_variables])
+        size = mtf.convert_to_shape(mesh_shape).size
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl(mesh_shape, layout, [""] * size, merge="none")
+        lowering = mtf.Lowering(graph, {mesh: impl})
+        fetches = [tf.reduce_sum(tf.abs(lowering.export_to_tf_tensor(g))) for g in grads]
+        metadata = tf.RunMetadata()
+        options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+        with tf.Session(config=tf.ConfigProto(inter_op_parallelism_threads=1)) as session:
+            session.run(tf.global_variables_initializer())
+            session.run(lowering.copy_masters_to_slices())
+            values = session.run(fetches, options=options, run_metadata=metadata)
+        return values, peak_bytes(metadata), lowering.counters
+
+
+@pytest.mark.parametrize("mesh_shape, layout", [("", ""), ("x:2", "h:x"), ("x:2,y:2", "batch:x,h:y")])
+def test_same_gradients(mesh_shape, layout):
+    plain, _, communicated = run(False, 3, mesh_shape, layout)
+    found, _, again = run(True, 3, mesh_shape, layout)
+    np.testing.assert_allclose(found, plain, rtol=1e-5)
+    sums = [
+        sum(n for name, n in counters if name.startswith("allreduce"))
+        for counters in (communicated, again)
+    ]
+    # Three sums over h are made again, and the first block has a gradient for its input, too;
+    # those of weights are summed as they would be anyway.
+    one = BATCH.size * D.size * (2 if layout else 0)
+    assert sums[1] == sums[0] + 4 * one
+
+
+def test_inner_values_are_not_kept():
+    """Not even for the gradients of weights, which no other gradient needs."""
+    inner = BATCH.size * H.size * 4
+    growth = {recompute: run(recompute, 8)[1] - run(recompute, 2)[1] for recompute in (False, True)}
+    assert growth[False] > 6 * 1.5 * inner
+    assert growth[True] < 6 * 0.5 * inner
