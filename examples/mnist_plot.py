@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 # --- In the terminal ---
-
-
-@contextlib.contextmanager
-def progress_bar(title: str, steps: int) -> Iterator[Callable[[int, float], None]]:
-    """Gives a function that shows the step and its loss, on a terminal only; wiped at the end."""
-    terminal = sys.stderr.isatty()
-
-    def show(step: int, loss: float) -> None:
-        if terminal:
-            full = 30 * step // steps
-            bar = "#" * full + "." * (30 - full)
-            print(f"\r{title} [{bar}] {step}/{steps}  loss {loss:.4f}", end="", file=sys.stderr)
-
-    try:
-        yield show
-    finally:
-        if terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -21,7 +21,7 @@ ORDER = [
     ["ops"],
     ["_lowering"],
     ["placement_mesh_impl", "tpu_variables", "ops_with_redefined_builtins"],
-    ["simd_mesh_impl", "test_utils"],
+    ["simd_mesh_impl", "test_utils", "launch"],
     ["layers"],
     ["optimize", "beam_search", "checkpoint"],
     ["estimator"],

@@ -155,9 +155,10 @@ def _wake_up(program: SimdProgram) -> tf.Operation:
     """Returns a collective of one member: sessions prepare for collectives only if they see one."""
     found = tf.get_collection_ref("mtf_simd_wake_up")
     if not found:
-        with tf.device(program.devices[program.local[0]]):
+        first = program.local[0]
+        with tf.device(program.devices[first]):
             found.append(tf.raw_ops.CollectiveReduceV2(
-                input=tf.zeros([1]), group_size=1, group_key=_WAKE_UP_GROUP, instance_key=1,
+                input=tf.zeros([1]), group_size=1, group_key=_WAKE_UP_GROUP + first, instance_key=1,
                 ordering_token=[], merge_op="Add", final_op="Id").op)
     return found[0]
 

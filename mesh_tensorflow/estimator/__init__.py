@@ -5,6 +5,7 @@ It takes the place of `tf.estimator`, which TensorFlow no longer has.
 
 import tensorflow.compat.v1 as _tf
 
+from mesh_tensorflow.estimator import experimental as experimental
 from mesh_tensorflow.estimator import export as export
 from mesh_tensorflow.estimator import tpu as tpu
 from mesh_tensorflow.estimator._checkpoints import WarmStartSettings as WarmStartSettings
@@ -48,7 +49,7 @@ VocabInfo = _tf.train.VocabInfo
 _NOT_HERE = (
     "Baseline", "BoostedTrees", "DNN", "Linear", "BinaryClassHead", "Head", "LogisticRegression",
     "MultiClassHead", "MultiHead", "MultiLabelHead", "PoissonRegression", "RegressionHead",
-    "add_metrics", "classifier_parse_example_spec", "experimental", "inputs",
+    "add_metrics", "classifier_parse_example_spec", "inputs",
     "regressor_parse_example_spec",
 )
 

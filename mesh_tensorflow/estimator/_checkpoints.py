@@ -112,9 +112,15 @@ def warm_start(settings: WarmStartSettings) -> list[str]:
     return sorted(names)
 
 
+def _exists(path: str) -> bool:
+    # Not tf.train.checkpoint_exists, which warns that it is deprecated.
+    return tf.io.gfile.exists(f"{path}.index") or (
+        tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path))
+
+
 def _checkpoint_at(path: str) -> str:
     found = tf.train.latest_checkpoint(path) if tf.io.gfile.isdir(path) else path
-    if found is None or not tf.train.checkpoint_exists(found):
+    if found is None or not _exists(found):
         raise ValueError(f"warm start: there is no checkpoint at {path}")
     return found
 
@@ -147,7 +153,7 @@ def find_checkpoint(model_dir: str, checkpoint_path: Optional[str], called: str)
     if checkpoint_path is None:
         return tf.train.latest_checkpoint(model_dir)
     checkpoint_path = os.fspath(checkpoint_path)
-    if not tf.train.checkpoint_exists(checkpoint_path):
+    if not _exists(checkpoint_path):
         there = tf.train.latest_checkpoint(model_dir)
         raise ValueError(
             f"{called}: there is no checkpoint at checkpoint_path={checkpoint_path!r}; the latest "

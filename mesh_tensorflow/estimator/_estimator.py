@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow.estimator._arguments import (
+    check_steps,
+    checked_listeners,
+    config_with_directory,
+)
 from mesh_tensorflow.estimator._call import (
     call_input_fn,
     call_model_fn,
@@ -62,7 +66,7 @@ class Estimator:
           ValueError: `model_fn` takes unknown arguments, or two directories are named.
         """
         check_model_fn(model_fn)
-        self._config = _config_with_directory(config, model_dir)
+        self._config = config_with_directory(config, model_dir)
         self._model_dir = str(self._config.model_dir)
         self._model_fn = model_fn
         self._params = copy.deepcopy({} if params is None else params)
@@ -171,9 +175,9 @@ class Estimator:
           KeyboardInterrupt: SIGINT came.
         """
         check_input_fn(input_fn, "train")
-        _check_steps("train", steps=steps, max_steps=max_steps)
+        check_steps("train", steps=steps, max_steps=max_steps)
         hooks = check_hooks(hooks, "hooks")
-        listeners = _checked_listeners(saving_listeners)
+        listeners = checked_listeners(saving_listeners)
         start = saved_step(self._model_dir) or 0
         if max_steps is not None and max_steps <= start:
             tf.logging.info("Skipping training: step %d has been reached and saved.", max_steps)
@@ -213,7 +217,7 @@ class Estimator:
           ValueError: there is no checkpoint, or there are no data.
         """
         check_input_fn(input_fn, "evaluate")
-        _check_steps("evaluate", steps=steps)
+        check_steps("evaluate", steps=steps)
         hooks = check_hooks(hooks, "hooks")
         return run_evaluation(
             self._model(), input_fn, steps, hooks, checkpoint_path, self.eval_dir(name))
@@ -355,48 +359,3 @@ class Estimator:
         if path is None:
             raise ValueError(f"{called}: there is no checkpoint in {self._model_dir}: train first")
         return path
-
-
-def _config_with_directory(config: Any, model_dir: Any) -> RunConfig:
-    if config is None:
-        config = RunConfig()
-    if not isinstance(config, RunConfig):
-        raise TypeError(f"config should be a RunConfig, but is {config!r}")
-    if model_dir is not None and not os.fspath(model_dir):
-        raise ValueError("model_dir is empty; leave it out, or name a directory")
-    given = None if model_dir is None else os.fspath(model_dir)
-    if given is not None and config.model_dir not in (None, given):
-        raise ValueError(
-            f"model_dir is {given!r}, but the RunConfig says {config.model_dir!r}: let them be the "
-            "same, or leave one out"
-        )
-    directory = given or config.model_dir
-    if directory is None:
-        directory = tempfile.mkdtemp()
-        tf.logging.warning("No model_dir: checkpoints go to the temporary %s.", directory)
-    return config.replace(model_dir=directory)
-
-
-def _check_steps(called: str, **counts: Optional[int]) -> None:
-    given = {name: count for name, count in counts.items() if count is not None}
-    for name, count in given.items():
-        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count <= 0:
-            raise ValueError(
-                f"{called}: {name} is {count!r}; it should be a whole number of 1 or more, or None"
-            )
-    if len(given) > 1:
-        raise ValueError(
-            f"{called}: steps is {counts['steps']} and max_steps is {counts['max_steps']}: give "
-            "steps to go on from where training stands, or max_steps to train to that step"
-        )
-
-
-def _checked_listeners(listeners: Optional[Sequence[Any]]) -> tuple[Any, ...]:
-    listeners = tuple(listeners or ())
-    for listener in listeners:
-        if not isinstance(listener, tf.train.CheckpointSaverListener):
-            raise TypeError(
-                "saving_listeners should hold tf.train.CheckpointSaverListeners, but one is of "
-                f"type {type(listener).__name__}"
-            )
-    return listeners

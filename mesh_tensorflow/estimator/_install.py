@@ -17,7 +17,7 @@ _ROOTS = (
     "tensorflow", "tensorflow.compat.v1", "tensorflow.compat.v2", "tensorflow._api.v2.v2",
     "tensorflow._api.v2.compat.v1", "tensorflow._api.v2.compat.v2",
 )
-_PARTS = ("export", "tpu")
+_PARTS = ("experimental", "export", "tpu")
 # Modules of the package `tensorflow_estimator` that programs import from, by their part here.
 _OLD_PACKAGE = "tensorflow_estimator"
 _OLD_MODULES = {

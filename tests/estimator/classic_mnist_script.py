@@ -141,7 +141,7 @@ def run_mnist():
         mnist_classifier.train(input_fn=train_input_fn, hooks=[logging_hook])
         eval_results = mnist_classifier.evaluate(
             input_fn=eval_input_fn, steps=FLAGS.eval_steps or None)
-        print("\nEvaluation results:\n\t%s\n" % eval_results)
+        print(f"\nEvaluation results:\n\t{eval_results}\n")
     right = [
         int(p["classes"]) for p in mnist_classifier.predict(input_fn=eval_input_fn)]
     print("predicted", len(right))

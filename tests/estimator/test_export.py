@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator
 from mesh_tensorflow.estimator import export
-from mesh_tensorflow.estimator._receivers import build_raw_supervised_input_receiver_fn
+from mesh_tensorflow.estimator.experimental import build_raw_supervised_input_receiver_fn
 
 WEIGHTS = models.descent(6)[1]
 

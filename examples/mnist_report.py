@@ -1,0 +1,90 @@
+"""Says after each epoch of the MNIST example what it was like."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """The outcome of an epoch: the mean loss in training, and the accuracy in the test if any."""
+
+    number: int
+    loss: float
+    accuracy: Optional[float]
+    seconds: float
+
+
+class Losses(tf.train.SessionRunHook):
+    """Collects the losses of steps."""
+
+    def __init__(self, loss: str) -> None:
+        """Makes one; `loss` is the name of the tensor."""
+        self._loss = loss
+        self.values: list[float] = []
+
+    def before_run(self, run_context: Any) -> Any:
+        """Returns what to fetch."""
+        return tf.train.SessionRunArgs(run_context.session.graph.get_tensor_by_name(self._loss))
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Notes the loss of a step."""
+        self.values.append(float(run_values.results))
+
+
+class Report(tf.train.CheckpointSaverListener):
+    """Tests after epochs, prints a line for each, and notes what it was like in `history`."""
+
+    def __init__(
+        self, steps: int, epochs: int, between: int, losses: Losses, test: Callable[[], float]
+    ) -> None:
+        """Makes one.
+
+        Args:
+          steps: the number of steps in an epoch.
+          epochs: the number of epochs in all.
+          between: the number of epochs from test to test.
+          losses: of the steps.
+          test: returns the accuracy of the latest checkpoint.
+        """
+        self.history: list[Epoch] = []
+        self._steps, self._epochs, self._between = steps, epochs, between
+        self._losses, self._test = losses, test
+        self._start = time.perf_counter()
+
+    def after_save(self, session: tf.Session, global_step_value: int) -> None:
+        """Reports an epoch, if the checkpoint is of the end of one."""
+        number, rest = divmod(global_step_value, self._steps)
+        if self._losses.values and not rest:
+            is_tested = number == self._epochs or not number % self._between
+            accuracy = self._test() if is_tested else None
+            loss = float(np.mean(self._losses.values))
+            seconds = time.perf_counter() - self._start
+            self.history.append(Epoch(number, loss, accuracy, seconds))
+            print_epoch(self.history[-1], self._epochs)
+            self._losses.values.clear()
+        if not self._losses.values:
+            self._start = time.perf_counter()
+
+
+def print_epoch(epoch: Epoch, epochs: int) -> None:
+    """Prints an epoch's outcome, in place of the live line of training if there is one.
+
+    Args:
+      epoch: the outcome.
+      epochs: how many there are in all.
+    """
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    tested = "" if epoch.accuracy is None else f"  test accuracy {epoch.accuracy:.2%}"
+    print(
+        f"epoch {epoch.number}/{epochs}  loss {epoch.loss:.4f}{tested}  {epoch.seconds:.1f} s",
+        flush=True,
+    )

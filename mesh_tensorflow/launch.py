@@ -1,0 +1,275 @@
+"""Several processes that run one program: starting them, and finding each other.
+
+    python -m mesh_tensorflow.launch --processes 4 script.py --its_flags
+
+starts four processes of a script on this machine. Within the script, `processes()` tells which one
+it is; on a cluster, where something else starts the processes, it reads TF_CONFIG or what SLURM says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+__all__ = ["Processes", "main", "processes"]
+
+_PORT = 8476  # of the first task of a node, where only the nodes are known
+_POLL_SECONDS = 0.2
+_LAST_LINES = 25
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """The processes of a program, and which of them this is.
+
+    Attributes:
+      addresses: "host:port" of each.
+      index: the number of this process.
+      job: the name of the TensorFlow job that they are tasks of.
+    """
+
+    addresses: tuple[str, ...] = ("localhost:0",)
+    index: int = 0
+    job: str = "worker"
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.addresses)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the one that reports, initializes and saves."""
+        return self.index == 0
+
+    def devices(self, kind: str = "CPU", per_process: int = 1) -> list[str]:
+        """Returns the devices of all processes, in order.
+
+        Args:
+          kind: "CPU" or "GPU".
+          per_process: how many each has.
+        """
+        return [
+            f"/job:{self.job}/replica:0/task:{task}/device:{kind}:{i}"
+            for task in range(self.count) for i in range(per_process)
+        ]
+
+    def local(self, per_process: int = 1) -> list[int]:
+        """Returns the numbers of this process's devices among those of `devices`."""
+        return list(range(self.index * per_process, (self.index + 1) * per_process))
+
+    def config(self, per_process: int = 1) -> Any:
+        """Returns a tf.ConfigProto for servers and sessions of these processes."""
+        import tensorflow.compat.v1 as tf
+
+        config = tf.ConfigProto(device_count={"CPU": per_process})
+        leader = f"/job:{self.job}/replica:0/task:0"
+        config.experimental.collective_group_leader = leader
+        return config
+
+    def start_server(self, per_process: int = 1) -> Any:
+        """Starts this process's tf.distribute.Server, and returns it.
+
+        Args:
+          per_process: how many logical CPUs it is to have.
+        """
+        import tensorflow as tf2
+
+        cluster = tf2.train.ClusterSpec({self.job: list(self.addresses)})
+        return tf2.distribute.Server(
+            cluster, job_name=self.job, task_index=self.index, config=self.config(per_process))
+
+
+def processes(environment: Optional[Mapping[str, str]] = None) -> Processes:
+    """Returns the processes of this program, as the environment tells.
+
+    Args:
+      environment: environment variables; those of the process if None. TF_CONFIG is read as
+        TensorFlow documents it; else SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST and
+        SLURM_STEP_TASKS_PER_NODE. If there is neither, it is the only process.
+
+    Raises:
+      ValueError: TF_CONFIG or the SLURM variables are not as they should be.
+    """
+    environment = os.environ if environment is None else environment
+    if environment.get("TF_CONFIG"):
+        return _from_tf_config(environment["TF_CONFIG"])
+    if int(environment.get("SLURM_NTASKS") or 1) > 1 and "SLURM_PROCID" in environment:
+        return _from_slurm(environment)
+    return Processes()
+
+
+def _from_tf_config(text: str) -> Processes:
+    try:
+        config = json.loads(text)
+        cluster, task = config["cluster"], config["task"]
+        chief = list(cluster.get("chief") or cluster.get("master") or [])
+        workers = chief + list(cluster.get("worker", []))
+        index = int(task["index"]) + (len(chief) if task["type"] == "worker" else 0)
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise ValueError(
+            f"TF_CONFIG must be JSON such as {{\"cluster\": {{\"worker\": [\"host0:port\", "
+            f"\"host1:port\"]}}, \"task\": {{\"type\": \"worker\", \"index\": 0}}}}; got {text!r}"
+        ) from e
+    if not 0 <= index < len(workers):
+        raise ValueError(
+            f"TF_CONFIG: task {task} is not one of the {len(workers)} in the cluster {cluster}")
+    return Processes(tuple(workers), index)
+
+
+def _from_slurm(environment: Mapping[str, str]) -> Processes:
+    nodes = _expand(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", ""))
+    counts = _expand_counts(environment.get("SLURM_STEP_TASKS_PER_NODE")
+                            or environment.get("SLURM_TASKS_PER_NODE", ""))
+    count, index = int(environment["SLURM_NTASKS"]), int(environment["SLURM_PROCID"])
+    if len(nodes) != len(counts) or sum(counts) != count:
+        raise ValueError(
+            f"SLURM: {count} tasks, but the nodes are {nodes} with {counts} tasks. Set TF_CONFIG "
+            "if these variables are not SLURM's own"
+        )
+    addresses = [f"{node}:{_PORT + i}" for node, n in zip(nodes, counts) for i in range(n)]
+    return Processes(tuple(addresses), index)
+
+
+def _expand(nodes: str) -> list[str]:
+    """Returns the names in SLURM's short form, such as "gpu[01-03,7],login"."""
+    names = []
+    for prefix, ranges in re.findall(r"([^,\[]+)(?:\[([^\]]*)\])?,?", nodes):
+        for part in ranges.split(",") if ranges else [""]:
+            first, _, last = part.partition("-")
+            numbers = range(int(first), int(last or first) + 1) if first else [None]
+            names += [prefix + ("" if n is None else str(n).zfill(len(first))) for n in numbers]
+    return names
+
+
+def _expand_counts(counts: str) -> list[int]:
+    """Returns the numbers in SLURM's short form, such as "2(x3),1"."""
+    return [int(n) for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+            for _ in range(int(times or 1))]
+
+
+# -- starting processes on this machine
+
+
+class _Child:
+    """A process of the script; what it writes is kept, and shown if it is the chief's."""
+
+    def __init__(self, command: Sequence[str], index: int, addresses: Sequence[str], shown: bool):
+        config = {"cluster": {"worker": list(addresses)},
+                  "task": {"type": "worker", "index": index}}
+        self.index, self.address = index, addresses[index]
+        self.process = subprocess.Popen(
+            list(command), env=dict(os.environ, TF_CONFIG=json.dumps(config)),
+            stdout=None if shown else subprocess.PIPE,
+            stderr=None if shown else subprocess.STDOUT)
+        self.lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        self._reader: Optional[threading.Thread] = None
+        if not shown:
+            self._reader = threading.Thread(target=self._read, daemon=True)
+            self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.decode(errors="replace").rstrip("\n"))
+
+    def end(self) -> None:
+        """Ends the process, at first politely."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def how_it_ended(self) -> str:
+        """Returns a sentence about it, with the last lines that it wrote."""
+        if self._reader is not None:
+            self._reader.join(1)
+        status = self.process.returncode
+        how = (f"was killed by {signal.Signals(-status).name}" if status < 0
+               else f"ended with status {status}")
+        wrote = "".join(f"\n    {line}" for line in self.lines)
+        return f"process {self.index} (worker task {self.index}, {self.address}) {how}{wrote}"
+
+
+def _free_addresses(count: int) -> list[str]:
+    """Returns addresses on this machine whose ports nobody uses now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
+    finally:
+        for s in sockets:
+            s.close()
+
+
+def run(command: Sequence[str], count: int, show_all: bool = False) -> int:
+    """Runs a command in several processes that know of each other.
+
+    When one fails, the others are ended, and what it wrote last is shown.
+
+    Args:
+      command: a list of strings.
+      count: how many processes.
+      show_all: whether to show what every process writes, not the first alone.
+
+    Returns:
+      0, or 1 if a process failed.
+    """
+    addresses = _free_addresses(count)
+    children = [_Child(command, i, addresses, show_all or i == 0) for i in range(count)]
+    try:
+        while True:
+            statuses = [child.process.poll() for child in children]
+            failed = [child for child, status in zip(children, statuses) if status]
+            if failed:
+                sys.stdout.flush()
+                print(f"mesh_tensorflow.launch: {failed[0].how_it_ended()}\n"
+                      f"Ending the other {count - 1}.", file=sys.stderr, flush=True)
+                return 1
+            if all(status == 0 for status in statuses):
+                return 0
+            time.sleep(_POLL_SECONDS)
+    finally:
+        for child in children:
+            child.end()
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Runs the command line; see the module."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mesh_tensorflow.launch",
+        description="Starts several processes of a script on this machine, which find each other by "
+        "mesh_tensorflow.launch.processes(). Ends all if one fails.")
+    parser.add_argument("--processes", type=int, required=True, help="how many")
+    parser.add_argument("--show_all", action="store_true",
+                        help="show what every process writes, not the first alone")
+    parser.add_argument("script", help="a Python file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
+    parsed = parser.parse_args(arguments)
+    if parsed.processes < 1:
+        parser.error(f"--processes must be at least 1, got {parsed.processes}")
+    if not os.path.exists(parsed.script):
+        parser.error(f"there is no script {parsed.script}")
+    signal.signal(signal.SIGTERM, lambda *unused: sys.exit(143))
+    command = [sys.executable, parsed.script, *parsed.arguments]
+    return run(command, parsed.processes, parsed.show_all)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Programs of several processes: how they find each other, train together, and end."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from test_simd import network, train
+
+from mesh_tensorflow import launch
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def run_script(directory, count, *arguments, extra=()):
+    """Launches the worker script; returns the finished process."""
+    path = [HERE, os.path.dirname(HERE), *(p for p in sys.path if p)]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path), TF_CPP_MIN_LOG_LEVEL="3")
+    command = [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", str(count), *extra,
+               os.path.join(HERE, "simd_worker.py"), *map(str, arguments)]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, cwd=directory)
+
+
+@pytest.fixture(scope="module")
+def placed():
+    with tf.Graph().as_default():
+        tf.set_random_seed(3)
+        return train(network(lambda: PlacementMeshImpl("x:1", "", [""])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count, mesh_shape, layout, per_process", [
+    (4, "x:2,y:2", "batch:x,hidden:y", 1),
+    (2, "x:2,y:4", "hidden:y,width:x", 4),
+])
+def test_training_equals_placement(count, mesh_shape, layout, per_process, placed, tmp_path):
+    done = run_script(tmp_path, count, mesh_shape, layout, per_process, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "chief is done" in done.stdout and "not to be shown" not in done.stdout
+    found = np.load(tmp_path / "chief.npz")
+    np.testing.assert_allclose(found["losses"], placed[0], rtol=1e-5)
+    for name, weight in placed[1].items():
+        np.testing.assert_allclose(
+            found[name.replace("/", "|")], weight, rtol=1e-4, atol=1e-5, err_msg=name)
+    reader = tf.train.load_checkpoint(str(tmp_path / "model"))
+    assert set(reader.get_variable_to_shape_map()) == set(placed[1])
+    for name in placed[1]:
+        np.testing.assert_array_equal(reader.get_tensor(name), found[name.replace("/", "|")])
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_named(tmp_path):
+    start = time.monotonic()
+    done = run_script(tmp_path, 2, "x:2", "batch:x", 1, tmp_path, 1)
+    assert time.monotonic() - start < 60
+    assert done.returncode == 1
+    assert "process 1 (worker task 1, 127.0.0.1:" in done.stderr
+    assert "was killed by SIGKILL" in done.stderr and "Ending the other 1." in done.stderr
+
+
+def tf_config(cluster, kind, index):
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
+
+
+@pytest.mark.parametrize("environment, addresses, index", [
+    ({}, ("localhost:0",), 0),
+    (tf_config({"worker": ["a:1", "b:2"]}, "worker", 1), ("a:1", "b:2"), 1),
+    (tf_config({"chief": ["c:0"], "worker": ["a:1", "b:2"]}, "worker", 1), ("c:0", "a:1", "b:2"), 2),
+    (tf_config({"chief": ["c:0"], "worker": ["a:1"]}, "chief", 0), ("c:0", "a:1"), 0),
+    ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, ("localhost:0",), 0),
+    ({"SLURM_NTASKS": "5", "SLURM_PROCID": "4", "SLURM_STEP_NODELIST": "gpu[08-09],big",
+      "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"},
+     ("gpu08:8476", "gpu08:8477", "gpu09:8476", "gpu09:8477", "big:8476"), 4),
+])
+def test_processes_are_read_from_the_environment(environment, addresses, index):
+    found = launch.processes(environment)
+    assert (found.addresses, found.index) == (addresses, index)
+    assert found.is_chief == (index == 0)
+
+
+def test_devices():
+    mine = launch.Processes(("a:1", "b:2"), 1)
+    assert mine.devices(per_process=2)[1:3] == [
+        "/job:worker/replica:0/task:0/device:CPU:1", "/job:worker/replica:0/task:1/device:CPU:0"]
+    assert mine.local(2) == [2, 3]
+    assert mine.devices("GPU") == [f"/job:worker/replica:0/task:{i}/device:GPU:0" for i in (0, 1)]
+
+
+@pytest.mark.parametrize("environment, text", [
+    ({"TF_CONFIG": "{"}, "TF_CONFIG must be JSON such as"),
+    ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "TF_CONFIG must be JSON such as"),
+    (tf_config({"worker": ["a:1"]}, "worker", 3), "is not one of the 1 in the cluster"),
+    ({"SLURM_NTASKS": "3", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a,b",
+      "SLURM_STEP_TASKS_PER_NODE": "2"}, r"3 tasks, but the nodes are \['a', 'b'\] with \[2\]"),
+])
+def test_a_wrong_environment(environment, text):
+    with pytest.raises(ValueError, match=text):
+        launch.processes(environment)
+
+
+@pytest.mark.parametrize("arguments, text", [
+    (["--processes", "2", "nowhere.py"], "there is no script nowhere.py"),
+    (["--processes", "0", __file__], "--processes must be at least 1, got 0"),
+])
+def test_a_wrong_command_line(arguments, text, capsys):
+    with pytest.raises(SystemExit):
+        launch.main(arguments)
+    assert text in capsys.readouterr().err
