@@ -55,7 +55,12 @@ class Target:
     metric: str     # a key of report.METRICS
     against: str    # a system
     limit: float
-    placement: str | None = None  # None: both
+    placement: str | None = None  # None: all that are compared
+
+
+def _placed(metric: str, against: str, limit: float) -> list[Target]:
+    """A target for both placements of operations one by one."""
+    return [Target(metric, against, limit, placement) for placement in ("one", "logical")]
 
 
 def targets(workload: str, mesh: str) -> list[Target]:
@@ -63,9 +68,10 @@ def targets(workload: str, mesh: str) -> list[Target]:
     if mesh != "2x2" or workload.endswith(DROPOUT):
         return []
     steps = {
-        "a": [Target("step_ms", "tf", 0.95), Target("step_ms", "classic", 0.90)],
-        "b4": [Target("step_ms", "tf", 1.00)],
-        "b12": [Target("step_ms", "tf", 1.00)],
+        "a": [*_placed("step_ms", "tf", 0.95), Target("step_ms", "classic", 0.90),
+              Target("step_ms", "mtf", 1.05, "simd")],
+        "b4": _placed("step_ms", "tf", 1.00),
+        "b12": [*_placed("step_ms", "tf", 1.00), Target("step_ms", "mtf", 1.05, "simd")],
         "b_small": [Target("step_ms", "classic", 0.70)]}
     return steps.get(workload, []) + [
         Target("build_s", "classic", 0.50),
@@ -78,7 +84,7 @@ def _mesh_configs(workload: str, mesh: str, systems: list[str],
     """Ours and the classic one on a mesh."""
     return [Config(system, workload, mesh, placement)
             for system in ("mtf", "classic") if system in systems
-            for placement in placements]
+            for placement in placements if (system, placement) != ("classic", "simd")]
 
 
 def group(workload: str, mesh: str, systems: list[str], placements: list[str]) -> Group:
@@ -89,7 +95,8 @@ def group(workload: str, mesh: str, systems: list[str], placements: list[str]) -
     comparisons = [Comparison(c, peer) for c in ours for peer in peers]
     comparisons += [
         Comparison(c, d) for c in ours for d in ours
-        if (c.system, d.system) == ("mtf", "classic") and c.placement == d.placement]
+        if (c.system, d.system) == ("mtf", "classic") and c.placement == d.placement
+        or (c.label, d.label) == ("mtf simd", "mtf logical")]
     return Group(f"{workload}@{mesh}", f"{w.title}; mesh {mesh}", tuple(peers + ours),
                  tuple(comparisons), step_factor=5 if workload == "b_small" else 1)
 

@@ -156,7 +156,7 @@ def parse_arguments() -> argparse.Namespace:
                         "with commas; also dropout and determinism")
     parser.add_argument("--quick", action="store_true",
                         help="mesh 2x2 only, 2 rounds of 12 steps")
-    parser.add_argument("--placement", default="both", choices=["one", "logical", "both"])
+    parser.add_argument("--placement", default="all", choices=["one", "logical", "simd", "all"])
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--json", default="", help="write everything to this file")
     parser.add_argument("--oracle_python", default="",
@@ -165,7 +165,7 @@ def parse_arguments() -> argparse.Namespace:
     arguments.systems = arguments.systems.split(",")
     if not arguments.oracle_python and "classic" in arguments.systems:
         arguments.systems.remove("classic")
-    arguments.placements = (["one", "logical"] if arguments.placement == "both"
+    arguments.placements = (["one", "logical", "simd"] if arguments.placement == "all"
                             else [arguments.placement])
     if arguments.quick:
         arguments.rounds, arguments.steps = 2, 12

@@ -74,12 +74,19 @@ def build_mtf(w: workloads.Workload, mtf: Any, mesh_name: str, placement: str) -
     clock.lap("optimizer")
     shape = mtf.convert_to_shape(workloads.MESHES[mesh_name])
     rules = mtf.convert_to_layout_rules(workloads.layout(w, mesh_name))
-    mesh_impl = mtf.placement_mesh_impl.PlacementMeshImpl(
-        shape, rules, devices(mesh_name, placement))
-    lowering = mtf.Lowering(graph, {mesh: mesh_impl})
-    tf_loss = lowering.export_to_tf_tensor(loss)
-    train = tf.group(*[lowering.lowered_operation(op) for op in updates])
-    copy = lowering.copy_masters_to_slices()
+    places = devices(mesh_name, placement)
+
+    def lower(make_impl: Callable[..., Any], *arguments: Any) -> tuple[Any, Any, Any]:
+        lowering = mtf.Lowering(graph, {mesh: make_impl(shape, rules, *arguments)})
+        train = tf.group(*[lowering.lowered_operation(op) for op in updates])
+        return train, lowering.export_to_tf_tensor(loss), lowering.copy_masters_to_slices()
+
+    if placement == "simd":
+        simd = mtf.simd_mesh_impl
+        train, tf_loss = simd.replicate(lambda: lower(simd.SimdMeshImpl)[:2], devices=places)
+        copy = None
+    else:
+        train, tf_loss, copy = lower(mtf.placement_mesh_impl.PlacementMeshImpl, places)
     clock.lap("lowering")
     seconds = clock.seconds
     seconds["build"] = seconds["model"] + seconds["gradients"] + seconds["optimizer"]

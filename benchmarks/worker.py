@@ -23,7 +23,7 @@ def parse_arguments() -> argparse.Namespace:
                         choices=["mtf", "classic", "tf", "tf_xla"])
     parser.add_argument("--workload", required=True)
     parser.add_argument("--mesh", default="2x2")
-    parser.add_argument("--placement", default="one", choices=["one", "logical"])
+    parser.add_argument("--placement", default="one", choices=["one", "logical", "simd"])
     parser.add_argument("--warm_up", type=int, default=3)
     parser.add_argument("--profile", default="",
                         help="write a Python profile of building and lowering to this file")
@@ -43,6 +43,12 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
+def count_nodes(graph: Any) -> int:
+    """Operations of a graph, and of the functions that it calls."""
+    definition = graph.as_graph_def()
+    return len(definition.node) + sum(len(f.node_def) for f in definition.library.function)
+
+
 class Worker:
     """A session on a built program."""
 
@@ -56,8 +62,8 @@ class Worker:
         self._base_mb = resident_mb()
         self._losses: list[float] = []
         program = self._build(build)
-        nodes = len(tf.get_default_graph().get_operations())
-        count = workloads.mesh_size(arguments.mesh) if arguments.placement == "logical" else 1
+        nodes = count_nodes(tf.get_default_graph())
+        count = workloads.mesh_size(arguments.mesh) if arguments.placement != "one" else 1
         uses_mesh = arguments.system in ("mtf", "classic")
         config = tf.ConfigProto(device_count={"CPU": count if uses_mesh else 1})
         start = time.perf_counter()

@@ -193,11 +193,9 @@ def model_fn(
     logits = network(images, options.hidden_size)
     classes = logits.shape[-1]
     imported = mtf.import_tf_tensor(mesh, labels, logits.shape - classes)
-    loss = mtf.reduce_mean(
-        mtf.layers.softmax_cross_entropy_with_logits(
-            logits, mtf.one_hot(imported, classes), classes
-        )
-    )
+    targets = mtf.one_hot(imported, classes)
+    losses = mtf.layers.softmax_cross_entropy_with_logits(logits, targets, classes)
+    loss = mtf.reduce_mean(losses)
     check_layout(graph, mesh_impl)
     global_step = tf.train.get_global_step()
     variables, updates = list(graph.trainable_variables), []

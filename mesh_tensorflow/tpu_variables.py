@@ -9,6 +9,7 @@ from typing import Any, Optional, Union
 import tensorflow.compat.v1 as tf
 from tensorflow.python.types.core import Tensor as VariableBase
 
+from mesh_tensorflow._mesh.tpu_context import tpu_context
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = ["ReplicatedVariable", "TF_23", "VariableBase"]
@@ -64,7 +65,7 @@ class ReplicatedVariable(VariableBase):
     @property
     def handle(self) -> tf.Tensor:
         """The resource: each replica's own within a replicated computation."""
-        context = _tpu_context()
+        context, _ = tpu_context()
         if context is None:
             return self._primary_var.handle
         return context.get_replicated_var_handle(self._name, self._handle_id, self._vars)
@@ -266,19 +267,3 @@ for _name in (
     *("__lt__", "__le__", "__gt__", "__ge__", "__neg__", "__abs__", "__getitem__"),
 ):
     setattr(ReplicatedVariable, _name, _operator(_name))
-
-
-def _tpu_context() -> Any:
-    """Returns the replicated computation that is being built, or None.
-
-    Graphs of functions and of control flow are within the computation of the graph around them.
-    """
-    graph = None if tf.executing_eagerly() else tf.get_default_graph()
-    while graph is not None:
-        context = graph._get_control_flow_context()
-        while context is not None:
-            if hasattr(context, "get_replicated_var_handle"):
-                return context
-            context = context.outer_context
-        graph = getattr(graph, "outer_graph", None)
-    return None

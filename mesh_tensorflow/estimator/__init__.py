@@ -9,6 +9,7 @@ from mesh_tensorflow.estimator import experimental as experimental
 from mesh_tensorflow.estimator import export as export
 from mesh_tensorflow.estimator import tpu as tpu
 from mesh_tensorflow.estimator._checkpoints import WarmStartSettings as WarmStartSettings
+from mesh_tensorflow.estimator._cluster_watch import PeerLostError as PeerLostError
 from mesh_tensorflow.estimator._estimator import Estimator as Estimator
 from mesh_tensorflow.estimator._exporters import BestExporter as BestExporter
 from mesh_tensorflow.estimator._exporters import Exporter as Exporter
@@ -19,6 +20,7 @@ from mesh_tensorflow.estimator._install import install as install
 from mesh_tensorflow.estimator._install import uninstall as uninstall
 from mesh_tensorflow.estimator._modes import ModeKeys as ModeKeys
 from mesh_tensorflow.estimator._profile import ProfileHook as ProfileHook
+from mesh_tensorflow.estimator._run_cluster import run_cluster as run_cluster
 from mesh_tensorflow.estimator._run_config import RunConfig as RunConfig
 from mesh_tensorflow.estimator._spec import EstimatorSpec as EstimatorSpec
 from mesh_tensorflow.estimator._specs import EvalSpec as EvalSpec

@@ -14,6 +14,7 @@ from mesh_tensorflow.estimator._checkpoints import (
     warm_start,
 )
 from mesh_tensorflow.estimator._inputs import Inputs, make_inputs
+from mesh_tensorflow.estimator._run_cluster import own_device, session_creator_for
 
 __all__ = ["Model", "as_spec", "session_creator"]
 
@@ -38,7 +39,7 @@ class Model(NamedTuple):
         Returns:
           Inputs.
         """
-        with tf.device("/cpu:0"):
+        with tf.device(own_device(self.config)), tf.device("/cpu:0"):
             return make_inputs(self.call_input_fn(input_fn, mode), features_only)
 
     def spec(self, inputs: Inputs, mode: str) -> Any:
@@ -52,7 +53,8 @@ class Model(NamedTuple):
           an EstimatorSpec.
         """
         tf.logging.info("Calling model_fn.")
-        spec = self.call_model_fn(inputs.features, inputs.labels, mode)
+        with tf.device(own_device(self.config)):
+            spec = self.call_model_fn(inputs.features, inputs.labels, mode)
         tf.logging.info("Done calling model_fn.")
         return as_spec(spec, mode)
 
@@ -104,9 +106,5 @@ def session_creator(
         warm_start(model.warm_start_from)
     elif path is None and not has_other_source(spec.scaffold):
         raise no_checkpoint_error(model.model_dir, called)
-    return tf.train.ChiefSessionCreator(
-        scaffold=spec.scaffold,
-        checkpoint_filename_with_path=path,
-        master=model.config.evaluation_master,
-        config=model.config.effective_session_config,
-    )
+    return session_creator_for(
+        model.config, spec.scaffold, evaluation=True, checkpoint_filename_with_path=path)

@@ -13,9 +13,10 @@ from mesh_tensorflow.estimator._hooks import NanLossHook, SummaryWritersHook, sa
 from mesh_tensorflow.estimator._model import Model
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator._progress import ProgressHook
+from mesh_tensorflow.estimator._run_cluster import in_cluster, session_creator_for
 from mesh_tensorflow.estimator._signals import StopSignals
 
-__all__ = ["Request", "run_training"]
+__all__ = ["Request", "device_fn", "run_training"]
 
 
 class Request(NamedTuple):
@@ -53,7 +54,7 @@ def run_training(model: Model, input_fn: Any, request: Request) -> Optional[floa
       KeyboardInterrupt: SIGINT came.
     """
     config = model.config
-    with tf.Graph().as_default() as graph, StopSignals() as signals, tf.device(_device_fn(config)):
+    with tf.Graph().as_default() as graph, StopSignals() as signals, tf.device(device_fn(config)):
         tf.set_random_seed(config.effective_seed)
         global_step = tf.train.create_global_step(graph)
         inputs = model.inputs(input_fn, ModeKeys.TRAIN)
@@ -74,8 +75,17 @@ def run_training(model: Model, input_fn: Any, request: Request) -> Optional[floa
     return loss
 
 
-def _device_fn(config: Any) -> Any:
-    if config.device_fn is not None or not config.num_ps_replicas:
+def device_fn(config: Any) -> Any:
+    """Returns what puts the operations of a training on devices.
+
+    Args:
+      config: a RunConfig.
+
+    Returns:
+      its `device_fn`; a function that puts variables on parameter servers, if there are any; or
+      None.
+    """
+    if config.device_fn is not None or not config.num_ps_replicas or in_cluster():
         return config.device_fn
     worker = f"/job:{config.task_type}/task:{config.task_id}"
     return tf.train.replica_device_setter(
@@ -131,6 +141,7 @@ def _hooks(
 def _fails_on_nan(hooks: Sequence[Any]) -> bool:
     """Whether a NaN raises: not if the user has a hook that says so."""
     given = [h for h in hooks if isinstance(h, tf.train.NanTensorHook)]
+    # TensorFlow has no public way to ask for it.
     return all(getattr(h, "_fail_on_nan_loss", True) for h in given)
 
 
@@ -169,7 +180,25 @@ def _loop(
     loss: Any = None
     number: Any = None
     # All hooks by `hooks`, which keeps their order: those of the chief alone would come first.
-    with tf.train.MonitoredTrainingSession(
+    with _session(model, spec, hooks) as session:
+        # Left in the ordinary way after a signal, so that hooks end and save.
+        while not session.should_stop() and signals.received is None:
+            _, loss, number = session.run(step)
+    if config.is_chief:
+        tf.summary.FileWriterCache.get(model.model_dir).flush()
+    if loss is not None and number is not None:
+        tf.logging.info("Loss for final step: %s.", loss)
+        return float(loss), int(number)
+    if signals.received is None:
+        tf.logging.warning("input_fn gave no data: there was no training step.")
+    return None, None
+
+
+def _session(model: Model, spec: Any, hooks: Sequence[Any]) -> tf.train.MonitoredSession:
+    config = model.config
+    if in_cluster():
+        return _session_in_cluster(model, spec, hooks)
+    return tf.train.MonitoredTrainingSession(
         master=config.master,
         is_chief=config.is_chief,
         checkpoint_dir=model.model_dir,
@@ -183,15 +212,20 @@ def _loop(
         log_step_count_steps=config.log_step_count_steps,
         max_wait_secs=config.session_creation_timeout_secs,
         save_graph_def=config.checkpoint_save_graph_def,
-    ) as session:
-        # Left in the ordinary way after a signal, so that hooks end and save.
-        while not session.should_stop() and signals.received is None:
-            _, loss, number = session.run(step)
-    if config.is_chief:
-        tf.summary.FileWriterCache.get(model.model_dir).flush()
-    if loss is not None and number is not None:
-        tf.logging.info("Loss for final step: %s.", loss)
-        return float(loss), int(number)
-    if signals.received is None:
-        tf.logging.warning("input_fn gave no data: there was no training step.")
-    return None, None
+    )
+
+
+def _session_in_cluster(
+    model: Model, spec: Any, hooks: Sequence[Any]
+) -> tf.train.MonitoredSession:
+    """Returns what MonitoredTrainingSession would, but which never waits for lost processes."""
+    config = model.config
+    more: list[Any] = []
+    if config.log_step_count_steps:
+        more.append(tf.train.StepCounterHook(
+            config.log_step_count_steps, output_dir=model.model_dir))
+    if config.save_summary_steps:
+        more.append(tf.train.SummarySaverHook(
+            config.save_summary_steps, output_dir=model.model_dir, scaffold=spec.scaffold))
+    creator = session_creator_for(config, spec.scaffold, checkpoint_dir=model.model_dir)
+    return tf.train.MonitoredSession(creator, [*more, *hooks])

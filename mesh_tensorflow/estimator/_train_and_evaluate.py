@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.estimator._checkpoints import saved_step
 from mesh_tensorflow.estimator._estimator import Estimator
+from mesh_tensorflow.estimator._run_cluster import in_cluster
 from mesh_tensorflow.estimator._specs import EvalSpec, TrainSpec
 
 __all__ = ["train_and_evaluate"]
@@ -44,10 +45,12 @@ def train_and_evaluate(
             raise TypeError(
                 f"train_and_evaluate: {name} should be of type {kind.__name__}, but is {value!r}")
     config = estimator.config
-    if config.task_type == "evaluator" or config.num_worker_replicas + config.num_ps_replicas > 1:
+    several = config.num_worker_replicas + config.num_ps_replicas > 1
+    if config.task_type == "evaluator" or (several and not in_cluster()):
         raise ValueError(
             f"train_and_evaluate runs in one process, but TF_CONFIG makes this {config.task_type} "
-            f"{config.task_id} of several: call estimator.train in the chief and the workers, and "
+            f"{config.task_id} of several: let the chief drive the others' devices by "
+            "estimator.run_cluster, or call estimator.train in the chief and the workers, and "
             "estimator.evaluate in the evaluator"
         )
     if not (config.save_checkpoints_steps or config.save_checkpoints_secs):

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 import tensorflow.compat.v1 as tf
 
 SCRIPT = pathlib.Path(__file__).with_name("classic_mnist_script.py")
@@ -22,6 +23,7 @@ def run(model_dir, *flags):
     return steps, accuracies, done.stderr
 
 
+@pytest.mark.slow
 def test_trained_evaluated_and_resumed(tmp_path):
     # 1437 images for training, so 14 steps an epoch. The script counts a step even when the data
     # end, as nothing makes the count wait for data.

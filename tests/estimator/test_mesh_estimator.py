@@ -86,3 +86,17 @@ def test_exported(mesh, tmp_path):
     loaded = tf2.saved_model.load(path)
     output = loaded.signatures["serving_default"](x=tf2.constant(x))
     np.testing.assert_allclose(output["p"].numpy(), x @ weights, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_warm_started_from_another_mesh(mesh, tmp_path):
+    make(tmp_path / "a", MESHES[2]).train(models.train_data, max_steps=4)
+    losses, weights = models.Losses(), models.descent(4)[1]
+    est = make(tmp_path / "b", mesh)
+    est = estimator.Estimator(
+        models.mesh_model, est.model_dir, est.config, est.params, str(tmp_path / "a"))
+    results = est.evaluate(lambda: models.dataset().take(4))
+    error = models.X @ weights - models.Y
+    np.testing.assert_allclose(results["loss"], np.mean(error**2), rtol=1e-4)
+    est.train(models.train_data, hooks=[losses], max_steps=2)
+    np.testing.assert_allclose(losses.losses, models.descent(2, weights)[0], rtol=1e-5)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator
+from mesh_tensorflow.estimator._train import device_fn
 
 CLUSTER = {"chief": ["a:1"], "ps": ["p:1"], "worker": ["w:1", "w:2"]}
 FIELDS = (
@@ -155,3 +156,12 @@ def test_device_fn(tmp_path):
     config = estimator.RunConfig(device_fn=lambda op: "/device:CPU:0")
     estimator.Estimator(model_fn, str(tmp_path), config).train(lambda: tf.zeros([1]), steps=1)
     assert devices == ["/device:CPU:0"]
+
+
+def test_variables_on_parameter_servers(monkeypatch):
+    monkeypatch.setenv(
+        "TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": 1}}))
+    with tf.Graph().as_default(), tf.device(device_fn(estimator.RunConfig())):
+        variable = tf.get_variable("v", [2])
+        value = tf.zeros([2])
+    assert variable.device == "/job:ps/task:0" and value.device == "/job:worker/task:1"

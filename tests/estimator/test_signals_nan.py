@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import estimator_models as models
 import numpy as np
@@ -105,6 +106,15 @@ def test_a_second_signal_ends_at_once(tmp_path):
     with pytest.raises(SystemExit, match="stopped at once by a second SIGTERM"):
         est.train(models.train_data, hooks=[Send(signal.SIGTERM, signal.SIGTERM)], max_steps=20)
     assert est.latest_checkpoint().endswith("model.ckpt-0")
+
+
+def test_training_in_another_thread(tmp_path):
+    """There Python takes no signals, and training leaves them alone."""
+    est = linear(tmp_path)
+    thread = threading.Thread(target=lambda: est.train(models.train_data, max_steps=3))
+    thread.start()
+    thread.join()
+    assert est.get_variable_value("global_step") == 3
 
 
 # -- loss

@@ -1,0 +1,56 @@
+"""The replicated computation of a TPU that is being built."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+__all__ = ["outside_tpu_context", "tpu_context", "within_tpu_context"]
+
+
+def tpu_context() -> tuple[Any, Optional[tf.Graph]]:
+    """Returns the context of the computation that is being built, and its graph.
+
+    Graphs of functions and of control flow are within the computation of the graph around them.
+
+    Returns:
+      (a TPUReplicateContext, a tf.Graph), or (None, None) outside of tpu.rewrite, tpu.replicate and
+      tpu.shard.
+    """
+    graph = None if tf.executing_eagerly() else tf.get_default_graph()
+    while graph is not None:
+        context = graph._get_control_flow_context()
+        while context is not None:
+            if hasattr(context, "get_replicated_var_handle"):
+                return context, graph
+            context = context.outer_context
+        graph = getattr(graph, "outer_graph", None)
+    return None, None
+
+
+@contextlib.contextmanager
+def _at_context(graph: Any, context: Any) -> Iterator[None]:
+    """Makes operations in a control flow context, whatever the one in force."""
+    # Leaving this restores the context that was in force, with its control dependencies.
+    with graph.as_default(), tf.control_dependencies(None), tf.device(None):
+        graph._set_control_flow_context(context)
+        yield
+
+
+@contextlib.contextmanager
+def outside_tpu_context() -> Iterator[None]:
+    """Makes operations on the host that feeds the computation."""
+    context, graph = tpu_context()
+    with _at_context(graph, context.outer_context):
+        yield
+
+
+@contextlib.contextmanager
+def within_tpu_context() -> Iterator[None]:
+    """Makes operations of the computation that are outside of its loops and conditions."""
+    context, graph = tpu_context()
+    with _at_context(graph, context):
+        yield

@@ -1,0 +1,248 @@
+"""Several processes: the chief drives the devices of all, and each watches the others.
+
+A peer is alive as long as its server answers a new connection. One that was killed refuses it at
+once; one that hangs, or whose machine is gone, does not answer in time.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+__all__ = ["PeerLostError", "Peer", "Watch", "answers", "peers_of"]
+
+PING_SECS = 1.0  # from one round of pings to the next
+ANSWER_SECS = 5.0  # that a peer has to answer
+MISSES = 3  # in a row, after which a peer is lost
+GRACE_SECS = 15.0  # that the program has to raise by itself before the process is ended
+
+# What an HTTP/2 client says first, with empty settings: a server answers with its settings.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
+class PeerLostError(RuntimeError):
+    """Another process of the cluster is gone."""
+
+    def __init__(self, text: str, peer: Peer) -> None:
+        """Makes one.
+
+        Args:
+          text: what happened.
+          peer: the process.
+        """
+        super().__init__(text)
+        self.text, self.peer = text, peer
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Peer(NamedTuple):
+    """A process of a cluster."""
+
+    job: str
+    task: int
+    address: str
+
+    def __str__(self) -> str:
+        return f"/job:{self.job}/task:{self.task} at {self.address}"
+
+    @property
+    def device(self) -> str:
+        """The process as a device."""
+        return f"/job:{self.job}/task:{self.task}"
+
+
+def peers_of(cluster_spec: tf.train.ClusterSpec) -> list[Peer]:
+    """Returns the processes of a cluster.
+
+    Args:
+      cluster_spec: addresses by job and task.
+
+    Returns:
+      a list.
+    """
+    return [
+        Peer(job, task, cluster_spec.task_address(job, task))
+        for job in cluster_spec.jobs for task in cluster_spec.task_indices(job)
+    ]
+
+
+def answers(address: str, seconds: float = ANSWER_SECS) -> bool:
+    """Returns whether a server answers a connection.
+
+    Args:
+      address: host and port.
+      seconds: how long to wait.
+
+    Returns:
+      a bool.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds) as found:
+            found.sendall(_HELLO)
+            return bool(found.recv(1))
+    except OSError:
+        return False
+
+
+class Watch:
+    """Pings other processes in a thread; if one is lost, running sessions are closed.
+
+    If the program does not end by itself after that, since it is in a call that cannot be
+    interrupted, the process is ended.
+    """
+
+    def __init__(self, peers: Iterable[Peer], me: Peer) -> None:
+        """Makes one.
+
+        Args:
+          peers: the processes to watch.
+          me: this process.
+        """
+        self._peers, self._me = tuple(peers), me
+        self._misses = dict.fromkeys(self._peers, 0)
+        self._sessions: list[tf.Session] = []
+        self._lost = threading.Event()
+        self._stopped = threading.Event()
+        self._lost_peer: Optional[Peer] = None
+        self._thread = threading.Thread(target=self._run, name="cluster watch", daemon=True)
+
+    @property
+    def lost(self) -> Optional[Peer]:
+        """The process that is gone, or None."""
+        return self._lost_peer
+
+    def wait_for_peers(self, seconds: float) -> None:
+        """Waits until all processes answer.
+
+        Args:
+          seconds: how long at most.
+
+        Raises:
+          PeerLostError: one has not been started.
+        """
+        deadline, missing = time.monotonic() + seconds, list(self._peers)
+        told = False
+        while True:
+            missing = [peer for peer in missing if not answers(peer.address)]
+            if not missing:
+                return
+            names = ", ".join(map(str, missing))
+            if time.monotonic() >= deadline:
+                raise PeerLostError(
+                    f"{self._me} waited {seconds:g} s for {names}, in vain: start this process with "
+                    "the same TF_CONFIG but for its task, and see that nothing blocks the port",
+                    missing[0])
+            if not told:
+                tf.logging.info("%s waits for %s.", self._me, names)
+                told = True
+            time.sleep(0.2)
+
+    def start(self) -> None:
+        """Starts to ping."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stops to ping; nothing ends the process from here on."""
+        self._stopped.set()
+
+    def add_session(self, session: tf.Session) -> None:
+        """Notes a session that is to be closed when a process is lost.
+
+        Args:
+          session: a session.
+        """
+        self._sessions = [*self._sessions[-7:], session]
+
+    def confirm(self, seconds: float = 2 * MISSES * (PING_SECS + ANSWER_SECS)) -> Optional[Peer]:
+        """Finds out whether a process is lost, after an error that may come from that.
+
+        Args:
+          seconds: how long at most.
+
+        Returns:
+          the process, or None if all have answered.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._lost.is_set():
+            if all(answers(peer.address) for peer in self._peers):
+                return None
+            self._lost.wait(PING_SECS / 2)
+        return self._lost_peer
+
+    def error(self) -> PeerLostError:
+        """Returns the error of the process that is lost.
+
+        Returns:
+          a PeerLostError.
+        """
+        assert self._lost_peer is not None
+        return PeerLostError(
+            f"{self._lost_peer} does not answer any more: the process ended, or its machine or the "
+            f"network is down. {self._me} stops. Training resumes from the last checkpoint when "
+            "all processes are started again", self._lost_peer)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(PING_SECS):
+            for peer in self._peers:
+                self._misses[peer] = 0 if answers(peer.address) else self._misses[peer] + 1
+            gone = [peer for peer, misses in self._misses.items() if misses >= MISSES]
+            if gone and not self._stopped.is_set():
+                self._lost_peer = gone[0]
+                self._lost.set()
+                self._end()
+                return
+
+    def _end(self) -> None:
+        for session in self._sessions:
+            # A thread each: closing may wait for the process that is gone.
+            threading.Thread(target=_close, args=(session,), daemon=True).start()
+        if not self._stopped.wait(GRACE_SECS):
+            print(f"error: {self.error()}", file=sys.stderr, flush=True)
+            os._exit(1)
+
+
+def _close(session: tf.Session) -> None:
+    try:
+        session.close()
+    except (tf.errors.OpError, RuntimeError) as error:
+        tf.logging.info("A session was not closed: %s", error)
+
+
+class WatchedSessionCreator(tf.train.SessionCreator):
+    """Makes sessions, but not while a process of the cluster is gone."""
+
+    def __init__(self, create: Callable[[], Any], watch: Watch) -> None:
+        """Makes one.
+
+        Args:
+          create: makes a session.
+          watch: knows who is gone.
+        """
+        self._create, self._watch = create, watch
+        self._is_first = True
+
+    def create_session(self) -> tf.Session:
+        """Makes a session, also in place of one that failed.
+
+        Returns:
+          a session.
+
+        Raises:
+          PeerLostError: a process is gone.
+        """
+        if not self._is_first and self._watch.confirm():
+            raise self._watch.error()
+        self._is_first = False
+        session = self._create()
+        self._watch.add_session(session)
+        return session

@@ -1,0 +1,202 @@
+"""Runs a TPU program without a TPU: each replica on a CPU device of XLA, collectives included.
+
+A program built by tpu.replicate is cut out of its graph and lowered to StableHLO by TensorFlow
+(`xla-legalize-tf`). Every collective of it lowers by itself but CrossReplicaSum: it becomes
+`mhlo.cross-replica-sum`, for which StableHLO has no name. It is written here as the all_reduce
+with the same groups that it is for XLA.
+
+JAX only serves as a way to the XLA compiler, in a process of its own: this file is run as a script
+there. The entry points used are private to JAX.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+REPLICATE = "_tpu_replicate"
+PASSES = "xla-legalize-tf,hlo-legalize-to-stablehlo"
+
+
+def run(programs):
+    """Runs programs of one number of replicas.
+
+    Args:
+      programs: Programs.
+
+    Returns:
+      For each program a list with, for each replica, the list of outputs.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        for i, program in enumerate(programs):
+            with open(os.path.join(directory, f"{i}.mlir"), "w") as f:
+                f.write(program.stablehlo)
+            np.savez(os.path.join(directory, f"{i}.inputs.npz"),
+                     **{f"{j:03}": _bits(x) for j, x in enumerate(program.inputs)})
+        replicas, = {program.replicas for program in programs}
+        subprocess.run(
+            [sys.executable, os.path.abspath(__file__), directory, str(len(programs))], check=True,
+            env={**os.environ, "JAX_PLATFORMS": "cpu",
+                 "XLA_FLAGS": f"--xla_force_host_platform_device_count={replicas}"})
+        results = []
+        for i, program in enumerate(programs):
+            with np.load(os.path.join(directory, f"{i}.outputs.npz")) as saved:
+                outputs = [saved[key] for key in sorted(saved.files)]
+            # Each is [replicas, ...].
+            outputs = [_from_bits(x, dtype) for x, dtype in zip(outputs, program.dtypes)]
+            results.append([[x[r] for x in outputs] for r in range(replicas)])
+        return results
+
+
+def _bits(x):
+    return x.view(np.uint16) if x.dtype.name == "bfloat16" else x
+
+
+def _from_bits(x, dtype):
+    return x.view(dtype) if dtype.name == "bfloat16" else x
+
+
+class Program:
+    """A function as tpu.replicate builds it."""
+
+    def __init__(self, fn, inputs):
+        """Builds and lowers a program.
+
+        Args:
+          fn: a function of tf.Tensors that returns one, or a list of them.
+          inputs: for each replica a list of arrays.
+        """
+        import tensorflow.compat.v1 as tf
+
+        self.replicas = len(inputs)
+        with tf.Graph().as_default() as graph:
+            tf.tpu.replicate(fn, [[tf.constant(x) for x in own] for own in inputs])
+            # What the program made on the host, such as replica numbers, is input as well.
+            operations = graph.get_operations()
+            replicated = [op for op in operations if op.type == "TPUReplicatedInput"]
+            outputs = [op.inputs[0] for op in operations if op.type == "TPUReplicatedOutput"]
+            self.dtypes = [np.dtype(x.dtype.as_numpy_dtype) for x in outputs]
+            options = tf.GraphOptions(place_pruned_graph=True)
+            with tf.Session(config=tf.ConfigProto(graph_options=options)) as session:
+                self.inputs = [
+                    np.stack(session.run(list(op.inputs))) for op in replicated]
+            cluster = _cluster(tf, graph)
+        arguments = [op.outputs[0] for op in replicated]
+
+        def whole(*slices):
+            # JAX hands each device a slice of an array with the replicas first.
+            slices = [tf.squeeze(x, 0) for x in slices]
+            return tf.import_graph_def(
+                cluster, {a.name: x for a, x in zip(arguments, slices)},
+                [x.name for x in outputs], name="")
+
+        wrapped = tf.wrap_function(
+            whole, [tf.TensorSpec([1, *a.shape.as_list()], a.dtype) for a in arguments])
+        module = tf.mlir.experimental.convert_function(wrapped)
+        self.stablehlo = _plain(tf.mlir.experimental.run_pass_pipeline(module, PASSES))
+
+
+def _cluster(tf, graph):
+    """Returns the GraphDef of what runs on a TPU, as plain operations."""
+    whole = graph.as_graph_def(add_shapes=False)
+    cluster = tf.GraphDef()
+    cluster.library.CopyFrom(whole.library)
+    cluster.versions.CopyFrom(whole.versions)
+    inside = {node.name for node in whole.node
+              if REPLICATE in node.attr and node.op != "TPUReplicateMetadata"}
+    for node in whole.node:
+        if node.name not in inside:
+            continue
+        copy = cluster.node.add()
+        copy.CopyFrom(node)
+        copy.device = ""
+        del copy.attr[REPLICATE]
+        kept = [i for i in node.input if not i.startswith("^") or i[1:] in inside]
+        del copy.input[:]
+        copy.input.extend(kept)
+    return cluster
+
+
+def _plain(module):
+    """Returns a module of StableHLO alone."""
+    module = re.sub(
+        r'(%\w+) = "(?:mhlo|stablehlo)\.cross-replica-sum"\((%\w+)\) <\{(.*?)\}> : (.*)',
+        _all_reduce, module)
+    module = re.sub(r"module attributes \{[^\n]*\n", "module @m {\n", module)
+    module = module.replace("module {", "module @m {", 1)
+    module = re.sub(r"attributes \{.*?\} \{\n", "{\n", module)
+    module = re.sub(r"\{tf\._user_specified_name = \"[^\"]*\"\}", "", module)
+    module = re.sub(r"@__inference_\w+", "@main", module)
+    unknown = set(re.findall(r"\"?\b((?:tf|mhlo|chlo)\.[\w-]+)", module))
+    if unknown:
+        raise ValueError(f"not lowered to StableHLO: {sorted(unknown)} in\n{module}")
+    return module
+
+
+def _all_reduce(match):
+    result, argument, groups, types = match.groups()
+    element = re.search(r"tensor<(?:\d+x)*(\w+)>", types).group(1)
+    scalar = f"tensor<{element}>"
+    return (
+        f'{result} = "stablehlo.all_reduce"({argument}) <{{{groups}}}> ({{\n'
+        f"^bb0(%x: {scalar}, %y: {scalar}):\n"
+        f"  %z = stablehlo.add %x, %y : {scalar}\n"
+        f"  stablehlo.return %z : {scalar}\n"
+        f"}}) : {types}")
+
+
+# -- the process that runs programs
+
+
+def main(directory, count):
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    for i in range(count):
+        with open(os.path.join(directory, f"{i}.mlir")) as f:
+            text = f.read()
+        with np.load(os.path.join(directory, f"{i}.inputs.npz")) as saved:
+            inputs = [saved[key] for key in sorted(saved.files)]
+        outputs = execute(jax, text, inputs)
+        np.savez(os.path.join(directory, f"{i}.outputs.npz"),
+                 **{f"{j:03}": x for j, x in enumerate(outputs)})
+
+
+def execute(jax, text, inputs):
+    """Returns arrays with the replicas first."""
+    from jax._src import compiler, xla_bridge
+    from jax._src.interpreters import mlir
+    from jax._src.lib import xla_client
+    from jaxlib.mlir import ir
+
+    backend = xla_bridge.get_backend("cpu")
+    devices = backend.local_devices()
+    with mlir.make_ir_context():
+        module = ir.Module.parse(text)
+    options = compiler.get_compile_options(
+        num_replicas=len(devices), num_partitions=1,
+        device_assignment=np.arange(len(devices)).reshape(-1, 1))
+    if hasattr(compiler, "backend_compile_and_load"):
+        program = compiler.backend_compile_and_load(
+            backend, module, xla_client.DeviceList(tuple(devices)), options, [])
+    else:
+        program = backend.compile(str(module), options)
+    rows = jax.sharding.NamedSharding(
+        jax.sharding.Mesh(np.array(devices), ("r",)), jax.sharding.PartitionSpec("r"))
+    types = re.findall(r"%arg\d+: tensor<([\w]+)>", text[: text.index("{\n", text.index("@main"))])
+    arrays = []
+    for x, kind in zip(inputs, types):
+        if kind.endswith("bf16"):
+            x = x.view(jax.numpy.bfloat16)
+        parts = [jax.device_put(x[r : r + 1], d) for r, d in enumerate(devices)]
+        arrays.append(jax.make_array_from_single_device_arrays(x.shape, rows, parts))
+    results = program.execute_sharded(arrays).disassemble_into_single_device_arrays()
+    stacked = [np.stack([np.asarray(x) for x in result]) for result in results]
+    return [_bits(x) for x in stacked]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
