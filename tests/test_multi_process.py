@@ -245,7 +245,7 @@ def test_slices_are_stored_on_both_servers(target):
     """The servers themselves place the slice variables where the mesh says."""
     devices = task_devices("0:0", "0:1", "1:0", "1:1")
     with tf.Graph().as_default():
-        program = build("rows:2,cols:2", BOTH, devices)
+        build("rows:2,cols:2", BOTH, devices)
         metadata = tf.RunMetadata()
         limit = tf.RunOptions(
             timeout_in_ms=STEP_SECONDS * 1000, trace_level=tf.RunOptions.FULL_TRACE

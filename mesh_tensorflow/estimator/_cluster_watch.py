@@ -139,8 +139,8 @@ class Watch:
             names = ", ".join(map(str, missing))
             if time.monotonic() >= deadline:
                 raise PeerLostError(
-                    f"{self._me} waited {seconds:g} s for {names}, in vain: start this process with "
-                    "the same TF_CONFIG but for its task, and see that nothing blocks the port",
+                    f"{self._me} waited {seconds:g} s for {names}, in vain: start it with the same "
+                    "TF_CONFIG but for its task, and see that nothing blocks the port",
                     missing[0])
             if not told:
                 tf.logging.info("%s waits for %s.", self._me, names)

@@ -28,6 +28,10 @@ class Model(NamedTuple):
     model_dir: str
     warm_start_from: Any = None
 
+    def _device(self) -> str:
+        # Not None, which would undo a device_fn.
+        return own_device(self.config) or ""
+
     def inputs(self, input_fn: Any, mode: str, features_only: bool = False) -> Inputs:
         """Returns features and labels in the default graph.
 
@@ -39,7 +43,7 @@ class Model(NamedTuple):
         Returns:
           Inputs.
         """
-        with tf.device(own_device(self.config)), tf.device("/cpu:0"):
+        with tf.device(self._device()), tf.device("/cpu:0"):
             return make_inputs(self.call_input_fn(input_fn, mode), features_only)
 
     def spec(self, inputs: Inputs, mode: str) -> Any:
@@ -53,7 +57,7 @@ class Model(NamedTuple):
           an EstimatorSpec.
         """
         tf.logging.info("Calling model_fn.")
-        with tf.device(own_device(self.config)):
+        with tf.device(self._device()):
             spec = self.call_model_fn(inputs.features, inputs.labels, mode)
         tf.logging.info("Done calling model_fn.")
         return as_spec(spec, mode)

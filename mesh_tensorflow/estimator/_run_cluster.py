@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import time
 from collections.abc import Callable
 from typing import Any, Optional
@@ -10,7 +11,13 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.estimator._cluster_watch import (
-    Peer, PeerLostError, Watch, WatchedSessionCreator, answers, peers_of)
+    Peer,
+    PeerLostError,
+    Watch,
+    WatchedSessionCreator,
+    answers,
+    peers_of,
+)
 from mesh_tensorflow.estimator._run_config import RunConfig
 
 __all__ = ["in_cluster", "own_device", "run_cluster", "session_creator_for"]
@@ -65,8 +72,9 @@ def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         news = f"{type(error).__name__}: {error}".encode()
         # What a session raises when a process is gone says little about it.
-        if isinstance(error, tf.errors.OpError) and watch.confirm() or (
-                watch.lost and not isinstance(error, PeerLostError)):
+        if isinstance(error, tf.errors.OpError):
+            watch.confirm()
+        if watch.lost and not isinstance(error, PeerLostError):
             news = str(watch.error()).encode()
             raise watch.error() from error
         raise
@@ -164,6 +172,8 @@ def _server(config: RunConfig) -> tf.distribute.Server:
         given.CopyFrom(config.session_config)
         del given.device_filters[:]
     _set_leader(given, config)
+    # By default a call to a process that is gone waits for it forever.
+    os.environ.setdefault("GRPC_FAIL_FAST", "true")
     return tf.distribute.Server(
         config.cluster_spec, job_name=config.task_type, task_index=config.task_id,
         protocol=config.protocol, config=given)

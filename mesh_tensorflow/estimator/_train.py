@@ -180,7 +180,7 @@ def _loop(
     loss: Any = None
     number: Any = None
     # All hooks by `hooks`, which keeps their order: those of the chief alone would come first.
-    with _session(model, spec, hooks) as session:
+    with _session(model, spec, step, hooks) as session:
         # Left in the ordinary way after a signal, so that hooks end and save.
         while not session.should_stop() and signals.received is None:
             _, loss, number = session.run(step)
@@ -194,38 +194,52 @@ def _loop(
     return None, None
 
 
-def _session(model: Model, spec: Any, hooks: Sequence[Any]) -> tf.train.MonitoredSession:
+def _session(
+    model: Model, spec: Any, step: _Step, hooks: Sequence[Any]
+) -> tf.train.MonitoredSession:
     config = model.config
-    if in_cluster():
-        return _session_in_cluster(model, spec, hooks)
+    if config.is_chief:
+        return _chief_session(model, spec, step, hooks)
     return tf.train.MonitoredTrainingSession(
         master=config.master,
-        is_chief=config.is_chief,
+        is_chief=False,
         checkpoint_dir=model.model_dir,
         scaffold=spec.scaffold,
         hooks=hooks,
         save_checkpoint_secs=None,
         save_checkpoint_steps=None,
-        save_summaries_steps=config.save_summary_steps or None,
+        save_summaries_steps=None,
         save_summaries_secs=None,
         config=config.effective_session_config,
         log_step_count_steps=config.log_step_count_steps,
         max_wait_secs=config.session_creation_timeout_secs,
-        save_graph_def=config.checkpoint_save_graph_def,
     )
 
 
-def _session_in_cluster(
-    model: Model, spec: Any, hooks: Sequence[Any]
+def _chief_session(
+    model: Model, spec: Any, step: _Step, hooks: Sequence[Any]
 ) -> tf.train.MonitoredSession:
-    """Returns what MonitoredTrainingSession would, but which never waits for lost processes."""
+    """Returns what MonitoredTrainingSession would, but which never waits for lost processes.
+
+    Its step counter counts rightly however the model function orders its operations.
+    """
     config = model.config
     more: list[Any] = []
     if config.log_step_count_steps:
-        more.append(tf.train.StepCounterHook(
-            config.log_step_count_steps, output_dir=model.model_dir))
+        more.append(_StepCounter(step, config.log_step_count_steps, model.model_dir))
     if config.save_summary_steps:
         more.append(tf.train.SummarySaverHook(
             config.save_summary_steps, output_dir=model.model_dir, scaffold=spec.scaffold))
     creator = session_creator_for(config, spec.scaffold, checkpoint_dir=model.model_dir)
     return tf.train.MonitoredSession(creator, [*more, *hooks])
+
+
+class _StepCounter(tf.train.StepCounterHook):
+    """Counts by the step after each step: a read of the variable may come before or after."""
+
+    def __init__(self, step: _Step, every_n_steps: int, output_dir: str) -> None:
+        super().__init__(every_n_steps, output_dir=output_dir)
+        self._number = step.number
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf.train.SessionRunArgs(self._number)

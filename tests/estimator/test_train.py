@@ -133,11 +133,14 @@ def test_params_are_copies(tmp_path):
 def test_summaries(tmp_path):
     make(tmp_path, save_summary_steps=5).train(models.train_data, max_steps=10)
     found = models.events(tmp_path)
-    steps = {tag: [step for step, t, _ in found if t == tag] for _, tag, _ in found}
-    assert steps == {"user": [1, 6], "loss": [1, 6], "global_step/sec": [4, 7, 10]}
+    assert {tag for _, tag, _ in found} == {"user", "loss", "global_step/sec"}
+    steps = [step for step, tag, _ in found if tag == "loss"]
+    # TensorFlow's hook sometimes reads the global step after it was increased.
+    assert steps[:2] == [1, 6] and len(steps) <= 3
+    assert steps == [step for step, tag, _ in found if tag == "user"]
     losses, _ = models.descent(10)
     values = [value for _, tag, value in found if tag == "loss"]
-    np.testing.assert_allclose(values, [losses[0], losses[5]], rtol=1e-5)
+    np.testing.assert_allclose(values, [losses[step - 1] for step in steps], rtol=1e-5)
 
 
 def test_no_summaries_and_no_checkpoints(tmp_path):

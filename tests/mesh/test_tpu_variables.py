@@ -186,12 +186,12 @@ def test_within_a_loop_and_a_function(graph, v2_loops):
                                  [0, tf.identity(x)])
         return tf.function(lambda y: rv.assign_add(y))(y)
 
-    if v2_loops:
-        tf.enable_control_flow_v2()
+    before = tf.control_flow_v2_enabled()
+    (tf.enable_control_flow_v2 if v2_loops else tf.disable_control_flow_v2)()
     try:
         replicate(computation)
     finally:
-        tf.disable_control_flow_v2()
+        (tf.enable_control_flow_v2 if before else tf.disable_control_flow_v2)()
     inputs = [op for op in graph.get_operations() if op.type == "TPUReplicatedInput"]
     assert [list(op.inputs) for op in inputs if op.name == "rv/handle"] == [
         [v.handle for v in own]]

@@ -9,6 +9,7 @@ JAX only serves as a way to the XLA compiler, in a process of its own: this file
 there. The entry points used are private to JAX.
 """
 
+import contextlib
 import os
 import re
 import subprocess
@@ -18,7 +19,7 @@ import tempfile
 import numpy as np
 
 REPLICATE = "_tpu_replicate"
-PASSES = "xla-legalize-tf,hlo-legalize-to-stablehlo"
+PASSES = "tf-functional-control-flow-to-regions,xla-legalize-tf,canonicalize,hlo-legalize-to-stablehlo"
 
 
 def run(programs):
@@ -72,7 +73,7 @@ class Program:
         import tensorflow.compat.v1 as tf
 
         self.replicas = len(inputs)
-        with tf.Graph().as_default() as graph:
+        with tf.Graph().as_default() as graph, _loops_that_lower(tf):
             tf.tpu.replicate(fn, [[tf.constant(x) for x in own] for own in inputs])
             # What the program made on the host, such as replica numbers, is input as well.
             operations = graph.get_operations()
@@ -97,6 +98,18 @@ class Program:
             whole, [tf.TensorSpec([1, *a.shape.as_list()], a.dtype) for a in arguments])
         module = tf.mlir.experimental.convert_function(wrapped)
         self.stablehlo = _plain(tf.mlir.experimental.run_pass_pipeline(module, PASSES))
+
+
+@contextlib.contextmanager
+def _loops_that_lower(tf):
+    """Has loops be While operations."""
+    before = tf.control_flow_v2_enabled()
+    tf.enable_control_flow_v2()
+    try:
+        yield
+    finally:
+        if not before:
+            tf.disable_control_flow_v2()
 
 
 def _cluster(tf, graph):
