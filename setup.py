@@ -17,6 +17,7 @@ def read(*path):
 VERSION = re.search(r'^__version__ = "([^"]+)"', read("mesh_tensorflow", "__init__.py"), re.M)
 
 TESTS = ["hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "scikit-learn", "matplotlib"]
+TESTS_TPU = ["jax"]  # runs TPU programs on XLA's CPU replicas
 EXAMPLES = ["scikit-learn", "matplotlib"]
 
 setup(
@@ -39,8 +40,9 @@ setup(
     ],
     extras_require={
         "examples": EXAMPLES,
-        "test": TESTS,
-        "dev": [*TESTS, "mypy", "ruff"],
+        "test": [*TESTS, *TESTS_TPU],
+        "test-tpu": TESTS_TPU,
+        "dev": [*TESTS, *TESTS_TPU, "mypy", "ruff"],
         "docs": ["mkdocs", "mkdocs-material", "mkdocstrings[python]"],
     },
     classifiers=[

@@ -18,6 +18,7 @@ from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import slice_fns, slicing
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
+from mesh_tensorflow._mesh.random_slices import new_key
 
 __all__ = ["MeshImpl"]
 
@@ -180,6 +181,10 @@ class MeshImpl:
     def random(self, shape: Shape, tf_fn: Callable, kwargs: dict) -> Any:
         """Returns a laid-out random tensor; equal slices are equal on all processors."""
         raise NotImplementedError(f"{type(self).__name__} has no random")
+
+    def random_key(self, seed: Optional[int]) -> tf.Tensor:
+        """Returns a new key for random numbers, the same one for all processors."""
+        return new_key(seed)
 
     # -- communication
 

@@ -7,13 +7,16 @@ slice. The hash is a keyed form of "triple32", an integer hash with very low bia
 "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 
 The key comes from one stateful TensorFlow operation, seeded as TensorFlow seeds its own: a
-new key at each execution, the same sequence of keys in each run of a seeded program.
+new key at each execution, the same sequence of keys in each run of a seeded program. Within
+`keys_by_step` it is a function of the step instead, so that a training that is resumed goes on
+with the keys of the step that it has come to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -21,12 +24,38 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.slice_fns import static_arange
 
-__all__ = ["fold_key", "is_known", "keep_mask", "new_key", "program_seed", "random_slice"]
+__all__ = [
+    "fold_key",
+    "is_known",
+    "keep_mask",
+    "keys_by_step",
+    "new_key",
+    "program_seed",
+    "random_slice",
+]
 
 # Elementwise kernels compute whole vectors and the rest one by one, and the two differ in the
 # last bit for functions such as log. Padding to this many elements leaves no rest.
 _VECTOR = 64
 _DEFAULT_SEED = 87654321  # TensorFlow's, for an operation seed without a graph seed
+
+
+_step: Optional[tf.Tensor] = None
+
+
+@contextlib.contextmanager
+def keys_by_step(step: tf.Tensor) -> Iterator[None]:
+    """Seeded keys made within depend on a step, and not on what was executed before.
+
+    Args:
+      step: an integer tf scalar, a new one each time that random values are wanted anew.
+    """
+    global _step
+    outer, _step = _step, step
+    try:
+        yield
+    finally:
+        _step = outer
 
 
 def program_seed() -> Optional[int]:
@@ -38,7 +67,7 @@ def program_seed() -> Optional[int]:
 
 
 def new_key(seed: Optional[int] = None) -> tf.Tensor:
-    """Returns a uint32 [4] key, different each time it is executed.
+    """Returns a uint32 [4] key, different each time it is executed, or in each step.
 
     Args:
       seed: a seed for the random operation; None if neither it nor the program has one.
@@ -47,6 +76,8 @@ def new_key(seed: Optional[int] = None) -> tf.Tensor:
     if seed is not None:
         graph_seed = program_seed()
         seeds = (_DEFAULT_SEED if graph_seed is None else graph_seed, seed)
+        if _step is not None:
+            return fold_key(tf.stack([_u32(part) for part in seeds]), _step)
     bits = tf.raw_ops.RandomUniformInt(
         shape=[4],
         minval=tf.constant(-(2**31), tf.int32),

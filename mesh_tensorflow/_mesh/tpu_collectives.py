@@ -84,8 +84,7 @@ class TpuCollectives:
           ValueError: no replicated computation is being built, or it has more or fewer replicas
             than the mesh has processors.
         """
-        context, _ = tpu_context()
-        self._check(context)
+        context = self._context()
         if context is not self._pnum_context:
             with outside_tpu_context():
                 numbers = [tf.constant(p, tf.int32) for p in range(self._shape.size)]
@@ -100,7 +99,9 @@ class TpuCollectives:
             self._pnum_context = context
         return self._pnum
 
-    def _check(self, context: Any) -> None:
+    def _context(self) -> Any:
+        """Returns the computation that is being built; it has a replica for each processor."""
+        context, _ = tpu_context()
         if context is None:
             raise ValueError(
                 f"collectives of the TPU mesh {dims_text(self._shape)} are used outside of a "
@@ -114,6 +115,7 @@ class TpuCollectives:
                 f"{dims_text(self._shape)} has {self._shape.size} processors. Replicate it over "
                 "a device assignment with a replica for each processor"
             )
+        return context
 
     def own(self, table: Sequence[Any], dtype: tf.DType = tf.int32) -> tf.Tensor:
         """Returns the core's entry of a table with one for each logical processor."""
@@ -133,6 +135,7 @@ class TpuCollectives:
 
     def _groups(self, mesh_axes: Sequence[int]) -> list[list[int]]:
         """Returns groups of physical numbers, the members in order of logical number."""
+        self._context()
         groups = processor_groups(self._shape, sorted(mesh_axes))
         return [[self._physical[pnum] for pnum in group] for group in groups]
 

@@ -8,11 +8,14 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.random_slices import keys_by_step
+from mesh_tensorflow.checkpoint import Saver, check_checkpoint
 from mesh_tensorflow.estimator._checkpoints import WarmStartSettings, warm_start
 from mesh_tensorflow.estimator._hooks import NanLossHook, SummaryWritersHook, savers_last
 from mesh_tensorflow.estimator._model import Model
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator._progress import ProgressHook
+from mesh_tensorflow.estimator._random_step import RandomStepHook
 from mesh_tensorflow.estimator._run_cluster import in_cluster, session_creator_for
 from mesh_tensorflow.estimator._signals import StopSignals
 
@@ -58,13 +61,17 @@ def run_training(model: Model, input_fn: Any, request: Request) -> Optional[floa
         tf.set_random_seed(config.effective_seed)
         global_step = tf.train.create_global_step(graph)
         inputs = model.inputs(input_fn, ModeKeys.TRAIN)
-        spec = model.spec(inputs, ModeKeys.TRAIN)
+        random_step = RandomStepHook()
+        with keys_by_step(random_step.step):
+            spec = model.spec(inputs, ModeKeys.TRAIN)
         if request.warm_start_from:
             names = warm_start(request.warm_start_from)
             tf.logging.info("Warm start of %d variables: %s", len(names), ", ".join(names))
         step = _step(spec, global_step)
         _add_saver(spec, config)
-        hooks = _hooks(model, spec, step, request, inputs.hooks)
+        _check_checkpoint(spec, model.model_dir)
+        hooks = [random_step.follow(step.number),
+                 *_hooks(model, spec, step, request, inputs.hooks)]
         progress = next(h for h in hooks if isinstance(h, ProgressHook))
         try:
             loss, number = _loop(model, spec, step, hooks, signals)
@@ -104,13 +111,28 @@ def _step(spec: Any, global_step: tf.Variable) -> _Step:
 def _add_saver(spec: Any, config: Any) -> None:
     """Puts a saver where a Scaffold looks for it, unless the model function made one."""
     if spec.scaffold.saver is None and not tf.get_collection(tf.GraphKeys.SAVERS):
-        tf.add_to_collection(tf.GraphKeys.SAVERS, tf.train.Saver(
+        tf.add_to_collection(tf.GraphKeys.SAVERS, Saver(
             sharded=True,
             max_to_keep=config.keep_checkpoint_max,
             keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
             defer_build=True,
             save_relative_paths=True,
         ))
+
+
+def _check_checkpoint(spec: Any, model_dir: str) -> None:
+    """Raises an error if the model directory has a checkpoint that is not of this model.
+
+    Raises:
+      CheckpointError: it is damaged, or variables are missing in it or have other shapes.
+    """
+    path = tf.train.latest_checkpoint(model_dir)
+    savers = [spec.scaffold.saver] if spec.scaffold.saver else []
+    savers += tf.get_collection(tf.GraphKeys.SAVERS)
+    if path and savers and not isinstance(savers[0], Saver):
+        # TensorFlow has no public way to ask a saver for its variables.
+        wanted = getattr(savers[0], "_var_list", None)
+        check_checkpoint(path, tf.global_variables() if wanted is None else wanted)
 
 
 def _hooks(

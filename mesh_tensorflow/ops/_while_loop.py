@@ -14,7 +14,7 @@ from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import inside_loop
 from mesh_tensorflow._mesh.pending import walk
-from mesh_tensorflow._mesh.random_slices import fold_key, new_key
+from mesh_tensorflow._mesh.random_slices import fold_key
 from mesh_tensorflow.ops._control import external_inputs
 from mesh_tensorflow.ops._loop_state import (
     LoopState,
@@ -206,8 +206,10 @@ class WhileLoopOperation(Operation):
 
         Iterations run in parallel, so that a key drawn within would depend on their timing.
         """
+        mesh_impl = lowering.mesh_impl(self)
         return {
-            op: lowering.random_keys[op] if op in lowering.random_keys else new_key(op.seed())
+            op: lowering.random_keys[op] if op in lowering.random_keys
+            else mesh_impl.random_key(op.seed())
             for op in self.random_operations()
         }
 

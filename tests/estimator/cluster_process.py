@@ -2,6 +2,7 @@
 
 Arguments: the model directory, the number of steps, and how long a step takes at least.
 """
+
 import sys
 import time
 
@@ -12,19 +13,19 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import estimator
 
 
-def model_fn(features, labels, mode):
-    """Two layers by SGD; `batch` is split over the processes."""
+def model_fn(features, labels, mode, config):
+    """Two layers by SGD; `hidden` is split over the processes, if there are several."""
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
-    batch, d_in, d_out = mtf.Dimension("batch", models.BATCH), mtf.Dimension("d_in", 2), mtf.Dimension("out", 1)
-    hidden = mtf.Dimension("hidden", 4)
+    batch, d_in = mtf.Dimension("batch", models.BATCH), mtf.Dimension("d_in", 2)
+    hidden, d_out = mtf.Dimension("hidden", 4), mtf.Dimension("out", 1)
     x = mtf.import_tf_tensor(mesh, features["x"], [batch, d_in])
     h = mtf.layers.dense(x, [hidden], reduced_dims=[d_in], activation=mtf.tanh, name="first")
     y = mtf.layers.dense(h, [d_out], reduced_dims=[hidden], name="second")
     loss = mtf.reduce_mean(mtf.square(y - mtf.import_tf_tensor(mesh, labels, [batch, d_out])))
     grads = mtf.gradients([loss], [v.outputs[0] for v in graph.trainable_variables])
     updates = mtf.optimize.SgdOptimizer(0.05).apply_grads(grads, graph.trainable_variables)
-    devices = ["/job:chief/task:0/device:CPU:0", "/job:worker/task:0/device:CPU:0"]
+    devices = [f"/job:{job}/task:0/device:CPU:0" for job in config.cluster_spec.jobs] or [""] * 2
     impl = mtf.placement_mesh_impl.PlacementMeshImpl("all:2", "hidden:all", devices)
     lowering = mtf.Lowering(graph, {mesh: impl})
     tf_loss = lowering.export_to_tf_tensor(loss)
@@ -50,7 +51,7 @@ class Tell(tf.train.SessionRunHook):
 
     def after_run(self, run_context, run_values):
         step, loss = run_values.results
-        print(f"step {step} {loss:.6f}", flush=True)
+        print(f"step {step} {loss:.8f}", flush=True)
         time.sleep(self.seconds)
 
 
@@ -59,15 +60,14 @@ def main():
     config = estimator.RunConfig(
         model_dir=directory, save_checkpoints_steps=5, session_creation_timeout_secs=60)
     est = estimator.Estimator(model_fn, config=config)
-    tf.logging.set_verbosity(tf.logging.INFO)
 
     def train():
         step = 0
         if est.latest_checkpoint():
             step = int(est.get_variable_value("global_step"))
         est.train(lambda: models.dataset(skip=step), [Tell(seconds)], max_steps=steps)
-        results = est.evaluate(models.eval_data)
-        print(f"evaluated {results['global_step']} {results['loss']:.6f}", flush=True)
+        results = est.evaluate(lambda: models.dataset().take(4))
+        print(f"evaluated {results['global_step']} {results['loss']:.8f}", flush=True)
         return "trained"
 
     print(f"result {estimator.run_cluster(train, config)}", flush=True)

@@ -239,6 +239,8 @@ def test_outside_of_a_computation():
     with tf.Graph().as_default():
         with pytest.raises(ValueError, match=r"mesh a=2, b=4 are used outside of a replicated"):
             TpuCollectives(MESH, L2P).pnum()
+        with pytest.raises(ValueError, match=r"are used outside of a replicated"):
+            TpuCollectives(MESH, L2P).allreduce(tf.zeros([2]), [0], "MAX")
 
 
 def test_other_numbers_of_replicas():

@@ -1,0 +1,62 @@
+"""The step that random values of a training depend on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+__all__ = ["RandomStepHook"]
+
+
+class RandomStepHook(tf.train.SessionRunHook):
+    """Feeds the number of steps done, from which random values of the next step are made.
+
+    The global step itself may be read before or after the training operation adds to it.
+    """
+
+    def __init__(self) -> None:
+        """Makes one, before the model function is called.
+
+        Attributes:
+          step: the number of steps done, a tf.Tensor.
+        """
+        self.step = tf.placeholder_with_default(
+            tf.zeros([], tf.int64), [], name="steps_done_for_random")
+        self._number: Any = None
+        self._done = 0
+
+    def follow(self, number: tf.Tensor) -> RandomStepHook:
+        """Returns itself, to go by the global step after each step.
+
+        Args:
+          number: a tf.Tensor, the global step after each step.
+        """
+        self._number = number
+        return self
+
+    def after_create_session(self, session: tf.Session, coord: Any) -> None:
+        """Reads where the training is.
+
+        Args:
+          session: the new session, restored.
+          coord: unused.
+        """
+        self._done = int(session.run(tf.train.get_global_step()))
+
+    def before_run(self, run_context: Any) -> Any:
+        """Feeds the step.
+
+        Args:
+          run_context: unused.
+        """
+        return tf.train.SessionRunArgs(self._number, feed_dict={self.step: self._done})
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Notes the step that was made.
+
+        Args:
+          run_context: unused.
+          run_values: of the step.
+        """
+        self._done = int(run_values.results)
