@@ -118,8 +118,9 @@ def check_checkpoint(
         reader = tf.train.load_checkpoint(path)
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     except (tf.errors.OpError, ValueError, RuntimeError) as e:
+        others = _others(path, "Other checkpoints")
         raise CheckpointError(
-            f"{path}.index cannot be read: {_first_line(str(e))}.{_others(path, 'Other checkpoints')}"
+            f"{path}.index cannot be read: {_first_line(str(e))}.{others}"
         ) from e
     _check_names(path, wanted, shapes, dtypes)
     _check_files(path)

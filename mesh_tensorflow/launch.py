@@ -2,8 +2,9 @@
 
     python -m mesh_tensorflow.launch --processes 4 script.py --its_flags
 
-starts four processes of a script on this machine. Within the script, `processes()` tells which one
-it is; on a cluster, where something else starts the processes, it reads TF_CONFIG or what SLURM says.
+starts four processes of a script on this machine. Within the script, `processes()` tells which
+one it is; on a cluster, where something else starts the processes, it reads TF_CONFIG or what SLURM
+says.
 """
 
 from __future__ import annotations
@@ -254,8 +255,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Runs the command line; see the module."""
     parser = argparse.ArgumentParser(
         prog="python -m mesh_tensorflow.launch",
-        description="Starts several processes of a script on this machine, which find each other by "
-        "mesh_tensorflow.launch.processes(). Ends all if one fails.")
+        description="Starts several processes of a script on this machine, which find each other "
+        "by mesh_tensorflow.launch.processes(). Ends all if one fails.")
     parser.add_argument("--processes", type=int, required=True, help="how many")
     parser.add_argument("--show_all", action="store_true",
                         help="show what every process writes, not the first alone")

@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow.estimator._cluster import TaskType
 from mesh_tensorflow.estimator._cluster_watch import (
     Peer,
     PeerLostError,
@@ -45,16 +46,22 @@ def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
 
     Raises:
       PeerLostError: another process is gone, or was never there.
+      TypeError: `config` is not a RunConfig.
       ValueError: this process is an evaluator.
       RuntimeError: the chief's program failed, in the other processes.
     """
     global _watch
     if not isinstance(config, RunConfig):
         raise TypeError(f"run_cluster: config should be a RunConfig, but is {config!r}")
+    if config.task_type == TaskType.EVALUATOR:
+        raise ValueError(
+            "run_cluster: TF_CONFIG makes this process an evaluator, which is not part of the "
+            "cluster: evaluate in the chief's function, or call estimator.evaluate here"
+        )
     peers = peers_of(config.cluster_spec)
     if len(peers) < 2 or _watch is not None:
         return main()
-    me = _this_process(config, peers)
+    me = next(p for p in peers if (p.job, p.task) == (config.task_type, config.task_id))
     # It runs until the process ends: TensorFlow's servers cannot be stopped.
     server = _server(config)
     if not config.is_chief:
@@ -140,18 +147,9 @@ def session_creator_for(
 # -- processes
 
 
-def _this_process(config: RunConfig, peers: list[Peer]) -> Peer:
-    for peer in peers:
-        if (peer.job, peer.task) == (config.task_type, config.task_id):
-            return peer
-    raise ValueError(
-        f"run_cluster: this process is {config.task_type} {config.task_id} by TF_CONFIG, which is "
-        f"not one of the cluster: {', '.join(map(str, peers))}"
-    )
-
-
 def _chief(peers: list[Peer], config: RunConfig) -> Peer:
-    return next(p for name in ("chief", "master") for p in peers if p.job == name)
+    jobs = (TaskType.CHIEF, TaskType.MASTER)
+    return next(p for job in jobs for p in peers if p.job == job)
 
 
 def _own_address(config: RunConfig) -> str:

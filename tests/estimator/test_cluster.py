@@ -239,3 +239,8 @@ def test_one_process_runs_the_function():
 def test_mistakes(monkeypatch):
     with pytest.raises(TypeError, match="config should be a RunConfig, but is 3"):
         estimator.run_cluster(lambda: None, 3)
+    monkeypatch.setenv("TF_CONFIG", json.dumps({
+        "cluster": {"chief": ["a:1"], "worker": ["b:1"]},
+        "task": {"type": "evaluator", "index": 0}}))
+    with pytest.raises(ValueError, match="makes this process an evaluator, which is not part"):
+        estimator.run_cluster(lambda: None, estimator.RunConfig())

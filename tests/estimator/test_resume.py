@@ -72,7 +72,7 @@ def test_random_values_go_on_as_they_would_have(tmp_path):
 def test_a_checkpoint_of_another_model(own_saver, tmp_path):
     estimator.Estimator(make_model_fn([]), str(tmp_path)).train(input_fn, steps=1)
     other = estimator.Estimator(make_model_fn([], 8, own_saver), str(tmp_path))
-    with pytest.raises(CheckpointError, match="model.ckpt-1 is not of this program") as error:
+    with pytest.raises(CheckpointError, match=r"model.ckpt-1 is not of this program") as error:
         other.train(input_fn, steps=1)
     assert "a/kernel: float32 [16, 4] in the file, float32 [16, 8] in the program" in str(
         error.value)

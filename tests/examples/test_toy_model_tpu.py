@@ -1,0 +1,58 @@
+"""The toy model of a TPUEstimator: its loss falls, it resumes, and says what is wrong."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "examples" / "toy_model_tpu.py"
+
+
+def run(*flags, code=0):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *flags], capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def losses(text):
+    """Returns the losses by step."""
+    found = re.findall(r"^loss = ([\d.e-]+), step = (\d+)", text, re.M)
+    return {int(step): float(loss) for loss, step in found}
+
+
+@pytest.mark.slow
+def test_the_loss_falls_and_training_resumes(tmp_path):
+    flags = ["--iterations=50", "--steps_per_checkpoint=60", f"--log_file={tmp_path / 'log'}"]
+    whole = run("--train_steps=200", f"--model_dir={tmp_path / 'whole'}", *flags)
+    found = losses(whole.stderr)
+    assert list(found) == [1, 51, 101, 151]
+    assert found[151] < found[1] / 4
+    assert losses((tmp_path / "log").read_text()) == found
+    parts = f"--model_dir={tmp_path / 'parts'}"
+    run("--train_steps=100", parts, *flags)
+    # On another mesh, in another layout.
+    again = run(
+        "--train_steps=200", parts, "--mesh_shape=rows:2;cols:2", "--layout=batch:rows;io:cols",
+        *flags)
+    assert losses(again.stderr)[151] == pytest.approx(found[151], rel=1e-3)
+    tests = [re.fullmatch(r"step 200  test loss ([\d.]+)\n", r.stdout)[1] for r in (whole, again)]
+    assert float(tests[0]) == pytest.approx(float(tests[1]), rel=1e-3)
+
+
+def test_bfloat16_and_a_nan():
+    done = run(
+        "--train_steps=20", "--step_with_nan=5", "--slice_dtype=bfloat16",
+        "--activation_dtype=bfloat16", "--num_hidden_layers=2", code=1)
+    assert "error: the loss is NaN in step 5. The variables after it were saved" in done.stderr
+
+
+@pytest.mark.parametrize("flag, text", [
+    ("--use_tpu", "error: TPUEstimator.train: use_tpu is True, but there is no TPU"),
+    ("--slice_dtype=int8", "error: --slice_dtype is 'int8': choose one of float32, bfloat16"),
+    ("--batch_size=0", "error: --batch_size is 0: it has to be 1 or more"),
+])
+def test_mistakes(flag, text):
+    assert text in run(flag, code=1).stderr
