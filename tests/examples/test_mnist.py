@@ -8,6 +8,10 @@ import sys
 import pytest
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+sys.path.append(str(EXAMPLES))
+
+import mnist  # noqa: E402
+
 SMALL = ["--hidden_size=16", "--batch_size=300"]
 
 
@@ -39,7 +43,6 @@ def test_prints_the_layout_and_a_line_for_each_epoch(tmp_path):
 
 @pytest.mark.slow
 def test_resumes_on_another_mesh_as_if_it_had_not_stopped(tmp_path):
-    # Without a falling rate, since that depends on the number of epochs.
     whole = epochs(run("--train_epochs=2", f"--model_dir={tmp_path / 'whole'}", "--seed=3"))
     parts = tmp_path / "parts"
     run("--train_epochs=2", "--eval_steps=1", f"--model_dir={parts}", "--seed=3")
@@ -55,10 +58,13 @@ def test_resumes_on_another_mesh_as_if_it_had_not_stopped(tmp_path):
 
 
 @pytest.mark.parametrize("flag, text", [
-    ("--layout=rows:b1", "--layout splits 'rows' over 'b1', but the network has no dimension"),
-    ("--batch_size=9999", "--batch_size is 9999: there are 1438 examples"),
-    ("--train_epochs=0", "--train_epochs is 0: it has to be 1 or more"),
-    ("--optimizer=lion", "--optimizer is 'lion': choose one of adafactor, adam, sgd"),
+    ({"layout": "rows:b1"}, "--layout splits 'rows' over 'b1', but the network has no dimension"),
+    ({"batch_size": 9999}, "--batch_size is 9999: there are 1438 examples"),
+    ({"train_epochs": 0}, "--train_epochs is 0: it has to be 1 or more"),
+    ({"optimizer": "lion"}, "--optimizer is 'lion': choose one of adafactor, adam, sgd"),
+    ({"plot": "/none/such.png"}, "--plot is /none/such.png: there is no such directory"),
 ])
 def test_mistakes(flag, text):
-    assert f"error: {text}" in run(flag, code=1)
+    with pytest.raises(ValueError) as raised:
+        mnist.run(mnist.Options(hidden_size=16, **flag))
+    assert text in str(raised.value)
