@@ -117,13 +117,13 @@ def model_fn(
     restore = mtf.MtfRestoreHook(lowering)
     if mode == estimator.ModeKeys.EVAL:
         return tpu.TPUEstimatorSpec(mode, loss=tf_loss, evaluation_hooks=[restore])
-    step = tf.assign_add(global_step, 1)
     if params["step_with_nan"] >= 1:
         is_nan = tf.equal(global_step.read_value() + 1, params["step_with_nan"])
-        with tf.control_dependencies([is_nan]):
-            step = tf.assign_add(global_step, 1)
         tf_loss = tf.where(is_nan, float("nan"), tf_loss)
-    train_op = tf.group([step, *(lowering.lowered_operation(op) for op in updates)])
+    # The step counts up last: the optimizer and the lines above read it before.
+    done = [tf_loss, *(lowering.lowered_operation(update) for update in updates)]
+    with tf.control_dependencies(done):
+        train_op = tf.assign_add(global_step, 1)
     saver = tf.train.Saver(tf.global_variables(), save_relative_paths=True)
     tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
     save = tf.train.CheckpointSaverHook(

@@ -49,6 +49,7 @@ class PlacedVariable(SliceVariables):
             and len(set(self.owner)) == 1
             and not variable.is_stacked
             and variable.slice_dtype == variable.master_dtype
+            and not any(master.is_bound for master in variable.masters)
             and self.mesh_impl.same_memory(
                 variable.master_device, self.mesh_impl.devices[self.owner[0]]
             )

@@ -23,7 +23,8 @@ SPLIT = Placing("x:2,y:2", "a:x,b:y", apart=True)
 class Program:
     """A matrix, and vectors that are stacked, in one layout; each step adds 1."""
 
-    def __init__(self, placing, dtype=tf.float32, before=None, names=("v", "w"), **options):
+    def __init__(self, placing, dtype=tf.float32, before=None, names=("v", "w"), reused=False,
+                 **options):
         self.graph = graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
         dtype = mtf.VariableDType(dtype, tf.float32, tf.float32)
@@ -35,7 +36,9 @@ class Program:
         updates = [mtf.assign_add(v, mtf.ones_like(v)) for v in self.values.values()]
         updates = graph.combine_assignments(updates)
         self.before = before() if before else None
-        self.lowering = mtf.Lowering(graph, {mesh: placing.impl()}, **options)
+        # Slices are named after their variables; those of a second program go elsewhere.
+        with tf.variable_scope("again" if reused else tf.get_variable_scope()):
+            self.lowering = mtf.Lowering(graph, {mesh: placing.impl()}, **options)
         self.update = tf.group([self.lowering.lowered_operation(op) for op in updates])
         self.exports = {n: self.lowering.export_to_tf_tensor(v) for n, v in self.values.items()}
         self.masters = {v.op.name: v for v in tf.global_variables()}
@@ -238,6 +241,20 @@ def test_two_lowerings_of_one_program_have_one_value():
         session.run(p.update)
         session.run(copy)
         np.testing.assert_array_equal(session.run(value), VALUE + 1)
+
+
+def test_a_second_program_that_reuses_variables(tmp_path):
+    """Training on a mesh, and the same variables in a program on one processor."""
+    p = Program(SPLIT)
+    with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
+        q = Program(Placing("x:1", ""), autostack=False, reused=True)
+    with new_session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(p.update)
+        session.run(q.copy_in)
+        for name, value in session.run(q.exports).items():
+            np.testing.assert_array_equal(value, session.run(p.exports[name]))
+        np.testing.assert_array_equal(session.run(q.exports["m"]), VALUE + 1)
 
 
 def test_meta_graphs_are_written(tmp_path):
