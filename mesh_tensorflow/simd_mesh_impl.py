@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
@@ -21,8 +22,22 @@ from mesh_tensorflow._mesh.simd_program import SimdProgram, current_program, rep
 from mesh_tensorflow._mesh.simd_tensor import SimdTensor
 from mesh_tensorflow._mesh.simd_variable import SimdVariable
 from mesh_tensorflow._mesh.tf_collectives import TfCollectives
+from mesh_tensorflow._mesh.tpu_context import tpu_context
+from mesh_tensorflow._mesh.tpu_program import TpuProgram
+from mesh_tensorflow._mesh.tpu_topology import (
+    HierarchicalTiling,
+    auto_logical_to_physical_tpu,
+    physical_shape_3d_from_topology_proto_4d,
+)
+from mesh_tensorflow.tpu_variables import ReplicatedVariable
 
-__all__ = ["SimdMeshImpl", "replicate"]
+__all__ = [
+    "HierarchicalTiling",
+    "SimdMeshImpl",
+    "auto_logical_to_physical_tpu",
+    "physical_shape_3d_from_topology_proto_4d",
+    "replicate",
+]
 
 
 @gin.configurable(module="mesh_tensorflow.simd_mesh_impl")
@@ -30,7 +45,14 @@ class SimdMeshImpl(MeshImpl):
     """A mesh whose processors all run one program, each on its slice of every tensor.
 
     On CPUs and GPUs the program is what `replicate` traces; processors communicate by TensorFlow's
-    collectives.
+    collectives. On a TPU it is what tpu.rewrite, tpu.replicate or tpu.shard builds, with a replica
+    for each processor.
+
+    Attributes:
+      program: the SimdProgram or TpuProgram.
+      copy_master_to_slice_ops: tf operations that set the slices of a variable from its master.
+      graph_device_function_stacks: for each variable the device functions that were in force where
+        its slices were made.
     """
 
     LaidOutTensor = SimdTensor
@@ -51,20 +73,19 @@ class SimdMeshImpl(MeshImpl):
           shape: the mesh shape; a Shape, or what converts to one, such as "rows:2,cols:2".
           layout: LayoutRules, or what converts to them, such as "batch:rows,d_ff:cols".
           devices: a list of device strings by physical number; those of the program if None.
-          device_assignment: a tf DeviceAssignment, on a TPU.
-          logical_to_physical: for each logical processor, in row-major order, its physical
-            number; the same number if None.
+            On a TPU they are those of the device assignment, whatever is given.
+          device_assignment: on a TPU, the tf DeviceAssignment of the computation.
+          logical_to_physical: for each logical processor, in row-major order, its physical number,
+            which on a TPU is that of its replica; the same number if None. See
+            `auto_logical_to_physical_tpu` and `HierarchicalTiling`.
           allreduce_in_bfloat16_max_group_size: bfloat16 is summed in float32 in larger groups.
 
         Raises:
-          ValueError: it is made outside of `replicate`, there are too many or too few devices, or
-            `logical_to_physical` is no permutation.
+          ValueError: it is made outside of `replicate` without a device assignment, there are too
+            many or too few devices or replicas, or `logical_to_physical` is no permutation.
         """
         super().__init__(shape, layout)
-        self.program = _program()
         self._device_assignment = device_assignment
-        self._devices = list(self.program.devices if devices is None else devices)
-        check_devices(self._devices, self.shape)
         numbers = list(range(self.size))
         self._l2p = numbers if logical_to_physical is None else list(logical_to_physical)
         if sorted(self._l2p) != numbers:
@@ -74,8 +95,44 @@ class SimdMeshImpl(MeshImpl):
             )
         self._p2l = [self._l2p.index(p) for p in numbers]
         self._wide_groups = allreduce_in_bfloat16_max_group_size
-        self._collectives = TfCollectives(self.shape, self.program, self._l2p)
+        self.program: Any = None
+        self._collectives: Any = None
+        self._devices: list[str] = []
+        self._join_program(devices)
         self.copy_master_to_slice_ops: list[tf.Operation] = []
+        self.graph_device_function_stacks: list[Any] = []
+
+    def _join_program(self, devices: Optional[Sequence[str]]) -> None:
+        """Finds the program that all processors run, and how they communicate in it."""
+        program = current_program()
+        if program is not None:
+            self.program = program
+            self._devices = list(program.devices if devices is None else devices)
+            check_devices(self._devices, self.shape)
+            self._collectives = TfCollectives(self.shape, program, self._l2p)
+        elif self._device_assignment is not None or tpu_context()[0] is not None:
+            self.program = TpuProgram(
+                self.shape, self._device_assignment, self._l2p, ReplicatedVariable,
+                self._wide_groups)
+            self._devices = self.program.devices
+            self._collectives = self.program.collectives
+        else:
+            raise ValueError(
+                "SimdMeshImpl works within a program that all processors run: make the graph, the "
+                "mesh and the Lowering in a function and give it to "
+                "mtf.simd_mesh_impl.replicate(function, devices=[...]); on a TPU give it to "
+                "tf.compat.v1.tpu.replicate, and the device assignment to both. To place "
+                "operations on devices one by one, use mtf.placement_mesh_impl.PlacementMeshImpl"
+            )
+
+    def at_beginning(self) -> contextlib.AbstractContextManager:
+        """Makes operations at the beginning of a step; on a TPU, at the present place."""
+        return self.program.at_beginning()
+
+    @property
+    def supports_control_dependencies(self) -> bool:
+        """Whether operations can be made to wait for others: not on a TPU."""
+        return isinstance(self.program, SimdProgram)
 
     # -- processors
 
@@ -133,7 +190,9 @@ class SimdMeshImpl(MeshImpl):
         return contract(equation, *slices)
 
     def Print(self, x: Any, data: Any, message: str, **kwargs: Any) -> SimdTensor:
-        """Returns `x`; processor 0 prints its slices of `data` when it is computed."""
+        """Returns `x`; processor 0 prints its slices of `data`, but on a TPU nothing is printed."""
+        if isinstance(self.program, TpuProgram):
+            return super().Print(x, data, message, **kwargs)
         x = x.to_laid_out_tensor().one_slice
         shown = [d.to_laid_out_tensor().one_slice for d in data]
         return SimdTensor([tf.cond(
@@ -154,8 +213,8 @@ class SimdMeshImpl(MeshImpl):
         kwargs = dict(kwargs)
         seed, key = kwargs.pop("seed", None), kwargs.pop("key", None)
         if not random_slices.is_known(tf_fn):
-            with tf.init_scope():  # one value, for all processors
-                whole = tf_fn(shape.to_integer_list, seed=seed, **kwargs)
+            whole = self.program.same_everywhere(
+                lambda: tf_fn(shape.to_integer_list, seed=seed, **kwargs))
             return self._own_slice(whole, shape)
         if key is None:
             key = self.random_key(seed)
@@ -165,8 +224,7 @@ class SimdMeshImpl(MeshImpl):
 
     def random_key(self, seed: Optional[int]) -> tf.Tensor:
         """Returns a new key for random numbers, the same one for all processors."""
-        with tf.init_scope():
-            return random_slices.new_key(seed)
+        return self.program.random_key(seed)
 
     # -- communication
 
@@ -257,20 +315,3 @@ class SimdMeshImpl(MeshImpl):
             if mesh_axis is not None:
                 value = self.allconcat(value, mesh_axis, tensor_axis)
         return value.one_slice
-
-
-def _program() -> SimdProgram:
-    """Returns the program that is being traced.
-
-    Raises:
-      ValueError: none is.
-    """
-    program = current_program()
-    if program is None:
-        raise ValueError(
-            "SimdMeshImpl works within a program that all processors run: make the graph, the mesh "
-            "and the Lowering in a function and give it to mtf.simd_mesh_impl.replicate(function, "
-            "devices=[...]). To place operations on devices one by one, use "
-            "mtf.placement_mesh_impl.PlacementMeshImpl"
-        )
-    return program

@@ -29,6 +29,8 @@ MODULES = [
     "mesh_tensorflow.layers",
     "mesh_tensorflow.optimize",
     "mesh_tensorflow.placement_mesh_impl",
+    "mesh_tensorflow.simd_mesh_impl",
+    "mesh_tensorflow.tpu_variables",
     "mesh_tensorflow.utils",
     "mesh_tensorflow.test_utils",
 ]

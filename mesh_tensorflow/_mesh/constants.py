@@ -41,6 +41,17 @@ def at_device(device: Optional[str]) -> Iterator[None]:
         _device = outer
 
 
+def _pool() -> tuple[dict, tuple]:
+    """Returns the pool of the present graph, and what tells the present place in it.
+
+    What is made in a loop, in a condition or in the computation of a TPU is not for use outside of
+    it, nor the other way round.
+    """
+    graph = tf.get_default_graph()
+    loop = _loops[-1] if _loops else None
+    return _pools.setdefault(graph, {}), (_device, loop, graph._get_control_flow_context())
+
+
 def constant(value: Any, dtype: tf.DType = tf.int32) -> tf.Tensor:
     """Returns a constant, the same tf.Tensor for the same value on the same device.
 
@@ -50,10 +61,9 @@ def constant(value: Any, dtype: tf.DType = tf.int32) -> tf.Tensor:
     """
     if _device is None or tf.executing_eagerly():
         return tf.constant(value, dtype)
-    pool = _pools.setdefault(tf.get_default_graph(), {})
+    pool, place = _pool()
     array = np.asarray(value, np.float64 if dtype.is_floating else np.int64)
-    loop = _loops[-1] if _loops else None
-    key = (_device, loop, dtype, array.shape, array.tobytes())
+    key = (*place, dtype, array.shape, array.tobytes())
     if key not in pool:
         with tf.control_dependencies([]):
             pool[key] = tf.constant(value, dtype)
@@ -66,8 +76,8 @@ def reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
         return x
     if _device is None or tf.executing_eagerly():
         return tf.reshape(x, constant(sizes))
-    pool = _pools.setdefault(tf.get_default_graph(), {})
-    key = (_device, _loops[-1] if _loops else None, "reshaped", id(x), tuple(sizes))
+    pool, place = _pool()
+    key = (*place, "reshaped", id(x), tuple(sizes))
     if key not in pool:
         pool[key] = (tf.reshape(x, constant(sizes)), x)
     return pool[key][0]
@@ -77,7 +87,6 @@ def remember_reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     """Returns `x` in other sizes; `reshaped` of the result to those of `x` will be `x`."""
     y = tf.reshape(x, constant(list(sizes)))
     if _device is not None and not tf.executing_eagerly():
-        pool = _pools.setdefault(tf.get_default_graph(), {})
-        loop = _loops[-1] if _loops else None
-        pool[(_device, loop, "reshaped", id(y), tuple(x.shape.as_list()))] = (x, y)
+        pool, place = _pool()
+        pool[(*place, "reshaped", id(y), tuple(x.shape.as_list()))] = (x, y)
     return y

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional, Union
 
@@ -137,6 +138,10 @@ class MeshImpl:
     def execution_impl(self) -> MeshImpl:
         """The MeshImpl that programs are lowered through: itself, or one of fewer processors."""
         return self
+
+    def at_beginning(self) -> contextlib.AbstractContextManager:
+        """Makes operations at the beginning of a step, where variables are read."""
+        return tf.control_dependencies(None)
 
     # -- computation
 

@@ -27,6 +27,7 @@ from mesh_tensorflow._mesh.slice_fns import static_arange
 __all__ = [
     "fold_key",
     "is_known",
+    "key_is_of_step",
     "keep_mask",
     "keys_by_step",
     "new_key",
@@ -66,6 +67,11 @@ def program_seed() -> Optional[int]:
     return None if seed == _DEFAULT_SEED else seed
 
 
+def key_is_of_step(seed: Optional[int]) -> bool:
+    """Whether a new key would be a function of the step."""
+    return seed is not None and _step is not None
+
+
 def new_key(seed: Optional[int] = None) -> tf.Tensor:
     """Returns a uint32 [4] key, different each time it is executed, or in each step.
 
@@ -76,7 +82,8 @@ def new_key(seed: Optional[int] = None) -> tf.Tensor:
     if seed is not None:
         graph_seed = program_seed()
         seeds = (_DEFAULT_SEED if graph_seed is None else graph_seed, seed)
-        if _step is not None:
+        if key_is_of_step(seed):
+            assert _step is not None
             return fold_key(tf.stack([_u32(part) for part in seeds]), _step)
     bits = tf.raw_ops.RandomUniformInt(
         shape=[4],

@@ -7,12 +7,14 @@ for each processor, each call gets its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh import random_slices
 from mesh_tensorflow._mesh.devices import default_devices
 
 __all__ = ["SimdProgram", "current_program", "replicate"]
@@ -31,7 +33,10 @@ class SimdProgram:
       local: physical numbers of the processors that this process runs.
       graph: the tf graph of the function.
       pnum: the physical number of the processor that runs it, an int32 scalar.
+      binds_masters: whether slices may be the only place of a variable's value.
     """
+
+    binds_masters = True
 
     def __init__(self, devices: Sequence[str], local: Sequence[int], first_key: int):
         self.devices = list(devices)
@@ -46,11 +51,64 @@ class SimdProgram:
         first, self._next_key = self._next_key, self._next_key + count
         return first
 
-    def register(self, handles: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Notes handles of slices, one for each processor; returns what the program is to use."""
+    # -- places to make operations
+
+    def outside(self) -> contextlib.AbstractContextManager:
+        """Makes operations outside of the program."""
+        return tf.init_scope()
+
+    @contextlib.contextmanager
+    def at_beginning(self) -> Iterator[None]:
+        """Makes operations at the beginning of the program."""
+        with self.graph.as_default(), tf.control_dependencies(None):
+            yield
+
+    # -- variables
+
+    def make_slice(
+        self, name: str, sizes: Sequence[int], dtype: tf.DType, trainable: bool, host: str
+    ) -> Any:
+        """Makes the tf variable of one slice, on the device in force; its value is zeros.
+
+        Args:
+          name: a string; it is named under the variable scope.
+          sizes: its sizes.
+          dtype: its dtype.
+          trainable: whether it is among the trainable variables.
+          host: ignored; the zeros are made on its own device.
+        """
+        del host
+        return tf.get_variable(
+            name, sizes, dtype=dtype, initializer=tf.zeros_initializer(), trainable=trainable,
+            collections=["TPU_VAR"], use_resource=True)
+
+    def own_variable(self, name: str, slices: Sequence[Any]) -> Any:
+        """Returns the variable that is each processor's own within the program.
+
+        Args:
+          name: ignored.
+          slices: tf variables by physical number.
+        """
+        del name
+        handles = [v.handle for v in slices]
         # The handles stay referenced, so that their ids stay theirs.
-        self._own[id(handles[self.local[0]])] = list(handles)
-        return handles[self.local[0]]
+        self._own[id(handles[self.local[0]])] = handles
+        return slices[self.local[0]]
+
+    # -- random values
+
+    def random_key(self, seed: Optional[int]) -> tf.Tensor:
+        """Returns a new key for random numbers, the same one for all processors."""
+        return self.same_everywhere(lambda: random_slices.new_key(seed))
+
+    def same_everywhere(self, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Returns a value that is made once for all processors.
+
+        Args:
+          make: a function that makes a tf.Tensor.
+        """
+        with self.outside():
+            return make()
 
     def arguments(self, captured: Sequence[tf.Tensor], pnum: int) -> list[tf.Tensor]:
         """Returns what one processor's call gets for what the program uses from outside."""

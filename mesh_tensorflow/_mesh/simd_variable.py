@@ -13,7 +13,10 @@ __all__ = ["SimdVariable"]
 
 
 class SimdVariable(SliceVariables):
-    """A tf variable on each processor; the program has the one of the processor that runs it."""
+    """A tf variable on each processor; the program has the one of the processor that runs it.
+
+    Slices are numbered by physical processor, and cut by logical processor.
+    """
 
     def __init__(self, variable: Any, mesh_impl: Any):
         """Makes the slice variables, outside of the program.
@@ -25,35 +28,35 @@ class SimdVariable(SliceVariables):
         self.mesh_impl = mesh_impl
         self.owner = list(range(mesh_impl.size))
         program = mesh_impl.program
-        with tf.init_scope():
+        with program.outside():
             self.slices = self._make_slices(variable)
             physical = [self.slices[mesh_impl.p2l(p)] for p in range(mesh_impl.size)]
-            program.register([v.handle for v in physical])
+            self._own = program.own_variable(variable.name, physical)
+        if not program.binds_masters:
+            for master in variable.masters:
+                master.keep()
         super().__init__(variable)
-        self._own = physical[program.local[0]]
-        with program.graph.as_default(), tf.control_dependencies(None):
-            self._value = mesh_impl.LaidOutTensor([self._own.read_value()])
+        self._value: Any = None
 
     def _make_slices(self, variable: Any) -> dict[int, Any]:
         impl = self.mesh_impl
         sizes = impl.slice_shape(variable.shape)
+        impl.graph_device_function_stacks.append(
+            tf.get_default_graph()._device_functions_outer_to_inner)
         slices = {}
         for pnum in range(impl.size):
             with tf.device(impl.devices[pnum]):
-                slices[pnum] = tf.get_variable(
-                    f"{variable.name}_slice_{impl.l2p(pnum)}",
-                    sizes,
-                    dtype=variable.slice_dtype,
-                    initializer=tf.zeros_initializer(),
-                    trainable=variable.trainable,
-                    collections=["TPU_VAR"],
-                    use_resource=True,
-                )
+                slices[pnum] = impl.program.make_slice(
+                    f"{variable.name}_slice_{impl.l2p(pnum)}", sizes, variable.slice_dtype,
+                    variable.trainable, variable.master_device)
         return slices
 
     @property
     def laid_out_tensor(self) -> Any:
         """A LaidOutTensor of the value at the beginning of the step."""
+        if self._value is None:
+            with self.mesh_impl.program.at_beginning():
+                self._value = self.read()
         return self._value
 
     def read(self) -> Any:
@@ -78,6 +81,6 @@ class SimdVariable(SliceVariables):
         """
         [value] = values
         [target] = assign_to_tensor_list or [self._own]
-        with tf.control_dependencies([self._value.one_slice]):
+        with tf.control_dependencies([self.laid_out_tensor.one_slice]):
             made = assign_fn(self._variable, target, value)
         return tf.no_op() if made is None else tf.group(made)

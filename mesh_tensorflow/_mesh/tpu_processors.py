@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mesh_tensorflow._core.shape import Shape
-
 __all__ = ["pnum_to_processor_coordinates_nd", "processor_coordinates_to_pnum_map_nd"]
 
 
 def pnum_to_processor_coordinates_nd(
     mesh_shape: Sequence[int], pnum: int, device_assignment: Any
-) -> list[int]:
+) -> tuple[int, ...]:
     """Returns the physical coordinates of the core that runs replica `pnum`.
 
     Args:
-      mesh_shape: the physical shape, a list of ints; its length is how many coordinates are
-        wanted.
+      mesh_shape: the physical shape; ignored, as it was in earlier releases.
       pnum: a replica number.
       device_assignment: a tf DeviceAssignment.
     """
-    coordinates = list(device_assignment.coordinates(pnum, 0))
-    return coordinates[-len(mesh_shape) :] if len(coordinates) > len(mesh_shape) else coordinates
+    del mesh_shape
+    return tuple(int(c) for c in device_assignment.coordinates(pnum, 0))
 
 
 def processor_coordinates_to_pnum_map_nd(
@@ -30,16 +27,24 @@ def processor_coordinates_to_pnum_map_nd(
 ) -> list[int]:
     """Returns, for each logical processor, the replica number at its physical coordinates.
 
+    For chips of one core, by coordinates as `auto_logical_to_physical_tpu` gives them. Chips are
+    counted with x fastest, then y, then z; `mesh_shape` is a way to count them by two coordinates,
+    the first of them faster. Of several replicas on a chip it is the last.
+
     Args:
-      mesh_shape: the physical shape, a list of ints.
-      logical_to_physical: for each logical processor its physical coordinates.
+      mesh_shape: the physical shape, a list of ints such as [x * y, z, 1].
+      logical_to_physical: for each logical processor its physical coordinates, of which the first
+        two count.
       device_assignment: a tf DeviceAssignment.
+
+    Returns:
+      A list of replica numbers; -1 where there is no replica.
     """
-    size = 1
-    for s in mesh_shape.to_integer_list if isinstance(mesh_shape, Shape) else mesh_shape:
-        size *= s
-    replica_at = {
-        tuple(pnum_to_processor_coordinates_nd(mesh_shape, pnum, device_assignment)): pnum
-        for pnum in range(size)
-    }
-    return [replica_at[tuple(coordinates)] for coordinates in logical_to_physical]
+    sizes = device_assignment.topology.mesh_shape
+    replica_on: dict[int, int] = {}
+    for pnum in range(device_assignment.num_replicas):
+        x, y, z, *_ = pnum_to_processor_coordinates_nd(mesh_shape, pnum, device_assignment)
+        replica_on[x + int(sizes[0]) * (y + int(sizes[1]) * z)] = pnum
+    rows = mesh_shape[0]
+    return [replica_on.get(first + rows * second, -1)
+            for first, second, *_ in logical_to_physical]

@@ -8,6 +8,8 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow.estimator._random_step import STEP_DONE
+
 __all__ = [
     "make_early_stopping_hook", "read_eval_metrics", "stop_if_higher_hook", "stop_if_lower_hook",
     "stop_if_no_decrease_hook", "stop_if_no_increase_hook",
@@ -44,8 +46,12 @@ class _StopHook(tf.train.SessionRunHook):
         self._step: Any = None
 
     def begin(self) -> None:
-        """Finds the global step."""
-        self._step = tf.train.get_global_step()
+        """Finds the global step after a step, where there is an estimator that has it."""
+        graph = tf.get_default_graph()
+        try:
+            self._step = graph.get_tensor_by_name(f"{STEP_DONE}:0")
+        except KeyError:
+            self._step = tf.train.get_global_step()
 
     def before_run(self, run_context: Any) -> Any:
         """Asks for the global step."""

@@ -6,7 +6,9 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-__all__ = ["RandomStepHook"]
+__all__ = ["STEP_DONE", "RandomStepHook"]
+
+STEP_DONE = "step_done"  # the tensor that is the global step after the training operation
 
 
 class RandomStepHook(tf.train.SessionRunHook):

@@ -15,7 +15,7 @@ from mesh_tensorflow.estimator._hooks import NanLossHook, SummaryWritersHook, sa
 from mesh_tensorflow.estimator._model import Model
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator._progress import ProgressHook
-from mesh_tensorflow.estimator._random_step import RandomStepHook
+from mesh_tensorflow.estimator._random_step import STEP_DONE, RandomStepHook
 from mesh_tensorflow.estimator._run_cluster import in_cluster, session_creator_for
 from mesh_tensorflow.estimator._signals import StopSignals
 
@@ -104,7 +104,7 @@ def _step(spec: Any, global_step: tf.Variable) -> _Step:
     if "loss" not in [x.op.name for x in tf.get_collection(tf.GraphKeys.SUMMARIES)]:
         tf.summary.scalar("loss", spec.loss)
     with tf.control_dependencies([spec.train_op]):
-        number = tf.identity(global_step.read_value(), name="step_done")
+        number = tf.identity(global_step.read_value(), name=STEP_DONE)
     return _Step(spec.train_op, spec.loss, number)
 
 

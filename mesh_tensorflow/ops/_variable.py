@@ -225,7 +225,7 @@ class Variable(Operation):
         with outside_all_rewrites():
             laid_out = mesh_impl.LaidOutVariable(self, mesh_impl)
         lowering.variables[self] = laid_out
-        with tf.control_dependencies(None):
+        with mesh_impl.at_beginning():
             value = self.cast_to_activation(mesh_impl, laid_out.laid_out_tensor)
         lowering.set_tensor_lowering(self.value, value)
         kind = "trainable" if self._trainable else "untrainable"

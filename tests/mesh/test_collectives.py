@@ -262,19 +262,33 @@ def test_parallel(tf_graph):
 
 
 class Assignment:
-    """A TPU of 2 x 2 chips with two cores each, its replicas numbered backwards."""
+    """A TPU of 2 x 4 x 2 chips, or of 4 x 2 chips with two cores each; replicas row by row."""
+
+    num_replicas = 16
+
+    def __init__(self, mesh_shape):
+        self.topology = type("Topology", (), {"mesh_shape": mesh_shape})()
 
     def coordinates(self, replica, logical_core):
         assert logical_core == 0
-        number = 7 - replica
-        return [number // 4, number // 2 % 2, 0, number % 2]
+        return np.array(np.unravel_index(replica, self.topology.mesh_shape))
 
 
 def test_processor_numbers_of_a_tpu():
-    assignment = Assignment()
-    assert mtf.pnum_to_processor_coordinates_nd([2, 2, 1, 2], 1, assignment) == [1, 1, 0, 0]
-    logical_to_physical = [[0, 0, 0, 0], [1, 1, 0, 1], [0, 1, 0, 1]]
-    assert mtf.processor_coordinates_to_pnum_map_nd(
-        [2, 2, 1, 2], logical_to_physical, assignment) == [7, 0, 4]
-    topology = type("Topology", (), {"mesh_shape": [2, 2, 1, 2]})()
-    assert mtf.utils.topology_rank(topology) == 4
+    """What the classic release gives."""
+    chips, cores = Assignment([2, 4, 2, 1]), Assignment([4, 2, 1, 2])
+    coordinates = [mtf.pnum_to_processor_coordinates_nd([8, 2, 1], p, chips) for p in (0, 1, 5)]
+    assert coordinates == [(0, 0, 0, 0), (0, 0, 1, 0), (0, 2, 1, 0)]
+
+    def numbers(assignment, sizes):
+        walk = list(itertools.product(*map(range, sizes)))
+        return mtf.processor_coordinates_to_pnum_map_nd(sizes, walk, assignment)
+
+    assert numbers(chips, [2, 4, 1]) == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert numbers(chips, [8, 2, 1]) == [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
+    assert numbers(chips, [2, 8]) == [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15]
+    assert numbers(cores, [8, 1, 2]) == [
+        1, 1, 5, 5, 9, 9, 13, 13, 3, 3, 7, 7, 11, 11, 15, 15]
+    assert numbers(cores, [2, 8]) == [
+        1, 9, 3, 11, -1, -1, -1, -1, 5, 13, 7, 15, -1, -1, -1, -1]
+    assert mtf.utils.topology_rank(cores.topology) == 4

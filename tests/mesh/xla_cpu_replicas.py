@@ -5,6 +5,9 @@ A program built by tpu.replicate is cut out of its graph and lowered to StableHL
 `mhlo.cross-replica-sum`, for which StableHLO has no name. It is written here as the all_reduce
 with the same groups that it is for XLA.
 
+What the program captures from the host is evaluated once and input to all replicas. Variables become
+inputs and outputs: what each replica reads first, and what it assigns.
+
 JAX only serves as a way to the XLA compiler, in a process of its own: this file is run as a script
 there. The entry points used are private to JAX.
 """
@@ -61,43 +64,86 @@ def _from_bits(x, dtype):
 
 
 class Program:
-    """A function as tpu.replicate builds it."""
+    """A function as tpu.replicate builds it.
 
-    def __init__(self, fn, inputs):
+    Attributes:
+      graph: the tf.Graph.
+      replicas: how many there are.
+      assigned: a TPUReplicatedInput operation for each variable that is assigned to. The values
+        assigned are the last outputs, in this order.
+    """
+
+    def __init__(self, fn, inputs, device_assignment=None, start=None):
         """Builds and lowers a program.
 
         Args:
           fn: a function of tf.Tensors that returns one, or a list of them.
           inputs: for each replica a list of arrays.
+          device_assignment: a DeviceAssignment or None.
+          start: a function that returns a list of what a session is to run first.
         """
         import tensorflow.compat.v1 as tf
 
         self.replicas = len(inputs)
         with tf.Graph().as_default() as graph, _loops_that_lower(tf):
-            tf.tpu.replicate(fn, [[tf.constant(x) for x in own] for own in inputs])
+            self.graph = graph
+            tf.tpu.replicate(fn, [[tf.constant(x) for x in own] for own in inputs],
+                             device_assignment=device_assignment)
             # What the program made on the host, such as replica numbers, is input as well.
             operations = graph.get_operations()
             replicated = [op for op in operations if op.type == "TPUReplicatedInput"]
+            variables = [op for op in replicated if op.outputs[0].dtype == tf.resource]
             outputs = [op.inputs[0] for op in operations if op.type == "TPUReplicatedOutput"]
-            self.dtypes = [np.dtype(x.dtype.as_numpy_dtype) for x in outputs]
-            options = tf.GraphOptions(place_pruned_graph=True)
-            with tf.Session(config=tf.ConfigProto(graph_options=options)) as session:
-                self.inputs = [
-                    np.stack(session.run(list(op.inputs))) for op in replicated]
+            arguments = [op.outputs[0] for op in replicated] + _captured(operations)
+            sources = [_values(tf, x, self.replicas) for x in arguments]
+            self._start = start() if start else []
+            with self._session(tf) as session:
+                self.inputs = [np.stack(own) for own in session.run(sources)]
             cluster = _cluster(tf, graph)
-        arguments = [op.outputs[0] for op in replicated]
+            new = {op: _without_resource(cluster, op) for op in variables}
+        self.assigned = [op for op in variables if new[op] is not None]
+        outputs = [x.name for x in outputs] + [f"{new[op]}:0" for op in self.assigned]
 
         def whole(*slices):
             # JAX hands each device a slice of an array with the replicas first.
             slices = [tf.squeeze(x, 0) for x in slices]
             return tf.import_graph_def(
                 cluster, {a.name: x for a, x in zip(arguments, slices)},
-                [x.name for x in outputs], name="")
+                outputs, name="")
 
         wrapped = tf.wrap_function(
-            whole, [tf.TensorSpec([1, *a.shape.as_list()], a.dtype) for a in arguments])
+            whole, [tf.TensorSpec([1, *x.shape.as_list()], x.dtype) for x, *_ in sources])
+        self.dtypes = [np.dtype(x.dtype.as_numpy_dtype) for x in wrapped.outputs]
         module = tf.mlir.experimental.convert_function(wrapped)
         self.stablehlo = _plain(tf.mlir.experimental.run_pass_pipeline(module, PASSES))
+
+
+    @contextlib.contextmanager
+    def _session(self, tf):
+        options = tf.GraphOptions(place_pruned_graph=True)  # nothing of the program can be placed
+        config = tf.ConfigProto(graph_options=options, allow_soft_placement=True)
+        with tf.Session(graph=self.graph, config=config) as session:
+            for operation in self._start:
+                session.run(operation)
+            yield session
+
+    @contextlib.contextmanager
+    def session_after(self, results):
+        """Opens a session in which variables have the values that the replicas assigned.
+
+        Args:
+          results: what `run` returns for the program.
+        """
+        import tensorflow.compat.v1 as tf
+
+        first = len(self.dtypes) - len(self.assigned)
+        with self.graph.as_default(), self._session(tf) as session:
+            for i, op in enumerate(self.assigned):
+                for handle, outputs in zip(op.inputs, results):
+                    with tf.device(handle.device):
+                        session.run(tf.raw_ops.AssignVariableOp(
+                            resource=handle, value=tf.constant(outputs[first + i])))
+            yield session
 
 
 @contextlib.contextmanager
@@ -131,6 +177,82 @@ def _cluster(tf, graph):
         del copy.input[:]
         copy.input.extend(kept)
     return cluster
+
+
+def _captured(operations):
+    """Returns what operations of the program use from the host."""
+    inside = [op for op in operations if REPLICATE in op.node_def.attr]
+    captured = {x.ref(): x for op in inside for x in op.inputs
+                if REPLICATE not in x.op.node_def.attr and x.op.type != "TPUReplicatedInput"}
+    return list(captured.values())
+
+
+def _values(tf, argument, replicas):
+    """Returns what each replica gets for an argument: its own part, the same, or a variable's."""
+    if argument.op.type != "TPUReplicatedInput":
+        return [argument] * replicas
+    if argument.dtype != tf.resource:
+        return list(argument.op.inputs)
+    read, *_ = (op for op in argument.consumers() if op.type == "ReadVariableOp")
+    values = []
+    with argument.graph.as_default():
+        for handle in argument.op.inputs:
+            with tf.device(handle.device):
+                value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=read.get_attr("dtype"))
+                value.set_shape(read.outputs[0].shape)
+                values.append(value)
+    return values
+
+
+ASSIGNMENTS = {"AssignVariableOp": "Identity", "AssignAddVariableOp": "AddV2",
+               "AssignSubVariableOp": "Sub", "ResourceApplyGradientDescent": "Sub"}
+
+
+def _without_resource(cluster, variable):
+    """Has operations work on the value of a variable in place of the resource.
+
+    It may be assigned to once, and what reads it must be ordered with respect to that.
+
+    Returns:
+      The name of the node that has the value assigned; None if there is none.
+    """
+    nodes = {node.name: node for node in cluster.node}
+    users = variable.outputs[0].consumers()
+    assignments = [op for op in users if op.type in ASSIGNMENTS]
+    reads = [op for op in users if op.type == "ReadVariableOp"]
+    if len(assignments) > 1 or len(assignments) + len(reads) < len(users):
+        raise ValueError(f"{variable.name} is used by {[op.type for op in users]}")
+    for op in users:
+        node = nodes[op.name]
+        node.op = ASSIGNMENTS.get(op.type, "Identity")
+        dtype = node.attr["dtype" if "dtype" in node.attr else "T"].type
+        node.attr.clear()
+        node.attr["T"].type = dtype
+        if op.type == "ResourceApplyGradientDescent":  # inputs: variable, rate, gradient
+            scaled = cluster.node.add(name=f"{node.name}_scaled", op="Mul", input=node.input[1:3])
+            scaled.attr["T"].type = dtype
+            node.input[1] = scaled.name
+            del node.input[2]
+    for assignment in assignments:
+        if assignment.type == "AssignVariableOp":
+            del nodes[assignment.name].input[0]
+        for read in reads:
+            if _comes_before(assignment, read):
+                nodes[read.name].input[0] = assignment.name
+            elif not _comes_before(read, assignment):
+                raise ValueError(f"{read.name} may come before {assignment.name} or after it")
+    return assignments[0].name if assignments else None
+
+
+def _comes_before(first, last):
+    """Whether an operation waits for another one."""
+    seen, waiting = {last}, [last]
+    while waiting:
+        op = waiting.pop()
+        before = {x.op for x in op.inputs} | set(op.control_inputs)
+        waiting += before - seen
+        seen |= before
+    return first in seen
 
 
 def _plain(module):

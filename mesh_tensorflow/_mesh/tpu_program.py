@@ -1,0 +1,144 @@
+"""What SimdMeshImpl needs of the replicated computation of a TPU besides its collectives."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh import random_slices
+from mesh_tensorflow._mesh.tpu_collectives import TpuCollectives
+from mesh_tensorflow._mesh.tpu_context import outside_tpu_context, tpu_context
+
+__all__ = ["TpuProgram"]
+
+
+class TpuProgram:
+    """One program for all cores of a TPU: what tpu.rewrite, tpu.replicate or tpu.shard builds.
+
+    It may be made before the computation is being built; what it does is done while it is.
+
+    Attributes:
+      devices: the device of each core, by physical number; replica i is the core of number i.
+      binds_masters: whether slices may be the only place of a variable's value.
+    """
+
+    # What ran on TPUs before is masters on the host, and no other operations on variables of TPU
+    # devices than to read and to assign them whole. Initializing and restoring then need no TPU,
+    # and a TPU that is initialized anew loses nothing that the host does not hold.
+    binds_masters = False
+
+    def __init__(
+        self,
+        mesh_shape: Shape,
+        device_assignment: Any,
+        logical_to_physical: Sequence[int],
+        make_variable: Callable[[str, Sequence[Any]], Any],
+        allreduce_in_bfloat16_max_group_size: int,
+    ):
+        """Makes one.
+
+        Args:
+          mesh_shape: the logical mesh.
+          device_assignment: a tf DeviceAssignment with a replica for each processor.
+          logical_to_physical: for each logical processor its physical number.
+          make_variable: makes one variable of those of all replicas, given its name and them.
+          allreduce_in_bfloat16_max_group_size: bfloat16 is summed in float32 in larger groups.
+
+        Raises:
+          ValueError: there is no assignment, or it has more or fewer replicas.
+        """
+        if device_assignment is None:
+            raise ValueError(
+                f"SimdMeshImpl of the mesh {dims_text(mesh_shape)} within a TPU computation has no "
+                "device_assignment, which says where slices of variables are. Give it the one that "
+                "tpu.replicate gets"
+            )
+        replicas = getattr(device_assignment, "num_replicas", mesh_shape.size)
+        if replicas != mesh_shape.size:
+            raise ValueError(
+                f"the mesh {dims_text(mesh_shape)} has {mesh_shape.size} processors, the device "
+                f"assignment has {replicas} replicas. Make it with num_replicas={mesh_shape.size}"
+            )
+        self.devices = [device_assignment.tpu_device(replica=n) for n in range(mesh_shape.size)]
+        self.collectives = TpuCollectives(
+            mesh_shape, logical_to_physical, allreduce_in_bfloat16_max_group_size
+        )
+        self._axes = range(len(mesh_shape))
+        self._make_variable = make_variable
+
+    # -- places to make operations
+
+    def outside(self) -> contextlib.AbstractContextManager:
+        """Makes operations on the host."""
+        return contextlib.nullcontext() if tpu_context()[0] is None else outside_tpu_context()
+
+    def at_beginning(self) -> contextlib.AbstractContextManager:
+        """Reads variables where the program is lowered: that may be a loop of many steps."""
+        return contextlib.nullcontext()
+
+    # -- variables
+
+    def make_slice(
+        self, name: str, sizes: Sequence[int], dtype: tf.DType, trainable: bool, host: str
+    ) -> Any:
+        """Makes the tf variable of one slice, on the device in force; its value is zeros.
+
+        It is named under the name scope; in a variable scope with reuse=tf.AUTO_REUSE it is the
+        one of that name in the variable scope.
+
+        Args:
+          name: a string.
+          sizes: its sizes.
+          dtype: its dtype.
+          trainable: whether it is among the trainable variables.
+          host: the device that the zeros are made on.
+        """
+        options = {"trainable": trainable, "collections": ["TPU_VAR"], "use_resource": True}
+        if tf.get_variable_scope().reuse == tf.AUTO_REUSE:
+            return tf.get_variable(
+                name, sizes, dtype, initializer=tf.zeros_initializer(), **options
+            )
+        with tf.device(host):
+            zeros = tf.zeros(sizes, dtype)
+        return tf.Variable(zeros, name=name, dtype=dtype, **options)
+
+    def own_variable(self, name: str, slices: Sequence[Any]) -> Any:
+        """Returns the variable that is each core's own within the computation.
+
+        Args:
+          name: a string.
+          slices: tf variables by physical number.
+        """
+        return self._make_variable(name, slices)
+
+    # -- random values
+
+    def random_key(self, seed: Optional[int]) -> tf.Tensor:
+        """Returns a new key for random numbers, the same one on all cores."""
+        if random_slices.key_is_of_step(seed):
+            return random_slices.new_key(seed)
+        return self.same_everywhere(lambda: random_slices.new_key(seed))
+
+    def same_everywhere(self, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Returns a new random value, the same one on all cores.
+
+        The host makes it, whose seeds hold. In a loop of the computation that would be one value
+        for all iterations; there the first processor makes it and sends it to the others.
+
+        Args:
+          make: a function that makes a random tf.Tensor.
+        """
+        context, graph = tpu_context()
+        here = tf.get_default_graph()
+        if context is None or (here is graph and here._get_control_flow_context() is context):
+            with self.outside():
+                return make()
+        value = make()
+        is_first = tf.equal(self.collectives.pnum(), 0)
+        value = tf.where(is_first, value, tf.zeros_like(value))
+        return self.collectives.allreduce(value, self._axes, "SUM")
