@@ -82,6 +82,7 @@ def test_handlers_are_put_back(tmp_path):
         pass
 
     old = signal.signal(signal.SIGTERM, mine)
+    interrupt = signal.getsignal(signal.SIGINT)
     try:
         est = linear(tmp_path)
         est.train(models.train_data, max_steps=2)
@@ -94,7 +95,7 @@ def test_handlers_are_put_back(tmp_path):
         assert signal.getsignal(signal.SIGTERM) is mine
         with pytest.raises(KeyboardInterrupt, match="stopped by SIGINT after step 4"):
             est.train(models.train_data, hooks=[Send(signal.SIGINT)], max_steps=20)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is interrupt
         est.train(models.train_data, max_steps=6)
         assert est.get_variable_value("global_step") == 6
     finally:
