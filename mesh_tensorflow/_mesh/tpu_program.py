@@ -99,12 +99,10 @@ class TpuProgram:
           host: the device that the zeros are made on.
         """
         options = {"trainable": trainable, "collections": ["TPU_VAR"], "use_resource": True}
-        if tf.get_variable_scope().reuse == tf.AUTO_REUSE:
-            return tf.get_variable(
-                name, sizes, dtype, initializer=tf.zeros_initializer(), **options
-            )
         with tf.device(host):
             zeros = tf.zeros(sizes, dtype)
+        if tf.get_variable_scope().reuse == tf.AUTO_REUSE:
+            return tf.get_variable(name, initializer=zeros, **options)
         return tf.Variable(zeros, name=name, dtype=dtype, **options)
 
     def own_variable(self, name: str, slices: Sequence[Any]) -> Any:

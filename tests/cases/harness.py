@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 from unittest import mock
 
 import numpy as np
@@ -169,15 +169,18 @@ def layout_text(rules: dict[str, int], mesh: str) -> str:
     return ",".join(f"{name}:{axes[axis]}" for name, axis in sorted(rules.items()))
 
 
-def placings(graph: Any, whole: Iterable[str] = (), extra: int = 1, seed: int = 0) -> list[Placing]:
-    """Returns the placings to try a program in.
+def placings(
+    graph: Any, whole: Iterable[str] = (), extra: Optional[int] = 1, seed: int = 0
+) -> list[Placing]:
+    """Returns the placings to try a program in: every legal layout if `extra` is None.
 
     Most have all processors in one memory; a few have separate memories, or processors that
     are executed as one, or run one program on each.
     """
     found = []
     for mesh in MESHES:
-        for rules in chosen_layouts(legal_layouts(graph, mesh, whole), extra, seed):
+        layouts = legal_layouts(graph, mesh, whole)
+        for rules in layouts if extra is None else chosen_layouts(layouts, extra, seed):
             found.append(Placing(mesh, layout_text(rules, mesh)))
     most = sorted(found, key=lambda p: (p.layout.count(":"), p.mesh in ("x:4", "x:2,y:2")))
     most = [p for p in most if p.layout]

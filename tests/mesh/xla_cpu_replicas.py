@@ -3,7 +3,7 @@
 A program built by tpu.replicate is cut out of its graph and lowered to StableHLO by TensorFlow
 (`xla-legalize-tf`). Every collective of it lowers by itself but CrossReplicaSum: it becomes
 `mhlo.cross-replica-sum`, for which StableHLO has no name. It is written here as the all_reduce
-with the same groups that it is for XLA.
+with the same groups that it is for XLA; RandomUniformInt likewise as the rng that it is.
 
 What the program captures from the host is evaluated once and input to all replicas. Variables become
 inputs and outputs: what each replica reads first, and what it assigns.
@@ -260,6 +260,10 @@ def _plain(module):
     module = re.sub(
         r'(%\w+) = "(?:mhlo|stablehlo)\.cross-replica-sum"\((%\w+)\) <\{(.*?)\}> : (.*)',
         _all_reduce, module)
+    module = re.sub(
+        r'"tf.RandomUniformInt"\((%\w+), (%\w+), (%\w+)\) <\{.*?\}> \{.*?\} : \((.*?), (.*?), (.*?)\) ->',
+        r'"stablehlo.rng"(\2, \3, \1) '
+        r'<{rng_distribution = #stablehlo<rng_distribution UNIFORM>}> : (\5, \6, \4) ->', module)
     module = re.sub(r"module attributes \{[^\n]*\n", "module @m {\n", module)
     module = module.replace("module {", "module @m {", 1)
     module = re.sub(r"attributes \{.*?\} \{\n", "{\n", module)

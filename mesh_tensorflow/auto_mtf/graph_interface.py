@@ -1,0 +1,305 @@
+"""GraphInterface: operations, tensors and sizes of a tf.Graph or an mtf.Graph, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, TypeVar
+
+import tensorflow.compat.v1 as tf
+from tensorflow.core.framework import cost_graph_pb2
+
+from mesh_tensorflow._core.graph import Graph
+
+__all__ = ["GraphInterface", "MemoryChange"]
+
+V = TypeVar("V")
+
+
+class MemoryChange(NamedTuple):
+    """What one operation of a schedule changes in memory.
+
+    Attributes:
+      born: names of the tensors it makes.
+      dead: names of the tensors that no operation after it needs.
+    """
+
+    born: list[str]
+    dead: list[str]
+
+
+class GraphInterface:
+    """Reads a graph by the names of its operations and tensors.
+
+    It knows the operations that the graph has when it is made.
+
+    Attributes:
+      canonical_device: a device string, or None.
+    """
+
+    def __init__(self, graph: Any, canonical_device: Optional[str] = None):
+        """Makes a GraphInterface.
+
+        Args:
+          graph: a tf.Graph or an mtf.Graph.
+          canonical_device: the device of tensors for which `is_tensor_on_canonical_device` is
+            true besides those without a device.
+
+        Raises:
+          TypeError: `graph` is neither.
+        """
+        if not isinstance(graph, (tf.Graph, Graph)):
+            raise TypeError(f"Graph is not tf.Graph or mtf.Graph: {type(graph)}")
+        self.canonical_device = canonical_device
+        self._is_mtf = isinstance(graph, Graph)
+        operations = graph.operations if self._is_mtf else graph.get_operations()
+        self._operations: dict[str, Any] = {op.name: op for op in operations}
+        self._tensors: dict[str, Any] = {t.name: t for op in operations for t in op.outputs}
+        self._final: set[str] = set()
+
+    def _named(self, table: Mapping[str, V], what: str, name: str) -> V:
+        if name not in table:
+            raise KeyError(f"the graph has no {what} named {name!r}")
+        return table[name]
+
+    def _operation(self, name: str) -> Any:
+        return self._named(self._operations, "operation", name)
+
+    def _tensor(self, name: str) -> Any:
+        return self._named(self._tensors, "tensor", name)
+
+    # -- operations
+
+    def get_num_operations(self) -> int:
+        """Returns the number of operations."""
+        return len(self._operations)
+
+    def get_all_operation_names(self) -> Iterator[str]:
+        """Yields the names of the operations, in the order in which they were made."""
+        yield from self._operations
+
+    def get_operation_input_names(self, operation_name: str) -> Iterator[str]:
+        """Returns the names of an operation's inputs, one that it has twice twice.
+
+        Raises:
+          KeyError: there is no such operation.
+        """
+        return iter([t.name for t in self._operation(operation_name).inputs])
+
+    def get_operation_output_names(self, operation_name: str) -> Iterator[str]:
+        """Returns the names of an operation's outputs.
+
+        Raises:
+          KeyError: there is no such operation.
+        """
+        return iter([t.name for t in self._operation(operation_name).outputs])
+
+    def get_operation_device(self, operation_name: str) -> Optional[str]:
+        """Returns the device of an operation; None in an mtf.Graph.
+
+        Raises:
+          KeyError: there is no such operation.
+        """
+        operation = self._operation(operation_name)
+        return None if self._is_mtf else operation.device
+
+    def get_operation_mtf_dimension_names(self, operation_name: str) -> set[str]:
+        """Returns the names of all dimensions of an operation's inputs and outputs.
+
+        Raises:
+          KeyError: there is no such operation.
+        """
+        operation = self._operation(operation_name)
+        if not self._is_mtf:
+            return set()
+        tensors = [*operation.inputs, *operation.outputs]
+        return {name for t in tensors for name in t.shape.dimension_names}
+
+    # -- tensors
+
+    def get_all_tensor_names(self) -> Iterator[str]:
+        """Yields the names of the tensors, in the order in which they were made."""
+        yield from self._tensors
+
+    def get_tensor_dtype(self, tensor_name: str) -> tf.DType:
+        """Returns the type of a tensor.
+
+        Raises:
+          KeyError: there is no such tensor.
+        """
+        return self._tensor(tensor_name).dtype
+
+    def get_tensor_shape(self, tensor_name: str) -> tf.TensorShape:
+        """Returns the sizes of a tensor's dimensions.
+
+        Raises:
+          KeyError: there is no such tensor.
+        """
+        shape = self._tensor(tensor_name).shape
+        return tf.TensorShape(shape.to_integer_list) if self._is_mtf else shape
+
+    def get_tensor_num_entries(
+        self,
+        tensor_name: str,
+        partial_layout: Optional[Mapping[str, str]] = None,
+        mesh_dimension_to_size: Optional[Mapping[str, int]] = None,
+    ) -> int:
+        """Returns the number of entries of a tensor on one processor, rounded up.
+
+        Args:
+          tensor_name: a string.
+          partial_layout: a dictionary from dimension names to mesh dimension names; nothing
+            is split if None.
+          mesh_dimension_to_size: a dictionary from mesh dimension names to sizes.
+
+        Raises:
+          KeyError: there is no such tensor, or a mesh dimension has no size.
+          ValueError: the tensor's shape is not known, or there is a layout without sizes.
+        """
+        shape = self.get_tensor_shape(tensor_name)
+        if not shape.is_fully_defined():
+            raise ValueError(
+                f"the size of tensor {tensor_name!r} is not known: its shape is {shape}. Give "
+                "its placeholder or its reshape a full shape"
+            )
+        entries = shape.num_elements()
+        if not partial_layout:
+            return entries
+        if mesh_dimension_to_size is None:
+            raise ValueError("partial_layout was given without mesh_dimension_to_size")
+        parts = 1
+        for name in self.get_tensor_mtf_dimension_names(tensor_name):
+            if name in partial_layout:
+                parts *= self._named(
+                    mesh_dimension_to_size, "mesh dimension with a size", partial_layout[name]
+                )
+        return -(-entries // parts)
+
+    def get_tensor_size(
+        self,
+        tensor_name: str,
+        partial_layout: Optional[Mapping[str, str]] = None,
+        mesh_dimension_to_size: Optional[Mapping[str, int]] = None,
+    ) -> int:
+        """Returns the bytes of a tensor on one processor; see `get_tensor_num_entries`."""
+        entries = self.get_tensor_num_entries(tensor_name, partial_layout, mesh_dimension_to_size)
+        return entries * self.get_tensor_dtype(tensor_name).size
+
+    def get_tensor_device(self, tensor_name: str) -> Optional[str]:
+        """Returns the device of a tensor; None in an mtf.Graph.
+
+        Raises:
+          KeyError: there is no such tensor.
+        """
+        tensor = self._tensor(tensor_name)
+        return None if self._is_mtf else tensor.device
+
+    def is_tensor_on_canonical_device(self, tensor_name: str) -> bool:
+        """Whether a tensor has the canonical device, or none.
+
+        Raises:
+          KeyError: there is no such tensor.
+        """
+        device = self.get_tensor_device(tensor_name)
+        return not device or device == self.canonical_device
+
+    def get_tensor_mtf_dimension_names(self, tensor_name: str) -> list[str]:
+        """Returns the names of a tensor's dimensions; none in a tf.Graph.
+
+        Raises:
+          KeyError: there is no such tensor.
+        """
+        tensor = self._tensor(tensor_name)
+        return list(tensor.shape.dimension_names) if self._is_mtf else []
+
+    def set_tensor_final(self, tensor_name: str) -> None:
+        """Marks a tensor as an output of the whole program, which stays in memory.
+
+        Raises:
+          KeyError: there is no such tensor.
+        """
+        self._tensor(tensor_name)
+        self._final.add(tensor_name)
+
+    def is_tensor_final(self, tensor_name: str) -> bool:
+        """Whether a tensor is marked as an output of the whole program.
+
+        Raises:
+          KeyError: there is no such tensor.
+        """
+        self._tensor(tensor_name)
+        return tensor_name in self._final
+
+    # -- the whole graph
+
+    def compute_cost_graph(
+        self, devices: Optional[Sequence[str]] = None
+    ) -> cost_graph_pb2.CostGraphDef:
+        """Returns the graph with the sizes of its tensors as a CostGraphDef.
+
+        Args:
+          devices: devices of which tensors take memory, those of others having size 0; all if
+            None.
+        """
+        graph = cost_graph_pb2.CostGraphDef()
+        made_by = {
+            name: (number, port)
+            for number, operation in enumerate(self._operations)
+            for port, name in enumerate(self.get_operation_output_names(operation))
+        }
+        for number, operation in enumerate(self._operations):
+            node = graph.node.add(
+                name=operation, id=number, device=self.get_operation_device(operation) or ""
+            )
+            for name in self.get_operation_input_names(operation):
+                place, port = made_by[name]
+                node.input_info.add(preceding_node=place, preceding_port=port)
+            for name in self.get_operation_output_names(operation):
+                device = self.get_tensor_device(name)
+                counts = devices is None or device is None or device in devices
+                node.output_info.add(
+                    size=self.get_tensor_size(name) if counts else 0,
+                    alias_input_port=-1,
+                    dtype=self.get_tensor_dtype(name).as_datatype_enum,
+                    shape=self.get_tensor_shape(name).as_proto(),
+                )
+                node.is_final |= self.is_tensor_final(name)
+        return graph
+
+    def memory_changes(self, schedule: Iterable[int]) -> Iterator[MemoryChange]:
+        """Yields what each operation of a schedule changes in memory.
+
+        A tensor lives from the operation that makes it to the last one in the graph that
+        reads it, one that none reads only while it is made, and a final one for ever.
+
+        Args:
+          schedule: numbers of operations, in the order in which they run.
+        """
+        operations = list(self._operations)
+        inputs = [
+            list(dict.fromkeys(self.get_operation_input_names(name))) for name in operations
+        ]
+        readers = dict.fromkeys(self._tensors, 0)
+        for names in inputs:
+            for name in names:
+                readers[name] += 1
+        for number in schedule:
+            born = list(self.get_operation_output_names(operations[number]))
+            for name in inputs[number]:
+                readers[name] -= 1
+            done = (n for n in [*inputs[number], *born] if not readers[n])
+            yield MemoryChange(born, [n for n in done if n not in self._final])
+
+    def compute_memory_contents_under_schedule(
+        self, schedule: Iterable[int]
+    ) -> list[frozenset[str]]:
+        """Returns the names of the tensors in memory while each operation runs.
+
+        Args:
+          schedule: numbers of operations, in the order in which they run.
+        """
+        contents, live = [], set[str]()
+        for born, dead in self.memory_changes(schedule):
+            live.update(born)
+            contents.append(frozenset(live))
+            live.difference_update(dead)
+        return contents

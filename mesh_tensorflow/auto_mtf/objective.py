@@ -1,0 +1,97 @@
+"""The peak of memory: exactly, for a given layout, and as what an integer program needs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mesh_tensorflow.auto_mtf.graph_interface import GraphInterface
+
+__all__ = ["DimensionSet", "LiveMemory", "live_memory", "peak_memory"]
+
+DimensionSet = tuple[str, ...]
+
+
+class LiveMemory(NamedTuple):
+    """Bytes in memory at the times at which they may be at their peak.
+
+    Attributes:
+      dimension_sets: sorted names of dimensions that may be split, for each column.
+      bytes: int64 array [times, dimension sets], the bytes of all live tensors that have
+        exactly these dimensions, before they are split. No row is below another one in all
+        columns, so each may be the peak under some layout.
+    """
+
+    dimension_sets: list[DimensionSet]
+    bytes: np.ndarray
+
+
+def peak_memory(
+    graph: GraphInterface,
+    schedule: Iterable[int],
+    layout: Mapping[str, str],
+    mesh_sizes: Mapping[str, int],
+) -> int:
+    """Returns the most bytes that tensors take on one processor at any time.
+
+    Args:
+      graph: a GraphInterface.
+      schedule: numbers of operations, in the order in which they run.
+      layout: a dictionary from dimension names to mesh dimension names.
+      mesh_sizes: a dictionary from mesh dimension names to sizes.
+    """
+    size = {
+        name: graph.get_tensor_size(name, layout, mesh_sizes)
+        for name in graph.get_all_tensor_names()
+    }
+    now = peak = 0
+    for born, dead in graph.memory_changes(schedule):
+        now += sum(size[name] for name in born)
+        peak = max(peak, now)
+        now -= sum(size[name] for name in dead)
+    return peak
+
+
+def live_memory(
+    graph: GraphInterface, schedule: Sequence[int], candidates: Collection[str]
+) -> LiveMemory:
+    """Returns the bytes in memory under a schedule, by the dimensions that may be split.
+
+    Tensors with the same such dimensions are counted together, and times at which less of
+    each kind is in memory than at another time are left out. So the result grows with the
+    kinds of tensors, not with the number of layers.
+
+    Args:
+      graph: a GraphInterface.
+      schedule: numbers of operations, in the order in which they run.
+      candidates: names of the dimensions that may be split.
+    """
+    kind = {
+        name: tuple(sorted(set(graph.get_tensor_mtf_dimension_names(name)) & set(candidates)))
+        for name in graph.get_all_tensor_names()
+    }
+    sets = sorted(set(kind.values()))
+    column = {dimension_set: place for place, dimension_set in enumerate(sets)}
+    size = {name: graph.get_tensor_size(name) for name in kind}
+    now = np.zeros(len(sets), np.int64)
+    rows = []
+    for born, dead in graph.memory_changes(schedule):
+        for name in born:
+            now[column[kind[name]]] += size[name]
+        if born:
+            rows.append(now.copy())
+        for name in dead:
+            now[column[kind[name]]] -= size[name]
+    return LiveMemory(sets, _maximal_rows(np.array(rows, np.int64).reshape(-1, len(sets))))
+
+
+def _maximal_rows(rows: np.ndarray) -> np.ndarray:
+    """Returns the distinct rows that are not below another one in all columns."""
+    rows = np.unique(rows, axis=0)
+    kept = np.zeros((0, rows.shape[1]), rows.dtype)
+    for row in rows[np.argsort(-rows.sum(axis=1), kind="stable")]:
+        if not (kept >= row).all(axis=1).any():
+            kept = np.concatenate([kept, row[np.newaxis]])
+    return kept

@@ -1,0 +1,73 @@
+"""LayoutValidator: which dimensions may be split, and over which mesh dimensions."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.shape import convert_to_shape
+
+__all__ = ["LayoutValidator"]
+
+_ANONYMOUS = re.compile(r"_anonymous_\d+")
+
+
+class LayoutValidator:
+    """Tells which dimensions of a graph may be split over which mesh dimensions.
+
+    A name may be split if some operation makes a tensor that has it, no operation forbids it,
+    and it is not that of an anonymous dimension.
+    """
+
+    def __init__(self, mtf_graph: Graph, mesh_shape: Any):
+        """Makes a LayoutValidator.
+
+        Args:
+          mtf_graph: an mtf.Graph.
+          mesh_shape: a Shape, or what converts to one.
+        """
+        self._divisor: dict[str, int] = {}
+        forbidden: set[str] = set()
+        for operation in mtf_graph.operations:
+            forbidden |= operation.unsplittable_dims
+            for tensor in operation.outputs:
+                for d in tensor.shape:
+                    self._divisor[d.name] = math.gcd(self._divisor.get(d.name, 0), d.size)
+        self._splittable = {
+            name
+            for name in self._divisor
+            if name not in forbidden and not _ANONYMOUS.fullmatch(name)
+        }
+        self._mesh_sizes = {d.name: d.size for d in convert_to_shape(mesh_shape)}
+
+    @property
+    def splittable_mtf_dimension_names(self) -> set[str]:
+        """Names of the dimensions that a layout may split."""
+        return set(self._splittable)
+
+    @property
+    def mesh_dimension_name_to_size(self) -> dict[str, int]:
+        """Sizes of the mesh dimensions, by name."""
+        return dict(self._mesh_sizes)
+
+    def is_valid_assignment(self, mtf_dimension_name: str, mesh_dimension_name: str) -> bool:
+        """Whether a dimension may be split over a mesh dimension.
+
+        It may if the size of the mesh dimension divides all sizes that the name has.
+
+        Args:
+          mtf_dimension_name: a string.
+          mesh_dimension_name: a string.
+
+        Raises:
+          KeyError: the mesh has no such dimension.
+        """
+        if mtf_dimension_name not in self._splittable:
+            return False
+        if mesh_dimension_name not in self._mesh_sizes:
+            raise KeyError(
+                f"the mesh has no dimension {mesh_dimension_name!r}: {self._mesh_sizes}"
+            )
+        return self._divisor[mtf_dimension_name] % self._mesh_sizes[mesh_dimension_name] == 0
