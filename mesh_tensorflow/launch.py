@@ -168,9 +168,10 @@ class _Child:
     """A process of the script; what it writes is kept, and shown if it is the chief's."""
 
     def __init__(self, command: Sequence[str], index: int, addresses: Sequence[str], shown: bool):
-        config = {"cluster": {"worker": list(addresses)},
-                  "task": {"type": "worker", "index": index}}
-        self.index, self.address = index, addresses[index]
+        kind, number = ("worker", index - 1) if index else ("chief", 0)
+        config = {"cluster": {"chief": [addresses[0]], "worker": list(addresses[1:])},
+                  "task": {"type": kind, "index": number}}
+        self.name = f"process {index} ({kind} {number}, {addresses[index]})"
         self.process = subprocess.Popen(
             list(command), env=dict(os.environ, TF_CONFIG=json.dumps(config)),
             stdout=None if shown else subprocess.PIPE,
@@ -204,7 +205,7 @@ class _Child:
         how = (f"was killed by {signal.Signals(-status).name}" if status < 0
                else f"ended with status {status}")
         wrote = "".join(f"\n    {line}" for line in self.lines)
-        return f"process {self.index} (worker task {self.index}, {self.address}) {how}{wrote}"
+        return f"{self.name} {how}{wrote}"
 
 
 def _free_addresses(count: int) -> list[str]:

@@ -88,5 +88,6 @@ def remember_reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     y = tf.reshape(x, constant(list(sizes)))
     if _device is not None and not tf.executing_eagerly():
         pool, place = _pool()
-        pool[(*place, "reshaped", id(y), tuple(x.shape.as_list()))] = (x, y)
+        key = (*place, "reshaped", id(y), tuple(x.shape.as_list()))
+        pool[key] = (x, y)
     return y

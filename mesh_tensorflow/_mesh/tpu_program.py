@@ -133,7 +133,8 @@ class TpuProgram:
         """
         context, graph = tpu_context()
         here = tf.get_default_graph()
-        if context is None or (here is graph and here._get_control_flow_context() is context):
+        is_in_loop = here._get_control_flow_context() is not context or here is not graph
+        if context is None or not is_in_loop:
             with self.outside():
                 return make()
         value = make()

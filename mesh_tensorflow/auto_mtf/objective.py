@@ -84,12 +84,12 @@ def live_memory(
             rows.append(now.copy())
         for name in dead:
             now[column[kind[name]]] -= size[name]
-    return LiveMemory(sets, _maximal_rows(np.array(rows, np.int64).reshape(-1, len(sets))))
+    return LiveMemory(sets, _maximal_rows(np.array(rows, np.int64).reshape(len(rows), len(sets))))
 
 
 def _maximal_rows(rows: np.ndarray) -> np.ndarray:
     """Returns the distinct rows that are not below another one in all columns."""
-    rows = np.unique(rows, axis=0)
+    rows = np.unique(rows, axis=0) if len(rows) else rows
     kept = np.zeros((0, rows.shape[1]), rows.dtype)
     for row in rows[np.argsort(-rows.sum(axis=1), kind="stable")]:
         if not (kept >= row).all(axis=1).any():

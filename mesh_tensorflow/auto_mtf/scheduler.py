@@ -58,10 +58,11 @@ class _ListSchedule:
         self.inputs = [list(graph.get_operation_input_names(n)) for n in self.names]
         self.outputs = [list(graph.get_operation_output_names(n)) for n in self.names]
         self.size = {t: graph.get_tensor_size(t) for t in graph.get_all_tensor_names()}
-        self.readers: dict[str, list[int]] = {t: [] for t in self.size}
+        # Those that have yet to run; the dictionaries serve as ordered sets.
+        self.readers: dict[str, dict[int, None]] = {t: {} for t in self.size}
         for number, tensors in enumerate(self.inputs):
-            for t in dict.fromkeys(tensors):
-                self.readers[t].append(number)
+            for t in tensors:
+                self.readers[t][number] = None
         maker = {t: number for number, ts in enumerate(self.outputs) for t in ts}
         self.missing = [{maker[t] for t in tensors} for tensors in self.inputs]
         self.balance = [
@@ -99,21 +100,18 @@ class _ListSchedule:
                 (reader,) = self.readers[t]
                 self._credit(reader, self.size[t] * self.inputs[reader].count(t))
         for t in dict.fromkeys(self.inputs[number]):
-            self.readers[t].remove(number)
+            del self.readers[t][number]
             # For the same reason, what counts is the tensor made last, not this one.
             if len(self.readers[t]) == 1 and not self.last_made_is_final:
-                self._credit(self.readers[t][0], self.size[t])
+                (reader,) = self.readers[t]
+                self._credit(reader, self.size[t])
         self._release(number)
 
     def _release(self, number: int) -> None:
-        for other in dict.fromkeys(self._waiting_for(number)):
-            self.missing[other].discard(number)
-            if not self.missing[other]:
-                self._offer(other)
-
-    def _waiting_for(self, number: int) -> list[int]:
-        readers = (r for t in self.outputs[number] for r in self.readers[t])
-        return [r for r in readers if not self.done[r]]
+        for reader in dict.fromkeys(r for t in self.outputs[number] for r in self.readers[t]):
+            self.missing[reader].discard(number)
+            if not self.missing[reader]:
+                self._offer(reader)
 
 
 _ALGORITHMS: dict[str, Callable[[GraphInterface], Sequence[int]]] = {

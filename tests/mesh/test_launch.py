@@ -60,7 +60,7 @@ def test_a_process_that_is_killed_is_named(tmp_path):
     done = run_script(tmp_path, 2, "x:2", "batch:x", 1, tmp_path, 1)
     assert time.monotonic() - start < 60
     assert done.returncode == 1
-    assert "process 1 (worker task 1, 127.0.0.1:" in done.stderr
+    assert "process 1 (worker 0, 127.0.0.1:" in done.stderr
     assert "was killed by SIGKILL" in done.stderr and "Ending the other 1." in done.stderr
 
 

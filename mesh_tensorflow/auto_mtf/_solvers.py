@@ -1,0 +1,63 @@
+"""Solvers of integer programs: HiGHS if `highspy` is installed, else CBC."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pulp
+
+__all__ = ["SolverError", "available_solvers", "make_solver", "solve_to_optimum"]
+
+# In order of preference: PuLP's names, what must be installed for it, and its options. One
+# thread, so that the same program has the same answer wherever it is solved.
+_SOLVERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "HiGHS": ("highspy", {"threads": 1, "gapRel": 0.0}),
+    "PULP_CBC_CMD": ("pulp", {"threads": 1, "gapRel": 0.0}),
+    "COIN_CMD": ("pulp", {"threads": 1, "gapRel": 0.0}),
+}
+
+
+class SolverError(Exception):
+    """No optimum was found."""
+
+
+def available_solvers() -> list[str]:
+    """Returns the names of the solvers that are installed, the preferred one first."""
+    known = set(pulp.listSolvers())
+    return [
+        name
+        for name, (module, _) in _SOLVERS.items()
+        if name in known
+        and importlib.util.find_spec(module) is not None
+        and pulp.getSolver(name, msg=False).available()
+    ]
+
+
+def make_solver() -> Any:
+    """Returns the preferred solver of PuLP.
+
+    Raises:
+      SolverError: none is installed.
+    """
+    names = available_solvers()
+    if not names:
+        raise SolverError(
+            "PuLP finds no solver of integer programs: pip install highspy, or pulp[cbc]"
+        )
+    return pulp.getSolver(names[0], msg=False, **_SOLVERS[names[0]][1])
+
+
+def solve_to_optimum(model: pulp.LpProblem, solver: Any) -> None:
+    """Solves a program.
+
+    Raises:
+      SolverError: the solver did not find an optimum.
+    """
+    model.solve(solver)
+    if model.sol_status != pulp.LpSolutionOptimal:
+        raise SolverError(
+            f"{solver.name} found no optimum of the layout program, which has "
+            f"{model.numVariables()} variables and {model.numConstraints()} constraints: "
+            f"{pulp.LpStatus[model.status]}"
+        )

@@ -1,0 +1,140 @@
+"""LayoutOptimizer: the layout of a program that needs the least memory."""
+
+from __future__ import annotations
+
+import re
+from typing import Union
+
+from absl import logging
+
+from mesh_tensorflow._core.layout import LayoutRules
+from mesh_tensorflow.auto_mtf import print_cp_model_solution, scheduler
+from mesh_tensorflow.auto_mtf._program import LayoutProgram
+from mesh_tensorflow.auto_mtf._program import generate_assignments as _generate_assignments
+from mesh_tensorflow.auto_mtf._program import global_var_name as _global_var_name
+from mesh_tensorflow.auto_mtf._program import local_var_name as _local_var_name
+from mesh_tensorflow.auto_mtf._solvers import SolverError, make_solver
+from mesh_tensorflow.auto_mtf.memory_estimator import MemoryEstimator
+from mesh_tensorflow.auto_mtf.objective import live_memory, peak_memory
+
+__all__ = [
+    "LayoutOptimizer",
+    "SolverError",
+    "_generate_assignments",
+    "_global_var_name",
+    "_local_var_name",
+]
+
+_SEPARATORS = re.compile(r"[;,\s]+")
+
+
+class LayoutOptimizer:
+    """Finds the layout under which a program needs the least memory on each processor.
+
+    A layout is legal if it gives each dimension to one mesh dimension at most, no two
+    dimensions of one operation to the same mesh dimension, and cuts all sizes evenly. Memory
+    is that of the tensors that are live while one operation after the other runs; layouts
+    that need the same are told apart by the number of dimensions that they split.
+    """
+
+    def __init__(self, memory_estimator: MemoryEstimator, scheduler_alg: str = "LIST"):
+        """Makes the integer program.
+
+        Args:
+          memory_estimator: a MemoryEstimator.
+          scheduler_alg: "LIST" or "NAIVE"; see `scheduler.minimize_peak_memory`.
+
+        Raises:
+          NotImplementedError: another `scheduler_alg`.
+        """
+        self._estimator = memory_estimator
+        self._scheduler_alg = scheduler_alg
+        self._graph = memory_estimator.get_graph_interface()
+        self._validator = memory_estimator.get_layout_validator()
+        self._mesh_sizes = self._validator.mesh_dimension_name_to_size
+        self._schedule = list(scheduler.minimize_peak_memory(self._graph, scheduler_alg))
+        pairs = self._legal_pairs()
+        dims = {d for d, _ in pairs}
+        self._program = LayoutProgram(
+            pairs=pairs,
+            mesh_sizes=self._mesh_sizes,
+            operation_sets={
+                frozenset(self._graph.get_operation_mtf_dimension_names(name) & dims)
+                for name in self._graph.get_all_operation_names()
+            },
+            memory=live_memory(self._graph, self._schedule, dims),
+        )
+        self._model = self._program.model
+
+    def _legal_pairs(self) -> list[tuple[str, str]]:
+        # A tensor that has a name twice cannot be split along it.
+        repeated = {
+            name
+            for tensor in self._graph.get_all_tensor_names()
+            for names in [self._graph.get_tensor_mtf_dimension_names(tensor)]
+            for name in names
+            if names.count(name) > 1
+        }
+        return sorted(
+            (d, m)
+            for d in self._validator.splittable_mtf_dimension_names - repeated
+            for m in self._mesh_sizes
+            if self._validator.is_valid_assignment(d, m)
+        )
+
+    def solve(self, print_solution: bool = False) -> str:
+        """Returns the layout that needs the least memory, such as "batch:rows;d_ff:cols".
+
+        Args:
+          print_solution: whether to print the variables of the integer program.
+
+        Raises:
+          SolverError: the solver did not find an optimum.
+        """
+        solver = make_solver()
+        layout = self._program.solve(solver)
+        if print_solution:
+            print_cp_model_solution.print_solution(self._model, solver)
+        return ";".join(f"{d}:{m}" for d, m in sorted(layout.items()))
+
+    def evaluate_layout(self, layout: Union[str, LayoutRules]) -> float:
+        """Returns the peak of memory under a layout, in bytes on one processor.
+
+        Parts of dimensions that are not cut evenly count as whole entries, and dimensions that
+        may not be split as whole, with a warning in the log.
+
+        Args:
+          layout: a string such as "batch:rows;d_ff:cols", or LayoutRules.
+
+        Raises:
+          KeyError: the mesh lacks a dimension of the layout.
+          ValueError: the layout is malformed, or gives a dimension to two mesh dimensions.
+        """
+        splittable = self._validator.splittable_mtf_dimension_names
+        assignment: dict[str, str] = {}
+        for d, m in self._pairs_of(layout):
+            if d not in splittable:
+                logging.warning("Skipping unsplittable dimension %s.", d)
+                continue
+            if m not in self._mesh_sizes:
+                raise KeyError(f"the mesh has no dimension {m!r}: {self._mesh_sizes}")
+            if assignment.setdefault(d, m) != m:
+                raise ValueError(
+                    f"layout {layout!r} splits dimension {d!r} over both {assignment[d]!r} and "
+                    f"{m!r}: keep one of these rules"
+                )
+        return float(peak_memory(self._graph, self._schedule, assignment, self._mesh_sizes))
+
+    def _pairs_of(self, layout: Union[str, LayoutRules]) -> list[tuple[str, str]]:
+        if isinstance(layout, LayoutRules):
+            return sorted(layout._pairs)
+        pairs = []
+        for piece in filter(None, _SEPARATORS.split(layout)):
+            d, colon, m = piece.partition(":")
+            if not (d and m and colon) or ":" in m:
+                raise ValueError(
+                    f"malformed layout {layout!r}: {piece!r} is not a pair left:right. Write "
+                    'it as "batch:rows;d_ff:cols"'
+                )
+            pairs.append((d, m))
+        return pairs
