@@ -171,6 +171,7 @@ class _Child:
         kind, number = ("worker", index - 1) if index else ("chief", 0)
         config = {"cluster": {"chief": [addresses[0]], "worker": list(addresses[1:])},
                   "task": {"type": kind, "index": number}}
+        self.index = index
         self.name = f"process {index} ({kind} {number}, {addresses[index]})"
         self.process = subprocess.Popen(
             list(command), env=dict(os.environ, TF_CONFIG=json.dumps(config)),
@@ -238,10 +239,13 @@ def run(command: Sequence[str], count: int, show_all: bool = False) -> int:
     try:
         while True:
             statuses = [child.process.poll() for child in children]
-            failed = [child for child, status in zip(children, statuses) if status]
+            # One that was killed first: others may have failed for want of it.
+            failed = sorted((status, child.index) for status, child in zip(statuses, children)
+                            if status)
             if failed:
                 sys.stdout.flush()
-                print(f"mesh_tensorflow.launch: {failed[0].how_it_ended()}\n"
+                first = children[failed[0][1]]
+                print(f"mesh_tensorflow.launch: {first.how_it_ended()}\n"
                       f"Ending the other {count - 1}.", file=sys.stderr, flush=True)
                 return 1
             if all(status == 0 for status in statuses):

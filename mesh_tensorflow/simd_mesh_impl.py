@@ -93,6 +93,7 @@ class SimdMeshImpl(MeshImpl):
                 f"logical_to_physical must have each of 0 to {self.size - 1} once, for the mesh "
                 f"{dims_text(self.shape)}; got {self._l2p}"
             )
+        self._l2p = [int(p) for p in self._l2p]  # NumPy's integers come from topologies
         self._p2l = [self._l2p.index(p) for p in numbers]
         self._wide_groups = allreduce_in_bfloat16_max_group_size
         self.program: Any = None

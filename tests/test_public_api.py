@@ -33,6 +33,14 @@ MODULES = [
     "mesh_tensorflow.tpu_variables",
     "mesh_tensorflow.utils",
     "mesh_tensorflow.test_utils",
+    "mesh_tensorflow.auto_mtf",
+    "mesh_tensorflow.auto_mtf.api",
+    "mesh_tensorflow.auto_mtf.graph_interface",
+    "mesh_tensorflow.auto_mtf.layout_optimizer",
+    "mesh_tensorflow.auto_mtf.memory_estimator",
+    "mesh_tensorflow.auto_mtf.print_cp_model_solution",
+    "mesh_tensorflow.auto_mtf.scheduler",
+    "mesh_tensorflow.auto_mtf.valid_layouts",
 ]
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

@@ -6,7 +6,6 @@ Graphs stay small, and a value that several contractions want as a matrix is res
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
@@ -15,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 __all__ = ["at_device", "constant", "inside_loop", "remember_reshaped", "reshaped"]
 
-_pools: weakref.WeakKeyDictionary[tf.Graph, dict] = weakref.WeakKeyDictionary()
+_POOL = "_mtf_constants"  # the attribute of a tf.Graph, so that the pool goes when it goes
 _device: Optional[str] = None
 _loops: list[object] = []
 
@@ -49,7 +48,11 @@ def _pool() -> tuple[dict, tuple]:
     """
     graph = tf.get_default_graph()
     loop = _loops[-1] if _loops else None
-    return _pools.setdefault(graph, {}), (_device, loop, graph._get_control_flow_context())
+    pool = getattr(graph, _POOL, None)
+    if pool is None:
+        pool = {}
+        setattr(graph, _POOL, pool)
+    return pool, (_device, loop, graph._get_control_flow_context())
 
 
 def constant(value: Any, dtype: tf.DType = tf.int32) -> tf.Tensor:

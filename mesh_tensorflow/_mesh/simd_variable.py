@@ -29,27 +29,28 @@ class SimdVariable(SliceVariables):
         self.owner = list(range(mesh_impl.size))
         program = mesh_impl.program
         with program.outside():
-            self.slices = self._make_slices(variable)
-            physical = [self.slices[mesh_impl.p2l(p)] for p in range(mesh_impl.size)]
-            self._own = program.own_variable(variable.name, physical)
+            made = self._make_slices(variable)
+            self.slices = {pnum: made[mesh_impl.l2p(pnum)] for pnum in self.owner}
+            self._own = program.own_variable(variable.name, made)
         if not program.binds_masters:
             for master in variable.masters:
                 master.keep()
         super().__init__(variable)
         self._value: Any = None
 
-    def _make_slices(self, variable: Any) -> dict[int, Any]:
+    def _make_slices(self, variable: Any) -> list[Any]:
+        """Returns tf variables by physical number."""
         impl = self.mesh_impl
         sizes = impl.slice_shape(variable.shape)
         impl.graph_device_function_stacks.append(
             tf.get_default_graph()._device_functions_outer_to_inner)
-        slices = {}
-        for pnum in range(impl.size):
-            with tf.device(impl.devices[pnum]):
-                slices[pnum] = impl.program.make_slice(
-                    f"{variable.name}_slice_{impl.l2p(pnum)}", sizes, variable.slice_dtype,
-                    variable.trainable, variable.master_device)
-        return slices
+        made = []
+        for physical in range(impl.size):
+            with tf.device(impl.devices[impl.p2l(physical)]):
+                made.append(impl.program.make_slice(
+                    f"{variable.name}_slice_{physical}", sizes, variable.slice_dtype,
+                    variable.trainable, variable.master_device))
+        return made
 
     @property
     def laid_out_tensor(self) -> Any:

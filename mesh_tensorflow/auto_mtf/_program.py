@@ -21,6 +21,9 @@ __all__ = ["LayoutProgram", "generate_assignments", "global_var_name", "local_va
 
 Assignment = dict[str, str]
 
+# What solvers count as zero is about 1e-7, so amounts are not to be much larger than its inverse.
+_LARGEST_AMOUNT = 10**7
+
 
 def global_var_name(splittable_dimension: str, mesh_dimension: str) -> str:
     """Returns the name of the variable that says whether a dimension is split over a mesh's."""
@@ -29,7 +32,8 @@ def global_var_name(splittable_dimension: str, mesh_dimension: str) -> str:
 
 def local_var_name(splittable_dimensions: Iterable[str], assignment: Mapping[str, str]) -> str:
     """Returns the name of the variable that says how a set of dimensions is split."""
-    parts = (f"{d}:{assignment[d]}" if d in assignment else d for d in sorted(splittable_dimensions))
+    names = sorted(splittable_dimensions)
+    parts = (f"{d}:{assignment[d]}" if d in assignment else d for d in names)
     return f"y_({','.join(parts)})"
 
 
@@ -63,8 +67,12 @@ def maximal_sets(sets: Iterable[Collection[str]]) -> list[DimensionSet]:
 class LayoutProgram:
     """The layout that needs the least memory, and of several one that splits most.
 
-    It grows with the number of distinct sets of dimensions that operations and tensors have.
-    All its numbers are integers times a common divisor of the bytes, so they stay small.
+    It grows with the number of distinct sets of dimensions that operations and tensors have. It
+    starts with the time at which most is in memory, and takes in another one when the layout that
+    it finds has its peak there; a few suffice, however deep the model.
+
+    It counts memory in a common divisor of all amounts, so that the optimum is exact, or if
+    numbers would get too large for solvers in 1e-7 of the memory of the program without splits.
 
     Attributes:
       model: the pulp.LpProblem; its objective after `solve` is the number of splits.
@@ -99,9 +107,11 @@ class LayoutProgram:
             column for column in range(len(memory.dimension_sets)) if memory.bytes[:, column].any()
         ]
         self._local = {c: self._local_variables(memory.dimension_sets[c]) for c in self._used}
-        self._unit = self._common_divisor()
+        self._unit = self._amount_unit()
         self._peak = self._variable("z")
-        self._bound_peak()
+        self._bounded: list[int] = []
+        if len(memory.bytes):
+            self._bound_peak(0)
 
     def _variable(self, name: str, **kwargs: Any) -> Any:
         """Adds a variable that is not negative, under a name that is its own for solvers too."""
@@ -142,31 +152,49 @@ class LayoutProgram:
         parts = [math.prod(self._sizes[m] for m in a.values()) for a in assignments]
         return list(zip(parts, variables))
 
-    def _common_divisor(self) -> int:
+    def _amount_unit(self) -> float:
         most = {c: math.lcm(*(parts for parts, _ in local)) for c, local in self._local.items()}
         amounts = (int(row[c]) // most[c] for row in self._memory.bytes for c in self._used)
-        return math.gcd(*amounts) or 1
+        return max(math.gcd(*amounts), self.peak({}) / _LARGEST_AMOUNT) or 1
 
-    def _bound_peak(self) -> None:
-        for row in self._memory.bytes:
-            terms = [
-                (y, int(row[c]) // (parts * self._unit))
-                for c in self._used if row[c]
-                for parts, y in self._local[c]
-            ]
-            self.model += pulp.LpAffineExpression(terms) <= self._peak
+    def _bound_peak(self, time: int) -> None:
+        """Adds that the peak is not below the memory in use at a time."""
+        row = self._memory.bytes[time]
+        terms = [
+            (y, int(row[c]) / (parts * self._unit))
+            for c in self._used
+            if row[c]
+            for parts, y in self._local[c]
+        ]
+        self.model += pulp.LpAffineExpression(terms) <= self._peak
+        self._bounded.append(time)
 
     def layout(self) -> dict[str, str]:
         """Returns the solution as a dictionary from dimension names to mesh dimension names."""
         return {d: m for (d, m), x in self._global.items() if (pulp.value(x) or 0.0) > 0.5}
 
-    def peak(self, layout: Mapping[str, str]) -> int:
-        """Returns the bytes that a layout needs at its peak."""
+    def _in_use(self, layout: Mapping[str, str]) -> np.ndarray:
+        """Returns the bytes in use at each time."""
         parts = [
             math.prod(self._sizes[layout[d]] for d in dims if d in layout)
             for dims in self._memory.dimension_sets
         ]
-        return int((self._memory.bytes // np.array(parts, np.int64)).sum(axis=1).max(initial=0))
+        return (self._memory.bytes // np.array(parts, np.int64)).sum(axis=1)
+
+    def peak(self, layout: Mapping[str, str]) -> int:
+        """Returns the bytes that a layout needs at its peak."""
+        return int(self._in_use(layout).max(initial=0))
+
+    def _optimum(self, solver: Any) -> dict[str, str]:
+        """Solves for the objective, adding times until the peak is at one of those added."""
+        while True:
+            solve_to_optimum(self.model, solver)
+            layout = self.layout()
+            in_use = self._in_use(layout)
+            highest = int(in_use.argmax())
+            if in_use[highest] <= in_use[self._bounded].max():
+                return layout
+            self._bound_peak(highest)
 
     def solve(self, solver: Any) -> dict[str, str]:
         """Returns a layout of least peak that splits the most dimensions.
@@ -178,11 +206,12 @@ class LayoutProgram:
           SolverError: the solver did not find an optimum.
         """
         self.model.setObjective(pulp.lpSum([self._peak]))
-        solve_to_optimum(self.model, solver)
-        best = self.layout()
+        if not self._global:
+            self._peak.varValue = self.peak({}) / self._unit
+            return {}
+        best = self._optimum(solver)
         self.model.setObjective(-pulp.lpSum(self._global.values()))
-        # Amounts are whole, so half a unit leaves room for rounding and for nothing else.
-        self._peak.upBound = self.peak(best) // self._unit + 0.5
-        solve_to_optimum(self.model, solver)
-        last = self.layout()
+        # Half a unit leaves room for rounding, and for nothing else if amounts are whole.
+        self._peak.upBound = self.peak(best) / self._unit + 0.5
+        last = self._optimum(solver)
         return last if self.peak(last) <= self.peak(best) else best

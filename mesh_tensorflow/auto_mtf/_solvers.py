@@ -54,7 +54,10 @@ def solve_to_optimum(model: pulp.LpProblem, solver: Any) -> None:
     Raises:
       SolverError: the solver did not find an optimum.
     """
-    model.solve(solver)
+    try:
+        model.solve(solver)
+    except pulp.PulpSolverError as e:
+        raise SolverError(f"{solver.name} failed: {e}") from e
     if model.sol_status != pulp.LpSolutionOptimal:
         raise SolverError(
             f"{solver.name} found no optimum of the layout program, which has "

@@ -47,11 +47,11 @@ class GraphInterface:
         Raises:
           TypeError: `graph` is neither.
         """
-        if not isinstance(graph, (tf.Graph, Graph)):
+        self._is_mtf = isinstance(graph, Graph)
+        if not self._is_mtf and not isinstance(graph, tf.Graph):
             raise TypeError(f"Graph is not tf.Graph or mtf.Graph: {type(graph)}")
         self.canonical_device = canonical_device
-        self._is_mtf = isinstance(graph, Graph)
-        operations = graph.operations if self._is_mtf else graph.get_operations()
+        operations: list[Any] = graph.operations if self._is_mtf else graph.get_operations()
         self._operations: dict[str, Any] = {op.name: op for op in operations}
         self._tensors: dict[str, Any] = {t.name: t for op in operations for t in op.outputs}
         self._final: set[str] = set()
@@ -275,9 +275,7 @@ class GraphInterface:
           schedule: numbers of operations, in the order in which they run.
         """
         operations = list(self._operations)
-        inputs = [
-            list(dict.fromkeys(self.get_operation_input_names(name))) for name in operations
-        ]
+        inputs = [list(dict.fromkeys(self.get_operation_input_names(name))) for name in operations]
         readers = dict.fromkeys(self._tensors, 0)
         for names in inputs:
             for name in names:

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.shape import convert_to_shape
+from mesh_tensorflow._core.shape import Shape, convert_to_shape
 
 __all__ = ["LayoutValidator"]
 
@@ -40,7 +40,7 @@ class LayoutValidator:
             for name in self._divisor
             if name not in forbidden and not _ANONYMOUS.fullmatch(name)
         }
-        self._mesh_sizes = {d.name: d.size for d in convert_to_shape(mesh_shape)}
+        self._mesh_sizes = {d.name: d.size for d in convert_to_shape(mesh_shape) or Shape([])}
 
     @property
     def splittable_mtf_dimension_names(self) -> set[str]:
@@ -67,7 +67,5 @@ class LayoutValidator:
         if mtf_dimension_name not in self._splittable:
             return False
         if mesh_dimension_name not in self._mesh_sizes:
-            raise KeyError(
-                f"the mesh has no dimension {mesh_dimension_name!r}: {self._mesh_sizes}"
-            )
+            raise KeyError(f"the mesh has no dimension {mesh_dimension_name!r}: {self._mesh_sizes}")
         return self._divisor[mtf_dimension_name] % self._mesh_sizes[mesh_dimension_name] == 0

@@ -1,7 +1,9 @@
 """One copy of each weight: masters whose value is in the slices alone."""
 
+import gc
 import math
 import os
+import weakref
 
 import numpy as np
 import pytest
@@ -269,3 +271,16 @@ def test_meta_graphs_are_written(tmp_path):
     with tf.Graph().as_default(), new_session() as session:
         tf.train.import_meta_graph(path + ".meta").restore(session, path)
         np.testing.assert_array_equal(session.run(name), VALUE + 1)
+
+
+def test_graphs_are_freed():
+    """Nothing of this package keeps a tf graph that its program has done with."""
+    with tf.Graph().as_default() as graph:
+        p = Program(SPLIT)
+        with new_session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(p.update)
+        reference = weakref.ref(graph)
+    del graph, p, session
+    gc.collect()
+    assert reference() is None

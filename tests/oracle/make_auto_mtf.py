@@ -34,7 +34,8 @@ class Any(mtf.Operation):
     def __init__(self, inputs, shapes, mesh, name, unsplittable):
         super().__init__(inputs, mesh=mesh, name=name)
         self._outputs = [
-            mtf.Tensor(self, mtf.Shape(shape), tf.float32, index=i) for i, shape in enumerate(shapes)
+            mtf.Tensor(self, mtf.Shape(shape), tf.float32, index=i)
+            for i, shape in enumerate(shapes)
         ]
         self._initialize_splittable_and_unsplittable_dims("splittable", unsplittable)
 
@@ -73,7 +74,10 @@ def described(graph):
         [
             op.name,
             [t.name for t in op.inputs],
-            [[",".join(f"{d.name}:{d.size}" for d in t.shape.dims), t.dtype.name] for t in op.outputs],
+            [
+                [",".join(f"{d.name}:{d.size}" for d in t.shape.dims), t.dtype.name]
+                for t in op.outputs
+            ],
             sorted(op.unsplittable_dims),
         ]
         for op in graph.operations
