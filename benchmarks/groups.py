@@ -95,7 +95,7 @@ def group(workload: str, mesh: str, systems: list[str], placements: list[str]) -
     comparisons = [Comparison(c, peer) for c in ours for peer in peers]
     comparisons += [
         Comparison(c, d) for c in ours for d in ours
-        if (c.system, d.system) == ("mtf", "classic") and c.placement == d.placement
+        if ((c.system, d.system) == ("mtf", "classic") and c.placement == d.placement)
         or (c.label, d.label) == ("mtf simd", "mtf logical")]
     return Group(f"{workload}@{mesh}", f"{w.title}; mesh {mesh}", tuple(peers + ours),
                  tuple(comparisons), step_factor=5 if workload == "b_small" else 1)
