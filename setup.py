@@ -34,7 +34,7 @@ setup(
         "absl-py",
         "gin-config",
         "numpy",
-        "pulp",
+        "pulp>=2.7,<4",
         "six",
         "tensorflow>=2.16",
     ],
