@@ -12,9 +12,11 @@ import tensorflow.compat.v1 as tf
 __all__ = [
     "BalancedVariablePlacer",
     "SCALAR_SUMMARIES_COLLECTION_KEY",
+    "counted_steps",
     "create_host_call",
     "outside_all_rewrites",
     "remove_summaries",
+    "steps_done",
     "topology_rank",
 ]
 
@@ -31,6 +33,33 @@ def outside_all_rewrites() -> Iterator[None]:
     lift = building and not tf.executing_eagerly_outside_functions()
     with tf.init_scope() if lift else tf.control_dependencies(None):
         yield
+
+
+_steps_done: Optional[tf.Tensor] = None
+
+
+@contextlib.contextmanager
+def counted_steps(number: tf.Tensor) -> Iterator[None]:
+    """Programs made within take the number of training steps done from a tensor.
+
+    Args:
+      number: an integer tf scalar.
+    """
+    global _steps_done
+    outer, _steps_done = _steps_done, number
+    try:
+        yield
+    finally:
+        _steps_done = outer
+
+
+def steps_done() -> tf.Tensor:
+    """Returns the number of training steps done before this one, an integer tf scalar.
+
+    That is the global step, but where a training loop counts itself: in a step that also adds to
+    the global step, TensorFlow may read it before or after.
+    """
+    return tf.train.get_or_create_global_step() if _steps_done is None else _steps_done
 
 
 class BalancedVariablePlacer:

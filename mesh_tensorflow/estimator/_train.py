@@ -18,6 +18,7 @@ from mesh_tensorflow.estimator._progress import ProgressHook
 from mesh_tensorflow.estimator._random_step import STEP_DONE, RandomStepHook
 from mesh_tensorflow.estimator._run_cluster import in_cluster, session_creator_for
 from mesh_tensorflow.estimator._signals import StopSignals
+from mesh_tensorflow.utils import counted_steps
 
 __all__ = ["Request", "device_fn", "run_training"]
 
@@ -62,7 +63,7 @@ def run_training(model: Model, input_fn: Any, request: Request) -> Optional[floa
         global_step = tf.train.create_global_step(graph)
         inputs = model.inputs(input_fn, ModeKeys.TRAIN)
         random_step = RandomStepHook()
-        with keys_by_step(random_step.step):
+        with keys_by_step(random_step.step), counted_steps(random_step.step):
             spec = model.spec(inputs, ModeKeys.TRAIN)
         if request.warm_start_from:
             names = warm_start(request.warm_start_from)

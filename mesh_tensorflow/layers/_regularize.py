@@ -9,6 +9,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.utils import steps_done
 
 __all__ = [
     "annealed_dropout",
@@ -51,7 +52,7 @@ def annealed_dropout(
             "annealed_dropout: init_rate must be at least 0 and below 1, and start_step before "
             f"end_step, got init_rate={init_rate}, start_step={start_step}, end_step={end_step}"
         )
-    step = tf.cast(tf.train.get_or_create_global_step(), tf.float32)
+    step = tf.cast(steps_done(), tf.float32)
     progress = tf.clip_by_value((step - start_step) / (end_step - start_step), 0.0, 1.0)
     keep_prob = 1.0 - init_rate * (1.0 - progress)
     return mtf.dropout(x, is_training, keep_prob=keep_prob, noise_shape=noise_shape, name=name)

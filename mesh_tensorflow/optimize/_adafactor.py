@@ -12,6 +12,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._mesh.slice_fns import table_lookup
 from mesh_tensorflow.optimize._base import Optimizer, scalar_like, skip_without_gradient
+from mesh_tensorflow.utils import steps_done
 
 __all__ = [
     "AdafactorOptimizer",
@@ -23,7 +24,7 @@ __all__ = [
 
 
 def _step() -> tf.Tensor:
-    return tf.cast(tf.train.get_or_create_global_step(), tf.float32)
+    return tf.cast(steps_done(), tf.float32)
 
 
 def adafactor_decay_rate_adam(beta2: float) -> tf.Tensor:

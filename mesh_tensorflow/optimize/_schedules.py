@@ -8,6 +8,8 @@ from typing import Any, Optional
 import gin
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow.utils import steps_done
+
 __all__ = ["compute_lr_for_step", "product_learning_rate"]
 
 
@@ -62,7 +64,7 @@ def compute_lr_for_step(
     Returns:
       A list of numbers and tf scalars.
     """
-    step = tf.train.get_or_create_global_step()
+    step = steps_done()
     return [
         learning_rate if factors is None else product_learning_rate(step, train_steps, factors)
         for factors in schedules

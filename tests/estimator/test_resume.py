@@ -24,7 +24,13 @@ class Record(tf.train.SessionRunHook):
         self._losses.append(float(run_values.results))
 
 
-def make_model_fn(losses, width=4, own_saver=False):
+OPTIMIZERS = {
+    "momentum": lambda: mtf.optimize.MomentumOptimizer(0.1, 0.9),
+    "adafactor": lambda: mtf.optimize.AdafactorOptimizer(min_dim_size_to_factor=4, beta1=0.9),
+}
+
+
+def make_model_fn(losses, width=4, own_saver=False, optimizer="momentum"):
     """A linear model with dropout and random noise."""
 
     def model_fn(features, labels, mode):
@@ -37,7 +43,7 @@ def make_model_fn(losses, width=4, own_saver=False):
         loss = mtf.reduce_mean(mtf.square(y - mtf.random_normal(mesh, y.shape)))
         variables = graph.trainable_variables
         grads = mtf.gradients([loss], [v.value for v in variables])
-        updates = mtf.optimize.MomentumOptimizer(0.1, 0.9).apply_grads(grads, variables)
+        updates = OPTIMIZERS[optimizer]().apply_grads(grads, variables)
         impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:2", "batch:x", [""] * 2)
         lowering = mtf.Lowering(graph, {mesh: impl})
         tf_loss = lowering.export_to_tf_tensor(loss)
@@ -56,12 +62,14 @@ def input_fn():
     return tf.data.Dataset.from_tensors(DATA).repeat()
 
 
-def test_random_values_go_on_as_they_would_have(tmp_path):
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_random_values_and_rates_go_on_as_they_would_have(optimizer, tmp_path):
     curves = []
     for name, parts in [("whole", [6]), ("resumed", [2, 1, 3])]:
         losses = []
         for steps in parts:
-            model = estimator.Estimator(make_model_fn(losses), str(tmp_path / name))
+            model_fn = make_model_fn(losses, optimizer=optimizer)
+            model = estimator.Estimator(model_fn, str(tmp_path / name))
             model.train(input_fn, steps=steps)
         curves.append(losses)
     assert curves[0] == curves[1]
