@@ -244,15 +244,15 @@ def _chief_session(
 ) -> tf.train.MonitoredSession:
     """Returns what MonitoredTrainingSession would, but which never waits for lost processes.
 
-    Its step counter counts rightly however the model function orders its operations.
+    Its hooks count steps rightly however the model function orders its operations.
     """
     config = model.config
     more: list[Any] = []
     if config.log_step_count_steps:
         more.append(_StepCounter(step, config.log_step_count_steps, model.model_dir))
     if config.save_summary_steps:
-        more.append(tf.train.SummarySaverHook(
-            config.save_summary_steps, output_dir=model.model_dir, scaffold=spec.scaffold))
+        more.append(_SummarySaver(
+            step, config.save_summary_steps, output_dir=model.model_dir, scaffold=spec.scaffold))
     creator = session_creator_for(config, spec.scaffold, checkpoint_dir=model.model_dir)
     return tf.train.MonitoredSession(creator, [*more, *hooks])
 
@@ -266,3 +266,21 @@ class _StepCounter(tf.train.StepCounterHook):
 
     def before_run(self, run_context: Any) -> Any:
         return tf.train.SessionRunArgs(self._number)
+
+
+class _SummarySaver(tf.train.SummarySaverHook):
+    """Saves by the step after each step, for the same reason."""
+
+    def __init__(self, step: _Step, save_steps: int, **kwargs: Any) -> None:
+        super().__init__(save_steps, **kwargs)
+        self._number = step.number
+        self._before: Any = None
+
+    def begin(self) -> None:
+        super().begin()
+        self._before = self._number - 1
+
+    def before_run(self, run_context: Any) -> Any:
+        arguments = super().before_run(run_context)
+        arguments.fetches["global_step"] = self._before
+        return arguments
