@@ -4,6 +4,7 @@ It prints a line of JSON when it is ready, reads commands from its input (`steps
 N`, `end`) and answers each with a line of JSON. `run.py` is what starts it.
 """
 import argparse
+import gc
 import json
 import os
 import resource
@@ -59,6 +60,9 @@ class Worker:
         self._arguments = arguments
         build = systems.build(arguments.system, arguments.workload, arguments.mesh,
                               arguments.placement)
+        # A collection of what TensorFlow made at import would land anywhere in what is measured.
+        gc.collect()
+        gc.freeze()
         self._base_mb = resident_mb()
         self._losses: list[float] = []
         program = self._build(build)
