@@ -17,8 +17,8 @@ __all__ = ["MasterVariable", "make_master"]
 _VARIABLE_VALUE = "VARIABLE_VALUE"
 
 _OPERATORS = (
-    "__abs__", "__add__", "__and__", "__div__", "__eq__", "__floordiv__", "__ge__", "__getitem__",
-    "__gt__", "__invert__", "__le__", "__lt__", "__matmul__", "__mod__", "__mul__", "__ne__",
+    "__abs__", "__add__", "__and__", "__div__", "__floordiv__", "__ge__", "__getitem__",
+    "__gt__", "__invert__", "__le__", "__lt__", "__matmul__", "__mod__", "__mul__",
     "__neg__", "__or__", "__pow__", "__radd__", "__rand__", "__rdiv__", "__rfloordiv__",
     "__rmatmul__", "__rmod__", "__rmul__", "__ror__", "__rpow__", "__rsub__", "__rtruediv__",
     "__rxor__", "__sub__", "__truediv__", "__xor__",
@@ -298,7 +298,7 @@ def _operator(name: str) -> Callable:
 
 
 for _name in _OPERATORS:
-    if _name not in ("__eq__", "__ne__") and hasattr(tf.Tensor, _name):
+    if hasattr(tf.Tensor, _name):  # not == and !=, since collections are searched by identity
         setattr(MasterVariable, _name, _operator(_name))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,28 +39,28 @@ class Piece:
         return " ".join(map(str, whole)) + " " + ranges
 
 
-class SliceStorage:
+class SliceStorage(abc.ABC):
     """The pieces that a whole value consists of."""
 
+    @abc.abstractmethod
     def pieces(self) -> list[Piece]:
         """Returns them; together they are the whole value, and they do not overlap."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def read(self) -> tf.Tensor:
         """Returns the whole value."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def assign(self, value: tf.Tensor) -> tf.Operation:
         """Returns a tf.Operation that sets all pieces from a whole value."""
-        raise NotImplementedError
 
     def initializer(self, value: tf.Tensor) -> tf.Operation:
         """Returns a tf.Operation that gives all pieces their first values."""
         return self.assign(value)
 
+    @abc.abstractmethod
     def is_initialized(self) -> tf.Tensor:
         """Returns a tf.Tensor, a bool: whether all pieces have values."""
-        raise NotImplementedError
 
     def pieces_by_process(self) -> list[list[Piece]]:
         """Returns the pieces in groups, one for each process."""
