@@ -145,7 +145,7 @@ def image_shape(batch_size: int) -> mtf.Shape:
 
 def import_images(mesh: mtf.Mesh, images: tf.Tensor) -> mtf.Tensor:
     """Imports [batch, 28, 28] as blocks of pixels; see `network`."""
-    shape = image_shape(images.shape[0])
+    shape = image_shape(int(images.shape[0]))
     batch, rows, cols, row_size, col_size, channel = shape
     given = mtf.Shape([batch, rows, row_size, cols, col_size, channel])
     x = mtf.import_tf_tensor(mesh, tf.reshape(images, given.to_integer_list), given)

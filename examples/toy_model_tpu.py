@@ -2,11 +2,14 @@ r"""Trains a small stack of dense layers on random numbers, by a TPUEstimator.
 
     python examples/toy_model_tpu.py
     python examples/toy_model_tpu.py --mesh_shape="rows:2;cols:2" --layout="batch:rows;hidden:cols"
+    python -m mesh_tensorflow.launch --processes 4 examples/toy_model_tpu.py --use_tpu \
+        --mesh_shape="rows:2;cols:2" --layout="batch:rows;hidden:cols"
     python examples/toy_model_tpu.py --model_dir=toy --train_steps=400 && \
         python examples/toy_model_tpu.py --model_dir=toy --train_steps=800
 
-The network learns to give back its input, which is drawn anew for each step. Without TPUs
-(--use_tpu=False, the default) the processors of the mesh are logical CPUs of this process.
+The network learns to give back its input, which is drawn anew for each step. The processors of the
+mesh are logical CPUs of this process: each has its part of one graph, or, with --use_tpu, runs one
+program, as the cores of a TPU would. Of several processes, each has as many processors.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ _FLAGS: list[tuple[Any, str, Any, str]] = [
     (flags.DEFINE_string, "activation_dtype", "float32", f"How layers compute: {_DTYPES}."),
     (flags.DEFINE_string, "model_dir", "", "Directory of checkpoints, to resume; if empty, none."),
     (flags.DEFINE_string, "log_file", "", "File that gets the lines too."),
-    (flags.DEFINE_bool, "use_tpu", False, "Whether to run on a TPU."),
+    (flags.DEFINE_bool, "use_tpu", False, "Whether all processors run one program."),
     (flags.DEFINE_string, "tpu", "", "Name or address of the TPU, for --use_tpu."),
     (flags.DEFINE_string, "tpu_zone", "", "Zone of the TPU, for --use_tpu."),
     (flags.DEFINE_string, "gcp_project", "", "Project of the TPU, for --use_tpu."),
@@ -114,7 +117,8 @@ def model_fn(
         updates = optimizer.apply_grads(gradients, graph.trainable_variables)
     lowering = mtf.Lowering(graph, {mesh: mesh_of(params)})
     tf_loss = tf.cast(lowering.export_to_tf_tensor(loss), tf.float32)
-    restore = mtf.MtfRestoreHook(lowering)
+    with mtf.utils.outside_all_rewrites():
+        restore = mtf.MtfRestoreHook(lowering)
     if mode == estimator.ModeKeys.EVAL:
         return tpu.TPUEstimatorSpec(mode, loss=tf_loss, evaluation_hooks=[restore])
     if params["step_with_nan"] >= 1:
@@ -124,22 +128,25 @@ def model_fn(
     done = [tf_loss, *(lowering.lowered_operation(update) for update in updates)]
     with tf.control_dependencies(done):
         train_op = tf.assign_add(global_step, 1)
-    saver = tf.train.Saver(tf.global_variables(), save_relative_paths=True)
-    tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
-    save = tf.train.CheckpointSaverHook(
-        config.model_dir,
-        save_steps=config.save_checkpoints_steps,
-        saver=saver,
-        listeners=[mtf.MtfCheckpointSaverListener(lowering)],
-    )
+    with mtf.utils.outside_all_rewrites():
+        saver = tf.train.Saver(tf.global_variables(), save_relative_paths=True)
+        tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
+        save = tf.train.CheckpointSaverHook(
+            config.model_dir,
+            save_steps=config.save_checkpoints_steps,
+            saver=saver,
+            listeners=[mtf.MtfCheckpointSaverListener(lowering)],
+        )
     return tpu.TPUEstimatorSpec(
         mode, loss=tf_loss, train_op=train_op, training_hooks=[restore, save]
     )
 
 
-def mesh_of(params: dict[str, Any]) -> mtf.placement_mesh_impl.PlacementMeshImpl:
-    """Returns the mesh of --mesh_shape and --layout, on logical CPUs."""
+def mesh_of(params: dict[str, Any]) -> Any:
+    """Returns the mesh of --mesh_shape and --layout."""
     shape = mtf.convert_to_shape(params["mesh_shape"])
+    if params["use_tpu"]:
+        return mtf.simd_mesh_impl.SimdMeshImpl(shape, params["layout"])
     devices = [f"cpu:{i}" for i in range(shape.size)]
     return mtf.placement_mesh_impl.PlacementMeshImpl(shape, params["layout"], devices)
 
@@ -159,24 +166,29 @@ def input_of(seed: int, start: int) -> Any:
     return input_fn
 
 
-def run(params: dict[str, Any], model_dir: str, use_tpu: bool) -> dict[str, Any]:
-    """Trains and tests; returns the test's results."""
+def config_of(params: dict[str, Any], model_dir: str, use_tpu: bool) -> tpu.RunConfig:
+    """Returns how to run."""
     resolver = None
     if use_tpu and FLAGS.tpu:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
             tpu=FLAGS.tpu, zone=FLAGS.tpu_zone or None, project=FLAGS.gcp_project or None
         )
-    seed, processors = params["seed"], mesh_of(params).size
-    config = tpu.RunConfig(
+    processors = mtf.convert_to_shape(params["mesh_shape"]).size
+    return tpu.RunConfig(
         cluster=resolver,
         model_dir=model_dir,
-        tf_random_seed=seed,
-        session_config=tf.ConfigProto(device_count={"CPU": processors}),
+        tf_random_seed=params["seed"],
+        session_config=None if use_tpu else tf.ConfigProto(device_count={"CPU": processors}),
         save_checkpoints_steps=params["steps_per_checkpoint"],
         log_step_count_steps=params["iterations"],
-        tpu_config=tpu.TPUConfig(iterations_per_loop=params["iterations"]),
+        tpu_config=tpu.TPUConfig(
+            iterations_per_loop=params["iterations"], num_shards=processors),
     )
-    size = params.pop("batch_size")
+
+
+def run(params: dict[str, Any], config: tpu.RunConfig, use_tpu: bool) -> dict[str, Any]:
+    """Trains and tests; returns the test's results."""
+    size, seed = params.pop("batch_size"), params["seed"]
     toy = tpu.TPUEstimator(
         model_fn, config=config, params=params, use_tpu=use_tpu, train_batch_size=size,
         eval_batch_size=size,
@@ -184,7 +196,7 @@ def run(params: dict[str, Any], model_dir: str, use_tpu: bool) -> dict[str, Any]
     path = toy.latest_checkpoint()
     start = int(toy.get_variable_value("global_step")) if path else 0
     if start >= params["train_steps"]:
-        print(f"{model_dir} has been trained for {start} steps already")
+        print(f"{toy.model_dir} has been trained for {start} steps already")
     else:
         toy.train(input_of(seed, start), max_steps=params["train_steps"])
     # Data that training has not seen: of another seed.
@@ -230,10 +242,13 @@ def main(argv: Sequence[str]) -> None:
         check(params)
         start_log(FLAGS.log_file)
         with tempfile.TemporaryDirectory() as scratch:
-            results = run(params, FLAGS.model_dir or scratch, FLAGS.use_tpu)
+            config = config_of(params, FLAGS.model_dir or scratch, FLAGS.use_tpu)
+            # The first process does all of it, on the devices of all.
+            results = estimator.run_cluster(lambda: run(params, config, FLAGS.use_tpu), config)
     except (ValueError, OSError, RuntimeError) as error:
         sys.exit(f"error: {error}")
-    print(f"step {results['global_step']}  test loss {results['loss']:.6f}")
+    if results is not None:
+        print(f"step {results['global_step']}  test loss {results['loss']:.6f}")
 
 
 if __name__ == "__main__":

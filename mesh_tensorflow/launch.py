@@ -93,6 +93,33 @@ class Processes:
             cluster, job_name=self.job, task_index=self.index, config=self.config(per_process))
 
 
+    def initialize(self, session: Any, checkpoint: Optional[str] = None) -> None:
+        """Gives all variables their first values, or those of a checkpoint.
+
+        Each process calls it, after its graph is complete. The chief initializes or restores the
+        variables of meshes, wherever their slices are; the others wait for it. Other variables,
+        such as the global step, are each process's own.
+
+        Args:
+          session: a tf.Session on this process's server.
+          checkpoint: a path, such as tf.train.latest_checkpoint returns; None for first values.
+        """
+        import tensorflow.compat.v1 as tf
+
+        variables = tf.global_variables()
+        saved = set(tf.train.load_checkpoint(checkpoint).get_variable_to_shape_map()
+                    if checkpoint else ())
+        mine = [v for v in variables if self.is_chief or not getattr(v, "is_bound", False)]
+        new = [v for v in mine if v.op.name not in saved]
+        restored = [v for v in mine if v.op.name in saved]
+        session.run(tf.variables_initializer(new + tf.local_variables()))
+        if restored:
+            tf.train.Saver(restored).restore(session, checkpoint)
+        missing = tf.report_uninitialized_variables(variables)
+        while session.run(missing).size:
+            time.sleep(_POLL_SECONDS)
+
+
 def processes(environment: Optional[Mapping[str, str]] = None) -> Processes:
     """Returns the processes of this program, as the environment tells.
 

@@ -72,7 +72,8 @@ class SimdMeshImpl(MeshImpl):
         Args:
           shape: the mesh shape; a Shape, or what converts to one, such as "rows:2,cols:2".
           layout: LayoutRules, or what converts to them, such as "batch:rows,d_ff:cols".
-          devices: a list of device strings by physical number; those of the program if None.
+          devices: a list of device strings by physical number; those of the program if None, or
+            if all are "".
             On a TPU they are those of the device assignment, whatever is given.
           device_assignment: on a TPU, the tf DeviceAssignment of the computation.
           logical_to_physical: for each logical processor, in row-major order, its physical number,
@@ -108,7 +109,8 @@ class SimdMeshImpl(MeshImpl):
         program = current_program()
         if program is not None:
             self.program = program
-            self._devices = list(program.devices if devices is None else devices)
+            named = devices is not None and any(devices)  # on TPUs "" stands for each device
+            self._devices = list(devices if devices and named else program.devices)
             check_devices(self._devices, self.shape)
             self._collectives = TfCollectives(self.shape, program, self._l2p)
         elif self._device_assignment is not None or tpu_context()[0] is not None:

@@ -7,6 +7,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 __all__ = [
@@ -119,13 +120,15 @@ def create_host_call(model_dir: str) -> Optional[tuple]:
     step = tf.reshape(tf.cast(tf.train.get_or_create_global_step(), tf.int64), [1])
 
     def write(global_step: tf.Tensor, *tensors: tf.Tensor) -> list:
-        from tensorflow.python.ops import summary_ops_v2
-
-        writer = summary_ops_v2.create_file_writer(model_dir)
-        with writer.as_default(), summary_ops_v2.always_record_summaries():
+        writer = tf2.summary.create_file_writer(model_dir)
+        # What tf.summary.scalar writes, which only works where TensorBoard is installed.
+        scalars = tf.SummaryMetadata(
+            plugin_data=tf.SummaryMetadata.PluginData(plugin_name="scalars"))
+        with writer.as_default(), tf2.summary.record_if(True):
             for name, value in zip(names, tensors):
-                summary_ops_v2.scalar(name, tf.reduce_mean(value), step=global_step[0])
-            return summary_ops_v2.all_summary_ops()
+                tf2.summary.write(
+                    name, tf.reduce_mean(value), step=global_step[0], metadata=scalars)
+            return tf.summary.all_v2_summary_ops()
 
     return write, [step, *columns]
 

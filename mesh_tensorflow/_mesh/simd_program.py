@@ -7,6 +7,7 @@ for each processor, each call gets its own.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
@@ -20,9 +21,13 @@ from mesh_tensorflow._mesh.devices import default_devices
 __all__ = ["SimdProgram", "current_program", "replicate"]
 
 _programs: list[SimdProgram] = []
-# Keys of groups of processors, and of collectives, are the session's; programs must not share them.
+_count_on: collections.Counter = collections.Counter()  # programs, by their devices
+# Keys of groups of processors, and of collectives: programs must not share them.
 _KEYS_PER_PROGRAM = 2**16
+_MOST_PROGRAMS = 2**13
 _WAKE_UP_GROUP = 2**30
+# Types of operations on variables, by how they begin.
+_USES = ("ReadVariableOp", "Assign", "ResourceApply", "ResourceScatter", "ResourceGather")
 
 
 class SimdProgram:
@@ -110,6 +115,10 @@ class SimdProgram:
         with self.outside():
             return make()
 
+    def is_own(self, handle: tf.Tensor) -> bool:
+        """Returns whether each processor gets a variable of its own in place of this one."""
+        return id(handle) in self._own
+
     def arguments(self, captured: Sequence[tf.Tensor], pnum: int) -> list[tf.Tensor]:
         """Returns what one processor's call gets for what the program uses from outside."""
         return [
@@ -123,11 +132,15 @@ def current_program() -> Optional[SimdProgram]:
     return _programs[-1] if _programs else None
 
 
-def _first_key() -> int:
-    """Returns the first key of the next program of this tf graph."""
-    [count] = tf.get_collection_ref("mtf_simd_programs") or [0]
-    tf.get_collection_ref("mtf_simd_programs")[:] = [count + 1]
-    return 1 + count * _KEYS_PER_PROGRAM
+def _first_key(devices: Sequence[str]) -> int:
+    """Returns the first key of the next program on some devices.
+
+    Servers remember keys for as long as they run, whatever the tf graph. Processes agree about
+    them as each makes the same programs of all devices in the same order.
+    """
+    number = _count_on[tuple(devices)]
+    _count_on[tuple(devices)] += 1
+    return 1 + number % _MOST_PROGRAMS * _KEYS_PER_PROGRAM
 
 
 def replicate(
@@ -165,27 +178,49 @@ def replicate(
         raise ValueError("replicate was called within a program that is being replicated")
     devices = list(default_devices() if devices is None else devices)
     local = list(range(len(devices)) if local is None else local)
-    program = SimdProgram(devices, local, _first_key())
+    program = SimdProgram(devices, local, _first_key(devices))
     structure: list[Any] = []
+    global_step = tf.get_collection_ref(tf.GraphKeys.GLOBAL_STEP)
 
     def traced(pnum: tf.Tensor, *arguments: tf.Tensor) -> list[tf.Tensor]:
         program.graph, program.pnum = tf.get_default_graph(), pnum
+        # Else one that is made in the program would not be found there. There is no public way.
+        program.graph._collections[tf.GraphKeys.GLOBAL_STEP] = global_step
         _programs.append(program)
         try:
-            results = computation(*arguments)
+            with tf.variable_creator_scope(_made_outside):
+                results = computation(*arguments)
         finally:
             _programs.pop()
         structure.append(results)
         return [_as_tensor(result) for result in tf.nest.flatten(results)]
 
     inputs = [tf.convert_to_tensor(x) for x in inputs]
-    function = tf2.function(
-        traced, autograph=False, experimental_attributes={"_noinline": True}
-    ).get_concrete_function(
-        tf2.TensorSpec([], tf.int32), *[tf2.TensorSpec(x.shape, x.dtype) for x in inputs]
-    )
+    try:
+        function = tf2.function(
+            traced, autograph=False, experimental_attributes={"_noinline": True}
+        ).get_concrete_function(
+            tf2.TensorSpec([], tf.int32), *[tf2.TensorSpec(x.shape, x.dtype) for x in inputs]
+        )
+    except TypeError as e:
+        if "_ref" in str(e):
+            raise TypeError(
+                "a replicated program assigns to a variable that was made outside of it and is "
+                "no resource variable: call tf.compat.v1.enable_resource_variables() first, or "
+                f"make it within tf.variable_scope(..., use_resource=True)\n  {e}"
+            ) from e
+        raise
     calls = _calls(program, function, inputs)
     return _results(program, structure[-1], calls)
+
+
+def _made_outside(next_creator: Callable[..., Any], **arguments: Any) -> Any:
+    """Makes a variable of the calling graph, in the process that calls."""
+    del next_creator
+    spec = tf.DeviceSpec.from_string(_programs[-1].devices[_programs[-1].local[0]])
+    process = spec.replace(device_type=None, device_index=None).to_string()
+    with tf.init_scope(), tf.device(process or None):
+        return tf.Variable(**{**arguments, "use_resource": True})
 
 
 def _as_tensor(result: Any) -> tf.Tensor:
@@ -200,13 +235,66 @@ def _calls(program: SimdProgram, function: Any, inputs: Sequence[tf.Tensor]) -> 
     """Calls the function on each processor; returns the outputs of each call."""
     function.add_to_graph(tf.get_default_graph())
     call = getattr(function, "_inference_function", None) or function.inference_fn
+    copied = {pnum: _copies(program, function, pnum) for pnum in program.local}
+    before = [_wake_up(program), *[op for made in copied.values() for _, op in made.values()]]
     calls = []
     for pnum in program.local:
-        with tf.device(program.devices[pnum]), tf.control_dependencies([_wake_up(program)]):
+        with tf.device(program.devices[pnum]), tf.control_dependencies(before):
             own = program.arguments(function.captured_inputs, pnum)
+            mine = copied[pnum]
+            own = [mine[i][0] if i in mine else tensor for i, tensor in enumerate(own)]
             outputs = call.call_flat(tf.constant(pnum), *inputs, *own)
             calls.append(list(outputs))
     return calls
+
+
+def _copies(
+    program: SimdProgram, function: Any, pnum: int
+) -> dict[int, tuple[tf.Tensor, tf.Operation]]:
+    """Makes copies, in each step, of variables from outside that a processor cannot have itself.
+
+    These are variables of other processes, and those that the program assigns to: the first
+    processor of the variable's process assigns to the variable itself, the others to a copy. So
+    `assign_add(global_step, 1)` adds 1, and all processors read the same.
+
+    Returns:
+      {number of what the program uses from outside: (handle of the copy, what sets it)}.
+
+    Raises:
+      ValueError: a variable is another process's, whose steps this one has no part in.
+    """
+    copies = {}
+    outside = function.captured_inputs
+    device = program.devices[pnum]
+    for i, (outer, inner) in enumerate(zip(outside, function.graph.inputs[-len(outside):])):
+        if outer.dtype != tf.resource or program.is_own(outer):
+            continue
+        uses = {op.type: op for op in inner.consumers() if op.type.startswith(_USES)}
+        here = _is_at(outer.device, device)
+        if not uses or (here and (pnum == program.local[0] or set(uses) == {"ReadVariableOp"})):
+            continue
+        if not here and len(program.local) < len(program.devices):
+            raise ValueError(
+                f"the program uses the variable {outer.op.name} of {outer.device}, but each "
+                "process runs its own steps: let each make it on its own device. What processes "
+                "share are variables of the mesh"
+            )
+        kind, op = next(iter(uses.items()))
+        dtype = op.get_attr("T" if kind.startswith("ResourceApply") else "dtype")
+        with tf.device(outer.device):
+            value = tf.raw_ops.ReadVariableOp(resource=outer, dtype=dtype)
+        with tf.device(device):
+            copy = tf.raw_ops.VarHandleOp(
+                dtype=dtype, shape=tf.TensorShape(None),
+                shared_name=f"{outer.op.name}_of_processor_{pnum}")
+            copies[i] = copy, tf.raw_ops.AssignVariableOp(resource=copy, value=value)
+    return copies
+
+
+def _is_at(device: str, processor: str) -> bool:
+    """Returns whether a device is of the process that has a processor; "" is of each process."""
+    spec, own = map(tf.DeviceSpec.from_string, (device, processor))
+    return spec.job is None or (spec.job, spec.task) == (own.job, own.task)
 
 
 def _wake_up(program: SimdProgram) -> tf.Operation:

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.estimator._checkpoints import find_checkpoint
 from mesh_tensorflow.estimator._hooks import StopAfterBatches, SummaryWritersHook
-from mesh_tensorflow.estimator._model import Model, session_creator
+from mesh_tensorflow.estimator._model import Model, make_global_step, session_creator
 from mesh_tensorflow.estimator._modes import ModeKeys
 
 __all__ = ["LOSS", "run_evaluation", "write_results"]
@@ -41,7 +41,7 @@ def run_evaluation(
     checkpoint_path = find_checkpoint(model.model_dir, checkpoint_path, "evaluate")
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(model.config.effective_seed)
-        global_step = tf.train.create_global_step(graph)
+        global_step = make_global_step(graph)
         inputs = model.inputs(input_fn, ModeKeys.EVAL)
         if steps is None and not inputs.may_end:
             tf.logging.warning(

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow.estimator._checkpoints import find_checkpoint
 from mesh_tensorflow.estimator._export_outputs import EvalOutput
 from mesh_tensorflow.estimator._inputs import Inputs
-from mesh_tensorflow.estimator._model import Model
+from mesh_tensorflow.estimator._model import Model, make_global_step
 from mesh_tensorflow.estimator._modes import DEFAULT_SIGNATURE, STANDARD_MODES, ModeKeys
 from mesh_tensorflow.ops import MtfRestoreHook
 from mesh_tensorflow.utils import outside_all_rewrites
@@ -132,7 +132,7 @@ def _add_graph(
 ) -> None:
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(model.config.effective_seed)
-        tf.train.create_global_step(graph)
+        make_global_step(graph)
         receiver = receiver_fn()
         if not hasattr(receiver, "receiver_tensors"):
             raise ValueError(

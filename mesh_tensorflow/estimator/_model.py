@@ -16,7 +16,17 @@ from mesh_tensorflow.estimator._checkpoints import (
 from mesh_tensorflow.estimator._inputs import Inputs, make_inputs
 from mesh_tensorflow.estimator._run_cluster import own_device, session_creator_for
 
-__all__ = ["Model", "as_spec", "session_creator"]
+__all__ = ["Model", "as_spec", "make_global_step", "session_creator"]
+
+
+def make_global_step(graph: tf.Graph) -> tf.Variable:
+    """Returns a new global step, a variable that programs of several processors can assign to.
+
+    Args:
+      graph: the tf graph.
+    """
+    with tf.variable_scope(tf.get_variable_scope(), use_resource=True):
+        return tf.train.create_global_step(graph)
 
 
 class Model(NamedTuple):

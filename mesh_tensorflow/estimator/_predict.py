@@ -8,7 +8,7 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.estimator._checkpoints import find_checkpoint
-from mesh_tensorflow.estimator._model import Model, session_creator
+from mesh_tensorflow.estimator._model import Model, make_global_step, session_creator
 from mesh_tensorflow.estimator._modes import ModeKeys
 
 __all__ = ["run_prediction"]
@@ -38,7 +38,7 @@ def run_prediction(
     graph = tf.Graph()
     with graph.as_default():
         tf.set_random_seed(model.config.effective_seed)
-        tf.train.create_global_step(graph)
+        make_global_step(graph)
         inputs = model.inputs(input_fn, ModeKeys.PREDICT, features_only=True)
         if not inputs.may_end:
             tf.logging.warning(

@@ -12,7 +12,7 @@ from mesh_tensorflow._mesh.random_slices import keys_by_step
 from mesh_tensorflow.checkpoint import Saver, check_checkpoint
 from mesh_tensorflow.estimator._checkpoints import WarmStartSettings, warm_start
 from mesh_tensorflow.estimator._hooks import NanLossHook, SummaryWritersHook, savers_last
-from mesh_tensorflow.estimator._model import Model
+from mesh_tensorflow.estimator._model import Model, make_global_step
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator._progress import ProgressHook
 from mesh_tensorflow.estimator._random_step import STEP_DONE, RandomStepHook
@@ -60,7 +60,7 @@ def run_training(model: Model, input_fn: Any, request: Request) -> Optional[floa
     config = model.config
     with tf.Graph().as_default() as graph, StopSignals() as signals, tf.device(device_fn(config)):
         tf.set_random_seed(config.effective_seed)
-        global_step = tf.train.create_global_step(graph)
+        global_step = make_global_step(graph)
         inputs = model.inputs(input_fn, ModeKeys.TRAIN)
         random_step = RandomStepHook()
         with keys_by_step(random_step.step), counted_steps(random_step.step):

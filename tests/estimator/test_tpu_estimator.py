@@ -220,7 +220,8 @@ def test_tpus(tmp_path):
     est = make(tmp_path, Tpu(), use_tpu=True)
     text = (
         "use_tpu is True, but there is no TPU, and this estimator runs on CPUs and GPUs: pass "
-        "use_tpu=False. How a model is split over devices is up to the mesh implementation")
+        "use_tpu=False, for a model_fn with a PlacementMeshImpl; or, for one with a SimdMeshImpl, give "
+        "TPUConfig\\(num_shards=N\\), N being the number of processors of the mesh")
     for name, call in [
         ("train", lambda: est.train(input_fn, max_steps=1)),
         ("evaluate", lambda: est.evaluate(input_fn)),

@@ -50,9 +50,17 @@ def test_bfloat16_and_a_nan():
 
 
 @pytest.mark.parametrize("flag, text", [
-    ("--use_tpu", "error: TPUEstimator.train: use_tpu is True, but there is no TPU"),
     ("--slice_dtype=int8", "error: --slice_dtype is 'int8': choose one of float32, bfloat16"),
     ("--batch_size=0", "error: --batch_size is 0: it has to be 1 or more"),
 ])
 def test_mistakes(flag, text):
     assert text in run(flag, code=1).stderr
+
+
+@pytest.mark.slow
+def test_one_program_on_all_processors_computes_the_same():
+    flags = ["--mesh_shape=rows:2;cols:2", "--layout=batch:rows;hidden:cols", "--iterations=20",
+             "--train_steps=60"]
+    placed, simd = (losses(run(*flags, *more).stderr) for more in ([], ["--use_tpu"]))
+    assert len(placed) == 3
+    assert simd == pytest.approx(placed, rel=1e-4)

@@ -17,12 +17,12 @@ from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def run_script(directory, count, *arguments, extra=()):
-    """Launches the worker script; returns the finished process."""
+def run_script(directory, count, *arguments, extra=(), script="simd_worker.py"):
+    """Launches a worker script; returns the finished process."""
     path = [HERE, os.path.dirname(HERE), *(p for p in sys.path if p)]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path), TF_CPP_MIN_LOG_LEVEL="3")
     command = [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", str(count), *extra,
-               os.path.join(HERE, "simd_worker.py"), *map(str, arguments)]
+               os.path.join(HERE, script), *map(str, arguments)]
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=240, cwd=directory)
 

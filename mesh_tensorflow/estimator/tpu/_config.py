@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple, Optional
 
+import tensorflow.compat.v1 as tf
+
 from mesh_tensorflow.estimator._run_config import RunConfig as _RunConfig
+from mesh_tensorflow.estimator.tpu._replicated import shards_of_process
 
 __all__ = ["InputPipelineConfig", "RunConfig", "TPUConfig"]
 
@@ -162,3 +165,11 @@ class RunConfig(_RunConfig):
     def cluster(self) -> Any:
         """The ClusterResolver, or None."""
         return self._resolver
+
+    @property
+    def effective_session_config(self) -> tf.ConfigProto:
+        """`session_config`, or one with a logical CPU for each processor of the TPUConfig."""
+        config = super().effective_session_config
+        if self.session_config is None and shards_of_process(self):
+            config.device_count["CPU"] = shards_of_process(self)
+        return config

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import numpy as np
+import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.estimator._call import call_input_fn, call_model_fn, function_name, takes
 from mesh_tensorflow.estimator._estimator import Estimator
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator.tpu._config import RunConfig
+from mesh_tensorflow.estimator.tpu._replicated import ReplicaContext, devices_of, replicated_spec
 from mesh_tensorflow.estimator.tpu._spec import TPUEstimatorSpec, as_estimator_spec
 
 __all__ = ["TPUEstimator"]
@@ -23,7 +26,8 @@ _RESERVED = (_BATCH_SIZE, "context")
 class TPUEstimator(Estimator):
     """An Estimator whose functions find the batch's size in `params["batch_size"]`.
 
-    It runs on CPUs and GPUs, with `use_tpu=False`.
+    It runs on CPUs and GPUs. With `use_tpu=True` and `TPUConfig(num_shards=...)` the model function
+    is one program that as many of them run, as cores of a TPU would: its mesh is a SimdMeshImpl.
     """
 
     def __init__(
@@ -53,7 +57,9 @@ class TPUEstimator(Estimator):
           config: a tpu.RunConfig.
           params: a dict, or an object with `set_hparam`; passed to both functions, as a copy, with
             `batch_size` and `use_tpu` besides.
-          use_tpu: whether to run on a TPU, which fails: pass False.
+          use_tpu: whether the model function is a program for all processors of a mesh, of which
+            the TPUConfig tells the number as `num_shards`. It finds `params["use_tpu"]`, and
+            `params["context"]` with a device assignment.
           train_batch_size: the batch's size in training; with it `input_fn` has to take `params`.
           eval_batch_size: the batch's size in evaluation.
           predict_batch_size: the batch's size in prediction.
@@ -110,9 +116,9 @@ class TPUEstimator(Estimator):
           the estimator.
 
         Raises:
-          RuntimeError: `use_tpu` is true.
+          RuntimeError: `use_tpu` is true, and it is not known on how many devices.
         """
-        self._check_no_tpu(ModeKeys.TRAIN, "train")
+        self._check_devices(ModeKeys.TRAIN, "train")
         return super().train(input_fn, hooks, steps, max_steps, saving_listeners)
 
     def evaluate(
@@ -133,9 +139,10 @@ class TPUEstimator(Estimator):
           the metrics by name.
 
         Raises:
-          RuntimeError: `use_tpu` and `eval_on_tpu` are true.
+          RuntimeError: `use_tpu` and `eval_on_tpu` are true, and it is not known on how many
+            devices.
         """
-        self._check_no_tpu(ModeKeys.EVAL, "evaluate")
+        self._check_devices(ModeKeys.EVAL, "evaluate")
         return super().evaluate(input_fn, steps, hooks, checkpoint_path, name)
 
     def predict(
@@ -156,18 +163,38 @@ class TPUEstimator(Estimator):
           an iterator.
 
         Raises:
-          RuntimeError: `use_tpu` and `eval_on_tpu` are true.
+          RuntimeError: `use_tpu` and `eval_on_tpu` are true, and it is not known on how many
+            devices.
         """
-        self._check_no_tpu(ModeKeys.PREDICT, "predict")
+        self._check_devices(ModeKeys.PREDICT, "predict")
         return super().predict(
             input_fn, predict_keys, hooks, checkpoint_path, yield_single_examples)
 
-    def _check_no_tpu(self, mode: str, called: str) -> None:
-        if self._use_tpu[mode]:
+    def export_saved_model(self, *args: Any, **kwargs: Any) -> bytes:
+        """Writes a SavedModel of a model for one device; see `Estimator.export_saved_model`."""
+        return Estimator.export_saved_model(self._for_one_device(), *args, **kwargs)
+
+    def experimental_export_all_saved_models(self, *args: Any, **kwargs: Any) -> bytes:
+        """Writes one of several modes; see `Estimator.experimental_export_all_saved_models`."""
+        return Estimator.experimental_export_all_saved_models(
+            self._for_one_device(), *args, **kwargs)
+
+    def _for_one_device(self) -> TPUEstimator:
+        other = copy.copy(self)
+        other._use_tpu = dict.fromkeys(self._use_tpu, False)
+        return other
+
+    def _check_devices(self, mode: str, called: str) -> None:
+        if not self._use_tpu[mode]:
+            return
+        tpus = tf.config.list_physical_devices("TPU")
+        if tpus or self.config.tpu_config.num_shards is None:
+            there = f"there are {len(tpus)} TPU cores" if tpus else "there is no TPU"
             raise RuntimeError(
-                f"TPUEstimator.{called}: use_tpu is True, but there is no TPU, and this estimator "
-                "runs on CPUs and GPUs: pass use_tpu=False. How a model is split over devices is "
-                "up to the mesh implementation of its model_fn, such as PlacementMeshImpl"
+                f"TPUEstimator.{called}: use_tpu is True, but {there}, and this estimator runs on "
+                "CPUs and GPUs: pass use_tpu=False, for a model_fn with a PlacementMeshImpl; or, "
+                "for one with a SimdMeshImpl, give TPUConfig(num_shards=N), N being the number of "
+                "processors of the mesh, to run it on N devices of this machine"
             )
 
     def _params_with(self, mode: str, **values: Any) -> Any:
@@ -194,8 +221,16 @@ class TPUEstimator(Estimator):
         return call_input_fn(input_fn, mode, self._params_with(mode), self.config)
 
     def _call_model_fn(self, features: Any, labels: Any, mode: str, config: Any) -> Any:
-        params = self._params_with(mode, use_tpu=False)
-        spec = call_model_fn(self._model_fn, features, labels, mode, params, config)
+        if self._use_tpu[mode]:
+            devices = devices_of(config)
+            params = self._params_with(
+                mode, use_tpu=True, context=ReplicaContext(len(devices)))
+            spec = replicated_spec(
+                lambda *data: call_model_fn(self._model_fn, *data, mode, params, config),
+                features, labels, devices)
+        else:
+            params = self._params_with(mode, use_tpu=False)
+            spec = call_model_fn(self._model_fn, features, labels, mode, params, config)
         if isinstance(spec, TPUEstimatorSpec):
             every = config.tpu_config.experimental_host_call_every_n_steps
             return as_estimator_spec(spec, every)

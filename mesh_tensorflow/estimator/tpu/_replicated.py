@@ -1,0 +1,172 @@
+"""A TPUEstimator's model function as one program on several CPUs or GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._mesh.simd_program import replicate
+from mesh_tensorflow.estimator._cluster_watch import peers_of
+from mesh_tensorflow.estimator._modes import ModeKeys
+from mesh_tensorflow.estimator._run_cluster import in_cluster
+from mesh_tensorflow.estimator.tpu._spec import TPUEstimatorSpec
+
+__all__ = ["ReplicaContext", "devices_of", "replicated_spec", "shards_of_process"]
+
+_TENSORS = ("loss", "train_op", "predictions")
+_CALLS = ("eval_metrics", "host_call")
+
+
+class _Topology(NamedTuple):
+    """As much of a TPU's topology as mesh programs ask for: all processors in a row."""
+
+    mesh_shape: tuple[int, ...]
+
+
+class _DeviceAssignment(NamedTuple):
+    """As much of a TPU's device assignment as mesh programs ask for."""
+
+    topology: _Topology
+    num_replicas: int
+    num_cores_per_replica: int = 1
+
+
+class ReplicaContext:
+    """What `params["context"]` tells a model function of where its program runs.
+
+    Attributes:
+      num_replicas: the number of processors.
+      num_hosts: 1, as the calling process feeds all of them.
+      device_assignment: has a topology of all processors in a row.
+    """
+
+    num_hosts = 1
+
+    def __init__(self, num_replicas: int):
+        """Makes one.
+
+        Args:
+          num_replicas: the number of processors.
+        """
+        self.num_replicas = num_replicas
+        self.device_assignment = _DeviceAssignment(_Topology((num_replicas, 1, 1)), num_replicas)
+
+    def tpu_host_placement_function(self, host_id: int = 0) -> str:
+        """Returns the device of a host.
+
+        Args:
+          host_id: its number.
+        """
+        del host_id
+        return "/cpu:0"
+
+
+def shards_of_process(config: Any) -> int:
+    """Returns how many processors of a mesh each process has; 0 if the configuration is silent.
+
+    Args:
+      config: a tpu.RunConfig.
+
+    Raises:
+      ValueError: the processes cannot have equally many.
+    """
+    shards = config.tpu_config.num_shards or 0
+    processes = max(1, len(peers_of(config.cluster_spec)))
+    if shards % processes:
+        raise ValueError(
+            f"TPUConfig: num_shards is {shards}, which {processes} processes cannot share equally"
+        )
+    return shards // processes
+
+
+def devices_of(config: Any) -> list[str]:
+    """Returns a device for each processor.
+
+    Args:
+      config: a tpu.RunConfig, with the number of processors as its `num_shards`.
+    """
+    count = shards_of_process(config)
+    gpus = tf.config.list_physical_devices("GPU")
+    kind = "GPU" if len(gpus) >= count else "CPU"
+    own = [f"/device:{kind}:{i}" for i in range(count)]
+    if not in_cluster():
+        return own
+    return [
+        f"/job:{peer.job}/task:{peer.task}{device}"
+        for peer in peers_of(config.cluster_spec) for device in own]
+
+
+def replicated_spec(
+    call: Callable[[Any, Any], Any], features: Any, labels: Any, devices: list[str]
+) -> TPUEstimatorSpec:
+    """Calls a model function as a program of all processors.
+
+    Args:
+      call: calls the model function with features and labels; returns a TPUEstimatorSpec.
+      features: tensors, as the input function gave them; each processor gets them whole.
+      labels: likewise.
+      devices: a device for each processor.
+
+    Returns:
+      A TPUEstimatorSpec of tensors outside of the program.
+
+    Raises:
+      TypeError: the model function returned something else.
+    """
+    specs: list[TPUEstimatorSpec] = []
+    inputs = (features, labels)
+
+    def program(*flat: tf.Tensor) -> dict[str, Any]:
+        spec = call(*tf.nest.pack_sequence_as(inputs, _with_none(inputs, flat)))
+        if not isinstance(spec, TPUEstimatorSpec):
+            raise TypeError(
+                f"TPUEstimator: with use_tpu the model_fn has to return a TPUEstimatorSpec, whose "
+                f"eval_metrics and host_call are made outside of the program; it returned {spec!r}"
+            )
+        inside = len(tf.get_collection(tf.GraphKeys.SUMMARIES)) - outside
+        if inside:
+            tf.logging.warning(
+                "%d summaries of the model_fn are left out: they are within the program of all "
+                "processors. Write them in host_call, as mtf.utils.create_host_call does", inside)
+        specs.append(spec)
+        return _results_of(spec)
+
+    outside = len(tf.get_collection(tf.GraphKeys.SUMMARIES))
+    results = replicate(
+        program, [x for x in tf.nest.flatten(inputs) if x is not None], devices=devices)
+    return _outside(specs[-1], results)
+
+
+def _with_none(structure: Any, flat: Any) -> list[Any]:
+    """Returns the leaves of a structure, with what was None at its places."""
+    rest = iter(flat)
+    return [x if x is None else next(rest) for x in tf.nest.flatten(structure)]
+
+
+def _results_of(spec: TPUEstimatorSpec) -> dict[str, Any]:
+    """Returns all that is run or read outside of the program."""
+    results = {name: getattr(spec, name) for name in _TENSORS}
+    for name in _CALLS:
+        pair = getattr(spec, name)
+        results[name] = None if pair is None else pair[1]
+    if spec.export_outputs is not None and spec.mode != ModeKeys.PREDICT:
+        results["export_outputs"] = None
+    return {name: value for name, value in results.items() if _leaves(value)}
+
+
+def _leaves(value: Any) -> bool:
+    return any(x is not None for x in tf.nest.flatten(value))
+
+
+def _outside(spec: TPUEstimatorSpec, results: Mapping[str, Any]) -> TPUEstimatorSpec:
+    """Returns a spec with the program's results in place of its own tensors."""
+    values = spec._asdict()
+    values["export_outputs"] = None  # exports are of programs on one device
+    for name in _TENSORS:
+        values[name] = results.get(name)
+    for name in _CALLS:
+        if values[name] is not None:
+            values[name] = (values[name][0], results.get(name, values[name][1]))
+    return TPUEstimatorSpec(**values)
