@@ -16,7 +16,11 @@ def read(*path):
 
 VERSION = re.search(r'^__version__ = "([^"]+)"', read("mesh_tensorflow", "__init__.py"), re.M)
 
-TESTS = ["hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "scikit-learn", "matplotlib"]
+TRANSFORMER = ["safetensors>=0.5", "sentencepiece", "tensorflow-datasets"]
+TESTS = [
+    "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "scikit-learn", "matplotlib",
+    "safetensors>=0.5", "sentencepiece",
+]
 TESTS_TPU = ["jax"]  # runs TPU programs on XLA's CPU replicas
 EXAMPLES = ["scikit-learn", "matplotlib"]
 
@@ -40,6 +44,8 @@ setup(
     ],
     extras_require={
         "examples": EXAMPLES,
+        "highs": ["highspy"],
+        "transformer": TRANSFORMER,
         "test": [*TESTS, *TESTS_TPU],
         "test-tpu": TESTS_TPU,
         "dev": [*TESTS, *TESTS_TPU, "mypy", "ruff"],

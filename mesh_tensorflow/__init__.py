@@ -9,6 +9,7 @@ from mesh_tensorflow import ops_with_redefined_builtins as ops_with_redefined_bu
 from mesh_tensorflow.ops_with_redefined_builtins import *
 
 from mesh_tensorflow import auto_mtf as auto_mtf  # isort: skip
+from mesh_tensorflow import beam_search as beam_search  # isort: skip
 from mesh_tensorflow import checkpoint as checkpoint  # isort: skip
 from mesh_tensorflow import layers as layers  # isort: skip
 from mesh_tensorflow import optimize as optimize  # isort: skip

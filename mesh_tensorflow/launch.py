@@ -24,6 +24,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
+from mesh_tensorflow._mesh.peers import Peer, PeerLostError, answers, wait_for
+
 __all__ = ["Processes", "main", "processes"]
 
 _PORT = 8476  # of the first task of a node, where only the nodes are known
@@ -80,17 +82,62 @@ class Processes:
         config.experimental.collective_group_leader = leader
         return config
 
-    def start_server(self, per_process: int = 1) -> Any:
-        """Starts this process's tf.distribute.Server, and returns it.
+    @property
+    def peers(self) -> list[Peer]:
+        """All processes."""
+        return [Peer(self.job, task, address) for task, address in enumerate(self.addresses)]
+
+    def start_server(self, per_process: int = 1, wait_seconds: float = 300.0) -> Any:
+        """Starts this process's tf.distribute.Server, waits for the others', and returns it.
 
         Args:
           per_process: how many logical CPUs it is to have.
+          wait_seconds: how long to wait for the other processes, at most.
+
+        Raises:
+          PeerLostError: a process has not been started; the message names it.
         """
         import tensorflow as tf2
 
         cluster = tf2.train.ClusterSpec({self.job: list(self.addresses)})
-        return tf2.distribute.Server(
+        server = tf2.distribute.Server(
             cluster, job_name=self.job, task_index=self.index, config=self.config(per_process))
+        # A connection that is refused at first would fail for some time.
+        wait_for(self.peers[:self.index] + self.peers[self.index + 1:], self.peers[self.index],
+                 wait_seconds)
+        return server
+
+    def run(self, session: Any, fetches: Any, feed_dict: Any = None,
+            timeout_seconds: float = 600.0) -> Any:
+        """Runs a step as `session.run` does, but does not wait for a lost process for ever.
+
+        Args:
+          session: a tf.Session on this process's server.
+          fetches: as for `session.run`.
+          feed_dict: likewise.
+          timeout_seconds: how long the step may take, the wait for other processes included.
+
+        Returns:
+          what was fetched.
+
+        Raises:
+          PeerLostError: a process is gone; the message names it.
+          tf.errors.DeadlineExceededError: all are there, but the step took too long.
+        """
+        import tensorflow.compat.v1 as tf
+
+        limit = tf.RunOptions(timeout_in_ms=int(1000 * timeout_seconds))
+        try:
+            return session.run(fetches, feed_dict, options=limit)
+        except tf.errors.OpError as error:
+            lost = [peer for peer in self.peers if not answers(peer.address)]
+            if not lost:
+                raise
+            names = ", ".join(map(str, lost))
+            raise PeerLostError(
+                f"{self.peers[self.index]} lost {names}, which does not answer: see what it wrote "
+                f"last; all processes have to be started again, from the last checkpoint "
+                f"({type(error).__name__} in the step)", lost[0]) from error
 
 
     def initialize(self, session: Any, checkpoint: Optional[str] = None) -> None:

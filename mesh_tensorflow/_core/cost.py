@@ -15,7 +15,8 @@ class Collective:
     Attributes:
       kind: "allreduce", "allconcat", "alltoall" or "shift".
       mesh_axes: the mesh axes within which processors communicate.
-      elements: number of elements that enter it, over all processors.
+      elements: number of elements that enter it, or that leave an allconcat, over all
+        processors.
       bytes: the same in bytes.
     """
 

@@ -43,17 +43,26 @@ class Walk:
         elements = self._mesh_impl.laid_out_size(x.shape)
         return [Collective("allreduce", axes, elements, elements * x.dtype.size)]
 
-    def step(self, op: Operation) -> Cost:
-        """Goes over one operation; returns its cost with the sums that it asks for."""
+    def ask(self, op: Operation) -> list[Collective]:
+        """Goes over one operation; returns the sums that it asks for."""
         given = {x: self.pending_axes(x) for x in op.inputs if self.pending_axes(x)}
         asked: list[Collective] = []
         if given and not op.delays_sums(self._mesh_impl, given):
             for x in op.inputs:
                 asked += self.need(x)
             given = {}
-        cost = op.cost(self._mesh_impl) + Cost(collectives=tuple(asked))
         for y, what in op.pending_sums(self._mesh_impl, given).items():
             self._pending[y] = self._pending[what] if isinstance(what, Tensor) else _Pending(what)
+        return asked
+
+    def same(self, y: Tensor, x: Tensor) -> None:
+        """Notes that a Tensor awaits the sum that another one awaits, if that does."""
+        if x in self._pending:
+            self._pending[y] = self._pending[x]
+
+    def step(self, op: Operation) -> Cost:
+        """Goes over one operation; returns its cost with the sums that it asks for."""
+        cost = op.cost(self._mesh_impl) + Cost(collectives=tuple(self.ask(op)))
         self.costs.append((op, cost))
         return cost
 

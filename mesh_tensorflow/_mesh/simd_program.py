@@ -50,6 +50,7 @@ class SimdProgram:
         self.pnum: Any = None
         self._next_key = first_key
         self._own: dict[int, list[Any]] = {}
+        self._zeros: dict[Any, tf.Tensor] = {}
 
     def new_keys(self, count: int = 1) -> int:
         """Returns the first of some numbers that no other group or collective has."""
@@ -80,12 +81,15 @@ class SimdProgram:
           sizes: its sizes.
           dtype: its dtype.
           trainable: whether it is among the trainable variables.
-          host: ignored; the zeros are made on its own device.
+          host: where to make the zeros; one tensor does for all slices of this shape.
         """
-        del host
+        key = (tuple(sizes), dtype)
+        if key not in self._zeros:
+            with tf.device(host), tf.name_scope(None):
+                self._zeros[key] = tf.zeros(sizes, dtype)
         return tf.get_variable(
-            name, sizes, dtype=dtype, initializer=tf.zeros_initializer(), trainable=trainable,
-            collections=["TPU_VAR"], use_resource=True)
+            name, initializer=self._zeros[key], trainable=trainable, collections=["TPU_VAR"],
+            use_resource=True)
 
     def own_variable(self, name: str, slices: Sequence[Any]) -> Any:
         """Returns the variable that is each processor's own within the program.

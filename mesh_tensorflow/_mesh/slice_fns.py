@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.shape import Shape, list_product
 from mesh_tensorflow._mesh.constants import constant
 
 __all__ = [
@@ -32,6 +32,10 @@ def table_lookup(table: dict[str, Any], key: str, what: str) -> Any:
         raise ValueError(f"unknown {what} {key!r}; known are {', '.join(sorted(table))}")
     return table[key]
 
+
+# Products of matrices take longer than elementwise ones if a matrix, or all of them together,
+# have fewer elements: they are shared out to threads.
+_SMALL_MATRIX, _SMALL_MATRICES = 2**6, 2**15
 
 _REDUCTIONS = {"SUM": tf.reduce_sum, "MAX": tf.reduce_max, "MIN": tf.reduce_min}
 _BINARY_REDUCTIONS = {"SUM": tf.add, "MAX": tf.maximum, "MIN": tf.minimum}
@@ -92,7 +96,8 @@ def einsum_slice(
     """Contracts slices by dimension.
 
     If the inputs' dimensions all occur in one of them or in the output, or if the dtype is an
-    integer, slices are broadcast, multiplied and summed; else it is `einsum_fn`.
+    integer, slices are broadcast, multiplied and summed, unless they are rows and matrices; else
+    it is `einsum_fn`.
 
     Args:
       slices: tf.Tensors.
@@ -111,6 +116,9 @@ def einsum_slice(
             # The kernels make the first operand's dimensions first; this saves a transposition.
             slices, input_shapes = slices[::-1], input_shapes[::-1]
         return einsum_fn(einsum_equation(input_shapes, output_shape), *slices)
+    product = _rows_times_matrices(slices, input_shapes, output_shape)
+    if product is not None:
+        return product
     aligned = [broadcast_slice(x, s, full) for x, s in zip(slices, input_shapes)]
     product = functools.reduce(tf.multiply, aligned)
     if len(output_shape) == len(full):
@@ -120,6 +128,32 @@ def einsum_slice(
     summed = [i - offset for i, d in enumerate(full) if d not in output_shape]
     kept = Shape([d for d in full if d in output_shape])
     return transpose_slice(tf.reduce_sum(product, constant(summed)), kept, output_shape)
+
+
+def _rows_times_matrices(
+    slices: Sequence[tf.Tensor], input_shapes: Sequence[Shape], output_shape: Shape
+) -> Optional[tf.Tensor]:
+    """Returns a contraction that is a batch of rows times matrices; None if it is none.
+
+    Such is the attention of one position, with the length next to the channels.
+    """
+    if len(slices) != 2 or not slices[0].dtype.is_floating:
+        return None
+    (row, dims), (matrix, matrix_dims) = sorted(
+        zip(slices, (s.dims for s in input_shapes)), key=lambda pair: len(pair[1])
+    )
+    if not dims or len(matrix_dims) != len(dims) + 1:
+        return None
+    *batch, inner = dims
+    if matrix_dims[:-2] != batch or inner not in matrix_dims[-2:]:
+        return None
+    [other] = [d for d in matrix_dims[-2:] if d != inner]
+    sizes = matrix.shape.as_list()
+    small = list_product(sizes[-2:]) < _SMALL_MATRIX or list_product(sizes) < _SMALL_MATRICES
+    if small or output_shape.dims != [*batch, other]:
+        return None
+    product = tf.matmul(tf.expand_dims(row, -2), matrix, transpose_b=inner == matrix_dims[-1])
+    return tf.squeeze(product, -2)
 
 
 def transpose_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tensor:

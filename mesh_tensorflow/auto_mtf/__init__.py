@@ -2,19 +2,26 @@
 
 from mesh_tensorflow.auto_mtf import (
     api,
+    explanation,
     graph_interface,
+    hardware,
     layout_optimizer,
     memory_estimator,
     objective,
     print_cp_model_solution,
     scheduler,
+    step_time,
     valid_layouts,
 )
 from mesh_tensorflow.auto_mtf.api import layout, layout_and_mesh_shape
+from mesh_tensorflow.auto_mtf.explanation import explain
 
 __all__ = [
     "api",
+    "explain",
+    "explanation",
     "graph_interface",
+    "hardware",
     "layout",
     "layout_and_mesh_shape",
     "layout_optimizer",
@@ -22,5 +29,6 @@ __all__ = [
     "objective",
     "print_cp_model_solution",
     "scheduler",
+    "step_time",
     "valid_layouts",
 ]

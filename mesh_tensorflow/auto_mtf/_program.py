@@ -15,6 +15,7 @@ import numpy as np
 import pulp
 
 from mesh_tensorflow.auto_mtf._solvers import solve_to_optimum
+from mesh_tensorflow.auto_mtf._space import maximal_sets
 from mesh_tensorflow.auto_mtf.objective import DimensionSet, LiveMemory
 
 __all__ = ["LayoutProgram", "generate_assignments", "global_var_name", "local_var_name"]
@@ -53,15 +54,6 @@ def generate_assignments(
         for some in itertools.combinations(dims, count)
         for order in itertools.permutations(mesh_dims, count)
     ]
-
-
-def maximal_sets(sets: Iterable[Collection[str]]) -> list[DimensionSet]:
-    """Returns the sets, sorted, that are not part of another one."""
-    kept: list[frozenset[str]] = []
-    for one in sorted({frozenset(s) for s in sets}, key=lambda s: (-len(s), sorted(s))):
-        if not any(one <= other for other in kept):
-            kept.append(one)
-    return sorted(tuple(sorted(s)) for s in kept)
 
 
 class LayoutProgram:

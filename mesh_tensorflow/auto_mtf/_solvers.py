@@ -7,12 +7,13 @@ from typing import Any
 
 import pulp
 
-__all__ = ["SolverError", "available_solvers", "make_solver", "solve_to_optimum"]
+__all__ = ["Infeasible", "SolverError", "available_solvers", "make_solver", "solve_to_optimum"]
 
 # In order of preference: PuLP's names, what must be installed for it, and its options. One
 # thread, so that the same program has the same answer wherever it is solved.
 _SOLVERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "HiGHS": ("highspy", {"threads": 1, "gapRel": 0.0}),
+    # Its presolve does not end for some programs of twenty variables, in 1.15.1.
+    "HiGHS": ("highspy", {"threads": 1, "gapRel": 0.0, "presolve": "off"}),
     "PULP_CBC_CMD": ("pulp", {"threads": 1, "gapRel": 0.0}),
     "COIN_CMD": ("pulp", {"threads": 1, "gapRel": 0.0}),
 }
@@ -20,6 +21,10 @@ _SOLVERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 class SolverError(Exception):
     """No optimum was found."""
+
+
+class Infeasible(SolverError):
+    """There is no solution."""
 
 
 def available_solvers() -> list[str]:
@@ -59,7 +64,8 @@ def solve_to_optimum(model: pulp.LpProblem, solver: Any) -> None:
     except pulp.PulpSolverError as e:
         raise SolverError(f"{solver.name} failed: {e}") from e
     if model.sol_status != pulp.LpSolutionOptimal:
-        raise SolverError(
+        infeasible = model.status == pulp.LpStatusInfeasible
+        raise (Infeasible if infeasible else SolverError)(
             f"{solver.name} found no optimum of the layout program, which has "
             f"{model.numVariables()} variables and {model.numConstraints()} constraints: "
             f"{pulp.LpStatus[model.status]}"

@@ -1,21 +1,36 @@
-"""The layout, and the mesh shape, with which a program needs the least memory."""
+"""The layout, and the mesh shape, with which a program needs least memory or least time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Optional
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow.auto_mtf import layout_optimizer, memory_estimator
+from mesh_tensorflow.auto_mtf import layout_optimizer, memory_estimator, step_time
+from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 
 __all__ = ["layout", "layout_and_mesh_shape"]
 
 
-def layout(mtf_graph: Graph, mesh_shape: Any, mtf_outputs: Iterable[Tensor] = ()) -> LayoutRules:
-    """Returns the layout under which a program needs the least memory on each processor.
+class _Choice(NamedTuple):
+    """A layout, and what was minimised: bytes or seconds."""
+
+    value: float
+    layout: str
+
+
+def layout(
+    mtf_graph: Graph,
+    mesh_shape: Any,
+    mtf_outputs: Iterable[Tensor] = (),
+    objective: str = "memory",
+    memory_limit_bytes: Optional[float] = None,
+    hardware: Union[str, Hardware, None] = None,
+) -> LayoutRules:
+    """Returns the layout under which a program needs least memory, or takes least time.
 
     The program is the graph as it is when this is called: to choose a layout for training,
     call it after gradients and updates were made.
@@ -24,14 +39,21 @@ def layout(mtf_graph: Graph, mesh_shape: Any, mtf_outputs: Iterable[Tensor] = ()
       mtf_graph: an mtf.Graph.
       mesh_shape: a Shape, or what converts to one.
       mtf_outputs: Tensors that stay in memory to the end.
+      objective: "memory", the largest sum over time of tensors that are in use on one
+        processor, as in the classic; or "time", the estimated time of a step.
+      memory_limit_bytes: what the program may take on one processor. With "time", variables
+        and optimizer slots count all the time.
+      hardware: for "time": a name in `hardware.PROFILES`, the path of a profile that was
+        measured, or a Hardware; TPU v3 if None.
 
     Raises:
+      ValueError: another `objective`, or unknown hardware.
+      auto_mtf.step_time.MemoryLimitError: no layout fits in `memory_limit_bytes`.
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
-    estimator = memory_estimator.MemoryEstimator(
-        mtf_graph, convert_to_shape(mesh_shape), mtf_outputs
-    )
-    return _rules(layout_optimizer.LayoutOptimizer(estimator).solve())
+    choose = _objective(objective, memory_limit_bytes, hardware)
+    mesh_shape = convert_to_shape(mesh_shape) or Shape([])
+    return _rules(choose(mtf_graph, mesh_shape, list(mtf_outputs)).layout)
 
 
 def layout_and_mesh_shape(
@@ -39,20 +61,28 @@ def layout_and_mesh_shape(
     num_machines: int,
     mtf_outputs: Iterable[Tensor] = (),
     max_mesh_shape_dimensions: int = 2,
+    objective: str = "memory",
+    memory_limit_bytes: Optional[float] = None,
+    hardware: Union[str, Hardware, None] = None,
 ) -> tuple[LayoutRules, Shape]:
-    """Returns the layout and the mesh shape with which a program needs the least memory.
+    """Returns the layout and the mesh shape with which a program needs least memory, or time.
 
     Args:
       mtf_graph: an mtf.Graph.
       num_machines: number of processors.
       mtf_outputs: Tensors that stay in memory to the end.
       max_mesh_shape_dimensions: how many dimensions the mesh has at the most.
+      objective: "memory" or "time"; see `layout`.
+      memory_limit_bytes: what the program may take on one processor; see `layout`.
+      hardware: for "time"; see `layout`.
 
     Returns:
       (LayoutRules, Shape); the mesh dimensions are mesh_0, mesh_1, and so on.
 
     Raises:
-      ValueError: `num_machines` or `max_mesh_shape_dimensions` is less than 1.
+      ValueError: `num_machines` or `max_mesh_shape_dimensions` is less than 1, another
+        `objective`, or unknown hardware.
+      auto_mtf.step_time.MemoryLimitError: nothing fits in `memory_limit_bytes`.
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
     if num_machines < 1 or max_mesh_shape_dimensions < 1:
@@ -60,18 +90,73 @@ def layout_and_mesh_shape(
             f"num_machines={num_machines} and "
             f"max_mesh_shape_dimensions={max_mesh_shape_dimensions} must be 1 or more"
         )
+    choose = _objective(objective, memory_limit_bytes, hardware)
     outputs = list(mtf_outputs)
-    best: Optional[tuple[float, str, Shape]] = None
+    found: list[tuple[_Choice, Shape]] = []
+    failures: list[step_time.MemoryLimitError] = []
     for sizes in _mesh_shape_iterator(num_machines, max_mesh_shape_dimensions):
         mesh_shape = Shape([(f"mesh_{i}", size) for i, size in enumerate(sizes)])
-        estimator = memory_estimator.MemoryEstimator(mtf_graph, mesh_shape, outputs)
-        optimizer = layout_optimizer.LayoutOptimizer(estimator)
-        found = optimizer.solve()
-        peak = optimizer.evaluate_layout(found)
-        if best is None or peak < best[0]:
-            best = (peak, found, mesh_shape)
-    assert best is not None  # there is always the mesh of one dimension
-    return _rules(best[1]), best[2]
+        try:
+            found.append((choose(mtf_graph, mesh_shape, outputs), mesh_shape))
+        except step_time.MemoryLimitError as e:
+            failures.append(e)
+    if not found:
+        raise min(failures, key=lambda e: e.missing_bytes)
+    best, mesh_shape = min(found, key=lambda pair: pair[0].value)  # the first of equal ones
+    return _rules(best.layout), mesh_shape
+
+
+# -- objectives
+
+_Chooser = Callable[[Graph, Shape, Sequence[Tensor]], _Choice]
+
+
+def _objective(
+    name: str, limit: Optional[float], hardware: Union[str, Hardware, None]
+) -> _Chooser:
+    if name not in _OBJECTIVES:
+        raise ValueError(f"objective {name!r} is none of {', '.join(map(repr, _OBJECTIVES))}")
+    if limit is not None and not limit > 0:
+        raise ValueError(f"memory_limit_bytes={limit} must be more than 0, or None")
+    profile = hardware_profile(hardware)
+    return lambda graph, shape, outputs: _OBJECTIVES[name](graph, shape, outputs, limit, profile)
+
+
+def _least_memory(
+    graph: Graph,
+    mesh_shape: Shape,
+    outputs: Sequence[Tensor],
+    limit: Optional[float],
+    hardware: Hardware,
+) -> _Choice:
+    estimator = memory_estimator.MemoryEstimator(graph, mesh_shape, outputs)
+    optimizer = layout_optimizer.LayoutOptimizer(estimator)
+    found = optimizer.solve()
+    peak = optimizer.evaluate_layout(found)
+    if limit is not None and peak > limit:
+        raise step_time.MemoryLimitError(
+            f"no layout fits in {limit:,.0f} bytes: {found or 'no splits'!r}, which needs the "
+            f"least, takes {peak:,.0f} bytes, {peak - limit:,.0f} too many. "
+            "mtf.auto_mtf.explain shows what is in memory; a larger mesh, a smaller batch, "
+            "mtf.recompute_grad and bfloat16 help",
+            peak - limit,
+        )
+    return _Choice(peak, found)
+
+
+def _least_time(
+    graph: Graph,
+    mesh_shape: Shape,
+    outputs: Sequence[Tensor],
+    limit: Optional[float],
+    hardware: Hardware,
+) -> _Choice:
+    estimator = step_time.StepEstimator(graph, mesh_shape, outputs, hardware)
+    best = estimator.solve(limit)
+    return _Choice(best.seconds.total, best.text)
+
+
+_OBJECTIVES: dict[str, Callable[..., _Choice]] = {"memory": _least_memory, "time": _least_time}
 
 
 def _rules(text: str) -> LayoutRules:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Union
 
 from absl import logging
 
 from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow.auto_mtf import print_cp_model_solution, scheduler
+from mesh_tensorflow.auto_mtf._legal import layout_pairs, layout_space
 from mesh_tensorflow.auto_mtf._program import LayoutProgram
 from mesh_tensorflow.auto_mtf._program import generate_assignments as _generate_assignments
 from mesh_tensorflow.auto_mtf._program import global_var_name as _global_var_name
@@ -24,8 +24,6 @@ __all__ = [
     "_global_var_name",
     "_local_var_name",
 ]
-
-_SEPARATORS = re.compile(r"[;,\s]+")
 
 
 class LayoutOptimizer:
@@ -53,34 +51,14 @@ class LayoutOptimizer:
         self._validator = memory_estimator.get_layout_validator()
         self._mesh_sizes = self._validator.mesh_dimension_name_to_size
         self._schedule = list(scheduler.minimize_peak_memory(self._graph, scheduler_alg))
-        pairs = self._legal_pairs()
-        dims = {d for d, _ in pairs}
+        space = layout_space(memory_estimator.mtf_graph.operations, self._validator)
         self._program = LayoutProgram(
-            pairs=pairs,
+            pairs=space.pairs,
             mesh_sizes=self._mesh_sizes,
-            operation_sets={
-                frozenset(self._graph.get_operation_mtf_dimension_names(name) & dims)
-                for name in self._graph.get_all_operation_names()
-            },
-            memory=live_memory(self._graph, self._schedule, dims),
+            operation_sets=space.operation_sets,
+            memory=live_memory(self._graph, self._schedule, space.dims),
         )
         self._model = self._program.model
-
-    def _legal_pairs(self) -> list[tuple[str, str]]:
-        # A tensor that has a name twice cannot be split along it.
-        repeated = {
-            name
-            for tensor in self._graph.get_all_tensor_names()
-            for names in [self._graph.get_tensor_mtf_dimension_names(tensor)]
-            for name in names
-            if names.count(name) > 1
-        }
-        return sorted(
-            (d, m)
-            for d in self._validator.splittable_mtf_dimension_names - repeated
-            for m in self._mesh_sizes
-            if self._validator.is_valid_assignment(d, m)
-        )
 
     def solve(self, print_solution: bool = False) -> str:
         """Returns the layout that needs the least memory, such as "batch:rows;d_ff:cols".
@@ -112,7 +90,7 @@ class LayoutOptimizer:
         """
         splittable = self._validator.splittable_mtf_dimension_names
         assignment: dict[str, str] = {}
-        for d, m in self._pairs_of(layout):
+        for d, m in layout_pairs(layout):
             if d not in splittable:
                 logging.warning("Skipping unsplittable dimension %s.", d)
                 continue
@@ -124,17 +102,3 @@ class LayoutOptimizer:
                     f"{m!r}: keep one of these rules"
                 )
         return float(peak_memory(self._graph, self._schedule, assignment, self._mesh_sizes))
-
-    def _pairs_of(self, layout: Union[str, LayoutRules]) -> list[tuple[str, str]]:
-        if isinstance(layout, LayoutRules):
-            return sorted(layout._pairs)
-        pairs = []
-        for piece in filter(None, _SEPARATORS.split(layout)):
-            d, colon, m = piece.partition(":")
-            if not (d and m and colon) or ":" in m:
-                raise ValueError(
-                    f"malformed layout {layout!r}: {piece!r} is not a pair left:right. Write "
-                    'it as "batch:rows;d_ff:cols"'
-                )
-            pairs.append((d, m))
-        return pairs

@@ -5,11 +5,11 @@ It takes the place of `tf.estimator`, which TensorFlow no longer has.
 
 import tensorflow.compat.v1 as _tf
 
+from mesh_tensorflow._mesh.peers import PeerLostError as PeerLostError
 from mesh_tensorflow.estimator import experimental as experimental
 from mesh_tensorflow.estimator import export as export
 from mesh_tensorflow.estimator import tpu as tpu
 from mesh_tensorflow.estimator._checkpoints import WarmStartSettings as WarmStartSettings
-from mesh_tensorflow.estimator._cluster_watch import PeerLostError as PeerLostError
 from mesh_tensorflow.estimator._estimator import Estimator as Estimator
 from mesh_tensorflow.estimator._exporters import BestExporter as BestExporter
 from mesh_tensorflow.estimator._exporters import Exporter as Exporter

@@ -7,57 +7,21 @@ once; one that hangs, or whose machine is gone, does not answer in time.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-__all__ = ["PeerLostError", "Peer", "Watch", "answers", "peers_of"]
+from mesh_tensorflow._mesh.peers import ANSWER_SECS, Peer, PeerLostError, answers, wait_for
+
+__all__ = ["Watch", "peers_of"]
 
 PING_SECS = 1.0  # from one round of pings to the next
-ANSWER_SECS = 5.0  # that a peer has to answer
 MISSES = 3  # in a row, after which a peer is lost
 GRACE_SECS = 15.0  # that the program has to raise by itself before the process is ended
-
-# What an HTTP/2 client says first, with empty settings: a server answers with its settings.
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-
-
-class PeerLostError(RuntimeError):
-    """Another process of the cluster is gone."""
-
-    def __init__(self, text: str, peer: Peer) -> None:
-        """Makes one.
-
-        Args:
-          text: what happened.
-          peer: the process.
-        """
-        super().__init__(text)
-        self.text, self.peer = text, peer
-
-    def __str__(self) -> str:
-        return self.text
-
-
-class Peer(NamedTuple):
-    """A process of a cluster."""
-
-    job: str
-    task: int
-    address: str
-
-    def __str__(self) -> str:
-        return f"/job:{self.job}/task:{self.task} at {self.address}"
-
-    @property
-    def device(self) -> str:
-        """The process as a device."""
-        return f"/job:{self.job}/task:{self.task}"
 
 
 def peers_of(cluster_spec: tf.train.ClusterSpec) -> list[Peer]:
@@ -73,25 +37,6 @@ def peers_of(cluster_spec: tf.train.ClusterSpec) -> list[Peer]:
         Peer(job, task, cluster_spec.task_address(job, task))
         for job in cluster_spec.jobs for task in cluster_spec.task_indices(job)
     ]
-
-
-def answers(address: str, seconds: float = ANSWER_SECS) -> bool:
-    """Returns whether a server answers a connection.
-
-    Args:
-      address: host and port.
-      seconds: how long to wait.
-
-    Returns:
-      a bool.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds) as found:
-            found.sendall(_HELLO)
-            return bool(found.recv(1))
-    except OSError:
-        return False
 
 
 class Watch:
@@ -130,22 +75,7 @@ class Watch:
         Raises:
           PeerLostError: one has not been started.
         """
-        deadline, missing = time.monotonic() + seconds, list(self._peers)
-        told = False
-        while True:
-            missing = [peer for peer in missing if not answers(peer.address)]
-            if not missing:
-                return
-            names = ", ".join(map(str, missing))
-            if time.monotonic() >= deadline:
-                raise PeerLostError(
-                    f"{self._me} waited {seconds:g} s for {names}, in vain: start it with the same "
-                    "TF_CONFIG but for its task, and see that nothing blocks the port",
-                    missing[0])
-            if not told:
-                tf.logging.info("%s waits for %s.", self._me, names)
-                told = True
-            time.sleep(0.2)
+        wait_for(self._peers, self._me, seconds)
 
     def start(self) -> None:
         """Starts to ping."""

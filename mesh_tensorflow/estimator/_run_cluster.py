@@ -10,15 +10,9 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.peers import Peer, PeerLostError, answers
 from mesh_tensorflow.estimator._cluster import TaskType
-from mesh_tensorflow.estimator._cluster_watch import (
-    Peer,
-    PeerLostError,
-    Watch,
-    WatchedSessionCreator,
-    answers,
-    peers_of,
-)
+from mesh_tensorflow.estimator._cluster_watch import Watch, WatchedSessionCreator, peers_of
 from mesh_tensorflow.estimator._run_config import RunConfig
 
 __all__ = ["in_cluster", "own_device", "run_cluster", "session_creator_for"]

@@ -50,6 +50,7 @@ from mesh_tensorflow.ops._conv import *
 from mesh_tensorflow.ops._conv_backprop import *
 from mesh_tensorflow.ops._debug import *
 from mesh_tensorflow.ops._einsum import *
+from mesh_tensorflow.ops._gather import *
 from mesh_tensorflow.ops._gradients import *
 from mesh_tensorflow.ops._index import *
 from mesh_tensorflow.ops._operators import *

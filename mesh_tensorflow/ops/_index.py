@@ -13,8 +13,9 @@ from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow.ops import _gather
 from mesh_tensorflow.ops._slicewise import check_not_split
 from mesh_tensorflow.ops._source import check_dimension, scalar_indices
 
@@ -112,8 +113,8 @@ def one_hot(
 def gather(weights: Tensor, indices: Any, dim: Dimension, output_shape: Any = None) -> Tensor:
     """Returns the entries of `weights` at `indices` along a dimension.
 
-    An einsum with a one-hot: an index out of range gives zeros, dimensions that `weights` and
-    `indices` share are matched, and `weights` must be finite everywhere.
+    An einsum with a one-hot, or as if it were: an index out of range gives zeros, dimensions that
+    `weights` and `indices` share are matched, and `weights` must be finite everywhere.
 
     Args:
       weights: a Tensor.
@@ -125,10 +126,13 @@ def gather(weights: Tensor, indices: Any, dim: Dimension, output_shape: Any = No
     indices = scalar_indices(weights.mesh, indices)
     if weights.dtype == tf.bool:
         return mtf.cast(gather(mtf.to_float(weights), indices, dim, output_shape), tf.bool)
-    selector = one_hot(indices, dim, dtype=weights.dtype)
     if output_shape is None:
         rest = weights.shape - dim
         output_shape = indices.shape + [d for d in rest if d not in indices.shape]
+    output_shape = convert_to_shape(output_shape)
+    if _gather.is_worthwhile(weights, indices, dim, output_shape):  # type: ignore[arg-type]
+        return _gather.GatherOperation(weights, indices, dim, output_shape).outputs[0]  # type: ignore
+    selector = one_hot(indices, dim, dtype=weights.dtype)
     return mtf.einsum([selector, weights], output_shape=output_shape)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum, convert_args_to_laid_out_tensors
@@ -40,6 +41,9 @@ class DelayOperation(Operation):
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
         return [*grad_ys, *[None] * (len(self.inputs) - self._num)]
+
+    def cost(self, mesh_impl: Any) -> Cost:
+        return Cost()
 
     def delays_sums(self, mesh_impl: Any, pending: Any) -> bool:
         # One can wait for summands, and with them, as well as for sums.

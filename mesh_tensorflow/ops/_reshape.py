@@ -152,6 +152,8 @@ class ReshapeOperation(Operation):
         return found
 
     def cost(self, mesh_impl: Any) -> Cost:
+        if not self._moves(mesh_impl):
+            return Cost()  # the elements stay where they are, under other sizes
         moved = super().cost(mesh_impl).bytes
         return Cost(0, moved, tuple(self._collectives(mesh_impl)))
 

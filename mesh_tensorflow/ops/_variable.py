@@ -238,7 +238,10 @@ class Variable(Operation):
         return mesh_impl.slicewise(lambda t: tf.cast(t, self.activation_dtype), laid_out)
 
     def cost(self, mesh_impl: Any) -> Cost:
-        return Cost(0, mesh_impl.laid_out_size(self.shape) * self.slice_dtype.size)
+        if self.slice_dtype == self.activation_dtype:
+            return Cost()  # the slices are used where they are
+        sizes = self.slice_dtype.size + self.activation_dtype.size
+        return Cost(0, mesh_impl.laid_out_size(self.shape) * sizes)
 
 
 class StackedVariable(Variable):

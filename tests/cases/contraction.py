@@ -3,7 +3,7 @@
 import numpy as np
 
 import mesh_tensorflow as mtf
-from cases.table import ALL, case, dims, shape
+from cases.table import ALL, FLOATS, case, dims, shape
 
 
 def _einsum(name, inputs, equation, output=None, reduced=None, **kwargs):
@@ -38,6 +38,10 @@ CASES = [
     _einsum("outer", "a, b", "a,b->ba", "b a"),
     _einsum("elementwise", "a b, a b", "ab,ab->ab", "a b"),
     _einsum("dot", "a b, a b", "ab,ab->", ""),
+    _einsum("row_times_matrix", "n a:64 b:64, n a:64", "nab,na->nb", "n b:64", dtypes=ALL),
+    _einsum("row_times_transposed", "n b:64, n a:64 b:64", "nb,nab->na", "n a:64", dtypes=FLOATS),
+    _einsum("row_times_matrix_turned", "n b, a n b", "nb,anb->na", "n a"),
+    _einsum("vector_times_matrix", "a b, b", "ab,b->a", "a"),
     _einsum("three", "a b, b c, c d", "ab,bc,cd->ad", dtypes=ALL),
     _einsum("three_shared", "a b, a b c, c b", "ab,abc,cb->a", "a"),
     _einsum("three_one_scalar", "a b, b, ", "ab,b,->a", "a"),

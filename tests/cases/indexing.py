@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from cases.table import ALL, case, dim, shape
+from cases.table import ALL, FLOATS, case, dim, shape
 
 
 def _one_hot(indices, depth, on_value=1.0, off_value=0.0):
@@ -17,6 +17,11 @@ def _gather(weights, indices):
     inside = (indices >= 0) & (indices < weights.shape[0])
     taken = weights[np.where(inside, indices, 0)]
     return taken * inside.reshape(inside.shape + (1,) * (weights.ndim - 1))
+
+
+def _entries(weights, indices, out):
+    """What a gather from a large table is."""
+    return mtf.GatherOperation(weights, indices, dim("b"), shape(out)).outputs[0]
 
 
 def _exclusive(x):
@@ -41,6 +46,17 @@ CASES = [
          lambda w, i: np.stack([_gather(x, j) for x, j in zip(w, i)])),
     case("gather_bool", "b c/bool, a/int", lambda w, i: mtf.gather(w, i, dim("b")),
          lambda w, i: _gather(w.astype(int), i) != 0),
+    case("gather_entries", "b c, a f/below16", lambda w, i: _entries(w, i, "a f c"), _gather,
+         dtypes=FLOATS),
+    case("gather_entries_out_of_range", "b c, a/int", lambda w, i: _entries(w, i, "a c"), _gather),
+    case("gather_entries_beyond", "b c, a/below40", lambda w, i: _entries(w, i, "c a"),
+         lambda w, i: _gather(w, i).T),
+    case("gather_entries_last", "a b, f/below16", lambda w, i: _entries(w, i, "f a"),
+         lambda w, i: _gather(w.T, i)),
+    case("gather_entries_inner", "a b s, f/below16", lambda w, i: _entries(w, i, "a f s"),
+         lambda w, i: _gather(w.swapaxes(0, 1), i).swapaxes(0, 1)),
+    case("gather_entries_number", "b c", lambda w: _entries(
+        w, mtf.constant(w.mesh, 5, dtype=tf.int32), "c"), lambda w: w[5]),
     case("cumsum", "a b s", lambda x: mtf.cumsum(x, dim("b")), lambda x: np.cumsum(x, 1),
          dtypes=ALL),
     case("cumsum_exclusive", "a b s", lambda x: mtf.cumsum(x, dim("b"), exclusive=True),

@@ -1,13 +1,13 @@
 """A script for mesh_tensorflow.launch: trains with SIMD over all processes.
 
-    simd_worker.py MESH_SHAPE LAYOUT PER_PROCESS DIRECTORY [fail]
+    simd_worker.py MESH_SHAPE LAYOUT PER_PROCESS DIRECTORY [FAIL [RESUME]]
 
+FAIL is the number of a process that kills itself, RESUME anything to start from the checkpoint.
 The chief writes losses and weights to a file in the directory, and a checkpoint.
 """
 
 import os
 import sys
-import time
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -18,7 +18,7 @@ from mesh_tensorflow import launch
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 
-def main(mesh_shape, layout, per_process, directory, fail=""):
+def main(mesh_shape, layout, per_process, directory, fail="", resume=""):
     tf.disable_v2_behavior()
     mine, per_process = launch.processes(), int(per_process)
     server = mine.start_server(per_process)
@@ -28,17 +28,16 @@ def main(mesh_shape, layout, per_process, directory, fail=""):
             lambda: network(lambda: SimdMeshImpl(mesh_shape, layout)),
             devices=mine.devices(per_process=per_process), local=mine.local(per_process))
         saver = mtf.checkpoint.Saver(sharded=True)
-        init, missing = tf.global_variables_initializer(), tf.report_uninitialized_variables()
         masters = {v.op.name: v for v in tf.global_variables()}
         limit = tf.RunOptions(timeout_in_ms=60000)
+        checkpoint = os.path.join(directory, "model") if resume else None
         with tf.Session(server.target, config=mine.config(per_process)) as session:
-            if mine.is_chief:
-                session.run(init, options=limit)
-            while session.run(missing, options=limit).size:
-                time.sleep(0.1)
+            mine.initialize(session, checkpoint)
             if fail and mine.index == int(fail):
                 os.kill(os.getpid(), 9)
-            losses = [session.run(step, options=limit)["loss"] for _ in range(STEPS)]
+            seconds = 20 if fail else 60
+            losses = [mine.run(session, step, timeout_seconds=seconds)["loss"]
+                      for _ in range(STEPS)]
             if mine.is_chief:
                 weights = session.run(masters, options=limit)
                 saver.save(session, os.path.join(directory, "model"), write_meta_graph=False)

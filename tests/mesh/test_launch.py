@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import tensorflow.compat.v1 as tf
 from test_simd import network, train
 
 from mesh_tensorflow import launch
+from mesh_tensorflow._mesh.peers import PeerLostError
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -62,6 +64,47 @@ def test_a_process_that_is_killed_is_named(tmp_path):
     assert done.returncode == 1
     assert "process 1 (worker 0, 127.0.0.1:" in done.stderr
     assert "was killed by SIGKILL" in done.stderr and "Ending the other 1." in done.stderr
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_where_all_processes_go_on(placed, tmp_path):
+    for resume in ("", "x"):
+        done = run_script(tmp_path, 2, "x:2", "batch:x", 1, tmp_path, "", resume)
+        assert done.returncode == 0, done.stderr
+        losses = np.load(tmp_path / "chief.npz")["losses"]
+        if not resume:
+            np.testing.assert_allclose(losses, placed[0], rtol=1e-5)
+    # Of the weights at the end of the first run; its random numbers begin again.
+    assert losses[0] < placed[0][-1] * 1.5 and losses[0] < placed[0][0]
+
+
+@pytest.mark.slow
+def test_on_a_cluster_a_process_that_is_killed_is_named(tmp_path):
+    addresses = launch._free_addresses(2)
+    cluster = {"chief": addresses[:1], "worker": addresses[1:]}
+    path = os.pathsep.join([HERE, os.path.dirname(HERE), *(p for p in sys.path if p)])
+    script = [sys.executable, os.path.join(HERE, "simd_worker.py"), "x:2", "batch:x", "1",
+              str(tmp_path), "1"]
+    started = [
+        subprocess.Popen(
+            script, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3",
+                 **tf_config(cluster, kind, 0)})
+        for kind in ("chief", "worker")]
+    chief, worker = started
+    _, text = chief.communicate(timeout=120)
+    assert worker.wait(10) == -9
+    assert chief.returncode == 1
+    assert re.search(
+        rf"/job:worker/task:0 at {addresses[0]} lost /job:worker/task:1 at {addresses[1]}, which "
+        "does not answer", text), text
+
+
+def test_a_process_that_is_missing_is_named():
+    mine = launch.Processes(tuple(launch._free_addresses(2)), 0)
+    with pytest.raises(PeerLostError, match=rf"waited 1 s for /job:worker/task:1 at "
+                       rf"{mine.addresses[1]}, in vain: start it"):
+        mine.start_server(wait_seconds=1)
 
 
 def tf_config(cluster, kind, index):

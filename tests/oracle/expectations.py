@@ -21,6 +21,13 @@ CLASSIC_FAILS = {
     "reshape_relabel": "a reshape that the classic cannot lay out",
     "reshape_uneven": "a reshape that the classic cannot lay out",
     "reshape_of_sum": "a reshape that the classic cannot lay out",
+    "lm_sinusoids": "sinusoids of positions with split channels",
+    "bitransformer_one_sinusoid": "sinusoids of positions with split channels",
+    "bitransformer_sinusoids": "sinusoids of positions with split channels",
+    "embedding_adaptive": "concatenates clusters along a split vocabulary",
+    "embedding_mixtape": "concatenates frequent and other tokens along a split vocabulary",
+    "adaptive_softmax_probabilities": "concatenates clusters along a split vocabulary",
+    "universal_act": "both sides of a kernel are named d_model",
 }
 
 # Layouts with which the classic computes something else than on one processor.
@@ -53,6 +60,8 @@ NAMES_DIFFER = {
     "largest_*": "reads one entry of top_k",
     "y": "serialize_training_step reshapes what has the batch dimension",
     "z": "gelu of dense_product",
+    "attention_*": "a reshape to the same shape is left out",
+    "sinusoids*": "no concatenation, so that a layout may split the channels",
 }
 
 # -- counters: regular expressions of names, by program
@@ -73,6 +82,23 @@ COUNTERS_DIFFER = [
         "halos are no wider than the block, beyond which nothing is seen",
     ),
     ("recompute_grad", r"allreduce/.*", "no sum of gradients to force an order"),
+    ("recomputed", r"allreduce/.*", "no sum of gradients to force an order"),
+    ("sublayers", r"allreduce/.*", "layer norm sums fewer gradients, clipped ones too"),
+    ("self_attention_bias_shared", r"allreduce/.*", "what two layers add to a gradient is summed once"),
+    ("talking_heads_*", r"allreduce/.*", "static and dynamic projections are applied apart"),
+    ("branched_*", r"allreduce/.*", "branches are weighted and summed in one product"),
+    ("local_attention*", r"shift\[.*", "positions beside a block are counted, not moved"),
+    ("hybrid_attention", r"allreduce/.*", "the two kinds of weights are mixed by one product"),
+    ("beam_search_*", ".*", "candidates are chosen where the vocabulary is, beams by index"),
+    ("sample_*", ".*", "the last id and the end of a row are carried along"),
+    ("decode_from_encoder", ".*", "as above"),
+    ("greedy_decode", ".*", "nothing is printed, and the end of a row is carried along"),
+    ("topk_scores_and_seq", ".*", "chosen by index"),
+    ("embedding_mixtape*", r"allreduce/.*", "what frequent tokens have is made as long as the vocabulary"),
+    ("adaptive_softmax_*", r"allreduce/.*|allconcat/.*", "clusters are not split with the vocabulary"),
+    ("product_key_memory", r"allreduce/.*|allconcat/.*", "one weighted sum of vectors, not one a head"),
+    ("universal_basic", r"allreduce/.*", "layer norm sums fewer gradients"),
+    ("moe_*_train", r"allreduce/.*/reduce_op", "losses are summed in fewer steps"),
     ("shift", r"shift\[-?2\]", "not counted where only zeros would arrive"),
     ("halo_exchange", r"shift\[-?2\]", "not counted where only zeros would arrive"),
 ]

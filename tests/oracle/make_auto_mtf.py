@@ -2,9 +2,10 @@
 
 Run with the oracle's Python (see README.md):  python make_auto_mtf.py
 
-The file has the programs themselves: operations, tensors with shapes, and which dimensions may
-not be split.  A program of this package has other operations than the same one of the classic
-(softmax is one, for instance), so that only like programs can be compared.
+The programs are those of random_graphs.py, and models, which the file has with it: operations,
+tensors with shapes, and which dimensions may not be split.  A program of this package has other
+operations than the same one of the classic (softmax is one, for instance), so that only like
+programs can be compared.
 """
 
 import json
@@ -19,13 +20,12 @@ tf.logging.set_verbosity(tf.logging.ERROR)
 
 import oracle_runner as runner  # noqa: E402
 from programs_models import MODELS  # noqa: E402
+from random_graphs import COUNT, random_program  # noqa: E402
 
 import mesh_tensorflow as mtf  # noqa: E402
 from mesh_tensorflow.auto_mtf import api, layout_optimizer, memory_estimator, scheduler  # noqa: E402
 
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures", "auto_mtf.json")
-MESHES = ["m:4", "m:2,n:2", "m:4,n:2", "m:3", "m:1,n:4"]
-SIZES = {"a": 4, "b": 8, "c": 6, "d": 16, "e": 12, "f": 2}
 
 
 class Any(mtf.Operation):
@@ -34,30 +34,25 @@ class Any(mtf.Operation):
     def __init__(self, inputs, shapes, mesh, name, unsplittable):
         super().__init__(inputs, mesh=mesh, name=name)
         self._outputs = [
-            mtf.Tensor(self, mtf.Shape(shape), tf.float32, index=i)
+            mtf.Tensor(self, shape, tf.float32, index=i)
             for i, shape in enumerate(shapes)
         ]
-        self._initialize_splittable_and_unsplittable_dims("splittable", unsplittable)
+        self._splittable_dims, self._unsplittable_dims = (
+            self._initialize_splittable_and_unsplittable_dims("splittable", unsplittable)
+        )
 
 
 def random_graph(seed):
-    """Returns (graph, outputs) of a random program."""
-    rng = random.Random(seed)
+    """Returns (graph, outputs, meshes) of a random program."""
+    operations, final, meshes = random_program(seed)
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
-    names = list(SIZES)[: rng.randint(2, 6)]
-    tensors = []
-    for i in range(rng.randint(2, 16)):
-        count = rng.choice([0, 1, 1, 2, 2, 3]) if tensors else 0
-        inputs = [rng.choice(tensors) for _ in range(count)]
-        shapes = []
-        for _ in range(rng.choice([1, 1, 1, 1, 2, 0, 3])):
-            dims = rng.sample(names, rng.randint(0, min(3, len(names))))
-            shapes.append([mtf.Dimension(n, SIZES[n] * rng.choice([1, 1, 1, 1, 3])) for n in dims])
-        unsplittable = [n for n in names if rng.random() < 0.02]
-        tensors += Any(inputs, shapes, mesh, f"op{i}", unsplittable).outputs
-    part = rng.choice([0, 0.1, 0.4])
-    return graph, [t for t in tensors if rng.random() < part]
+    tensors = {}
+    for name, inputs, outputs, unsplittable in operations:
+        shapes = [mtf.convert_to_shape(shape) for shape, _ in outputs]
+        made = Any([tensors[t] for t in inputs], shapes, mesh, name, unsplittable)
+        tensors.update({f"{name}:{i}": t for i, t in enumerate(made.outputs)})
+    return graph, [tensors[t] for t in final], meshes
 
 
 def model_graph(name):
@@ -115,14 +110,12 @@ def answers(graph, outputs, mesh_shape, rng):
 
 
 def record(graph, outputs, meshes, seed):
-    """Returns a program and what the classic says of it."""
+    """Returns what the classic says of a program."""
     rng = random.Random(seed)
     estimator = memory_estimator.MemoryEstimator(graph, mtf.Shape([]), outputs)
     interface = estimator.get_graph_interface()
     naive = layout_optimizer.LayoutOptimizer(estimator, scheduler_alg="NAIVE")
     return {
-        "operations": described(graph),
-        "outputs": [t.name for t in outputs],
         "schedule": list(scheduler.minimize_peak_memory(interface, "LIST")),
         "naive": naive.evaluate_layout(""),
         "meshes": {mesh: answers(graph, outputs, mesh, rng) for mesh in meshes},
@@ -131,12 +124,14 @@ def record(graph, outputs, meshes, seed):
 
 def main():
     found = {}
-    for seed in range(40):
-        graph, outputs = random_graph(seed)
-        found[f"random{seed}"] = record(graph, outputs, random.Random(seed).sample(MESHES, 2), seed)
+    for seed in range(COUNT):
+        graph, outputs, meshes = random_graph(seed)
+        found[f"random{seed}"] = record(graph, outputs, meshes, seed)
+        print(seed, flush=True)
     for name in ["mnist", "language_model", "mixture_of_experts", "halo_diffusion"]:
         graph, outputs = model_graph(name)
-        found[name] = record(graph, outputs, ["m:4", "m:2,n:2"], name)
+        found[name] = {"operations": described(graph), "outputs": [t.name for t in outputs]}
+        found[name].update(record(graph, outputs, ["m:4", "m:2,n:2"], name))
         layout, mesh_shape = api.layout_and_mesh_shape(graph, 4, outputs)
         found[name]["four"] = [sorted(map(list, layout._pairs)), mesh_shape.to_integer_list]
         print(name, found[name]["meshes"], flush=True)

@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import traceback
+from unittest import mock
 
 import classic_shim  # noqa: F401  (first: makes the classic importable)
 import numpy as np
@@ -15,6 +16,7 @@ import tensorflow.compat.v1 as tf
 
 tf.disable_v2_behavior()
 tf.logging.set_verbosity(tf.logging.ERROR)
+sys.modules["tensorflow_datasets"] = mock.MagicMock()  # which the classic's transformer imports
 
 import checkpoints  # noqa: E402
 import oracle_runner as runner  # noqa: E402

@@ -1,15 +1,22 @@
 """All programs, by the fixture file that they share."""
 
 import programs_attention
+import programs_beam_search
 import programs_control
 import programs_conv
 import programs_conv_layers
+import programs_decoding
 import programs_elementwise
 import programs_layers
 import programs_models
 import programs_optimizers
 import programs_reductions
 import programs_shapes
+import programs_transformer_attention
+import programs_transformer_feed_forward
+import programs_transformer_further
+import programs_transformer_models
+import programs_transformer_moe
 
 
 def joined(*tables):
@@ -29,6 +36,13 @@ FAMILIES = {
     ),
     "layers": joined(programs_layers.LAYERS, programs_conv_layers.LAYERS),
     "attention": programs_attention.ATTENTION,
+    "beam_search": programs_beam_search.BEAM_SEARCH,
+    "decoding": joined(programs_decoding.DECODING, programs_decoding.ATTENDING),
     "optimizers": programs_optimizers.OPTIMIZERS,
     "models": programs_models.MODELS,
+    "transformer_attention": programs_transformer_attention.TRANSFORMER_ATTENTION,
+    "transformer_further": programs_transformer_further.FURTHER,
+    "transformer_models": programs_transformer_models.TRANSFORMER_MODELS,
+    "transformer_feed_forward": programs_transformer_feed_forward.TRANSFORMER_FEED_FORWARD,
+    "transformer_moe": programs_transformer_moe.TRANSFORMER_MOE,
 }

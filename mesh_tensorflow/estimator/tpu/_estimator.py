@@ -188,7 +188,8 @@ class TPUEstimator(Estimator):
         if not self._use_tpu[mode]:
             return
         tpus = tf.config.list_physical_devices("TPU")
-        if tpus or self.config.tpu_config.num_shards is None:
+        config: Any = self.config
+        if tpus or config.tpu_config.num_shards is None:
             there = f"there are {len(tpus)} TPU cores" if tpus else "there is no TPU"
             raise RuntimeError(
                 f"TPUEstimator.{called}: use_tpu is True, but {there}, and this estimator runs on "
@@ -226,7 +227,7 @@ class TPUEstimator(Estimator):
             params = self._params_with(
                 mode, use_tpu=True, context=ReplicaContext(len(devices)))
             spec = replicated_spec(
-                lambda *data: call_model_fn(self._model_fn, *data, mode, params, config),
+                lambda x, y: call_model_fn(self._model_fn, x, y, mode, params, config),
                 features, labels, devices)
         else:
             params = self._params_with(mode, use_tpu=False)

@@ -1,0 +1,141 @@
+r"""Chooses a layout from the command line, and says why.
+
+python -m mesh_tensorflow.auto_mtf --mesh_shape=rows:4,cols:8 \
+    --gin_param=language_model.layers=12 --gin_param=language_model.d_model=1024
+
+`--model` is a function, as module:function, that returns a Program or (graph, outputs). Gin binds
+its arguments, and those of all that it calls. For a transformer of gin files:
+
+python -m mesh_tensorflow.auto_mtf --mesh_shape=rows:4,cols:8 \
+    --model=mesh_tensorflow.auto_mtf.gin_models:gin_transformer \
+    --gin_file=defaults.gin --gin_file=models/lm_base.gin --gin_param=gin_transformer.batch_size=128
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.shape import convert_to_shape
+from mesh_tensorflow.auto_mtf import api, explanation, models
+from mesh_tensorflow.auto_mtf._solvers import SolverError
+
+__all__ = ["main"]
+
+_DEFAULT_MODEL = f"{models.__name__}:language_model"
+_GIN_FILES = pathlib.Path(__file__).resolve().parent.parent / "transformer" / "gin"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m mesh_tensorflow.auto_mtf",
+        description="Chooses the layout of a program, and says why.",
+    )
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--mesh_shape", help='such as "rows:4,cols:8"')
+    where.add_argument("--processors", type=int, help="choose a mesh of so many processors, too")
+    parser.add_argument("--model", default=_DEFAULT_MODEL, help="module:function")
+    parser.add_argument("--gin_file", action="append", default=[], help="file of bindings")
+    parser.add_argument("--gin_param", action="append", default=[], help="a binding")
+    parser.add_argument("--layout", help="explain this one")
+    parser.add_argument("--objective", default="time", choices=["time", "memory"])
+    parser.add_argument("--memory_limit_bytes", type=float, help="of one processor")
+    parser.add_argument("--hardware", help="name or file of a profile; tpu_v3 by default")
+    parser.add_argument("--alternatives", type=int, default=4, help="other layouts to show")
+    parser.add_argument("--max_mesh_shape_dimensions", type=int, default=2)
+    parser.add_argument("--plot", help="PNG file")
+    return parser
+
+
+def model_function(name: str) -> Callable[[], Any]:
+    """Returns a function from its name.
+
+    Args:
+      name: "package.module:function".
+
+    Raises:
+      ValueError: there is none of that name.
+    """
+    module, colon, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function, None) if colon else None
+    except ImportError as e:
+        raise ValueError(f"--model={name}: {e}") from e
+    if not callable(found):
+        raise ValueError(
+            f"--model={name} is no function: write it as package.module:function, such as "
+            f"{_DEFAULT_MODEL}"
+        )
+    return found
+
+
+def _gin_file(name: str) -> pathlib.Path:
+    """Returns the path of a file of the user's, or else of the package."""
+    path = pathlib.Path(name)
+    return path if path.exists() else _GIN_FILES / name
+
+
+def _program(made: Any) -> tuple[Any, Sequence[Any]]:
+    if isinstance(made, models.Program):
+        return made.graph, made.outputs
+    graph, outputs = made
+    return graph, outputs
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Runs the command.
+
+    Args:
+      argv: the arguments; those of the process if None.
+
+    Returns:
+      0, or 1 if there is no such layout; then the reason is printed to stderr.
+    """
+    options = _parser().parse_args(argv)
+    try:
+        with tf.Graph().as_default():
+            build = model_function(options.model)  # imports what gin is to bind
+            gin.add_config_file_search_path(str(_GIN_FILES))
+            files = [str(_gin_file(name)) for name in options.gin_file]
+            with gin.unlock_config():
+                gin.parse_config_files_and_bindings(files, options.gin_param)
+            print(_explained(build, options))
+    except (ValueError, SolverError, OSError) as e:
+        print(e, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _explained(
+    build: Callable[[], Any], options: argparse.Namespace
+) -> explanation.Explanation:
+    graph, outputs = _program(build())
+    chosen = {
+        "objective": options.objective,
+        "memory_limit_bytes": options.memory_limit_bytes,
+        "hardware": options.hardware,
+    }
+    mesh_shape = options.mesh_shape and convert_to_shape(options.mesh_shape)
+    if mesh_shape is None:
+        _, mesh_shape = api.layout_and_mesh_shape(
+            graph, options.processors, outputs, options.max_mesh_shape_dimensions, **chosen
+        )
+    explained = explanation.explain(
+        graph, mesh_shape, outputs, options.layout, alternatives=options.alternatives, **chosen
+    )
+    if options.plot:
+        explained.plot(options.plot)
+    return explained
+
+
+if __name__ == "__main__":
+    tf.disable_v2_behavior()
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    sys.exit(main())

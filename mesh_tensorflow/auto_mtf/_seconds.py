@@ -1,0 +1,194 @@
+"""How long an operation and a communication take: a roofline, and rings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from mesh_tensorflow._core.cost import Collective, Cost
+from mesh_tensorflow._core.layout import LayoutRules
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow.auto_mtf.hardware import Hardware, Link
+
+__all__ = ["ZERO", "CostModel", "Seconds"]
+
+
+class Seconds(NamedTuple):
+    """Seconds of computation and of communication."""
+
+    compute: float
+    communication: float
+
+    @property
+    def total(self) -> float:
+        """Both; nothing is assumed to overlap."""
+        return self.compute + self.communication
+
+    def __add__(self, other: Any) -> Seconds:
+        return Seconds(self[0] + other[0], self[1] + other[1])
+
+    def __radd__(self, other: Any) -> Seconds:
+        return self if other == 0 else self + other
+
+    def times(self, count: float) -> Seconds:
+        """Returns what several of them take."""
+        return Seconds(self.compute * count, self.communication * count)
+
+
+ZERO = Seconds(0.0, 0.0)
+
+
+class CostModel:
+    """Turns costs of operations into seconds.
+
+    An operation takes as long as its arithmetic or its memory traffic, whichever is more. What a
+    step takes is the sum over its operations and communications, one after the other.
+
+    Attributes:
+      mesh_shape: a Shape.
+      hardware: a Hardware.
+    """
+
+    def __init__(self, mesh_shape: Shape, hardware: Hardware):
+        """Makes a CostModel.
+
+        Args:
+          mesh_shape: a Shape.
+          hardware: a Hardware.
+        """
+        self.mesh_shape = mesh_shape
+        self.hardware = hardware
+        self._impls: dict[frozenset, MeshImpl] = {}
+
+    def impl(self, layout: Mapping[str, str]) -> MeshImpl:
+        """Returns an abstract mesh with a layout.
+
+        Args:
+          layout: a dictionary from dimension names to mesh dimension names.
+        """
+        key = frozenset(layout.items())
+        if key not in self._impls:
+            self._impls[key] = MeshImpl(self.mesh_shape, LayoutRules(key))
+        return self._impls[key]
+
+    def operation(self, op: Operation, impl: MeshImpl) -> Seconds:
+        """Returns what an operation takes, without sums that others left pending.
+
+        Args:
+          op: an Operation.
+          impl: a MeshImpl.
+        """
+        rate, tensors = type(op).__name__, [*op.outputs, *op.inputs]
+        if rate not in self.hardware.flops:
+            rate = tensors[0].dtype.name if tensors else ""
+        return self.seconds(op.cost(impl), rate, tensors, impl)
+
+    def seconds(
+        self, cost: Cost, rate: str, tensors: Iterable[Tensor], impl: MeshImpl
+    ) -> Seconds:
+        """Returns what something takes.
+
+        Args:
+          cost: a Cost.
+          rate: a dtype or operation class in `Hardware.flops`.
+          tensors: what it reads and makes.
+          impl: a MeshImpl.
+        """
+        hardware, size = self.hardware, impl.size
+        calls, flops, moved = 1, cost.flops / size, cost.bytes / size
+        if hardware.one_memory:
+            calls = self._parts(impl, tensors)
+            flops, moved = flops * calls, moved * calls
+        arithmetic = flops / hardware.product_flops(rate)
+        compute = max(arithmetic, moved / hardware.memory_bandwidth)
+        if cost.flops or cost.bytes:
+            compute += calls * hardware.operation_seconds
+        communication = sum(self.collective(c, calls) for c in cost.collectives)
+        return Seconds(compute, communication)
+
+    def pending_sum(self, x: Tensor, collective: Collective, impl: MeshImpl) -> float:
+        """Returns the seconds of the allreduce of a Tensor.
+
+        Args:
+          x: a Tensor.
+          collective: its Collective.
+          impl: a MeshImpl.
+        """
+        return self.collective(collective, self._parts(impl, [x]))
+
+    def _parts(self, impl: MeshImpl, tensors: Iterable[Tensor]) -> int:
+        """Returns on how many processors slices of tensors differ."""
+        axes = {axis for x in tensors for axis in impl.splitting_axes(x.shape)}
+        return math.prod(self.mesh_shape[axis].size for axis in axes)
+
+    def collective(self, collective: Collective, parts: int = 1) -> float:
+        """Returns the seconds of a communication.
+
+        Args:
+          collective: a Collective.
+          parts: on how many processors its values differ; matters only in one memory.
+        """
+        moved = collective.bytes / self.mesh_shape.size
+        if self.hardware.one_memory:
+            return self._in_one_memory(collective, moved, parts)
+        levels = [
+            level
+            for axis in collective.mesh_axes
+            for level in self.hardware.links(self.mesh_shape, axis)
+            if level[0] > 1
+        ]
+        # What is summed within the fast links first is less on the slow ones.
+        levels.sort(key=lambda level: -level[1].bandwidth)
+        seconds = 0.0
+        for count, link in levels:
+            seconds += _COLLECTIVES[collective.kind](moved, count, link)
+            if collective.kind in ("allreduce", "allconcat"):
+                moved /= count
+        return seconds
+
+    def _in_one_memory(self, collective: Collective, moved: float, parts: int) -> float:
+        """Processors read what others wrote; equal results are made once."""
+        count = math.prod(self.mesh_shape[axis].size for axis in collective.mesh_axes)
+        if count == 1:
+            return 0.0
+        link, read = self.hardware.link, moved * parts
+        if collective.kind == "allreduce":
+            read *= count + 1
+        copies = parts * count if collective.kind == "allreduce" else parts
+        return read / link.bandwidth + copies * link.latency
+
+
+def _allreduce(moved: float, count: int, link: Link) -> float:
+    ring = 2 * (count - 1) * (moved / count / link.bandwidth + link.latency)
+    steps = math.ceil(math.log2(count))
+    return min(ring, 2 * steps * (moved / link.bandwidth + link.latency))
+
+
+def _allconcat(moved: float, count: int, link: Link) -> float:
+    return (count - 1) * (moved / count / link.bandwidth + link.latency)
+
+
+def _alltoall(moved: float, count: int, link: Link) -> float:
+    if link.kind == "ring":  # a part goes count / 4 steps, on average over all
+        return moved * count / 4 / link.bandwidth + count // 2 * link.latency
+    return (count - 1) * (moved / count / link.bandwidth + link.latency)
+
+
+def _shift(moved: float, count: int, link: Link) -> float:
+    directions = 2 if link.kind == "ring" else 1  # only one of the two is used
+    return moved * directions / link.bandwidth + link.latency
+
+
+# Seconds for bytes of a processor (of an allconcat, its result) among `count` of them: rings of
+# Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009;
+# for short sums a tree.
+_COLLECTIVES = {
+    "allreduce": _allreduce,
+    "allconcat": _allconcat,
+    "alltoall": _alltoall,
+    "shift": _shift,
+}

@@ -1,0 +1,123 @@
+"""The legal layouts: which dimensions may be split over which of the mesh, and together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+__all__ = ["LayoutSpace", "maximal_sets"]
+
+WHOLE = -1  # in place of a mesh axis
+
+
+def maximal_sets(sets: Iterable[Iterable[str]]) -> list[tuple[str, ...]]:
+    """Returns the sets, sorted, that are not part of another one."""
+    kept: list[frozenset[str]] = []
+    for one in sorted({frozenset(s) for s in sets}, key=lambda s: (-len(s), sorted(s))):
+        if not any(one <= other for other in kept):
+            kept.append(one)
+    return sorted(tuple(sorted(s)) for s in kept)
+
+
+class LayoutSpace:
+    """All layouts in which no two dimensions of one operation have the same mesh dimension.
+
+    Attributes:
+      dims: sorted names of the dimensions that may be split.
+      mesh_sizes: a dictionary from mesh dimension names to sizes.
+      pairs: the (dimension name, mesh dimension name) that may be in a layout, sorted.
+    """
+
+    def __init__(
+        self,
+        pairs: Iterable[tuple[str, str]],
+        mesh_sizes: Mapping[str, int],
+        operation_sets: Iterable[Iterable[str]],
+    ):
+        """Makes a LayoutSpace.
+
+        Args:
+          pairs: (dimension name, mesh dimension name) that may be in a layout.
+          mesh_sizes: a dictionary from mesh dimension names to sizes.
+          operation_sets: for each operation the names of its dimensions.
+        """
+        self.pairs = sorted(pairs)
+        self.mesh_sizes = dict(mesh_sizes)
+        self.dims = sorted({d for d, _ in self.pairs})
+        self._mesh_dims = list(self.mesh_sizes)
+        self._axes: dict[str, list[int]] = {d: [WHOLE] for d in self.dims}
+        for d, m in self.pairs:
+            self._axes[d].append(self._mesh_dims.index(m))
+        self._meets: dict[str, set[str]] = {d: set() for d in self.dims}
+        self.operation_sets = maximal_sets(set(s) & set(self.dims) for s in operation_sets)
+        for names in self.operation_sets:
+            for d in names:
+                self._meets[d].update(names)
+        self.assignments = functools.cache(self._assignments)
+
+    def _rows(self, dims: Sequence[str]) -> Iterator[tuple[int, ...]]:
+        if not dims:
+            yield ()
+            return
+        *before, last = dims
+        for row in self._rows(before):
+            taken = {axis for d, axis in zip(before, row) if d in self._meets[last]} - {WHOLE}
+            for axis in self._axes[last]:
+                if axis not in taken:
+                    yield (*row, axis)
+
+    def count(self, dims: Sequence[str], most: int) -> int:
+        """Returns how many assignments there are for some dimensions, at most `most`.
+
+        Args:
+          dims: names of dimensions.
+          most: an int.
+        """
+        return sum(1 for _, _ in zip(range(most), self._rows(dims)))
+
+    def _assignments(self, dims: tuple[str, ...]) -> np.ndarray:
+        """Returns the legal assignments of some dimensions, [assignments, dims] of mesh axes."""
+        rows = list(self._rows(dims))
+        return np.array(rows, np.int64).reshape(len(rows), len(dims))
+
+    def layout(self, dims: Sequence[str], row: Iterable[int]) -> dict[str, str]:
+        """Returns a row of assignments as a dictionary to mesh dimension names."""
+        return {d: self._mesh_dims[axis] for d, axis in zip(dims, row) if axis != WHOLE}
+
+    def meet(self, a: str, b: str) -> bool:
+        """Whether two dimensions are in one operation."""
+        return b in self._meets[a]
+
+    def is_legal(self, layout: Mapping[str, str]) -> bool:
+        """Whether a layout is one of these."""
+        pairs = set(layout.items())
+        return pairs <= set(self.pairs) and not any(
+            layout.get(a) == layout.get(b)
+            for a in layout
+            for b in self._meets[a] & layout.keys()
+            if a != b
+        )
+
+    def parts(self, dims: Sequence[str], rows: np.ndarray) -> np.ndarray:
+        """Returns into how many parts each assignment cuts a tensor of all these dimensions."""
+        sizes = np.array([*self.mesh_sizes.values(), 1], np.int64)  # the last one is that of WHOLE
+        return sizes[rows].prod(axis=1) if dims else np.ones(len(rows), np.int64)
+
+    def rows_within(
+        self, dims: Sequence[str], inner: Sequence[str], rows: np.ndarray
+    ) -> np.ndarray:
+        """Returns, for each assignment of `dims`, the number of what it is for some of them.
+
+        Args:
+          dims: names of dimensions.
+          inner: some of them.
+          rows: assignments of `dims`.
+        """
+        base = len(self._mesh_dims) + 1
+        weights = base ** np.arange(len(inner), dtype=np.int64)
+        columns = [list(dims).index(d) for d in inner]
+        codes = (self.assignments(tuple(inner)) + 1) @ weights
+        order = np.argsort(codes)
+        return order[np.searchsorted(codes[order], (rows[:, columns] + 1) @ weights)]

@@ -1,0 +1,303 @@
+"""The parts of a program whose times add up: operations, and sums with what delays them."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.cost import Collective, Cost
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.pending import Walk
+from mesh_tensorflow.auto_mtf._seconds import CostModel, Seconds
+from mesh_tensorflow.auto_mtf._steps import Step
+from mesh_tensorflow.ops._assign import Assign
+from mesh_tensorflow.ops._binary import AddOperation
+from mesh_tensorflow.ops._einsum import EinsumOperation
+from mesh_tensorflow.ops._reduce_broadcast import ReduceOperation
+from mesh_tensorflow.ops._variable import VariableDType
+
+__all__ = ["Unit", "program_units"]
+
+# What differs between operations that cost the same.
+_OWN = {
+    "_inputs", "_outputs", "_mesh", "_graph", "_name", "_name_mark", "original",
+    "_splittable_dims", "_unsplittable_dims", "_master", "_store", "_initializer",
+}  # fmt: skip
+
+
+class Unit(NamedTuple):
+    """A part of a program that takes as long as its own dimensions' layout says.
+
+    Attributes:
+      signature: equal for units that take equally long under every layout.
+      dims: names of the dimensions that its time depends on.
+      times: how often it happens.
+      layer: a name of where it is.
+      seconds: takes a CostModel and a MeshImpl; returns Seconds.
+      apart: None, or returns Units that take about as long together and have fewer dimensions.
+    """
+
+    signature: Any
+    dims: frozenset[str]
+    times: float
+    layer: str
+    seconds: Callable[[CostModel, MeshImpl], Seconds]
+    apart: Optional[Callable[[], list[Unit]]] = None
+
+
+def program_units(steps: Iterable[Step], candidates: frozenset[str]) -> list[Unit]:
+    """Returns the units of a program.
+
+    Args:
+      steps: Steps.
+      candidates: names of the dimensions that may be split.
+    """
+    finder = _SumFinder(candidates)
+    units = []
+    for step in steps:
+        finder.step(step)
+        if step.op is None:
+            continue
+        if isinstance(step.op, Assign):
+            units += _assignments(step.op, step, candidates)
+            continue
+        op, dims = step.op, _dims([step.op], candidates)
+        seconds = functools.partial(_operation_seconds, op)
+        units.append(Unit(signature(op), dims, step.times, step.layer, seconds))
+    return units + [sums.unit(candidates) for sums in finder.found()]
+
+
+def _operation_seconds(op: Operation, model: CostModel, impl: MeshImpl) -> Seconds:
+    return model.operation(op, impl)
+
+
+def _assignments(op: Assign, step: Step, candidates: frozenset[str]) -> list[Unit]:
+    """Returns a unit for each variable, since what is assigned together is not laid out so."""
+    units = []
+    for x, variable in zip(op.inputs, op.variables):
+        size = variable.slice_dtype.size
+        units.append(
+            Unit(
+                (Assign, tuple(x.shape), size),
+                frozenset(x.shape.dimension_names) & candidates,
+                step.times,
+                step.layer,
+                functools.partial(_assignment_seconds, x, size),
+            )
+        )
+    return units
+
+
+def _assignment_seconds(x: Tensor, size: int, model: CostModel, impl: MeshImpl) -> Seconds:
+    cost = Cost(0, 2 * impl.laid_out_size(x.shape) * size)
+    return model.seconds(cost, x.dtype.name, [x], impl)
+
+
+def _dims(operations: Iterable[Operation], candidates: frozenset[str]) -> frozenset[str]:
+    return frozenset(
+        n for op in operations for t in op.inputs + op.outputs for n in t.shape.dimension_names
+    ) & candidates
+
+
+# -- sums that are left pending
+
+
+class _Event(NamedTuple):
+    """An operation that makes or delays sums, or a value that is needed, or passed on."""
+
+    op: Optional[Operation]
+    need: Optional[Tensor]
+    passed: Optional[tuple[Tensor, Tensor]]
+    times: float
+
+
+class _AskedSums(Walk):
+    """A walk that notes which sums were asked for."""
+
+    def __init__(self, mesh_impl: MeshImpl):
+        super().__init__(mesh_impl)
+        self.asked: list[tuple[Tensor, Collective]] = []
+
+    def need(self, x: Tensor) -> list[Collective]:
+        asked = super().need(x)
+        self.asked += [(x, collective) for collective in asked]
+        return asked
+
+
+class _Sums:
+    """Operations that make sums, those that delay them, and those that ask for them."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[int, _Event]] = []
+        self.layer = ""
+
+    def add(self, place: int, event: _Event) -> None:
+        self.events.append((place, event))
+
+    def seconds(self, model: CostModel, impl: MeshImpl) -> Seconds:
+        walk, total = _AskedSums(impl), 0.0
+        for _, event in self.events:
+            walk.asked.clear()
+            if event.op is not None:
+                walk.ask(event.op)
+            elif event.need is not None:
+                walk.need(event.need)
+            elif event.passed is not None:
+                walk.same(*event.passed)
+            total += event.times * sum(model.pending_sum(x, c, impl) for x, c in walk.asked)
+        return Seconds(0.0, total)
+
+    def apart(self, candidates: frozenset[str]) -> list[Unit]:
+        """Returns units in which each sum is made at once."""
+        units = []
+        for place, event in self.events:
+            if event.op is None or type(event.op).delays_sums is not Operation.delays_sums:
+                continue
+            part = _Sums()
+            part.layer = self.layer
+            part.add(place, event)
+            for y in event.op.outputs:
+                part.add(place, _Event(None, y, None, event.times))
+            units.append(part.unit(candidates)._replace(apart=None))
+        return units
+
+    def unit(self, candidates: frozenset[str]) -> Unit:
+        self.events.sort(key=lambda pair: pair[0])
+        number: dict[Tensor, int] = {}
+
+        def numbered(tensors: Iterable[Tensor]) -> tuple[int, ...]:
+            return tuple(number.setdefault(t, len(number)) for t in tensors)
+
+        key = []
+        for _, event in self.events:
+            if event.op is not None:
+                tensors = numbered(event.op.inputs + event.op.outputs)
+                key.append((event.times, signature(event.op), tensors))
+            else:
+                needed = event.passed or (event.need,)
+                key.append((event.times, None, numbered(needed)))  # type: ignore[arg-type]
+        dims = _dims((event.op for _, event in self.events if event.op is not None), candidates)
+        apart = functools.partial(self.apart, candidates)
+        return Unit(tuple(key), dims, 1.0, self.layer, self.seconds, apart)
+
+
+class _SumFinder:
+    """Finds which sums an operation may leave pending, and who may ask for them."""
+
+    def __init__(self, candidates: frozenset[str]):
+        self._candidates = candidates
+        self._sums: dict[Tensor, _Sums] = {}  # of a Tensor that may be pending
+        self._all: dict[_Sums, None] = {}
+        self._place = 0
+
+    def found(self) -> list[_Sums]:
+        return list(self._all)
+
+    def step(self, step: Step) -> None:
+        self._place += 1
+        for x in step.needs:
+            self._need(x, step.times)
+        for y, x in step.passes:
+            if x in self._sums:
+                sums = self._sums[y] = self._sums[x]
+                sums.add(self._place, _Event(None, None, (y, x), step.times))
+        if step.op is not None:
+            self._operation(step.op, step)
+
+    def _need(self, x: Tensor, times: float) -> None:
+        if x in self._sums:
+            self._sums.pop(x).add(self._place, _Event(None, x, None, times))
+
+    def _operation(self, op: Operation, step: Step) -> None:
+        pending = [x for x in op.inputs if x in self._sums]
+        if pending and not _may_delay(op, len(pending)):
+            for x in pending:
+                self._need(x, step.times)
+            pending = []
+        if not pending and not self._may_begin(op):
+            return
+        sums = self._joined([self._sums[x] for x in pending])
+        sums.layer = sums.layer or step.layer
+        sums.add(self._place, _Event(op, None, None, step.times))
+        for y in op.outputs:
+            self._sums[y] = sums
+
+    def _joined(self, parts: Sequence[_Sums]) -> _Sums:
+        if not parts:
+            new = _Sums()
+            self._all[new] = None
+            return new
+        first, *others = dict.fromkeys(parts)
+        for other in others:
+            first.events += other.events
+            del self._all[other]
+            for x in [x for x, sums in self._sums.items() if sums is other]:
+                self._sums[x] = first
+        return first
+
+    def _may_begin(self, op: Operation) -> bool:
+        """Whether it may leave a sum pending that none of its inputs was."""
+        if isinstance(op, EinsumOperation) or (isinstance(op, ReduceOperation) and op._is_sum()):
+            (y,) = op.outputs
+            reduced = {n for x in op.inputs for n in x.shape.dimension_names}
+            return bool((reduced - set(y.shape.dimension_names)) & self._candidates)
+        if type(op).pending_sums is Operation.pending_sums:
+            return False
+        # Those of the package that delay sums begin none.
+        return not (_may_delay(op, 2) and type(op).__module__.startswith("mesh_tensorflow.ops"))
+
+
+def _may_delay(op: Operation, pending: int) -> bool:
+    if isinstance(op, AddOperation):  # two sums are added before they are made, one is not
+        return pending == 2
+    return type(op).delays_sums is not Operation.delays_sums
+
+
+# -- which operations cost the same
+
+
+def signature(op: Operation) -> Any:
+    """Returns what is equal only for operations that cost the same under every layout.
+
+    Args:
+      op: an Operation.
+    """
+    shapes = _plain([op.inputs, op.outputs])
+    methods = ("cost", "delays_sums", "pending_sums")
+    if all(getattr(type(op), name) is getattr(Operation, name) for name in methods):
+        return type(op), shapes  # the default looks at nothing else
+    rest = tuple((k, _plain(v)) for k, v in sorted(vars(op).items()) if k not in _OWN)
+    return type(op), shapes, rest
+
+
+def _plain(value: Any) -> Any:
+    """Returns a hashable form, equal for values that mean the same to a cost."""
+    for kind, form in _PLAIN.items():
+        if isinstance(value, kind):
+            return form(value)
+    return id(value)  # nothing is known of it, so it is like nothing else
+
+
+def _plain_operation(op: Operation) -> Any:
+    return type(op), _plain(op.outputs), _plain(vars(op).get("_dtype"))
+
+
+_PLAIN: dict[Any, Callable[[Any], Any]] = {
+    (bool, int, float, str, type(None), tf.DType): lambda v: v,
+    Tensor: lambda v: (tuple(v.shape), v.dtype),
+    Shape: tuple,
+    Operation: _plain_operation,
+    (tuple, list): lambda v: tuple(map(_plain, v)),
+    Mapping: lambda v: tuple(sorted((str(k), _plain(w)) for k, w in v.items())),
+    (set, frozenset): lambda v: tuple(sorted(map(repr, map(_plain, v)))),
+    VariableDType: lambda v: (v.slice_dtype, v.activation_dtype),
+    types.FunctionType: lambda v: v.__code__,
+    types.MethodType: lambda v: v.__func__.__code__,
+}

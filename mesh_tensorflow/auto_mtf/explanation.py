@@ -1,0 +1,283 @@
+"""Why a layout: its memory over time, its time by layer, and what the next best ones lose by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow.auto_mtf import api
+from mesh_tensorflow.auto_mtf._seconds import ZERO, Seconds
+from mesh_tensorflow.auto_mtf.hardware import Hardware
+from mesh_tensorflow.auto_mtf.step_time import AnyLayout, Estimate, StepEstimator
+
+__all__ = ["Alternative", "Explanation", "explain"]
+
+# Layouts whose times differ by less than this part are shown as one.
+_NEAR = 1e-3
+_TRIES = 12  # how many layouts are looked at for each that is shown
+_LEVELS = "▁▂▃▄▅▆▇█"
+_COLUMNS = 60
+_LARGEST = 3  # tensors of each kind that are named
+
+
+class Alternative(NamedTuple):
+    """A layout that was not chosen.
+
+    Attributes:
+      estimate: what it would take.
+      why: what it loses by.
+    """
+
+    estimate: Estimate
+    why: str
+
+
+class Explanation:
+    """What a step takes under a layout, as text (`str`) and as a picture (`plot`).
+
+    Attributes:
+      estimator: the StepEstimator that was asked.
+      chosen: the Estimate of the layout.
+      alternatives: the next best layouts, and those as fast that do not fit.
+      memory_limit_bytes: what a step may take on one processor, or None.
+    """
+
+    def __init__(
+        self,
+        estimator: StepEstimator,
+        chosen: Estimate,
+        others: Iterable[Estimate],
+        memory_limit_bytes: Optional[float],
+    ):
+        """Makes an Explanation.
+
+        Args:
+          estimator: a StepEstimator.
+          chosen: an Estimate.
+          others: Estimates of other layouts.
+          memory_limit_bytes: bytes on one processor, or None.
+        """
+        self.estimator = estimator
+        self.chosen = chosen
+        self.memory_limit_bytes = memory_limit_bytes
+        self.alternatives = [Alternative(e, self._why(e)) for e in others]
+
+    def _why(self, other: Estimate) -> str:
+        """Returns what another layout loses by, or wins by, against the chosen one."""
+        limit = self.memory_limit_bytes
+        if limit is not None and other.peak_bytes > limit:
+            return f"does not fit: {_bytes(other.peak_bytes - limit)} too many"
+        ours = self.estimator.times.by_layer(self.chosen.layout)
+        theirs = self.estimator.times.by_layer(other.layout)
+        parts = []
+        for i, what in enumerate(Seconds._fields):
+            more = other.seconds[i] - self.chosen.seconds[i]
+            if abs(more) <= _NEAR * self.chosen.seconds.total:
+                continue
+            by_layer = {
+                name: theirs.get(name, ZERO)[i] - ours.get(name, ZERO)[i]
+                for name in {**ours, **theirs}
+            }
+            sign = 1 if more > 0 else -1
+            layer = max(by_layer, key=lambda name: sign * by_layer[name])
+            parts.append(
+                f"{what} {more * 1e3:+.3g} ms, of which {layer} {by_layer[layer] * 1e3:+.3g}"
+            )
+        return "; ".join(parts) or "as fast"
+
+    @property
+    def memory_over_time(self) -> np.ndarray:
+        """Bytes in use on a processor while each operation of the schedule runs."""
+        rules = self.chosen.layout
+        kinds = self.estimator.memory.by_kind(rules, self.estimator.space.mesh_sizes)
+        total = np.zeros(max((len(held) for held in kinds.values()), default=1), np.int64)
+        for held in kinds.values():
+            total += held
+        return total
+
+    # -- as text
+
+    def __str__(self) -> str:
+        blocks = [self._heading(), self._memory(), self._times(), self._others()]
+        return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+
+    def _heading(self) -> list[str]:
+        seconds, estimator = self.chosen.seconds, self.estimator
+        share = seconds.communication / (seconds.total or 1.0)
+        lines = [
+            f"layout  {self.chosen.text or 'no splits'}",
+            f"mesh    {dims_text(estimator.mesh_shape)} of {estimator.hardware.name}",
+            f"step    {_ms(seconds.total)} ms: compute {_ms(seconds.compute)}, communication "
+            f"{_ms(seconds.communication)} ({share:.0%})",
+        ]
+        if not estimator.times.is_exact:
+            lines.append("        sums over several processors may be counted more than once")
+        return lines
+
+    def _memory(self) -> list[str]:
+        has = self.memory_limit_bytes or self.estimator.hardware.memory_bytes
+        used = self.chosen.peak_bytes
+        verdict = "fits in" if used <= has else "DOES NOT FIT in"
+        rules, sizes = self.chosen.layout, self.estimator.space.mesh_sizes
+        in_use = self.estimator.memory.in_use(rules, sizes)
+        at = self.estimator.memory.at[int(in_use.argmax())]
+        lines = [
+            f"memory  {_bytes(used)} at the peak, {verdict} {_bytes(has)}",
+            f"        over the step, from nothing to the peak: {self._curve()}",
+            f"        the peak is at {at or 'the start'}:",
+        ]
+        contents = self.estimator.peak_contents(rules)
+        for kind, total in self.estimator.peak_by_kind(rules).items():
+            some = [h for h in contents if h.kind == kind]
+            named = ", ".join(f"{h.name} {_bytes(h.bytes)}" for h in some[:_LARGEST])
+            rest = len(some) - _LARGEST
+            more = f", and {rest} more" if rest > 0 else ""
+            lines.append(f"{_bytes(total):>16s} {kind:11s} {named}{more}")
+        return lines
+
+    def _curve(self) -> str:
+        """Returns memory over time as a line of bars."""
+        values = self.memory_over_time
+        pieces = np.array_split(values, min(_COLUMNS, len(values)))
+        top = max(1, int(values.max()))
+        return "".join(_LEVELS[int(p.max() * (len(_LEVELS) - 1) // top)] for p in pieces)
+
+    def _times(self) -> list[str]:
+        rows = [["layers", "compute ms", "communication ms", "share"]]
+        total = self.chosen.seconds.total or 1.0
+        layers = self.estimator.times.by_layer(self.chosen.layout)
+        long = {name: s for name, s in layers.items() if s.total >= _NEAR * total}
+        rest = sum((s for name, s in layers.items() if name not in long), ZERO)
+        if rest.total:
+            long[f"{len(layers) - len(long)} more"] = rest
+        for layer, seconds in long.items():
+            share = f"{seconds.total / total:.1%}"
+            rows.append([layer, _ms(seconds.compute), _ms(seconds.communication), share])
+        return table(rows)
+
+    def _others(self) -> list[str]:
+        if not self.alternatives:
+            return []
+        rows = [["other layouts", "step ms", "memory", "against the chosen one"]]
+        for estimate, why in self.alternatives:
+            cells = [_ms(estimate.seconds.total), _bytes(estimate.peak_bytes), why]
+            rows.append([estimate.text or "no splits", *cells])
+        return table(rows, left=(0, 3))
+
+    # -- as a picture
+
+    def plot(self, path: str) -> None:
+        """Draws memory over time, time by layer and the other layouts into a PNG file.
+
+        Args:
+          path: of the file.
+
+        Raises:
+          ImportError: matplotlib is not installed.
+        """
+        from mesh_tensorflow.auto_mtf import _plot
+
+        _plot.draw(self, path)
+
+
+def table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
+    """Returns the lines of a table with a line under its first row.
+
+    Args:
+      rows: lists of cells; the first has the headings.
+      left: numbers of the columns that are aligned to the left.
+    """
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    ]
+    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g}" if seconds * 1e3 < 1000 else f"{seconds * 1e3:,.0f}"
+
+
+def _bytes(count: float) -> str:
+    for name, unit in [("GB", 1e9), ("MB", 1e6), ("kB", 1e3)]:
+        if count >= unit:
+            amount = count / unit
+            return f"{amount:.3g} {name}" if amount < 1000 else f"{amount:,.0f} {name}"
+    return f"{count:.0f} B"
+
+
+def explain(
+    mtf_graph: Graph,
+    mesh_shape: Any,
+    mtf_outputs: Iterable[Tensor] = (),
+    layout: Optional[AnyLayout] = None,
+    objective: str = "time",
+    memory_limit_bytes: Optional[float] = None,
+    hardware: Union[str, Hardware, None] = None,
+    alternatives: int = 4,
+) -> Explanation:
+    """Returns what a step takes under a layout, and why other layouts are not better.
+
+    Args:
+      mtf_graph: an mtf.Graph.
+      mesh_shape: a Shape, or what converts to one.
+      mtf_outputs: Tensors that stay in memory to the end.
+      layout: the layout; what `auto_mtf.layout` would choose if None.
+      objective: "time" or "memory", by which it is chosen.
+      memory_limit_bytes: bytes that a step may take on one processor, or None.
+      hardware: see `auto_mtf.layout`.
+      alternatives: how many of the next fastest layouts are shown; with a limit, as many that
+        do not fit besides.
+
+    Returns:
+      An Explanation: print it, or draw it with its `plot`.
+
+    Raises:
+      ValueError: the layout or another argument is wrong.
+      auto_mtf.step_time.MemoryLimitError: no layout fits; says by how much, and what would help.
+      auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
+    """
+    outputs = list(mtf_outputs)
+    estimator = StepEstimator(mtf_graph, mesh_shape, outputs, hardware)
+    ranked = _distinct(estimator, alternatives + 1, memory_limit_bytes)
+    if layout is None and objective == "time":
+        layout = ranked[0].layout
+    elif layout is None:
+        layout = api.layout(
+            mtf_graph, mesh_shape, outputs, objective, memory_limit_bytes, hardware
+        )
+    chosen = estimator.estimate(layout)
+    others = ranked
+    if memory_limit_bytes is not None:  # what would be next, did it fit
+        large = _distinct(estimator, alternatives, None)
+        others = ranked + [e for e in large if e.peak_bytes > memory_limit_bytes]
+    others = [e for e in others if e.layout != chosen.layout]
+    others.sort(key=lambda e: e.seconds.total)
+    return Explanation(estimator, chosen, others, memory_limit_bytes)
+
+
+def _distinct(
+    estimator: StepEstimator, count: int, memory_limit_bytes: Optional[float]
+) -> list[Estimate]:
+    """Returns the fastest layouts, of nearly equally fast ones the first."""
+    found = estimator.best(1, memory_limit_bytes)
+    program = estimator.program(memory_limit_bytes)
+    for _ in range(count * _TRIES):
+        if len(found) >= count:
+            break
+        layout = program.next_best()
+        if layout is None:
+            break
+        estimate = estimator.estimate(layout)
+        if estimate.seconds.total > found[-1].seconds.total * (1 + _NEAR):
+            found.append(estimate)
+    return found

@@ -1,0 +1,231 @@
+"""Hardware: what processors compute, hold and send in a second."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import Any, Optional, Union
+
+from mesh_tensorflow._core.shape import Shape
+
+__all__ = ["PROFILES", "Hardware", "Link", "hardware_profile"]
+
+GB, GIB, TERA = 1e9, 2**30, 1e12
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What connects the processors along a mesh dimension.
+
+    Attributes:
+      bandwidth: bytes a second that a processor sends along it, in both directions together.
+      latency: seconds from one processor to the next.
+      kind: "ring", of which each processor has two neighbours; or "switch", through which each
+        reaches every other.
+    """
+
+    bandwidth: float
+    latency: float
+    kind: str = "switch"
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("ring", "switch") or self.bandwidth <= 0 or self.latency < 0:
+            raise ValueError(
+                f'{self}: kind is "ring" or "switch", bandwidth more than 0, and latency 0 or more'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    """A kind of processor and what connects such processors.
+
+    Attributes:
+      name: a string.
+      flops: a dictionary from names of dtypes to floating point operations a second in matrix
+        products and convolutions; "float32" stands for dtypes that are not in it.
+      memory_bandwidth: bytes a second.
+      memory_bytes: bytes that a processor has.
+      link: what connects processors along a mesh dimension.
+      node_link: what connects processors of one node, which have consecutive numbers; or None.
+      node_size: processors of a node.
+      operation_seconds: what every operation takes besides, on each processor.
+      product_share: which part of `flops` products reach.
+      one_memory: whether all processors are one machine with one memory, as the logical CPUs of
+        a process are. Rates are then those of the machine, and what is equal on several
+        processors is computed once.
+      axis_links: a dictionary from names of mesh dimensions to Links, where they are not the
+        above.
+      source: where the numbers are from.
+    """
+
+    name: str
+    flops: Mapping[str, float]
+    memory_bandwidth: float
+    memory_bytes: float
+    link: Link
+    node_link: Optional[Link] = None
+    node_size: int = 1
+    operation_seconds: float = 0.0
+    product_share: float = 1.0
+    one_memory: bool = False
+    axis_links: Mapping[str, Link] = dataclasses.field(default_factory=dict)
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if "float32" not in self.flops:
+            raise ValueError(f"{self.name}: flops lacks float32: {dict(self.flops)}")
+        rates = [*self.flops.values(), self.memory_bandwidth, self.memory_bytes, self.product_share]
+        if min(rates) <= 0 or self.node_size < 1 or self.operation_seconds < 0:
+            raise ValueError(f"{self.name}: rates and sizes must be more than 0: {self}")
+
+    def product_flops(self, dtype: str) -> float:
+        """Returns the floating point operations a second of matrix products of a dtype."""
+        return self.flops.get(dtype, self.flops["float32"]) * self.product_share
+
+    def links(self, mesh_shape: Shape, mesh_axis: int) -> list[tuple[int, Link]]:
+        """Returns (processors, Link) that a mesh dimension consists of.
+
+        There are two where it goes beyond a node: within it, and between nodes.
+
+        Args:
+          mesh_shape: a Shape.
+          mesh_axis: one of its axes.
+        """
+        dim = mesh_shape[mesh_axis]
+        if dim.name in self.axis_links:
+            return [(dim.size, self.axis_links[dim.name])]
+        if self.node_link is None:
+            return [(dim.size, self.link)]
+        stride = math.prod(mesh_shape.to_integer_list[mesh_axis + 1 :])
+        within = math.gcd(dim.size, max(1, self.node_size // stride))
+        parts = [(within, self.node_link), (dim.size // within, self.link)]
+        return [(size, link) for size, link in parts if size > 1]
+
+    def replace(self, **changes: Any) -> Hardware:
+        """Returns a copy with some attributes changed."""
+        return dataclasses.replace(self, **changes)
+
+    def save(self, path: str) -> None:
+        """Writes it to a JSON file, for `hardware_profile` to read."""
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump(dataclasses.asdict(self), f, indent=2)
+            f.write("\n")
+
+
+def _from_json(path: str) -> Hardware:
+    with open(path, encoding="utf-8") as f:
+        values = json.load(f)
+    try:
+        for name in ("link", "node_link"):
+            values[name] = values[name] and Link(**values[name])
+        values["axis_links"] = {k: Link(**v) for k, v in values["axis_links"].items()}
+        return Hardware(**values)
+    except (KeyError, TypeError) as e:
+        raise ValueError(
+            f"{path} is no hardware profile: {e!r}. python -m mesh_tensorflow.auto_mtf.measure "
+            "writes one"
+        ) from e
+
+
+# A processor of the first two is a core, which has half of a chip. An axis of the mesh lies along
+# one of the torus, so it has two of the links of a chip.
+_CACM = "Jouppi et al., A domain-specific supercomputer for training deep neural networks, 2020"
+_TPU = [
+    Hardware(
+        "tpu_v2",
+        {"float32": 23 * TERA},
+        350 * GB,
+        8 * GIB,
+        Link(62 * GB, 1e-6, "ring"),
+        operation_seconds=1e-6,
+        product_share=0.6,
+        source=_CACM,
+    ),
+    Hardware(
+        "tpu_v3",
+        {"float32": 61.5 * TERA},
+        450 * GB,
+        16 * GIB,
+        Link(82 * GB, 1e-6, "ring"),
+        operation_seconds=1e-6,
+        product_share=0.6,
+        source=_CACM,
+    ),
+    Hardware(
+        "tpu_v4",
+        {"float32": 275 * TERA},
+        1200 * GB,
+        32 * GIB,
+        Link(100 * GB, 1e-6, "ring"),
+        operation_seconds=1e-6,
+        product_share=0.6,
+        source="Jouppi et al., TPU v4: an optically reconfigurable supercomputer, 2023",
+    ),
+]
+
+
+def _gpu(
+    name: str,
+    tera: tuple[float, float],
+    memory: tuple[float, float],
+    nvlink: float,
+    infiniband: float,
+    source: str,
+) -> Hardware:
+    """Returns the profile of a GPU in nodes of eight."""
+    half, single = (t * TERA for t in tera)
+    return Hardware(
+        name,
+        {"float32": single, "bfloat16": half, "float16": half},
+        memory[0] * GB,
+        memory[1] * GB,
+        Link(infiniband * GB, 10e-6),
+        node_link=Link(nvlink * GB, 3e-6),
+        node_size=8,
+        operation_seconds=5e-6,
+        product_share=0.6,
+        source=source,
+    )
+
+
+# Tera operations a second in half and in single precision, bandwidth and size of the memory,
+# bytes that a GPU sends over NVLink and over its share of the node's InfiniBand.
+_GPUS = [
+    _gpu(
+        "v100", (125, 15.7), (900, 32), 150, 6.25, "NVIDIA: Tesla V100 SXM2 data sheet; DGX-1"
+    ).replace(
+        # Volta's tensor cores know no bfloat16.
+        flops={"float32": 15.7 * TERA, "float16": 125 * TERA}
+    ),
+    _gpu("a100", (312, 156), (2039, 80), 300, 25, "NVIDIA: A100 80GB SXM data sheet; DGX A100"),
+    _gpu("h100", (989, 495), (3350, 80), 450, 50, "NVIDIA: H100 SXM data sheet; DGX H100"),
+]
+
+PROFILES: dict[str, Hardware] = {h.name: h for h in [*_TPU, *_GPUS]}
+DEFAULT = "tpu_v3"
+
+
+def hardware_profile(hardware: Union[str, Hardware, None] = None) -> Hardware:
+    """Returns a profile.
+
+    Args:
+      hardware: a Hardware; a name in `PROFILES`; the path of a JSON file that `Hardware.save` or
+        `python -m mesh_tensorflow.auto_mtf.measure` wrote; or None, for "tpu_v3".
+
+    Raises:
+      ValueError: there is none of that name, and no such file; or the file is no profile.
+    """
+    if isinstance(hardware, Hardware):
+        return hardware
+    name = DEFAULT if hardware is None else hardware
+    if name in PROFILES:
+        return PROFILES[name]
+    if isinstance(name, str) and os.path.isfile(name):
+        return _from_json(name)
+    raise ValueError(
+        f"unknown hardware {name!r}: it is one of {', '.join(PROFILES)}, the path of a file that "
+        "python -m mesh_tensorflow.auto_mtf.measure wrote, or an auto_mtf.hardware.Hardware"
+    )

@@ -1,0 +1,315 @@
+"""Measures the machine that it runs on, as hardware for `auto_mtf`.
+
+python -m mesh_tensorflow.auto_mtf.measure --output=machine.json
+
+The profile is that of logical CPUs of one process: with `--placement=simd` each runs the whole
+program on its slices, with `--placement=shared` they share one memory and what is equal on them.
+Matrix products, convolutions and elementwise operations are timed by themselves. What operations
+and communications take besides is fitted to steps of two small language models under some layouts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.auto_mtf import models, step_time
+from mesh_tensorflow.auto_mtf.hardware import Hardware, Link
+
+__all__ = ["main", "measure_machine", "step_seconds"]
+
+_PRODUCTS = [(256, 256, 256), (512, 512, 512), (1024, 256, 1024)]
+_CONVOLUTIONS = [(256, 15, 1, 16), (256, 15, 16, 16)]  # images, size, channels in and out
+_FILTER = 9
+_ELEMENTS = 1 << 21
+_FITTED = [
+    {"batch": 8, "length": 8, "vocab": 16, "d_model": 8, "heads": 4, "d_kv": 4, "d_ff": 16},
+    {"batch": 8, "length": 64, "vocab": 256, "d_model": 96, "heads": 4, "d_kv": 24, "d_ff": 384},
+]
+_MESH = "a:2,b:2"
+_LAYOUTS = [
+    "", "batch:a", "d_ff:a;d_kv:b", "batch:a;d_ff:b;heads:b;vocab:b", "batch:a;length:b",
+    "d_model:a;batch:b",
+]  # fmt: skip
+_NEVER = 1e30
+
+
+def session_config(processors: int) -> tf.ConfigProto:
+    """Returns a configuration with a logical CPU for each processor."""
+    return tf.ConfigProto(device_count={"CPU": processors})
+
+
+def _median(run: Callable[[], Any], runs: int) -> float:
+    run()
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _shared_step(program: models.Program, mesh_shape: Any, layout: str) -> Any:
+    devices = [f"cpu:{i}" for i in range(mesh_shape.size)]
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl(mesh_shape, layout, devices)
+    return _lowered(program, impl)
+
+
+def _lowered(program: models.Program, impl: Any) -> list[Any]:
+    lowering = mtf.Lowering(program.graph, {program.mesh: impl})
+    outputs = [lowering.export_to_tf_tensor(y) for y in program.outputs]
+    return [*outputs, tf.group([lowering.lowered_operation(u) for u in program.updates])]
+
+
+def _simd_step(build: Callable[[], models.Program], mesh_shape: Any, layout: str) -> Any:
+    simd = mtf.simd_mesh_impl
+    return simd.replicate(
+        lambda: _lowered(build(), simd.SimdMeshImpl(mesh_shape, layout)),
+        devices=[f"/cpu:{i}" for i in range(mesh_shape.size)],
+    )
+
+
+_PLACEMENTS: dict[str, Callable[..., Any]] = {
+    "simd": _simd_step,
+    "shared": lambda build, mesh_shape, layout: _shared_step(build(), mesh_shape, layout),
+}
+
+
+def step_seconds(
+    build: Callable[[], models.Program],
+    mesh_shape: Any,
+    layouts: Sequence[str],
+    runs: int = 10,
+    rounds: int = 3,
+    placement: str = "simd",
+) -> list[float]:
+    """Returns the measured seconds of a step of a program under layouts, on logical CPUs.
+
+    All layouts take turns, so that what else the machine does hits all alike.
+
+    Args:
+      build: makes the program, with variables or constants as input.
+      mesh_shape: a Shape, or what converts to one.
+      layouts: strings.
+      runs: steps of a round.
+      rounds: how often each layout has its turn. The median of each round is taken, and the
+        least of these, for what else the machine does only adds to them.
+      placement: "simd" or "shared".
+    """
+    mesh_shape = mtf.convert_to_shape(mesh_shape)
+    sessions, steps = [], []
+    for layout in layouts:
+        with tf.Graph().as_default():
+            tf.set_random_seed(1)
+            fetches = _PLACEMENTS[placement](build, mesh_shape, layout)
+            session = tf.Session(config=session_config(mesh_shape.size))
+            session.run(tf.global_variables_initializer())
+            steps.append(session.make_callable(fetches))
+            sessions.append(session)
+    times: list[list[float]] = [[] for _ in layouts]
+    for i in range(rounds):
+        order = range(len(layouts)) if i % 2 == 0 else reversed(range(len(layouts)))
+        for n in order:
+            times[n].append(_median(steps[n], runs))
+    for session in sessions:
+        session.close()
+    return [min(column) for column in times]
+
+
+def _seconds_of(make: Callable[[], tf.Tensor], processors: int, runs: int) -> float:
+    """Returns the seconds of one operation, made often in a graph of its own."""
+    with tf.Graph().as_default():
+        repeats = 4
+        results: list[tf.Operation] = []
+        for _ in range(repeats):
+            with tf.control_dependencies(results[-1:]):
+                results.append(tf.identity(make()).op)
+        config = session_config(processors)
+        # Else it finds out that nobody reads the results.
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        with tf.Session(config=config) as session:
+            session.run(tf.global_variables_initializer())
+            return _median(session.make_callable(tf.group(results)), runs) / repeats
+
+
+def _rates(processors: int, runs: int) -> dict[str, float]:
+    """Returns floating point operations a second, by dtype and by operation class."""
+    flops, seconds = 0.0, 0.0
+    for a, b, c in _PRODUCTS:
+        flops += 2.0 * a * b * c
+
+        def product(a: int = a, b: int = b, c: int = c) -> tf.Tensor:
+            with tf.variable_scope("product", reuse=tf.AUTO_REUSE):
+                x = tf.get_variable("x", [a, b], initializer=tf.random_normal_initializer())
+                y = tf.get_variable("y", [b, c], initializer=tf.random_normal_initializer())
+            return tf.matmul(x.read_value(), y.read_value())
+
+        seconds += _seconds_of(product, processors, runs)
+    rates = {"float32": flops / seconds}
+    for name, make in _KERNELS.items():
+        flops, seconds = 0.0, 0.0
+        for images, size, before, after in _CONVOLUTIONS:
+            out = size - _FILTER + 1
+            flops += 2.0 * images * out * out * _FILTER**2 * before * after
+            wide, weights = [images, size, size, before], [_FILTER, _FILTER, before, after]
+            narrow = [images, out, out, after]
+            make_it = functools.partial(_convolution, make, wide, weights, narrow)
+            seconds += _seconds_of(make_it, processors, max(2, runs // 3))
+        rates[name] = flops / seconds
+    return rates
+
+
+def _convolution(
+    make: Callable[..., tf.Tensor], wide: list[int], weights: list[int], narrow: list[int]
+) -> tf.Tensor:
+    x, w, y = (tf.fill(sizes, tf.constant(0.5)) for sizes in (wide, weights, narrow))
+    return make(x, w, y, wide, weights)
+
+
+_KERNELS: dict[str, Callable[..., tf.Tensor]] = {
+    "Conv2dOperation": lambda x, w, y, xs, ws: tf.nn.conv2d(x, w, strides=1, padding="VALID"),
+    "Conv2or3dBackpropInputOperation": lambda x, w, y, xs, ws: tf.nn.conv2d_backprop_input(
+        xs, w, y, strides=[1, 1, 1, 1], padding="VALID"
+    ),
+    "Conv2or3dBackpropFilterOperation": lambda x, w, y, xs, ws: tf.nn.conv2d_backprop_filter(
+        x, ws, y, strides=[1, 1, 1, 1], padding="VALID"
+    ),
+}
+
+
+def _bandwidth(processors: int, runs: int) -> float:
+    """Returns bytes a second that elementwise operations read and write."""
+
+    def add() -> tf.Tensor:
+        with tf.variable_scope("add", reuse=tf.AUTO_REUSE):
+            x = tf.get_variable("x", [_ELEMENTS], initializer=tf.random_normal_initializer())
+        value = x.read_value()
+        return value * 2.0
+
+    return 2 * 4 * _ELEMENTS / _seconds_of(add, processors, runs)
+
+
+def _unit_hardware(machine: Hardware) -> list[Hardware]:
+    """Returns hardware on which a step takes what is fitted: computation, calls, steps, bytes."""
+    free = machine.replace(
+        flops=dict.fromkeys(machine.flops, _NEVER), memory_bandwidth=_NEVER, link=Link(_NEVER, 0.0)
+    )
+    return [
+        machine.replace(link=Link(_NEVER, 0.0)),
+        free.replace(operation_seconds=1.0),
+        free.replace(link=Link(_NEVER, 1.0)),
+        free.replace(link=Link(1.0, 0.0)),
+    ]
+
+
+def _fitted(machine: Hardware, placement: str, runs: int) -> Hardware:
+    """Returns hardware that takes for small programs what they took."""
+    rows, measured = [], []
+    for sizes in _FITTED:
+        build = functools.partial(models.language_model, **sizes, layers=2, optimizer="sgd")
+        measured += step_seconds(build, _MESH, _LAYOUTS, runs, placement=placement)
+        with tf.Graph().as_default():
+            program = build()
+            estimators = [
+                step_time.StepEstimator(program.graph, _MESH, program.outputs, hardware)
+                for hardware in _unit_hardware(machine)
+            ]
+        rows += [
+            [e.estimate(layout).seconds.total for e in estimators] for layout in _LAYOUTS
+        ]
+    # Relative errors count, so that the smaller program matters as much as the larger.
+    columns, target = np.array(rows) / np.array(measured)[:, None], np.ones(len(measured))
+    slower, operation, latency, per_byte = _fit(columns, target)
+    if slower < 1.0:  # by themselves operations are as fast as they get
+        slower = 1.0
+        operation, latency, per_byte = _fit(columns[:, 1:], target - columns[:, 0])
+    return machine.replace(
+        flops={name: rate / slower for name, rate in machine.flops.items()},
+        memory_bandwidth=machine.memory_bandwidth / slower,
+        operation_seconds=operation,
+        link=Link(1 / per_byte if per_byte else machine.memory_bandwidth, latency),
+    )
+
+
+def _fit(columns: np.ndarray, target: np.ndarray) -> list[float]:
+    """Returns the factors, none of them negative, that make columns add up to a target."""
+    factors = np.zeros(columns.shape[1])
+    kept = [i for i in range(columns.shape[1]) if columns[:, i].any()]
+    while kept:
+        scale = columns[:, kept].max(axis=0)
+        found = np.linalg.lstsq(columns[:, kept] / scale, target, rcond=None)[0] / scale
+        if (found >= 0).all():
+            factors[kept] = found
+            break
+        kept.pop(int((found * scale).argmin()))
+    return factors.tolist()
+
+
+def _memory_bytes() -> float:
+    return float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
+
+
+def measure_machine(
+    processors: int = 4, runs: int = 10, placement: str = "simd", name: str = ""
+) -> Hardware:
+    """Returns the profile of this machine, as logical CPUs of one process.
+
+    Args:
+      processors: number of logical CPUs.
+      runs: how often each thing is timed.
+      placement: "simd", where each has a share of the machine and slices of its own; or
+        "shared", where they share the machine and what is equal on them.
+      name: a string; that of the machine if empty.
+    """
+    shared = placement == "shared"
+    share = 1 if shared else processors
+    bandwidth = _bandwidth(processors, runs) / share
+    machine = Hardware(
+        name or os.uname().nodename,
+        {kind: rate / share for kind, rate in _rates(processors, runs).items()},
+        bandwidth,
+        _memory_bytes() / share,
+        Link(bandwidth, 0.0),
+        one_memory=shared,
+        source=f"measured, {os.cpu_count()} CPUs, TensorFlow {tf.__version__}, {placement}",
+    )
+    return _fitted(machine, placement, runs)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Runs the command.
+
+    Args:
+      argv: the arguments; those of the process if None.
+    """
+    parser = argparse.ArgumentParser(prog="python -m mesh_tensorflow.auto_mtf.measure")
+    parser.add_argument("--output", required=True, help="JSON file for the profile")
+    parser.add_argument("--processors", type=int, default=4)
+    parser.add_argument("--placement", choices=[*_PLACEMENTS], default="simd")
+    parser.add_argument("--runs", type=int, default=10)
+    options = parser.parse_args(argv)
+    machine = measure_machine(options.processors, options.runs, options.placement)
+    machine.save(options.output)
+    giga = {k: f"{v / 1e9:.1f}" for k, v in machine.flops.items()}
+    print(f"floating point operations a second, in 1e9: {giga}")
+    print(f"communication: {machine.link.bandwidth / 1e9:.2f} GB/s")
+    print(f"memory: {machine.memory_bandwidth / 1e9:.1f} GB/s, {machine.memory_bytes / 1e9:.1f} GB")
+    print(f"each operation: {machine.operation_seconds * 1e6:.1f} us")
+    print(f"each communication: {machine.link.latency * 1e6:.1f} us for each processor")
+    return 0
+
+
+if __name__ == "__main__":
+    tf.disable_v2_behavior()
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""StepEstimator: how long a step takes under a layout, what memory it needs, and the best one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Optional, Union
+
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.layout import LayoutRules
+from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow.auto_mtf._legal import layout_pairs, layout_space
+from mesh_tensorflow.auto_mtf._resident import Held, ResidentMemory
+from mesh_tensorflow.auto_mtf._seconds import CostModel, Seconds
+from mesh_tensorflow.auto_mtf._steps import program_steps
+from mesh_tensorflow.auto_mtf._tables import Tables
+from mesh_tensorflow.auto_mtf._time_program import TimeProgram
+from mesh_tensorflow.auto_mtf._times import StepTime
+from mesh_tensorflow.auto_mtf._units import program_units
+from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
+from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
+
+__all__ = ["Estimate", "Held", "MemoryLimitError", "Seconds", "StepEstimator"]
+
+AnyLayout = Union[str, LayoutRules, Mapping[str, str]]
+
+_HINTS = {
+    "weights": "more processors, or mesh dimensions whose sizes divide more of its dimensions; "
+    "a shorter slice dtype",
+    "slots": "an optimizer with smaller slots, such as Adafactor",
+    "activations": "a smaller batch, mtf.recompute_grad around each layer, or bfloat16",
+    "recomputed": "a smaller batch, or mtf.recompute_grad around smaller parts",
+    "gradients": "a smaller batch, or bfloat16",
+    "updates": "more processors; an optimizer that computes less at once",
+    "loop tape": "fewer iterations of the loop, or smaller loop variables",
+}
+
+
+class MemoryLimitError(ValueError):
+    """No layout fits in the memory that was allowed.
+
+    Attributes:
+      missing_bytes: by how much the layout that needs the least memory exceeds the limit.
+    """
+
+    def __init__(self, message: str, missing_bytes: float):
+        """Makes the error."""
+        super().__init__(message)
+        self.missing_bytes = missing_bytes
+
+
+class Estimate(NamedTuple):
+    """What a step takes under a layout.
+
+    Attributes:
+      layout: a dictionary from dimension names to mesh dimension names.
+      seconds: Seconds of computation and of communication.
+      peak_bytes: bytes that are in use on a processor at most.
+    """
+
+    layout: dict[str, str]
+    seconds: Seconds
+    peak_bytes: int
+
+    @property
+    def text(self) -> str:
+        """The layout as a string, such as "batch:rows;d_ff:cols"."""
+        return ";".join(f"{d}:{m}" for d, m in sorted(self.layout.items()))
+
+
+class StepEstimator:
+    """Estimates a step of a program, under any layout, from the costs of its operations.
+
+    The program is the graph as it is when this is made. Of a loop as many iterations count as
+    its `maximum_iterations` says, or one.
+
+    Attributes:
+      mesh_shape: a Shape.
+      hardware: a Hardware.
+      space: the legal layouts.
+      times: the seconds of its parts.
+      memory: the memory that it takes over time.
+    """
+
+    def __init__(
+        self,
+        mtf_graph: Graph,
+        mesh_shape: Any,
+        mtf_outputs: Iterable[Tensor] = (),
+        hardware: Union[str, Hardware, None] = None,
+    ):
+        """Makes a StepEstimator.
+
+        Args:
+          mtf_graph: an mtf.Graph.
+          mesh_shape: a Shape, or what converts to one.
+          mtf_outputs: Tensors that stay in memory to the end.
+          hardware: what `hardware_profile` takes.
+        """
+        outputs = list(mtf_outputs)
+        self.mesh_shape: Shape = convert_to_shape(mesh_shape) or Shape([])
+        self.hardware = hardware_profile(hardware)
+        self.space = layout_space(mtf_graph.operations, LayoutValidator(mtf_graph, self.mesh_shape))
+        candidates = frozenset(self.space.dims)
+        steps = program_steps(mtf_graph.operations, outputs)
+        model = CostModel(self.mesh_shape, self.hardware)
+        self.times = StepTime(program_units(steps, candidates), self.space, model)
+        self.memory = ResidentMemory(mtf_graph, outputs, candidates)
+        self._tables: Optional[Tables] = None
+
+    def estimate(self, layout: AnyLayout) -> Estimate:
+        """Returns what a step takes under a layout.
+
+        Rules for dimensions that no layout may split, and for mesh dimensions that the mesh
+        lacks, count for nothing.
+
+        Args:
+          layout: a string such as "batch:rows;d_ff:cols", LayoutRules, or a dictionary.
+
+        Raises:
+          ValueError: the layout is malformed, or a tensor cannot be split so.
+        """
+        rules: dict[str, str] = {}
+        for d, m in layout_pairs(layout):
+            if d not in self.space.dims or m not in self.space.mesh_sizes:
+                continue
+            if rules.setdefault(d, m) != m:
+                raise ValueError(f"layout {layout!r} splits {d!r} over both {rules[d]!r} and {m!r}")
+            if (d, m) not in self.space.pairs:
+                raise ValueError(
+                    f"layout {layout!r}: mesh dimension {m}={self.space.mesh_sizes[m]} does not "
+                    f"divide all sizes of dimension {d!r}"
+                )
+        peak = self.memory.peak(rules, self.space.mesh_sizes)
+        return Estimate(rules, self.times.total(rules), peak)
+
+    def solve(self, memory_limit_bytes: Optional[float] = None) -> Estimate:
+        """Returns the fastest layout, and of several equally fast ones that of least memory.
+
+        Args:
+          memory_limit_bytes: bytes that a step may take on one processor; None for no limit.
+
+        Raises:
+          MemoryLimitError: no layout fits.
+          SolverError: the solver did not find an optimum.
+        """
+        return self.best(1, memory_limit_bytes)[0]
+
+    def best(self, count: int, memory_limit_bytes: Optional[float] = None) -> list[Estimate]:
+        """Returns the fastest layouts in order; fewer if there are no more.
+
+        Args:
+          count: how many.
+          memory_limit_bytes: bytes that a step may take on one processor; None for no limit.
+
+        Raises:
+          MemoryLimitError: no layout fits.
+          SolverError: the solver did not find an optimum.
+        """
+        program = self.program(memory_limit_bytes)
+        found: list[Estimate] = []
+        while len(found) < count:
+            layout = program.next_best()
+            if layout is None:
+                break
+            found.append(self.estimate(layout))
+        if not found:
+            raise self._does_not_fit(program, memory_limit_bytes or 0)
+        return found
+
+    def program(self, memory_limit_bytes: Optional[float] = None) -> TimeProgram:
+        """Returns what looks for layouts; see `best`."""
+        if self._tables is None:
+            self._tables = Tables(self.space, self.times.tables(), self.memory.dimension_sets)
+        return TimeProgram(self._tables, self.memory, memory_limit_bytes)
+
+    def _does_not_fit(self, program: TimeProgram, limit: float) -> MemoryLimitError:
+        least = self.estimate(program.least_memory())
+        lines = [
+            f"no layout fits in {limit:,.0f} bytes of a processor of mesh "
+            f"{dims_text(self.mesh_shape)}: {least.text or 'no splits'!r}, which needs the least, "
+            f"takes {least.peak_bytes:,} bytes, {least.peak_bytes - limit:,.0f} too many. Of these "
+            "are:"
+        ]
+        for kind, held in self.peak_by_kind(least.layout).items():
+            lines.append(f"  {held:>18,} bytes {kind}; less with {_HINTS[kind]}")
+        return MemoryLimitError("\n".join(lines), least.peak_bytes - limit)
+
+    def peak_contents(self, layout: AnyLayout) -> list[Held]:
+        """Returns what is in memory at the peak, the largest first.
+
+        Args:
+          layout: see `estimate`.
+        """
+        rules = self.estimate(layout).layout
+        in_use = self.memory.in_use(rules, self.space.mesh_sizes)
+        return self.memory.contents(int(in_use.argmax()), rules, self.space.mesh_sizes)
+
+    def peak_by_kind(self, layout: AnyLayout) -> dict[str, int]:
+        """Returns the bytes at the peak by kind, the most first; see `peak_contents`."""
+        total: dict[str, int] = {}
+        for held in self.peak_contents(layout):
+            total[held.kind] = total.get(held.kind, 0) + held.bytes
+        return dict(sorted(total.items(), key=lambda pair: -pair[1]))

@@ -1,0 +1,7 @@
+"""Decoding: the best sequences by beam search, and sequences made one position at a time."""
+
+from mesh_tensorflow.beam_search._greedy import greedy_decode
+from mesh_tensorflow.beam_search._search import beam_search
+from mesh_tensorflow.beam_search._select import EOS_ID, INF, compute_topk_scores_and_seq
+
+__all__ = ["EOS_ID", "INF", "beam_search", "compute_topk_scores_and_seq", "greedy_decode"]

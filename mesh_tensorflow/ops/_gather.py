@@ -1,0 +1,108 @@
+"""Entries of a large table by index, without a one-hot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.constants import constant
+from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
+
+__all__ = ["GatherOperation"]
+
+# With fewer elements a product with a one-hot takes no longer.
+_LARGE = 2**14
+
+
+def is_worthwhile(weights: Tensor, indices: Tensor, dim: Dimension, output_shape: Shape) -> bool:
+    """Whether `GatherOperation` can do a gather, and is faster than a contraction."""
+    rest = weights.shape - dim
+    dims = [*indices.shape.dims, *rest.dims]
+    apart = len(set(dims)) == len(dims) and set(dims) == set(output_shape.dims)
+    names = [d.name for d in [dim, *dims]]
+    known = weights.dtype.is_floating and indices.dtype in (tf.int32, tf.int64)
+    return known and apart and len(set(names)) == len(names) and weights.shape.size >= _LARGE
+
+
+class GatherOperation(Operation):
+    """The entries of a table at indices along a dimension; zeros where one is out of range."""
+
+    def __init__(
+        self, weights: Tensor, indices: Tensor, dim: Dimension, output_shape: Shape,
+        name: Optional[str] = None,
+    ):
+        """Makes the operation.
+
+        Args:
+          weights: a Tensor with the dimension `dim`.
+          indices: an int32 or int64 Tensor that shares no dimension with `weights`.
+          dim: a Dimension.
+          output_shape: a Shape, the dimensions of both but `dim`, in any order.
+          name: a string or None.
+        """
+        super().__init__([weights, indices], name=name or "gather")
+        self._dim = dim
+        self._outputs = [Tensor(self, output_shape, weights.dtype)]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+        weights, indices = self.inputs
+        selector = mtf.one_hot(indices, self._dim, dtype=weights.dtype)
+        return [mtf.einsum([selector, grad_ys[0]], output_shape=weights.shape), None]
+
+    def _split_over(self, mesh_impl: Any) -> Optional[int]:
+        """Returns the mesh axis that splits the table along the dimension of the indices."""
+        _, indices = self._inputs
+        # Raises if the indices are split over the same axis.
+        mesh_impl.tensor_layout(indices.shape + self._dim)
+        return mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
+
+    def lower(self, lowering: Any) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        self._split_over(lowering.layout_impl(self))
+        weights, indices = self.inputs
+        output = self.outputs[0]
+        axis = weights.shape.dims.index(self._dim)
+        part = mesh_impl.slice_shape(weights.shape)[axis]
+        found = weights.shape.dims
+        found[axis : axis + 1] = indices.shape.dims
+        order = [found.index(d) for d in output.shape]
+
+        def take(w: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor) -> tf.Tensor:
+            for c in coordinate:
+                i = i - tf.cast(c * part, i.dtype)
+            inside = tf.clip_by_value(i, constant(0, i.dtype), constant(part - 1, i.dtype))
+            mask = tf.cast(tf.equal(i, inside), w.dtype)
+            if i.shape.ndims:
+                sizes = [1] * len(found)
+                sizes[axis : axis + i.shape.ndims] = i.shape.as_list()
+                mask = tf.reshape(mask, constant(sizes))
+            y = tf.gather(w, inside, axis=axis) * mask
+            return y if order == sorted(order) else tf.transpose(y, order)
+
+        values = [lowering.tensors[x] for x in self.inputs]
+        if mesh_impl.splitting_axis(self._dim) is not None:
+            values.append(mesh_impl.laid_out_pcoord(mesh_impl.splitting_axis(self._dim)))
+        result = mesh_impl.slicewise(take, *values)
+        mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
+        if mesh_axis is not None:
+            count = lowering.allreduce_counter([mesh_axis], output, "einsum_op")
+            result = LazyAllreduceSum(mesh_impl, result, [mesh_axis], count)
+        lowering.set_tensor_lowering(output, result)
+
+    def cost(self, mesh_impl: Any) -> Cost:
+        indices, output = self._inputs[1], self._outputs[0]
+        written = mesh_impl.laid_out_size(output.shape)
+        read = mesh_impl.laid_out_size(indices.shape) * indices.dtype.size
+        return Cost(written, 2 * written * output.dtype.size + read)
+
+    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+        split = self._split_over(mesh_impl)
+        return {} if split is None else {self.outputs[0]: (split,)}

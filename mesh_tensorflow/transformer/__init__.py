@@ -1,0 +1,25 @@
+"""Transformer models: language models, encoders and decoders, and what trains and runs them."""
+
+from mesh_tensorflow.transformer import (
+    attention,
+    dataset,
+    learning_rate_schedules,
+    moe,
+    t2t_vocabulary,
+    transformer,
+    transformer_layers,
+    utils,
+    vocabulary,
+)
+
+__all__ = [
+    "attention",
+    "dataset",
+    "learning_rate_schedules",
+    "moe",
+    "t2t_vocabulary",
+    "transformer",
+    "transformer_layers",
+    "utils",
+    "vocabulary",
+]

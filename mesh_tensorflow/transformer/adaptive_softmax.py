@@ -1,0 +1,200 @@
+"""The adaptive softmax: rare tokens have shorter vectors and a softmax of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow.transformer import _vocab_tables
+
+__all__ = ["AdaptiveSoftmaxVocabEmbedding", "adaptive_softmax_loss_fn"]
+
+_MODULE = "mesh_tensorflow.transformer.adaptive_softmax"
+
+
+@gin.configurable(module=_MODULE)
+class AdaptiveSoftmaxVocabEmbedding:
+    """An embedding in clusters of ids, and a softmax in two steps over them.
+
+    The ids must be sorted by frequency. The first cluster's softmax has its ids and an entry for
+    each further cluster; a further cluster's softmax says which of its ids. See Joulin et al.,
+    "Efficient softmax approximation for GPUs" (2017).
+
+    In mode "train" `hidden_to_logits` returns its input, and `adaptive_softmax_loss_fn`, to be
+    given as `Unitransformer.loss_fn`, finds the loss without making all logits. The encoder and
+    the decoder of a Bitransformer, or the input and the softmax of a language model, must share
+    the embedding.
+    """
+
+    def __init__(
+        self,
+        mesh: mtf.Mesh,
+        vocab_dim: mtf.Dimension,
+        output_dim: mtf.Dimension,
+        variable_dtype: mtf.VariableDType,
+        name: str,
+        ensemble_dim: Any,
+        clusters: Sequence[dict] = gin.REQUIRED,
+    ):
+        """Makes the variables.
+
+        Args:
+          mesh: a Mesh.
+          vocab_dim: a Dimension.
+          output_dim: a Dimension.
+          variable_dtype: a VariableDType.
+          name: a string, the beginning of the variables' names.
+          ensemble_dim: a Dimension, a list of them, or None.
+          clusters: a list of dictionaries, one for each cluster from the most frequent ids to
+            the rarest: "token_count", how many ids it has, and "embedding_size", the length of
+            its vectors.
+
+        Raises:
+          ValueError: the token counts do not sum to the size of `vocab_dim`.
+        """
+        _vocab_tables.check_clusters("AdaptiveSoftmaxVocabEmbedding", clusters, vocab_dim)
+        self._vocab_dim = vocab_dim
+        self._output_dim = output_dim
+        self._clusters = _vocab_tables.make_clusters(
+            mesh,
+            clusters,
+            output_dim,
+            variable_dtype,
+            name,
+            ensemble_dim,
+            extra_entries=len(clusters) - 1,
+        )
+        self._head, self._tails = self._clusters[0], self._clusters[1:]
+
+    def ids_to_embedding(self, ids: mtf.Tensor, context: Any) -> mtf.Tensor:
+        """Returns the vectors of ids.
+
+        Args:
+          ids: an integer Tensor with dimensions [...].
+          context: a Context.
+
+        Returns:
+          A Tensor with dimensions [..., output_dim].
+        """
+        del context
+        embedded = self._head.table.embed(ids, self._head.size)
+        for tail in self._tails:
+            embedded += tail.table.embed(ids - tail.start)
+        return embedded
+
+    def hidden_to_logits(self, hidden: mtf.Tensor, context: Any) -> mtf.Tensor:
+        """Returns the logarithms of all ids' probabilities; when training, its input.
+
+        Args:
+          hidden: a Tensor with dimensions [..., output_dim].
+          context: a Context.
+
+        Returns:
+          A Tensor with dimensions [..., vocab_dim]; `hidden` in mode "train".
+        """
+        if context.train:
+            return hidden
+        head = self._log_probs(self._head, hidden)
+        size, dim_name = self._head.size, head.shape.dims[-1].name
+        parts = [mtf.slice(head, 0, size, dim_name)]
+        for i, tail in enumerate(self._tails):
+            entry = mtf.slice(head, size + i, 1, dim_name)
+            entry = mtf.reshape(entry, hidden.shape - self._output_dim)
+            parts.append(self._log_probs(tail, hidden) + entry)
+        return _vocab_tables.join_clusters(parts, self._vocab_dim)
+
+    def compute_loss(
+        self, decoder: Any, hidden: mtf.Tensor, targets: mtf.Tensor, context: Any
+    ) -> mtf.Tensor:
+        """Returns the loss: the sum of cross entropies over the decoder's denominator.
+
+        Args:
+          decoder: a Unitransformer; its `z_loss` and `loss_denominator` are used.
+          hidden: a Tensor with dimensions [..., output_dim].
+          targets: an integer Tensor with dimensions [...], ids; what is not positive is not
+            predicted.
+          context: a Context.
+
+        Returns:
+          A scalar.
+        """
+        # Those of the second cluster become the first entry after the head's ids, and so on.
+        entries = mtf.minimum(targets, self._head.size - 1)
+        for tail in self._tails:
+            entries += mtf.cast(mtf.greater_equal(targets, tail.start), tf.int32)
+        counted = mtf.cast(mtf.greater(targets, 0), hidden.dtype)
+        loss = self._cross_entropy(self._head, decoder, hidden, entries, counted)
+        for tail in self._tails:
+            inside = mtf.logical_and(
+                mtf.greater_equal(targets, tail.start), mtf.less(targets, tail.end)
+            )
+            loss += self._cross_entropy(
+                tail, decoder, hidden, targets - tail.start, mtf.cast(inside, hidden.dtype)
+            )
+        return loss / decoder.loss_denominator(targets, context.num_microbatches)
+
+    def _logits(self, cluster: _vocab_tables.Cluster, hidden: mtf.Tensor) -> mtf.Tensor:
+        return cluster.table.logits(hidden * self._output_dim.size**-0.5)
+
+    def _log_probs(self, cluster: _vocab_tables.Cluster, hidden: mtf.Tensor) -> mtf.Tensor:
+        logits = self._logits(cluster, hidden)
+        return mtf.log_softmax(logits, logits.shape.dims[-1])
+
+    def _cross_entropy(
+        self,
+        cluster: _vocab_tables.Cluster,
+        decoder: Any,
+        hidden: mtf.Tensor,
+        targets: mtf.Tensor,
+        counted: mtf.Tensor,
+    ) -> mtf.Tensor:
+        logits = self._logits(cluster, hidden)
+        loss = layers.softmax_cross_entropy_with_logits(
+            logits, targets, logits.shape.dims[-1], z_loss=decoder.z_loss
+        )
+        return mtf.reduce_sum(loss * counted)
+
+
+@gin.configurable(module=_MODULE)
+def adaptive_softmax_loss_fn(
+    decoder: Any,
+    context: Any,
+    logits: mtf.Tensor,
+    targets: mtf.Tensor,
+    output_vocab_dim: mtf.Dimension,
+) -> mtf.Tensor:
+    """Returns the loss of an adaptive softmax; to be given as `Unitransformer.loss_fn`.
+
+    Args:
+      decoder: a Unitransformer whose softmax shares an AdaptiveSoftmaxVocabEmbedding.
+      context: a Context.
+      logits: what the embedding's `hidden_to_logits` returned.
+      targets: an integer Tensor, ids.
+      output_vocab_dim: a Dimension.
+
+    Returns:
+      A scalar.
+
+    Raises:
+      ValueError: the model does not share such an embedding.
+    """
+    embedding = context.shared_params.get("embedding")
+    if not hasattr(embedding, "compute_loss"):
+        raise ValueError(
+            "adaptive_softmax_loss_fn: the model shares no AdaptiveSoftmaxVocabEmbedding with its "
+            "softmax; bind get_vocab_embedding_cls.cls = @AdaptiveSoftmaxVocabEmbedding, and "
+            "Unitransformer.shared_embedding_and_softmax_weights = True (for a Bitransformer also "
+            "Bitransformer.shared_embedding = True)"
+        )
+    if output_vocab_dim not in logits.shape:
+        return embedding.compute_loss(decoder, hidden=logits, targets=targets, context=context)
+    # Outside of training these are the logarithms of probabilities.
+    loss = layers.softmax_cross_entropy_with_logits(logits, targets, output_vocab_dim)
+    counted = mtf.cast(mtf.greater(targets, 0), loss.dtype)
+    denominator = decoder.loss_denominator(targets, context.num_microbatches)
+    return mtf.reduce_sum(loss * counted) / denominator

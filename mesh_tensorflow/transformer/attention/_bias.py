@@ -1,0 +1,25 @@
+"""What is added to logits to hide positions."""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+
+__all__ = ["visibility_mask_to_attention_bias"]
+
+# Added to a logit, it makes the weight exactly 0, and fits into bfloat16.
+HIDDEN = -1e9
+
+
+def visibility_mask_to_attention_bias(visible: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
+    """Returns 0 where something is visible and -1e9 where it is not.
+
+    Args:
+      visible: a boolean Tensor.
+      dtype: of the result.
+
+    Returns:
+      A Tensor of the shape of `visible`.
+    """
+    return mtf.cast(mtf.logical_not(visible), dtype) * HIDDEN

@@ -1,0 +1,213 @@
+"""Dot product attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.transformer.attention import _sharding
+
+__all__ = ["attend", "attention", "check_operands", "with_dropout"]
+
+
+def check_operands(
+    what: str,
+    tensors: Mapping[str, Optional[mtf.Tensor]],
+    memory_length_dim: mtf.Dimension,
+    key_dim: mtf.Dimension,
+    value_dim: mtf.Dimension,
+) -> None:
+    """Checks that queries, keys and values have the dimensions that attention goes by.
+
+    Args:
+      what: the name of the function.
+      tensors: a dictionary with q, k and v, of which some may be None.
+      memory_length_dim: a Dimension.
+      key_dim: a Dimension.
+      value_dim: a Dimension.
+
+    Raises:
+      ValueError: one is missing, or queries have the memory's dimension.
+    """
+    needed = {
+        "q": {"key_dim": key_dim},
+        "k": {"key_dim": key_dim, "memory_length_dim": memory_length_dim},
+        "v": {"value_dim": value_dim, "memory_length_dim": memory_length_dim},
+    }
+    for name, dims in needed.items():
+        x = tensors[name]
+        for argument, dim in dims.items():
+            if x is not None and dim not in x.shape:
+                raise ValueError(
+                    f"{what}: {name} {x.name} {x.shape} has no {argument} {dims_text([dim])}; "
+                    "rename or reshape it, for instance by mtf.rename_dimension"
+                )
+    q = tensors["q"]
+    if q is not None and memory_length_dim in q.shape:
+        raise ValueError(
+            f"{what}: q {q.name} {q.shape} has the dimension of the memory, "
+            f"{dims_text([memory_length_dim])}, with which it is crossed; rename it in k and v by "
+            "mtf.layers.rename_length_to_memory_length"
+        )
+
+
+def with_dropout(
+    weights: mtf.Tensor,
+    dropout_rate: float,
+    dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]],
+    context: Any,
+) -> mtf.Tensor:
+    """Returns weights, of which some are dropped when training; without a Context always."""
+    if dropout_rate == 0.0:
+        return weights
+    training = context is None or context.train
+    noise_shape = weights.shape - list(dropout_broadcast_dims or [])
+    return mtf.dropout(weights, training, keep_prob=1.0 - dropout_rate, noise_shape=noise_shape)
+
+
+def _add_z_loss(
+    logits: mtf.Tensor,
+    memory_length_dim: mtf.Dimension,
+    rows_shape: mtf.Shape,
+    coefficient: float,
+    context: Any,
+    dtype: tf.DType,
+) -> None:
+    """Appends the mean square of the logarithms of the softmax's sums to the losses.
+
+    Args:
+      logits: a Tensor.
+      memory_length_dim: a Dimension.
+      rows_shape: the Shape of the logarithms, should the logits have been reshaped.
+      coefficient: a number.
+      context: a Context.
+      dtype: of the loss.
+    """
+    log_z = mtf.reshape(mtf.reduce_logsumexp(logits, memory_length_dim), rows_shape)
+    squares = mtf.square(log_z)
+    nonpadding = context.nonpadding
+    if isinstance(nonpadding, mtf.Tensor):
+        mask = mtf.cast(nonpadding, squares.dtype)
+        squares = mtf.multiply(squares, mask, output_shape=squares.shape)
+    mean = mtf.reduce_mean(squares)
+    mtf.scalar_summary("attention_z_loss", mean)
+    context.losses.append(mtf.cast(mean * coefficient, dtype))
+
+
+def attend(
+    q: mtf.Tensor,
+    k: mtf.Tensor,
+    v: mtf.Tensor,
+    memory_length_dim: mtf.Dimension,
+    key_dim: mtf.Dimension,
+    value_dim: mtf.Dimension,
+    bias: Optional[mtf.Tensor] = None,
+    dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
+    extra_logit: Any = None,
+    context: Any = None,
+    float32_logits: bool = True,
+    z_loss_coeff: Optional[float] = None,
+) -> mtf.Tensor:
+    """Returns `attention` of operands that are not checked."""
+    output_shape = q.shape - key_dim + value_dim
+    rows_shape = q.shape - key_dim
+    split = _sharding.find_split(context, [q, k, v], [key_dim, value_dim])
+    q, k, v, bias = (_sharding.split_again(x, split) for x in (q, k, v, bias))  # type: ignore
+    dtype = tf.float32 if float32_logits else q.dtype
+    logits = layers.us_einsum(
+        [mtf.cast(q, dtype), mtf.cast(k, dtype)],
+        output_shape=q.shape - key_dim + [d for d in [memory_length_dim] if d in k.shape],
+    )
+    if bias is not None:
+        logits = logits + mtf.cast(bias, dtype)
+    if z_loss_coeff is not None and context.train and context.losses is not None:
+        _add_z_loss(logits, memory_length_dim, rows_shape, z_loss_coeff, context, v.dtype)
+    weights = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
+    weights = mtf.cast(weights, v.dtype)
+    weights = with_dropout(weights, dropout_rate, dropout_broadcast_dims, context)
+    outputs = mtf.einsum([weights, v], output_shape=q.shape - key_dim + value_dim)
+    return outputs if outputs.shape == output_shape else mtf.reshape(outputs, output_shape)
+
+
+@leaves_no_node
+def attention(
+    q: mtf.Tensor,
+    k: mtf.Tensor,
+    v: mtf.Tensor,
+    memory_length_dim: mtf.Dimension,
+    key_dim: mtf.Dimension,
+    value_dim: mtf.Dimension,
+    bias: Optional[mtf.Tensor] = None,
+    dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
+    extra_logit: Any = None,
+    context: Any = None,
+    float32_logits: bool = True,
+    z_loss_coeff: Optional[float] = None,
+) -> mtf.Tensor:
+    """Returns means of values, weighted by the softmax of products of queries and keys.
+
+    Vaswani et al., "Attention is all you need" (2017), but without a factor of the logits: it is
+    in the initial values of the queries' weights, see `AttentionParams`.
+
+    Dimensions that queries and keys share are matched, such as those of the batch and of heads;
+    the others are crossed.
+
+    Args:
+      q: queries, a Tensor with dimensions [batch..., length, heads..., key_dim].
+      k: keys, a Tensor with dimensions [batch..., memory_length, heads..., key_dim].
+      v: values, a Tensor with dimensions [batch..., memory_length, heads..., value_dim].
+      memory_length_dim: a Dimension.
+      key_dim: a Dimension.
+      value_dim: a Dimension.
+      bias: a Tensor that is added to the logits, or None.
+      dropout_rate: the rate of dropout of the weights.
+      dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
+      extra_logit: a number or a Tensor, one more term of the softmax's sum; or None.
+      context: a Context, which says whether the model is trained; without one dropout is applied
+        if its rate is not 0.
+      float32_logits: whether logits and softmax are computed in float32.
+      z_loss_coeff: the factor of a loss that keeps the logarithm of the softmax's sum near 0, in
+        training; or None.
+
+    Returns:
+      A Tensor with dimensions [dims of q without key_dim..., value_dim].
+
+    Raises:
+      ValueError: a dimension is missing, dropout is out of range, or there is a z-loss and no
+        Context to add it to.
+    """
+    tensors = {"q": q, "k": k, "v": v}
+    check_operands("attention", tensors, memory_length_dim, key_dim, value_dim)
+    if isinstance(dropout_rate, (int, float)) and not 0.0 <= dropout_rate < 1.0:
+        raise ValueError(
+            "attention: dropout_rate is the rate of what is dropped, from 0 to less than 1, not "
+            f"{dropout_rate}"
+        )
+    if z_loss_coeff is not None and context is None:
+        raise ValueError(
+            "attention: z_loss_coeff adds to context.losses; give the Context of the model, or "
+            "no z_loss_coeff"
+        )
+    return attend(
+        q,
+        k,
+        v,
+        memory_length_dim,
+        key_dim,
+        value_dim,
+        bias=bias,
+        dropout_rate=dropout_rate,
+        dropout_broadcast_dims=dropout_broadcast_dims,
+        extra_logit=extra_logit,
+        context=context,
+        float32_logits=float32_logits,
+        z_loss_coeff=z_loss_coeff,
+    )

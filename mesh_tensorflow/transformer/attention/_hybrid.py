@@ -1,0 +1,113 @@
+"""A mix of attention and of attention that is normalized twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.transformer.attention._bias import HIDDEN
+from mesh_tensorflow.transformer.attention._dot_product import check_operands, with_dropout
+
+__all__ = ["hybrid_attention"]
+
+
+def _log_add(x: mtf.Tensor, y: Any) -> mtf.Tensor:
+    """Returns the logarithm of the sum of exp(x) and exp(y)."""
+    largest = mtf.maximum(x, y)
+    return largest + mtf.log(mtf.exp(x - largest) + mtf.exp(y - largest))
+
+
+def _before_decoding(context: Any, logits: mtf.Tensor) -> mtf.Tensor:
+    """Returns the logits of queries that decoding begins after; the others hidden."""
+    if context.initial_position is None:
+        return logits
+    positions = mtf.range(context.mesh, context.length_dim, tf.int32)
+    outside = mtf.greater_equal(positions, context.initial_position)
+    hidden = mtf.cast(outside, logits.dtype) * HIDDEN
+    return mtf.add(logits, hidden, output_shape=logits.shape)
+
+
+def _log_sums_over_queries(context: Any, logits: mtf.Tensor, extra_logit: Any) -> mtf.Tensor:
+    """Returns for each memory position the logarithm of the sum over queries.
+
+    In decoding, over those that there are up to the present position.
+    """
+    if context.mode == "incremental":
+        [sums] = context.get_states(1)
+        sums = _log_add(sums, logits)
+        context.record_new_states([sums])
+    else:
+        if context.mode == "first_part":
+            logits = _before_decoding(context, logits)
+        sums = mtf.reduce_logsumexp(logits, context.length_dim)
+        if context.mode == "first_part":
+            context.record_new_states([sums])
+    return sums if extra_logit is None else _log_add(sums, extra_logit)
+
+
+@leaves_no_node
+def hybrid_attention(
+    q: mtf.Tensor,
+    k: mtf.Tensor,
+    v: mtf.Tensor,
+    context: Any,
+    memory_length_dim: mtf.Dimension,
+    key_dim: mtf.Dimension,
+    value_dim: mtf.Dimension,
+    bias: Optional[mtf.Tensor] = None,
+    dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
+    extra_logit: Any = None,
+) -> mtf.Tensor:
+    """Returns attention by a learned mix of usual weights and of doubly normalized ones.
+
+    Ding et al., "Attention that does not explain away" (2020): doubly normalized weights sum to
+    one over queries first, then over the memory. So all queries of a sequence, later ones too,
+    have a part in each weight; in decoding those up to the present one have.
+
+    Args:
+      q: queries, a Tensor with dimensions [batch..., length, heads..., key_dim].
+      k: keys, a Tensor with dimensions [batch..., memory_length, heads..., key_dim].
+      v: values, a Tensor with dimensions [batch..., memory_length, heads..., value_dim].
+      context: a Context.
+      memory_length_dim: a Dimension.
+      key_dim: a Dimension.
+      value_dim: a Dimension.
+      bias: a Tensor that is added to the logits, or None.
+      dropout_rate: the rate of dropout of the weights.
+      dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
+      extra_logit: a number or a Tensor, one more term of each sum; or None.
+
+    Returns:
+      A Tensor with dimensions [dims of q without key_dim..., value_dim].
+
+    Raises:
+      ValueError: a dimension is missing.
+    """
+    tensors = {"q": q, "k": k, "v": v}
+    check_operands("hybrid_attention", tensors, memory_length_dim, key_dim, value_dim)
+    logits = layers.us_einsum([q, k], output_shape=q.shape - key_dim + memory_length_dim)
+    if bias is not None:
+        logits = logits + bias
+    mix = mtf.get_variable(
+        context.mesh,
+        "doubly_coeff",
+        mtf.Shape([]),
+        initializer=tf.constant_initializer(0.5),
+        dtype=context.variable_dtype,
+    )
+    mix = mtf.maximum(mtf.minimum(mix, 1.0), 0.0)
+    usual = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
+    twice = logits - _log_sums_over_queries(context, logits, extra_logit)
+    if bias is not None:
+        # A memory position that is hidden from all queries has a sum as low as its logits.
+        twice = twice + mtf.cast(mtf.less(bias, HIDDEN / 2), bias.dtype) * HIDDEN
+    twice = mtf.softmax(twice, memory_length_dim, extra_logit=extra_logit)
+    weights = usual + (twice - usual) * mix
+    weights = with_dropout(weights, dropout_rate, dropout_broadcast_dims, context)
+    return mtf.einsum([weights, v], output_shape=q.shape - key_dim + value_dim)

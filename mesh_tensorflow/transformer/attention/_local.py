@@ -1,0 +1,176 @@
+"""Attention to a neighbourhood, by blocks of the length that a layout may split."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.transformer.attention._bias import visibility_mask_to_attention_bias
+from mesh_tensorflow.transformer.attention._dot_product import attention
+
+__all__ = ["local_attention_1d"]
+
+# Blocks may be as long as this even if the radius is shorter, to make products large.
+_SHORT_BLOCK = 128
+
+
+def _block_length(length_dim: mtf.Dimension, num_splits: int, radius: int) -> int:
+    """Returns how many positions are a block, none of which crosses the border of a split."""
+    if radius < 1:
+        raise ValueError(f"local_attention_1d: radius must be 1 or more, got {radius}")
+    if num_splits < 1 or length_dim.size % num_splits:
+        raise ValueError(
+            f"local_attention_1d: {dims_text([length_dim])} cannot be cut into "
+            f"length_dim_num_splits={num_splits} equal parts"
+        )
+    per_split = length_dim.size // num_splits
+    limit = min(per_split, max(radius, _SHORT_BLOCK))
+    return max(n for n in range(1, limit + 1) if per_split % n == 0)
+
+
+class _Blocks:
+    """How a sequence is cut into blocks, and what a block sees of its neighbours."""
+
+    def __init__(
+        self,
+        length_dim: mtf.Dimension,
+        num_splits: int,
+        radius: int,
+        fully_autoregressive: bool,
+    ) -> None:
+        size = _block_length(length_dim, num_splits, radius)
+        self.length = length_dim
+        self.blocks = mtf.Dimension(length_dim.name, length_dim.size // size)
+        self.query = mtf.Dimension("query_block_length", size)
+        self.memory = mtf.Dimension("memory_block_length", size)
+        self.radius = radius
+        self.one_sided = fully_autoregressive
+        # The position `radius` to the left is not seen.
+        self.left = radius - 1
+        self.right = 0 if fully_autoregressive else radius
+        self.halo = max(self.left, self.right)
+        extra = self.halo if fully_autoregressive else 2 * self.halo
+        self.window = mtf.Dimension(self.memory.name, size + extra)
+
+    def queries(self, x: mtf.Tensor) -> mtf.Tensor:
+        """Returns `x` in blocks."""
+        return self._cut(x, self.query)
+
+    def memories(self, x: mtf.Tensor) -> mtf.Tensor:
+        """Returns `x` in blocks, each of which is joined to its neighbourhood; 0 at the ends."""
+        x = self._cut(x, self.memory)
+        exchange = mtf.left_halo_exchange if self.one_sided else mtf.halo_exchange
+        return exchange(x, self.blocks, self.memory, self.halo)
+
+    def _cut(self, x: mtf.Tensor, block: mtf.Dimension) -> mtf.Tensor:
+        shape = mtf.replace_dimensions(x.shape, self.length, [self.blocks, block])
+        return mtf.reshape(x, shape)
+
+    def in_window(self, mesh: mtf.Mesh) -> list[mtf.Tensor]:
+        """Returns boolean Tensors that say what is in the neighbourhood and in the sequence."""
+        begin = mtf.range(mesh, self.blocks, tf.int32) * self.query.size
+        memory = mtf.range(mesh, self.window, tf.int32) - self.halo
+        distance = memory - mtf.range(mesh, self.query, tf.int32)
+        position = begin + memory
+        found = [
+            mtf.greater_equal(distance, -self.left),
+            mtf.less_equal(distance, self.right),
+            mtf.greater_equal(position, 0),
+        ]
+        return found if self.one_sided else found + [mtf.less(position, self.length.size)]
+
+
+def _visible(
+    blocks: _Blocks,
+    mesh: mtf.Mesh,
+    sequence_id: Union[mtf.Tensor, int, None],
+    write_priority: Optional[mtf.Tensor],
+    read_priority: Optional[mtf.Tensor],
+) -> mtf.Tensor:
+    conditions = blocks.in_window(mesh)
+    if isinstance(sequence_id, mtf.Tensor) and blocks.length in sequence_id.shape:
+        conditions.append(
+            mtf.equal(blocks.queries(sequence_id), blocks.memories(sequence_id))
+        )
+    if write_priority is not None and read_priority is not None:
+        conditions.append(
+            mtf.greater_equal(blocks.queries(read_priority), blocks.memories(write_priority))
+        )
+    visible = conditions[0]
+    for condition in conditions[1:]:
+        visible = mtf.logical_and(visible, condition)
+    return visible
+
+
+@leaves_no_node
+def local_attention_1d(
+    q: mtf.Tensor,
+    k: mtf.Tensor,
+    v: mtf.Tensor,
+    length_dim: mtf.Dimension,
+    key_dim: mtf.Dimension,
+    value_dim: mtf.Dimension,
+    fully_autoregressive: bool = True,
+    length_dim_num_splits: int = 1,
+    radius: int = 128,
+    sequence_id: Union[mtf.Tensor, int, None] = 1,
+    write_priority: Optional[mtf.Tensor] = None,
+    read_priority: Optional[mtf.Tensor] = None,
+    attention_kwargs: Optional[dict[str, Any]] = None,
+) -> mtf.Tensor:
+    """Returns attention to the `radius` positions up to each one, and as many after it.
+
+    Position i sees j if -radius < j - i <= radius, or <= 0 if the model is autoregressive. The
+    length is cut into blocks: as long as the largest divisor of what a processor has up to
+    max(radius, 128). The number of blocks has the name of the length; a layout may split it.
+
+    Args:
+      q: queries, a Tensor with dimensions [batch..., length, heads..., key_dim].
+      k: keys, a Tensor with dimensions [batch..., length, heads..., key_dim].
+      v: values, a Tensor with dimensions [batch..., length, heads..., value_dim].
+      length_dim: a Dimension.
+      key_dim: a Dimension.
+      value_dim: a Dimension.
+      fully_autoregressive: whether no position sees a later one.
+      length_dim_num_splits: in how many parts the layout splits the length.
+      radius: how many positions are seen on a side.
+      sequence_id: a Tensor with dimensions [batch..., length]; positions see those with the same
+        number only. Or 1 or None, if there is one sequence.
+      write_priority: a Tensor with dimensions [..., length], or None.
+      read_priority: a Tensor with dimensions [..., length], or None. Position i sees j if
+        read_priority[i] >= write_priority[j].
+      attention_kwargs: a dictionary of further arguments of `attention`, or None.
+
+    Returns:
+      A Tensor with dimensions [dims of q without key_dim..., value_dim].
+
+    Raises:
+      ValueError: the length cannot be cut as asked for, or the radius is below 1.
+    """
+    for name, x in {"q": q, "k": k, "v": v}.items():
+        if length_dim not in x.shape:
+            raise ValueError(
+                f"local_attention_1d: {name} {x.name} {x.shape} has no length_dim "
+                f"{dims_text([length_dim])}; queries, keys and values all have it"
+            )
+    output_shape = mtf.Shape([d for d in q.shape if d != key_dim] + [value_dim])
+    blocks = _Blocks(length_dim, length_dim_num_splits, radius, fully_autoregressive)
+    visible = _visible(blocks, q.mesh, sequence_id, write_priority, read_priority)
+    kwargs = dict(attention_kwargs or {})
+    shared = [d for d in kwargs.pop("dropout_broadcast_dims", None) or [] if d != length_dim]
+    o = attention(
+        blocks.queries(q),
+        blocks.memories(k),
+        blocks.memories(v),
+        blocks.window,
+        key_dim,
+        value_dim,
+        bias=visibility_mask_to_attention_bias(visible, q.dtype),
+        dropout_broadcast_dims=[*shared, blocks.query],
+        **kwargs,
+    )
+    return mtf.reshape(o, output_shape)

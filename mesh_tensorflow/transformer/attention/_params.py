@@ -1,0 +1,314 @@
+"""The weights that make queries, keys, values and the output of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow._core.errors import dims_text
+
+__all__ = ["AttentionParams", "attention_params_simple"]
+
+
+def _replaced(x: mtf.Tensor, old: list[mtf.Dimension], new: list[mtf.Dimension]) -> mtf.Tensor:
+    return mtf.reshape(x, mtf.replace_dimensions(x.shape, old, new))
+
+
+class AttentionParams:
+    """Weights of attention, and the projections by them.
+
+    With `combine_dims` heads and channels of a weight are one dimension, named as the first of
+    them: `q` is [d_model, heads], `heads` being as large as heads times channels.
+
+    Attributes:
+      mesh: a Mesh.
+      query_input_dim: a Dimension.
+      memory_input_dim: a Dimension.
+      output_dim: a Dimension.
+      key_dim: a Dimension.
+      value_dim: a Dimension.
+      query_heads_dims: a list of Dimensions.
+      memory_heads_dims: a list of Dimensions, those that keys and values have for themselves.
+      variable_dtype: a VariableDType.
+      shared_kv: whether values are the keys.
+      no_query: whether there are no queries.
+      combine_dims: whether heads and channels are one dimension of the weights.
+      keep_query_heads_dims: whether the output has heads.
+      fold_scaling_into_initializer: whether the factor key_dim^-0.5 of the logits is in the
+        initial values of `wq` rather than in `compute_q`.
+      make_attention_vars: whether there are weights for queries, keys and values.
+      q_shape: the Shape of `wq`; k_shape, v_shape and o_shape likewise.
+      wq: a Tensor, or None; wk, wv, wkv and wo likewise.
+    """
+
+    def __init__(
+        self,
+        mesh: mtf.Mesh,
+        query_input_dim: mtf.Dimension,
+        memory_input_dim: mtf.Dimension,
+        output_dim: mtf.Dimension,
+        key_dim: mtf.Dimension,
+        value_dim: mtf.Dimension,
+        query_heads_dims: Optional[Sequence[mtf.Dimension]],
+        memory_heads_dims: Optional[Sequence[mtf.Dimension]],
+        variable_dtype: mtf.VariableDType,
+        shared_kv: bool = False,
+        no_query: bool = False,
+        combine_dims: bool = True,
+        ensemble_dim: Optional[mtf.Dimension] = None,
+        keep_query_heads_dims: bool = False,
+        fold_scaling_into_initializer: bool = True,
+        make_attention_vars: bool = True,
+    ) -> None:
+        """Makes the variables, in the current variable scope.
+
+        Args:
+          mesh: a Mesh.
+          query_input_dim: a Dimension, of what queries are made of.
+          memory_input_dim: a Dimension, of what keys and values are made of.
+          output_dim: a Dimension.
+          key_dim: a Dimension.
+          value_dim: a Dimension.
+          query_heads_dims: a list of Dimensions.
+          memory_heads_dims: a list of Dimensions, some of those of the queries.
+          variable_dtype: a VariableDType.
+          shared_kv: whether values are the keys.
+          no_query: whether there are no queries.
+          combine_dims: whether heads and channels are one dimension of the weights.
+          ensemble_dim: a Dimension, first of each weight; or None.
+          keep_query_heads_dims: whether the output keeps its heads.
+          fold_scaling_into_initializer: whether initial values of the queries' weights, rather
+            than queries, are scaled.
+          make_attention_vars: whether to make weights other than that of the output.
+
+        Raises:
+          ValueError: `shared_kv` with keys and values of different dimensions, or
+            `keep_query_heads_dims` with `combine_dims`.
+        """
+        if shared_kv and key_dim != value_dim:
+            raise ValueError(
+                f"AttentionParams: shared_kv makes values of keys, so key_dim "
+                f"{dims_text([key_dim])} and value_dim {dims_text([value_dim])} must be equal"
+            )
+        if keep_query_heads_dims and combine_dims:
+            raise ValueError(
+                "AttentionParams: keep_query_heads_dims needs the heads of the output's weight as "
+                "a dimension of their own; set combine_dims=False"
+            )
+        self.mesh = mesh
+        self.query_input_dim = query_input_dim
+        self.memory_input_dim = memory_input_dim
+        self.output_dim = output_dim
+        self.key_dim = key_dim
+        self.value_dim = value_dim
+        self.query_heads_dims = list(query_heads_dims or [])
+        self.memory_heads_dims = list(memory_heads_dims or [])
+        self.variable_dtype = variable_dtype
+        self.shared_kv = shared_kv
+        self.no_query = no_query
+        self.combine_dims = combine_dims
+        self.keep_query_heads_dims = keep_query_heads_dims
+        self.fold_scaling_into_initializer = fold_scaling_into_initializer
+        self.make_attention_vars = make_attention_vars
+        front = [ensemble_dim] if ensemble_dim else []
+        self.q_shape = mtf.Shape([*front, query_input_dim, *self._stored(self.q_dims)])
+        self.k_shape = mtf.Shape([*front, memory_input_dim, *self._stored(self.k_dims)])
+        self.v_shape = mtf.Shape([*front, memory_input_dim, *self._stored(self.v_dims)])
+        self.o_shape = mtf.Shape([*front, *self._stored(self.o_dims), output_dim])
+        self.wq: Optional[mtf.Tensor] = None
+        self.wk: Optional[mtf.Tensor] = None
+        self.wv: Optional[mtf.Tensor] = None
+        self.wkv: Optional[mtf.Tensor] = None
+        self.wo: Optional[mtf.Tensor] = None
+        self.init_weights()
+
+    def _stored(self, dims: list[mtf.Dimension]) -> list[mtf.Dimension]:
+        """Returns the dimensions that a weight has for heads and channels."""
+        return [mtf.combined_dimension(dims)] if self.combine_dims else dims
+
+    def init_weights(self) -> None:
+        """Makes the variables.
+
+        Initial values are normal. Products of queries and keys have variance 1, those of weights
+        and what they are applied to as well.
+        """
+        memory = self.memory_input_dim.size**-0.5
+        if self.make_attention_vars:
+            if not self.no_query:
+                query = self.query_input_dim.size**-0.5
+                if self.fold_scaling_into_initializer:
+                    query *= self.key_dim.size**-0.5
+                self.wq = self._weight("q", self.q_shape, query)
+            if self.shared_kv:
+                self.wkv = self._weight("kv", self.k_shape, memory)
+            else:
+                self.wk = self._weight("k", self.k_shape, memory)
+                self.wv = self._weight("v", self.v_shape, memory)
+        output = mtf.list_product(d.size for d in self.o_dims) ** -0.5
+        self.wo = self._weight("o", self.o_shape, output)
+
+    def _weight(self, name: str, shape: mtf.Shape, deviation: float) -> mtf.Tensor:
+        if layers.unit_scaling_convention():
+            deviation = 1.0
+        return mtf.get_variable(
+            self.mesh,
+            name,
+            shape,
+            initializer=tf.random_normal_initializer(stddev=deviation),
+            dtype=self.variable_dtype,
+        )
+
+    def _project(
+        self, x: mtf.Tensor, w: mtf.Tensor, input_dim: mtf.Dimension, dims: list[mtf.Dimension]
+    ) -> mtf.Tensor:
+        """Returns `x` with `dims` instead of the input dimension."""
+        y = layers.us_einsum([x, w], reduced_dims=[input_dim])
+        stored = self._stored(dims)
+        return y if stored == dims else _replaced(y, stored, dims)
+
+    def scaled(self, q: mtf.Tensor) -> mtf.Tensor:
+        """Returns queries with the factor of the logits, unless that is in the weights."""
+        return q if self.fold_scaling_into_initializer else q * self.key_dim.size**-0.5
+
+    def compute_q(self, query_antecedent: mtf.Tensor) -> mtf.Tensor:
+        """Returns queries.
+
+        Args:
+          query_antecedent: a Tensor with dimensions [batch..., length, query_input_dim].
+
+        Returns:
+          A Tensor with dimensions [batch..., length, query_heads_dims..., key_dim].
+
+        Raises:
+          ValueError: there are no queries.
+        """
+        if self.wq is None:
+            raise ValueError("compute_q: there is no weight for queries, by no_query=True")
+        q = self._project(query_antecedent, self.wq, self.query_input_dim, self.q_dims)
+        return self.scaled(q)
+
+    def compute_kv(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
+        """Returns keys that are values too.
+
+        Args:
+          memory_antecedent: a Tensor with dimensions [batch..., memory_length, memory_input_dim].
+
+        Returns:
+          A Tensor with dimensions [batch..., memory_length, memory_heads_dims..., key_dim].
+
+        Raises:
+          ValueError: keys and values have weights of their own.
+        """
+        if self.wkv is None:
+            raise ValueError("compute_kv: there is no weight kv; use compute_k and compute_v")
+        return self._project(memory_antecedent, self.wkv, self.memory_input_dim, self.k_dims)
+
+    def compute_k(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
+        """Returns keys.
+
+        Args:
+          memory_antecedent: a Tensor with dimensions [batch..., memory_length, memory_input_dim].
+
+        Returns:
+          A Tensor with dimensions [batch..., memory_length, memory_heads_dims..., key_dim].
+
+        Raises:
+          ValueError: keys and values share a weight.
+        """
+        if self.wk is None:
+            raise ValueError("compute_k: there is no weight k, by shared_kv; use compute_kv")
+        return self._project(memory_antecedent, self.wk, self.memory_input_dim, self.k_dims)
+
+    def compute_v(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
+        """Returns values.
+
+        Args:
+          memory_antecedent: a Tensor with dimensions [batch..., memory_length, memory_input_dim].
+
+        Returns:
+          A Tensor with dimensions [batch..., memory_length, memory_heads_dims..., value_dim].
+
+        Raises:
+          ValueError: keys and values share a weight.
+        """
+        if self.wv is None:
+            raise ValueError("compute_v: there is no weight v, by shared_kv; use compute_kv")
+        return self._project(memory_antecedent, self.wv, self.memory_input_dim, self.v_dims)
+
+    def compute_output(
+        self, o: mtf.Tensor, output_shape: Optional[mtf.Shape] = None
+    ) -> mtf.Tensor:
+        """Returns what attention found, projected to the output dimension.
+
+        Args:
+          o: a Tensor with dimensions [batch..., length, query_heads_dims..., value_dim], in any
+            order.
+          output_shape: a Shape, of [batch..., length, output_dim], with `query_heads_dims` if
+            they are kept; or None.
+
+        Returns:
+          A Tensor of that shape.
+        """
+        if self.combine_dims:
+            last = [d for d in o.shape if d not in self.o_dims] + self.o_dims
+            if o.shape.dims != last:
+                o = mtf.transpose(o, mtf.Shape(last))
+            o = _replaced(o, self.o_dims, self._stored(self.o_dims))
+            reduced = self._stored(self.o_dims)
+        else:
+            reduced = [self.value_dim] if self.keep_query_heads_dims else self.o_dims
+        assert self.wo is not None
+        return layers.us_einsum([o, self.wo], output_shape=output_shape, reduced_dims=reduced)
+
+    @property
+    def q_dims(self) -> list[mtf.Dimension]:
+        """The dimensions of queries other than those of the batch and the length."""
+        return [*self.query_heads_dims, self.key_dim]
+
+    @property
+    def k_dims(self) -> list[mtf.Dimension]:
+        """The dimensions of keys other than those of the batch and the length."""
+        return [*self.memory_heads_dims, self.key_dim]
+
+    @property
+    def v_dims(self) -> list[mtf.Dimension]:
+        """The dimensions of values other than those of the batch and the length."""
+        return [*self.memory_heads_dims, self.value_dim]
+
+    @property
+    def o_dims(self) -> list[mtf.Dimension]:
+        """The dimensions of what is projected to the output."""
+        return [*self.query_heads_dims, self.value_dim]
+
+
+def attention_params_simple(
+    mesh: mtf.Mesh,
+    io_dim: mtf.Dimension,
+    kv_dim: mtf.Dimension,
+    heads_dim: mtf.Dimension,
+    variable_dtype: mtf.VariableDType,
+) -> AttentionParams:
+    """Returns the weights of attention with as many heads of the memory as of queries.
+
+    Args:
+      mesh: a Mesh.
+      io_dim: a Dimension, of what is attended to and of the output.
+      kv_dim: a Dimension, of queries, keys and values.
+      heads_dim: a Dimension.
+      variable_dtype: a VariableDType.
+    """
+    return AttentionParams(
+        mesh,
+        query_input_dim=io_dim,
+        memory_input_dim=io_dim,
+        output_dim=io_dim,
+        key_dim=kv_dim,
+        value_dim=kv_dim,
+        query_heads_dims=[heads_dim],
+        memory_heads_dims=[heads_dim],
+        variable_dtype=variable_dtype,
+    )

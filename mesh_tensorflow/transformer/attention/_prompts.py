@@ -1,0 +1,284 @@
+"""Keys and values of prompts, trained for each task, before those of a sequence."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+
+__all__ = ["concat_hyper_prompts_kv", "make_params_hyperprompt", "make_params_mtlprompt"]
+
+
+def _side() -> Optional[str]:
+    """Returns "encoder" or "decoder", by the variable scope; None in another model."""
+    parts = tf.get_variable_scope().name.split("/")
+    return next((part for part in parts if part in ("encoder", "decoder")), None)
+
+
+def _shared(context: Any, scope: Optional[str], name: str) -> mtf.Tensor:
+    """Returns what all layers of one side use for prompts."""
+    found = context.shared_params.get(scope, {})
+    if name not in found:
+        raise ValueError(
+            f"prompts: context.shared_params[{scope!r}] has no {name!r}; give the model "
+            "shared_params with the prompts of encoder and decoder"
+        )
+    return found[name]
+
+
+def _task_ids(context: Any) -> mtf.Tensor:
+    """Returns the task of each example, a Tensor with the dimensions of the batch."""
+    if "task-id" not in context.cache:
+        raise ValueError(
+            "prompts: context.cache has no 'task-id', the number of each example's task, a Tensor "
+            "with dimensions [batch..., 1]; set it before the layers are called"
+        )
+    ids = context.cache["task-id"]
+    return mtf.reshape(ids, ids.shape.dims[:-1])
+
+
+def _prompts(context: Any, scope: Optional[str], dropout_rate: float) -> mtf.Tensor:
+    """Returns normalized prompts [task_num, memory_length, d_model]."""
+    prompts = _shared(context, scope, "prompts")
+    prompts = layers.layer_norm(prompts, prompts.shape.dims[-1], name="prompts_layernorm")
+    return _dropped(prompts, context, dropout_rate)
+
+
+def _dropped(x: mtf.Tensor, context: Any, dropout_rate: float) -> mtf.Tensor:
+    if dropout_rate == 0.0:
+        return x
+    return mtf.dropout(x, context.train, keep_prob=1.0 - dropout_rate)
+
+
+def _of_task(
+    prompts: mtf.Tensor,
+    up: mtf.Tensor,
+    down: mtf.Tensor,
+    hidden: mtf.Dimension,
+    context: Any,
+    dropout_rate: float,
+) -> mtf.Tensor:
+    """Returns keys or values of the prompts of each example's task.
+
+    Args:
+      prompts: a Tensor [task_num, memory_length, d_model].
+      up: a Tensor [task_num, d_model, hidden], or without tasks.
+      down: a Tensor [task_num, hidden, heads, d_kv], or without tasks.
+      hidden: a Dimension.
+      context: a Context.
+      dropout_rate: a number.
+
+    Returns:
+      A Tensor with dimensions [batch..., memory_length, heads, d_kv].
+    """
+    tasks, length, _ = prompts.shape.dims
+    inner = mtf.einsum([prompts, up], output_shape=[tasks, length, hidden])
+    inner = _dropped(mtf.relu(inner), context, dropout_rate)
+    heads = [d for d in down.shape if d not in (tasks, hidden)]
+    made = mtf.einsum([inner, down], output_shape=[tasks, length, *heads])
+    return mtf.gather(made, _task_ids(context), tasks)
+
+
+def make_params_mtlprompt(
+    task_num: int,
+    num_heads: int,
+    prefix_hidden_dim: int,
+    kv_dim: mtf.Dimension,
+    context: Any,
+    mtlprompt_share: bool,
+    dropout_rate: float,
+    prompt_length: Optional[int] = None,
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Returns keys and values of prompts, made by weights of the layer.
+
+    He et al., "HyperPrompt: prompt-based task-conditioning of transformers" (2022).
+
+    Args:
+      task_num: how many tasks there are.
+      num_heads: an integer.
+      prefix_hidden_dim: the number of hidden channels.
+      kv_dim: a Dimension.
+      context: a Context; its cache has the tasks of examples as "task-id", its shared_params
+        have "prompts" under "encoder" or "decoder".
+      mtlprompt_share: whether tasks share the weights.
+      dropout_rate: a number.
+      prompt_length: without effect; it is that of the prompts.
+
+    Returns:
+      A tuple (keys, values) of Tensors with dimensions [batch..., memory_length, heads, kv_dim].
+
+    Raises:
+      ValueError: the Context has no prompts or tasks.
+    """
+    channels = _shared(context, _side(), "prompts").shape.dims[-1]
+    hidden = mtf.Dimension("prefix_hidden", prefix_hidden_dim)
+    tasks = [] if mtlprompt_share else [mtf.Dimension("task_num", task_num)]
+    shapes = {
+        "up": [*tasks, channels, hidden],
+        "down": [*tasks, hidden, mtf.Dimension("heads", num_heads), kv_dim],
+    }
+    with tf.variable_scope("prompt"):
+        weights = [
+            [
+                mtf.get_variable(
+                    context.mesh,
+                    f"w_{part}_{way}",
+                    mtf.Shape(dims),
+                    dtype=context.variable_dtype,
+                )
+                for way, dims in shapes.items()
+            ]
+            for part in "kv"
+        ]
+    prompts = _prompts(context, _side(), dropout_rate)
+    k, v = (_of_task(prompts, up, down, hidden, context, dropout_rate) for up, down in weights)
+    return k, v
+
+
+def _block_number(context: Any) -> int:
+    """Returns the number of the block, by the variable scope; else that of the layer."""
+    found = re.search(r"block_(\d+)", tf.get_variable_scope().name)
+    return int(found.group(1)) if found else context.layer_index
+
+
+def _task_embedding(context: Any, scope: Optional[str], dropout_rate: float) -> mtf.Tensor:
+    """Returns what hypernetworks make weights of, [task_num, channels]."""
+    raw = _shared(context, scope, "task_raw_embedding")
+    one = _shared(context, scope, "task_projector_layer_one")
+    two = _shared(context, scope, "task_projector_layer_two")
+    of_layers = _shared(context, scope, "layer_embedding")
+    tasks, channels = raw.shape.dims
+    of_layer = mtf.gather(of_layers, _block_number(context), of_layers.shape.dims[0])
+    of_layer = mtf.broadcast(of_layer, mtf.Shape([tasks, channels]))
+    joined = mtf.concat([raw, of_layer], channels.name)
+    inner = mtf.relu(mtf.einsum([joined, one], output_shape=[tasks, one.shape.dims[-1]]))
+    inner = _dropped(inner, context, dropout_rate)
+    made = mtf.einsum([inner, two], output_shape=[tasks, two.shape.dims[-1]])
+    return layers.layer_norm(made, made.shape.dims[-1], name="prompt_task_embed_layernorm")
+
+
+def make_params_hyperprompt(
+    task_num: int,
+    num_heads: int,
+    prefix_hidden_dim: int,
+    kv_dim: mtf.Dimension,
+    context: Any,
+    mtlprompt_share: bool,
+    dropout_rate: float,
+    prompt_length: Optional[int],
+    scope: Optional[str] = None,
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Returns keys and values of prompts, made by weights that hypernetworks make.
+
+    He et al., "HyperPrompt: prompt-based task-conditioning of transformers" (2022): the weights
+    come from embeddings of task and layer, by networks that the layers share.
+
+    Args:
+      task_num: without effect, as are `num_heads`, `kv_dim`, `mtlprompt_share` and
+        `prompt_length`: they are those of the shared parameters.
+      num_heads: an integer.
+      prefix_hidden_dim: the number of hidden channels.
+      kv_dim: a Dimension.
+      context: a Context; its cache has the tasks of examples as "task-id", its shared_params
+        have under `scope` the "prompts", "task_raw_embedding", "task_projector_layer_one",
+        "task_projector_layer_two", "layer_embedding", and "hypernet_w_k_up",
+        "hypernet_w_k_down", "hypernet_w_v_up" and "hypernet_w_v_down".
+      mtlprompt_share: a bool.
+      dropout_rate: a number.
+      prompt_length: an integer.
+      scope: "encoder" or "decoder"; by the variable scope if None.
+
+    Returns:
+      A tuple (keys, values) of Tensors with dimensions [batch..., memory_length, heads, d_kv].
+
+    Raises:
+      ValueError: the Context lacks one of those.
+    """
+    scope = scope or _side()
+    hidden = mtf.Dimension("prefix_hidden", prefix_hidden_dim)
+    prompts = _prompts(context, scope, dropout_rate)
+    embedding = _task_embedding(context, scope, dropout_rate)
+    tasks, channels = embedding.shape.dims
+    made = []
+    for part in "kv":
+        nets = (_shared(context, scope, f"hypernet_w_{part}_{way}") for way in ("up", "down"))
+        up, down = (
+            mtf.einsum([embedding, net], output_shape=[tasks, *(net.shape - channels)])
+            for net in nets
+        )
+        made.append(_of_task(prompts, up, down, hidden, context, dropout_rate))
+    k, v = made
+    return k, v
+
+
+def concat_hyper_prompts_kv(
+    k: mtf.Tensor,
+    v: mtf.Tensor,
+    scope_encoder_or_decoder: Optional[str],
+    use_hyperprompt: bool,
+    memory_length: mtf.Dimension,
+    task_num: int,
+    num_heads: int,
+    prefix_hidden_dim: int,
+    kv_dim: mtf.Dimension,
+    context: Any,
+    mtlprompt_share: bool,
+    dropout_rate: float,
+    prompt_length: int,
+) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor, mtf.Dimension]:
+    """Puts the keys and values of prompts before those of the sequence.
+
+    Args:
+      k: a Tensor with dimensions [batch..., memory_length, heads, kv_dim].
+      v: a Tensor with dimensions [batch..., memory_length, heads, kv_dim].
+      scope_encoder_or_decoder: "encoder" or "decoder".
+      use_hyperprompt: whether hypernetworks make the prompts' weights.
+      memory_length: a Dimension.
+      task_num: an integer; this and the following are as in `make_params_mtlprompt` and
+        `make_params_hyperprompt`.
+      num_heads: an integer.
+      prefix_hidden_dim: an integer.
+      kv_dim: a Dimension.
+      context: a Context.
+      mtlprompt_share: a bool.
+      dropout_rate: a number.
+      prompt_length: how many positions the prompts have.
+
+    Returns:
+      A tuple (keys, values, memory_position, memory_length), the last two with the prompts: a
+      range and its Dimension.
+
+    Raises:
+      ValueError: the Context lacks prompts or tasks, or prompts have another length.
+    """
+    arguments = (
+        task_num,
+        num_heads,
+        prefix_hidden_dim,
+        kv_dim,
+        context,
+        mtlprompt_share,
+        dropout_rate,
+        prompt_length,
+    )
+    if use_hyperprompt:
+        made = make_params_hyperprompt(*arguments, scope=scope_encoder_or_decoder)
+    else:
+        made = make_params_mtlprompt(*arguments)
+    found = made[0].shape.get_dim_by_name(memory_length.name).size
+    if found != prompt_length:
+        raise ValueError(
+            f"prompts: those of context.shared_params have length {found}, the layer was made for "
+            f"hyperprompt_length_{scope_encoder_or_decoder}={prompt_length}"
+        )
+    k, v = (
+        mtf.concat([prompt, mtf.transpose(x, prompt.shape.resize_dimension(
+            memory_length.name, memory_length.size))], memory_length.name)
+        for prompt, x in zip(made, (k, v))
+    )  # fmt: skip
+    longer = mtf.Dimension(memory_length.name, memory_length.size + prompt_length)
+    return k, v, mtf.range(context.mesh, longer, tf.int32), longer

@@ -1,0 +1,212 @@
+"""Attention whose weights do not come from products of queries and keys alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.transformer.attention._dot_product import check_operands, with_dropout
+
+__all__ = ["SYNTHESIZE_MODES", "synthetic_attention", "uses_products", "uses_queries"]
+
+
+def _first(x: mtf.Tensor, dim: mtf.Dimension) -> mtf.Tensor:
+    """Returns the beginning of `x` along the dimension named as `dim`, which may be split."""
+    whole = mtf.rename_dimension(x, dim.name, "_" + dim.name)
+    part = mtf.slice(whole, 0, dim.size, "_" + dim.name)
+    return mtf.rename_dimension(part, "_" + dim.name, dim.name)
+
+
+def _random_logits(
+    context: Any,
+    q: Optional[mtf.Tensor],
+    heads_dim: mtf.Dimension,
+    key_dim: mtf.Dimension,
+    memory_length_dim: mtf.Dimension,
+    max_length: int,
+) -> mtf.Tensor:
+    """Returns trained logits that are the same for all sequences."""
+    rows = mtf.Dimension(context.length_dim.name, max_length)
+    columns = mtf.Dimension(memory_length_dim.name, max_length)
+    logits = mtf.get_variable(
+        context.mesh, "R", mtf.Shape([rows, heads_dim, columns]), dtype=context.variable_dtype
+    )
+    logits = _first(logits, memory_length_dim)
+    if context.mode == "incremental":
+        return mtf.gather(logits, context.position, rows)
+    return _first(logits, context.length_dim)
+
+
+def _dense_logits(
+    context: Any,
+    q: Optional[mtf.Tensor],
+    heads_dim: mtf.Dimension,
+    key_dim: mtf.Dimension,
+    memory_length_dim: mtf.Dimension,
+    max_length: int,
+) -> mtf.Tensor:
+    """Returns logits that a position makes of itself, by a layer shared by all heads."""
+    assert q is not None
+    logits = layers.dense(
+        mtf.relu(q),
+        mtf.Dimension(memory_length_dim.name, max_length),
+        reduced_dims=[key_dim],
+        use_bias=False,
+        variable_dtype=context.variable_dtype,
+        name="pi",
+    )
+    return _first(logits, memory_length_dim)
+
+
+def _only(context: Any, products: Optional[mtf.Tensor], made: mtf.Tensor) -> mtf.Tensor:
+    return made
+
+
+def _plus(context: Any, products: Any, made: mtf.Tensor) -> mtf.Tensor:
+    return products + made
+
+
+def _plus_alpha(context: Any, products: Any, made: mtf.Tensor) -> mtf.Tensor:
+    """Returns a learned mix of the two."""
+    alpha = mtf.get_variable(
+        context.mesh,
+        "alpha",
+        mtf.Shape([mtf.Dimension("alpha", 1)]),
+        initializer=tf.zeros_initializer(),
+        dtype=context.variable_dtype,
+    )
+    alpha = mtf.sigmoid(mtf.reshape(alpha, []))
+    return products * (1.0 - alpha) + made * alpha
+
+
+_Mode = tuple[Callable[..., mtf.Tensor], Callable[..., mtf.Tensor]]
+
+# How logits are made, and what they are joined with.
+SYNTHESIZE_MODES: dict[str, _Mode] = {
+    "random": (_random_logits, _only),
+    "random_plus": (_random_logits, _plus),
+    "random_plus_alpha": (_random_logits, _plus_alpha),
+    "dense_minus": (_dense_logits, _only),
+    "dense_plus": (_dense_logits, _plus),
+    "dense_plus_alpha": (_dense_logits, _plus_alpha),
+}
+
+
+def _mode(name: str) -> _Mode:
+    if name not in SYNTHESIZE_MODES:
+        raise ValueError(
+            f"synthesize_mode={name!r} is none of {', '.join(sorted(SYNTHESIZE_MODES))}"
+        )
+    return SYNTHESIZE_MODES[name]
+
+
+def uses_products(synthesize_mode: str) -> bool:
+    """Returns whether queries are multiplied by keys."""
+    return _mode(synthesize_mode)[1] is not _only
+
+
+def uses_queries(synthesize_mode: str) -> bool:
+    """Returns whether there are queries."""
+    return synthesize_mode == "dense_minus" or uses_products(synthesize_mode)
+
+
+def _heads_dim(*tensors: Optional[mtf.Tensor]) -> mtf.Dimension:
+    for x in tensors:
+        for dim in [] if x is None else x.shape:
+            if dim.name == "heads":
+                return dim
+    raise ValueError(
+        "synthetic_attention: neither queries nor values have a dimension named heads; set "
+        "num_memory_heads to 0, or use a mode with queries"
+    )
+
+
+def _check_lengths(max_length: int, *dims: mtf.Dimension) -> None:
+    for dim in dims:
+        if dim.size > max_length:
+            raise ValueError(
+                f"synthetic_attention: {dims_text([dim])} is longer than max_length={max_length}, "
+                'for which there are weights; set attention_kwargs={"max_length": ...} of the layer'
+            )
+
+
+@leaves_no_node
+def synthetic_attention(
+    q: Optional[mtf.Tensor],
+    k: Optional[mtf.Tensor],
+    v: mtf.Tensor,
+    memory_length_dim: mtf.Dimension,
+    key_dim: mtf.Dimension,
+    value_dim: mtf.Dimension,
+    bias: Optional[mtf.Tensor] = None,
+    dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
+    extra_logit: Any = None,
+    synthesize: bool = True,
+    synthesize_mode: str = "random_plus_alpha",
+    factorized_dim: int = 16,
+    max_length: int = 512,
+    context: Any = None,
+) -> mtf.Tensor:
+    """Returns attention by weights that are trained as such or made by the queries alone.
+
+    Tay et al., "Synthesizer: rethinking self-attention in transformer models" (2020).
+
+    Args:
+      q: queries, a Tensor with dimensions [batch..., length, heads, key_dim]; None in mode
+        "random".
+      k: keys, a Tensor with dimensions [batch..., memory_length, heads, key_dim]; not used in
+        the modes "random" and "dense_minus".
+      v: values, a Tensor with dimensions [batch..., memory_length, heads, value_dim].
+      memory_length_dim: a Dimension.
+      key_dim: a Dimension.
+      value_dim: a Dimension.
+      bias: a Tensor that is added to the logits, or None.
+      dropout_rate: the rate of dropout of the weights.
+      dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
+      extra_logit: a number or a Tensor, one more term of the softmax's sum; or None.
+      synthesize: if False, logits are products of queries and keys.
+      synthesize_mode: "random" for trained logits, "dense_minus" for logits made of queries;
+        "random_plus" and "dense_plus" add the products to them, "random_plus_alpha" and
+        "dense_plus_alpha" mix the two.
+      factorized_dim: without effect.
+      max_length: the largest length that there are weights for.
+      context: a Context.
+
+    Returns:
+      A Tensor with dimensions [batch..., length, heads, value_dim].
+
+    Raises:
+      ValueError: a dimension is missing, there is no such mode, or the length is above
+        `max_length`.
+    """
+    tensors = {"q": q, "k": k, "v": v}
+    check_operands("synthetic_attention", tensors, memory_length_dim, key_dim, value_dim)
+    make, join = _mode(synthesize_mode)
+    logits = None
+    if not synthesize or uses_products(synthesize_mode):
+        assert q is not None and k is not None
+        logits = mtf.einsum([q, k], output_shape=q.shape - key_dim + memory_length_dim)
+    if synthesize:
+        _check_lengths(max_length, memory_length_dim, context.length_dim)
+        heads_dim = _heads_dim(q, v)
+        made = make(context, q, heads_dim, key_dim, memory_length_dim, max_length)
+        logits = join(context, logits, made)
+    assert logits is not None
+    if bias is not None:
+        logits = logits + bias
+    weights = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
+    weights = with_dropout(weights, dropout_rate, dropout_broadcast_dims, context)
+    if q is not None:
+        output_shape = q.shape - key_dim + value_dim
+    else:
+        new = [] if context.mode == "incremental" else [context.length_dim]
+        others = {memory_length_dim: new}
+        output_shape = mtf.Shape([e for d in v.shape for e in others.get(d, [d])])
+    return mtf.einsum([weights, v], output_shape=output_shape)

@@ -1,0 +1,30 @@
+"""Converts T5's weights between checkpoints of this package and files for Hugging Face's T5.
+
+    python -m mesh_tensorflow.transformer.convert to-huggingface MODEL_DIR OUTPUT_DIR
+    python -m mesh_tensorflow.transformer.convert from-huggingface INPUT_DIR MODEL_DIR
+
+On one side are the variables of a Bitransformer of T5's layers, in a TensorFlow checkpoint; on the
+other a directory with `model.safetensors` and `config.json`, which T5ForConditionalGeneration
+reads and writes. Weights keep their values and their dtype, and so survive there and back
+exactly. Slots of optimizers are left out. T5: https://arxiv.org/abs/1910.10683.
+"""
+
+from mesh_tensorflow.transformer.convert._files import (
+    read_checkpoint,
+    read_huggingface,
+    write_checkpoint,
+    write_huggingface,
+)
+from mesh_tensorflow.transformer.convert._models import from_huggingface, to_huggingface
+from mesh_tensorflow.transformer.convert._weights import huggingface_to_mesh, mesh_to_huggingface
+
+__all__ = [
+    "from_huggingface",
+    "huggingface_to_mesh",
+    "mesh_to_huggingface",
+    "read_checkpoint",
+    "read_huggingface",
+    "to_huggingface",
+    "write_checkpoint",
+    "write_huggingface",
+]

@@ -1,0 +1,88 @@
+"""From the files of one side to those of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow.transformer.convert._files import (
+    read_checkpoint,
+    read_huggingface,
+    write_checkpoint,
+    write_huggingface,
+)
+from mesh_tensorflow.transformer.convert._weights import huggingface_to_mesh, mesh_to_huggingface
+
+__all__ = ["DTYPES", "from_huggingface", "to_huggingface"]
+
+Arrays = Mapping[str, np.ndarray]
+
+DTYPES = {"float32": tf.float32, "float16": tf.float16, "bfloat16": tf.bfloat16}
+
+
+def _cast(arrays: Arrays, dtype: Optional[str]) -> Arrays:
+    if dtype is None:
+        return arrays
+    return {name: a.astype(DTYPES[dtype].as_numpy_dtype) for name, a in arrays.items()}
+
+
+def to_huggingface(
+    checkpoint: str,
+    directory: str,
+    feed_forward: Optional[str] = None,
+    vocab_size: Optional[int] = None,
+    dtype: Optional[str] = None,
+) -> None:
+    """Converts a checkpoint of this package to a directory for T5ForConditionalGeneration.
+
+    Args:
+      checkpoint: a string, a checkpoint, or a directory: its latest.
+      directory: a string, where to write.
+      feed_forward: a string or `None`; see `mesh_to_huggingface`.
+      vocab_size: an integer or `None`; see `mesh_to_huggingface`.
+      dtype: a string, "float32", "float16" or "bfloat16"; by default each weight keeps its own.
+
+    Raises:
+      ImportError: safetensors is not installed.
+      ValueError: this is no T5 model, or there is a model in the directory.
+    """
+    tensors, config = mesh_to_huggingface(
+        read_checkpoint(checkpoint), feed_forward, vocab_size)
+    write_huggingface(_cast(tensors, dtype), config, directory)
+
+
+def from_huggingface(
+    path: str,
+    directory: str,
+    step: int = 0,
+    tied: Optional[bool] = None,
+    norm_name: str = "layer_norm",
+    vocab_size: Optional[int] = None,
+    dtype: Optional[str] = None,
+) -> str:
+    """Converts a directory of T5ForConditionalGeneration to a checkpoint of this package.
+
+    Args:
+      path: a string, the directory or a safetensors file.
+      directory: a string, the model directory, where to write.
+      step: an integer, the global step.
+      tied: a boolean; see `huggingface_to_mesh`. By default, what config.json says.
+      norm_name: a string; see `huggingface_to_mesh`.
+      vocab_size: an integer or `None`; see `huggingface_to_mesh`.
+      dtype: a string, "float32", "float16" or "bfloat16"; by default each weight keeps its own.
+
+    Returns:
+      The path of the checkpoint.
+
+    Raises:
+      ImportError: safetensors is not installed.
+      ValueError: this is no T5 model, or there is such a checkpoint.
+    """
+    tensors, config = read_huggingface(path)
+    if tied is None:
+        tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings"))
+    variables = huggingface_to_mesh(tensors, tied, norm_name, vocab_size)
+    return write_checkpoint(_cast(variables, dtype), directory, step)

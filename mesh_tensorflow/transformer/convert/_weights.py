@@ -1,0 +1,275 @@
+"""The weights of a T5 model under the names of this package and under Hugging Face's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+__all__ = ["NORM_NAMES", "huggingface_to_mesh", "is_weight", "mesh_to_huggingface"]
+
+Arrays = Mapping[str, np.ndarray]
+
+_NO_WEIGHTS = re.compile(r"(^global_step$|_slot_(vr|vc|v|m)$|_momentum_v$|/adam_[mv]$)")
+# A bias that old files have, and no model uses.
+_UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+# The name of the normalization before a layer, and of that at the end of a stack.
+NORM_NAMES = {
+    "layer_norm": ("layer_norm", "final_layer_norm"),
+    "rms_norm": ("rms_norm", "rms_norm"),
+}
+
+
+def is_weight(name: str) -> bool:
+    """Returns whether a variable is none of the slots of optimizers, and not the global step."""
+    return not _NO_WEIGHTS.search(name)
+
+
+class _Entry(NamedTuple):
+    """A weight: its two names, its dimensions here, and whether it is transposed there."""
+
+    mesh: str
+    huggingface: str
+    dims: tuple[str, ...]
+    transposed: bool
+
+
+class _Form(NamedTuple):
+    """What decides which weights there are."""
+
+    encoder_layers: int
+    decoder_layers: int
+    gated: bool
+    tied: bool
+
+
+def _layer_entries(
+    stack: str, block: int, layer: int, kind: str, gated: bool, norm: str
+) -> Iterable[_Entry]:
+    ours = f"{stack}/block_{block:03d}/layer_{layer:03d}"
+    theirs = f"{stack}.block.{block}.layer.{layer}"
+    yield _Entry(f"{ours}/{norm}/scale", f"{theirs}.layer_norm.weight", ("d_model",), False)
+    ours, theirs = f"{ours}/{kind}", f"{theirs}.{kind}"
+    if kind == "DenseReluDense":
+        for name in ("wi_0", "wi_1") if gated else ("wi",):
+            yield _Entry(
+                f"{ours}/{name}/kernel", f"{theirs}.{name}.weight", ("d_model", "d_ff"), True)
+        yield _Entry(f"{ours}/wo/kernel", f"{theirs}.wo.weight", ("d_ff", "d_model"), True)
+        return
+    for name in "qkv":
+        yield _Entry(f"{ours}/{name}", f"{theirs}.{name}.weight", ("d_model", "heads * d_kv"), True)
+    yield _Entry(f"{ours}/o", f"{theirs}.o.weight", ("heads * d_kv", "d_model"), True)
+    if kind == "SelfAttention" and block == 0:
+        name = "relative_attention_bias"
+        yield _Entry(f"{ours}/{name}", f"{theirs}.{name}.weight", ("heads", "buckets"), True)
+
+
+def _entries(form: _Form, norm: str) -> list[_Entry]:
+    """Returns all weights of a T5 model."""
+    norm, final_norm = NORM_NAMES[norm]
+    entries = [_Entry("shared/embedding", "shared.weight", ("vocab", "d_model"), False)]
+    stacks = {
+        "encoder": (form.encoder_layers, ["SelfAttention", "DenseReluDense"]),
+        "decoder": (form.decoder_layers, ["SelfAttention", "EncDecAttention", "DenseReluDense"]),
+    }
+    for stack, (blocks, kinds) in stacks.items():
+        for block in range(blocks):
+            for layer, kind in enumerate(kinds):
+                entries += _layer_entries(stack, block, layer, kind, form.gated, norm)
+        entries.append(_Entry(
+            f"{stack}/{final_norm}/scale", f"{stack}.final_layer_norm.weight", ("d_model",), False))
+    if not form.tied:
+        entries.append(
+            _Entry("decoder/logits/kernel", "lm_head.weight", ("d_model", "vocab"), True))
+    return entries
+
+
+def _layers(names: Iterable[str], pattern: str) -> int:
+    numbers = [int(m.group(1)) for m in (re.match(pattern, name) for name in names) if m]
+    return max(numbers, default=-1) + 1
+
+
+def _mesh_form(variables: Arrays) -> _Form:
+    return _Form(
+        _layers(variables, r"encoder/block_(\d+)/"),
+        _layers(variables, r"decoder/block_(\d+)/"),
+        any("/wi_0/" in name for name in variables),
+        "decoder/logits/kernel" not in variables)
+
+
+def _huggingface_form(tensors: Arrays) -> _Form:
+    return _Form(
+        _layers(tensors, r"encoder\.block\.(\d+)\."),
+        _layers(tensors, r"decoder\.block\.(\d+)\."),
+        any(".wi_0." in name for name in tensors),
+        "lm_head.weight" not in tensors)
+
+
+def _check(
+    source: str, form: _Form, arrays: Arrays, expected: Mapping[str, tuple[str, ...]]
+) -> dict[str, int]:
+    """Returns the sizes of a model's dimensions.
+
+    Raises:
+      ValueError: weights are missing, or not of T5, or do not fit each other.
+    """
+    missing = sorted(set(expected) - set(arrays))
+    extra = sorted(set(arrays) - set(expected))
+    problems = []
+    if not form.encoder_layers or not form.decoder_layers:
+        problems.append(
+            f"it has {form.encoder_layers} blocks in its encoder and {form.decoder_layers} in its "
+            "decoder"
+        )
+    if missing:
+        problems.append(f"missing: {', '.join(missing)}")
+    if extra:
+        problems.append(f"without a place in T5: {', '.join(extra)}")
+    sizes: dict[str, int] = {}
+    for name, dims in expected.items():
+        shape = arrays[name].shape if name in arrays else None
+        if shape is None:
+            continue
+        fits = len(shape) == len(dims)
+        fits = fits and all(sizes.setdefault(d, n) == n for d, n in zip(dims, shape))
+        if not fits:
+            text = ", ".join(f"{d}={sizes[d]}" if d in sizes else d for d in dims)
+            problems.append(f"{name} has shape {list(shape)} instead of [{text}]")
+    if problems:
+        raise ValueError(f"{source} is no T5 model: " + "; ".join(problems))
+    if sizes["heads * d_kv"] % sizes["heads"]:
+        raise ValueError(
+            f"{source}: the size of the heads together, {sizes['heads * d_kv']}, is no multiple of "
+            f"their number, {sizes['heads']}"
+        )
+    return sizes
+
+
+def _config(form: _Form, sizes: Mapping[str, int], feed_forward: Optional[str]) -> dict[str, Any]:
+    """Returns what config.json says of a model."""
+    return {
+        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": "t5",
+        "is_encoder_decoder": True,
+        "vocab_size": sizes["vocab"],
+        "d_model": sizes["d_model"],
+        "d_kv": sizes["heads * d_kv"] // sizes["heads"],
+        "d_ff": sizes["d_ff"],
+        "num_heads": sizes["heads"],
+        "num_layers": form.encoder_layers,
+        "num_decoder_layers": form.decoder_layers,
+        "relative_attention_num_buckets": sizes["buckets"],
+        "relative_attention_max_distance": 128,
+        "feed_forward_proj": feed_forward or ("gated-gelu" if form.gated else "relu"),
+        "layer_norm_epsilon": 1e-6,
+        "tie_word_embeddings": form.tied,
+        # What it means for T5, in the words of transformers 5; earlier ones leave it out.
+        "scale_decoder_outputs": form.tied,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    }
+
+
+def _with_vocab(tensors: Arrays, rows: int) -> dict[str, np.ndarray]:
+    """Returns tensors, those of the vocabulary with so many rows: cut off, or zeros at the end."""
+    changed = dict(tensors)
+    for name in {"shared.weight", "lm_head.weight"} & set(tensors):
+        table = tensors[name]
+        added = np.zeros([max(0, rows - len(table)), table.shape[1]], table.dtype)
+        changed[name] = np.concatenate([table[:rows], added])
+    return changed
+
+
+def mesh_to_huggingface(
+    variables: Arrays, feed_forward: Optional[str] = None, vocab_size: Optional[int] = None
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Returns the weights of a T5 model under Hugging Face's names and in its forms.
+
+    Args:
+      variables: a dictionary of NumPy arrays by the names of this package. Normalization may be
+        called `layer_norm` (as in T5's public checkpoints) or `rms_norm`. Slots of optimizers and
+        the global step are left out.
+      feed_forward: a string, Hugging Face's name of the activation; by default "relu", or
+        "gated-gelu" where there are two kernels, as in T5 1.1. Names of variables do not tell.
+      vocab_size: an integer, how many rows the embedding gets, cut off or filled with zeros; by
+        default, as many as it has, with those that only pad the vocabulary.
+
+    Returns:
+      A dictionary of NumPy arrays, and the configuration, a dictionary.
+
+    Raises:
+      ValueError: weights are missing, or not of T5, or do not fit each other; all are named.
+    """
+    weights = {name: v for name, v in variables.items() if is_weight(name)}
+    norm = "rms_norm" if "encoder/rms_norm/scale" in weights else "layer_norm"
+    form = _mesh_form(weights)
+    entries = _entries(form, norm)
+    sizes = _check("the checkpoint", form, weights, {e.mesh: e.dims for e in entries})
+    tensors = {e.huggingface: _turned(weights[e.mesh], e.transposed) for e in entries}
+    sizes["vocab"] = vocab_size or sizes["vocab"]
+    return _with_vocab(tensors, sizes["vocab"]), _config(form, sizes, feed_forward)
+
+
+def huggingface_to_mesh(
+    tensors: Arrays,
+    tied: Optional[bool] = None,
+    norm_name: str = "layer_norm",
+    vocab_size: Optional[int] = None,
+) -> dict[str, np.ndarray]:
+    """Returns the weights of a T5 model under the names of this package.
+
+    Args:
+      tensors: a dictionary of NumPy arrays by Hugging Face's names. Copies of the embedding for
+        encoder and decoder are left out.
+      tied: a boolean, whether the softmax uses the embedding, on outputs scaled by
+        d_model ** -0.5, as in T5 1.0. If not, the softmax has weights of its own, as in T5 1.1:
+        `lm_head.weight`, or a copy of the embedding. By default, whether there is no
+        `lm_head.weight` or it equals the embedding.
+      norm_name: a string, "layer_norm" for the names in T5's public checkpoints, "rms_norm" for
+        those that defaults.gin makes.
+      vocab_size: an integer, how many rows the embedding gets, cut off or filled with zeros; by
+        default, the next multiple of 128, as models of this package have.
+
+    Returns:
+      A dictionary of NumPy arrays.
+
+    Raises:
+      ValueError: weights are missing, or not of T5, or do not fit each other; all are named.
+    """
+    if norm_name not in NORM_NAMES:
+        raise ValueError(f"norm_name {norm_name!r} is none of {', '.join(NORM_NAMES)}")
+    weights = dict(tensors)
+    weights.pop(_UNUSED, None)
+    embedding = weights.get("shared.weight")
+    for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
+        if embedding is None and name in weights:
+            embedding = weights["shared.weight"] = weights[name]
+        copy = weights.get(name)
+        if copy is not None and embedding is not None and np.array_equal(copy, embedding):
+            del weights[name]
+    head = weights.get("lm_head.weight")
+    same = head is None or (embedding is not None and np.array_equal(head, embedding))
+    tied = same if tied is None else tied
+    if tied and not same:
+        raise ValueError(
+            "the configuration ties the softmax to the embedding (tie_word_embeddings, "
+            "scale_decoder_outputs), but lm_head.weight differs from shared.weight; say which it "
+            "is by `tied`"
+        )
+    if tied:
+        weights.pop("lm_head.weight", None)
+    elif head is None and embedding is not None:
+        weights["lm_head.weight"] = embedding
+    form = _huggingface_form(weights)._replace(tied=tied)
+    entries = _entries(form, norm_name)
+    dims = {e.huggingface: e.dims[:: -1 if e.transposed else 1] for e in entries}
+    sizes = _check("the Hugging Face model", form, weights, dims)
+    weights = _with_vocab(weights, vocab_size or -(-sizes["vocab"] // 128) * 128)
+    return {e.mesh: _turned(weights[e.huggingface], e.transposed) for e in entries}
+
+
+def _turned(array: np.ndarray, transposed: bool) -> np.ndarray:
+    return np.ascontiguousarray(array.T if transposed else array)

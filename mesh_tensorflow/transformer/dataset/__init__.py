@@ -1,0 +1,51 @@
+"""Data for transformers: text and records to features of fixed lengths, packed or padded.
+
+An example is a dictionary of features, `inputs` and `targets` or `targets` alone, each a sequence
+of ids. Id 0 is padding and id 1 ends a sequence (EOS). What trains a model on packed examples
+needs two more features of each: `<key>_segmentation`, which example a token is of (from 1, and 0
+for padding), and `<key>_position`, its place in its example.
+"""
+
+from mesh_tensorflow.transformer.dataset._features import (
+    EvalDataset,
+    encode_all_features,
+    encode_dataset,
+    ensure_dataset_eos,
+    pack_or_pad,
+    pad_dataset_with_zeroed_out_examples,
+    supervised_to_dict,
+    trim_and_pad_dataset,
+)
+from mesh_tensorflow.transformer.dataset._pack import pack_dataset
+from mesh_tensorflow.transformer.dataset._records import (
+    pretokenized_t2t_dataset,
+    pretokenized_tfds_dataset,
+    pretokenized_tfrecord_dataset,
+)
+from mesh_tensorflow.transformer.dataset._text import (
+    make_text_line_dataset,
+    packed_parallel_tsv_dataset,
+    sample_from_text_line_datasets,
+    simple_text_line_dataset,
+    untokenized_tfds_dataset,
+)
+
+__all__ = [
+    "EvalDataset",
+    "encode_all_features",
+    "encode_dataset",
+    "ensure_dataset_eos",
+    "make_text_line_dataset",
+    "pack_dataset",
+    "pack_or_pad",
+    "packed_parallel_tsv_dataset",
+    "pad_dataset_with_zeroed_out_examples",
+    "pretokenized_t2t_dataset",
+    "pretokenized_tfds_dataset",
+    "pretokenized_tfrecord_dataset",
+    "sample_from_text_line_datasets",
+    "simple_text_line_dataset",
+    "supervised_to_dict",
+    "trim_and_pad_dataset",
+    "untokenized_tfds_dataset",
+]

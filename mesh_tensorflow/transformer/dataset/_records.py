@@ -1,0 +1,193 @@
+"""Sources of ids: records and data sets that are encoded already."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow.transformer import vocabulary as vocabularies
+from mesh_tensorflow.transformer.dataset._checks import MODULE, Lengths
+from mesh_tensorflow.transformer.dataset._features import Vocabularies, supervised_to_dict
+from mesh_tensorflow.transformer.dataset._pack import pack_dataset
+from mesh_tensorflow.transformer.dataset._text import load_tfds, matching_files
+
+__all__ = [
+    "pretokenized_t2t_dataset",
+    "pretokenized_tfds_dataset",
+    "pretokenized_tfrecord_dataset",
+]
+
+_SHUFFLE_BUFFER = 10000
+_PREFETCH = 100
+
+
+def _shifted(
+    dataset: tf.data.Dataset, shift: int, append_eos: bool, vocabulary: Optional[Vocabularies]
+) -> tf.data.Dataset:
+    """Adds a number to all ids, then appends EOS; checks them against a vocabulary, if any."""
+    def convert(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        converted = {}
+        for k, ids in example.items():
+            ids = tf.cast(ids, tf.int64) + shift
+            if append_eos:
+                ids = tf.concat([ids, [vocabularies.EOS_ID]], 0)
+            if vocabulary is not None:
+                ids = _checked(k, ids, vocabularies.vocabulary_of_feature(vocabulary, k))
+            converted[k] = ids
+        return converted
+
+    return dataset.map(convert, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _checked(key: str, ids: tf.Tensor, vocabulary: vocabularies.Vocabulary) -> tf.Tensor:
+    size = vocabulary.vocab_size
+    check = tf.Assert(
+        tf.reduce_all(ids < size),
+        [f"feature {key} has an id that is not in the vocabulary of {size} ids; the data was "
+         "encoded with another vocabulary:", tf.reduce_max(ids)])
+    with tf.control_dependencies([check]):
+        return tf.identity(ids)
+
+
+def pretokenized_tfrecord_dataset(
+    filenames: Sequence[str],
+    text2self: bool,
+    eos_included: bool,
+    repeat: bool,
+    batch_size: Optional[int],
+    sequence_length: Lengths,
+    vocab_shift: int = 0,
+) -> tf.data.Dataset:
+    """Returns the packed examples of files of tf.Example records of ids.
+
+    Args:
+      filenames: a list of strings, TFRecord files.
+      text2self: a boolean, whether to drop the inputs, as for language models.
+      eos_included: a boolean, whether the sequences end in EOS; else it is appended.
+      repeat: a boolean, whether to read the files again and again.
+      batch_size: without effect.
+      sequence_length: an integer, or a dictionary of them by feature.
+      vocab_shift: an integer, added to all ids of the records, their EOS too.
+
+    Returns:
+      A Dataset as of `pack_dataset`. Records without a feature have an empty one.
+    """
+    del batch_size
+    return _tfrecord_dataset(
+        filenames, text2self, eos_included, sequence_length, vocab_shift, None,
+        repeat=repeat, shuffle=False)
+
+
+def _tfrecord_dataset(
+    filenames: Sequence[str],
+    text2self: bool,
+    eos_included: bool,
+    sequence_length: Lengths,
+    vocab_shift: int,
+    vocabulary: Optional[Vocabularies],
+    repeat: bool,
+    shuffle: bool,
+) -> tf.data.Dataset:
+    files = tf.data.Dataset.from_tensor_slices(tf.constant(filenames))
+    if shuffle:
+        files = files.shuffle(len(filenames))
+    if repeat:
+        files = files.repeat()
+    dataset = tf.data.TFRecordDataset(files)
+    if shuffle:
+        dataset = dataset.shuffle(_SHUFFLE_BUFFER)
+    keys = ["targets"] if text2self else ["inputs", "targets"]
+
+    def parse(record: tf.Tensor) -> dict[str, tf.Tensor]:
+        found = tf.io.parse_single_example(record, {k: tf.io.VarLenFeature(tf.int64) for k in keys})
+        return {k: v.values for k, v in found.items()}
+
+    dataset = dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+    dataset = _shifted(dataset, vocab_shift, not eos_included, vocabulary)
+    return pack_dataset(dataset, sequence_length).prefetch(_PREFETCH)
+
+
+@gin.configurable(module=MODULE)
+def pretokenized_t2t_dataset(
+    dataset_name: str = gin.REQUIRED,
+    text2self: bool = False,
+    data_dir: str = gin.REQUIRED,
+    dataset_split: str = "train",
+    batch_size: Optional[int] = None,
+    sequence_length: Lengths = gin.REQUIRED,
+    vocabulary: Optional[Vocabularies] = None,
+    eos_included: bool = True,
+    vocab_shift: int = 0,
+) -> tf.data.Dataset:
+    """Returns the packed examples of a data set that Tensor2Tensor has written.
+
+    Args:
+      dataset_name: a string; the files are `<dataset_name>-<dataset_split>-*`.
+      text2self: a boolean, whether to drop the inputs, as for language models.
+      data_dir: a string, the directory of the files.
+      dataset_split: a string; "train" is shuffled and read again and again, others are read once.
+      batch_size: without effect.
+      sequence_length: an integer, or a dictionary of them by feature.
+      vocabulary: a Vocabulary, or a pair of them, of inputs and of targets, or `None`. Ids that
+        are not in it raise tf.errors.InvalidArgumentError when they are read.
+      eos_included: a boolean, whether the sequences end in EOS; else it is appended.
+      vocab_shift: an integer, added to all ids of the records, their EOS too.
+
+    Returns:
+      A Dataset as of `pack_dataset`.
+
+    Raises:
+      ValueError: there are no files.
+    """
+    del batch_size
+    pattern = os.path.join(data_dir, f"{dataset_name}-{dataset_split}-*")
+    train = dataset_split == "train"
+    return _tfrecord_dataset(
+        matching_files("pretokenized_t2t_dataset", pattern), text2self, eos_included,
+        sequence_length, vocab_shift, vocabulary, repeat=train, shuffle=train)
+
+
+@gin.configurable(module=MODULE)
+def pretokenized_tfds_dataset(
+    dataset_name: str = gin.REQUIRED,
+    text2self: bool = gin.REQUIRED,
+    tfds_data_dir: Optional[str] = gin.REQUIRED,
+    dataset_split: str = gin.REQUIRED,
+    batch_size: Optional[int] = None,
+    sequence_length: Lengths = gin.REQUIRED,
+    vocabulary: Optional[Vocabularies] = None,
+) -> tf.data.Dataset:
+    """Returns the packed examples of an encoded data set of TensorFlow Datasets.
+
+    Its ids are shifted up by 1 to make room for EOS, which is appended; see TFDSVocabulary.
+
+    Args:
+      dataset_name: a string, as in "lm1b/subwords32k".
+      text2self: a boolean, whether to drop the inputs, as for language models.
+      tfds_data_dir: a string, the directory of the data, or `None`.
+      dataset_split: a string; "train" is shuffled and read again and again, others are read once.
+      batch_size: without effect.
+      sequence_length: an integer, or a dictionary of them by feature.
+      vocabulary: a Vocabulary, or a pair of them, of inputs and of targets, or `None`. Ids that
+        are not in it raise tf.errors.InvalidArgumentError when they are read.
+
+    Returns:
+      A Dataset as of `pack_dataset`.
+
+    Raises:
+      ImportError: tensorflow_datasets is not installed.
+    """
+    del batch_size
+    train = dataset_split == "train"
+    dataset = load_tfds(
+        "pretokenized_tfds_dataset", dataset_name, split=dataset_split, as_supervised=True,
+        data_dir=tfds_data_dir, shuffle_files=train)
+    dataset = supervised_to_dict(dataset, text2self)
+    if train:
+        dataset = dataset.repeat().shuffle(_PREFETCH * 10)
+    dataset = _shifted(dataset, 1, True, vocabulary)
+    return pack_dataset(dataset, sequence_length).prefetch(_PREFETCH)

@@ -1,0 +1,203 @@
+"""Layers of the Evolved Transformer.
+
+See So, Liang and Le, "The evolved transformer" (2019). A block of its encoder is
+GatedLinearUnitLayer, EncoderConvolutionalLayer, SelfAttention and DenseReluDense; one of its
+decoder is DecoderAttentionLayer, DecoderConvolutionalLayer, SelfAttention, EncDecAttention and
+DenseReluDense.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow.transformer import transformer, transformer_layers
+
+__all__ = [
+    "DecoderAttentionLayer",
+    "DecoderConvolutionalLayer",
+    "EncoderConvolutionalLayer",
+    "GatedLinearUnitLayer",
+]
+
+_MODULE = "mesh_tensorflow.transformer.evolved_transformer"
+
+
+def _dropout(x: mtf.Tensor, context: Any, rate: float) -> mtf.Tensor:
+    """Returns `x` with dropout that is the same along the length."""
+    if not context.train or not rate:
+        return x
+    return mtf.dropout(x, context.train, rate=rate, noise_shape=x.shape - context.length_dim)
+
+
+def _renamed(x: mtf.Tensor, name: str) -> mtf.Tensor:
+    return mtf.rename_dimension(x, x.shape.dims[-1].name, name)
+
+
+def _unsplit(x: mtf.Tensor) -> mtf.Tensor:
+    """Returns `x` with a last dimension that no layout splits."""
+    return _renamed(x, f"_{x.shape.dims[-1].name}_unsplit")
+
+
+def _pad_channels(x: mtf.Tensor, size: int) -> mtf.Tensor:
+    """Returns `x` with zeros after its last dimension, for which it then has `size`."""
+    whole, dim = _unsplit(x), x.shape.dims[-1]
+    padded = mtf.pad(whole, [0, size - dim.size], whole.shape.dims[-1].name)
+    return _renamed(padded, dim.name)
+
+
+def _call_separable(layer: Any, context: Any, x: mtf.Tensor, losses: Any) -> mtf.Tensor:
+    """Calls a separable convolution, both sides of whose kernel have the name of the channels."""
+    return _renamed(layer.call(context, _unsplit(x), losses), x.shape.dims[-1].name)
+
+
+def _separable_convolution(
+    first: int, last: int, output_size: int, scale: float, activation: str = "linear"
+) -> Any:
+    return transformer_layers.SeparableConv1DLayer(
+        min_relative_pos=first,
+        max_relative_pos=last,
+        output_size=output_size,
+        depthwise_filter_initializer_scale=scale,
+        pointwise_filter_initializer_scale=scale,
+        activation=activation,
+    )
+
+
+@gin.configurable(module=_MODULE)
+class GatedLinearUnitLayer(transformer.TransformerLayer):
+    """The product of a dense layer and the sigmoid of another."""
+
+    def call(self, context: Any, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
+        """Returns the output of the layer; see TransformerLayer.call."""
+        del losses
+        return layers.dense_product(
+            x,
+            reduced_dims=x.shape.dims[-1:],
+            new_dims=x.shape.dims[-1:],
+            activation_functions=["linear", "sigmoid"],
+            variable_dtype=context.variable_dtype,
+            name="glu",
+            expert_dims=context.model.ensemble_dims,
+        )
+
+
+@gin.configurable(module=_MODULE)
+class EncoderConvolutionalLayer(transformer.TransformerLayer):
+    """A dense and a convolutional branch, and a separable convolution of their sum."""
+
+    def __init__(
+        self,
+        d_model: int,
+        dropout_rate: float,
+        initializer_scale: float = 1.0,
+        norm_epsilon: float = 1e-6,
+    ):
+        """Makes the layer.
+
+        Args:
+          d_model: an integer; the convolutions have half of it as output size.
+          dropout_rate: a number.
+          initializer_scale: a factor of the variance of the separable convolution's filters.
+          norm_epsilon: a number, of the layer norm.
+        """
+        self._dropout_rate = dropout_rate
+        self._norm_epsilon = norm_epsilon
+        self._conv3x1 = transformer_layers.Conv1DLayer(
+            filter_size=3, output_size=d_model // 2, activation="relu"
+        )
+        self._sep_conv9x1 = _separable_convolution(-4, 4, d_model // 2, initializer_scale)
+
+    def call(self, context: Any, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
+        """Returns the output of the layer; see TransformerLayer.call."""
+        model_dim = x.shape.dims[-1]
+        hidden_dim = mtf.Dimension(model_dim.name, 4 * model_dim.size)
+        with tf.variable_scope("conv1x1"):
+            inner = _renamed(x, f"_{model_dim.name}")  # a layout must not split both sides
+            wide = layers.dense(
+                inner,
+                hidden_dim,
+                reduced_dims=inner.shape.dims[-1:],
+                activation=mtf.relu,
+                use_bias=False,
+                variable_dtype=context.variable_dtype,
+                expert_dims=context.model.ensemble_dims,
+            )
+            wide = _dropout(wide, context, self._dropout_rate)
+        with tf.variable_scope("conv3x1"):
+            narrow = self._conv3x1.call(context, x, losses)
+            narrow = _dropout(narrow, context, self._dropout_rate)
+            narrow = _pad_channels(narrow, hidden_dim.size)
+        y = layers.layer_norm(wide + narrow, hidden_dim, self._norm_epsilon)
+        with tf.variable_scope("sep_conv9x1"):
+            y = _call_separable(self._sep_conv9x1, context, y, losses)
+            y = _dropout(y, context, self._dropout_rate)
+            return _pad_channels(y, model_dim.size)
+
+
+@gin.configurable(module=_MODULE)
+class DecoderAttentionLayer(transformer.TransformerLayer):
+    """The sum of self-attention and of attention over the encoder's output."""
+
+    def __init__(self, base_num_heads: int):
+        """Makes the layer.
+
+        Args:
+          base_num_heads: an integer, the number of heads over the encoder's output; the
+            self-attention has twice as many.
+        """
+        self._self_attention = transformer_layers.SelfAttention(num_heads=2 * base_num_heads)
+        self._enc_dec_attention = transformer_layers.EncDecAttention(num_heads=base_num_heads)
+
+    def call(self, context: Any, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
+        """Returns the output of the layer; see TransformerLayer.call."""
+        with tf.variable_scope("self_attention"):
+            own = self._self_attention.call(context, x, losses)
+        with tf.variable_scope("enc_dec_attention"):
+            return own + self._enc_dec_attention.call(context, x, losses)
+
+
+@gin.configurable(module=_MODULE)
+class DecoderConvolutionalLayer(transformer.TransformerLayer):
+    """Two separable convolutions, and a third of their sum; none sees later positions."""
+
+    def __init__(
+        self,
+        d_model: int,
+        dropout_rate: float,
+        initializer_scale: float = 1.0,
+        norm_epsilon: float = 1e-6,
+    ):
+        """Makes the layer.
+
+        Args:
+          d_model: an integer, the size of the output.
+          dropout_rate: a number.
+          initializer_scale: a factor of the variance of the convolutions' filters.
+          norm_epsilon: a number, of the layer norm.
+        """
+        self._d_model = d_model
+        self._dropout_rate = dropout_rate
+        self._norm_epsilon = norm_epsilon
+        scale = initializer_scale
+        self._sep_conv11x1 = _separable_convolution(-10, 0, 2 * d_model, scale, "relu")
+        self._sep_conv7x1_1 = _separable_convolution(-6, 0, d_model // 2, scale)
+        self._sep_conv7x1_2 = _separable_convolution(-6, 0, d_model, scale)
+
+    def call(self, context: Any, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
+        """Returns the output of the layer; see TransformerLayer.call."""
+
+        def convolution(name: str, layer: Any, inputs: mtf.Tensor) -> mtf.Tensor:
+            with tf.variable_scope(name):
+                y = _call_separable(layer, context, inputs, losses)
+                return _dropout(y, context, self._dropout_rate)
+
+        wide = convolution("sep_conv11x1", self._sep_conv11x1, x)
+        narrow = convolution("sep_conv7x1_1", self._sep_conv7x1_1, x)
+        y = wide + _pad_channels(narrow, 2 * self._d_model)
+        y = layers.layer_norm(y, y.shape.dims[-1], self._norm_epsilon)
+        return convolution("sep_conv7x1_2", self._sep_conv7x1_2, y)

@@ -1,0 +1,347 @@
+"""Layers for residual networks without normalization, whose initializers depend on the depth.
+
+See Zhang, Dauphin and Ma, "Fixup initialization: residual learning without normalization"
+(2019).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow.transformer import attention, transformer, transformer_layers
+from mesh_tensorflow.transformer.transformer_layers._params import params_arguments
+
+__all__ = [
+    "AttentionParamsFixup",
+    "DenseReluDenseFixup",
+    "EncDecAttentionFixup",
+    "SelfAttentionFixup",
+    "dense_product_fixup",
+    "get_single_scalar_bias",
+    "sublayer_fixup_scale",
+    "sublayer_fixup_shift",
+]
+
+_MODULE = "mesh_tensorflow.transformer.fixup_layers"
+
+# A residual branch of m linear maps scales the variance of all but its last, which begins at 0,
+# by num_blocks ** (-1 / (m - 1)).
+_DENSE_EXPONENT = -1.0
+_ATTENTION_EXPONENT = -1.0 / 3.0
+# (scale of the variance, fan).
+_DEFAULT_INITS = {"he": (2.0, "fan_in"), "glorot": (1.0, "fan_avg")}
+
+
+def _scaled_initializer(
+    what: str,
+    num_blocks: Optional[int],
+    exponent: float,
+    default_init: str,
+    init_distribution: str,
+) -> Any:
+    """Returns a TensorFlow initializer whose variance is scaled by the number of blocks."""
+    if default_init not in _DEFAULT_INITS:
+        known = ", ".join(map(repr, _DEFAULT_INITS))
+        raise ValueError(f"{what}: default_init={default_init!r} is none of {known}")
+    if num_blocks is None or num_blocks < 1:
+        raise ValueError(
+            f"{what}: num_blocks={num_blocks} must be the number of residual blocks of the stack, "
+            "at least 1"
+        )
+    scale, fan = _DEFAULT_INITS[default_init]
+    return tf.variance_scaling_initializer(
+        scale=scale * num_blocks**exponent, mode=fan, distribution=init_distribution
+    )
+
+
+def _learned_scalar(x: mtf.Tensor, name: str, dim_name: str, initializer: Any) -> mtf.Tensor:
+    return mtf.get_variable(
+        x.mesh,
+        name,
+        mtf.Shape([mtf.Dimension(dim_name, 1)]),
+        initializer=initializer,
+        dtype=mtf.VariableDType(activation_dtype=x.dtype),
+    )
+
+
+def _as_scalar(variable: mtf.Tensor) -> mtf.Tensor:
+    return mtf.reshape(variable, mtf.Shape([]))
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_fixup_scale(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Tensor:
+    """Returns `x` times a learned scalar that begins at 1."""
+    del layer_stack, context
+    scale = _learned_scalar(x, "fixup_scale_weight", "single_scale", tf.ones_initializer())
+    return x * _as_scalar(scale)
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_fixup_shift(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Tensor:
+    """Returns `x` plus a learned scalar that begins at 0."""
+    del layer_stack, context
+    return _shifted(x, "fixup_bias")
+
+
+def get_single_scalar_bias(x: mtf.Tensor, name: str) -> mtf.Tensor:
+    """Makes a variable of one element, which begins at 0.
+
+    Args:
+      x: a Tensor, for its mesh and dtype.
+      name: a string.
+
+    Returns:
+      A Tensor with the dimension [single_bias=1].
+    """
+    return _learned_scalar(x, name, "single_bias", tf.zeros_initializer())
+
+
+def _shifted(x: mtf.Tensor, name: str) -> mtf.Tensor:
+    return x + _as_scalar(get_single_scalar_bias(x, name))
+
+
+def dense_product_fixup(
+    x: mtf.Tensor,
+    reduced_dims: Any,
+    new_dims: Any,
+    kernel_initializer: Any,
+    activation_functions: Any = None,
+    name: str = "dense_product",
+    **kwargs: Any,
+) -> mtf.Tensor:
+    """Returns the product of several dense layers with a given initializer.
+
+    Args:
+      x: a Tensor.
+      reduced_dims: a list of Dimensions of `x`.
+      new_dims: a list of Dimensions, or one.
+      kernel_initializer: a TensorFlow initializer.
+      activation_functions: as for `mtf.layers.dense_product`.
+      name: a string.
+      **kwargs: further arguments of `mtf.layers.dense`.
+    """
+    return layers.dense_product(
+        x,
+        reduced_dims,
+        new_dims,
+        activation_functions,
+        name=name,
+        kernel_initializer=kernel_initializer,
+        **kwargs,
+    )
+
+
+@gin.configurable(module=_MODULE)
+class DenseReluDenseFixup(transformer.TransformerLayer):
+    """A feed-forward layer: a dense layer, a shift, and a dense layer that begins at 0.
+
+    Attributes:
+      hidden_size: an integer.
+      dropout_rate: a number, of the hidden units.
+      activation: what `mtf.layers.dense_product` takes for activation_functions.
+      use_bias: whether the dense layers have biases.
+      upproject_initializer: a TensorFlow initializer.
+      downproject_initializer: a TensorFlow initializer.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int = 4096,
+        dropout_rate: float = 0.0,
+        activation: Any = "relu",
+        use_bias: bool = False,
+        default_init: str = "he",
+        init_distribution: str = "uniform",
+        num_blocks: int = gin.REQUIRED,
+    ):
+        """Makes the layer.
+
+        Args:
+          hidden_size: an integer.
+          dropout_rate: a number.
+          activation: a function, the name of one in mtf, or a list of them.
+          use_bias: whether the dense layers have biases.
+          default_init: "he" or "glorot", what the number of blocks scales.
+          init_distribution: a distribution of `tf.variance_scaling_initializer`.
+          num_blocks: an integer, how many residual blocks the stack has.
+        """
+        self.hidden_size = hidden_size
+        self.dropout_rate = dropout_rate
+        self.activation = activation
+        self.use_bias = use_bias
+        self.upproject_initializer = _scaled_initializer(
+            "DenseReluDenseFixup", num_blocks, _DENSE_EXPONENT, default_init, init_distribution
+        )
+        self.downproject_initializer = tf.zeros_initializer()
+
+    def call(self, context: Any, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
+        """Returns the output of the layer; see TransformerLayer.call."""
+        del losses
+        io_channels = x.shape.dims[-1]
+        hidden_channels = mtf.Dimension("d_ff", self.hidden_size)
+        expert_dims = context.model.ensemble_dims
+        h = dense_product_fixup(
+            x,
+            reduced_dims=x.shape.dims[-1:],
+            new_dims=hidden_channels,
+            kernel_initializer=self.upproject_initializer,
+            activation_functions=self.activation,
+            use_bias=self.use_bias,
+            variable_dtype=context.variable_dtype,
+            name="wi",
+            expert_dims=expert_dims,
+        )
+        if context.train and self.dropout_rate:
+            h = mtf.dropout(
+                h,
+                context.train,
+                rate=self.dropout_rate,
+                noise_shape=h.shape - context.length_dim,
+            )
+        return layers.dense(
+            _shifted(h, "shift"),
+            io_channels,
+            reduced_dims=h.shape.dims[-1:],
+            use_bias=self.use_bias,
+            activation=None,
+            variable_dtype=context.variable_dtype,
+            name="wo",
+            expert_dims=expert_dims,
+            kernel_initializer=self.downproject_initializer,
+        )
+
+
+class AttentionParamsFixup(attention.AttentionParams):
+    """Projections of attention, of which the last begins at 0 and the others are scaled.
+
+    Attributes:
+      num_blocks: an integer, how many residual blocks the stack has.
+      default_init: "he" or "glorot", what the number of blocks scales.
+      init_distribution: a distribution of `tf.variance_scaling_initializer`.
+    """
+
+    def __init__(
+        self,
+        mesh: mtf.Mesh,
+        query_input_dim: mtf.Dimension,
+        memory_input_dim: mtf.Dimension,
+        output_dim: mtf.Dimension,
+        key_dim: mtf.Dimension,
+        value_dim: mtf.Dimension,
+        query_heads_dims: list,
+        memory_heads_dims: list,
+        variable_dtype: mtf.VariableDType,
+        shared_kv: bool = False,
+        fold_scaling_into_initializer: bool = False,
+        num_blocks: Optional[int] = None,
+        default_init: str = "he",
+        init_distribution: str = "uniform",
+        **kwargs: Any,
+    ):
+        """Makes the variables; see `AttentionParams`.
+
+        Raises:
+          ValueError: `fold_scaling_into_initializer` is true, or an argument is out of range.
+        """
+        if fold_scaling_into_initializer:
+            raise ValueError(
+                "AttentionParamsFixup: the initializers are scaled by the depth and cannot hold "
+                "the scale of the logits too; set fold_scaling_into_initializer = False"
+            )
+        self.num_blocks = num_blocks
+        self.default_init = default_init
+        self.init_distribution = init_distribution
+        super().__init__(
+            mesh,
+            query_input_dim,
+            memory_input_dim,
+            output_dim,
+            key_dim,
+            value_dim,
+            query_heads_dims,
+            memory_heads_dims,
+            variable_dtype,
+            shared_kv=shared_kv,
+            fold_scaling_into_initializer=fold_scaling_into_initializer,
+            **kwargs,
+        )
+
+    def init_weights(self) -> None:
+        """Makes the variables `q_fixup`, `k_fixup`, `v_fixup` (or `kv_fixup`) and `o_fixup`."""
+        scaled = _scaled_initializer(
+            "AttentionParamsFixup",
+            self.num_blocks,
+            _ATTENTION_EXPONENT,
+            self.default_init,
+            self.init_distribution,
+        )
+
+        def make(name: str, shape: mtf.Shape, initializer: Any = scaled) -> mtf.Tensor:
+            return mtf.get_variable(
+                self.mesh, name, shape, initializer=initializer, dtype=self.variable_dtype
+            )
+
+        if not self.no_query:
+            self.wq = make("q_fixup", self.q_shape)
+        if self.shared_kv:
+            self.wkv = make("kv_fixup", self.k_shape)
+        else:
+            self.wk = make("k_fixup", self.k_shape)
+            self.wv = make("v_fixup", self.v_shape)
+        self.wo = make("o_fixup", self.o_shape, tf.zeros_initializer())
+
+
+@gin.configurable(module=_MODULE)
+class SelfAttentionFixup(transformer_layers.SelfAttention):
+    """Self-attention with AttentionParamsFixup.
+
+    Set `fold_scaling_into_initializer` to False.
+
+    Attributes:
+      num_blocks: an integer, how many residual blocks the stack has.
+      default_init: "he" or "glorot", what the number of blocks scales.
+      init_distribution: a distribution of `tf.variance_scaling_initializer`.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int = gin.REQUIRED,
+        default_init: str = "glorot",
+        init_distribution: str = "uniform",
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        self.num_blocks = num_blocks
+        self.default_init = default_init
+        self.init_distribution = init_distribution
+
+    def make_params(self, context: Any) -> attention.AttentionParams:
+        """Returns the projections, and makes their variables."""
+        return AttentionParamsFixup(
+            context.mesh,
+            shared_kv=self.shared_kv,
+            combine_dims=self.combine_dims,
+            keep_query_heads_dims=self.keep_query_heads_dims,
+            fold_scaling_into_initializer=self.fold_scaling_into_initializer,
+            num_blocks=self.num_blocks,
+            default_init=self.default_init,
+            init_distribution=self.init_distribution,
+            **params_arguments(context, self.kv_dim, self.num_heads, self.num_memory_heads),
+        )
+
+
+@gin.configurable(module=_MODULE)
+class EncDecAttentionFixup(transformer_layers.EncDecAttention):
+    """Attention of a decoder over the encoder's output, as `EncDecAttention`, for Fixup stacks."""
+
+    def __init__(self, relative_attention_type: Optional[str] = None, **kwargs: Any):
+        super().__init__(relative_attention_type=relative_attention_type, **kwargs)
+
+    def call(self, context: Any, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
+        """Returns the output of the layer; see TransformerLayer.call."""
+        return super().call(context, x, losses)

@@ -1,0 +1,248 @@
+"""The Funnel-Transformer: an encoder whose sequence becomes shorter from block to block.
+
+See Dai et al., "Funnel-transformer: filtering out sequential redundancy for efficient language
+processing" (2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.transformer import transformer
+
+__all__ = ["BitransformerFunnel", "FunnelTransformerLayerStack"]
+
+_MODULE = "mesh_tensorflow.transformer.funnel_transformer"
+
+_POOLS = {"mean": mtf.reduce_mean, "max": mtf.reduce_max}
+
+
+def _check_length(x: mtf.Tensor, dim: mtf.Dimension, size: int) -> None:
+    if dim.size % size:
+        raise ValueError(
+            f"FunnelTransformerLayerStack: pooling_size={size} does not divide {dim.name}="
+            f"{dim.size} of {x.name} {x.shape}; the length of the inputs must be a multiple of "
+            "pooling_size to the power of the number of blocks less one"
+        )
+
+
+def _first_of_windows(x: Any, dim_name: str, size: int) -> Any:
+    """Returns the first entry of each window; what is no Tensor with this dimension, as it is."""
+    if not isinstance(x, mtf.Tensor) or dim_name not in x.shape.dimension_names:
+        return x
+    return mtf.stride_tensor_1d(x, x.shape.get_dim_by_name(dim_name), size)
+
+
+@gin.configurable(module=_MODULE)
+class FunnelTransformerLayerStack(transformer.LayerStack):
+    """Blocks of layers, with the length pooled at the beginning of each block but the first.
+
+    A block is `block_param_size` modules, each of `n_submodules` layers, and each module is
+    repeated `block_repeat_size` times with the same variables. The length is pooled after the
+    first layer of a block, whose attention still sees all positions.
+
+    Attributes:
+      n_blocks: an integer.
+      block_param_size: a list with the number of modules of each block.
+      block_repeat_size: a list of how often each block's modules are repeated.
+      pooling_size: an integer.
+      n_submodules: an integer.
+      pool_fn: a function of a Tensor and the name of a dimension.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Any],
+        n_blocks: int = gin.REQUIRED,
+        block_param_size: Sequence[int] = gin.REQUIRED,
+        block_repeat_size: Sequence[int] = gin.REQUIRED,
+        pooling_size: int = 2,
+        sublayers_initial: Optional[Sequence[Callable]] = None,
+        sublayers_per_layer: Optional[Sequence[Callable]] = None,
+        sublayers_final: Optional[Sequence[Callable]] = None,
+        pooling_type: str = "mean",
+        n_submodules: int = 2,
+    ):
+        """Makes the stack.
+
+        Args:
+          layers: a list of TransformerLayers, those of all modules; repetitions use them again.
+          n_blocks: an integer.
+          block_param_size: a list of `n_blocks` integers.
+          block_repeat_size: a list of `n_blocks` integers.
+          pooling_size: an integer, how many positions become one.
+          sublayers_initial: a list of functions, as for LayerStack.
+          sublayers_per_layer: a list of functions, as for LayerStack.
+          sublayers_final: a list of functions, as for LayerStack.
+          pooling_type: "mean" or "max".
+          n_submodules: an integer, how many layers a module has.
+
+        Raises:
+          ValueError: the pooling type is unknown, or the numbers do not fit the layers.
+        """
+        super().__init__(
+            layers,
+            sublayers_initial=sublayers_initial,
+            sublayers_per_layer=sublayers_per_layer,
+            sublayers_final=sublayers_final,
+            dropout_rate=None,
+            norm_epsilon=None,
+            recompute_grads=False,
+        )
+        if pooling_type not in _POOLS:
+            raise ValueError(
+                f"FunnelTransformerLayerStack: pooling_type={pooling_type!r} is none of "
+                f"{', '.join(map(repr, _POOLS))}"
+            )
+        self.n_blocks = n_blocks
+        self.block_param_size = block_param_size
+        self.block_repeat_size = block_repeat_size
+        self.pooling_size = pooling_size
+        self.n_submodules = n_submodules
+        self.pool_fn = lambda x, dim_name: self._pool(_POOLS[pooling_type], x, dim_name)
+        self._context: Any = None
+        self._calls = self._list_calls()
+
+    def _list_calls(self) -> list[tuple[Any, str, bool]]:
+        """Returns what is called: a layer, its scope, and whether the length is pooled after."""
+        sizes, repeats = list(self.block_param_size), list(self.block_repeat_size)
+        if not len(sizes) == len(repeats) == self.n_blocks:
+            raise ValueError(
+                f"FunnelTransformerLayerStack: block_param_size={sizes} and block_repeat_size="
+                f"{repeats} must have n_blocks={self.n_blocks} numbers each"
+            )
+        if len(self._layers) != sum(sizes) * self.n_submodules:
+            raise ValueError(
+                f"FunnelTransformerLayerStack: there are {len(self._layers)} layers, but "
+                f"block_param_size={sizes} has {sum(sizes)} modules of n_submodules="
+                f"{self.n_submodules} layers each; set make_layer_stack.num_layers = {sum(sizes)}"
+                f" with {self.n_submodules} layers"
+            )
+        layers = iter(self._layers)
+        calls = []
+        for block in range(self.n_blocks):
+            for param in range(sizes[block]):
+                scope = f"funnel_block_{block:03d}/param_idx_{param:03d}"
+                module = [next(layers) for _ in range(self.n_submodules)]
+                for repeat in range(repeats[block]):
+                    for i, layer in enumerate(module):
+                        pools = block > 0 and param == repeat == i == 0
+                        calls.append((layer, f"{scope}/submodule_{i:03d}", pools))
+        return calls
+
+    def _pool(self, reduce: Callable, x: mtf.Tensor, dim_name: str) -> mtf.Tensor:
+        dim = x.shape.get_dim_by_name(dim_name)
+        _check_length(x, dim, self.pooling_size)
+        return mtf.pool_tensor_1d(x, dim, reduce, self.pooling_size)
+
+    def update_context(self, context: Any, x: mtf.Tensor, pool_dim_name: str) -> None:
+        """Shortens what a Context knows of a sequence, after `x` has been pooled.
+
+        Of ids, sequence numbers and priorities each window keeps its first; positions are
+        counted in windows.
+
+        Args:
+          context: a Context.
+          x: a Tensor with the dimension, of the new length.
+          pool_dim_name: a string, the name of the dimension.
+        """
+        for name in ("sequence_id", "subsequence_id", "inputs", "read_priority", "write_priority"):
+            old = getattr(context, name)
+            setattr(context, name, _first_of_windows(old, pool_dim_name, self.pooling_size))
+        position = context.position
+        if isinstance(position, mtf.Tensor):
+            first = _first_of_windows(position, pool_dim_name, self.pooling_size)
+            context.position = first // self.pooling_size
+        context.length_dim = x.shape.get_dim_by_name(pool_dim_name)
+
+    def call(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+        """Calls the layers; the Context is then that of the pooled sequence.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., length, d_model].
+
+        Returns:
+          A Tensor with dimensions [batch..., pooled length, d_model].
+        """
+        self.set_context(context)
+        x = self._with_sublayers("sublayers_initial", context, x)
+        context.layer_outputs.append(x)
+        last = len(self._calls) - 1
+        for i, (layer, scope, pools) in enumerate(self._calls):
+            with tf.variable_scope(scope):
+                x = self._layer_with_sublayers(context, layer, x)
+            if pools:
+                length_name = context.length_dim.name
+                x = self.pool_fn(x, length_name)
+                self.update_context(context, x, length_name)
+            if i != last:
+                context.layer_outputs.append(x)
+            context.layer_index += 1
+        return self._finish(context, x)
+
+    @property
+    def context(self) -> Any:
+        """The Context of the last call, None before the first."""
+        return self._context
+
+    def set_context(self, context: Any) -> None:
+        """Sets `context`."""
+        self._context = context
+
+
+@gin.configurable(module=_MODULE)
+class BitransformerFunnel(transformer.Bitransformer):
+    """A Bitransformer whose encoder has a FunnelTransformerLayerStack.
+
+    The decoder attends to the pooled sequence.
+    """
+
+    def __init__(self, encoder: Any, decoder: Any, shared_embedding: bool = True):
+        """Makes the model; see `Bitransformer`.
+
+        Raises:
+          ValueError: the encoder's layer stack is of another kind.
+        """
+        if not isinstance(encoder.layer_stack, FunnelTransformerLayerStack):
+            raise ValueError(
+                "BitransformerFunnel: the encoder's layer stack must be a "
+                f"FunnelTransformerLayerStack, not {type(encoder.layer_stack).__name__}; bind "
+                "encoder/make_layer_stack.layer_stack_cls = @FunnelTransformerLayerStack"
+            )
+        super().__init__(encoder, decoder, shared_embedding=shared_embedding)
+
+    def _encoded_sequence_id(self, encoder_sequence_id: mtf.Tensor) -> mtf.Tensor:
+        """Returns the sequence numbers of the pooled sequence."""
+        return self.encoder.layer_stack.context.sequence_id
+
+    @gin.configurable(module="BitransformerFunnel")
+    def decode(
+        self,
+        inputs: mtf.Tensor,
+        variable_dtype: mtf.VariableDType = mtf.VariableDType(tf.float32),
+        beam_size: int = 1,
+        alpha: float = 0.6,
+        temperature: float = 0.0,
+        sampling_keep_top_k: int = -1,
+        decode_length_multiplier: float = 1.5,
+        decode_length_constant: float = 10,
+        max_decode_length: Optional[int] = None,
+    ) -> mtf.Tensor:
+        """Returns ids of outputs, by sampling or beam search; see `Bitransformer.decode`."""
+        return super().decode(
+            inputs,
+            variable_dtype=variable_dtype,
+            beam_size=beam_size,
+            alpha=alpha,
+            temperature=temperature,
+            sampling_keep_top_k=sampling_keep_top_k,
+            decode_length_multiplier=decode_length_multiplier,
+            decode_length_constant=decode_length_constant,
+            max_decode_length=max_decode_length,
+        )

@@ -1,0 +1,266 @@
+"""A mixture of experts of several widths and depths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional, Union
+
+import gin
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow.transformer import transformer
+from mesh_tensorflow.transformer.moe._dispatch import dispatched, expert_hidden
+from mesh_tensorflow.transformer.moe._hparams import HParams, hparam
+from mesh_tensorflow.transformer.moe._layer import call_moe
+
+__all__ = [
+    "HeterogeneousMoE1D",
+    "generate_heterogeneous_expert_masks",
+    "transformer_moe_layer_v1",
+]
+
+
+def _kinds_of_experts(mask_info: Sequence[Mapping[str, Any]], num_experts: int) -> list[int]:
+    """Returns the kind of each expert, an index of `mask_info`; the last kind has the rest."""
+    kinds = []
+    for i, info in enumerate(mask_info[:-1]):
+        kinds += [i] * int(info["percent_number"] * num_experts)
+    rest = num_experts - len(kinds)
+    if rest < 0:
+        raise ValueError(
+            f"heterogeneous experts: percent_number of {list(mask_info)} asks for {len(kinds)} "
+            f"experts, but there are {num_experts}; the fractions must add up to 1"
+        )
+    return kinds + [len(mask_info) - 1] * rest
+
+
+def generate_heterogeneous_expert_masks(
+    mask_info: Sequence[Mapping[str, Any]],
+    num_experts: int,
+    experts_dim: mtf.Dimension,
+    mesh: mtf.Mesh,
+    expert_width: int,
+) -> mtf.Tensor:
+    """Returns which hidden units of which layers an expert has.
+
+    Args:
+      mask_info: a list of dictionaries, one for each kind of experts: "layers", their number of
+        layers; "width", an integer, their hidden units over `expert_width`; "percent_number",
+        their fraction of all experts.
+      num_experts: an integer.
+      experts_dim: a Dimension.
+      mesh: a Mesh.
+      expert_width: an integer. The largest width is how many hidden units there are, so that
+        experts differ in width if this is 1.
+
+    Returns:
+      A float32 Tensor with dimensions [expert_hidden, num_expert_layers, experts].
+
+    Raises:
+      ValueError: the fractions add up to more than 1, or there are no kinds.
+    """
+    if not mask_info:
+        raise ValueError(
+            "heterogeneous experts: mask_info is empty; it needs a dictionary for each kind of "
+            "experts"
+        )
+    widest = max(info["width"] for info in mask_info)
+    deepest = max(info["layers"] for info in mask_info)
+    masks = np.zeros([widest, deepest, num_experts], np.float32)
+    for expert, kind in enumerate(_kinds_of_experts(mask_info, num_experts)):
+        width, depth = mask_info[kind]["width"] * expert_width, mask_info[kind]["layers"]
+        masks[:width, :depth, expert] = 1.0
+    shape = mtf.Shape(
+        [
+            mtf.Dimension("expert_hidden", widest),
+            mtf.Dimension("num_expert_layers", deepest),
+            experts_dim,
+        ]
+    )
+    return mtf.import_tf_tensor(mesh, tf.constant(masks), shape)
+
+
+def _hidden_dim_and_masks(
+    inputs: mtf.Tensor, hparams: Any
+) -> tuple[mtf.Dimension, list[Optional[mtf.Tensor]]]:
+    """Returns the hidden units' Dimension, and for each layer what experts have of them or None."""
+    num_experts, hidden_size = hparam(hparams, "num_experts"), hparam(hparams, "hidden_size")
+    mask_info = hparam(hparams, "heterogeneous_mask_info")
+    if mask_info is None:
+        return mtf.Dimension("expert_hidden", hidden_size), [None] * hparam(hparams, "num_layers")
+    masks = generate_heterogeneous_expert_masks(
+        mask_info,
+        num_experts,
+        mtf.Dimension("experts", num_experts),
+        mesh=inputs.mesh,
+        expert_width=hidden_size,
+    )
+    hidden_dim, layers_dim, _ = masks.shape.dims
+    return hidden_dim, [mtf.cast(m, inputs.dtype) for m in mtf.unstack(masks, layers_dim)]
+
+
+def transformer_moe_layer_v1(
+    inputs: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    hparams: Any,
+    train: bool,
+    variable_dtype: Any,
+    layout: Any = None,
+    mesh_shape: Any = None,
+    nonpadding: Optional[mtf.Tensor] = None,
+    activation: Any = mtf.relu,
+    num_microbatches: Optional[int] = None,
+    token_embeddings: Optional[mtf.Tensor] = None,
+    context: Any = None,
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Returns the output of experts of several layers, of which each may have fewer.
+
+    As `moe.transformer_moe_layer_v1`; each layer but the first has a norm before it and a
+    residual connection around it.
+
+    Args are those of `moe.transformer_moe_layer_v1`, and:
+      context: a Context.
+
+    Returns:
+      (a Tensor with dimensions [outer_batch (or not), batch, ..., output_dim], a scalar to add
+      to the model's loss).
+
+    Raises:
+      ValueError: several layers do not return the dimension that they get.
+    """
+    hidden_dim, masks = _hidden_dim_and_masks(inputs, hparams)
+    if len(masks) > 1 and output_dim != inputs.shape.dims[-1]:
+        raise ValueError(
+            f"heterogeneous experts: output_dim {output_dim} differs from the channels of "
+            f"{inputs.shape}; it must not with {len(masks)} layers, as residual connections add "
+            "one to the other"
+        )
+
+    def expert_layer(
+        x: mtf.Tensor, experts_dim: mtf.Dimension, mask: Optional[mtf.Tensor]
+    ) -> mtf.Tensor:
+        h = expert_hidden(x, [experts_dim], hidden_dim, hparams, train, variable_dtype, activation)
+        return layers.dense(
+            h if mask is None else h * mask,
+            output_dim,
+            reduced_dims=[hidden_dim],
+            expert_dims=[experts_dim],
+            use_bias=False,
+            variable_dtype=variable_dtype,
+            name="wo",
+        )
+
+    def experts(x: mtf.Tensor, experts_dim: mtf.Dimension) -> mtf.Tensor:
+        for i, mask in enumerate(masks):
+            with tf.variable_scope(f"expert_layer_{i}"):
+                if i == 0:
+                    x = expert_layer(x, experts_dim, mask)
+                else:
+                    y = transformer.sublayer_rms_norm(x, None, context)
+                    x += expert_layer(y, experts_dim, mask)
+        return x
+
+    return dispatched(
+        experts, inputs, hparams, train, variable_dtype, layout, mesh_shape, nonpadding,
+        num_microbatches, token_embeddings,
+    )  # fmt: skip
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.heterogeneous_moe")
+class HeterogeneousMoE1D(transformer.TransformerLayer):
+    """A feed-forward layer of experts of several widths and depths.
+
+    Variables are `<gating>_gating/kernel` and, in `expert_layer_<i>`, `wi/kernel`, `wo/kernel`
+    and from the second layer on `rms_norm/scale`.
+    """
+
+    def __init__(
+        self,
+        num_experts: int = 16,
+        loss_coef: float = 1e-2,
+        hidden_size: int = 4096,
+        group_size: int = 1024,
+        capacity_factor_train: float = 1.25,
+        capacity_factor_eval: float = 2.0,
+        use_second_place_loss: bool = False,
+        second_policy_train: str = "random",
+        second_policy_eval: str = "random",
+        second_threshold_train: float = 0.2,
+        second_threshold_eval: float = 0.2,
+        dropout_rate: float = 0.0,
+        activation: Union[str, list] = "relu",
+        moe_gating: str = "top_2",
+        min_expert_capacity: int = 4,
+        switch_policy_train: str = "input_jitter",
+        switch_policy_eval: str = "input_jitter",
+        switch_dropout: float = 0.1,
+        switch_temperature: float = 1.0,
+        switch_jitter: float = 1e-2,
+        ntlb_top_k: int = 4,
+        output_dim: Optional[mtf.Dimension] = None,
+        z_loss: Optional[float] = None,
+        word_embed_mode: Optional[str] = None,
+        use_second_place_expert_prob: Optional[float] = None,
+        use_second_place_expert_prob_temp: Optional[float] = None,
+        moe_num_layers: int = 1,
+        heterogeneous_mask_info: Optional[Sequence[Mapping[str, Any]]] = None,
+        top_n_num_experts_per_token: int = 3,
+    ) -> None:
+        """Makes the layer.
+
+        Args are those of `moe.MoE1D`, and:
+          moe_num_layers: an integer, how many layers an expert has without mask info.
+          heterogeneous_mask_info: see `generate_heterogeneous_expert_masks`; None if experts are
+            equal.
+        """
+        self._hparams = HParams(
+            moe_gating=moe_gating, moe_num_experts=num_experts, moe_loss_coef=loss_coef,
+            moe_hidden_size=hidden_size, moe_group_size=group_size,
+            moe_min_expert_capacity=min_expert_capacity,
+            moe_capacity_factor_train=capacity_factor_train,
+            moe_capacity_factor_eval=capacity_factor_eval,
+            moe_use_second_place_loss=use_second_place_loss,
+            moe_second_policy_train=second_policy_train,
+            moe_second_policy_eval=second_policy_eval,
+            moe_second_threshold_train=second_threshold_train,
+            moe_second_threshold_eval=second_threshold_eval, moe_dropout_rate=dropout_rate,
+            moe_switch_policy_train=switch_policy_train,
+            moe_switch_policy_eval=switch_policy_eval, moe_switch_dropout=switch_dropout,
+            moe_switch_temperature=switch_temperature, moe_switch_jitter=switch_jitter,
+            moe_output_dim=output_dim, moe_ntlb_top_k=ntlb_top_k, moe_z_loss=z_loss,
+            moe_word_embed_mode=word_embed_mode,
+            moe_use_second_place_expert_prob=use_second_place_expert_prob,
+            moe_use_second_place_expert_prob_temp=use_second_place_expert_prob_temp,
+            moe_top_n_num_experts_per_token=top_n_num_experts_per_token,
+            moe_num_layers=moe_num_layers, moe_heterogeneous_mask_info=heterogeneous_mask_info,
+        )  # fmt: skip
+        self._activation = activation
+
+    def call(self, context: Any, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+        """Returns the output of the layer, and adds its loss to `context.losses`.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
+          losses: not used.
+
+        Returns:
+          A Tensor with dimensions [batch..., length, output_dim].
+
+        Raises:
+          NotImplementedError: the model is an ensemble.
+        """
+        del losses
+        return call_moe(
+            "HeterogeneousMoE1D",
+            transformer_moe_layer_v1,
+            self._hparams,
+            context,
+            x,
+            activation=self._activation,
+            token_embeddings=context.input_embeddings,
+            context=context,
+        )

@@ -1,0 +1,249 @@
+"""Learning rates as functions of the step: factors for a product, and older whole schedules.
+
+A schedule is a function of (step, total_train_steps); further arguments are set through gin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gin
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow import optimize
+
+__all__ = [
+    "constant",
+    "constant_learning_rate",
+    "learning_rate_schedule_noam",
+    "linear_decay",
+    "linear_decay_learning_rate",
+    "linear_warmup",
+    "product_learning_rate",
+    "slanted_triangular",
+    "truncated_rsqrt",
+]
+
+_MODULE = "mesh_tensorflow.transformer.learning_rate_schedules"
+
+
+def _to_float(step: Any) -> tf.Tensor:
+    return tf.cast(step, tf.float32)
+
+
+def _check_total(name: str, total_train_steps: Any) -> None:
+    if total_train_steps is None:
+        raise ValueError(
+            f"{name}: total_train_steps is None, but the schedule depends on the last step; say "
+            "how long to train (utils.run.train_steps), or take a schedule without an end"
+        )
+
+
+def _number_of_steps(name: str, steps_or_fraction: float, total_train_steps: Any) -> Any:
+    """Returns a number of steps: up to 1 is a fraction of all, more is a number."""
+    if steps_or_fraction is None or steps_or_fraction < 0:
+        raise ValueError(
+            f"{name}: {steps_or_fraction!r} is neither a number of steps nor a fraction of "
+            "total_train_steps"
+        )
+    if steps_or_fraction > 1:
+        return steps_or_fraction
+    if steps_or_fraction == 0:
+        return 0
+    _check_total(name, total_train_steps)
+    return steps_or_fraction * total_train_steps
+
+
+def _ramp(steps_from_zero: Any, steps: Any) -> tf.Tensor:
+    """Returns a line from 0 that reaches 1 after `steps` and stays there; 1 if `steps` is 0."""
+    if not tf.is_tensor(steps) and steps == 0:
+        return tf.ones([], tf.float32)
+    return tf.minimum(1.0, _to_float(steps_from_zero) / _to_float(steps))
+
+
+@gin.configurable(module=_MODULE)
+def product_learning_rate(
+    step: Any, total_train_steps: int, factors: Sequence[Any] = gin.REQUIRED, offset: int = 0
+) -> Any:
+    """Returns the product of numbers and of the values of schedules.
+
+    Args:
+      step: an integer tf scalar, the step.
+      total_train_steps: an integer, how many steps there are.
+      factors: a list of numbers, tf scalars, and functions of (step, total_train_steps).
+      offset: the step at which the schedules begin; taken off both of their arguments.
+
+    Returns:
+      A number or tf scalar.
+
+    Raises:
+      ValueError: `factors` is not such a list.
+    """
+    return optimize.product_learning_rate(step, total_train_steps, factors, offset)
+
+
+@gin.configurable(module=_MODULE)
+def linear_warmup(
+    step: Any, total_train_steps: int, steps_or_fraction: float = 10000
+) -> tf.Tensor:
+    """Returns a line from 0 at step 0 to 1, which then stays 1.
+
+    Args:
+      step: an integer tf scalar, the step.
+      total_train_steps: an integer, how many steps there are.
+      steps_or_fraction: how long to rise: a fraction of `total_train_steps` if at most 1, a
+        number of steps if more; with 0 the value is 1 from the start.
+
+    Returns:
+      A float32 tf scalar.
+    """
+    return _ramp(step, _number_of_steps("linear_warmup", steps_or_fraction, total_train_steps))
+
+
+@gin.configurable(module=_MODULE)
+def linear_decay(step: Any, total_train_steps: int, steps_or_fraction: float = 0.1) -> tf.Tensor:
+    """Returns 1, then a line to 0 at the last step; it goes on below 0 beyond.
+
+    Args:
+      step: an integer tf scalar, the step.
+      total_train_steps: an integer, how many steps there are.
+      steps_or_fraction: how long to fall: a fraction of `total_train_steps` if at most 1, a
+        number of steps if more; with 0 the value stays 1.
+
+    Returns:
+      A float32 tf scalar.
+    """
+    _check_total("linear_decay", total_train_steps)
+    steps = _number_of_steps("linear_decay", steps_or_fraction, total_train_steps)
+    return _ramp(_to_float(total_train_steps) - _to_float(step), steps)
+
+
+@gin.configurable(module=_MODULE)
+def truncated_rsqrt(step: Any, total_train_steps: int, warmup_steps: int = 10000) -> tf.Tensor:
+    """Returns 1 / sqrt(max(step, warmup_steps)).
+
+    Args:
+      step: an integer tf scalar, the step.
+      total_train_steps: not used.
+      warmup_steps: for how many steps the value is constant; at least 1.
+
+    Returns:
+      A float32 tf scalar.
+    """
+    del total_train_steps
+    return tf.math.rsqrt(tf.maximum(_to_float(step), max(float(warmup_steps), 1.0)))
+
+
+@gin.configurable(module=_MODULE)
+def constant(step: Any, total_train_steps: int, value: float = 1.0) -> float:
+    """Returns `value`, a factor for `product_learning_rate`."""
+    del step, total_train_steps
+    return value
+
+
+@gin.configurable(module=_MODULE)
+def constant_learning_rate(
+    step: Any, total_train_steps: int, learning_rate: float = gin.REQUIRED
+) -> tf.Tensor:
+    """Returns `learning_rate` as a float32 tf scalar."""
+    del step, total_train_steps
+    return tf.cast(learning_rate, tf.float32)
+
+
+@gin.configurable(module=_MODULE)
+def linear_decay_learning_rate(
+    step: Any, total_train_steps: int, initial_lr: float = 0.1, offset: int = 0
+) -> tf.Tensor:
+    """Returns `initial_lr` until the step `offset`, then a line to 0 at the last step.
+
+    Args:
+      step: an integer tf scalar, the step.
+      total_train_steps: an integer, how many steps there are.
+      initial_lr: a number.
+      offset: an integer, the step at which the fall begins.
+
+    Returns:
+      A float32 tf scalar.
+    """
+    _check_total("linear_decay_learning_rate", total_train_steps)
+    left = _to_float(total_train_steps) - _to_float(step)
+    return initial_lr * _ramp(left, total_train_steps - offset)
+
+
+@gin.configurable(module=_MODULE)
+def learning_rate_schedule_noam(
+    step: Any,
+    total_train_steps: int,
+    warmup_steps: int = 10000,
+    linear_decay_fraction: float = 0.1,
+    multiplier: float = 1.0,
+    offset: int = 0,
+) -> tf.Tensor:
+    """Returns the inverse root of the step, constant at first and with a linear end.
+
+    After Vaswani et al., "Attention is all you need" (2017), with a constant in place of the
+    linear rise.
+
+    Args:
+      step: an integer tf scalar, the step.
+      total_train_steps: an integer, how many steps there are.
+      warmup_steps: for how many steps the value is constant.
+      linear_decay_fraction: the part of the steps in which the value falls to 0.
+      multiplier: a factor.
+      offset: the step at which the schedule begins, taken off both `step` and
+        `total_train_steps`.
+
+    Returns:
+      A float32 tf scalar.
+    """
+    value = multiplier * truncated_rsqrt(
+        _to_float(step) - offset, total_train_steps, warmup_steps=warmup_steps
+    )
+    if linear_decay_fraction <= 0:
+        return value
+    _check_total("learning_rate_schedule_noam", total_train_steps)
+    left = _to_float(total_train_steps) - _to_float(step)
+    return value * _ramp(left, linear_decay_fraction * (total_train_steps - offset))
+
+
+@gin.configurable(module=_MODULE)
+def slanted_triangular(
+    step: Any,
+    total_train_steps: int,
+    cut_fraction: float = 0.1,
+    ratio: float = 32,
+    max_learning_rate: float = 0.01,
+    start_step: int = 0,
+) -> tf.Tensor:
+    """Returns a line up and a longer one down, both from a fraction of the largest rate.
+
+    See Howard and Ruder, "Universal language model fine-tuning for text classification" (2018),
+    section 3.2.
+
+    Args:
+      step: an integer tf scalar, the step.
+      total_train_steps: an integer, how many steps there are.
+      cut_fraction: the part of the steps in which the rate rises.
+      ratio: the largest rate over the smallest.
+      max_learning_rate: the largest rate.
+      start_step: the step at which the schedule begins.
+
+    Returns:
+      A float32 tf scalar.
+
+    Raises:
+      ValueError: the rise is shorter than a step, or there is no fall.
+    """
+    _check_total("slanted_triangular", total_train_steps)
+    cut = int(total_train_steps * cut_fraction)
+    if cut < 1 or not cut_fraction < 1:
+        raise ValueError(
+            f"slanted_triangular: cut_fraction={cut_fraction} of "
+            f"total_train_steps={total_train_steps} must be at least one step and less than all"
+        )
+    step = _to_float(step) - start_step
+    rising = step / cut
+    falling = 1.0 - (step - cut) / (cut * (1.0 / cut_fraction - 1.0))
+    height = tf.minimum(rising, falling)
+    return max_learning_rate * (1.0 + height * (ratio - 1.0)) / ratio

@@ -1,0 +1,64 @@
+r"""Runs what gin files describe.
+
+python -m mesh_tensorflow.transformer.main --model_dir=DIR --tpu="" \
+        --gin_file=FILE.gin --gin_param="utils.run.train_steps = 1000"
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+import sys
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from absl import app, flags
+
+from mesh_tensorflow.transformer import utils
+
+__all__ = ["FLAGS", "main"]
+
+flags.DEFINE_string(
+    "tpu_job_name", None, "Name of the TPU's job, if it is not the default, tpu_worker.")
+flags.DEFINE_string(
+    "model_dir", "/tmp/transformer_standalone", "Directory of checkpoints and what goes with them.")
+flags.DEFINE_string("tpu", None, 'Name or grpc address of a TPU; "" or nothing without one.')
+flags.DEFINE_string("gcp_project", None, "The TPU's project.")
+flags.DEFINE_string("tpu_zone", None, "The TPU's zone.")
+flags.DEFINE_multi_string(
+    "module_import", None, "Modules to import, such as those that register data with gin.")
+
+FLAGS = tf.flags.FLAGS
+
+
+def _write_command(model_dir: str) -> None:
+    """Writes the command line to a new file "command", "command.1" and so on."""
+    tf.io.gfile.makedirs(model_dir)
+    path, number = os.path.join(model_dir, "command"), 0
+    while tf.io.gfile.exists(path):
+        number += 1
+        path = os.path.join(model_dir, f"command.{number}")
+    with tf.io.gfile.GFile(path, "w") as f:
+        f.write(shlex.join(sys.argv))
+
+
+def main(_: Any) -> None:
+    """Imports modules, reads gin files and calls `utils.run`.
+
+    Args:
+      _: what is left of the command line.
+    """
+    for module in FLAGS.module_import or []:
+        importlib.import_module(module)
+    _write_command(FLAGS.model_dir)
+    utils.parse_gin_defaults_and_flags()
+    utils.run(
+        tpu_job_name=FLAGS.tpu_job_name, tpu=FLAGS.tpu, gcp_project=FLAGS.gcp_project,
+        tpu_zone=FLAGS.tpu_zone, model_dir=FLAGS.model_dir)
+
+
+if __name__ == "__main__":
+    tf.disable_v2_behavior()
+    tf.logging.set_verbosity(tf.logging.INFO)
+    app.run(main)

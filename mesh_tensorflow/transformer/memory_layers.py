@@ -1,0 +1,131 @@
+"""Layers with a large memory of vectors, of which each position reads a few."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow.transformer import transformer
+
+__all__ = ["ProductKeyValueMemory"]
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.memory_layers")
+class ProductKeyValueMemory(transformer.TransformerLayer):
+    """A memory of n_keys squared vectors, found by keys that are pairs of shorter keys.
+
+    Each head takes the `knn` best keys for each half of its query, and of their pairs the `knn`
+    best. See Lample et al., "Large memory layers with product keys" (2019).
+
+    Attributes:
+      key_size: an integer, the size of a query; each half of a key has half of it.
+      n_keys: an integer, the number of keys for each half.
+      n_values: an integer, the number of vectors.
+      n_heads: an integer.
+      knn: an integer, how many vectors a head reads.
+    """
+
+    def __init__(
+        self,
+        key_size: int = gin.REQUIRED,
+        n_keys: int = gin.REQUIRED,
+        n_heads: int = gin.REQUIRED,
+        knn: int = gin.REQUIRED,
+    ):
+        if key_size < 2 or not 1 <= knn <= n_keys:
+            raise ValueError(
+                f"ProductKeyValueMemory: key_size={key_size} must be at least 2, and knn={knn} "
+                f"between 1 and n_keys={n_keys}, of which a head takes so many for each half"
+            )
+        self.key_size = key_size
+        self.n_keys = n_keys
+        self.n_values = n_keys**2
+        self.n_heads = n_heads
+        self.knn = knn
+        self._heads_dim = mtf.Dimension("n_heads", n_heads)
+        self._halves_dim = mtf.Dimension("product_key", 2)
+        self._keys_dim = mtf.Dimension("n_keys", n_keys)
+        self._key_dim = mtf.Dimension("key", key_size // 2)
+        self._values_dim = mtf.Dimension("n_values", self.n_values)
+        self._knn_dim = mtf.Dimension("knn", knn)
+
+    def call(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+        """Returns what the memory holds for each position; see TransformerLayer.call."""
+        model_dim = context.model.model_dim
+        halves = [self._heads_dim, self._halves_dim]
+        # TensorFlow's default initializer, whose fans all of these dimensions decide.
+        keys = mtf.get_variable(
+            context.mesh,
+            "keys",
+            mtf.Shape([*halves, self._keys_dim, self._key_dim]),
+            dtype=context.variable_dtype,
+        )
+        values = mtf.get_variable(
+            context.mesh,
+            "values",
+            mtf.Shape([self._values_dim, model_dim]),
+            dtype=context.variable_dtype,
+            initializer=tf.random_normal_initializer(stddev=1.0),
+        )
+        query = layers.dense(
+            x,
+            [*halves, self._key_dim],
+            reduced_dims=[model_dim],
+            variable_dtype=context.variable_dtype,
+            name="query",
+        )
+        query = layers.layer_norm(query, self._key_dim)
+        scores, indices = self.get_indices(keys, query)
+        weights = mtf.softmax(scores, self._knn_dim)
+        read = self._spread(weights, indices, x.shape - model_dim)
+        return mtf.einsum([read, values], output_shape=x.shape)
+
+    def get_indices(
+        self, keys: mtf.Tensor, query: mtf.Tensor
+    ) -> tuple[mtf.Tensor, mtf.Tensor]:
+        """Returns the best products of keys.
+
+        Args:
+          keys: a Tensor with dimensions [n_heads, product_key, n_keys, key].
+          query: a Tensor with dimensions [..., n_heads, product_key, key].
+
+        Returns:
+          (a Tensor of scores, an int32 Tensor of indices in the memory), both with dimensions
+          [..., n_heads, knn], best first.
+        """
+        shape = query.shape - self._key_dim + self._keys_dim
+        scores = mtf.einsum([query, keys], output_shape=shape)
+        best, places = mtf.top_k(scores, self._keys_dim, self._knn_dim)
+        (first, second), (row, column) = (mtf.unstack(t, self._halves_dim) for t in (best, places))
+        other_dim = mtf.Dimension("knn2", self.knn)
+        pairs_dim = mtf.Dimension("knn_square_dim", self.knn**2)
+
+        def pairs(a: mtf.Tensor, b: mtf.Tensor) -> mtf.Tensor:
+            b = mtf.rename_dimension(b, self._knn_dim.name, other_dim.name)
+            both = mtf.add(a, b, output_shape=a.shape + other_dim)
+            return mtf.reshape(both, a.shape - self._knn_dim + pairs_dim)
+
+        scores, places = mtf.top_k(pairs(first, second), pairs_dim, self._knn_dim)
+        indices = mtf.gather(pairs(row * self.n_keys, column), places, pairs_dim)
+        return scores, indices
+
+    def _spread(
+        self, weights: mtf.Tensor, indices: mtf.Tensor, shape: mtf.Shape
+    ) -> mtf.Tensor:
+        """Returns each position's weight of each vector, with dimensions [..., n_values].
+
+        By two short one-hots, of the row and of the column that an index stands for, in place
+        of one of all vectors.
+        """
+        row_dim = mtf.Dimension("n_keys_row", self.n_keys)
+        column_dim = mtf.Dimension("n_keys_column", self.n_keys)
+        dtype = weights.dtype
+        rows = mtf.one_hot(indices // self.n_keys, row_dim, dtype=dtype)
+        columns = mtf.one_hot(indices % self.n_keys, column_dim, dtype=dtype)
+        weighted = mtf.einsum([rows, weights], output_shape=rows.shape)
+        spread = mtf.einsum([weighted, columns], output_shape=shape + [row_dim, column_dim])
+        return mtf.reshape(spread, shape + self._values_dim)

@@ -1,0 +1,252 @@
+"""A feed-forward layer of experts."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Union
+
+import gin
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow.transformer.moe._dispatch import dispatched, expert_hidden
+from mesh_tensorflow.transformer.moe._hparams import HParams, hparam
+from mesh_tensorflow.transformer.transformer import TransformerLayer
+
+__all__ = ["MoE1D", "call_moe", "transformer_moe_layer_v1"]
+
+
+def transformer_moe_layer_v1(
+    inputs: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    hparams: Any,
+    train: bool,
+    variable_dtype: Any,
+    layout: Any = None,
+    mesh_shape: Any = None,
+    nonpadding: Optional[mtf.Tensor] = None,
+    activation: Any = mtf.relu,
+    num_microbatches: Optional[int] = None,
+    token_embeddings: Optional[mtf.Tensor] = None,
+) -> tuple[Any, mtf.Tensor]:
+    """Returns the output of feed-forward layers among which a router chooses for each token.
+
+    Shazeer et al., "Outrageously large neural networks: the sparsely-gated mixture-of-experts
+    layer" (2017), and "Mesh-TensorFlow" (2018). Tokens are dispatched in groups; an expert takes
+    at most `expert_capacity` tokens of a group, and others go without it. As the number of groups
+    is a multiple of the processors that split the batch, results depend on the layout if groups
+    would be larger otherwise.
+
+    Args:
+      inputs: a Tensor with dimensions [outer_batch (or not), batch, ..., d_model].
+      output_dim: a Dimension.
+      hparams: an object with the attributes moe_num_experts, moe_hidden_size, moe_gating, ...
+      train: a bool.
+      variable_dtype: a VariableDType.
+      layout: a LayoutRules or None; that which the program is lowered with.
+      mesh_shape: a Shape or None.
+      nonpadding: a Tensor with the dimensions of the inputs but the last, 0 at padding, which
+        is not dispatched; or None.
+      activation: as for `mtf.layers.dense_product`.
+      num_microbatches: an integer, what the loss is divided by, or None.
+      token_embeddings: a Tensor of the shape of the inputs for `moe_word_embed_mode`, or None.
+
+    Returns:
+      (a Tensor with dimensions [outer_batch (or not), batch, ..., output_dim], a scalar to add
+      to the model's loss). With `moe_use_experts_attention` the first is a list of two such
+      Tensors, for queries and keys.
+
+    Raises:
+      ValueError: the gating or its policy is unknown, a hyperparameter is missing, or the tokens
+        cannot be split evenly among the processors.
+    """
+    hidden_dim = mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size"))
+    for_attention = hparam(hparams, "use_experts_attention")
+    names = ["q_wo", "k_wo"] if for_attention else ["wo"]
+
+    def experts(x: mtf.Tensor, experts_dim: mtf.Dimension) -> Any:
+        h = expert_hidden(x, [experts_dim], hidden_dim, hparams, train, variable_dtype, activation)
+        outputs = [
+            layers.dense(
+                h,
+                output_dim,
+                reduced_dims=[hidden_dim],
+                expert_dims=[experts_dim],
+                use_bias=False,
+                variable_dtype=variable_dtype,
+                name=name,
+            )
+            for name in names
+        ]
+        return outputs if for_attention else outputs[0]
+
+    return dispatched(
+        experts, inputs, hparams, train, variable_dtype, layout, mesh_shape, nonpadding,
+        num_microbatches, token_embeddings,
+    )  # fmt: skip
+
+
+def call_moe(
+    name: str, moe_layer: Any, hparams: Any, the_context: Any, x: mtf.Tensor, **kwargs: Any
+) -> Any:
+    """Calls a mixture of experts for a Context, and adds its loss to the context's.
+
+    Args:
+      name: a string for messages.
+      moe_layer: a function such as `transformer_moe_layer_v1`.
+      hparams: the hyperparameters.
+      the_context: a Context.
+      x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
+      **kwargs: further arguments of the function.
+
+    Raises:
+      NotImplementedError: the model is an ensemble.
+    """
+    model = the_context.model
+    if getattr(model, "ensemble_dim", None) is not None:
+        raise NotImplementedError(
+            f"{name}: MoE not yet implemented with ensembles, but the model has "
+            f"{model.ensemble_dim}; use DenseReluDense in ensembles"
+        )
+    output_dim = getattr(hparams, "moe_output_dim", None) or model.model_dim
+    nonpadding = the_context.nonpadding
+    if isinstance(nonpadding, mtf.Tensor) and any(d not in x.shape for d in nonpadding.shape):
+        nonpadding = None  # a step of decoding, of one position
+    y, loss = moe_layer(
+        x,
+        output_dim,
+        hparams,
+        the_context.train,
+        the_context.variable_dtype,
+        layout=model.layout,
+        mesh_shape=model.mesh_shape,
+        nonpadding=nonpadding,
+        num_microbatches=the_context.num_microbatches,
+        **kwargs,
+    )
+    if the_context.losses is not None:
+        the_context.losses.append(loss)
+    return y
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.moe")
+class MoE1D(TransformerLayer):
+    """A feed-forward layer of experts; see `transformer_moe_layer_v1`.
+
+    Variables are `<gating>_gating/kernel`, `wi/kernel` and `wo/kernel`.
+    """
+
+    def __init__(
+        self,
+        num_experts: int = 16,
+        loss_coef: float = 1e-2,
+        hidden_size: int = 4096,
+        group_size: int = 1024,
+        capacity_factor_train: float = 1.25,
+        capacity_factor_eval: float = 2.0,
+        use_second_place_loss: bool = False,
+        second_policy_train: str = "random",
+        second_policy_eval: str = "random",
+        second_threshold_train: float = 0.2,
+        second_threshold_eval: float = 0.2,
+        dropout_rate: float = 0.0,
+        activation: Union[str, list] = "relu",
+        moe_gating: str = "top_2",
+        min_expert_capacity: int = 4,
+        switch_policy_train: str = "input_jitter",
+        switch_policy_eval: str = "input_jitter",
+        switch_dropout: float = 0.1,
+        switch_temperature: float = 1.0,
+        switch_jitter: float = 1e-2,
+        ntlb_top_k: int = 4,
+        output_dim: Optional[mtf.Dimension] = None,
+        use_experts_attention: bool = False,
+        z_loss: Optional[float] = None,
+        word_embed_mode: Optional[str] = None,
+        use_second_place_expert_prob: Optional[float] = None,
+        use_second_place_expert_prob_temp: Optional[float] = None,
+        top_n_num_experts_per_token: int = 3,
+    ) -> None:
+        """Makes the layer.
+
+        Args:
+          num_experts: an integer.
+          loss_coef: what the loss that balances experts is multiplied by.
+          hidden_size: an integer, hidden units of an expert.
+          group_size: an integer, how many tokens are dispatched together, about.
+          capacity_factor_train: what an expert takes, relative to its even share of a group.
+          capacity_factor_eval: the same when not training.
+          use_second_place_loss: whether second choices are balanced too.
+          second_policy_train: whether a token goes to its second expert: "all", "none",
+            "threshold" (if its gate is above the threshold) or "random" (with a probability of
+            its gate over the threshold).
+          second_policy_eval: the same when not training.
+          second_threshold_train: a number.
+          second_threshold_eval: a number.
+          dropout_rate: of the hidden units.
+          activation: a name in mtf, or a list of names for gated units.
+          moe_gating: "top_2", "top_n", "switch", "ntlb", "switch_max" or "expert_selection".
+          min_expert_capacity: an integer, how many tokens of a group an expert takes at least.
+          switch_policy_train: "argmax", "sample", "input_dropout" or "input_jitter".
+          switch_policy_eval: the same when not training.
+          switch_dropout: the rate of "input_dropout".
+          switch_temperature: of "sample".
+          switch_jitter: the width of "input_jitter".
+          ntlb_top_k: an integer, how many experts a token tries at most.
+          output_dim: a Dimension; the model's if None.
+          use_experts_attention: whether to return two outputs, for queries and keys.
+          z_loss: the coefficient of the router's z-loss in training, or None.
+          word_embed_mode: "add" or "concat" the embeddings of ids to the router's input; or None.
+          use_second_place_expert_prob: how often a token's best expert is passed over in
+            training, for the switches; or None.
+          use_second_place_expert_prob_temp: the temperature at which another is drawn then, or
+            None for the second best.
+          top_n_num_experts_per_token: an integer, for "top_n".
+        """
+        self._hparams = HParams(
+            moe_gating=moe_gating, moe_num_experts=num_experts, moe_loss_coef=loss_coef,
+            moe_hidden_size=hidden_size, moe_group_size=group_size,
+            moe_min_expert_capacity=min_expert_capacity,
+            moe_capacity_factor_train=capacity_factor_train,
+            moe_capacity_factor_eval=capacity_factor_eval,
+            moe_use_second_place_loss=use_second_place_loss,
+            moe_second_policy_train=second_policy_train,
+            moe_second_policy_eval=second_policy_eval,
+            moe_second_threshold_train=second_threshold_train,
+            moe_second_threshold_eval=second_threshold_eval, moe_dropout_rate=dropout_rate,
+            moe_switch_policy_train=switch_policy_train,
+            moe_switch_policy_eval=switch_policy_eval, moe_switch_dropout=switch_dropout,
+            moe_switch_temperature=switch_temperature, moe_switch_jitter=switch_jitter,
+            moe_output_dim=output_dim, moe_ntlb_top_k=ntlb_top_k,
+            moe_use_experts_attention=use_experts_attention, moe_z_loss=z_loss,
+            moe_word_embed_mode=word_embed_mode,
+            moe_use_second_place_expert_prob=use_second_place_expert_prob,
+            moe_use_second_place_expert_prob_temp=use_second_place_expert_prob_temp,
+            moe_top_n_num_experts_per_token=top_n_num_experts_per_token,
+        )  # fmt: skip
+        self._activation = activation
+
+    def call(self, context: Any, x: mtf.Tensor, losses: Any = None) -> Any:
+        """Returns the output of the layer, and adds its loss to `context.losses`.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
+          losses: not used.
+
+        Returns:
+          A Tensor with dimensions [batch..., length, output_dim]; a list of two of them with
+          `use_experts_attention`.
+
+        Raises:
+          NotImplementedError: the model is an ensemble.
+        """
+        del losses
+        return call_moe(
+            "MoE1D",
+            transformer_moe_layer_v1,
+            self._hparams,
+            context,
+            x,
+            activation=self._activation,
+            token_embeddings=context.input_embeddings,
+        )

@@ -1,0 +1,266 @@
+"""A feed-forward layer of experts in two levels."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow.transformer.moe._dispatch import expert_hidden
+from mesh_tensorflow.transformer.moe._groups import (
+    _split_into_groups,
+    capacity,
+    expert_capacity,
+    in_groups,
+)
+from mesh_tensorflow.transformer.moe._hparams import HParams, hparam
+from mesh_tensorflow.transformer.moe._layer import call_moe
+from mesh_tensorflow.transformer.moe._top_n import _top_2_gating
+from mesh_tensorflow.transformer.transformer import TransformerLayer
+
+__all__ = ["MoE2D", "transformer_moe_layer_v2"]
+
+
+class _Level(NamedTuple):
+    """The Dimensions of one level of experts."""
+
+    experts: mtf.Dimension
+    unsplit: mtf.Dimension
+    capacity: mtf.Dimension
+
+    @classmethod
+    def make(cls, name: str, num_experts: int, capacity: int) -> _Level:
+        return cls(
+            mtf.Dimension(f"expert_{name}", num_experts),
+            mtf.Dimension(f"expert_{name}_unsplit", num_experts),
+            mtf.Dimension(f"expert_capacity_{name}", capacity),
+        )
+
+
+def _numbers_of_experts(hparams: Any) -> tuple[int, int]:
+    numbers = hparam(hparams, "num_experts")
+    if not isinstance(numbers, (list, tuple)) or len(numbers) != 2:
+        raise ValueError(
+            f"transformer_moe_layer_v2: moe_num_experts={numbers!r} must be two numbers, of the "
+            "experts in each level; for one level use transformer_moe_layer_v1"
+        )
+    if hparam(hparams, "gating") != "top_2":
+        raise ValueError(
+            f"transformer_moe_layer_v2: unknown hparams.moe_gating={hparam(hparams, 'gating')}: "
+            "in two levels it must be top_2"
+        )
+    return numbers[0], numbers[1]
+
+
+def transformer_moe_layer_v2(
+    inputs: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    hparams: Any,
+    train: bool,
+    variable_dtype: Any,
+    layout: Any = None,
+    mesh_shape: Any = None,
+    nonpadding: Optional[mtf.Tensor] = None,
+    num_microbatches: Optional[int] = None,
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Returns the output of experts that are chosen in two levels, with their loss.
+
+    Shazeer et al., "Outrageously large neural networks" (2017), appendix B. Each of the expert_x
+    groups of experts gets its tokens, and has a router of its own that sends them to its
+    expert_y experts. Tokens that chose the group in second place are dispatched within it after
+    those that chose it first.
+
+    A layout for a mesh of two dimensions is
+    "batch:mesh_x,outer_batch:mesh_y,expert_x:mesh_x,expert_y:mesh_y".
+
+    Args:
+      inputs: a Tensor with dimensions [outer_batch (or not), batch, ..., d_model].
+      output_dim: a Dimension.
+      hparams: an object with the attributes moe_num_experts (a list of two), moe_hidden_size, ...
+      train: a bool.
+      variable_dtype: a VariableDType.
+      layout: a LayoutRules or None; that which the program is lowered with.
+      mesh_shape: a Shape or None.
+      nonpadding: a Tensor with the dimensions of the inputs but the last, 0 at padding, which
+        is not dispatched; or None.
+      num_microbatches: an integer, what the loss is divided by, or None.
+
+    Returns:
+      (a Tensor with dimensions [outer_batch (or not), batch, ..., output_dim], a scalar to add
+      to the model's loss).
+
+    Raises:
+      ValueError: there are not two numbers of experts, or the gating is not "top_2".
+    """
+    *tokens, channels = inputs.shape.dims
+    num_experts = _numbers_of_experts(hparams)[0]
+    groups = in_groups(mtf.Shape(tokens), hparams, layout, mesh_shape, "group_size_x")
+    outer, batch, group = groups
+    level = _Level.make("x", num_experts, expert_capacity(group.size, num_experts, hparams, train))
+    x = groups.split(inputs, channels)
+    dispatch, combine, outer_loss = _top_2_gating(
+        x, [], level.unsplit, level.capacity, hparams, train, variable_dtype,
+        importance=groups.importance(nonpadding, mtf.Shape(tokens)), name="outer_gating",
+        num_microbatches=num_microbatches,
+    )  # fmt: skip
+    by_token = [level.unsplit, outer, batch, level.capacity]
+    by_expert = [level.experts, outer, mtf.Dimension("batch_unsplit", batch.size), level.capacity]
+    sent = mtf.einsum([x, dispatch], output_shape=mtf.Shape([*by_token, channels]))
+    y, inner_loss = _second_level(
+        mtf.reshape(sent, mtf.Shape([*by_expert, channels])),
+        mtf.reshape(_importance_within(combine, by_token), mtf.Shape(by_expert)),
+        output_dim, hparams, train, variable_dtype, layout, mesh_shape, num_microbatches,
+    )  # fmt: skip
+    y = mtf.reshape(y, mtf.Shape([*by_token, output_dim]))
+    y = mtf.einsum([y, combine], output_shape=mtf.Shape([*groups, output_dim]))
+    loss = (outer_loss + inner_loss) * hparam(hparams, "loss_coef")
+    return mtf.reshape(y, mtf.Shape([*tokens, output_dim])), loss
+
+
+def _second_level(
+    inputs: mtf.Tensor,
+    importance: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    hparams: Any,
+    train: bool,
+    variable_dtype: Any,
+    layout: Any,
+    mesh_shape: Any,
+    num_microbatches: Optional[int],
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Returns what the groups of experts return for their tokens, and the loss.
+
+    Args:
+      inputs: a Tensor with dimensions [expert_x, outer_batch, batch_unsplit, expert_capacity_x,
+        d_model].
+      importance: a Tensor with the same dimensions but the last.
+      output_dim: a Dimension.
+      hparams: the hyperparameters.
+      train: a bool.
+      variable_dtype: a VariableDType.
+      layout: a LayoutRules or None.
+      mesh_shape: a Shape or None.
+      num_microbatches: an integer or None.
+    """
+    *places, channels = inputs.shape.dims
+    expert_x, outer, group = _regrouped(places, hparams, layout, mesh_shape)
+    num_experts = _numbers_of_experts(hparams)[1]
+    factor = hparam(hparams, "capacity_factor_second_level")
+    level = _Level.make("y", num_experts, capacity(group.size, num_experts, factor, hparams))
+    x = mtf.reshape(inputs, mtf.Shape([expert_x, outer, group, channels]))
+    dispatch, combine, loss = _top_2_gating(
+        x, [expert_x], level.unsplit, level.capacity, hparams, train, variable_dtype,
+        importance=mtf.reshape(importance, mtf.Shape([expert_x, outer, group])),
+        name="inner_gating", num_microbatches=num_microbatches,
+    )  # fmt: skip
+    by_token = [level.unsplit, expert_x, outer, level.capacity]
+    outer_unsplit = mtf.Dimension(outer.name + "_unsplit", outer.size)
+    by_expert = [level.experts, expert_x, outer_unsplit, level.capacity]
+    sent = mtf.einsum([x, dispatch], output_shape=mtf.Shape([*by_token, channels]))
+    sent = mtf.reshape(sent, mtf.Shape([*by_expert, channels]))
+
+    hidden_dim = mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size"))
+    expert_dims = [level.experts, expert_x]
+    h = expert_hidden(sent, expert_dims, hidden_dim, hparams, train, variable_dtype, mtf.relu)
+    y = layers.dense(
+        h, output_dim, reduced_dims=[hidden_dim], expert_dims=expert_dims, use_bias=False,
+        variable_dtype=variable_dtype, name="wo",
+    )  # fmt: skip
+    y = mtf.reshape(y, mtf.Shape([*by_token, output_dim]))
+    y = mtf.einsum([y, combine], output_shape=mtf.Shape([expert_x, outer, group, output_dim]))
+    return mtf.reshape(y, mtf.Shape([*places, output_dim])), loss
+
+
+def _importance_within(combine: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Tensor:
+    """Returns 1.0 for a token that chose these experts first, 0.5 for others, 0.0 for none."""
+    gate = mtf.reduce_sum(mtf.to_float(combine), output_shape=mtf.Shape(dims))
+    first = mtf.to_float(mtf.greater(gate, 0.5))
+    return 0.5 * (first + mtf.to_float(mtf.greater(gate, 0.0)))
+
+
+def _regrouped(
+    dims: list[mtf.Dimension], hparams: Any, layout: Any, mesh_shape: Any
+) -> list[mtf.Dimension]:
+    """Returns [expert_x, outer_batch, group_size_y], the groups of the second level."""
+    expert_x, outer, batch, capacity_dim = dims
+    splits = 1
+    if layout is not None and mesh_shape is not None:
+        splits = mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, outer)
+    num_groups, group_size = _split_into_groups(
+        outer.size * batch.size * capacity_dim.size, hparam(hparams, "group_size"), splits
+    )
+    return [
+        expert_x,
+        mtf.Dimension("outer_batch", num_groups),
+        mtf.Dimension("group_size_y", group_size),
+    ]
+
+
+class MoE2D(TransformerLayer):
+    """A feed-forward layer of experts in two levels; see `transformer_moe_layer_v2`.
+
+    Variables are `outer_gating/kernel`, `inner_gating/kernel`, `wi/kernel` and `wo/kernel`.
+    """
+
+    def __init__(
+        self,
+        expert_x: int = 8,
+        expert_y: int = 8,
+        loss_coef: float = 1e-2,
+        hidden_size: int = 4096,
+        group_size: int = 1024,
+        capacity_factor_train: float = 1.25,
+        capacity_factor_eval: float = 2.0,
+        capacity_factor_second_level: float = 1.0,
+        use_second_place_loss: bool = False,
+        second_policy_train: str = "random",
+        second_policy_eval: str = "random",
+        second_threshold_train: float = 0.2,
+        second_threshold_eval: float = 0.2,
+    ) -> None:
+        """Makes the layer.
+
+        Args:
+          expert_x: an integer, the number of groups of experts.
+          expert_y: an integer, the number of experts of a group.
+          loss_coef: what the loss that balances experts is multiplied by.
+          hidden_size: an integer, hidden units of an expert.
+          group_size: an integer, how many tokens are dispatched together, about.
+          capacity_factor_train: what a group of experts takes, relative to its even share.
+          capacity_factor_eval: the same when not training.
+          capacity_factor_second_level: what an expert takes of what its group got.
+          use_second_place_loss: whether second choices are balanced too.
+          second_policy_train: as for MoE1D.
+          second_policy_eval: as for MoE1D.
+          second_threshold_train: a number.
+          second_threshold_eval: a number.
+        """
+        self._hparams = HParams(
+            moe_gating="top_2", moe_num_experts=[expert_x, expert_y], moe_loss_coef=loss_coef,
+            moe_hidden_size=hidden_size, moe_group_size=group_size,
+            moe_capacity_factor_train=capacity_factor_train,
+            moe_capacity_factor_eval=capacity_factor_eval,
+            moe_capacity_factor_second_level=capacity_factor_second_level,
+            moe_use_second_place_loss=use_second_place_loss,
+            moe_second_policy_train=second_policy_train,
+            moe_second_policy_eval=second_policy_eval,
+            moe_second_threshold_train=second_threshold_train,
+            moe_second_threshold_eval=second_threshold_eval,
+        )  # fmt: skip
+
+    def call(self, context: Any, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+        """Returns the output of the layer, and adds its loss to `context.losses`.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
+          losses: not used.
+
+        Returns:
+          A Tensor with the dimensions of `x`.
+
+        Raises:
+          NotImplementedError: the model is an ensemble.
+        """
+        del losses
+        return call_moe("MoE2D", transformer_moe_layer_v2, self._hparams, context, x)

@@ -1,0 +1,237 @@
+"""What all gatings share: logits, losses, and which tokens count."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow.transformer.moe._hparams import hparam, hparam_by_mode
+
+__all__ = ["Router"]
+
+_MASKED = -1e9
+
+
+def _add(inputs: mtf.Tensor, embeddings: mtf.Tensor) -> mtf.Tensor:
+    return inputs + embeddings
+
+
+def _concat(inputs: mtf.Tensor, embeddings: mtf.Tensor) -> mtf.Tensor:
+    return mtf.concat([inputs, embeddings], inputs.shape.dims[-1].name)
+
+
+_WORD_EMBED_MODES = {"add": _add, "concat": _concat}
+
+
+def _input_dropout(inputs: mtf.Tensor, hparams: Any) -> mtf.Tensor:
+    return mtf.dropout(inputs, True, rate=hparam(hparams, "switch_dropout"))
+
+
+def _input_jitter(inputs: mtf.Tensor, hparams: Any) -> mtf.Tensor:
+    return layers.multiplicative_jitter(inputs, hparam(hparams, "switch_jitter"))
+
+
+# What a policy of the switch does to the router's input when training.
+_INPUT_NOISE = {"input_dropout": _input_dropout, "input_jitter": _input_jitter}
+_SWITCH_POLICIES = ("argmax", "sample", *_INPUT_NOISE)
+
+
+@dataclasses.dataclass
+class Router:
+    """The logits of experts for tokens, and what a gating needs besides.
+
+    All of it is computed in float32.
+
+    Attributes:
+      experts_dim: a Dimension.
+      group_dim: a Dimension, the tokens of a group.
+      capacity_dim: a Dimension, how many tokens of a group an expert takes.
+      hparams: the hyperparameters.
+      train: a bool.
+      dtype: the dtype of the inputs, and so of what the gating returns.
+      logits: a Tensor with dimensions [..., group, experts].
+      importance: a Tensor with dimensions [..., group], or None if all tokens have importance 1.
+        A token of importance 0 is not dispatched.
+      num_microbatches: an integer, what losses are divided by.
+    """
+
+    experts_dim: mtf.Dimension
+    group_dim: mtf.Dimension
+    capacity_dim: mtf.Dimension
+    hparams: Any
+    train: bool
+    dtype: tf.DType
+    logits: mtf.Tensor
+    importance: Optional[mtf.Tensor]
+    num_microbatches: int
+
+    @classmethod
+    def make(
+        cls,
+        inputs: mtf.Tensor,
+        outer_expert_dims: Sequence[mtf.Dimension],
+        experts_dim: mtf.Dimension,
+        capacity_dim: mtf.Dimension,
+        hparams: Any,
+        train: bool,
+        variable_dtype: Any,
+        importance: Optional[mtf.Tensor],
+        name: str,
+        num_microbatches: Optional[int],
+        token_embeddings: Optional[mtf.Tensor],
+        noise: Any = None,
+    ) -> Router:
+        """Makes the logits with a variable `name/kernel`.
+
+        Args:
+          inputs: a Tensor with dimensions [outer expert dims and batch..., group, d_model].
+          outer_expert_dims: a list of Dimensions of which each index has a router of its own.
+          experts_dim: a Dimension.
+          capacity_dim: a Dimension.
+          hparams: the hyperparameters.
+          train: a bool.
+          variable_dtype: a VariableDType.
+          importance: a Tensor with dimensions [..., group] or None.
+          name: a string.
+          num_microbatches: an integer or None.
+          token_embeddings: a Tensor of the shape of the inputs, or None.
+          noise: a function of the router's input and the hyperparameters, or None.
+        """
+        x = _with_embeddings(mtf.to_float(inputs), token_embeddings, hparams)
+        if noise is not None:
+            x = noise(x, hparams)
+        logits = layers.dense(
+            x,
+            experts_dim,
+            reduced_dims=x.shape.dims[-1:],
+            expert_dims=outer_expert_dims,
+            use_bias=False,
+            variable_dtype=variable_dtype,
+            name=name,
+        )
+        return cls(
+            experts_dim,
+            inputs.shape.dims[-2],
+            capacity_dim,
+            hparams,
+            train,
+            inputs.dtype,
+            logits,
+            None if importance is None else mtf.to_float(importance),
+            num_microbatches or 1,
+        )
+
+    def in_first_place(self) -> Optional[mtf.Tensor]:
+        """Returns 1.0 where the importance is 1, else 0.0; None without importance."""
+        if self.importance is None:
+            return None
+        return mtf.to_float(mtf.equal(self.importance, 1.0))
+
+    def in_any_place(self) -> Optional[mtf.Tensor]:
+        """Returns 1.0 where the importance is above 0, else 0.0; None without importance."""
+        if self.importance is None:
+            return None
+        return mtf.to_float(mtf.greater(self.importance, 0.0))
+
+    def balance(
+        self, choices: mtf.Tensor, gates: mtf.Tensor, tokens: Optional[mtf.Tensor] = None
+    ) -> mtf.Tensor:
+        """Returns a loss that is least, 1, if all experts are chosen equally often.
+
+        The mean over groups of num_experts * sum over experts of (the share of tokens that
+        choose the expert) * (its mean gate); Shazeer et al., "Mesh-TensorFlow" (2018), and
+        Fedus et al., "Switch transformers" (2021), section 2.2.
+
+        Args:
+          choices: a Tensor with dimensions [..., group, experts] of zeros and ones.
+          gates: a Tensor of the same shape; what the loss is differentiated by.
+          tokens: a Tensor with dimensions [..., group], which tokens count; all if None.
+        """
+        shape = choices.shape - self.group_dim
+        product = mtf.reduce_mean(choices, output_shape=shape) * mtf.reduce_mean(
+            gates, output_shape=shape
+        )
+        if tokens is not None:
+            product *= mtf.reduce_mean(tokens, reduced_dim=self.group_dim)
+        return mtf.reduce_mean(product) * float(self.experts_dim.size**2)
+
+    def total_loss(self, loss: mtf.Tensor) -> mtf.Tensor:
+        """Returns a microbatch's part of a loss, with the z-loss of the router when training.
+
+        The latter is the mean of log(z)^2 over tokens, z being the softmax's denominator; Zoph
+        et al., "ST-MoE" (2022), section 3.
+        """
+        coefficient = hparam(self.hparams, "z_loss") if self.train else None
+        if coefficient is not None:
+            z = mtf.square(mtf.reduce_logsumexp(self.logits, self.experts_dim))
+            loss += coefficient * self._mean_over_tokens(z)
+        if self.num_microbatches > 1:
+            loss /= self.num_microbatches
+        return mtf.cast(loss, self.dtype)
+
+    def _mean_over_tokens(self, x: mtf.Tensor) -> mtf.Tensor:
+        tokens = self.in_first_place()
+        if tokens is None:
+            return mtf.reduce_mean(x)
+        count = mtf.maximum(mtf.reduce_sum(tokens), 1.0)
+        return mtf.reduce_sum(x * tokens) / (count * (x.shape.size // tokens.shape.size))
+
+    def sometimes_without_best(self) -> None:
+        """Takes the best expert out of the logits, for tokens chosen at random; in training.
+
+        The next best expert takes its place, or one that is drawn from the rest if there is a
+        temperature for it, whose gate is 1 then.
+        """
+        probability = hparam(self.hparams, "use_second_place_expert_prob")
+        if probability is None or not self.train:
+            return
+        temperature = hparam(self.hparams, "use_second_place_expert_prob_temp")
+        best = mtf.one_hot(mtf.argmax(self.logits, self.experts_dim), self.experts_dim)
+        rest = self.logits + best * _MASKED
+        if temperature is not None:
+            drawn = mtf.sample_with_temperature(rest, self.experts_dim, temperature)
+            rest += (1.0 - mtf.one_hot(drawn, self.experts_dim)) * _MASKED
+        chance = mtf.random_uniform(self.logits.mesh, self.logits.shape - self.experts_dim)
+        self.logits = mtf.where(mtf.less(chance, probability), rest, self.logits)
+
+    def masked_out(self, x: mtf.Tensor) -> mtf.Tensor:
+        """Returns `x` with tokens of importance 0 far below all others."""
+        if self.importance is None:
+            return x
+        return x + mtf.to_float(mtf.equal(self.importance, 0.0)) * _MASKED
+
+
+def _with_embeddings(x: mtf.Tensor, embeddings: Optional[mtf.Tensor], hparams: Any) -> mtf.Tensor:
+    mode = hparam(hparams, "word_embed_mode")
+    if mode is None:
+        return x
+    if mode not in _WORD_EMBED_MODES:
+        raise ValueError(
+            f"Unimplemented moe word embed mode: {mode!r} is none of "
+            f"{', '.join(sorted(_WORD_EMBED_MODES))}"
+        )
+    if embeddings is None:
+        raise ValueError(
+            f"mixture of experts: word_embed_mode={mode!r} needs token_embeddings, the "
+            "embeddings of the model's input ids; the Context has them as input_embeddings"
+        )
+    return _WORD_EMBED_MODES[mode](x, mtf.to_float(embeddings))
+
+
+def switch_policy(hparams: Any, train: bool, strict: bool = True) -> tuple[str, Any]:
+    """Returns (the policy of a switch, a function that adds noise to its input or None).
+
+    Raises:
+      ValueError: there is no such policy.
+    """
+    policy = hparam_by_mode(hparams, "switch_policy", train)
+    if strict and policy not in _SWITCH_POLICIES:
+        raise ValueError(
+            f"Unknown Switch gating policy {policy!r}: it is none of {', '.join(_SWITCH_POLICIES)}"
+        )
+    return policy, _INPUT_NOISE.get(policy) if train else None

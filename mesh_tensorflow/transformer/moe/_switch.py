@@ -1,0 +1,106 @@
+"""The gating of switch transformers, and the one in which experts keep the best of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.transformer.moe._assign import (
+    Assignment,
+    best_of_group,
+    dispatch_and_combine,
+)
+from mesh_tensorflow.transformer.moe._hparams import hparam
+from mesh_tensorflow.transformer.moe._router import Router, switch_policy
+
+__all__: list[str] = []
+
+
+def _choice(router: Router, policy: str) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
+    """Returns (the gate and one-hot of the expert of each token, the loss)."""
+    gates = mtf.softmax(router.logits, router.experts_dim)
+    if policy == "sample":
+        temperature = hparam(router.hparams, "switch_temperature")
+        index = mtf.sample_with_temperature(router.logits, router.experts_dim, temperature)
+        chosen = mtf.one_hot(index, router.experts_dim)
+        gate = mtf.reduce_sum(gates * chosen, reduced_dim=router.experts_dim)
+    else:
+        gate, index = mtf.top_1(gates, router.experts_dim)
+        chosen = mtf.one_hot(index, router.experts_dim)
+    tokens = router.in_first_place()
+    loss = router.balance(chosen, gates, tokens)
+    return gate, chosen if tokens is None else chosen * tokens, loss
+
+
+def _switch_gating(
+    inputs: mtf.Tensor,
+    outer_expert_dims: Sequence[mtf.Dimension],
+    experts_dim: mtf.Dimension,
+    expert_capacity_dim: mtf.Dimension,
+    hparams: Any,
+    train: bool,
+    variable_dtype: Any,
+    importance: Optional[mtf.Tensor] = None,
+    name: str = "switch_gating",
+    num_microbatches: Optional[int] = None,
+    token_embeddings: Optional[mtf.Tensor] = None,
+) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
+    """Sends each token of importance 1 to one expert.
+
+    Fedus et al., "Switch transformers: scaling to trillion parameter models with simple and
+    efficient sparsity" (2021). The policy says which: the best one ("argmax"; "input_dropout"
+    and "input_jitter" add noise to the router's input in training) or one that is drawn
+    ("sample").
+
+    Args and results are those of `_top_2_gating`.
+
+    Raises:
+      ValueError: the policy is unknown.
+    """
+    policy, noise = switch_policy(hparams, train)
+    router = Router.make(
+        inputs, outer_expert_dims, experts_dim, expert_capacity_dim, hparams, train,
+        variable_dtype, importance, name, num_microbatches, token_embeddings, noise,
+    )  # fmt: skip
+    router.sometimes_without_best()
+    gate, chosen, loss = _choice(router, policy)
+    assignment = Assignment(router)
+    assignment.place(chosen, gate)
+    return *assignment.tensors(), router.total_loss(loss)
+
+
+def _switch_max_gating(
+    inputs: mtf.Tensor,
+    outer_expert_dims: Sequence[mtf.Dimension],
+    experts_dim: mtf.Dimension,
+    expert_capacity_dim: mtf.Dimension,
+    hparams: Any,
+    train: bool,
+    variable_dtype: Any,
+    importance: Optional[mtf.Tensor] = None,
+    name: str = "switch_max_gating",
+    num_microbatches: Optional[int] = None,
+    token_embeddings: Optional[mtf.Tensor] = None,
+) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
+    """As a switch, but an expert with too many tokens keeps those of the highest gates.
+
+    Riquelme et al., "Scaling vision with sparse mixture of experts" (2021), section 4, calls
+    it batch prioritized routing.
+
+    Args are those of `_top_2_gating`; so are results, but with dimensions [..., experts,
+    expert_capacity, group].
+
+    Raises:
+      ValueError: the policy is unknown.
+    """
+    policy, noise = switch_policy(hparams, train)
+    router = Router.make(
+        inputs, outer_expert_dims, experts_dim, expert_capacity_dim, hparams, train,
+        variable_dtype, importance, name, num_microbatches, token_embeddings, noise,
+    )  # fmt: skip
+    router.sometimes_without_best()
+    gate, chosen, loss = _choice(router, policy)
+    values, places = best_of_group(router, chosen * gate)
+    dispatch, combine = dispatch_and_combine(values * places, router.dtype)
+    return dispatch, combine, router.total_loss(loss)

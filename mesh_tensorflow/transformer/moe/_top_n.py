@@ -1,0 +1,176 @@
+"""Gatings that send each token to its n best experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.transformer.moe._assign import Assignment
+from mesh_tensorflow.transformer.moe._hparams import hparam, hparam_by_mode
+from mesh_tensorflow.transformer.moe._router import Router
+
+__all__: list[str] = []
+
+_TINY = 1e-9
+
+
+def _all(gate: mtf.Tensor, threshold: float) -> Optional[mtf.Tensor]:
+    return None
+
+
+def _none(gate: mtf.Tensor, threshold: float) -> Optional[mtf.Tensor]:
+    return mtf.zeros_like(gate)
+
+
+def _threshold(gate: mtf.Tensor, threshold: float) -> Optional[mtf.Tensor]:
+    return mtf.to_float(mtf.greater(gate, threshold))
+
+
+def _random(gate: mtf.Tensor, threshold: float) -> Optional[mtf.Tensor]:
+    chance = mtf.random_uniform(gate.mesh, gate.shape)
+    return mtf.to_float(mtf.less(chance, gate / max(threshold, _TINY)))
+
+
+# Which tokens are sent to a second expert, by its gate: a function that returns ones and zeros,
+# or None for all.
+_POLICIES = {"all": _all, "none": _none, "threshold": _threshold, "random": _random}
+
+
+def _sent(router: Router, choices: mtf.Tensor, gate: mtf.Tensor) -> mtf.Tensor:
+    """Returns the choices of a second or later expert that the policy leaves."""
+    policy = hparam_by_mode(router.hparams, "second_policy", router.train)
+    if policy not in _POLICIES:
+        raise ValueError(
+            f"Unknown policy {policy!r} for second experts: it is none of "
+            f"{', '.join(sorted(_POLICIES))}"
+        )
+    threshold = hparam_by_mode(router.hparams, "second_threshold", router.train)
+    sent = _POLICIES[policy](gate, threshold)
+    return choices if sent is None else choices * sent
+
+
+def _of_tokens(x: mtf.Tensor, tokens: Optional[mtf.Tensor]) -> mtf.Tensor:
+    return x if tokens is None else x * tokens
+
+
+def _normalized(gates: mtf.Tensor, dim: mtf.Dimension) -> mtf.Tensor:
+    return gates / (mtf.reduce_sum(gates, reduced_dim=dim) + _TINY)
+
+
+def _top_2_gating(
+    inputs: mtf.Tensor,
+    outer_expert_dims: Sequence[mtf.Dimension],
+    experts_dim: mtf.Dimension,
+    expert_capacity_dim: mtf.Dimension,
+    hparams: Any,
+    train: bool,
+    variable_dtype: Any,
+    importance: Optional[mtf.Tensor] = None,
+    name: str = "top_2_gating",
+    num_microbatches: Optional[int] = None,
+    token_embeddings: Optional[mtf.Tensor] = None,
+) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
+    """Sends each token to its best expert and perhaps to the second one.
+
+    Lepikhin et al., "GShard: scaling giant models with conditional computation and automatic
+    sharding" (2020), algorithm 1. Best experts get their places first. A token of an importance
+    between 0 and 1 has no first place: its best expert counts as a second one.
+
+    Args:
+      inputs: a Tensor with dimensions [..., group, d_model].
+      outer_expert_dims: a list of Dimensions of which each index has a router of its own.
+      experts_dim: a Dimension.
+      expert_capacity_dim: a Dimension.
+      hparams: the hyperparameters.
+      train: a bool.
+      variable_dtype: a VariableDType.
+      importance: a Tensor with dimensions [..., group], or None for ones.
+      name: a string, the scope of the router's kernel.
+      num_microbatches: an integer or None.
+      token_embeddings: a Tensor of the shape of the inputs, or None.
+
+    Returns:
+      (dispatch, combine), Tensors with dimensions [..., group, experts, expert_capacity], and
+      the loss, a scalar.
+    """
+    router = Router.make(
+        inputs, outer_expert_dims, experts_dim, expert_capacity_dim, hparams, train,
+        variable_dtype, importance, name, num_microbatches, token_embeddings,
+    )  # fmt: skip
+    gates = mtf.softmax(router.logits, experts_dim)
+    first_place, any_place = router.in_first_place(), router.in_any_place()
+
+    gate_1, index_1 = mtf.top_1(gates, experts_dim)
+    choices_1 = _of_tokens(mtf.one_hot(index_1, experts_dim), first_place)
+    gate_1 = _of_tokens(gate_1, first_place)
+    rest = gates * (1.0 - choices_1)
+    gate_2, index_2 = mtf.top_1(rest, experts_dim)
+    choices_2 = _of_tokens(mtf.one_hot(index_2, experts_dim), any_place)
+    total = gate_1 + gate_2 + _TINY
+    gate_1, gate_2 = gate_1 / total, gate_2 / total
+
+    loss = router.balance(choices_1, _of_tokens(gates, first_place))
+    if hparam(hparams, "use_second_place_loss"):
+        loss += 0.5 * router.balance(choices_2, _normalized(rest, experts_dim))
+    assignment = Assignment(router)
+    assignment.place(choices_1, gate_1)
+    assignment.place(_sent(router, choices_2, gate_2), gate_2)
+    return *assignment.tensors(), router.total_loss(loss)
+
+
+def _top_n_gating(
+    inputs: mtf.Tensor,
+    outer_expert_dims: Sequence[mtf.Dimension],
+    experts_dim: mtf.Dimension,
+    expert_capacity_dim: mtf.Dimension,
+    hparams: Any,
+    train: bool,
+    variable_dtype: Any,
+    importance: Optional[mtf.Tensor] = None,
+    name: str = "top_n_gating",
+    num_microbatches: Optional[int] = None,
+    token_embeddings: Optional[mtf.Tensor] = None,
+) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
+    """Sends each token to its `top_n_num_experts_per_token` best experts.
+
+    As `top_2`, but tokens of every importance above 0 have all their places. The gates of a
+    token's experts are scaled to a sum of 1 if there are several. `use_second_place_loss` adds
+    the balance of the third choice (of the second, if there are two).
+
+    Args and results are those of `_top_2_gating`.
+    """
+    router = Router.make(
+        inputs, outer_expert_dims, experts_dim, expert_capacity_dim, hparams, train,
+        variable_dtype, importance, name, num_microbatches, token_embeddings,
+    )  # fmt: skip
+    n = min(hparam(hparams, "top_n_num_experts_per_token"), experts_dim.size)
+    if n < 1:
+        raise ValueError(
+            f"top_n gating: top_n_num_experts_per_token={n} must be at least 1, and is cut to the "
+            f"number of experts {experts_dim}"
+        )
+    gates = mtf.softmax(router.logits, experts_dim)
+    any_place = router.in_any_place()
+
+    rest, best, choices, rests = gates, [], [], []
+    for _ in range(n):
+        gate, index = mtf.top_1(rest, experts_dim)
+        chosen = _of_tokens(mtf.one_hot(index, experts_dim), any_place)
+        best.append(gate)
+        choices.append(chosen)
+        rests.append(rest)
+        rest = rest * (1.0 - chosen)
+    if n > 1:
+        total = mtf.add_n(best) + _TINY
+        best = [gate / total for gate in best]
+
+    loss = router.balance(choices[0], _of_tokens(gates, router.in_first_place()))
+    if hparam(hparams, "use_second_place_loss") and n > 1:
+        place = min(2, n - 1)
+        loss += 0.5 * router.balance(choices[place], _normalized(rests[place], experts_dim))
+    assignment = Assignment(router)
+    assignment.place(choices[0], best[0])
+    for chosen, gate in zip(choices[1:], best[1:]):
+        assignment.place(_sent(router, chosen, gate), gate)
+    return *assignment.tensors(), router.total_loss(loss)

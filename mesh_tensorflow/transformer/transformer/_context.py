@@ -1,0 +1,209 @@
+"""What the layers of a model share during one call of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+
+__all__ = ["Context"]
+
+
+class Context:
+    """What the layers of a model share during one call of it.
+
+    Decoding runs a model twice: once in mode "first_part", in which layers record their states
+    for all positions, and then in mode "incremental" inside of a loop, for one position a call.
+    Layers must ask for states in the order in which they record them.
+
+    Attributes:
+      model: the Unitransformer that is called.
+      mesh: a Mesh.
+      batch_dims: a list of Dimensions, the ensemble's among them.
+      length_dim: a Dimension, of the sequence.
+      variable_dtype: a VariableDType.
+      beam_dim: a Dimension, in beam search only.
+      mode: "train", "eval", "infer", "score", "first_part" or "incremental".
+      position: an integer Tensor with dimensions [batch..., length], of a scalar for each
+        example in mode "incremental"; or None.
+      position_is_default: whether positions are 0, 1, 2, ...
+      sequence_id: an integer Tensor with dimensions [batch..., length] that numbers the examples
+        packed into a row from 1, and is 0 at padding; the number 1 if there is neither packing
+        nor padding; or None.
+      subsequence_id: a Tensor as `sequence_id`, for parts of examples that see each other only.
+      states: a list of Tensors, the states before this step of decoding.
+      new_states: a list that layers append their states to, or None.
+      losses: a list that layers append further losses to, or None.
+      initial_position: an integer Tensor, where decoding begins.
+      layer_outputs: a list that the layer stack appends its layers' outputs to.
+      encoder_output: a Tensor with dimensions [batch..., memory_length, d_model], or None.
+      encoder_sequence_id: a Tensor as `sequence_id`, for the encoder.
+      constant_states: a list of what does not change from one decoding step to the next.
+      next_constant_state: an integer, which of them is returned next.
+      shared_params: a dictionary of what several models use, such as embeddings.
+      encoder_layer_outputs: `layer_outputs` of the encoder.
+      write_priority: an integer Tensor; see read_priority.
+      read_priority: an integer Tensor: position i sees position j if
+        `read_priority[i] >= write_priority[j]`.
+      inputs: an integer Tensor, the ids.
+      encoder_inputs: an integer Tensor, the ids of the encoder.
+      num_microbatches: into how many parts the batch is cut, each of which is called on its own.
+      layer_index: an integer, the number of the layer that is called.
+      cache: a dictionary for what layers compute once and share.
+      input_embeddings: the embeddings of the ids, set by the model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        mesh: mtf.Mesh,
+        batch_dims: Sequence[mtf.Dimension],
+        length_dim: mtf.Dimension,
+        variable_dtype: mtf.VariableDType,
+        beam_dim: Optional[mtf.Dimension] = None,
+        mode: str = "train",
+        position: Optional[mtf.Tensor] = None,
+        position_is_default: bool = False,
+        sequence_id: Union[mtf.Tensor, int, None] = None,
+        subsequence_id: Union[mtf.Tensor, int, None] = None,
+        states: Optional[Sequence[mtf.Tensor]] = None,
+        new_states: Optional[list] = None,
+        losses: Optional[list] = None,
+        initial_position: Optional[mtf.Tensor] = None,
+        layer_outputs: Optional[list] = None,
+        encoder_output: Optional[mtf.Tensor] = None,
+        encoder_sequence_id: Union[mtf.Tensor, int, None] = None,
+        constant_states: Optional[list] = None,
+        shared_params: Optional[dict] = None,
+        encoder_layer_outputs: Optional[list] = None,
+        write_priority: Optional[mtf.Tensor] = None,
+        read_priority: Optional[mtf.Tensor] = None,
+        inputs: Optional[mtf.Tensor] = None,
+        encoder_inputs: Optional[mtf.Tensor] = None,
+        num_microbatches: int = 1,
+    ) -> None:
+        self.model = model
+        self.mesh = mesh
+        self.batch_dims = batch_dims
+        self.length_dim = length_dim
+        self.variable_dtype = variable_dtype
+        self.beam_dim = beam_dim
+        self.mode = mode
+        self.position = position
+        self.position_is_default = position_is_default
+        self.sequence_id = sequence_id
+        self.subsequence_id = subsequence_id
+        self.states = states
+        self.new_states = new_states
+        self.losses = losses
+        self.initial_position = initial_position
+        self.layer_outputs = [] if layer_outputs is None else layer_outputs
+        self.encoder_output = encoder_output
+        self.encoder_sequence_id = encoder_sequence_id
+        self.constant_states = constant_states
+        self.next_constant_state = 0
+        self.shared_params = {} if shared_params is None else shared_params
+        self.encoder_layer_outputs = encoder_layer_outputs
+        self.write_priority = write_priority
+        self.read_priority = read_priority
+        self.inputs = inputs
+        self.encoder_inputs = encoder_inputs
+        self.num_microbatches = num_microbatches
+        self.layer_index = 0
+        self.cache: dict = {}
+        self.input_embeddings: Optional[mtf.Tensor] = None
+
+    @property
+    def train(self) -> bool:
+        """Whether the mode is "train"."""
+        return self.mode == "train"
+
+    @property
+    def activation_dtype(self) -> tf.DType:
+        """The dtype of activations."""
+        return self.variable_dtype.activation_dtype
+
+    @property
+    def encoder_length_dim(self) -> mtf.Dimension:
+        """The Dimension of `encoder_output` that is named "memory_length".
+
+        Raises:
+          ValueError: there is no encoder output, or it has no such dimension.
+        """
+        if self.encoder_output is None:
+            raise ValueError(
+                "encoder_length_dim: the Context has no encoder_output; call the model with "
+                "encoder_output, as a Bitransformer does"
+            )
+        for dim in self.encoder_output.shape.dims:
+            if dim.name == "memory_length":
+                return dim
+        raise ValueError(
+            f"encoder_length_dim: encoder_output {self.encoder_output.name} "
+            f"{self.encoder_output.shape} has no dimension named memory_length; use "
+            "mtf.layers.rename_length_to_memory_length"
+        )
+
+    @property
+    def nonpadding(self) -> Union[mtf.Tensor, int, None]:
+        """1 where there is no padding and 0 where there is, in the activation dtype.
+
+        The number 1 if `sequence_id` is, and None if it is None.
+        """
+        if self.sequence_id is None or isinstance(self.sequence_id, int):
+            return self.sequence_id
+        return mtf.cast(mtf.not_equal(self.sequence_id, 0), self.activation_dtype)
+
+    def get_states(self, n: int) -> list[mtf.Tensor]:
+        """Returns the next `n` states, those after as many as new ones are recorded.
+
+        Raises:
+          ValueError: there are not so many.
+        """
+        states, begin = self.states or [], len(self.new_states or [])
+        if len(states) < begin + n:
+            raise ValueError(
+                f"get_states: {n} states asked for after {begin} recorded ones, but there are "
+                f"{len(states)}; layers must record in mode first_part what they ask for in mode "
+                "incremental, in the same order"
+            )
+        return list(states[begin : begin + n])
+
+    def record_new_states(self, new_states: Sequence[mtf.Tensor]) -> None:
+        """Records what `get_states` returns in the next step."""
+        self._recorded("record_new_states", self.new_states).extend(new_states)
+
+    def record_constant_state(self, s: Any) -> None:
+        """Records what `get_constant_state` returns in each later step."""
+        self._recorded("record_constant_state", self.constant_states).append(s)
+
+    def get_constant_state(self) -> Any:
+        """Returns the next of the constant states.
+
+        Raises:
+          ValueError: all have been returned.
+        """
+        states = self.constant_states or []
+        if self.next_constant_state >= len(states):
+            raise ValueError(
+                f"get_constant_state: all {len(states)} constant states have been returned; "
+                "layers must record in mode first_part what they ask for in mode incremental"
+            )
+        self.next_constant_state += 1
+        return states[self.next_constant_state - 1]
+
+    def get_position(self) -> Optional[mtf.Tensor]:
+        """Returns the positions: a range along the length if they are the default ones."""
+        if self.position_is_default:
+            return mtf.range(self.mesh, self.length_dim, dtype=tf.int32)
+        return self.position
+
+    def _recorded(self, what: str, states: Optional[list]) -> list:
+        if states is None:
+            raise ValueError(
+                f"{what}: this Context records no states, in mode {self.mode!r}; give it a list"
+            )
+        return states

@@ -1,0 +1,100 @@
+"""The embedding of a vocabulary, which is the classifier over it too."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+
+__all__ = ["VocabEmbedding", "get_vocab_embedding_cls"]
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer")
+class VocabEmbedding:
+    """Vectors of ids, and logits of ids from vectors, by the same variable.
+
+    Press and Wolf, "Using the output embedding to improve language models" (2017).
+    """
+
+    def __init__(
+        self,
+        mesh: mtf.Mesh,
+        vocab_dim: mtf.Dimension,
+        output_dim: mtf.Dimension,
+        variable_dtype: mtf.VariableDType,
+        name: str,
+        ensemble_dim: Optional[mtf.Dimension],
+        scale_variable_like_classifier_weights: bool = False,
+    ) -> None:
+        """Makes the variable, with dimensions [ensemble_dim..., vocab_dim, output_dim].
+
+        Args:
+          mesh: a Mesh.
+          vocab_dim: a Dimension.
+          output_dim: a Dimension.
+          variable_dtype: a VariableDType.
+          name: a string, the name of the variable.
+          ensemble_dim: a Dimension, or None.
+          scale_variable_like_classifier_weights: whether the variable has the scale of a
+            classifier's weights, 1 / sqrt(output_dim), and vectors are multiplied by
+            sqrt(output_dim); if not, it has the scale 1, and vectors are divided by this
+            before the logits are taken.
+        """
+        self._vocab_dim = vocab_dim
+        self._output_dim = output_dim
+        self._scale_variable_like_classifier_weights = scale_variable_like_classifier_weights
+        deviation = output_dim.size**-0.5 if scale_variable_like_classifier_weights else 1.0
+        self._embedding_weights = layers.embedding_weights(
+            mesh,
+            vocab_dim,
+            output_dim,
+            variable_dtype,
+            name,
+            ensemble_dim,
+            initializer=tf.random_normal_initializer(stddev=deviation),
+        )
+
+    def ids_to_embedding(self, ids: mtf.Tensor, context: Any) -> mtf.Tensor:
+        """Returns the vectors of ids.
+
+        Args:
+          ids: an integer Tensor.
+          context: a Context.
+
+        Returns:
+          A Tensor with the dimensions of `ids` and `output_dim`.
+        """
+        del context
+        vectors = mtf.gather(self._embedding_weights, ids, self._vocab_dim)
+        if self._scale_variable_like_classifier_weights:
+            vectors *= self._output_dim.size**0.5
+        return vectors
+
+    def hidden_to_logits(self, hidden: mtf.Tensor, context: Any) -> mtf.Tensor:
+        """Returns the logits of vectors.
+
+        Args:
+          hidden: a Tensor with dimensions [..., output_dim].
+          context: a Context.
+
+        Returns:
+          A Tensor with dimensions [..., vocab_dim].
+        """
+        del context
+        if not self._scale_variable_like_classifier_weights:
+            hidden *= self._output_dim.size**-0.5
+        return mtf.einsum([hidden, self._embedding_weights], reduced_dims=[self._output_dim])
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer")
+def get_vocab_embedding_cls(cls: Any = VocabEmbedding) -> Any:
+    """Returns the class of embeddings that models make, which gin may set.
+
+    Args:
+      cls: a class with the constructor and the methods of `VocabEmbedding`.
+    """
+    return cls

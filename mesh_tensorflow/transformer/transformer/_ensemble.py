@@ -1,0 +1,105 @@
+"""Ensembles: how the logits of their members become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+
+__all__ = [
+    "reduce_ensemble_logits",
+    "reduce_ensemble_logits_mean_logit",
+    "reduce_ensemble_logits_mean_prob",
+    "reduce_ensemble_logits_select",
+]
+
+# The logarithm of a probability that is smaller is that of this one.
+_SMALLEST_PROBABILITY = 1e-20
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer")
+def reduce_ensemble_logits_select(
+    logits: mtf.Tensor, ensemble_dim: mtf.Dimension, vocab_dim: mtf.Dimension, model_id: int = 0
+) -> mtf.Tensor:
+    """Returns the logits of one member.
+
+    Args:
+      logits: a Tensor with dimensions [ensemble_dim, ..., vocab_dim].
+      ensemble_dim: a Dimension.
+      vocab_dim: a Dimension.
+      model_id: an integer, the member.
+
+    Returns:
+      A Tensor without `ensemble_dim`.
+
+    Raises:
+      ValueError: there is no such member.
+    """
+    del vocab_dim
+    if not 0 <= model_id < ensemble_dim.size:
+        raise ValueError(
+            f"reduce_ensemble_logits_select: model_id must be between 0 and "
+            f"{ensemble_dim.size - 1} for {ensemble_dim.name}={ensemble_dim.size}, got {model_id}"
+        )
+    return mtf.gather(logits, mtf.constant(logits.mesh, model_id, dtype=tf.int32), ensemble_dim)
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer")
+def reduce_ensemble_logits_mean_prob(
+    logits: mtf.Tensor, ensemble_dim: mtf.Dimension, vocab_dim: mtf.Dimension
+) -> mtf.Tensor:
+    """Returns the logarithm of the mean of the members' probabilities.
+
+    Args:
+      logits: a Tensor with dimensions [ensemble_dim, ..., vocab_dim].
+      ensemble_dim: a Dimension.
+      vocab_dim: a Dimension.
+
+    Returns:
+      A Tensor without `ensemble_dim`.
+    """
+    probs = mtf.softmax(logits, vocab_dim)
+    mean = mtf.reduce_mean(probs, reduced_dim=ensemble_dim)
+    return mtf.log(mtf.maximum(mean, _SMALLEST_PROBABILITY))
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer")
+def reduce_ensemble_logits_mean_logit(
+    logits: mtf.Tensor, ensemble_dim: mtf.Dimension, vocab_dim: mtf.Dimension
+) -> mtf.Tensor:
+    """Returns the mean of the members' logits.
+
+    Args:
+      logits: a Tensor with dimensions [ensemble_dim, ..., vocab_dim].
+      ensemble_dim: a Dimension.
+      vocab_dim: a Dimension.
+
+    Returns:
+      A Tensor without `ensemble_dim`.
+    """
+    del vocab_dim
+    return mtf.reduce_mean(logits, reduced_dim=ensemble_dim)
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer")
+def reduce_ensemble_logits(
+    logits: mtf.Tensor,
+    ensemble_dim: mtf.Dimension,
+    vocab_dim: mtf.Dimension,
+    reduce_fn: Callable = reduce_ensemble_logits_mean_prob,
+) -> mtf.Tensor:
+    """Returns the logits of an ensemble as a whole, by a function that gin may set.
+
+    Args:
+      logits: a Tensor with dimensions [ensemble_dim, ..., vocab_dim].
+      ensemble_dim: a Dimension.
+      vocab_dim: a Dimension.
+      reduce_fn: takes the three arguments.
+
+    Returns:
+      A Tensor without `ensemble_dim`.
+    """
+    return reduce_fn(logits, ensemble_dim, vocab_dim)

@@ -1,0 +1,102 @@
+"""What a model is fed: shifted targets, and which part of a sequence is its input."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+
+__all__ = ["autoregressive_inputs", "check_ids", "delimited_lm_inputs_mask", "shift_targets"]
+
+
+def _shifted(ids: mtf.Tensor) -> mtf.Tensor:
+    """Returns ids one later along the length, which is the last dimension; 0 comes first."""
+    return mtf.shift(ids, offset=1, dim=ids.shape.dims[-1], wrap=False)
+
+
+def autoregressive_inputs(
+    targets: mtf.Tensor, sequence_id: Optional[mtf.Tensor] = None
+) -> mtf.Tensor:
+    """Returns the inputs of an autoregressive model: the targets, one position later.
+
+    A negative target, which stands for an id that need not be predicted, comes in by its
+    absolute value.
+
+    Args:
+      targets: an integer Tensor with dimensions [..., length].
+      sequence_id: a Tensor of the same shape that numbers the examples packed into a row; each
+        begins with 0, not with the end of the one before.
+
+    Returns:
+      A Tensor of the shape of `targets`.
+    """
+    inputs = mtf.abs(_shifted(targets))
+    if sequence_id is not None:
+        goes_on = mtf.equal(sequence_id, _shifted(sequence_id))
+        inputs *= mtf.cast(goes_on, inputs.dtype)
+    return inputs
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer")
+def shift_targets(targets: mtf.Tensor, bos_id: int = 0, eos_id: int = 1) -> mtf.Tensor:
+    """Returns the targets, one position later; the older form of `autoregressive_inputs`.
+
+    An example packed into a row begins after the end symbol of the one before.
+
+    Args:
+      targets: an integer Tensor with dimensions [..., length].
+      bos_id: an integer, what an example begins with.
+      eos_id: an integer, what it ends with.
+
+    Returns:
+      A Tensor of the shape of `targets`.
+    """
+    shifted = _shifted(targets)
+    shifted *= mtf.cast(mtf.not_equal(shifted, eos_id), shifted.dtype)
+    if bos_id:
+        begins = mtf.logical_and(mtf.equal(shifted, 0), mtf.not_equal(targets, 0))
+        shifted += mtf.cast(begins, shifted.dtype) * bos_id
+    return shifted
+
+
+def delimited_lm_inputs_mask(ids: mtf.Tensor, eos_id: int = 1) -> mtf.Tensor:
+    """Returns where the ids of inputs are, in rows of inputs, end, targets, end, inputs, ...
+
+    Args:
+      ids: an integer Tensor with dimensions [..., length].
+      eos_id: an integer, the end symbol.
+
+    Returns:
+      A boolean Tensor of the shape of `ids`: whether an even number of ends comes before. So
+      the end of inputs counts as inputs.
+    """
+    ends = mtf.to_int32(mtf.equal(ids, eos_id))
+    ends_before = mtf.cumsum(ends, ids.shape.dims[-1], exclusive=True)
+    return mtf.equal(mtf.mod(ends_before, 2), 0)
+
+
+def check_ids(what: str, ids: mtf.Tensor, vocab_dim: mtf.Dimension) -> None:
+    """Raises a ValueError if ids are not integers, or are known to be beyond a vocabulary.
+
+    Args:
+      what: a string, who asks and what the ids are.
+      ids: a Tensor.
+      vocab_dim: a Dimension.
+    """
+    if not ids.dtype.is_integer:
+        raise ValueError(
+            f"{what} {ids.name} {ids.shape} must be integers, got {ids.dtype.name}; use "
+            "mtf.to_int32"
+        )
+    if not isinstance(ids.operation, mtf.ImportOperation):
+        return
+    value = tf.get_static_value(ids.operation._tf_tensor)
+    if value is not None and value.size and value.max() >= vocab_dim.size:
+        raise ValueError(
+            f"{what} {ids.name} {ids.shape} have the id {value.max()}, but the vocabulary "
+            f"{vocab_dim.name}={vocab_dim.size} ends at {vocab_dim.size - 1}; make the model "
+            "with a larger vocabulary size"
+        )

@@ -1,0 +1,49 @@
+"""The loss of a model's logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow.transformer.transformer._inputs import check_ids, delimited_lm_inputs_mask
+
+__all__ = ["loss_from_logits"]
+
+
+def loss_from_logits(
+    model: Any, context: Any, logits: mtf.Tensor, targets: mtf.Tensor, vocab_dim: mtf.Dimension
+) -> mtf.Tensor:
+    """Returns the cross entropy of targets, over the model's denominator.
+
+    Targets of 0 or below count nothing. The targets' probabilities are smoothed over the whole
+    vocabulary, the part of it included that only rounds its size up. The z loss is for training
+    only.
+
+    Args:
+      model: a Unitransformer, which has label_smoothing, z_loss and loss_on_targets_only.
+      context: a Context.
+      logits: a Tensor with dimensions [batch..., length, vocab_dim].
+      targets: an integer Tensor with dimensions [batch..., length].
+      vocab_dim: a Dimension.
+
+    Returns:
+      A scalar Tensor.
+    """
+    check_ids(f"{model.name}: targets", targets, vocab_dim)
+    dtype = context.activation_dtype
+    smooth = model.label_smoothing / vocab_dim.size
+    probabilities = mtf.one_hot(
+        mtf.maximum(targets, 0),
+        vocab_dim,
+        on_value=1.0 - model.label_smoothing + smooth,
+        off_value=smooth,
+        dtype=dtype,
+    )
+    z_loss = model.z_loss if context.train else 0.0
+    loss = layers.softmax_cross_entropy_with_logits(logits, probabilities, vocab_dim, z_loss)
+    weights = mtf.cast(mtf.greater(targets, 0), dtype)
+    if model.loss_on_targets_only:
+        weights *= mtf.cast(mtf.logical_not(delimited_lm_inputs_mask(targets)), dtype)
+    denominator = model.loss_denominator(targets, context.num_microbatches)
+    return mtf.reduce_sum(loss * weights) / denominator

@@ -1,0 +1,114 @@
+"""Embeddings of positions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow._core.errors import dims_text
+
+__all__ = [
+    "embedding_of_positions",
+    "positional_embedding_weights",
+    "sinusoid_positional_embedding_weights",
+]
+
+
+def sinusoid_positional_embedding_weights(
+    mesh: mtf.Mesh,
+    max_length_dim: mtf.Dimension,
+    model_dim: mtf.Dimension,
+    dtype: tf.DType,
+    min_timescale: float = 1.0,
+    max_timescale: float = 10000.0,
+) -> mtf.Tensor:
+    """Returns sines and cosines of positions, of wavelengths in geometric progression.
+
+    Vaswani et al., "Attention is all you need" (2017). They are constants, not variables.
+
+    Args:
+      mesh: a Mesh.
+      max_length_dim: a Dimension, the positions.
+      model_dim: a Dimension of even size: sines in the first half, cosines in the second.
+      dtype: a floating dtype.
+      min_timescale: the shortest wavelength over 2 pi.
+      max_timescale: the longest one.
+
+    Returns:
+      A Tensor with dimensions [max_length_dim, model_dim].
+
+    Raises:
+      ValueError: the size of `model_dim` is odd.
+    """
+    if model_dim.size % 2:
+        raise ValueError(
+            f"sinusoid_positional_embedding_weights: {dims_text([model_dim])} must be even, for "
+            "a sine and a cosine of each wavelength; change d_model"
+        )
+    half = model_dim.size // 2
+    exponent = math.log(max_timescale / min_timescale) / max(half - 1, 1)
+    channel = mtf.range(mesh, model_dim, tf.int32)
+    rates = mtf.exp(mtf.to_float(mtf.mod(channel, half)) * -exponent) * min_timescale
+    # In float32 whatever the dtype: bfloat16 does not even count to 257.
+    angles = mtf.range(mesh, max_length_dim, tf.float32) * rates
+    # No concatenation, for layouts that split the channels.
+    waves = mtf.where(mtf.less(channel, half), mtf.sin(angles), mtf.cos(angles))
+    return mtf.cast(waves, dtype)
+
+
+def positional_embedding_weights(
+    model: Any, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType
+) -> mtf.Tensor:
+    """Makes the embeddings of a model's positions: a variable, or sinusoids.
+
+    Args:
+      model: a Unitransformer with a `max_length_dim`.
+      mesh: a Mesh.
+      variable_dtype: a VariableDType.
+
+    Returns:
+      A Tensor with dimensions [ensemble..., max_length, d_model]; sinusoids have no `ensemble`.
+    """
+    if model.sinusoid_positional_embedding:
+        return sinusoid_positional_embedding_weights(
+            mesh, model.max_length_dim, model.model_dim, variable_dtype.activation_dtype
+        )
+    return layers.embedding_weights(
+        mesh,
+        model.max_length_dim,
+        model.model_dim,
+        variable_dtype,
+        "positional_embedding",
+        ensemble_dim=model.ensemble_dim,
+    )
+
+
+def embedding_of_positions(model: Any, context: Any, weights: mtf.Tensor) -> mtf.Tensor:
+    """Returns the embeddings of the positions of a Context.
+
+    Args:
+      model: a Unitransformer.
+      context: a Context.
+      weights: a Tensor with dimensions [..., max_length, d_model].
+
+    Returns:
+      A Tensor with dimensions [..., length, d_model], or with those of the positions, d_model.
+
+    Raises:
+      ValueError: the length exceeds the longest that the model was made for.
+    """
+    max_length, length = model.max_length_dim, context.length_dim
+    if not context.position_is_default:
+        return mtf.gather(weights, context.position, max_length)
+    if length.size > max_length.size:
+        raise ValueError(
+            f"{model.name}: a sequence of {dims_text([length])} exceeds {dims_text([max_length])}, "
+            "for which the model has positional embeddings; make the model with a larger "
+            "max_length, or with positional_embedding=False"
+        )
+    used = mtf.slice(weights, 0, length.size, max_length.name)
+    return mtf.rename_dimension(used, max_length.name, length.name)

@@ -1,0 +1,262 @@
+"""Stacks of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers as mtf_layers
+from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
+from mesh_tensorflow.transformer.transformer._sublayers import (
+    sublayer_call_layer,
+    sublayer_legacy_dropout,
+    sublayer_legacy_final_rms_norm,
+    sublayer_legacy_rms_norm,
+    sublayer_mask_padding,
+    sublayer_residual,
+)
+
+__all__ = ["LayerStack", "ReversibleLayerStack"]
+
+_MODULE = "mesh_tensorflow.transformer.transformer"
+
+# Sublayers of a stack that has a dropout_rate and a norm_epsilon.
+_LEGACY_INITIAL = (sublayer_legacy_dropout,)
+_LEGACY_PER_LAYER = (
+    sublayer_legacy_rms_norm,
+    sublayer_call_layer,
+    sublayer_legacy_dropout,
+    sublayer_residual,
+)
+_LEGACY_FINAL = (sublayer_legacy_final_rms_norm, sublayer_legacy_dropout)
+
+
+@gin.configurable(module=_MODULE)
+class LayerStack(TransformerLayer):
+    """Layers one after the other, with sublayers around each of them.
+
+    A layer's variables are in the scope of its name and, within that, of its class.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[TransformerLayer],
+        sublayers_initial: Optional[Sequence[Callable]] = None,
+        sublayers_per_layer: Optional[Sequence[Callable]] = None,
+        sublayers_final: Optional[Sequence[Callable]] = None,
+        dropout_rate: Optional[float] = None,
+        norm_epsilon: Optional[float] = None,
+        recompute_grads: bool = False,
+    ) -> None:
+        """Makes the stack; gin usually gives all but the layers.
+
+        Args:
+          layers: a list of TransformerLayers.
+          sublayers_initial: a list of sublayers, see `_sublayers`, which the input goes through.
+          sublayers_per_layer: a list of sublayers, among them `sublayer_call_layer`, for each
+            layer.
+          sublayers_final: a list of sublayers for the output of the last layer.
+          dropout_rate: a number. With `norm_epsilon`, it makes a stack whose sublayers and names
+            of variables are those of T5's public checkpoints, whatever the arguments above.
+          norm_epsilon: a number.
+          recompute_grads: whether a layer's inner values are computed again for its gradient
+            instead of kept.
+
+        Raises:
+          ValueError: only one of `dropout_rate` and `norm_epsilon` is given.
+        """
+        if (dropout_rate is None) != (norm_epsilon is None):
+            raise ValueError(
+                f"{type(self).__name__}: dropout_rate={dropout_rate} and norm_epsilon="
+                f"{norm_epsilon} must both be given, for sublayers under the legacy names, or "
+                "both be None, for sublayers_initial, sublayers_per_layer and sublayers_final"
+            )
+        self._layers = list(layers)
+        self._recompute_grads = recompute_grads
+        self.dropout_rate = dropout_rate
+        self.norm_epsilon = norm_epsilon
+        if dropout_rate is not None:
+            sublayers_initial = _LEGACY_INITIAL
+            sublayers_per_layer = _LEGACY_PER_LAYER
+            sublayers_final = _LEGACY_FINAL
+        self._sublayers_initial = sublayers_initial
+        self._sublayers_per_layer = sublayers_per_layer
+        self._sublayers_final = sublayers_final
+
+    def call(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+        """Calls the layers, and appends to `context.layer_outputs`.
+
+        What is appended: the input after its sublayers, the output of each layer but the last,
+        and the output of the stack.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., length, d_model].
+
+        Returns:
+          A Tensor of the same shape, zero at padding.
+
+        Raises:
+          ValueError: the sublayers are not set.
+        """
+        x = self._with_sublayers("sublayers_initial", context, x)
+        context.layer_outputs.append(x)
+        for i, layer in enumerate(self._layers):
+            x = self._call_layer(context, layer, x)
+            if i < self.num_layers - 1:
+                context.layer_outputs.append(x)
+            context.layer_index += 1
+        return self._finish(context, x)
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers there are."""
+        return len(self._layers)
+
+    @property
+    def layers(self) -> list[TransformerLayer]:
+        """The layers."""
+        return self._layers
+
+    def _finish(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+        x = self._with_sublayers("sublayers_final", context, x)
+        x = sublayer_mask_padding(x, self, context)
+        context.layer_outputs.append(x)
+        return x
+
+    def _with_sublayers(self, which: str, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+        sublayers = getattr(self, f"_{which}")
+        if sublayers is None:
+            raise ValueError(
+                f"{type(self).__name__}: {which} is None; give a list (an empty one for none), "
+                f"for instance with gin ({type(self).__name__}.{which} = [...])"
+            )
+        for sublayer in sublayers:
+            x = sublayer(x, self, context)
+        return x
+
+    def _layer_with_sublayers(self, context: Any, layer: Any, x: mtf.Tensor) -> mtf.Tensor:
+        context.current_layer = layer
+        context.current_layer_input = x
+        y = self._with_sublayers("sublayers_per_layer", context, x)
+        if y.shape != x.shape:
+            raise ValueError(
+                f"{type(self).__name__}: layer {layer.name} ({type(layer).__name__}), with its "
+                f"sublayers, returned {y.name} {y.shape} for an input {x.name} {x.shape}; a layer "
+                "must return the dimensions that it is given, in their order (mtf.transpose)"
+            )
+        return y
+
+    def _recomputes(self, context: Any) -> bool:
+        return self._recompute_grads and context.train
+
+    def _call_layer(self, context: Any, layer: Any, x: mtf.Tensor) -> mtf.Tensor:
+        with tf.variable_scope(layer.name or ""):
+            if not self._recomputes(context):
+                return self._layer_with_sublayers(context, layer, x)
+            shared = _Shared(context)
+            outputs = mtf.recompute_grad(
+                lambda x: [self._layer_with_sublayers(context, layer, x), *shared.found()], [x]
+            )
+            shared.replace(outputs[1:])
+            return outputs[0]
+
+
+class _Shared:
+    """Tensors that a layer leaves in the Context, from inside of a function to be recomputed.
+
+    They must be among the function's outputs, or what uses them later would keep the layer's
+    inner values.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._graph = context.mesh.graph
+        self._num_losses = len(context.losses or [])
+        self._cache = dict(context.cache)
+        self._known = set(self._graph.operations)
+
+    def found(self) -> list[mtf.Tensor]:
+        """Returns the Tensors that have come since."""
+        return [t for t in self._values() if self._is_new(t)]
+
+    def replace(self, tensors: Sequence[mtf.Tensor]) -> None:
+        """Puts the outputs of the function in the places of those found."""
+        mapping = dict(zip(self.found(), tensors))
+
+        def replaced(values: Any) -> Any:
+            return tf.nest.map_structure(
+                lambda v: mapping.get(v, v) if isinstance(v, mtf.Tensor) else v, values
+            )
+
+        cache, losses = self._context.cache, self._context.losses
+        for key in self._new_keys():
+            cache[key] = replaced(cache[key])
+        if losses is not None:
+            losses[self._num_losses :] = replaced(losses[self._num_losses :])
+
+    def _new_keys(self) -> list:
+        cache = self._context.cache
+        return [k for k, v in cache.items() if self._cache.get(k) is not v]
+
+    def _values(self) -> list:
+        losses = (self._context.losses or [])[self._num_losses :]
+        cached = [self._context.cache[key] for key in self._new_keys()]
+        return tf.nest.flatten([losses, cached])
+
+    def _is_new(self, value: Any) -> bool:
+        return isinstance(value, mtf.Tensor) and value.operation not in self._known
+
+
+@gin.configurable(module=_MODULE)
+class ReversibleLayerStack(LayerStack):
+    """Layers on two streams, of which each is computed from the others when gradients are.
+
+    Gomez et al., "The reversible residual network: backpropagation without storing activations"
+    (2017). With `recompute_grads` the memory of training does not grow with the number of
+    layers; without it, values are kept as usual.
+    """
+
+    def call(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+        """Calls the layers; `context.layer_outputs` is as for a LayerStack.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., length, d_model].
+
+        Returns:
+          A Tensor of the same shape, the sum of the streams, zero at padding.
+
+        Raises:
+          ValueError: the sublayers are not set; or, with `recompute_grads`, a layer leaves
+            Tensors in the Context, which cannot be computed again.
+        """
+        x = self._with_sublayers("sublayers_initial", context, x)
+        context.layer_outputs.append(x)
+        streams: tuple = (x, None, x, None)
+        for i, layer in enumerate(self._layers):
+            with tf.variable_scope(layer.name or ""):
+                streams = mtf_layers.reversible_half_residual_and_swap(
+                    *streams,
+                    f=lambda x, layer=layer: self._branch(context, layer, x),
+                    recompute_grads=self._recomputes(context),
+                )
+            if i < self.num_layers - 1:
+                context.layer_outputs.append(streams[2])
+            context.layer_index += 1
+        return self._finish(context, streams[0] + streams[2])
+
+    def _branch(self, context: Any, layer: Any, x: mtf.Tensor) -> mtf.Tensor:
+        shared = _Shared(context)
+        y = self._layer_with_sublayers(context, layer, x)
+        if self._recomputes(context) and shared.found():
+            raise ValueError(
+                f"ReversibleLayerStack: the layer {layer.name} ({type(layer).__name__}) leaves "
+                f"{shared.found()} in context.losses or context.cache, which cannot be computed "
+                "again from the streams; use recompute_grads=False, or a LayerStack"
+            )
+        return y

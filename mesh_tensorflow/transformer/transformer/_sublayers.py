@@ -1,0 +1,354 @@
+"""What a stack does around its layers: normalization, residual connections, noise, masks.
+
+A sublayer takes a Tensor, the stack and the Context, and returns a Tensor of the same shape.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+
+__all__ = [
+    "sublayer_annealed_dropout",
+    "sublayer_call_layer",
+    "sublayer_clip_activation_gradient",
+    "sublayer_dropout",
+    "sublayer_legacy_dropout",
+    "sublayer_legacy_final_rms_norm",
+    "sublayer_legacy_rms_norm",
+    "sublayer_mask_padding",
+    "sublayer_residual",
+    "sublayer_rezero",
+    "sublayer_rms_norm",
+    "sublayer_rms_norm_subsampled",
+    "sublayer_scale_norm",
+    "sublayer_true_layer_norm",
+]
+
+_MODULE = "mesh_tensorflow.transformer.transformer"
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_call_layer(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Tensor:
+    """Sets padding to zero, then calls the layer in a variable scope of its class name.
+
+    Args:
+      x: a Tensor with dimensions [batch..., length, d_model].
+      layer_stack: a LayerStack.
+      context: a Context.
+    """
+    x = sublayer_mask_padding(x, layer_stack, context)
+    layer = context.current_layer
+    with tf.variable_scope(type(layer).__name__):
+        return layer.call(context, x)
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_mask_padding(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Tensor:
+    """Sets padding to zero; returns `x` itself if the Context knows of none.
+
+    Args:
+      x: a Tensor with dimensions [batch..., length, d_model].
+      layer_stack: a LayerStack.
+      context: a Context; its `sequence_id` is 0 at padding.
+    """
+    del layer_stack
+    nonpadding = context.nonpadding
+    return x * nonpadding if isinstance(nonpadding, mtf.Tensor) else x
+
+
+def _scale(context: Any, dims: list) -> mtf.Tensor:
+    """Returns a variable `scale` of ones, for each member of an ensemble."""
+    return mtf.get_variable(
+        context.mesh,
+        "scale",
+        mtf.Shape([*context.model.ensemble_dims, *dims]),
+        initializer=tf.ones_initializer(),
+        dtype=context.variable_dtype,
+    )
+
+
+def _scaled_by_rms(
+    x: mtf.Tensor,
+    context: Any,
+    epsilon: float,
+    name: str,
+    scale_dims: Optional[list] = None,
+    channels: Optional[int] = None,
+) -> mtf.Tensor:
+    """Divides by the root mean square along d_model, and multiplies with a variable.
+
+    Args:
+      x: a Tensor with dimensions [..., d_model].
+      context: a Context.
+      epsilon: added to the mean square.
+      name: a string, the variable scope.
+      scale_dims: dimensions of the variable; d_model if None.
+      channels: how many channels the mean is taken of; all if None.
+    """
+    model_dim = context.model.model_dim
+    with tf.variable_scope(name):
+        scale = _scale(context, [model_dim] if scale_dims is None else scale_dims)
+        some = x if channels is None else mtf.slice(x, 0, channels, model_dim.name)
+        reduced = some.shape.get_dim_by_name(model_dim.name)
+        mean_square = mtf.reduce_mean(mtf.square(some), reduced_dim=reduced)
+    return x * mtf.rsqrt(mean_square + epsilon) * scale
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_rms_norm(
+    x: mtf.Tensor,
+    layer_stack: Any,
+    context: Any,
+    epsilon: float = 1e-6,
+    name: str = "rms_norm",
+) -> mtf.Tensor:
+    """Divides by the root mean square of the channels: no mean is taken off, no bias added.
+
+    Zhang and Sennrich, "Root mean square layer normalization" (2019). The variable is
+    `name/scale`.
+
+    Args:
+      x: a Tensor with dimensions [..., d_model].
+      layer_stack: a LayerStack.
+      context: a Context.
+      epsilon: added to the mean square.
+      name: a string, the variable scope.
+    """
+    del layer_stack
+    return _scaled_by_rms(x, context, epsilon, name)
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_scale_norm(
+    x: mtf.Tensor,
+    layer_stack: Any,
+    context: Any,
+    epsilon: float = 1e-6,
+    name: str = "scale_norm",
+) -> mtf.Tensor:
+    """Divides by the root mean square of the channels, with one scale for all of them.
+
+    Nguyen and Salazar, "Transformers without tears" (2019). The variable is `name/scale`.
+
+    Args:
+      x: a Tensor with dimensions [..., d_model].
+      layer_stack: a LayerStack.
+      context: a Context.
+      epsilon: added to the mean square.
+      name: a string, the variable scope.
+    """
+    del layer_stack
+    return _scaled_by_rms(x, context, epsilon, name, scale_dims=[])
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_rms_norm_subsampled(
+    x: mtf.Tensor,
+    layer_stack: Any,
+    context: Any,
+    percentage: float = 100.0,
+    epsilon: float = 1e-6,
+) -> mtf.Tensor:
+    """Divides by the root mean square of the first of the channels.
+
+    Zhang and Sennrich, "Root mean square layer normalization" (2019), section 3.1. The variable
+    is `layer_norm_subsampled/scale`.
+
+    Args:
+      x: a Tensor with dimensions [..., d_model].
+      layer_stack: a LayerStack.
+      context: a Context.
+      percentage: of the channels that the mean is taken of, above 0 and at most 100.
+      epsilon: added to the mean square.
+
+    Raises:
+      ValueError: `percentage` is out of range.
+    """
+    del layer_stack
+    if not 0.0 < percentage <= 100.0:
+        raise ValueError(
+            "sublayer_rms_norm_subsampled: percentage must be above 0 and at most 100, got "
+            f"{percentage}"
+        )
+    channels = math.ceil(context.model.model_dim.size * percentage / 100.0)
+    return _scaled_by_rms(x, context, epsilon, "layer_norm_subsampled", channels=channels)
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_true_layer_norm(
+    x: mtf.Tensor, layer_stack: Any, context: Any, epsilon: float = 1e-6
+) -> mtf.Tensor:
+    """Applies `mtf.layers.layer_norm`, with mean and bias, in a scope `true_layer_norm`.
+
+    Args:
+      x: a Tensor with dimensions [..., d_model].
+      layer_stack: a LayerStack.
+      context: a Context.
+      epsilon: added to the variance.
+    """
+    del layer_stack
+    with tf.variable_scope("true_layer_norm"):
+        return layers.layer_norm(x, context.model.model_dim, epsilon)
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_residual(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Tensor:
+    """Adds what the layer, with the sublayers before it, was given.
+
+    Args:
+      x: a Tensor with dimensions [..., d_model].
+      layer_stack: a LayerStack.
+      context: a Context.
+    """
+    del layer_stack
+    return x + context.current_layer_input
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_rezero(
+    x: mtf.Tensor, layer_stack: Any, context: Any, initial_value: float = 0.0
+) -> mtf.Tensor:
+    """Multiplies with a scalar variable `rezero_weight`.
+
+    Bachlechner et al., "ReZero is all you need: fast convergence at large depth" (2020).
+
+    Args:
+      x: a Tensor.
+      layer_stack: a LayerStack.
+      context: a Context.
+      initial_value: of the variable.
+    """
+    del layer_stack
+    weight = mtf.get_variable(
+        context.mesh,
+        "rezero_weight",
+        mtf.Shape(context.model.ensemble_dims),
+        initializer=tf.constant_initializer(initial_value),
+        dtype=context.variable_dtype,
+    )
+    return x * weight
+
+
+def _noise_shape(context: Any) -> mtf.Shape:
+    """Returns the shape of dropout's noise, which is the same along the length."""
+    return mtf.Shape([*context.batch_dims, context.model.model_dim])
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_dropout(
+    x: mtf.Tensor, layer_stack: Any, context: Any, dropout_rate: float = 0.0
+) -> mtf.Tensor:
+    """Applies dropout when training, the same along the length.
+
+    Args:
+      x: a Tensor with dimensions [batch..., length, d_model].
+      layer_stack: a LayerStack.
+      context: a Context.
+      dropout_rate: a number, at least 0 and below 1.
+    """
+    del layer_stack
+    if not context.train or dropout_rate == 0.0:
+        return x
+    return mtf.dropout(x, context.train, rate=dropout_rate, noise_shape=_noise_shape(context))
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_annealed_dropout(
+    x: mtf.Tensor,
+    layer_stack: Any,
+    context: Any,
+    init_dropout_rate: float = 0.0,
+    start_step: Optional[int] = None,
+    end_step: Optional[int] = None,
+) -> mtf.Tensor:
+    """Applies dropout when training, at a rate that falls to 0 between two steps.
+
+    Args:
+      x: a Tensor with dimensions [batch..., length, d_model].
+      layer_stack: a LayerStack.
+      context: a Context.
+      init_dropout_rate: a number, the rate until `start_step`.
+      start_step: an integer.
+      end_step: an integer, from which on there is no dropout.
+
+    Raises:
+      ValueError: a step is missing.
+    """
+    del layer_stack
+    if start_step is None or end_step is None:
+        raise ValueError(
+            "sublayer_annealed_dropout: start_step and end_step must be set, got "
+            f"start_step={start_step}, end_step={end_step}; bind them with gin"
+        )
+    if not context.train:
+        return x
+    return layers.annealed_dropout(
+        x,
+        context.train,
+        start_step,
+        end_step,
+        init_rate=init_dropout_rate,
+        noise_shape=_noise_shape(context),
+    )
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_clip_activation_gradient(
+    x: mtf.Tensor, layer_stack: Any, context: Any, rms_norm: float = 1.0
+) -> mtf.Tensor:
+    """Scales the gradient of `x` down to a root mean square.
+
+    Args:
+      x: a Tensor.
+      layer_stack: a LayerStack.
+      context: a Context.
+      rms_norm: the largest RMS that the gradient may have.
+    """
+    del layer_stack, context
+    return layers.clip_activation_gradient(x, rms_norm)
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_legacy_rms_norm(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Tensor:
+    """Applies `sublayer_rms_norm` in a scope `layer_norm`, the name in T5's checkpoints.
+
+    The stack's `norm_epsilon` only says that a stack is a legacy one; gin may bind
+    `sublayer_rms_norm.epsilon`.
+
+    Args:
+      x: a Tensor with dimensions [..., d_model].
+      layer_stack: a LayerStack.
+      context: a Context.
+    """
+    return sublayer_rms_norm(x, layer_stack, context, name="layer_norm")
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_legacy_final_rms_norm(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Tensor:
+    """Applies `sublayer_rms_norm` in a scope `final_layer_norm`.
+
+    Args:
+      x: a Tensor with dimensions [..., d_model].
+      layer_stack: a LayerStack.
+      context: a Context.
+    """
+    return sublayer_rms_norm(x, layer_stack, context, name="final_layer_norm")
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_legacy_dropout(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Tensor:
+    """Applies `sublayer_dropout` at the stack's `dropout_rate`.
+
+    Args:
+      x: a Tensor with dimensions [batch..., length, d_model].
+      layer_stack: a LayerStack.
+      context: a Context.
+    """
+    return sublayer_dropout(x, layer_stack, context, dropout_rate=layer_stack.dropout_rate)

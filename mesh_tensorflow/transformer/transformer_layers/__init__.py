@@ -1,0 +1,70 @@
+"""Layers of transformers: attention, feed-forward layers and convolutions, one kind a file."""
+
+from mesh_tensorflow.transformer.transformer_layers._bilinear import (
+    GeneralBilinearEncDecAttention,
+    GeneralBilinearSelfAttention,
+)
+from mesh_tensorflow.transformer.transformer_layers._branched import (
+    BranchedEncDecAttention,
+    BranchedSelfAttention,
+)
+from mesh_tensorflow.transformer.transformer_layers._conv1d import Conv1D, Conv1DLayer
+from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import (
+    EncDecAttention,
+    enc_dec_attention,
+)
+from mesh_tensorflow.transformer.transformer_layers._enc_dec_bias import (
+    enc_dec_attention_bias,
+    relative_position_spans,
+)
+from mesh_tensorflow.transformer.transformer_layers._experts_attention import (
+    ExpertsEncDecAttention,
+    ExpertsSelfAttention,
+)
+from mesh_tensorflow.transformer.transformer_layers._feed_forward import DenseReluDense
+from mesh_tensorflow.transformer.transformer_layers._local_attention import LocalSelfAttention
+from mesh_tensorflow.transformer.transformer_layers._local_conv import (
+    Conv1DLocalAttn,
+    DynamicConv1DLocalAttn,
+    LightweightConv1DLocalAttn,
+    LocalConvAttnBlock,
+)
+from mesh_tensorflow.transformer.transformer_layers._parallel import ParallelLayer
+from mesh_tensorflow.transformer.transformer_layers._params import attention_params
+from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
+from mesh_tensorflow.transformer.transformer_layers._separable_conv1d import SeparableConv1DLayer
+from mesh_tensorflow.transformer.transformer_layers._synthesizer import Synthesizer
+from mesh_tensorflow.transformer.transformer_layers._talking_heads import (
+    TalkingHeadsEncDecAttention,
+    TalkingHeadsSelfAttention,
+)
+from mesh_tensorflow.transformer.transformer_layers._transparent import TransparentEncDecAttention
+
+__all__ = [
+    "BranchedEncDecAttention",
+    "BranchedSelfAttention",
+    "Conv1D",
+    "Conv1DLayer",
+    "Conv1DLocalAttn",
+    "DenseReluDense",
+    "DynamicConv1DLocalAttn",
+    "EncDecAttention",
+    "ExpertsEncDecAttention",
+    "ExpertsSelfAttention",
+    "GeneralBilinearEncDecAttention",
+    "GeneralBilinearSelfAttention",
+    "LightweightConv1DLocalAttn",
+    "LocalConvAttnBlock",
+    "LocalSelfAttention",
+    "ParallelLayer",
+    "SelfAttention",
+    "SeparableConv1DLayer",
+    "Synthesizer",
+    "TalkingHeadsEncDecAttention",
+    "TalkingHeadsSelfAttention",
+    "TransparentEncDecAttention",
+    "attention_params",
+    "enc_dec_attention",
+    "enc_dec_attention_bias",
+    "relative_position_spans",
+]

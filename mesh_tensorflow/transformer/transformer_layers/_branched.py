@@ -1,0 +1,120 @@
+"""Attention whose heads are branches with a feed-forward layer each."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import (
+    enc_dec_attention,
+    encoder_output,
+)
+from mesh_tensorflow.transformer.transformer_layers._feed_forward import DenseReluDense
+from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
+
+__all__ = ["BranchedEncDecAttention", "BranchedSelfAttention"]
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+class BranchedSelfAttention(SelfAttention):
+    """Attention of a sequence to itself, a weighted sum of branches, one a head.
+
+    Ahmed et al., "Weighted transformer network for machine translation" (2017). Each head is
+    projected to the model's dimension by itself, scaled, passed through a feed-forward layer that
+    all branches share, and scaled again.
+
+    Attributes:
+      dense_layer: a DenseReluDense.
+      kappa_init: a TensorFlow initializer of the first scales.
+      alpha_init: a TensorFlow initializer of the second scales.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Sets the options.
+
+        Args:
+          **kwargs: arguments of `SelfAttention`; not num_memory_heads, and neither combine_dims
+            nor keep_query_heads_dims, which follow from the branches.
+
+        Raises:
+          ValueError: `num_memory_heads` is given.
+        """
+        super().__init__(**{**kwargs, "combine_dims": False, "keep_query_heads_dims": True})
+        if self.num_memory_heads:
+            raise ValueError(
+                f"{type(self).__name__}: num_memory_heads={self.num_memory_heads}, but each head "
+                "is a branch with keys and values of its own. Set num_memory_heads to 0"
+            )
+        self.dense_layer = DenseReluDense()
+        self.kappa_init = tf.random_uniform_initializer(minval=0.0, maxval=1.0)
+        self.alpha_init = tf.random_uniform_initializer(minval=0.0, maxval=1.0)
+
+    def layer_output_from_attention_output(
+        self, context: Any, attention_output: mtf.Tensor, losses: Optional[list[mtf.Tensor]]
+    ) -> mtf.Tensor:
+        """Returns the sum of the branches.
+
+        Args:
+          context: a Context.
+          attention_output: a Tensor with dimensions [batch..., length, heads, d_model].
+          losses: a list or None.
+
+        Returns:
+          A Tensor with dimensions [batch..., length, d_model].
+        """
+        heads_dim = mtf.Dimension("heads", self.num_heads)
+        kappa, alpha = (
+            mtf.get_variable(
+                context.mesh,
+                name,
+                mtf.Shape([heads_dim]),
+                initializer=initializer,
+                dtype=context.variable_dtype,
+            )
+            for name, initializer in (("kappa", self.kappa_init), ("alpha", self.alpha_init))
+        )
+        branches = mtf.multiply(attention_output, kappa, output_shape=attention_output.shape)
+        branches = self.dense_layer.call(context, branches, losses)
+        return mtf.einsum([branches, alpha], reduced_dims=[heads_dim])
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+class BranchedEncDecAttention(BranchedSelfAttention):
+    """Attention to the output of an encoder, a weighted sum of branches, one a head."""
+
+    def __init__(self, relative_attention_type: Optional[str] = None, **kwargs: Any) -> None:
+        """Sets the options.
+
+        Args:
+          relative_attention_type: None, "bias" or "bias_shared", see `relative_position_spans`.
+          **kwargs: further arguments of `BranchedSelfAttention`.
+        """
+        super().__init__(relative_attention_type=relative_attention_type, **kwargs)
+
+    def _get_memory_antecedent(self, context: Any) -> mtf.Tensor:
+        return encoder_output(context)
+
+    def call(
+        self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> mtf.Tensor:
+        """Returns what each position finds in the encoder's output.
+
+        Args:
+          context: a Context of a decoder.
+          x: a Tensor with dimensions [batch..., length, d_model].
+          losses: a list or None.
+
+        Returns:
+          A Tensor of the shape of `x`.
+        """
+        return enc_dec_attention(
+            self,
+            self._get_memory_antecedent(context),
+            context,
+            x,
+            losses,
+            z_loss_coeff=self.z_loss_coeff,
+        )

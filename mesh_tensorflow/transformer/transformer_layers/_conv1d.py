@@ -1,0 +1,167 @@
+"""Convolutions along the length, and what they keep when decoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow.transformer.transformer import TransformerLayer
+
+__all__ = ["Conv1D", "Conv1DLayer"]
+
+
+def activated(name: str, x: mtf.Tensor) -> mtf.Tensor:
+    """Returns the function of mtf of that name, of `x`; `x` itself for "linear"."""
+    return x if name == "linear" else getattr(mtf, name)(x)
+
+
+class Conv1D(TransformerLayer):
+    """What convolutions share: their state in decoding is their last inputs."""
+
+    def inputs_of_conv(self, context: Any, x: mtf.Tensor, filter_size: int) -> mtf.Tensor:
+        """Returns what the filter passes over, and records states when decoding.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., length, d_model]; without `length` in mode
+            "incremental".
+          filter_size: an integer.
+
+        Returns:
+          A Tensor with dimensions [batch..., length, d_model]: `x`, 0 at padding; in mode
+          "incremental" the last `filter_size` inputs.
+        """
+        if context.mode == "incremental":
+            return self.record_states_incremental_mode(context, x, filter_size)
+        if context.mode == "first_part":
+            self.record_states_first_part_mode(context, x, filter_size)
+        if context.inputs is not None:
+            return x * mtf.cast(mtf.not_equal(context.inputs, 0), x.dtype)
+        if isinstance(context.nonpadding, mtf.Tensor):
+            return x * mtf.cast(context.nonpadding, x.dtype)
+        return x
+
+    def record_states_first_part_mode(
+        self, context: Any, x: mtf.Tensor, filter_size: int, length_dim_name: str = "length"
+    ) -> None:
+        """Records the inputs before the position at which decoding begins.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., length, d_model].
+          filter_size: an integer, how many.
+          length_dim_name: a string, the name of their dimension.
+        """
+        window = mtf.Dimension("conv_window", filter_size)
+        before = mtf.range(context.mesh, window, dtype=tf.int32) - filter_size
+        # Before the beginning an index is below 0, which gives zeros.
+        positions = mtf.add(
+            context.initial_position,
+            before,
+            output_shape=context.initial_position.shape + window,
+        )
+        last = mtf.gather(x, positions, context.length_dim)
+        shape = mtf.Shape([d for d in x.shape if d != context.length_dim])
+        last = mtf.transpose(last, mtf.Shape([*shape.dims[:-1], window, shape.dims[-1]]))
+        context.record_new_states([mtf.rename_dimension(last, window.name, length_dim_name)])
+
+    def record_states_incremental_mode(
+        self, context: Any, x: mtf.Tensor, filter_size: int, length_dim_name: str = "length"
+    ) -> mtf.Tensor:
+        """Records and returns the last inputs, `x` being the latest.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., d_model].
+          filter_size: an integer, how many.
+          length_dim_name: a string, the name of their dimension.
+
+        Returns:
+          A Tensor with dimensions [batch..., length, d_model].
+        """
+        filter_dim = mtf.Dimension(length_dim_name, filter_size)
+        [old_state] = context.get_states(1)
+        latest = mtf.constant(context.mesh, filter_size - 1, dtype=tf.int32)
+        new_state = self.update_state(old_state, x, latest, filter_dim, dtype=x.dtype)
+        context.record_new_states([new_state])
+        return new_state
+
+    def update_state(
+        self,
+        old_state: mtf.Tensor,
+        x: mtf.Tensor,
+        position: mtf.Tensor,
+        filter_dim: mtf.Dimension,
+        dtype: tf.DType,
+    ) -> mtf.Tensor:
+        """Returns the state moved by one position, with another input in it.
+
+        Args:
+          old_state: a Tensor with dimensions [batch..., filter_dim, d_model].
+          x: a Tensor with dimensions [batch..., d_model].
+          position: an int32 Tensor, where `x` goes.
+          filter_dim: a Dimension.
+          dtype: a dtype.
+        """
+        moved = mtf.shift(old_state, -1, filter_dim, wrap=False)
+        there = mtf.one_hot(position, filter_dim, dtype=dtype)
+        return mtf.cast(moved, dtype) * (1.0 - there) + mtf.einsum(
+            [mtf.cast(x, dtype), there], output_shape=old_state.shape
+        )
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+class Conv1DLayer(Conv1D):
+    """A convolution along the length.
+
+    The filter is centred: a position sees half of `filter_size` positions before and after it.
+    Decoding has only those before, so that a decoder should rather have a SeparableConv1DLayer.
+    The variable is `conv2d/kernel`.
+    """
+
+    def __init__(self, filter_size: int, output_size: int, activation: str = "linear") -> None:
+        """Makes the layer.
+
+        Args:
+          filter_size: an integer.
+          output_size: an integer, how many channels come out.
+          activation: a name in mtf, or "linear".
+        """
+        self._filter_size = filter_size
+        self._output_size = output_size
+        self._activation = activation
+
+    @property
+    def filter_size(self) -> int:
+        """How many positions the filter covers."""
+        return self._filter_size
+
+    def call(self, context: Any, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+        """Returns the output of the layer.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
+          losses: not used.
+
+        Returns:
+          A Tensor with as many channels as `output_size`.
+        """
+        del losses
+        x = self.inputs_of_conv(context, x, self.filter_size)
+        channels = x.shape.dims[-1]
+        padding = "VALID" if context.mode == "incremental" else "SAME"
+        y = layers.conv1d(
+            mtf.rename_dimension(x, channels.name, "input_dim"),
+            mtf.Dimension(channels.name, self._output_size),
+            filter_size=self.filter_size,
+            padding=padding,
+            variable_dtype=context.variable_dtype,
+        )
+        if context.mode == "incremental":  # of which one position is left
+            y = mtf.reshape(y, mtf.Shape([*y.shape.dims[:-2], y.shape.dims[-1]]))
+        return activated(self._activation, y)

@@ -1,0 +1,139 @@
+"""Attention of a decoder to the output of an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Optional
+
+import gin
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.transformer import attention
+from mesh_tensorflow.transformer.transformer_layers import _states
+from mesh_tensorflow.transformer.transformer_layers._enc_dec_bias import enc_dec_attention_bias
+from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
+
+__all__ = ["EncDecAttention", "enc_dec_attention", "encoder_output"]
+
+
+def encoder_output(context: Any) -> mtf.Tensor:
+    """Returns the output of the encoder.
+
+    Returns:
+      A Tensor with dimensions [batch..., memory_length, d_model].
+
+    Raises:
+      ValueError: there is none.
+    """
+    if context.encoder_output is None:
+        raise ValueError(
+            "attention over an encoder's output: the Context has no encoder_output; use the layer "
+            "in the decoder of a Bitransformer, or call the model with encoder_output"
+        )
+    return context.encoder_output
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+def enc_dec_attention(
+    self_attention_layer: Any,
+    memory_antecedent: mtf.Tensor,
+    context: Any,
+    x: mtf.Tensor,
+    losses: Optional[list[mtf.Tensor]],
+    attention_fn: Callable[..., mtf.Tensor] = attention.attention,
+    z_loss_coeff: Optional[float] = None,
+) -> mtf.Tensor:
+    """Returns what each position of a decoder finds in a memory.
+
+    In decoding the keys and values of the memory are made once.
+
+    Args:
+      self_attention_layer: a SelfAttention, whose options and weights are used.
+      memory_antecedent: a Tensor with dimensions [batch..., memory_length, d_model].
+      context: a Context.
+      x: a Tensor with dimensions [batch..., length, d_model]; without `length` in mode
+        "incremental".
+      losses: a list or None.
+      attention_fn: a function with the arguments of `attention`.
+      z_loss_coeff: the factor of a loss on the logits, see `attention`; or None.
+
+    Returns:
+      A Tensor of the shape of `x`.
+    """
+    layer = self_attention_layer
+    params = layer.make_params(context)
+    q = params.compute_q(x)
+    if context.mode == "incremental":
+        k, v, memory_length = context.get_constant_state()
+    else:
+        memory_length = context.encoder_length_dim
+        if params.shared_kv:
+            k = v = params.compute_kv(memory_antecedent)
+        else:
+            k, v = params.compute_k(memory_antecedent), params.compute_v(memory_antecedent)
+        if context.mode == "first_part":
+            kept = [_states.next_to_channels(s, memory_length) for s in (k, v)]
+            context.record_constant_state((*kept, memory_length))
+    o = attention_fn(
+        q,
+        k,
+        v,
+        memory_length,
+        layer.kv_dim,
+        layer.kv_dim,
+        bias=enc_dec_attention_bias(layer, context, params.query_heads_dims),
+        context=context,
+        z_loss_coeff=z_loss_coeff,
+        **layer.attention_kwargs_from_context(context),
+    )
+    output_shape = layer.expected_attention_output_shape(x, params)
+    y = params.compute_output(o, output_shape=output_shape)
+    return layer.layer_output_from_attention_output(context, y, losses)
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+class EncDecAttention(SelfAttention):
+    """Attention of a decoder to the output of an encoder.
+
+    Vaswani et al., "Attention is all you need" (2017).
+    """
+
+    def __init__(self, relative_attention_type: Optional[str] = None, **kwargs: Any) -> None:
+        """Sets the options.
+
+        Args:
+          relative_attention_type: None, "bias" or "bias_shared", see `relative_position_spans`.
+          **kwargs: further arguments of `SelfAttention`.
+        """
+        super().__init__(relative_attention_type=relative_attention_type, **kwargs)
+
+    def _get_memory_antecedent(self, context: Any) -> mtf.Tensor:
+        return encoder_output(context)
+
+    def call(
+        self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> mtf.Tensor:
+        """Returns what each position finds in the encoder's output.
+
+        Args:
+          context: a Context of a decoder.
+          x: a Tensor with dimensions [batch..., length, d_model].
+          losses: a list or None.
+
+        Returns:
+          A Tensor of the shape of `x`.
+        """
+        return enc_dec_attention(
+            self,
+            self._get_memory_antecedent(context),
+            context,
+            x,
+            losses,
+            attention_fn=self.attention_fn,
+            z_loss_coeff=self.z_loss_coeff,
+        )
+
+    @property
+    def attention_fn(self) -> Callable[..., mtf.Tensor]:
+        """The function that attends."""
+        return attention.attention

@@ -1,0 +1,74 @@
+"""The feed-forward layer."""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import gin
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow.transformer.transformer import TransformerLayer
+
+__all__ = ["DenseReluDense"]
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+class DenseReluDense(TransformerLayer):
+    """A hidden layer of dimension `d_ff`, and a linear map back.
+
+    Variables are `wi/kernel` and `wo/kernel`; `wi_0/kernel`, `wi_1/kernel`, ... for gated units.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int = 4096,
+        dropout_rate: float = 0.0,
+        activation: Union[str, list] = "relu",
+        use_bias: bool = False,
+    ) -> None:
+        """Makes the layer.
+
+        Args:
+          hidden_size: an integer.
+          dropout_rate: of the hidden units, with the same noise at all positions.
+          activation: a name in mtf, or a list of names: the product of as many layers, such as
+            ["gelu", "linear"]; Shazeer, "GLU variants improve transformer" (2020).
+          use_bias: a bool.
+        """
+        self.hidden_size = hidden_size
+        self.dropout_rate = dropout_rate
+        self.activation = activation
+        self.use_bias = use_bias
+
+    def call(self, context: Any, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+        """Returns the output of the layer.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
+          losses: not used.
+
+        Returns:
+          A Tensor of the same shape.
+        """
+        del losses
+        io = x.shape.dims[-1]
+        hidden = mtf.Dimension("d_ff", self.hidden_size)
+        options = {
+            "use_bias": self.use_bias,
+            "variable_dtype": context.variable_dtype,
+            "expert_dims": context.model.ensemble_dims,
+        }
+        h = layers.dense_product(
+            x,
+            reduced_dims=[io],
+            new_dims=hidden,
+            activation_functions=self.activation,
+            name="wi",
+            **options,
+        )
+        if context.train and self.dropout_rate:
+            noise_shape = mtf.Shape([d for d in h.shape if d != context.length_dim])
+            h = mtf.dropout(h, True, rate=self.dropout_rate, noise_shape=noise_shape)
+        return layers.dense(h, io, reduced_dims=[hidden], name="wo", **options)

@@ -1,0 +1,119 @@
+"""Biases by the distance of two positions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+
+__all__ = ["bucket_values", "check_type", "relative_position_bucket", "shared_bias_values"]
+
+# Beyond this distance all positions share a bucket.
+_MAX_DISTANCE = 128
+
+
+def check_type(
+    what: str, relative_attention_type: Optional[str], kinds: tuple[Optional[str], ...]
+) -> None:
+    """Checks that there is such a relative attention.
+
+    Raises:
+      ValueError: there is not.
+    """
+    if relative_attention_type not in kinds:
+        raise ValueError(
+            f'{what}: unrecognized relative_attention_type "{relative_attention_type}"; it is one '
+            f"of {', '.join(map(str, kinds))}"
+        )
+
+
+def relative_position_bucket(
+    relative_position: mtf.Tensor,
+    bidirectional: bool = True,
+    num_buckets: int = 32,
+    max_distance: int = _MAX_DISTANCE,
+) -> mtf.Tensor:
+    """Returns the number of the bucket of each distance.
+
+    Half of the buckets are for one distance each; the others grow with the logarithm of the
+    distance, up to `max_distance`. If `bidirectional`, each direction has half of all buckets;
+    else memory positions after the query are in the bucket of distance 0.
+
+    Raffel et al., "Exploring the limits of transfer learning with a unified text-to-text
+    transformer" (2020), section 2.1.
+
+    Args:
+      relative_position: an int32 Tensor, position in the memory minus that of the query.
+      bidirectional: a bool.
+      num_buckets: an integer.
+      max_distance: an integer.
+
+    Returns:
+      An int32 Tensor of the shape of `relative_position`, from 0 to `num_buckets` - 1.
+    """
+    side = num_buckets // 2 if bidirectional else num_buckets
+    exact = side // 2
+
+    def bucket(relative: tf.Tensor) -> tf.Tensor:
+        distance = tf.abs(relative) if bidirectional else tf.maximum(-relative, 0)
+        far = tf.cast(tf.maximum(distance, exact), tf.float32)
+        steps = tf.log(far * (1.0 / exact)) * (1.0 / math.log(max_distance / exact))
+        far = tf.minimum(exact + tf.cast(steps * (side - exact), tf.int32), side - 1)
+        found = tf.where_v2(distance < exact, distance, far)
+        return found + side * tf.cast(relative > 0, tf.int32) if bidirectional else found
+
+    return mtf.cwise(
+        bucket, [relative_position], output_dtype=tf.int32, name="relative_position_bucket"
+    )
+
+
+def shared_bias_values(
+    context: Any,
+    name: str,
+    heads_dims: list[mtf.Dimension],
+    buckets_dim: mtf.Dimension,
+    cache_key: Any,
+) -> mtf.Tensor:
+    """Returns the variable with a bias for each head and bucket.
+
+    Args:
+      context: a Context.
+      name: a string.
+      heads_dims: a list of Dimensions.
+      buckets_dim: a Dimension.
+      cache_key: what layers that share the variable have in common; None for a variable of the
+        layer's own.
+    """
+    if cache_key is not None and cache_key in context.cache:
+        return context.cache[cache_key]
+    values = mtf.get_variable(
+        context.mesh,
+        name,
+        mtf.Shape([*context.model.ensemble_dims, *heads_dims, buckets_dim]),
+        dtype=context.variable_dtype,
+    )
+    if cache_key is not None:
+        context.cache[cache_key] = values
+    return values
+
+
+def bucket_values(
+    values: mtf.Tensor, buckets: mtf.Tensor, buckets_dim: mtf.Dimension, memory_dim: mtf.Dimension
+) -> mtf.Tensor:
+    """Returns the value of each distance's bucket.
+
+    Args:
+      values: a Tensor with dimensions [..., heads..., buckets_dim].
+      buckets: an integer Tensor with the dimension `memory_dim`.
+      buckets_dim: a Dimension.
+      memory_dim: a Dimension.
+
+    Returns:
+      A Tensor whose dimensions are those of both, `memory_dim` last.
+    """
+    rest = [d for d in values.shape if d != buckets_dim]
+    front = [d for d in buckets.shape if d != memory_dim and d not in rest]
+    return mtf.gather(values, buckets, buckets_dim, mtf.Shape([*front, *rest, memory_dim]))

@@ -1,0 +1,153 @@
+"""Keys and values of earlier positions, kept while decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
+
+__all__ = ["WriteAtOperation", "next_to_channels", "updated_states", "write_at"]
+
+
+class WriteAtOperation(mtf.Operation):
+    """Puts what belongs to one position into a state, in place where TensorFlow can."""
+
+    def __init__(
+        self,
+        state: mtf.Tensor,
+        new: mtf.Tensor,
+        position: mtf.Tensor,
+        dim: mtf.Dimension,
+        name: Optional[str] = None,
+    ) -> None:
+        """Makes the operation; arguments are those of `write_at`."""
+        at = state.shape.dims.index(dim) if dim in state.shape else -1
+        if at < 0 or set(new.shape) != set(state.shape) - {dim} or new.dtype != state.dtype:
+            raise ValueError(
+                f"write_at: {new.name} {new.shape} {new.dtype.name} must have the dimensions of "
+                f"the state {state.name} {state.shape} {state.dtype.name} without "
+                f"{dims_text([dim])}, and its dtype"
+            )
+        unknown = [d for d in position.shape if d not in state.shape.dims[:at]]
+        if unknown:
+            raise ValueError(
+                f"write_at: the position {position.name} {position.shape} has "
+                f"{dims_text(unknown)}, which the state {state.shape} does not have before "
+                f"{dims_text([dim])}"
+            )
+        super().__init__([state, new, position], name=name or "write_at")
+        self._dim = dim
+        self._outputs = [mtf.Tensor(self, state.shape, state.dtype)]
+        self._initialize_all_dimensions_as_splittable()
+
+    def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> Sequence[Optional[mtf.Tensor]]:
+        [dy] = grad_ys
+        if dy is None:
+            return [None, None, None]
+        state, new, position = self.inputs
+        here = mtf.one_hot(position, self._dim, dtype=state.dtype)
+        dstate = mtf.multiply(dy, 1.0 - here, output_shape=state.shape)
+        return [dstate, mtf.einsum([dy, here], output_shape=new.shape), None]
+
+    def lower(self, lowering: Any) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        state, new, position = self.inputs
+        at = state.shape.dims.index(self._dim)
+        front = state.shape.dims[:at]
+        sizes = mesh_impl.slice_shape(state.shape)
+        rows, length = mtf.list_product(sizes[:at]), sizes[at]
+        to_order = [new.shape.dims.index(d) for d in state.shape if d != self._dim]
+        turn = [position.shape.dims.index(d) for d in front if d in position.shape]
+        aligned = [n if d in position.shape else 1 for n, d in zip(sizes, front)]
+        begins = np.arange(0, rows * length, length)
+
+        def row_numbers(position: tf.Tensor) -> tf.Tensor:
+            """Returns the positions of all rows, or a scalar that holds for all."""
+            if not turn:
+                return position
+            if turn != sorted(turn):
+                position = tf.transpose(position, turn)
+            if aligned != sizes[:at]:
+                position = tf.broadcast_to(tf.reshape(position, aligned), sizes[:at])
+            return tf.reshape(position, [rows])
+
+        def write(
+            state: tf.Tensor, new: tf.Tensor, position: tf.Tensor, *coordinate: tf.Tensor
+        ) -> tf.Tensor:
+            for part in coordinate:
+                position = position - tf.cast(part, position.dtype) * length
+            inside = tf.clip_by_value(position, 0, length - 1)
+            there = row_numbers(tf.equal(position, inside))
+            index = row_numbers(inside) + tf.constant(begins, position.dtype)
+            flat = tf.reshape(state, [rows * length, -1])
+            if to_order != sorted(to_order):
+                new = tf.transpose(new, to_order)
+            new = tf.reshape(new, [rows, -1])
+            if there.shape.ndims:
+                there = tf.expand_dims(there, 1)
+            new = tf.where_v2(there, new, tf.gather(flat, index))
+            written = tf.tensor_scatter_nd_update(flat, tf.expand_dims(index, 1), new)
+            return tf.reshape(written, sizes)
+
+        values = [lowering.tensors[x] for x in self.inputs]
+        axis = mesh_impl.splitting_axis(self._dim)
+        if axis is not None:
+            values.append(mesh_impl.laid_out_pcoord(axis))
+        lowering.set_tensor_lowering(self.outputs[0], mesh_impl.slicewise(write, *values))
+
+
+def write_at(
+    state: mtf.Tensor, new: mtf.Tensor, position: mtf.Tensor, dim: mtf.Dimension
+) -> mtf.Tensor:
+    """Returns a state with `new` at a position; as it was if the position is out of range.
+
+    Args:
+      state: a Tensor with dimensions [batch..., dim, ...].
+      new: a Tensor with the dimensions of `state` but for `dim`.
+      position: an integer Tensor with some of the dimensions [batch...].
+      dim: a Dimension.
+
+    Raises:
+      ValueError: the dimensions do not fit.
+    """
+    return WriteAtOperation(state, new, position, dim).outputs[0]
+
+
+def next_to_channels(x: mtf.Tensor, length_dim: mtf.Dimension) -> mtf.Tensor:
+    """Returns keys or values with the length next to the channels, which come last.
+
+    A query then meets them as matrices, one for each head.
+
+    Args:
+      x: a Tensor with dimensions [batch..., length_dim, heads..., channels].
+      length_dim: a Dimension.
+    """
+    *front, channels = [d for d in x.shape if d != length_dim]
+    ordered = [*front, length_dim, channels]
+    return x if x.shape.dims == ordered else mtf.transpose(x, mtf.Shape(ordered))
+
+
+def updated_states(
+    context: Any, new: Sequence[mtf.Tensor], dim: mtf.Dimension, position: Any = None
+) -> list[mtf.Tensor]:
+    """Writes what the present position adds to the next states, and records them.
+
+    Args:
+      context: a Context in mode "incremental".
+      new: Tensors, without `dim`.
+      dim: a Dimension of the states.
+      position: where to write; the Context's position if None.
+
+    Returns:
+      A list of Tensors, the new states.
+    """
+    position = context.position if position is None else position
+    old = context.get_states(len(new))
+    states = [write_at(state, x, position, dim) for state, x in zip(old, new, strict=True)]
+    context.record_new_states(states)
+    return states

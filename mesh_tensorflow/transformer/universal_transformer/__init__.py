@@ -1,0 +1,5 @@
+"""The Universal Transformer: one stack of layers, applied again and again."""
+
+from mesh_tensorflow.transformer.universal_transformer._stack import UTLayerStack
+
+__all__ = ["UTLayerStack"]

@@ -1,0 +1,249 @@
+"""Sizes of meshes, batches and microbatches from what a user says of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional, Union
+
+import gin
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._mesh.tpu_topology import flag_value
+from mesh_tensorflow.simd_mesh_impl import HierarchicalTiling
+from mesh_tensorflow.transformer.utils._flags import MODULE
+
+__all__ = [
+    "Lengths",
+    "auto_train_steps",
+    "compute_batch_size",
+    "inputs_length",
+    "length_of_feature",
+    "longest",
+    "serialize_num_microbatches",
+    "tpu_mesh_shape",
+]
+
+Lengths = Union[int, Mapping[str, int]]
+
+# By method of compute_batch_size: whether it counts tokens, and whether it is for each replica.
+_METHODS = {
+    "sequences_per_batch": (False, False),
+    "tokens_per_batch": (True, False),
+    "sequences_per_replica": (False, True),
+    "tokens_per_replica": (True, True),
+}
+
+
+def longest(sequence_length: Lengths) -> int:
+    """Returns the longest of the sequence lengths.
+
+    Args:
+      sequence_length: an integer, or a dictionary of them by feature.
+
+    Returns:
+      An integer.
+    """
+    if not isinstance(sequence_length, Mapping):
+        return sequence_length
+    return max(sequence_length.values())
+
+
+def length_of_feature(sequence_length: Lengths, key: str) -> int:
+    """Returns the length of a feature, found by its name up to the first "_".
+
+    Args:
+      sequence_length: an integer, or a dictionary of them by feature.
+      key: the feature's name, such as "inputs_segmentation".
+
+    Returns:
+      An integer.
+
+    Raises:
+      ValueError: there is none.
+    """
+    if not isinstance(sequence_length, Mapping):
+        return sequence_length
+    name = key.split("_")[0]
+    if name not in sequence_length:
+        raise ValueError(
+            f"sequence_length={dict(sequence_length)} has no length for the feature {name!r}; give "
+            "one, or one number for all"
+        )
+    return sequence_length[name]
+
+
+def inputs_length(sequence_length: Lengths) -> int:
+    """Returns the length of inputs; that of targets if a model has no inputs.
+
+    Args:
+      sequence_length: an integer, or a dictionary of them by feature.
+
+    Returns:
+      An integer.
+    """
+    if isinstance(sequence_length, Mapping) and "inputs" not in sequence_length:
+        return length_of_feature(sequence_length, "targets")
+    return length_of_feature(sequence_length, "inputs")
+
+
+def _number_of_cores(topology: str) -> int:
+    """Returns the number of processors of a TPU named such as "v3-8" or "4x4"."""
+    if re.fullmatch(r"[^x]*-\d+", topology):
+        return int(topology.rsplit("-", 1)[1])
+    sizes = re.sub(r"_(un)?twisted$", "", topology)
+    if not re.fullmatch(r"\d+(x\d+)*", sizes):
+        raise ValueError(
+            f"tpu_mesh_shape: tpu_topology={topology!r} names no TPU; it should be such as 'v3-8' "
+            "or '4x4'. Without a TPU, bind utils.run.mesh_shape to a string such as "
+            "'model:2,batch:4'"
+        )
+    return math.prod(map(int, sizes.split("x"))) * flag_value("logical_cores_per_chip")
+
+
+@gin.configurable(module=MODULE)
+def tpu_mesh_shape(
+    tpu_topology: str = gin.REQUIRED,
+    model_parallelism: Union[int, Sequence[Any]] = gin.REQUIRED,
+    ensemble_parallelism: Optional[int] = None,
+) -> mtf.Shape:
+    """Returns a mesh for all processors of a TPU, with the dimensions ensemble, batch and model.
+
+    Args:
+      tpu_topology: such as "v3-8", where the last number is that of cores, or "4x4", where chips
+        are named.
+      model_parallelism: over how many processors a model is split; or a list such as
+        [["batch", None], ["model", [2, 2]]], as HierarchicalTiling takes it.
+      ensemble_parallelism: over how many processors an ensemble is split.
+
+    Returns:
+      A Shape, without dimensions of size 1.
+
+    Raises:
+      ValueError: the processors cannot be divided so.
+    """
+    cores = _number_of_cores(tpu_topology)
+    if not isinstance(model_parallelism, int):
+        return HierarchicalTiling.spec_to_mesh_shape(model_parallelism, cores)
+    ensemble = ensemble_parallelism or 1
+    batch, rest = divmod(cores, model_parallelism * ensemble)
+    if rest or not batch:
+        raise ValueError(
+            f"tpu_mesh_shape: the {cores} processors of {tpu_topology!r} cannot be divided by "
+            f"model_parallelism={model_parallelism} times ensemble_parallelism={ensemble}; choose "
+            f"numbers whose product divides {cores}"
+        )
+    dims = [("ensemble", ensemble), ("batch", batch), ("model", model_parallelism)]
+    return mtf.Shape([mtf.Dimension(name, size) for name, size in dims if size > 1])
+
+
+def _splits(name: str, mesh_shape: Any, layout_rules: Any) -> int:
+    """Returns into how many parts a layout splits a dimension of any size."""
+    mesh_shape = mtf.convert_to_shape(mesh_shape)
+    rules = mtf.convert_to_layout_rules(layout_rules)
+    axis = rules.tensor_dimension_to_mesh_axis(mtf.Dimension(name, 0), mesh_shape)
+    return 1 if axis is None else mesh_shape[axis].size
+
+
+def compute_batch_size(
+    sequence_length: Lengths, mesh_shape: Any, layout_rules: Any, method_and_value: Any
+) -> int:
+    """Returns the number of sequences in a batch.
+
+    Args:
+      sequence_length: an integer, or a dictionary of them by feature; tokens are divided by the
+        longest.
+      mesh_shape: the mesh, which says how many replicas there are: over how many processors the
+        layout splits `batch`, times those of `outer_batch`.
+      layout_rules: the layout.
+      method_and_value: an integer, or a pair (method, value), where method is
+        "sequences_per_batch", "tokens_per_batch", "sequences_per_replica" or
+        "tokens_per_replica".
+
+    Returns:
+      An integer.
+
+    Raises:
+      ValueError: the method is not known, or the tokens cannot be divided evenly.
+    """
+    if isinstance(method_and_value, int):
+        return method_and_value
+    method, value = method_and_value
+    if method not in _METHODS:
+        raise ValueError(
+            f"compute_batch_size: unknown method {method!r}; it should be one of "
+            f"{', '.join(map(repr, _METHODS))}"
+        )
+    counts_tokens, per_replica = _METHODS[method]
+    if counts_tokens:
+        length = longest(sequence_length)
+        if value % length:
+            raise ValueError(
+                f"compute_batch_size: {value} is not divisible by {length}, the longest of "
+                f"sequence_length={sequence_length}; batch_size={method_and_value!r} should name a "
+                "multiple of it"
+            )
+        value //= length
+    if per_replica:
+        value *= _splits("batch", mesh_shape, layout_rules)
+        value *= _splits("outer_batch", mesh_shape, layout_rules)
+    return value
+
+
+@gin.configurable(module=MODULE)
+def serialize_num_microbatches(
+    batch_dim: mtf.Dimension,
+    sequence_length: Lengths,
+    mesh_shape: Any,
+    layout_rules: Any,
+    tokens_per_microbatch_per_replica: Optional[int] = None,
+) -> int:
+    """Returns into how many microbatches a batch is cut, which are computed one after the other.
+
+    Args:
+      batch_dim: the batch.
+      sequence_length: an integer, or a dictionary of them by feature; the longest counts.
+      mesh_shape: the mesh.
+      layout_rules: the layout.
+      tokens_per_microbatch_per_replica: how many tokens a microbatch may have on a processor; it
+        has one sequence at least. The batch is not cut if None.
+
+    Returns:
+      An integer that divides the processor's part of the batch.
+
+    Raises:
+      ValueError: the mesh cannot divide the batch.
+    """
+    if not tokens_per_microbatch_per_replica:
+        return 1
+    replicas = _splits(batch_dim.name, mesh_shape, layout_rules)
+    if batch_dim.size % replicas:
+        raise ValueError(
+            f"serialize_num_microbatches: the batch {batch_dim.name}={batch_dim.size} is not "
+            f"divisible by the {replicas} parts that the layout {layout_rules} splits it into on "
+            f"the mesh {mesh_shape}; choose another utils.run.batch_size"
+        )
+    sequences = batch_dim.size // replicas
+    at_once = max(1, tokens_per_microbatch_per_replica // longest(sequence_length))
+    number = math.ceil(sequences / at_once)
+    while sequences % number:
+        number += 1
+    return number
+
+
+@gin.configurable(module=MODULE)
+def auto_train_steps(
+    batch_size: int, sequence_length: Lengths, train_tokens: int = 2**36
+) -> int:
+    """Returns how many steps train on a number of tokens.
+
+    Args:
+      batch_size: the number of sequences in a batch.
+      sequence_length: an integer, or a dictionary of them by feature; the longest counts.
+      train_tokens: the number of tokens.
+
+    Returns:
+      An integer.
+    """
+    return train_tokens // (batch_size * longest(sequence_length))

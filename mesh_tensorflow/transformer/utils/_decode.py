@@ -1,0 +1,246 @@
+"""Decoding: texts that follow given texts."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow import estimator as mtf_estimator
+from mesh_tensorflow.transformer.utils._batching import Lengths, inputs_length
+from mesh_tensorflow.transformer.utils._checkpoints import (
+    Steps,
+    get_checkpoint_iterator,
+    get_step_from_checkpoint_path,
+)
+from mesh_tensorflow.transformer.utils._data import (
+    arrays_input_fn,
+    call_dataset_fn,
+    call_with_known,
+    combined_input_fn,
+    examples_of,
+)
+from mesh_tensorflow.transformer.utils._flags import MODULE
+from mesh_tensorflow.transformer.utils._parts import write_resumably
+from mesh_tensorflow.transformer.utils._text import (
+    as_text,
+    decode_ids,
+    encode_inputs,
+    get_inputs_from_file,
+    write_lines_to_file,
+)
+from mesh_tensorflow.transformer.utils._vocabularies import inputs_vocabulary, targets_vocabulary
+
+__all__ = [
+    "decode",
+    "decode_from_dataset",
+    "decode_from_file",
+    "infer_model",
+    "text_of_feature",
+]
+
+_LOGGED = 5
+
+
+def _text(value: Any, vocabulary: Any) -> str:
+    """Returns the text of a prediction, which is ids, or text already."""
+    return as_text(value) if isinstance(value, (bytes, str)) else decode_ids(vocabulary, value)
+
+
+@gin.configurable(module=MODULE)
+def decode(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    input_fn: Callable[..., Any],
+    vocabulary: Any,
+    checkpoint_path: Optional[str] = None,
+) -> Iterator[str]:
+    """Yields what a model says for each example.
+
+    Args:
+      estimator: what `get_estimator` returns.
+      input_fn: an input function of features.
+      vocabulary: a Vocabulary, or a pair of them.
+      checkpoint_path: a checkpoint; the latest if None.
+
+    Yields:
+      Strings.
+    """
+    for number, prediction in enumerate(
+            estimator.predict(input_fn, checkpoint_path=checkpoint_path)):
+        output = _text(prediction["outputs"], targets_vocabulary(vocabulary))
+        if number < _LOGGED and "inputs" in prediction:
+            source = _text(abs(prediction["inputs"]), inputs_vocabulary(vocabulary))
+            tf.logging.info("decoded %r from %r", output, source)
+        yield output
+
+
+def _latest(estimator: mtf_estimator.tpu.TPUEstimator, checkpoint_path: Optional[str]) -> str:
+    path = checkpoint_path or estimator.latest_checkpoint()
+    if path is None:
+        raise ValueError(f"there is no checkpoint in {estimator.model_dir}")
+    return path
+
+
+@gin.configurable(module=MODULE)
+def decode_from_file(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    vocabulary: Any,
+    model_type: str,
+    batch_size: int,
+    sequence_length: Lengths,
+    checkpoint_path: Optional[str] = None,
+    input_filename: str = gin.REQUIRED,
+    output_filename: str = gin.REQUIRED,
+    eos_id: int = 1,
+    repeats: int = 1,
+) -> None:
+    """Decodes the lines of a file into another, called `output_filename`-<step of the checkpoint>.
+
+    If it is killed and started again with the same inputs, it goes on where it was.
+
+    Args:
+      estimator: what `get_estimator` returns.
+      vocabulary: a Vocabulary, or a pair of them.
+      model_type: such as "lm".
+      batch_size: how many lines are decoded together.
+      sequence_length: an integer, or a dictionary of them by feature.
+      checkpoint_path: a checkpoint; the latest if None.
+      input_filename: the path of the inputs, one a line.
+      output_filename: the path of the outputs, one a line, without the step.
+      eos_id: the id of EOS.
+      repeats: how many outputs each input has, one after the other.
+
+    Raises:
+      ValueError: there are no inputs, or one cannot be encoded; it is named by its number.
+    """
+    path = _latest(estimator, checkpoint_path)
+    lines = get_inputs_from_file(input_filename)
+    if not lines:
+        raise ValueError(f"decode_from_file: there are no lines in {input_filename}")
+    inputs = [line for line in lines for _ in range(repeats)]
+    ids = encode_inputs(
+        inputs, vocabulary, model_type, batch_size, inputs_length(sequence_length), eos_id)
+
+    def outputs_from(start: int) -> Iterator[str]:
+        input_fn = arrays_input_fn({"inputs": ids[start:]}, batch_size)
+        # What follows are the lines with which the last batch is filled up.
+        outputs = decode(estimator, input_fn, vocabulary, checkpoint_path=path)
+        return itertools.islice(outputs, len(inputs) - start)
+
+    step = get_step_from_checkpoint_path(path)
+    write_resumably(
+        f"{output_filename}-{step}", inputs, batch_size, outputs_from,
+        [os.path.abspath(path), model_type, eos_id, ids.shape[1]])
+
+
+def text_of_feature(example: Any, key: str, vocabulary: Any) -> str:
+    """Returns the text of a feature: as it was before it became ids, or decoded.
+
+    Args:
+      example: a dictionary of arrays.
+      key: the feature, such as "inputs".
+      vocabulary: its Vocabulary.
+
+    Returns:
+      A string.
+    """
+    for suffix in ("_pretokenized", "_plaintext"):
+        if f"{key}{suffix}" in example:
+            return as_text(example[f"{key}{suffix}"])
+    return _text(example[key], vocabulary)
+
+
+@gin.configurable(module=MODULE)
+def decode_from_dataset(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    vocabulary: Any,
+    model_type: str,
+    batch_size: int,
+    sequence_length: Lengths,
+    checkpoint_path: Optional[str] = None,
+    infer_dataset_fn: Callable[..., Sequence[Any]] = gin.REQUIRED,
+    dataset_split: str = "validation",
+    decode_output_dir: str = gin.REQUIRED,
+) -> None:
+    """Decodes the inputs of data sets into files <task>_<step>_predictions.
+
+    There are <task>_inputs and <task>_targets beside them.
+
+    Args:
+      estimator: what `get_estimator` returns.
+      vocabulary: a Vocabulary, or a pair of them.
+      model_type: such as "lm".
+      batch_size: how many examples are decoded together.
+      sequence_length: an integer, or a dictionary of them by feature.
+      checkpoint_path: a checkpoint; the latest if None.
+      infer_dataset_fn: a function of `sequence_length`, `vocabulary` and `dataset_split` that
+        returns a list of EvalDatasets.
+      dataset_split: such as "validation".
+      decode_output_dir: the directory of the files.
+
+    Raises:
+      ValueError: there are no data sets.
+    """
+    del model_type
+    path = _latest(estimator, checkpoint_path)
+    step = get_step_from_checkpoint_path(path)
+    datasets = call_dataset_fn(
+        infer_dataset_fn, "infer_dataset_fn", sequence_length, vocabulary, dataset_split)
+    if not datasets:
+        raise ValueError(f"decode_from_dataset: there are no data for the split {dataset_split!r}")
+    for dataset in datasets:
+        def make(dataset: Any = dataset) -> tf.data.Dataset:
+            return call_with_known(dataset.dataset_fn, sequence_length=sequence_length)
+
+        examples = list(examples_of(make))
+        outputs = list(itertools.islice(
+            decode(estimator, combined_input_fn([make], batch_size), vocabulary, path),
+            len(examples)))
+        texts = {
+            "inputs": [text_of_feature(e, "inputs", inputs_vocabulary(vocabulary))
+                       for e in examples if "inputs" in e],
+            "targets": [
+                dataset.postprocess_fn(
+                    text_of_feature(e, "targets", targets_vocabulary(vocabulary)), example=e,
+                    is_target=True)
+                for e in examples if "targets" in e],
+            f"{step}_predictions": outputs,
+        }
+        for name, lines in texts.items():
+            write_lines_to_file(lines, os.path.join(decode_output_dir, f"{dataset.name}_{name}"))
+
+
+@gin.configurable(module=MODULE)
+def infer_model(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    vocabulary: Any,
+    sequence_length: Lengths,
+    batch_size: int,
+    model_type: str,
+    model_dir: str,
+    eval_checkpoint_step: Steps,
+    checkpoint_paths: Optional[Sequence[str]] = None,
+    decode_fn: Callable[..., None] = decode_from_file,
+) -> None:
+    """Decodes with each of several checkpoints.
+
+    Args:
+      estimator: what `get_estimator` returns.
+      vocabulary: a Vocabulary, or a pair of them.
+      sequence_length: an integer, or a dictionary of them by feature.
+      batch_size: how many examples are decoded together.
+      model_type: such as "lm".
+      model_dir: the directory of checkpoints.
+      eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
+      checkpoint_paths: paths of checkpoints, instead.
+      decode_fn: what to do with each.
+    """
+    paths = checkpoint_paths or get_checkpoint_iterator(eval_checkpoint_step, model_dir)
+    for path in paths:
+        decode_fn(
+            estimator=estimator, vocabulary=vocabulary, model_type=model_type,
+            batch_size=batch_size, sequence_length=sequence_length, checkpoint_path=path)

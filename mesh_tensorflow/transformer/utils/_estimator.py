@@ -1,0 +1,130 @@
+"""The estimator of a model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import estimator
+from mesh_tensorflow.transformer.utils._batching import Lengths
+from mesh_tensorflow.transformer.utils._flags import MODULE
+from mesh_tensorflow.transformer.utils._model import build_model
+from mesh_tensorflow.transformer.utils._model_fn import tpu_estimator_model_fn
+from mesh_tensorflow.transformer.utils._vocabularies import inputs_vocabulary, targets_vocabulary
+
+__all__ = ["get_estimator"]
+
+
+def _session_config(
+    mesh_impl: str, mesh_shape: mtf.Shape, mesh_devices: Optional[Sequence[str]]
+) -> tf.ConfigProto:
+    """Returns a session's configuration, with as many logical CPUs as the mesh asks for."""
+    config = tf.ConfigProto(allow_soft_placement=mesh_impl != "simd")
+    # Soft placement would put all of them on the first, without a word.
+    named = [tf.DeviceSpec.from_string(device) for device in mesh_devices or ()]
+    cpus = [d.device_index or 0 for d in named if d.device_type == "CPU"]
+    if mesh_impl == "simd":
+        cpus.append(mesh_shape.size - 1)
+    if cpus:
+        config.device_count["CPU"] = max(cpus) + 1
+    return config
+
+
+def _mesh_impl(mesh_impl: Optional[str], use_tpu: Any) -> str:
+    """Returns the mesh implementation: as given, as gin binds it, or the default."""
+    if mesh_impl is None:
+        with contextlib.suppress(ValueError):  # gin's word that nothing is bound
+            mesh_impl = gin.query_parameter(f"{MODULE}.tpu_estimator_model_fn.mesh_impl")
+    return mesh_impl or ("simd" if use_tpu else "placement")
+
+
+def get_estimator(
+    model_type: str,
+    vocabulary: Any,
+    mesh_shape: Any,
+    layout_rules: Any,
+    model_dir: str,
+    batch_size: int,
+    sequence_length: Lengths,
+    autostack: bool,
+    learning_rate_schedule: Any,
+    keep_checkpoint_max: Optional[int],
+    save_checkpoints_steps: Optional[int],
+    optimizer: Any,
+    predict_fn: Optional[Callable[..., mtf.Tensor]],
+    variable_filter: Any,
+    ensemble_inputs: Optional[int],
+    use_tpu: Any,
+    tpu_job_name: Optional[str],
+    iterations_per_loop: int,
+    cluster: Any,
+    init_checkpoint: Optional[str] = None,
+    mesh_devices: Any = None,
+    score_in_predict_mode: bool = False,
+    mesh_impl: Optional[str] = None,
+) -> estimator.tpu.TPUEstimator:
+    """Returns an estimator, which runs on CPUs and GPUs.
+
+    Args:
+      model_type: such as "lm"; see `build_model`.
+      vocabulary: a Vocabulary, or a pair of them, of inputs and of targets.
+      mesh_shape: the mesh.
+      layout_rules: the layout.
+      model_dir: the directory of checkpoints.
+      batch_size: how many sequences a batch has.
+      sequence_length: an integer, or a dictionary of them by feature.
+      autostack: whether to join small variables that are alike.
+      learning_rate_schedule: a function of the step, a list of factors, a number or None.
+      keep_checkpoint_max: how many checkpoints to keep; all if None.
+      save_checkpoints_steps: steps from one checkpoint to the next.
+      optimizer: a class of optimizers; needed in training.
+      predict_fn: see `tpu_estimator_model_fn`.
+      variable_filter: see `tpu_estimator_model_fn`.
+      ensemble_inputs: how many members of an ensemble get inputs of their own in training.
+      use_tpu: the name of a TPU, or None or "".
+      tpu_job_name: the job of the TPU.
+      iterations_per_loop: for TPUs alone.
+      cluster: a ClusterResolver, or None.
+      init_checkpoint: a checkpoint to begin with.
+      mesh_devices: a device for each processor of the mesh.
+      score_in_predict_mode: whether prediction is of scores of given targets.
+      mesh_impl: "placement" or "simd", see `tpu_estimator_model_fn`; "simd" on a TPU, and
+        "placement" elsewhere if None.
+
+    Returns:
+      A TPUEstimator.
+    """
+    mesh_shape = mtf.convert_to_shape(mesh_shape)
+    layout_rules = mtf.convert_to_layout_rules(layout_rules)
+    mesh_impl = _mesh_impl(mesh_impl, use_tpu)
+    model = build_model(
+        model_type=model_type,
+        input_vocab_size=inputs_vocabulary(vocabulary).vocab_size,
+        output_vocab_size=targets_vocabulary(vocabulary).vocab_size,
+        layout_rules=layout_rules, mesh_shape=mesh_shape)
+    # What gin binds takes the place of a default, not of an argument.
+    given = {"mesh_devices": mesh_devices, "score_in_predict_mode": score_in_predict_mode or None}
+    model_fn = tpu_estimator_model_fn(
+        model_type=model_type, transformer_model=model, vocabulary=vocabulary, model_dir=model_dir,
+        use_tpu=use_tpu, mesh_shape=mesh_shape, layout_rules=layout_rules, batch_size=batch_size,
+        sequence_length=sequence_length, autostack=autostack,
+        keep_checkpoint_max=keep_checkpoint_max, save_checkpoints_steps=save_checkpoints_steps,
+        learning_rate_schedule=learning_rate_schedule, optimizer=optimizer, predict_fn=predict_fn,
+        variable_filter=variable_filter, init_checkpoint=init_checkpoint,
+        ensemble_inputs=ensemble_inputs, mesh_impl=mesh_impl,
+        **{name: value for name, value in given.items() if value is not None})
+    config = estimator.tpu.RunConfig(
+        cluster=cluster, model_dir=model_dir,
+        session_config=_session_config(mesh_impl, mesh_shape, mesh_devices),
+        save_checkpoints_steps=None, save_checkpoints_secs=None, log_step_count_steps=100,
+        tpu_config=estimator.tpu.TPUConfig(
+            iterations_per_loop=iterations_per_loop, tpu_job_name=tpu_job_name))
+    return estimator.tpu.TPUEstimator(
+        model_fn=model_fn, config=config, use_tpu=bool(use_tpu),
+        train_batch_size=batch_size * (ensemble_inputs or 1), eval_batch_size=batch_size,
+        predict_batch_size=batch_size)

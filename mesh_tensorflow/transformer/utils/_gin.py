@@ -1,0 +1,158 @@
+"""gin files and parameters: reading them, and keeping what was in effect beside checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.resources
+import inspect
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, Optional, Union
+
+import gin
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow import estimator
+from mesh_tensorflow.transformer.utils._flags import FLAGS
+
+__all__ = ["OperativeConfigHook", "nearest_names_in_errors", "parse_gin_defaults_and_flags"]
+
+_GIN_PACKAGE = "mesh_tensorflow.transformer.gin"
+_DEFAULTS = "defaults.gin"
+_CONFIG_NAME = "operative_config"
+_MOST_NAMES = 3
+
+_UNKNOWN_SELECTOR = re.compile(r"No configurable matching (?:reference )?'@?([^']*?)(?:\(\))?'")
+_UNKNOWN_PARAMETER = re.compile(r"Configurable '([^']*)' doesn't have a parameter named '([^']*)'")
+
+def _import_gin_tf() -> None:
+    """Imports gin.tf, which registers what gin files name of TensorFlow, such as @tf.nn.relu.
+
+    By itself it asks for tf.estimator, which TensorFlow no longer has.
+    """
+    lacking = not hasattr(tf, "estimator")
+    if lacking:
+        estimator.install()
+    try:
+        importlib.import_module("gin.tf.external_configurables")
+    finally:
+        if lacking:
+            estimator.uninstall()
+
+
+_import_gin_tf()
+
+
+def _registered() -> list[str]:
+    # gin has no public way to list what is registered.
+    return [name for name, _ in gin.config._REGISTRY.items()]
+
+
+def _nearest(name: str, known: Any) -> str:
+    names = {k: k for k in known}
+    # A file may have the end of a name only.
+    names.update({k.rsplit(".", 1)[-1]: k for k in known})
+    found = difflib.get_close_matches(name.rsplit(".", 1)[-1], names, _MOST_NAMES, 0.6)
+    found += difflib.get_close_matches(name, names, _MOST_NAMES, 0.75)
+    return ", ".join(dict.fromkeys(names[k] for k in found)) if found else ""
+
+
+def _advice(message: str) -> str:
+    """Returns the nearest names to one that gin does not know, as a sentence, or nothing."""
+    selector = _UNKNOWN_SELECTOR.search(message)
+    if selector:
+        near = _nearest(selector[1], _registered())
+        return (f"The nearest names are {near}." if near else "No name is near it.") + (
+            " A module that registers it may have to be imported, by --module_import or by an "
+            "`import` in the gin file.")
+    parameter = _UNKNOWN_PARAMETER.search(message)
+    if parameter:
+        function = gin.get_configurable(parameter[1])
+        names = inspect.signature(function).parameters
+        known = [name for name in names if name not in ("self", "args", "kwargs")]
+        near = _nearest(parameter[2], known)
+        return f"The nearest names are {near}." if near else f"It has {', '.join(known)}."
+    return ""
+
+
+@contextlib.contextmanager
+def nearest_names_in_errors() -> Iterator[None]:
+    """Adds the nearest names to errors of gin about names that it does not know.
+
+    Raises:
+      ValueError: gin raised one.
+    """
+    try:
+        yield
+    except ValueError as error:
+        message = str(error)
+        advice = _advice(message)
+        if not advice:
+            raise
+        raise ValueError(f"{message}\n{advice}") from error
+
+
+def parse_gin_defaults_and_flags(
+    skip_unknown: Union[bool, list[str], tuple[str, ...]] = False, finalize_config: bool = True
+) -> None:
+    """Reads `defaults.gin` of this package, then the files and parameters of the command line.
+
+    They are --gin_file and --gin_param, each of which may be there several times. Files are looked
+    for under --gin_location_prefix too, and in this package.
+
+    Args:
+      skip_unknown: whether to pass over what is not registered; or the names to pass over.
+      finalize_config: whether to lock the configuration.
+
+    Raises:
+      ValueError: something that is named is not known; the error has the nearest names.
+    """
+    directory = importlib.resources.files(_GIN_PACKAGE)
+    for prefix in [*FLAGS.gin_location_prefix, str(directory)]:
+        gin.add_config_file_search_path(prefix)
+    with nearest_names_in_errors():
+        with gin.unlock_config():
+            gin.parse_config((directory / _DEFAULTS).read_text(), skip_unknown=skip_unknown)
+            gin.parse_config_files_and_bindings(
+                FLAGS.gin_file, FLAGS.gin_param, skip_unknown=skip_unknown, finalize_config=False)
+        if finalize_config:
+            gin.finalize()
+
+
+class OperativeConfigHook(tf.train.SessionRunHook):
+    """Writes the parameters in effect to operative_config.gin, and as a summary."""
+
+    def __init__(self, directory: Optional[str]) -> None:
+        """Makes one.
+
+        Args:
+          directory: where to; nowhere if None.
+        """
+        self._directory = directory
+
+    def after_create_session(self, session: tf.Session, coord: Any) -> None:
+        """Writes.
+
+        Args:
+          session: the new session.
+          coord: unused.
+        """
+        if self._directory is None:
+            return
+        text = gin.operative_config_str()
+        tf.io.gfile.makedirs(self._directory)
+        path = os.path.join(self._directory, f"{_CONFIG_NAME}.gin")
+        with tf.io.gfile.GFile(f"{path}.tmp", "w") as f:
+            f.write(text)
+        tf.io.gfile.rename(f"{path}.tmp", path, overwrite=True)
+        plugin = tf.SummaryMetadata.PluginData(plugin_name="text")
+        summary = tf.Summary(value=[tf.Summary.Value(
+            tag=f"gin/{_CONFIG_NAME}", tensor=tf.make_tensor_proto(gin.markdown(text)),
+            metadata=tf.SummaryMetadata(plugin_data=plugin))])
+        step = session.run(tf.train.get_global_step(session.graph))
+        writer = tf.summary.FileWriterCache.get(self._directory)
+        writer.add_summary(summary, step)
+        writer.flush()

@@ -1,0 +1,123 @@
+"""The model function that an estimator calls for training, evaluation and prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.estimator import ModeKeys
+from mesh_tensorflow.transformer.utils._batching import Lengths
+from mesh_tensorflow.transformer.utils._flags import MODULE
+from mesh_tensorflow.transformer.utils._predict_step import prediction_spec
+from mesh_tensorflow.transformer.utils._program import processor_devices
+from mesh_tensorflow.transformer.utils._settings import Settings
+from mesh_tensorflow.transformer.utils._train_step import evaluation_spec, training_spec
+
+__all__ = ["tpu_estimator_model_fn"]
+
+_SPECS: dict[str, Callable[[Settings, Mapping[str, tf.Tensor]], Any]] = {
+    ModeKeys.TRAIN: training_spec,
+    ModeKeys.EVAL: evaluation_spec,
+    ModeKeys.PREDICT: prediction_spec,
+}
+
+
+@gin.configurable(module=MODULE, denylist=["predict_fn"])
+def tpu_estimator_model_fn(
+    model_type: str,
+    transformer_model: Any,
+    vocabulary: Any,
+    model_dir: Optional[str],
+    use_tpu: Any,
+    mesh_shape: Any,
+    layout_rules: Any,
+    batch_size: int,
+    sequence_length: Lengths,
+    autostack: bool,
+    keep_checkpoint_max: Optional[int],
+    save_checkpoints_steps: Optional[int],
+    learning_rate_schedule: Any = None,
+    optimizer: Any = None,
+    outer_batch_size: int = 1,
+    tpu_summaries: bool = False,
+    predict_fn: Optional[Callable[..., mtf.Tensor]] = None,
+    score_in_predict_mode: bool = False,
+    variable_filter: Any = None,
+    init_checkpoint: Optional[str] = None,
+    init_variable_filter: str = "",
+    ensemble_inputs: Optional[int] = None,
+    mesh_devices: Any = None,
+    model_info_file: Optional[str] = None,
+    hierarchical_tiling_spec: Any = None,
+    weight_decay_checkpoint: Optional[str] = None,
+    mesh_impl: Optional[str] = None,
+) -> Callable[..., Any]:
+    """Returns a model function for an estimator.
+
+    Args:
+      model_type: such as "lm"; see `build_model`.
+      transformer_model: the model.
+      vocabulary: a Vocabulary, or a pair of them, of inputs and of targets.
+      model_dir: the directory of checkpoints.
+      use_tpu: whether there is a TPU.
+      mesh_shape: the mesh.
+      layout_rules: the layout.
+      batch_size: how many sequences a batch has.
+      sequence_length: an integer, or a dictionary of them by feature.
+      autostack: whether to join small variables that are alike.
+      keep_checkpoint_max: how many checkpoints to keep; all if None.
+      save_checkpoints_steps: steps from one checkpoint to the next.
+      learning_rate_schedule: a function of the step, a list of factors, a number or None.
+      optimizer: a class of optimizers, called with the learning rate; needed in training.
+      outer_batch_size: into how many parts a batch is cut along the dimension outer_batch.
+      tpu_summaries: accepted; there are summaries in any case.
+      predict_fn: what to decode with instead: a function of `model`, `features` and
+        `variable_dtype` that returns a Tensor [batch, length] of ids.
+      score_in_predict_mode: whether prediction is of scores of given targets.
+      variable_filter: which variables are trained: None for all, a regular expression that is
+        searched for in their names, or a function of a Variable.
+      init_checkpoint: a checkpoint to begin with, or its directory.
+      init_variable_filter: a regular expression; only variables in whose names it is found are
+        taken from `init_checkpoint`.
+      ensemble_inputs: how many members of an ensemble get inputs of their own in training.
+      mesh_devices: a device for each processor; by default GPUs, if there are as many, or what
+        TensorFlow chooses.
+      model_info_file: a path; sizes of variables and counters are written there in training.
+      hierarchical_tiling_spec: accepted; for TPUs alone.
+      weight_decay_checkpoint: accepted; optimizers decay towards zero.
+      mesh_impl: "placement" for one graph with the operations of all processors, or "simd" for one
+        program that each of them runs; "placement" if None.
+
+    Returns:
+      A function of features, labels, mode and params that returns an EstimatorSpec.
+
+    Raises:
+      ValueError: there is no such `mesh_impl`, or the batch cannot be divided.
+    """
+    del use_tpu, tpu_summaries, hierarchical_tiling_spec
+    if weight_decay_checkpoint:
+        tf.logging.warning("weight_decay_checkpoint is set, but optimizers decay towards zero")
+    mesh_shape = mtf.convert_to_shape(mesh_shape)
+    mesh_impl = mesh_impl or "placement"
+    processor_devices(mesh_impl, mesh_shape, mesh_devices)
+    settings = Settings(
+        model_type, transformer_model, vocabulary, model_dir, mesh_shape,
+        mtf.convert_to_layout_rules(layout_rules), batch_size, sequence_length, autostack,
+        keep_checkpoint_max, save_checkpoints_steps, learning_rate_schedule, optimizer,
+        outer_batch_size, predict_fn, score_in_predict_mode, variable_filter, init_checkpoint,
+        init_variable_filter, ensemble_inputs, mesh_devices, model_info_file, mesh_impl)
+    settings.batch_dims()
+
+    def my_model_fn(
+        features: Mapping[str, tf.Tensor], labels: Any, mode: str, params: Any = None,
+        config: Any = None,
+    ) -> Any:
+        """Returns the EstimatorSpec of a mode."""
+        del labels, params, config
+        return _SPECS[mode](settings, features)
+
+    return my_model_fn

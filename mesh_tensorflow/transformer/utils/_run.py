@@ -1,0 +1,262 @@
+"""Everything by its mode: what `main` runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, Union
+
+import gin
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import estimator as mtf_estimator
+from mesh_tensorflow.transformer.utils._batching import (
+    Lengths,
+    auto_train_steps,
+    compute_batch_size,
+)
+from mesh_tensorflow.transformer.utils._checkpoints import Steps, get_checkpoint_iterator
+from mesh_tensorflow.transformer.utils._decode import infer_model
+from mesh_tensorflow.transformer.utils._estimator import get_estimator
+from mesh_tensorflow.transformer.utils._eval import eval_model, perplexity_eval
+from mesh_tensorflow.transformer.utils._export import export_model
+from mesh_tensorflow.transformer.utils._flags import MODULE
+from mesh_tensorflow.transformer.utils._score import score_from_dataset, score_from_strings
+from mesh_tensorflow.transformer.utils._train import train_model
+from mesh_tensorflow.transformer.utils._train_step import with_total_steps
+
+__all__ = ["run"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """What the modes of `run` share; `run` describes the fields."""
+
+    estimator: mtf_estimator.tpu.TPUEstimator
+    vocabulary: Any
+    model_type: str
+    model_dir: str
+    batch_size: int
+    sequence_length: Lengths
+    train_steps: int
+    arguments: dict[str, Any]
+
+    def common(self, *names: str) -> dict[str, Any]:
+        """Returns the estimator and what goes with it, and arguments of `run` by name."""
+        own = {
+            "estimator": self.estimator, "vocabulary": self.vocabulary,
+            "sequence_length": self.sequence_length, "batch_size": self.batch_size}
+        more = {
+            name: getattr(self, name) if hasattr(self, name) else self.arguments[name]
+            for name in names}
+        return {**own, **more}
+
+
+def _train(run: _Run) -> None:
+    run.arguments["train_model_fn"](**run.common(
+        "train_dataset_fn", "train_steps", "ensemble_inputs", "dataset_split", "skip_seen_data",
+        "seen_data_init_step", "checkpoint_input_pipeline"))
+
+
+def _eval(run: _Run, eval_with_score: bool = False) -> None:
+    eval_model(eval_with_score=eval_with_score, **run.common(
+        "dataset_split", "model_dir", "eval_dataset_fn", "eval_summary_dir",
+        "eval_checkpoint_step", "output_eval_examples", "eval_dir_suffix"))
+
+
+def _perplexity_eval(run: _Run) -> None:
+    perplexity_eval(steps=run.arguments["perplexity_eval_steps"], **run.common(
+        "dataset_split", "model_dir", "eval_dataset_fn", "eval_checkpoint_step",
+        "eval_dir_suffix"))
+
+
+def _infer(run: _Run) -> None:
+    infer_model(**run.common("model_type", "model_dir", "eval_checkpoint_step"))
+
+
+def _score_from_dataset(run: _Run) -> Any:
+    return score_from_dataset(**run.common("model_dir", "eval_checkpoint_step", "dataset_split"))
+
+
+def _score_from_strings(run: _Run) -> Any:
+    return score_from_strings(**run.common("model_type", "model_dir", "eval_checkpoint_step"))
+
+
+def _export(run: _Run, eval_with_score: bool = False) -> list[bytes]:
+    step = run.arguments["export_checkpoint_step"]
+    paths = get_checkpoint_iterator(-1 if step is None else step, run.model_dir)
+    return [
+        export_model(
+            export_dir=run.arguments["export_path"] or run.model_dir, checkpoint_path=path,
+            eval_with_score=eval_with_score, **run.common("model_type"))
+        for path in paths]
+
+
+# By mode: what is done, and whether prediction is of scores.
+_MODES: dict[str, tuple[Callable[[_Run], Any], bool]] = {
+    "train": (_train, False),
+    "eval": (_eval, False),
+    "score_eval": (lambda run: _eval(run, eval_with_score=True), True),
+    "perplexity_eval": (_perplexity_eval, False),
+    "infer": (_infer, False),
+    "score_from_dataset": (_score_from_dataset, True),
+    "score_from_strings": (_score_from_strings, True),
+    "export_score": (lambda run: _export(run, eval_with_score=True), True),
+    "export_infer": (_export, False),
+    "export": (_export, False),
+}
+
+
+def _prepared(arguments: dict[str, Any]) -> _Run:
+    """Returns what a mode needs, from the arguments of `run`."""
+    lengths, scoring = arguments["sequence_length"], _MODES[arguments["mode"]][1]
+    mesh_shape = mtf.convert_to_shape(arguments["mesh_shape"])
+    layout_rules = mtf.convert_to_layout_rules(arguments["layout_rules"])
+    batch_size = compute_batch_size(lengths, mesh_shape, layout_rules, arguments["batch_size"])
+    if arguments["mode"].startswith("export"):
+        # What is exported must not ask for as many devices as there are processors here.
+        arguments = {**arguments, "mesh_impl": "placement", "mesh_devices": None}
+    steps = arguments["train_steps"]
+    steps = steps(batch_size, lengths) if callable(steps) else steps
+    same = (
+        "model_type", "vocabulary", "model_dir", "autostack", "keep_checkpoint_max",
+        "save_checkpoints_steps", "optimizer", "predict_fn", "variable_filter", "ensemble_inputs",
+        "tpu_job_name", "iterations_per_loop", "init_checkpoint", "mesh_devices", "mesh_impl")
+    estimator = get_estimator(
+        mesh_shape=mesh_shape, layout_rules=layout_rules, batch_size=batch_size,
+        sequence_length=lengths, use_tpu=None, cluster=None,
+        score_in_predict_mode=scoring,
+        learning_rate_schedule=with_total_steps(
+            arguments["learning_rate_schedule"], arguments["total_run_steps"] or steps),
+        **{name: arguments[name] for name in same})
+    return _Run(
+        estimator, arguments["vocabulary"], arguments["model_type"], arguments["model_dir"],
+        batch_size, lengths, steps, arguments)
+
+
+def _check(arguments: dict[str, Any]) -> None:
+    mode = arguments["mode"]
+    if arguments["tpu"]:
+        raise RuntimeError(
+            f"utils.run: tpu={arguments['tpu']!r}, but estimators run on CPUs and GPUs: leave out "
+            "--tpu. Bind utils.run.mesh_shape, and perhaps utils.run.mesh_devices, to say what the "
+            "model is split over"
+        )
+    if mode not in _MODES:
+        raise ValueError(
+            f"utils.run: unknown mode {mode!r} - must be one of {', '.join(map(repr, _MODES))}")
+    if mode == "train" and arguments["dataset_split"] != "train":
+        raise ValueError(
+            f"utils.run: mode 'train' with dataset_split {arguments['dataset_split']!r}: training "
+            "is on the split 'train'; for another one call utils.train_model"
+        )
+    for name in ("vocabulary", "sequence_length"):
+        if arguments[name] is None:
+            raise ValueError(
+                f"utils.run: {name} is None: bind utils.run.{name}, in a gin file or by "
+                f"--gin_param='utils.run.{name} = ...'"
+            )
+
+
+@gin.configurable(module=MODULE)
+def run(
+    tpu_job_name: Optional[str],
+    tpu: Optional[str],
+    gcp_project: Optional[str],
+    tpu_zone: Optional[str],
+    model_dir: str,
+    model_type: str = "bitransformer",
+    vocabulary: Any = None,
+    train_dataset_fn: Optional[Callable[..., Any]] = None,
+    eval_dataset_fn: Optional[Callable[..., Any]] = None,
+    dataset_split: str = "train",
+    autostack: bool = True,
+    eval_checkpoint_step: Steps = None,
+    export_checkpoint_step: Optional[int] = None,
+    export_path: str = "",
+    mode: str = "train",
+    iterations_per_loop: int = 100,
+    save_checkpoints_steps: int = 5000,
+    keep_checkpoint_max: Optional[int] = None,
+    eval_summary_dir: Optional[str] = None,
+    batch_size: Any = ("tokens_per_replica", 2048),
+    train_steps: Union[int, Callable[..., int]] = auto_train_steps,
+    total_run_steps: Optional[int] = None,
+    sequence_length: Any = None,
+    mesh_shape: Any = gin.REQUIRED,
+    mesh_devices: Optional[Sequence[str]] = None,
+    layout_rules: Any = gin.REQUIRED,
+    learning_rate_schedule: Any = None,
+    optimizer: Any = None,
+    predict_fn: Optional[Callable[..., Any]] = None,
+    variable_filter: Any = None,
+    perplexity_eval_steps: int = 100,
+    init_checkpoint: Optional[str] = None,
+    ensemble_inputs: Optional[int] = None,
+    train_model_fn: Callable[..., None] = train_model,
+    skip_seen_data: bool = False,
+    seen_data_init_step: int = 0,
+    output_eval_examples: bool = True,
+    checkpoint_input_pipeline: bool = False,
+    eval_dir_suffix: Optional[str] = None,
+    mesh_impl: Optional[str] = None,
+) -> Any:
+    """Trains, evaluates, decodes, scores or exports; gin sets the parameters.
+
+    Args:
+      tpu_job_name: for TPUs alone.
+      tpu: None or "": estimators run on CPUs and GPUs.
+      gcp_project: for TPUs alone.
+      tpu_zone: for TPUs alone.
+      model_dir: the directory of checkpoints.
+      model_type: such as "lm"; see `build_model`.
+      vocabulary: a Vocabulary, or a pair of them, of inputs and of targets.
+      train_dataset_fn: the data to train on; see `train_model`.
+      eval_dataset_fn: the data to evaluate on; see `eval_model`.
+      dataset_split: such as "train".
+      autostack: whether to join small variables that are alike.
+      eval_checkpoint_step: which checkpoints to evaluate; see `get_checkpoint_iterator`.
+      export_checkpoint_step: which checkpoint to export; the latest if None.
+      export_path: where to; `model_dir` if empty.
+      mode: "train", "eval", "score_eval", "perplexity_eval", "infer", "score_from_dataset",
+        "score_from_strings", "export_score", "export_infer" or "export".
+      iterations_per_loop: for TPUs alone.
+      save_checkpoints_steps: steps from one checkpoint to the next.
+      keep_checkpoint_max: how many checkpoints to keep; all if None.
+      eval_summary_dir: where evaluation writes; in `model_dir` if None.
+      batch_size: a number of sequences or a pair; see `compute_batch_size`.
+      train_steps: the step to train to; or a function of the batch's size and `sequence_length`.
+      total_run_steps: the step at which schedules of learning rates end; `train_steps` if None.
+      sequence_length: an integer, or a dictionary such as {"inputs": 512, "targets": 128}.
+      mesh_shape: the mesh.
+      mesh_devices: a device for each of its processors.
+      layout_rules: the layout.
+      learning_rate_schedule: a function of (step, total_train_steps), a list of factors, a number,
+        or None for the optimizer's own.
+      optimizer: a class of optimizers, called with the learning rate; needed in training.
+      predict_fn: what to decode with instead; see `tpu_estimator_model_fn`.
+      variable_filter: which variables are trained; see `tpu_estimator_model_fn`.
+      perplexity_eval_steps: how many batches "perplexity_eval" takes of each data set.
+      init_checkpoint: a checkpoint to begin with.
+      ensemble_inputs: how many members of an ensemble get inputs of their own in training.
+      train_model_fn: what to train with.
+      skip_seen_data: whether a training that goes on skips what it has seen.
+      seen_data_init_step: the step at which it began.
+      output_eval_examples: whether evaluation writes files of text.
+      checkpoint_input_pipeline: whether to save where the data are along with checkpoints.
+      eval_dir_suffix: added to the names of directories of evaluations.
+      mesh_impl: "placement" or "simd"; see `tpu_estimator_model_fn`.
+
+    Returns:
+      What the mode returns: scores as `score_postprocess_fn` returns them, the directories of
+      exported models, or None.
+
+    Raises:
+      ValueError: the mode is not known, or something that it needs is missing.
+      RuntimeError: a TPU is named.
+    """
+    arguments = dict(locals())
+    if isinstance(sequence_length, int):
+        arguments["sequence_length"] = {"inputs": sequence_length, "targets": sequence_length}
+    _check(arguments)
+    return _MODES[mode][0](_prepared(arguments))

@@ -1,0 +1,49 @@
+"""One vocabulary, or a pair of them: of inputs and of targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gin
+
+from mesh_tensorflow.transformer.utils._flags import MODULE
+
+__all__ = ["inputs_vocabulary", "separate_vocabularies", "targets_vocabulary"]
+
+
+def inputs_vocabulary(vocabulary: Any) -> Any:
+    """Returns the vocabulary of inputs.
+
+    Args:
+      vocabulary: a Vocabulary, or a tuple (of inputs, of targets).
+
+    Returns:
+      A Vocabulary.
+    """
+    return vocabulary[0] if isinstance(vocabulary, tuple) else vocabulary
+
+
+def targets_vocabulary(vocabulary: Any) -> Any:
+    """Returns the vocabulary of targets.
+
+    Args:
+      vocabulary: a Vocabulary, or a tuple (of inputs, of targets).
+
+    Returns:
+      A Vocabulary.
+    """
+    return vocabulary[1] if isinstance(vocabulary, tuple) else vocabulary
+
+
+@gin.configurable(module=MODULE)
+def separate_vocabularies(inputs: Any = gin.REQUIRED, targets: Any = gin.REQUIRED) -> tuple:
+    """Returns a pair of vocabularies, for a gin file to bind to `utils.run.vocabulary`.
+
+    Args:
+      inputs: the Vocabulary of inputs.
+      targets: the Vocabulary of targets.
+
+    Returns:
+      The tuple (inputs, targets).
+    """
+    return inputs, targets

@@ -1,0 +1,382 @@
+"""Vocabulary embeddings other than a table: factorized, in clusters, mixtures of softmaxes.
+
+Each is a class to be given as `get_vocab_embedding_cls.cls`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.transformer import _vocab_tables
+
+__all__ = [
+    "AdaptiveVocabEmbedding",
+    "FactorizedVocabEmbedding",
+    "Mixtape",
+    "MixtureOfSoftmaxes",
+]
+
+_MODULE = "mesh_tensorflow.transformer.vocab_embeddings"
+
+
+def _scaled(hidden: mtf.Tensor, output_dim: mtf.Dimension) -> mtf.Tensor:
+    return hidden * output_dim.size**-0.5
+
+
+def _copy_of(dim: mtf.Dimension) -> mtf.Dimension:
+    return mtf.Dimension(f"_{dim.name}_copy", dim.size)
+
+
+@gin.configurable(module=_MODULE)
+class FactorizedVocabEmbedding:
+    """An embedding whose table is the product of two matrices.
+
+    See Lan et al., "ALBERT: a lite BERT for self-supervised learning of language
+    representations" (2019).
+    """
+
+    def __init__(
+        self,
+        mesh: mtf.Mesh,
+        vocab_dim: mtf.Dimension,
+        output_dim: mtf.Dimension,
+        variable_dtype: mtf.VariableDType,
+        name: str,
+        ensemble_dim: Any,
+        inner_dimension_size: int = gin.REQUIRED,
+    ):
+        """Makes the variables `name`1 [vocab, inner] and `name`2 [inner, output].
+
+        Args:
+          mesh: a Mesh.
+          vocab_dim: a Dimension.
+          output_dim: a Dimension.
+          variable_dtype: a VariableDType.
+          name: a string, the beginning of the variables' names.
+          ensemble_dim: a Dimension, a list of them, or None.
+          inner_dimension_size: an integer, the size that both matrices share.
+        """
+        self._output_dim = output_dim
+        self._table = _vocab_tables.FactorizedTable(
+            mesh, vocab_dim, output_dim, variable_dtype, name, ensemble_dim, inner_dimension_size
+        )
+
+    def ids_to_embedding(self, ids: mtf.Tensor, context: Any) -> mtf.Tensor:
+        """Returns the vectors of ids: dimensions [...] become [..., output_dim]."""
+        del context
+        return self._table.embed(ids)
+
+    def hidden_to_logits(self, hidden: mtf.Tensor, context: Any) -> mtf.Tensor:
+        """Returns logits: dimensions [..., output_dim] become [..., vocab_dim]."""
+        del context
+        return self._table.logits(_scaled(hidden, self._output_dim))
+
+
+@gin.configurable(module=_MODULE)
+class AdaptiveVocabEmbedding:
+    """An embedding in clusters of ids, of which the rarer have shorter vectors.
+
+    The ids must be sorted by frequency. See Baevski and Auli, "Adaptive input representations
+    for neural language modeling" (2018).
+    """
+
+    def __init__(
+        self,
+        mesh: mtf.Mesh,
+        vocab_dim: mtf.Dimension,
+        output_dim: mtf.Dimension,
+        variable_dtype: mtf.VariableDType,
+        name: str,
+        ensemble_dim: Any,
+        clusters: Sequence[dict] = gin.REQUIRED,
+    ):
+        """Makes the variables.
+
+        Args:
+          mesh: a Mesh.
+          vocab_dim: a Dimension.
+          output_dim: a Dimension.
+          variable_dtype: a VariableDType.
+          name: a string, the beginning of the variables' names.
+          ensemble_dim: a Dimension, a list of them, or None.
+          clusters: a list of dictionaries, one for each cluster from the most frequent ids to
+            the rarest: "token_count", how many ids it has, and "embedding_size", the length of
+            its vectors.
+
+        Raises:
+          ValueError: the token counts do not sum to the size of `vocab_dim`.
+        """
+        _vocab_tables.check_clusters("AdaptiveVocabEmbedding", clusters, vocab_dim)
+        self._vocab_dim = vocab_dim
+        self._output_dim = output_dim
+        self._clusters = _vocab_tables.make_clusters(
+            mesh, clusters, output_dim, variable_dtype, name, ensemble_dim
+        )
+
+    def ids_to_embedding(self, ids: mtf.Tensor, context: Any) -> mtf.Tensor:
+        """Returns the vectors of ids: dimensions [...] become [..., output_dim]."""
+        del context
+        embedded = [c.table.embed(ids - c.start if c.start else ids) for c in self._clusters]
+        return mtf.add_n(embedded)
+
+    def hidden_to_logits(self, hidden: mtf.Tensor, context: Any) -> mtf.Tensor:
+        """Returns logits: dimensions [..., output_dim] become [..., vocab_dim]."""
+        del context
+        hidden = _scaled(hidden, self._output_dim)
+        parts = [c.table.logits(hidden) for c in self._clusters]
+        return _vocab_tables.join_clusters(parts, self._vocab_dim)
+
+
+class _TableWithContexts:
+    """An embedding of which the softmax sees several vectors of context.
+
+    Variables: a table, and for each component a square map of the hidden vector.
+    """
+
+    def __init__(
+        self,
+        mesh: mtf.Mesh,
+        vocab_dim: mtf.Dimension,
+        output_dim: mtf.Dimension,
+        variable_dtype: mtf.VariableDType,
+        name: str,
+        ensemble_dim: Any,
+    ):
+        self._mesh = mesh
+        self._vocab_dim = vocab_dim
+        self._output_dim = output_dim
+        self._copy_output_dim = _copy_of(output_dim)
+        self._make = lambda suffix, dims, initializer=None: _vocab_tables.weights(
+            mesh, f"{name}_{suffix}", dims, variable_dtype, ensemble_dim, initializer
+        )
+        self._embedding_weights = self._make("embedding_weights", [vocab_dim, output_dim])
+
+    def ids_to_embedding(self, ids: mtf.Tensor, context: Any) -> mtf.Tensor:
+        """Returns the vectors of ids: dimensions [...] become [..., output_dim]."""
+        del context
+        shape = mtf.Shape([*ids.shape.dims, self._output_dim])
+        return mtf.gather(self._embedding_weights, ids, self._vocab_dim, output_shape=shape)
+
+    def _component_logits(
+        self,
+        hidden: mtf.Tensor,
+        component_dim: mtf.Dimension,
+        maps: mtf.Tensor,
+        bias: Any = None,
+    ) -> mtf.Tensor:
+        """Returns logits with dimensions [..., component_dim, vocab_dim]."""
+        rest = hidden.shape - self._output_dim + component_dim
+        copied = mtf.rename_dimension(
+            hidden, self._output_dim.name, self._copy_output_dim.name
+        )
+        mapped = mtf.einsum([copied, maps], output_shape=rest + self._output_dim)
+        if bias is not None:
+            mapped = mtf.add(mapped, bias, output_shape=mapped.shape)
+        return mtf.einsum(
+            [mtf.tanh(mapped), self._embedding_weights], output_shape=rest + self._vocab_dim
+        )
+
+
+@gin.configurable(module=_MODULE)
+class MixtureOfSoftmaxes(_TableWithContexts):
+    """Several softmaxes over the vocabulary, mixed by weights that depend on the context.
+
+    See Yang et al., "Breaking the softmax bottleneck: a high-rank RNN language model" (2017).
+    """
+
+    def __init__(
+        self,
+        mesh: mtf.Mesh,
+        vocab_dim: mtf.Dimension,
+        output_dim: mtf.Dimension,
+        variable_dtype: mtf.VariableDType,
+        name: str,
+        ensemble_dim: Any,
+        num_softmaxes: int = gin.REQUIRED,
+    ):
+        """Makes the variables.
+
+        Args:
+          mesh: a Mesh.
+          vocab_dim: a Dimension.
+          output_dim: a Dimension.
+          variable_dtype: a VariableDType.
+          name: a string, the beginning of the variables' names.
+          ensemble_dim: a Dimension, a list of them, or None.
+          num_softmaxes: an integer.
+        """
+        super().__init__(mesh, vocab_dim, output_dim, variable_dtype, name, ensemble_dim)
+        self._components_dim = mtf.Dimension("softmax_components", num_softmaxes)
+        self._mixture_weights = self._make("mixture_weights", [self._components_dim, output_dim])
+        self._context_weights = self._make(
+            "context_weights", [self._components_dim, self._copy_output_dim, output_dim]
+        )
+
+    def hidden_to_logits(self, hidden: mtf.Tensor, context: Any) -> mtf.Tensor:
+        """Returns the logarithms of probabilities.
+
+        Args:
+          hidden: a Tensor with dimensions [..., output_dim].
+          context: a Context.
+
+        Returns:
+          A Tensor with dimensions [..., vocab_dim].
+        """
+        del context
+        hidden = _scaled(hidden, self._output_dim)
+        rest = hidden.shape - self._output_dim
+        mixture = mtf.einsum(
+            [hidden, self._mixture_weights], output_shape=rest + self._components_dim
+        )
+        logits = self._component_logits(hidden, self._components_dim, self._context_weights)
+        log_probs = mtf.log_softmax(logits, self._vocab_dim)
+        log_priors = mtf.log_softmax(mixture, self._components_dim)
+        return mtf.reduce_logsumexp(
+            mtf.add(log_probs, log_priors, output_shape=log_probs.shape), self._components_dim
+        )
+
+
+@gin.configurable(module=_MODULE)
+class Mixtape(_TableWithContexts):
+    """Four sets of logits, mixed by gates that depend on the context and on the token.
+
+    The gates are products of three sigmoids. Frequent tokens have gates of their own, the others
+    share them. The ids must be sorted by frequency. See Yang et al., "Mixtape: breaking the
+    softmax bottleneck efficiently" (2019).
+    """
+
+    def __init__(
+        self,
+        mesh: mtf.Mesh,
+        vocab_dim: mtf.Dimension,
+        output_dim: mtf.Dimension,
+        variable_dtype: mtf.VariableDType,
+        name: str,
+        ensemble_dim: Any,
+        extra_ids: int = 0,
+        dropout_rate: float = 0.0,
+        gate_embedding_size: int = gin.REQUIRED,
+        frequent_token_fraction: float = 0.1,
+        noise_std_dev: float = 0.0,
+    ):
+        """Makes the variables.
+
+        Args:
+          mesh: a Mesh.
+          vocab_dim: a Dimension.
+          output_dim: a Dimension.
+          variable_dtype: a VariableDType.
+          name: a string, the beginning of the variables' names.
+          ensemble_dim: a Dimension, a list of them, or None.
+          extra_ids: how many ids at the end of the vocabulary count as the most frequent: the
+            softmax has its entries in this order, the embedding of ids does not.
+          dropout_rate: the rate of dropout of logits and of gates' vectors.
+          gate_embedding_size: an integer, the length of gates' vectors.
+          frequent_token_fraction: the part of the vocabulary that has gates of its own.
+          noise_std_dev: the standard deviation of the noise that training adds to gates.
+
+        Raises:
+          ValueError: the fraction leaves no frequent token, or `extra_ids` are too many.
+        """
+        super().__init__(mesh, vocab_dim, output_dim, variable_dtype, name, ensemble_dim)
+        frequent = int(vocab_dim.size * frequent_token_fraction)
+        if not 1 <= frequent <= vocab_dim.size:
+            raise ValueError(
+                f"Mixtape: frequent_token_fraction={frequent_token_fraction} of {vocab_dim.name}="
+                f"{vocab_dim.size} is {frequent} tokens; it must be at least one and at most all"
+            )
+        if not 0 <= extra_ids <= vocab_dim.size:
+            raise ValueError(
+                f"Mixtape: extra_ids={extra_ids} must be between 0 and the size of "
+                f"{vocab_dim.name}={vocab_dim.size}"
+            )
+        self._extra_ids = extra_ids
+        self._dropout_rate = dropout_rate
+        self._noise_std_dev = noise_std_dev
+        self._gates_dim = mtf.Dimension("gates", 4)
+        self._pre_gates_dim = mtf.Dimension("gates", 3)
+        self._gate_embedding_dim = mtf.Dimension("gate_embedding", gate_embedding_size)
+        # Not named as the vocabulary: a mesh that divides that need not divide this.
+        self._frequent_vocab_dim = mtf.Dimension("frequent_vocab", frequent)
+        self._make_weights()
+
+    def _make_weights(self) -> None:
+        gates, pre, vector = self._gates_dim, self._pre_gates_dim, self._gate_embedding_dim
+        output, frequent = self._output_dim, self._frequent_vocab_dim
+        zeros = tf.zeros_initializer()
+        make = self._make
+        self._context_weights = make("context_weights", [gates, self._copy_output_dim, output])
+        self._context_weights_bias = make("context_weights_bias", [gates, output], zeros)
+        self._prior_weights = make("prior_weights", [pre, vector, output])
+        self._prior_weights_bias = make("prior_weights_bias", [pre, vector], zeros)
+        self._prior_vocab_vector = make("prior_vocab_vector", [frequent, vector])
+        self._prior_gates_vector = make("prior_gates_vector", [pre, output])
+        self._prior_bias = make("prior_bias", [frequent, pre])
+
+    def hidden_to_logits(self, hidden: mtf.Tensor, context: Any) -> mtf.Tensor:
+        """Returns logits.
+
+        Args:
+          hidden: a Tensor with dimensions [..., output_dim].
+          context: a Context.
+
+        Returns:
+          A Tensor with dimensions [..., vocab_dim].
+        """
+        hidden = _scaled(hidden, self._output_dim)
+        components = self._component_logits(
+            hidden, self._gates_dim, self._context_weights, self._context_weights_bias
+        )
+        components = self._dropout(components, context)
+        gates = self._gates(hidden, context)
+        logits = mtf.einsum(
+            [components, gates], output_shape=hidden.shape - self._output_dim + self._vocab_dim
+        )
+        if not self._extra_ids:
+            return logits
+        return mtf.shift(logits, -self._extra_ids, self._vocab_dim, wrap=True)
+
+    def _dropout(self, x: mtf.Tensor, context: Any) -> mtf.Tensor:
+        if not context.train or not self._dropout_rate:
+            return x
+        noise_shape = x.shape - context.length_dim
+        return mtf.dropout(x, context.train, rate=self._dropout_rate, noise_shape=noise_shape)
+
+    def _for_all_tokens(self, x: mtf.Tensor) -> mtf.Tensor:
+        """Returns a Tensor of frequent tokens with zeros for the others."""
+        dim, all_dim = self._frequent_vocab_dim, self._vocab_dim
+        if all_dim.size > dim.size:
+            x = mtf.pad(x, [0, all_dim.size - dim.size], dim.name)
+        dims = [all_dim if d.name == dim.name else d for d in x.shape.dims]
+        return mtf.reshape(x, mtf.Shape(dims))
+
+    def _gates(self, hidden: mtf.Tensor, context: Any) -> mtf.Tensor:
+        """Returns the gates, with dimensions [..., gates, vocab_dim]; they sum to 1."""
+        rest = hidden.shape - self._output_dim + self._pre_gates_dim
+        vectors = mtf.einsum(
+            [hidden, self._prior_weights], output_shape=rest + self._gate_embedding_dim
+        )
+        vectors = mtf.tanh(
+            mtf.add(vectors, self._prior_weights_bias, output_shape=vectors.shape)
+        )
+        vectors = self._dropout(vectors, context)
+        shared = mtf.einsum([hidden, self._prior_gates_vector], output_shape=rest)
+        own = mtf.einsum(
+            [vectors, self._for_all_tokens(self._prior_vocab_vector)],
+            output_shape=rest + self._vocab_dim,
+        )
+        own = mtf.add(own, self._for_all_tokens(self._prior_bias), output_shape=own.shape)
+        activations = mtf.add(own, shared, output_shape=own.shape)
+        if context.train and self._noise_std_dev:
+            activations += mtf.random_normal(
+                self._mesh, own.shape, stddev=self._noise_std_dev, dtype=own.dtype
+            )
+        first, second, third = mtf.unstack(mtf.sigmoid(activations), self._pre_gates_dim)
+        left, right = first * second, (1.0 - first) * third
+        parts = [left, first - left, right, (1.0 - first) - right]
+        return mtf.stack(parts, self._gates_dim.name, axis=len(rest) - 1)

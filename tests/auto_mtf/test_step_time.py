@@ -1,0 +1,342 @@
+"""Estimated times: by hand, against walks over whole programs, and against brute force."""
+
+import random
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import tensorflow.compat.v1 as tf
+from real_programs import MESHES, loop_program, real_programs
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow._core.cost import Collective
+from mesh_tensorflow._mesh.pending import walk
+from mesh_tensorflow.auto_mtf import hardware, models
+from mesh_tensorflow.auto_mtf._seconds import CostModel
+from mesh_tensorflow.auto_mtf.hardware import Hardware, Link
+from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, StepEstimator
+from mesh_tensorflow.ops._assign import Assign
+
+SLOW = Hardware("slow", {"float32": 1e9}, 1e8, 1e9, Link(1e7, 1e-6), operation_seconds=1e-6)
+RING = SLOW.replace(link=Link(1e7, 1e-6, "ring"))
+SHARED = SLOW.replace(one_memory=True)
+TINY = {"batch": 8, "length": 8, "vocab": 16, "d_model": 16, "layers": 2, "heads": 4, "d_kv": 4, "d_ff": 32}
+PAPER = {
+    "batch": 256, "length": 256, "vocab": 32000, "d_model": 1024, "layers": 6, "heads": 256, "d_kv": 256,
+    "d_ff": 262144,
+}
+
+
+def all_layouts(estimator):
+    layouts = [{}]
+    for d in estimator.space.dims:
+        layouts += [
+            {**rules, n: m} for rules in layouts for n, m in estimator.space.pairs
+            if n == d and estimator.space.is_legal({**rules, n: m})
+        ]
+    return layouts
+
+
+def directly(graph, outputs, estimator, layout):
+    """Returns the seconds of a program without loops, by one walk over it."""
+    model = CostModel(estimator.mesh_shape, estimator.hardware)
+    impl = model.impl(layout)
+    compute = communication = 0.0
+    for op in graph.operations:
+        if isinstance(op, Assign):
+            for x in op.inputs:
+                moved = 2 * impl.laid_out_size(x.shape) * 4
+                compute += moved / impl.size / estimator.hardware.memory_bandwidth
+                compute += estimator.hardware.operation_seconds
+        else:
+            own = model.operation(op, impl)
+            compute += own.compute
+            communication += own.communication
+    asked = walk(graph.operations, impl, outputs).costs
+    own = sum(len(op.cost(impl).collectives) for op in graph.operations)
+    total = sum(model.collective(c) for _, cost in asked for c in cost.collectives)
+    assert own <= sum(len(cost.collectives) for _, cost in asked)
+    return compute, total
+
+
+@pytest.mark.parametrize("optimizer, recompute", [(None, False), ("sgd", False), ("adafactor", True)])
+def test_units_add_up_to_the_program(tf_graph, optimizer, recompute):
+    """Sums that are delayed, shared and asked for are those of a walk over all operations."""
+    program = models.language_model(**TINY, optimizer=optimizer, recompute=recompute)
+    for hw in [SLOW, RING]:
+        estimator = StepEstimator(program.graph, "m:4,n:2", program.outputs, hw)
+        assert estimator.times.is_exact
+        layouts = all_layouts(estimator)
+        for layout in random.Random(1).sample(layouts, 30):
+            found = estimator.estimate(layout).seconds
+            expected = directly(program.graph, program.outputs, estimator, layout)
+            assert found == pytest.approx(expected, rel=1e-9), layout
+
+
+@hypothesis.settings(max_examples=30)
+@hypothesis.given(real_programs(), st.sampled_from(MESHES), st.sampled_from([SLOW, RING]))
+def test_brute_force(program, mesh_shape, hw):
+    """The layout of least time is that, without a limit and with one; units add up."""
+    graph, outputs = program
+    estimator = StepEstimator(graph, mesh_shape, outputs, hw)
+    every = [estimator.estimate(layout) for layout in all_layouts(estimator)]
+    for e in every[:: max(1, len(every) // 5)]:
+        assert e.seconds == pytest.approx(directly(graph, outputs, estimator, e.layout), rel=1e-9)
+    best = estimator.solve()
+    least = min(e.seconds.total for e in every)
+    assert best.seconds.total <= least * (1 + 2e-6)
+    equal = [e.peak_bytes for e in every if e.seconds.total <= best.seconds.total]
+    assert best.peak_bytes <= min(equal)
+    peaks = sorted(e.peak_bytes for e in every)
+    for limit in {peaks[len(peaks) // 4], peaks[0]}:
+        found = estimator.solve(limit)
+        assert found.peak_bytes <= limit
+        fits = min(e.seconds.total for e in every if e.peak_bytes <= limit)
+        assert found.seconds.total <= fits * (1 + 2e-6)
+    if peaks[0] > 1:
+        with pytest.raises(MemoryLimitError, match="which needs the least, takes") as error:
+            estimator.solve(peaks[0] - 1)
+        assert error.value.missing_bytes == 1
+
+
+def test_layouts_in_order(tf_graph):
+    program = models.language_model(**TINY, optimizer=None)
+    estimator = StepEstimator(program.graph, "m:2,n:2", program.outputs, SLOW)
+    every = sorted(estimator.estimate(x).seconds.total for x in all_layouts(estimator))
+    best = [e.seconds.total for e in estimator.best(8)]
+    assert best == sorted(best)
+    distinct = sorted({float(f"{t:.6g}") for t in every})
+    assert {float(f"{t:.6g}") for t in best} == set(distinct[: len({float(f"{t:.6g}") for t in best})])
+
+
+def test_collectives_by_hand():
+    shape = mtf.Shape([("m", 4), ("n", 2)])
+
+    def seconds(hw, kind, axes, count=8000):  # so many bytes on each of the eight processors
+        return CostModel(shape, hw).collective(Collective(kind, axes, 2 * count, 8 * count))
+
+    fast = SLOW.replace(link=Link(1e7, 0.0))
+    assert seconds(fast, "allreduce", (0,)) == pytest.approx(2 * 3 / 4 * 8000 / 1e7)
+    assert seconds(fast, "allreduce", (1,)) == pytest.approx(2 * 1 / 2 * 8000 / 1e7)
+    both = 2 * (3 / 4 * 8000 + 1 / 2 * 2000) / 1e7
+    assert seconds(fast, "allreduce", (0, 1)) == pytest.approx(both)
+    assert seconds(fast, "allconcat", (0,)) == pytest.approx(3 / 4 * 8000 / 1e7)
+    assert seconds(fast, "alltoall", (0,)) == pytest.approx(3 / 4 * 8000 / 1e7)
+    assert seconds(fast, "shift", (0,)) == pytest.approx(8000 / 1e7)
+    ring = fast.replace(link=Link(1e7, 0.0, "ring"))
+    assert seconds(ring, "allreduce", (0,)) == seconds(fast, "allreduce", (0,))
+    assert seconds(ring, "alltoall", (0,)) == pytest.approx(8000 / 1e7)  # 4 / 4 steps of all
+    assert seconds(ring, "shift", (0,)) == pytest.approx(2 * 8000 / 1e7)
+    # Short sums go by a tree: twice log2(4) steps, in place of 2 * 3.
+    slow = SLOW.replace(link=Link(1e7, 1.0))
+    assert seconds(slow, "allreduce", (0,), 8) == pytest.approx(4, rel=1e-5)
+    assert seconds(slow, "allconcat", (0,), 8) == pytest.approx(3, rel=1e-5)
+
+
+def test_links_within_and_between_nodes():
+    inner, outer = Link(1e9, 0.0), Link(1e8, 0.0)
+    hw = SLOW.replace(link=outer, node_link=inner, node_size=8)
+    shape = mtf.Shape([("m", 4), ("n", 4)])
+    assert hw.links(shape, 1) == [(4, inner)]
+    assert hw.links(shape, 0) == [(2, inner), (2, outer)]
+    assert hw.links(mtf.Shape([("m", 4), ("n", 8)]), 0) == [(4, outer)]
+    special = Link(5e8, 0.0)
+    assert hw.replace(axis_links={"m": special}).links(shape, 0) == [(4, special)]
+    total = CostModel(shape, hw).collective(Collective("allreduce", (0,), 0, 16 * 1000))
+    assert total == pytest.approx(2 * (1 / 2 * 1000 / 1e9 + 1 / 2 * 500 / 1e8))
+
+
+def test_one_memory(tf_graph):
+    """What is not split is computed once, and a sum reads all parts."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    a, b, c = (mtf.Dimension(n, 8) for n in "abc")
+    x = mtf.import_tf_tensor(mesh, tf.zeros([8, 8]), [a, b])
+    w = mtf.import_tf_tensor(mesh, tf.zeros([8, 8]), [b, c])
+    y = mtf.einsum([x, w], output_shape=[a, c])
+    free = SHARED.replace(operation_seconds=0.0, link=Link(1e7, 0.0), memory_bandwidth=1e30)
+    model = CostModel(mtf.Shape([("m", 4)]), free)
+    for layout in [{}, {"a": "m"}, {"b": "m"}]:
+        assert model.operation(y.operation, model.impl(layout)).compute == pytest.approx(2 * 8**3 / 1e9)
+    calls = CostModel(mtf.Shape([("m", 4)]), SHARED.replace(flops={"float32": 1e30}, memory_bandwidth=1e30))
+    times = [calls.operation(y.operation, calls.impl(x)).compute for x in ({}, {"a": "m"})]
+    assert times == pytest.approx([1e-6, 4e-6])
+    total = StepEstimator(graph, "m:4", [y], free).estimate("b:m").seconds.communication
+    assert total == pytest.approx(5 * 256 / 1e7)
+
+
+def test_loops(tf_graph):
+    with tf.Graph().as_default():
+        once = StepEstimator(*prepend(loop_program(1), "m:2,n:2"), SLOW)
+    often = StepEstimator(*prepend(loop_program(11), "m:2,n:2"), SLOW)
+    layouts = all_layouts(once)
+    assert {"h", "batch", "d"} <= set(once.space.dims)
+    for layout in layouts[:: max(1, len(layouts) // 12)]:
+        one, eleven = once.estimate(layout), often.estimate(layout)
+        assert one.seconds.compute < eleven.seconds.compute <= 11 * one.seconds.compute
+        assert eleven.seconds.communication <= 11 * one.seconds.communication
+    # The sum over iterations is made once, after the loop.
+    batch = [e.estimate("batch:m").seconds.communication for e in (once, often)]
+    assert batch[0] == batch[1] > 0
+    hidden = [e.estimate("h:m").seconds.communication for e in (once, often)]
+    assert hidden[1] == pytest.approx(11 * hidden[0])
+
+
+def prepend(program, mesh_shape):
+    graph, outputs = program
+    return graph, mesh_shape, outputs
+
+
+def test_loops_take_memory(tf_graph):
+    with tf.Graph().as_default():
+        plain = StepEstimator(*prepend(loop_program(6), "m:2"), SLOW)
+    trained = StepEstimator(*prepend(loop_program(6, gradients=True), "m:2"), SLOW)
+    contents = plain.peak_contents("")
+    assert any("relu" in held.name for held in contents)  # inside of an iteration
+    kinds = trained.peak_by_kind("")
+    assert kinds["loop tape"] == 6 * (8 * 16 * 4 + 4)
+    assert trained.peak_by_kind("batch:m")["loop tape"] == 6 * (4 * 16 * 4 + 4)
+    assert trained.estimate("").peak_bytes == sum(h.bytes for h in trained.peak_contents(""))
+
+
+def test_memory_by_hand(tf_graph):
+    """Variables stay, slots too; activations until their gradient."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    b, d, h = (mtf.Dimension(n, s) for n, s in [("b", 8), ("d", 16), ("h", 64)])
+    x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), [b, d])
+    w = mtf.get_variable(mesh, "w", mtf.Shape([d, h]))
+    y = mtf.relu(mtf.einsum([x, w], output_shape=[b, h]))
+    loss = mtf.reduce_sum(y)
+    grads = mtf.gradients([loss], [w])
+    tf.train.get_or_create_global_step()
+    mtf.optimize.MomentumOptimizer(0.1, 0.9).apply_grads(grads, graph.trainable_variables)
+    estimator = StepEstimator(graph, "m:2", [loss], SLOW)
+    kinds = estimator.peak_by_kind("")
+    assert kinds["weights"] == kinds["slots"] == 4 * 16 * 64
+    halved = estimator.peak_by_kind("h:m")
+    assert halved["weights"] == halved["slots"] == 2 * 16 * 64
+    assert estimator.estimate("").peak_bytes == sum(kinds.values())
+    forward = sum(h.bytes for h in estimator.memory.contents(0, {}, {}))
+    assert forward >= 2 * 4 * 16 * 64  # before anything runs
+
+
+def test_recompute_takes_less_memory_and_more_time(tf_graph):
+    sizes = {**TINY, "layers": 6, "length": 32}
+    with tf.Graph().as_default():
+        plain = models.language_model(**sizes)
+    again = models.language_model(**sizes, recompute=True)
+    estimates = [
+        StepEstimator(p.graph, "m:2", p.outputs, SLOW).estimate("batch:m") for p in (plain, again)
+    ]
+    assert estimates[1].peak_bytes < 0.6 * estimates[0].peak_bytes
+    assert estimates[1].seconds.compute > 1.1 * estimates[0].seconds.compute
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_language_model_of_the_paper(tf_graph, training):
+    """That of 4.9 billion parameters, Shazeer et al., 2018."""
+    program = models.language_model(**PAPER, optimizer="adafactor" if training else None)
+    mesh_shape = "rows:16,cols:32"
+    small = mtf.auto_mtf.layout(program.graph, mesh_shape, program.outputs)
+    theirs = {("batch", "rows"), ("d_ff", "cols"), ("heads", "cols"), ("vocab", "cols")}
+    assert theirs <= small._pairs
+    assert sum(v.size for v in program.graph.trainable_variables) == pytest.approx(4.9e9, rel=0.01)
+    estimator = StepEstimator(program.graph, mesh_shape, program.outputs, "tpu_v2")
+    fast, paper = estimator.solve(), estimator.estimate(mtf.LayoutRules(theirs))
+    if training:
+        assert theirs <= set(fast.layout.items())
+    else:  # without gradients of weights to sum, it pays to split the batch more
+        assert {("batch", "cols"), ("d_ff", "rows"), ("heads", "rows")} <= set(fast.layout.items())
+        assert fast.seconds.total < paper.seconds.total
+    assert fast.peak_bytes < estimator.hardware.memory_bytes
+
+
+@pytest.mark.parametrize("optimizer", [None, "adafactor"])
+def test_the_smaller_model_of_the_paper(tf_graph, optimizer):
+    program = models.language_model(**{**PAPER, "d_ff": 8192, "heads": 8}, optimizer=optimizer)
+    layout = mtf.auto_mtf.layout(
+        program.graph, "rows:2,cols:4", program.outputs, objective="time", hardware="tpu_v2")
+    split = {d for d, _ in layout._pairs}
+    assert {"batch", "d_ff", "heads"} <= split and not split & {"length", "memory_length"}
+
+
+def test_does_not_grow_with_layers(tf_graph):
+    found = []
+    for layers in (2, 8):
+        with tf.Graph().as_default():
+            program = models.language_model(**{**TINY, "layers": layers})
+        estimator = StepEstimator(program.graph, "m:4,n:2", program.outputs)
+        solver = estimator.program()
+        solver.next_best()
+        rows = [len(table.rows) for table in estimator._tables.tables]
+        found.append((len(estimator.times), rows, solver.sizes))
+    assert found[0][1:] == found[1][1:]
+    assert found[1][0] <= found[0][0] + 12  # layers at the ends add up gradients otherwise
+
+
+def test_objectives(tf_graph):
+    program = models.language_model(**TINY)
+    graph, outputs = program.graph, program.outputs
+    fast = mtf.auto_mtf.layout(graph, "m:2,n:2", outputs, objective="time", hardware=SLOW)
+    assert fast._pairs == set(StepEstimator(graph, "m:2,n:2", outputs, SLOW).solve().layout.items())
+    layout, shape = mtf.auto_mtf.layout_and_mesh_shape(
+        graph, 8, outputs, 3, objective="time", hardware=SLOW)
+    times = [
+        StepEstimator(graph, mesh, outputs, SLOW).solve().seconds.total
+        for mesh in ["mesh_0:8", "mesh_0:4,mesh_1:2", "mesh_0:2,mesh_1:2,mesh_2:2"]
+    ]
+    assert StepEstimator(graph, shape, outputs, SLOW).estimate(layout).seconds.total == min(times)
+    with pytest.raises(ValueError, match="objective 'speed' is none of 'memory', 'time'"):
+        mtf.auto_mtf.layout(graph, "m:2", outputs, objective="speed")
+    with pytest.raises(ValueError, match="memory_limit_bytes=0 must be more than 0"):
+        mtf.auto_mtf.layout(graph, "m:2", outputs, memory_limit_bytes=0)
+    with pytest.raises(ValueError, match="unknown hardware 'tpu_v9': it is one of tpu_v2, tpu_v3"):
+        mtf.auto_mtf.layout(graph, "m:2", outputs, hardware="tpu_v9")
+
+
+def test_limits_that_nothing_meets(tf_graph):
+    program = models.language_model(**TINY)
+    for objective in ["time", "memory"]:
+        with pytest.raises(MemoryLimitError, match=r"no layout fits in 1,000 bytes.* too many") as e:
+            mtf.auto_mtf.layout(
+                program.graph, "m:2", program.outputs, objective=objective, memory_limit_bytes=1000)
+        assert e.value.missing_bytes > 0
+    with pytest.raises(MemoryLimitError) as e:
+        mtf.auto_mtf.layout_and_mesh_shape(
+            program.graph, 8, program.outputs, objective="time", memory_limit_bytes=1000)
+    text = str(e.value)
+    assert "bytes activations; less with a smaller batch, mtf.recompute_grad" in text
+    assert "bytes weights; less with more processors" in text
+
+
+def test_estimates_of_what_cannot_be(tf_graph):
+    program = models.language_model(**TINY)
+    estimator = StepEstimator(program.graph, "m:2,n:3", program.outputs)
+    assert estimator.estimate("batch:m,unknown:n,d_ff:rows").layout == {"batch": "m"}
+    with pytest.raises(ValueError, match="splits 'batch' over both 'm' and 'n'"):
+        estimator.estimate("batch:m;batch:n")
+    with pytest.raises(ValueError, match="mesh dimension n=3 does not divide all sizes of dimension 'd_ff'"):
+        estimator.estimate({"d_ff": "n"})
+    with pytest.raises(ValueError, match="malformed layout"):
+        estimator.estimate("batch")
+
+
+def test_profiles(tmp_path):
+    for name, profile in hardware.PROFILES.items():
+        assert hardware.hardware_profile(name) is profile and profile.source
+        path = str(tmp_path / f"{name}.json")
+        profile.save(path)
+        assert hardware.hardware_profile(path) == profile
+    assert hardware.hardware_profile().name == "tpu_v3"
+    assert hardware.PROFILES["a100"].product_flops("bfloat16") == pytest.approx(0.6 * 312e12)
+    assert hardware.PROFILES["a100"].product_flops("int32") == pytest.approx(0.6 * 156e12)
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"bad\.json is no hardware profile: KeyError"):
+        hardware.hardware_profile(str(tmp_path / "bad.json"))
+    with pytest.raises(ValueError, match="flops lacks float32"):
+        SLOW.replace(flops={"bfloat16": 1.0})
+    with pytest.raises(ValueError, match="must be more than 0"):
+        SLOW.replace(memory_bandwidth=0.0)
+    with pytest.raises(ValueError, match='kind is "ring" or "switch"'):
+        Link(1.0, 0.0, "mesh")

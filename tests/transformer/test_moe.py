@@ -1,0 +1,467 @@
+"""Layers of experts: layouts, models, decoding, two levels, several sizes, hyperparameters."""
+
+import types
+
+import decoding_models as models
+import numpy as np
+import pytest
+import routing
+import tensorflow.compat.v1 as tf
+from cases.harness import WHOLE, Placing, assert_close
+from cases.layer_runs import dims, numbers
+from decoding_models import LENGTH, ROWS, VOCAB, RunningSum, imported, prefixes, run
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.transformer import heterogeneous_moe, moe, transformer
+
+FLOAT = mtf.VariableDType(tf.float32)
+SMALL = {"num_experts": 4, "hidden_size": 8}
+DETERMINED = {
+    "second_policy_train": "all", "second_policy_eval": "all",
+    "switch_policy_train": "argmax", "switch_policy_eval": "argmax",
+}  # fmt: skip
+GATINGS = ("top_2", "top_n", "switch", "ntlb", "switch_max", "expert_selection")
+TOKENS = "batch:4,length:8"
+
+
+def context_for(mesh, placing=WHOLE, mode="train", sequence_id=1, **kwargs):
+    model = types.SimpleNamespace(
+        layout=mtf.convert_to_layout_rules(placing.layout),
+        mesh_shape=mtf.convert_to_shape(placing.mesh),
+        model_dim=mtf.Dimension("d_model", 8), ensemble_dim=None, ensemble_dims=[],
+    )  # fmt: skip
+    batch, length = dims(TOKENS)
+    return transformer.Context(
+        model, mesh, [batch], length, FLOAT, mode=mode, losses=[], sequence_id=sequence_id, **kwargs
+    )
+
+
+def given(mesh, text, seed=0):
+    return mtf.import_tf_tensor(mesh, tf.constant(numbers(text, seed)), mtf.convert_to_shape(text))
+
+
+def trained(layer, placing=WHOLE, padded=True, **kwargs):
+    """Returns a function of a mesh: a layer's output, its loss, and gradients."""
+
+    def build(mesh):
+        x = given(mesh, TOKENS + ",d_model:8")
+        ids = imported(mesh, prefixes((8, 3, 5, 0), seed=2)) if padded else None
+        sequence_id = None if ids is None else mtf.minimum(ids, 1)
+        context = context_for(mesh, placing, sequence_id=sequence_id, **kwargs)
+        y = layer().call(context, x)
+        [loss] = context.losses
+        variables = mesh.graph.trainable_variables
+        target = given(mesh, TOKENS + ",d_model:8", 1)
+        total = mtf.reduce_sum(y * target) + loss
+        grads = mtf.gradients([total], [x] + [v.value for v in variables])
+        return {"y": y, "loss": loss, "x": grads[0], **{v.name: g for v, g in zip(variables, grads[1:])}}
+
+    return build
+
+
+# Data, experts, both, hidden units, channels on the way; one program each.
+LAYOUTS = [
+    Placing("x:2", "batch:x"),
+    Placing("x:2", "experts:x"),
+    Placing("x:4", "batch:x,experts:x"),
+    Placing("x:2,y:2", "batch:x,experts:x,expert_hidden:y"),
+    Placing("x:2,y:2", "batch:x,experts:y"),
+    Placing("x:2,y:2", "batch:x,experts:x,d_model_split:y"),
+    Placing("x:2,y:2", "batch:x,experts:x,d_model:y", merge="device"),
+    Placing("x:2,y:2", "batch:x,experts:x,expert_hidden:y", simd=True),
+]
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+def test_equal_under_layouts(gating):
+    """Values and gradients, with tokens that find no place."""
+
+    def layer():
+        return moe.MoE1D(
+            **SMALL, **DETERMINED, moe_gating=gating, group_size=8, capacity_factor_train=0.9,
+            min_expert_capacity=1, z_loss=0.1, activation=["gelu", "linear"],
+        )  # fmt: skip
+
+    expected = run(trained(layer))
+    for placing in LAYOUTS if gating == "top_2" else LAYOUTS[2::5]:
+        for key, value in run(trained(layer, placing), placing).items():
+            assert_close(value, expected[key], 2e-5, f"{placing} {key}")
+    assert all(np.abs(value).max() > 0 for value in expected.values())
+
+
+def test_output_is_the_sum_of_experts():
+    """Every token through every expert in NumPy, with a switch that drops some."""
+    layer = moe.MoE1D(
+        **SMALL, **DETERMINED, moe_gating="switch", group_size=16, capacity_factor_eval=1.0,
+    )  # fmt: skip
+
+    def build(mesh):
+        x = given(mesh, TOKENS + ",d_model:8")
+        return {"y": layer.call(context_for(mesh, mode="eval"), x)}
+
+    found = run(build)["y"].reshape(2, 16, 8)
+    x = numbers(TOKENS + ",d_model:8").reshape(2, 16, 8)
+    gating, wi, wo = (
+        models.weights(name, sizes, 1.0) for name, sizes in
+        [("switch_gating/kernel", [8, 4]), ("wi/kernel", [4, 8, 8]), ("wo/kernel", [4, 8, 8])]
+    )  # fmt: skip
+    dropped = 0
+    for inputs, outputs in zip(x, found):
+        gates = routing.softmax(inputs @ gating)
+        combine = routing.no_token_left_behind(gates, np.ones(16), 4, 1).sum(-1)
+        by_expert = np.einsum("teh,ehd->ted", np.maximum(np.einsum("td,edh->teh", inputs, wi), 0), wo)
+        assert_close(outputs, np.einsum("ted,te->td", by_expert, combine).astype("float32"), 1e-5)
+        dropped += (combine.sum(-1) == 0).sum()
+        assert (np.abs(outputs).max(-1) == 0).sum() == (combine.sum(-1) == 0).sum()
+    assert 0 < dropped < 16
+
+
+def test_numbers_of_groups_and_places():
+    """As many groups as the mesh needs, and the capacity of the mode."""
+    split = moe._split_into_groups
+    assert [split(32, 8, 1), split(32, 8, 4), split(30, 7, 2), split(20, 8, 1)] == [
+        (4, 8), (4, 8), (6, 5), (2, 10),
+    ]  # fmt: skip
+    assert [split(7, 3, 1), split(100, 1024, 4), split(4, 8, 1)] == [(7, 1), (4, 25), (1, 4)]
+    with pytest.raises(ValueError, match=r"n=12 is not a multiple of mesh_dim_size=5: .* batch size"):
+        split(12, 5, 5)
+
+    def places(train, placing=WHOLE, **kwargs):
+        with tf.Graph().as_default():
+            graph = mtf.Graph()
+            x = mtf.zeros(mtf.Mesh(graph, "mesh"), mtf.convert_to_shape(TOKENS + ",d_model:8"))
+            hparams = moe.MoE1D(**SMALL, **kwargs)._hparams
+            moe.transformer_moe_layer_v1(
+                x, x.shape.dims[-1], hparams, train, FLOAT, placing.layout, placing.mesh
+            )
+        [wi] = [op for op in graph.operations if op.name == "wi/einsum"]
+        sizes = {d.name: d.size for d in wi.outputs[0].shape}
+        return sizes["batch_unsplit"], sizes["expert_capacity"]
+
+    assert places(True, group_size=16) == (2, 5)
+    assert places(False, group_size=16) == (2, 8)
+    assert places(False, group_size=16, capacity_factor_eval=9.0) == (2, 16)
+    assert places(False, group_size=8, capacity_factor_eval=0.5) == (4, 4)
+    assert places(False, Placing("x:8", "batch:x"), group_size=32) == (8, 4)
+
+
+# -- models
+
+
+def language_model(layer, **kwargs):
+    return models.unitransformer([RunningSum(), layer], **kwargs)
+
+
+ROOMY = {"capacity_factor_train": 8.0, "capacity_factor_eval": 8.0}
+DECODED = {
+    **{
+        gating: lambda gating=gating: moe.MoE1D(**SMALL, **DETERMINED, **ROOMY, moe_gating=gating)
+        for gating in GATINGS[:-1]
+    },
+    "heterogeneous": lambda: heterogeneous_moe.HeterogeneousMoE1D(
+        **SMALL, **DETERMINED, **ROOMY, moe_num_layers=2
+    ),
+    "two levels": lambda: two_levels(hidden_size=8),
+}
+
+
+def two_levels(**kwargs):
+    policies = {"second_policy_train": "all", "second_policy_eval": "all"}
+    return moe.MoE2D(
+        **{"expert_x": 2, "expert_y": 2, "capacity_factor_second_level": 8.0, **policies, **ROOMY, **kwargs}
+    )
+
+
+def sampled(model, given_ids):
+    def build(mesh):
+        ids = model().sample_autoregressive(imported(mesh, given_ids), stop_at_token=1)
+        inputs = transformer.autoregressive_inputs(ids)
+        logits, _ = model().call_simple(inputs, ids, compute_loss=False, mode="eval")
+        return {"ids": ids, "logits": logits}
+
+    return build
+
+
+@pytest.mark.parametrize("kind", DECODED)
+def test_decoding(kind):
+    """One position at a time gives what all at once do, if there is room for all tokens."""
+    ids = prefixes((1, 2, 4, 6))
+    found = run(sampled(lambda: language_model(DECODED[kind]()), ids))
+    assert ((found["ids"] == ids) | (ids == 0)).all()
+    best = found["logits"].argmax(-1)
+    for row, n, expected in zip(found["ids"], (1, 2, 4, 6), best):
+        ends = np.flatnonzero(row[n:] == 1)
+        last = n + ends[0] + 1 if len(ends) else LENGTH
+        np.testing.assert_array_equal(row[n:last], expected[n:last])
+    assert len(np.unique(found["ids"])) > 3
+
+
+def test_experts_choose_among_what_is_decoded():
+    """Which differs from the choice among all positions, but runs and keeps the given ids."""
+    ids = prefixes((1, 2, 4, 6))
+    layer = moe.MoE1D(**SMALL, moe_gating="expert_selection")
+    found = run(sampled(lambda: language_model(layer), ids))
+    assert ((found["ids"] == ids) | (ids == 0)).all()
+    assert (found["ids"] < VOCAB).all() and (found["ids"][:, -1] > 0).any()
+
+
+def test_decoding_under_layouts():
+    ids = prefixes((1, 2, 4, 6))
+    expected = run(sampled(lambda: language_model(moe.MoE1D(**SMALL, **DETERMINED, **ROOMY)), ids))
+    for placing in (
+        Placing("x:2", "batch:x,experts:x"), Placing("x:2,y:2", "batch:x,experts:y", simd=True),
+    ):  # fmt: skip
+
+        def model(placing=placing):
+            layer = moe.MoE1D(**SMALL, **DETERMINED, **ROOMY)
+            return language_model(layer, layout=placing.layout, mesh_shape=placing.mesh)
+
+        found = run(sampled(model, ids), placing)
+        np.testing.assert_array_equal(found["ids"], expected["ids"])
+
+
+def losses_while_training(layer, steps=12, **options):
+    with tf.Graph().as_default():
+        tf.set_random_seed(1)
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        ids = imported(mesh, np.random.RandomState(0).randint(2, VOCAB, (ROWS, LENGTH)).astype("int32"))
+        model = language_model(layer, **options)
+        _, loss = model.call_simple(
+            transformer.autoregressive_inputs(ids), ids, compute_loss=True, mode="train"
+        )
+        tf.train.get_or_create_global_step()
+        variables = graph.trainable_variables
+        grads = mtf.gradients([loss], [v.value for v in variables])
+        assert all(g is not None for g in grads)
+        updates = mtf.optimize.AdamWeightDecayOptimizer(0.02).apply_grads(grads, variables)
+        lowering = mtf.Lowering(graph, {mesh: Placing("", "").impl()})
+        step = tf.group([lowering.lowered_operation(op) for op in updates])
+        value = lowering.export_to_tf_tensor(loss)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(lowering.copy_masters_to_slices())
+            return [session.run([value, step])[0] for _ in range(steps)]
+
+
+@pytest.mark.parametrize("layer", [
+    lambda: moe.MoE1D(**SMALL, z_loss=1e-3, dropout_rate=0.1),
+    lambda: moe.MoE1D(**SMALL, moe_gating="switch", switch_jitter=0.1, word_embed_mode="concat"),
+    lambda: two_levels(hidden_size=8, loss_coef=0.1),
+], ids=["top_2", "switch", "two levels"])  # fmt: skip
+def test_models_without_sequence_ids_learn(layer):
+    losses = losses_while_training(layer())
+    assert losses[-1] < 0.8 * losses[0] and np.isfinite(losses).all()
+
+
+def test_models_in_bfloat16():
+    """Activations in bfloat16; the loss of the layer joins that of the model."""
+
+    def build(dtype):
+        def made(mesh):
+            ids = imported(mesh, np.random.RandomState(0).randint(2, VOCAB, (ROWS, LENGTH)).astype("int32"))
+            layer = moe.MoE1D(**SMALL, **DETERMINED, **ROOMY, z_loss=1e-3)
+            _, loss = language_model(layer).call_simple(
+                transformer.autoregressive_inputs(ids), ids, compute_loss=True, mode="train",
+                variable_dtype=mtf.VariableDType(tf.float32, tf.float32, dtype),
+            )  # fmt: skip
+            variables = mesh.graph.trainable_variables
+            assert all(g is not None for g in mtf.gradients([loss], [v.value for v in variables]))
+            return {"loss": mtf.cast(loss, tf.float32)}
+
+        return made
+
+    whole, half = (run(build(dtype))["loss"] for dtype in (tf.float32, tf.bfloat16))
+    assert abs(half - whole) < 0.1 * whole
+
+
+def test_loss_is_added_with_its_coefficient():
+    def build(coefficient):
+        def made(mesh):
+            x = given(mesh, TOKENS + ",d_model:8")
+            context = context_for(mesh, num_microbatches=2)
+            moe.MoE1D(**SMALL, **DETERMINED, loss_coef=coefficient).call(context, x)
+            return {"loss": context.losses[0]}
+
+        return made
+
+    one, small = run(build(1.0))["loss"], run(build(0.01))["loss"]
+    assert 0.5 <= one < 2.0  # 1 at least, over two microbatches
+    np.testing.assert_allclose(small, one * 0.01, rtol=1e-5)
+
+    def without_losses(mesh):
+        context = context_for(mesh)
+        context.losses = None
+        return {"y": moe.MoE1D(**SMALL, **DETERMINED).call(context, given(mesh, TOKENS + ",d_model:8"))}
+
+    assert run(without_losses)["y"].any()
+
+
+# -- two levels
+
+
+def test_two_levels_under_layouts():
+    def layer():
+        return two_levels(hidden_size=8, group_size=8, loss_coef=0.1, capacity_factor_train=1.5)
+
+    # Of the same number of groups in both levels as on one processor.
+    both = "batch:x,outer_batch:y,expert_x:x,expert_y:y"
+    expected = run(trained(layer))
+    for placing in (
+        Placing("x:2", "batch:x,expert_x:x"), Placing("x:2,y:2", "expert_y:x,expert_hidden:y"),
+        Placing("x:2,y:2", both.replace("outer_batch:y,", ""), simd=True),
+    ):  # fmt: skip
+        for key, value in run(trained(layer, placing), placing).items():
+            assert_close(value, expected[key], 2e-5, f"{placing} {key}")
+
+    def with_outer_batch(placing):
+        def build(mesh):
+            x = given(mesh, "outer_batch:2,batch:2,length:8,d_model:8")
+            y, loss = moe.transformer_moe_layer_v2(
+                x, x.shape.dims[-1], two_levels(hidden_size=8, group_size=8)._hparams, True, FLOAT,
+                placing.layout, placing.mesh,
+            )  # fmt: skip
+            return {"y": y, "loss": loss}
+
+        return build
+
+    placing = Placing("x:2,y:2", both)
+    expected = run(with_outer_batch(WHOLE))
+    for key, value in run(with_outer_batch(placing), placing).items():
+        assert_close(value, expected[key], 2e-5, key)
+
+
+def test_two_levels_of_one_expert_are_a_dense_layer():
+    def build(mesh):
+        x = given(mesh, TOKENS + ",d_model:8")
+        layer = two_levels(expert_x=1, expert_y=1, hidden_size=8, group_size=8)
+        y = layer.call(context_for(mesh, mode="eval"), x)
+        return {"y": y}
+
+    h = np.maximum(numbers(TOKENS + ",d_model:8") @ models.weights("wi/kernel", [1, 1, 8, 8], 1.0)[0, 0], 0)
+    assert_close(run(build)["y"], (h @ models.weights("wo/kernel", [1, 1, 8, 8], 1.0)[0, 0]).astype("float32"), 1e-5)
+
+
+# -- experts of several sizes
+
+
+def test_masks_of_heterogeneous_experts():
+    kinds = [
+        {"layers": 1, "width": 2, "percent_number": 0.34},
+        {"layers": 3, "width": 4, "percent_number": 0.33},
+        {"layers": 2, "width": 1, "percent_number": 0.33},
+    ]
+
+    def build(mesh):
+        experts = mtf.Dimension("experts", 10)
+        masks = heterogeneous_moe.generate_heterogeneous_expert_masks(kinds, 10, experts, mesh, 1)
+        assert masks.shape.to_string == "Shape[expert_hidden=4, num_expert_layers=3, experts=10]"
+        return {"masks": masks}
+
+    masks = run(build)["masks"]
+    np.testing.assert_array_equal(masks[:, 0].sum(0), [2] * 3 + [4] * 3 + [1] * 4)
+    np.testing.assert_array_equal(masks[0].sum(0), [1] * 3 + [3] * 3 + [2] * 4)
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="asks for 11 experts, but there are 10"):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        too_many = [{**kinds[0], "percent_number": 1.1}, kinds[1]]
+        heterogeneous_moe.generate_heterogeneous_expert_masks(too_many, 10, mtf.Dimension("experts", 10), mesh, 1)
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="mask_info is empty"):
+        heterogeneous_moe.generate_heterogeneous_expert_masks([], 10, mtf.Dimension("experts", 10), mesh, 1)
+
+
+def test_heterogeneous_experts_under_layouts():
+    kinds = [{"layers": 2, "width": 4, "percent_number": 0.5}, {"layers": 1, "width": 8, "percent_number": 0.5}]
+
+    def layer():
+        return heterogeneous_moe.HeterogeneousMoE1D(
+            num_experts=4, hidden_size=1, group_size=8, heterogeneous_mask_info=kinds, **DETERMINED,
+        )  # fmt: skip
+
+    expected = run(trained(layer))
+    for key, value in expected.items():
+        if key.startswith("expert_layer_0/wi"):
+            assert not value[:2, :, 4:].any() and value[2:, :, 4:].any()
+        if key.startswith("expert_layer_1/wi"):
+            assert value[:2, :, :4].any() and not value[2:].any()
+    for placing in (
+        Placing("x:2", "batch:x,experts:x"), Placing("x:2,y:2", "batch:x,experts:x,expert_hidden:y"),
+    ):  # fmt: skip
+        for key, value in run(trained(layer, placing), placing).items():
+            assert_close(value, expected[key], 2e-5, f"{placing} {key}")
+
+
+# -- hyperparameters, errors
+
+
+class OfTensor2Tensor:
+    """As an object that sets what `set_default_moe_hparams` adds, and no more."""
+
+    def add_hparam(self, name, value):
+        setattr(self, name, value)
+
+
+def test_hyperparameters_of_earlier_releases():
+    """They lack what came later: the smallest capacity, the switches, the coefficient."""
+    hparams = OfTensor2Tensor()
+    moe.set_default_moe_hparams(hparams)
+    assert hparams.moe_gating == "top_2" and hparams.moe_capacity_factor_second_level == 1.0
+    hparams.moe_num_experts, hparams.moe_hidden_size = 4, 8
+
+    def build(mesh):
+        x = given(mesh, TOKENS + ",d_model:8")
+        arguments = [x, x.shape.dims[-1], hparams, True, FLOAT]
+        y, loss = moe.transformer_moe_layer_v1(*arguments)
+        hparams.moe_num_experts = [2, 2]
+        with tf.variable_scope("levels"):
+            z, _ = moe.transformer_moe_layer_v2(*arguments)
+        hparams.moe_num_experts, hparams.moe_gating = 4, "switch"
+        with tf.variable_scope("switch"):
+            s, _ = moe.transformer_moe_layer_v1(*arguments)
+        return {"y": y, "z": z, "s": s, "loss": loss}
+
+    found = run(build)
+    assert all(value.any() for value in found.values())
+
+
+ERRORS = {
+    "gating": ({"moe_gating": "best"}, {}, r"unknown hparams.moe_gating=best: it is none of top_2, top_n"),
+    "policy": ({"moe_gating": "switch", "switch_policy_eval": "beam"}, {}, r"Unknown Switch gating policy 'beam': it is none of argmax, sample"),
+    "second policy": ({"second_policy_eval": "some"}, {}, r"Unknown policy 'some' for second experts: it is none of all, none, random, threshold"),
+    "embeddings": ({"word_embed_mode": "add"}, {}, r"word_embed_mode='add' needs token_embeddings"),
+    "embed mode": ({"word_embed_mode": "mul"}, {}, r"Unimplemented moe word embed mode: 'mul' is none of add, concat"),
+    "top_n": ({"moe_gating": "top_n", "top_n_num_experts_per_token": 0}, {}, r"top_n_num_experts_per_token=0 must be at least 1"),
+    "ntlb": ({"moe_gating": "ntlb", "ntlb_top_k": 0}, {}, r"ntlb_top_k=0 must be at least 1"),
+    "batch": ({}, {"shape": "d_model:8"}, r"needs a dimension of the batch"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name):
+    options, call, text = ERRORS[name]
+    with tf.Graph().as_default(), pytest.raises(ValueError, match=text):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        x = mtf.zeros(mesh, mtf.convert_to_shape(call.get("shape", TOKENS + ",d_model:8")))
+        moe.MoE1D(**SMALL, **options).call(context_for(mesh, mode="eval"), x)
+
+
+def test_errors_of_two_levels_and_ensembles():
+    with tf.Graph().as_default():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        x = mtf.zeros(mesh, mtf.convert_to_shape(TOKENS + ",d_model:8"))
+        arguments = [x, x.shape.dims[-1]]
+        with pytest.raises(ValueError, match=r"moe_num_experts=4 must be two numbers, .* transformer_moe_layer_v1"):
+            moe.transformer_moe_layer_v2(*arguments, moe.MoE1D(**SMALL)._hparams, True, FLOAT)
+        hparams = moe.HParams(**vars(moe.MoE2D()._hparams))
+        hparams.add_hparam("moe_gating", "ntlb")
+        with pytest.raises(ValueError, match="moe_gating=ntlb: in two levels it must be top_2"):
+            moe.transformer_moe_layer_v2(*arguments, hparams, True, FLOAT)
+        with pytest.raises(ValueError, match=r"have no moe_group_size; set it, for example"):
+            moe.transformer_moe_layer_v1(*arguments, moe.HParams(moe_hidden_size=4), True, FLOAT)
+        with pytest.raises(ValueError, match=r"output_dim .* differs from the channels"):
+            layer = heterogeneous_moe.HeterogeneousMoE1D(**SMALL, moe_num_layers=2, output_dim=mtf.Dimension("out", 4))
+            layer.call(context_for(mesh), x)
+        context = context_for(mesh)
+        context.model.ensemble_dim = mtf.Dimension("ensemble", 2)
+        for layer in (moe.MoE1D(), moe.MoE2D(), heterogeneous_moe.HeterogeneousMoE1D()):
+            with pytest.raises(NotImplementedError, match=rf"{type(layer).__name__}: MoE not yet implemented with ensembles"):
+                layer.call(context, x)

@@ -1,0 +1,217 @@
+"""What decoding, evaluation and export by transformer.utils write, and resuming."""
+
+import functools
+import json
+import os
+import pathlib
+import sys
+
+import gin
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.transformer import dataset, utils
+
+ORACLE = pathlib.Path(__file__).parents[1] / "oracle"
+sys.path.insert(0, str(ORACLE))
+
+import utils_runs as runs  # noqa: E402
+from utils_cases import Numbers  # noqa: E402
+
+MODELS = json.loads((ORACLE / "fixtures" / "utils.json").read_text())["models"]
+runs.register(dataset)
+
+
+@pytest.fixture(autouse=True)
+def own_configuration():
+    tf.flags.FLAGS(["test"])
+    yield
+    gin.clear_config()
+
+
+@pytest.fixture
+def call(tmp_path):
+    """Runs a mode in a directory with a checkpoint of seeded weights."""
+    def run(model_type, mode, further=""):
+        if not tf.train.latest_checkpoint(str(tmp_path)):
+            runs.write_checkpoint(str(tmp_path), MODELS[model_type]["variables"])
+        return runs.call(utils.run, str(tmp_path), model_type, mode, further)
+
+    return run
+
+
+def read(path):
+    return pathlib.Path(path).read_text().splitlines()
+
+
+def decoded_targets(ids):
+    return [" ".join(str(i) for i in row if i) for row in ids.tolist()]
+
+
+class Dying:
+    """An estimator that doubles its inputs, and dies after some examples."""
+
+    def __init__(self, model_dir, lives):
+        self.model_dir, self.lives, self.asked = str(model_dir), lives, []
+
+    def latest_checkpoint(self):
+        return f"{self.model_dir}/model.ckpt-3"
+
+    def predict(self, input_fn, checkpoint_path=None):
+        with tf.Graph().as_default(), tf.Session() as session:
+            features = tf.data.make_one_shot_iterator(input_fn({})).get_next()
+            while True:
+                try:
+                    batch = session.run(features)["inputs"]
+                except tf.errors.OutOfRangeError:
+                    return
+                for row in batch:
+                    if not self.lives:
+                        raise KeyboardInterrupt
+                    self.lives -= 1
+                    self.asked.append(row[0])
+                    yield {"inputs": row, "outputs": row * 2}
+
+
+def test_decoding_that_is_killed_goes_on_where_it_was(tmp_path):
+    numbers = list(range(2, 49)) * 4
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_text("".join(f"{n}\n" for n in numbers))
+    arguments = (Numbers(), "lm", 8, 4, None, str(source), str(target))
+    with pytest.raises(KeyboardInterrupt):
+        utils.decode_from_file(Dying(tmp_path, 150), *arguments)
+    assert not pathlib.Path(f"{target}-3").exists()
+    second = Dying(tmp_path, 1000)
+    utils.decode_from_file(second, *arguments)
+    assert read(f"{target}-3") == [str(2 * n) for n in numbers]
+    assert second.asked[:60] == numbers[128:188]  # two parts of 64 were there
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out-3"]
+    # Other inputs are decoded from their beginning.
+    source.write_text("7\n8\n")
+    utils.decode_from_file(Dying(tmp_path, 1000), *arguments, 1, 2)
+    assert read(f"{target}-3") == ["14", "14", "16", "16"]
+
+
+def test_decoding_a_file_without_lines(tmp_path):
+    (tmp_path / "in").write_text("")
+    with pytest.raises(ValueError, match="there are no lines in"):
+        utils.decode_from_file(
+            Dying(tmp_path, 1), Numbers(), "lm", 8, 4, None, str(tmp_path / "in"), "out")
+
+
+def test_evaluation_of_decodes_and_scores(call, tmp_path):
+    call("bitransformer", "eval")
+    directory = tmp_path / "validation_eval"
+    targets, predictions = runs.STATE["metric"]
+    examples = runs._examples(("inputs", "targets"), 5, 1)
+    assert targets == decoded_targets(examples["targets"]) == read(directory / "task_targets")
+    assert read(directory / "task_inputs") == decoded_targets(examples["inputs"])
+    assert predictions == read(directory / f"task_{runs.STEP}_predictions")
+    assert runs.summaries(str(directory)) == {"eval/task/same": 0.0}
+    call("bitransformer", "score_eval", 'run.eval_dir_suffix = "more"\n')
+    _, scores = runs.STATE["metric"]
+    again = call("bitransformer", "score_from_dataset")
+    np.testing.assert_allclose(scores, again, rtol=1e-6)
+    assert len(scores) == 5 and (tmp_path / "validation_eval_more").is_dir()
+
+
+def test_decoding_a_data_set(call, tmp_path):
+    call("bitransformer", "infer", (
+        "infer_model.decode_fn = @decode_from_dataset\n"
+        "decode_from_dataset.infer_dataset_fn = @utils_runs.evaluation_data\n"
+        f'decode_from_dataset.decode_output_dir = "{tmp_path}/out"\n'))
+    call("bitransformer", "eval")
+    predictions = read(tmp_path / "out" / f"task_{runs.STEP}_predictions")
+    assert predictions == runs.STATE["metric"][1]
+    assert len(read(tmp_path / "out" / "task_inputs")) == 5
+
+
+def test_evaluation_without_data(call):
+    with pytest.raises(ValueError, match=r"bind utils\.run\.eval_dataset_fn"):
+        call("lm", "eval", "run.eval_dataset_fn = None\n")
+    with pytest.raises(ValueError, match="mode=infer model_type=lm should have feature inputs"):
+        call("lm", "eval")
+
+
+def test_beams(call, monkeypatch):
+    """Beam search finds texts that are as likely as those of greedy decoding, or likelier."""
+    monkeypatch.setattr(Numbers, "vocab_size", 128)  # the model's, which is not trained
+    further = "Bitransformer.decode.max_decode_length = 8\n"
+    call("bitransformer", "eval", further)
+    greedy = list(runs.STATE["metric"][1])
+    call("bitransformer", "eval", (
+        f"{further}Bitransformer.decode.beam_size = 4\nBitransformer.decode.alpha = 0.0\n"))
+    beams = list(runs.STATE["metric"][1])
+    inputs = decoded_targets(runs._examples(("inputs",), 5, 1)["inputs"])
+    inputs = [line.rsplit(" ", 1)[0] for line in inputs]
+
+    def scores(texts):
+        texts = [text.removesuffix(" 1") for text in texts]
+        return call("bitransformer", "score_from_strings", (
+            f"score_from_strings.inputs = {inputs}\nscore_from_strings.targets = {texts}\n"
+            "score_from_strings.score_eos = False\n"))
+
+    assert beams != greedy
+    assert np.sum(scores(beams)) > np.sum(scores(greedy))
+
+
+def served(path, texts):
+    """Returns what an exported model answers."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        meta = tf.saved_model.loader.load(session, ["serve"], path)
+        signature = meta.signature_def["serving_default"]
+        return session.run(
+            {name: x.name for name, x in signature.outputs.items()},
+            {signature.inputs[name].name: lines for name, lines in texts.items()})
+
+
+def test_a_prediction_of_ones_own(tmp_path):
+    def doubled(model, features, variable_dtype):
+        assert isinstance(variable_dtype, mtf.VariableDType) and hasattr(model, "call_simple")
+        return features["inputs"] * 2
+
+    runs.write_checkpoint(str(tmp_path), MODELS["lm"]["variables"])
+    runs.call(lambda **kwargs: None, "", "lm", "infer")
+    estimator = utils.get_estimator(
+        "lm", Numbers(), "", "", str(tmp_path), 2, 8, True, None, None, 1, None, doubled, None,
+        None, None, None, 100, None)
+    (tmp_path / "in").write_text("5 6\n7\n")
+    utils.decode_from_file(
+        estimator, Numbers(), "lm", 2, {"inputs": 8, "targets": 8}, None, str(tmp_path / "in"),
+        str(tmp_path / "out"))
+    assert read(tmp_path / f"out-{runs.STEP}") == ["10 12", "14"]
+
+
+@pytest.mark.parametrize("mode", ["export_infer", "export_score"])
+@pytest.mark.parametrize("model_type", ["bitransformer", "lm"])
+def test_exported_models_take_texts(call, tmp_path, model_type, mode):
+    further = f'run.export_path = "{tmp_path}/exported"\nrun.mesh_impl = "simd"\n'
+    [path] = call(model_type, mode, f'{further}run.mesh_shape = "rows:2"\n')
+    texts = {"inputs": runs.INPUTS[:3]}
+    if mode == "export_score":
+        texts["targets"] = runs.TARGETS[:3]
+    found = served(path.decode(), texts)
+    if mode == "export_score":
+        np.testing.assert_allclose(found["scores"], MODELS[model_type]["scores"][:3], rtol=1e-4)
+    else:
+        lines = [text.decode().split(" 0")[0] for text in found["outputs"]]
+        assert lines == MODELS[model_type]["decoded"][:3]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="exported for 4 texts at a time"):
+        served(path.decode(), {name: lines * 2 for name, lines in texts.items()})
+
+
+def test_checkpoints_to_come(tmp_path):
+    """With `None` each checkpoint is decoded as it comes."""
+    runs.write_checkpoint(str(tmp_path), MODELS["lm"]["variables"])
+    found = []
+    decode = functools.partial(lambda seen, **kwargs: seen.append(kwargs["checkpoint_path"]), found)
+    with gin.unlock_config():
+        gin.bind_parameter("get_checkpoint_iterator.stop_after", runs.STEP)
+    utils.infer_model(
+        Dying(tmp_path, 0), Numbers(), 8, 4, "lm", str(tmp_path), None, decode_fn=decode)
+    assert found == [os.path.join(str(tmp_path), f"model.ckpt-{runs.STEP}")]
+    utils.infer_model(
+        Dying(tmp_path, 0), Numbers(), 8, 4, "lm", str(tmp_path), None, ["a", "b"], decode)
+    assert found[1:] == ["a", "b"]

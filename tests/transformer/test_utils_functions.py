@@ -1,0 +1,191 @@
+"""Functions of transformer.utils that build no model: against the classic, and errors."""
+
+import json
+import pathlib
+import sys
+
+import gin
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from absl.testing import flagsaver
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.transformer import utils
+
+ORACLE = pathlib.Path(__file__).parents[1] / "oracle"
+sys.path.insert(0, str(ORACLE))
+
+from utils_cases import CASES, Numbers  # noqa: E402
+
+FIXTURE = json.loads((ORACLE / "fixtures" / "utils.json").read_text())["functions"]
+
+
+@pytest.fixture(autouse=True)
+def parsed_flags():
+    tf.flags.FLAGS(["test"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_the_classic(name):
+    with tf.Graph().as_default():
+        assert json.loads(json.dumps(CASES[name](utils, mtf))) == FIXTURE[name]
+
+
+LENGTHS = {"inputs": 8, "targets": 4}
+
+
+def test_one_number_serves_as_all_lengths():
+    assert utils.compute_batch_size(16, "", "", ("tokens_per_batch", 64)) == 4
+    assert utils.compute_batch_size(16, "", "", 5) == 5
+    assert utils.auto_train_steps(4, 16, 640) == 10
+    batch = mtf.Dimension("batch", 8)
+    assert utils.serialize_num_microbatches(batch, 16, "", "", 32) == 4
+    ids = utils.encode_inputs(["5 6"], Numbers(), "lm", 1, LENGTHS)
+    assert ids.tolist() == [[5, 6, 0, 0, 0, 0, 0, 0]]
+    pairs = utils.encode_delimited_lm(["5"], ["6"], Numbers(), 1, LENGTHS)
+    assert pairs.shape == (1, 12)
+
+
+def test_packed_inputs_and_targets_on_a_mesh():
+    """The length of the sequences may be split."""
+    features = {
+        "inputs": [[5, 6, 1, 7, 1, 0]], "inputs_segmentation": [[1, 1, 1, 2, 2, 0]],
+        "targets": [[8, 1, 9, 10, 1, 0]], "targets_segmentation": [[1, 1, 2, 2, 2, 0]]}
+    with tf.Graph().as_default(), tf.Session() as session:
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        dims = [mtf.Dimension("batch", 1), mtf.Dimension("length", 6)]
+        y = utils._dynamic_text2self({
+            k: mtf.import_tf_tensor(mesh, tf.constant(v), dims) for k, v in features.items()})
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl("a:2", "length:a", ["", ""])
+        lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+        found = session.run(lowering.export_to_tf_tensor(y["targets"])).tolist()
+    assert found == [[5, 6, 1, 8, 1, 7, 1, 9, 10, 1, 0, 0]]
+
+
+def test_steps_may_be_of_numpy(tmp_path):
+    for step in (3, 5):
+        (tmp_path / f"model.ckpt-{step}.index").write_text("")
+    steps = np.array([3, 5])
+    for given in (steps, list(steps), [4, 5, 3]):
+        found = utils.get_checkpoint_iterator(given, str(tmp_path))
+        assert [utils.get_step_from_checkpoint_path(path) for path in found] == [3, 5]
+    [path] = utils.get_checkpoint_iterator(steps[0], str(tmp_path))
+    assert path.endswith("model.ckpt-3")
+
+
+@pytest.mark.parametrize(("call", "text"), [
+    (lambda: utils.tpu_mesh_shape("v3-8", 3), "8 processors of 'v3-8' cannot be divided"),
+    (lambda: utils.tpu_mesh_shape("v3-8", 8, 2), "cannot be divided by model_parallelism=8"),
+    (lambda: utils.tpu_mesh_shape("", 1), "tpu_topology='' names no TPU"),
+    (lambda: utils.compute_batch_size(8, "", "", ("tokens", 8)), "unknown method 'tokens'"),
+    (lambda: utils.compute_batch_size(LENGTHS, "", "", ("tokens_per_batch", 9)),
+     "9 is not divisible by 8"),
+    (lambda: utils.serialize_num_microbatches(
+        mtf.Dimension("batch", 6), 8, "a:4", "batch:a", 8), "batch=6 is not divisible by the 4"),
+    (lambda: utils.get_step_from_checkpoint_path("model-3"), "Invalid checkpoint path model-3"),
+    (lambda: utils.get_checkpoint_iterator("100", "/"), "should be a step, a list"),
+    (lambda: utils.get_checkpoint_iterator(100, "/nowhere"), "No checkpoint files found"),
+    (lambda: utils.get_checkpoint_iterator(-1, "/nowhere"), "No checkpoint files found"),
+    (lambda: utils.encode_inputs([], Numbers(), "lm", 1, 8), "there are no lines to encode"),
+    (lambda: utils.encode_inputs(["5", "x"], Numbers(), "lm", 1, 8),
+     "line 2 cannot be encoded: 'x': invalid literal"),
+    (lambda: utils.encode_inputs(["5", "6", "100"], Numbers(), "lm", 1, 8),
+     "line 3 has the id 100, but the vocabulary is too small, with vocab_size 100"),
+    (lambda: utils.encode_inputs(["5", "6"], Numbers(), "lm", 1, 8, unscored_prefix=["5"]),
+     "there are 2 lines, but 1 of unscored_prefix"),
+    (lambda: utils.encode_delimited_lm(["5", "6"], ["7"], Numbers(), 1, 8),
+     "there are 2 inputs, but 1 targets"),
+    (lambda: utils.save_scores([], Numbers()), "No examples were scored"),
+    (lambda: utils.build_model("lstm", 10, 10), "unknown model_type 'lstm'"),
+    (lambda: utils.build_model("lm", 10, 2), "output vocabulary is too small, with vocab_size 2"),
+])  # fmt: skip
+def test_errors(call, text):
+    with pytest.raises(ValueError, match=text.replace("(", r"\(")):
+        call()
+
+
+def test_a_line_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"good\nb\xff\n")
+    with pytest.raises(ValueError, match="line 2 is no UTF-8 text"):
+        utils.get_inputs_from_file(str(path))
+
+
+def test_empty_and_long_lines_are_warned_of(caplog):
+    tf.get_logger().propagate = True
+    utils.encode_inputs(["5", "", "6 7 8"], Numbers(), "lm", 1, 2)
+    tf.get_logger().propagate = False
+    assert "1 lines are empty, number 2" in caplog.text
+    assert "1 lines are cut to 2 ids, number 3" in caplog.text
+
+
+def test_texts_of_bytes_are_texts(tmp_path):
+    results = [{"targets": np.array([5, 1]), "targets_pretokenized": b"five", "scores": -1}]
+    returned = utils.save_scores(results, Numbers(), str(tmp_path / "s"))
+    assert returned == ([-1], ["five"])
+    assert (tmp_path / "s.targets").read_text() == "five\n"
+    utils.write_lines_to_file([b"a", "b"], str(tmp_path / "lines"))
+    assert (tmp_path / "lines").read_text() == "a\nb\n"
+
+
+@pytest.mark.parametrize("ids_only", [False, True])
+def test_scores_as_records(tmp_path, ids_only):
+    results = [{
+        "inputs": np.array([5, 1, 0]), "targets": np.array([-6, 7, 1]), "scores": -1.5}]
+    utils.save_scores_to_tfrecords(
+        results, Numbers(), str(tmp_path / "s"), shard_idx=3, save_ids_only=ids_only)
+    [record] = tf.io.tf_record_iterator(str(tmp_path / "s_3.tfrecord"))
+    features = tf.train.Example.FromString(record).features.feature
+    assert features["score"].float_list.value == [-1.5]
+    if ids_only:
+        assert features["target"].int64_list.value == [-6, 7, 1]
+        assert features["input"].int64_list.value == [5, 1]
+    else:
+        assert features["target"].bytes_list.value == [b"7 1"]
+        assert features["input"].bytes_list.value == [b"5 1"]
+
+
+def test_dtypes_filters_and_mappings():
+    dtype = utils.get_variable_dtype("float32", slice_dtype=tf.float32)
+    assert (dtype.master_dtype, dtype.activation_dtype) == (tf.float32, tf.float32)
+    assert utils.get_variable_dtype().master_dtype == tf.bfloat16
+    with tf.Graph().as_default():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        v = mtf.get_variable(mesh, "v", [mtf.Dimension("a", 10)]).operation
+    assert utils.variable_filter_max_size(v) and not utils.variable_filter_max_size(v, 9)
+    assert utils.should_load_variable("a") and not utils.should_load_variable("a", "b".__eq__)
+    assert utils.init_checkpoint_variable_mapping("a") == "a"
+    assert utils.init_checkpoint_variable_mapping("a", str.upper) == "A"
+    assert utils.inputs_vocabulary((1, 2)) == 1 and utils.targets_vocabulary((1, 2)) == 2
+    assert utils.separate_vocabularies(1, 2) == (1, 2) and utils.targets_vocabulary(5) == 5
+
+
+@pytest.mark.parametrize(("binding", "text"), [
+    ("utils.run.bath_size = 3", "doesn't have a parameter named 'bath_size'(.|\n)*batch_size"),
+    ("utils.runn.mode = 'a'", "No configurable matching 'utils.runn'(.|\n)*utils.run"),
+    ("utils.run.train_dataset_fn = @unknown_thing",
+     "No configurable matching reference '@unknown_thing'(.|\n)*may have to be imported"),
+])  # fmt: skip
+def test_unknown_names_in_gin_parameters(binding, text):
+    with flagsaver.flagsaver(gin_param=[binding]), pytest.raises(ValueError, match=text):
+        utils.parse_gin_defaults_and_flags()
+    gin.clear_config()
+
+
+def test_gin_files_and_parameters(tmp_path):
+    (tmp_path / "my.gin").write_text(
+        "import gin.tf.external_configurables\nget_variable_dtype.slice_dtype = %tf.bfloat16\n"
+        "init_checkpoint_variable_mapping.mapping_fn = @tf.identity\nd_model = 64\nunknown.x = 1\n")
+    flags = {
+        "gin_file": ["my.gin"], "gin_location_prefix": [str(tmp_path)],
+        "gin_param": ["d_model = 32"]}
+    with flagsaver.flagsaver(**flags):
+        utils.parse_gin_defaults_and_flags(skip_unknown=["unknown"], finalize_config=False)
+        assert gin.query_parameter("%d_model") == 32
+        assert utils.get_variable_dtype().slice_dtype == tf.bfloat16
+        assert utils.get_variable_dtype().activation_dtype == tf.bfloat16
+        assert not gin.config_is_locked()
+        utils.parse_gin_defaults_and_flags(skip_unknown=True)
+        assert gin.config_is_locked()
+    gin.clear_config()
