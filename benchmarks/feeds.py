@@ -12,7 +12,13 @@ class Feeds:
     def __init__(self, arrays: dict[str, np.ndarray]):
         """`arrays` are the values by key."""
         self._arrays = arrays
-        self.feed_dict: dict[Any, np.ndarray] = {}
+        self._makers: dict[Any, Callable[[], np.ndarray]] = {}
+
+    def make(self) -> dict[Any, np.ndarray]:
+        """Returns what to feed, once; making it is no part of building a program."""
+        values = {placeholder: maker() for placeholder, maker in self._makers.items()}
+        self._makers.clear()
+        return values
 
     def initializer(self, key: str) -> Callable[..., Any]:
         """An initializer for tf.get_variable or mtf.get_variable."""
@@ -23,10 +29,26 @@ class Feeds:
             value = array.reshape([int(n) for n in shape])
             with tf.init_scope():
                 placeholder = tf.placeholder(dtype or tf.float32, value.shape)
-            self.feed_dict[placeholder] = value
+            self._makers[placeholder] = lambda: value
             return placeholder
 
         return initialize
+
+    def named_variables(self, make: Callable[[str, Any], np.ndarray]) -> Any:
+        """A scope where variables start with what `make` returns for their name and shape."""
+
+        def named(getter: Any, name: str, **kwargs: Any) -> Any:
+            def initialize(shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
+                del partition_info
+                sizes = tuple(int(n) for n in shape)
+                with tf.init_scope():
+                    placeholder = tf.placeholder(dtype or tf.float32, sizes)
+                self._makers[placeholder] = lambda: make(name, sizes)
+                return placeholder
+
+            return getter(name, **{**kwargs, "initializer": initialize})
+
+        return tf.variable_scope(tf.get_variable_scope(), custom_getter=named)
 
     def data(self, key: str) -> Any:
         """A tensor read from an untrained variable, so that it is not folded away."""

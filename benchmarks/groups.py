@@ -72,7 +72,10 @@ def targets(workload: str, mesh: str) -> list[Target]:
               Target("step_ms", "mtf", 1.05, "simd")],
         "b4": _placed("step_ms", "tf", 1.00),
         "b12": [*_placed("step_ms", "tf", 1.00), Target("step_ms", "mtf", 1.05, "simd")],
-        "b_small": [Target("step_ms", "classic", 0.70)]}
+        "b_small": [Target("step_ms", "classic", 0.70)],
+        "t12": [Target("step_ms", "classic", 0.90), Target("step_ms", "mtf", 1.05, "simd")],
+        "t12_adafactor": [Target("step_ms", "classic", 0.90)],
+        "t6x6": [Target("step_ms", "classic", 0.90)]}
     return steps.get(workload, []) + [
         Target("build_s", "classic", 0.50),
         Target("nodes", "classic", 0.25, "one"),
@@ -90,7 +93,8 @@ def _mesh_configs(workload: str, mesh: str, systems: list[str],
 def group(workload: str, mesh: str, systems: list[str], placements: list[str]) -> Group:
     """All systems on one workload."""
     w = workloads.WORKLOADS[workload]
-    peers = [Config(s, workload) for s in ("tf", "tf_xla") if s in systems]
+    peers = [Config(s, workload) for s in ("tf", "tf_xla")
+             if s in systems and not w.uses_package]
     ours = _mesh_configs(workload, mesh, systems, placements)
     comparisons = [Comparison(c, peer) for c in ours for peer in peers]
     comparisons += [
@@ -118,7 +122,8 @@ def dropout_group(workload: str, mesh: str, systems: list[str],
 def all_groups(systems: list[str], placements: list[str], quick: bool) -> list[Group]:
     """Every group, most important first."""
     names = ["a", "b4", "b12", "b_small", "c"]
-    result = [group(name, "2x2", systems, placements) for name in names]
+    of_package = ["t12", "t12_adafactor", "t6x6"]
+    result = [group(name, "2x2", systems, placements) for name in names + of_package]
     result += [dropout_group(name, "2x2", systems, placements) for name in ("b4", "b_small")]
     if not quick:
         result += [group(name, mesh, systems, placements)

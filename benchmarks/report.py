@@ -91,7 +91,9 @@ def _row(config: groups.Config, rounds: list[dict[str, Any]],
 def summarize(group: Group, rounds: list[dict[str, Any]],
               errors: dict[str, str]) -> dict[str, Any]:
     """Rows, ratios and verdicts of a group."""
-    references = {c.workload: c.label for c in group.configs if c.system == "tf"}
+    # Plain TensorFlow, or else the classic, says what the losses have to be.
+    references = {c.workload: c.label for system in ("classic", "tf") for c in group.configs
+                  if c.system == system}
     ran = [c for c in group.configs if any(c.label in r for r in rounds)]
     rows = [_row(c, rounds, references.get(c.workload)) for c in ran]
     agrees = {row["label"]: row.get("loss_agrees") for row in rows}

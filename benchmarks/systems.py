@@ -1,9 +1,11 @@
 """Builds a training step of a workload in each of the systems compared."""
 import dataclasses
 import random
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import tensorflow.compat.v1 as tf
 import workloads
@@ -37,7 +39,7 @@ class Clock:
         self._last = now
 
 
-def import_mtf(classic: bool) -> Any:
+def import_mtf(classic: bool, with_transformer: bool) -> Any:
     """The mesh_tensorflow of this process; the classic one may need a shim."""
     if classic:
         try:
@@ -47,7 +49,19 @@ def import_mtf(classic: bool) -> Any:
     import mesh_tensorflow as mtf
     import mesh_tensorflow.layers
     import mesh_tensorflow.optimize
+    if with_transformer:
+        if classic:
+            sys.modules.setdefault("tensorflow_datasets", mock.MagicMock())  # which it imports
+        import mesh_tensorflow.transformer.transformer
+        import mesh_tensorflow.transformer.transformer_layers
     return mtf
+
+
+def optimizer(mtf: Any, w: workloads.Workload) -> Any:
+    """The optimizer of a workload."""
+    if w.optimizer == "adafactor":
+        return mtf.optimize.AdafactorOptimizer(learning_rate=w.learning_rate)
+    return mtf.optimize.SgdOptimizer(w.learning_rate)
 
 
 def devices(mesh: str, placement: str) -> list[str]:
@@ -61,16 +75,18 @@ def devices(mesh: str, placement: str) -> list[str]:
 def build_mtf(w: workloads.Workload, mtf: Any, mesh_name: str, placement: str) -> Program:
     """The program in Mesh TensorFlow: ours or the classic one."""
     from models_mtf import MtfModel  # after the import of either package
+    from models_transformer import TransformerModel
     feeds = Feeds({**workloads.make_weights(w), **workloads.make_data(w)})
     clock = Clock()
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
-    loss = MtfModel(mtf, w, mesh, feeds).loss()
+    model = TransformerModel if w.uses_package else MtfModel
+    loss = model(mtf, w, mesh, feeds).loss()
     clock.lap("model")
     variables = graph.trainable_variables
     gradients = mtf.gradients([loss], [v.outputs[0] for v in variables])
     clock.lap("gradients")
-    updates = mtf.optimize.SgdOptimizer(w.learning_rate).apply_grads(gradients, variables)
+    updates = optimizer(mtf, w).apply_grads(gradients, variables)
     clock.lap("optimizer")
     shape = mtf.convert_to_shape(workloads.MESHES[mesh_name])
     rules = mtf.convert_to_layout_rules(workloads.layout(w, mesh_name))
@@ -125,6 +141,6 @@ def build(system: str, workload: str, mesh: str, placement: str) -> Callable[[],
     random.seed(SEED)
     w = workloads.WORKLOADS[workload]
     if system in ("mtf", "classic"):
-        mtf = import_mtf(system == "classic")
+        mtf = import_mtf(system == "classic", w.uses_package)
         return lambda: build_mtf(w, mtf, mesh, placement)
     return lambda: build_tf(w, system == "tf_xla")

@@ -72,10 +72,9 @@ class Worker:
         config = tf.ConfigProto(device_count={"CPU": count if uses_mesh else 1})
         start = time.perf_counter()
         self._session = tf.Session(config=config)
-        self._session.run(tf.global_variables_initializer(), program.feeds.feed_dict)
+        self._session.run(tf.global_variables_initializer(), program.feeds.make())
         if program.copy_masters is not None:
             self._session.run(program.copy_masters)
-        program.feeds.feed_dict.clear()
         init_seconds = time.perf_counter() - start
         self._fetches = [program.loss, program.step]
         self._step = self._session.make_callable(self._fetches)

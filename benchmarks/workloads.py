@@ -18,7 +18,11 @@ NUM_CLASSES = 10
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """One model with its sizes; `kind` is "ff", "transformer" or "conv"."""
+    """One model with its sizes.
+
+    `kind` is "ff", "transformer", "conv", or for a model of the transformer package "lm"
+    (language model) or "encdec" (encoder and decoder, `layers` each).
+    """
 
     name: str
     kind: str
@@ -31,6 +35,13 @@ class Workload:
     heads: int = 4
     learning_rate: float = 0.1
     dropout: float = 0.0
+    vocab: int = 0
+    optimizer: str = "sgd"
+
+    @property
+    def uses_package(self) -> bool:
+        """Whether the transformer package makes it; there is no plain TensorFlow form then."""
+        return self.kind in ("lm", "encdec")
 
     @property
     def d_kv(self) -> int:
@@ -50,7 +61,16 @@ def _all_workloads() -> list[Workload]:
         b4, name="b12", layers=12, title="transformer, d_model 256, 512 tokens, 12 layers")
     conv = Workload("c", "conv", "MNIST, two 9x9 convolutions in blocks, batch 200",
                     layers=2, d_model=16, d_ff=512, batch=200, learning_rate=0.01)
-    plain = [ff, small, b4, b12, conv]
+    t12 = dataclasses.replace(
+        b12, name="t12", kind="lm", vocab=1024, learning_rate=0.01,
+        title="language model of the package, d_model 256, 512 tokens, 12 layers")
+    adafactor = dataclasses.replace(
+        t12, name="t12_adafactor", optimizer="adafactor", learning_rate=0.001,
+        title=t12.title + ", Adafactor")
+    t6x6 = dataclasses.replace(
+        t12, name="t6x6", kind="encdec", layers=6,
+        title="T5 of the package, d_model 256, 512 tokens, 6 + 6 layers")
+    plain = [ff, small, b4, b12, conv, t12, adafactor, t6x6]
     return plain + [
         dataclasses.replace(w, name=w.name + "_dropout", dropout=0.1,
                             title=w.title + ", dropout 0.1")
@@ -75,15 +95,19 @@ def layout(workload: Workload, mesh: str) -> str:
         return "batch:all"
     if workload.kind == "conv":
         return "row_blocks:rows;col_blocks:cols"
-    return "batch:rows;d_ff:cols;heads:cols"
+    rules = "batch:rows;d_ff:cols;heads:cols"
+    return rules + ";vocab:cols" if workload.uses_package else rules
 
 
 def weight_shapes(w: Workload) -> dict[str, tuple[Shape, int]]:
     """Shape and inverse variance of every weight that starts random.
 
-    The last weights of residual branches are smaller the more branches there are.
+    The last weights of residual branches are smaller the more branches there are. The
+    transformer package has its own shapes, see `make_weight`.
     """
     shapes: dict[str, tuple[Shape, int]] = {}
+    if w.uses_package:
+        return shapes
     if w.kind == "conv":
         f2 = FILTER_SIZE * FILTER_SIZE
         pixels = (IMAGE_BLOCKS, IMAGE_BLOCKS, BLOCK_SIZE, BLOCK_SIZE)
@@ -115,9 +139,25 @@ def make_weights(w: Workload) -> dict[str, np.ndarray]:
         for name, (shape, precision) in weight_shapes(w).items()}
 
 
+def make_weight(name: str, shape: Shape) -> np.ndarray:
+    """The initial value of a variable of the transformer package, by its name.
+
+    Branches start small: a sharper model would make much of the last bit of each sum.
+    """
+    value = _generator(name).standard_normal(shape, dtype=np.float32)
+    if len(shape) == 1:
+        return 1 + 0.1 * value  # the scale of a norm
+    if name.endswith(("/q", "/o", "/wo/kernel")):
+        value *= 0.125  # logits are not divided by the root of d_kv; last weights of branches
+    return value if name.endswith("embedding") else value * np.float32(shape[0] ** -0.5)
+
+
 def make_data(w: Workload) -> dict[str, np.ndarray]:
     """Inputs and fixed targets: "x" and "target"."""
     rng = _generator("data")
+    if w.uses_package:
+        ids = rng.integers(1, w.vocab, (2, w.batch, w.length), dtype=np.int32)
+        return {"x": ids[0], "target": ids[1]}
     if w.kind == "conv":
         shape: Shape = (w.batch, IMAGE_SIZE, IMAGE_SIZE)
         return {"x": rng.random(shape, dtype=np.float32),

@@ -150,7 +150,7 @@ def test_links_lead_somewhere(path):
 def reference_entries():
     return [
         name
-        for path in sorted((DOCS / "api").glob("*.md"))
+        for path in sorted((DOCS / "api").rglob("*.md"))
         for name in re.findall(r"^::: ([\w.]+)$", path.read_text(), re.M)
     ]
 

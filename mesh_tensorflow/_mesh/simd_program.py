@@ -171,7 +171,8 @@ def replicate(
       What `computation` returns, with a tf.Tensor or tf.Operation of the calling graph for each.
 
     Raises:
-      ValueError: it is called in eager code or within another program.
+      ValueError: it is called in eager code or within another program, or two processors are to be
+        on one device.
     """
     if tf.executing_eagerly_outside_functions():
         raise ValueError(
@@ -182,6 +183,7 @@ def replicate(
         raise ValueError("replicate was called within a program that is being replicated")
     devices = list(default_devices() if devices is None else devices)
     local = list(range(len(devices)) if local is None else local)
+    _check_distinct(devices)
     program = SimdProgram(devices, local, _first_key(devices))
     structure: list[Any] = []
     global_step = tf.get_collection_ref(tf.GraphKeys.GLOBAL_STEP)
@@ -216,6 +218,19 @@ def replicate(
         raise
     calls = _calls(program, function, inputs)
     return _results(program, structure[-1], calls)
+
+
+def _check_distinct(devices: Sequence[str]) -> None:
+    """Raises ValueError if processors share a device: in collectives they would wait for ever."""
+    counts = collections.Counter(tf.DeviceSpec.from_string(d or "").to_string() for d in devices)
+    repeated = [device for device, n in counts.items() if n > 1]
+    if repeated:
+        raise ValueError(
+            f"each processor of a replicated program needs a device of its own, but {devices} "
+            f"names {', '.join(map(repr, repeated))} more than once. Logical CPUs are "
+            f'{["/cpu:%d" % i for i in range(len(devices))]}, in a session with '
+            f'tf.compat.v1.ConfigProto(device_count={{"CPU": {len(devices)}}})'
+        )
 
 
 def _made_outside(next_creator: Callable[..., Any], **arguments: Any) -> Any:

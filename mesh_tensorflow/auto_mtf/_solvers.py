@@ -10,12 +10,13 @@ import pulp
 __all__ = ["Infeasible", "SolverError", "available_solvers", "make_solver", "solve_to_optimum"]
 
 # In order of preference: PuLP's names, what must be installed for it, and its options. One
-# thread, so that the same program has the same answer wherever it is solved.
+# thread, so that the same program has the same answer wherever it is solved; CBC uses none
+# unless it is told to, and told to use one it now and then waits for ten seconds.
 _SOLVERS: dict[str, tuple[str, dict[str, Any]]] = {
     # Its presolve does not end for some programs of twenty variables, in 1.15.1.
     "HiGHS": ("highspy", {"threads": 1, "gapRel": 0.0, "presolve": "off"}),
-    "PULP_CBC_CMD": ("pulp", {"threads": 1, "gapRel": 0.0}),
-    "COIN_CMD": ("pulp", {"threads": 1, "gapRel": 0.0}),
+    "PULP_CBC_CMD": ("pulp", {"gapRel": 0.0}),
+    "COIN_CMD": ("pulp", {"gapRel": 0.0}),
 }
 
 

@@ -75,6 +75,7 @@ def test_resumes_after_ctrl_c_in_simd_as_if_it_had_not_stopped(tmp_path):
 
 @pytest.mark.parametrize("flag, text", [
     ({"layout": "bacth:rows"}, "--layout splits 'bacth' over 'rows', but the model has no dimension"),
+    ({"mesh_shape": "all:2"}, "--layout splits dimensions over 'cols', but --mesh_shape has no such"),
     ({"mesh_impl": "tpu"}, "--mesh_impl is 'tpu': choose one of placement, simd"),
     ({"batch_size": -1}, "--batch_size is -1: it has to be 0 or more"),
     ({"text": "/none/*.txt"}, "/none/*.txt names 0 files, but two are needed at least"),
@@ -85,9 +86,14 @@ def test_mistakes(flag, text):
     assert text in str(raised.value)
 
 
-def test_mistakes_are_one_line():
-    errors = run("--batch_size=3", code=1)
-    assert re.search(r"^error: .*batch", errors, re.M) and "Traceback" not in errors
+@pytest.mark.parametrize("flag, text", [
+    ("--batch_size=3", "error: Tensor dimension size not divisible by mesh dimension size: batch=3"),
+    ("--gin_param=d_model = = 3", "error: Unable to parse value."),
+    ("--gin_param=Unitransformer.d_modell = 3", "The nearest names are d_model."),
+])
+def test_mistakes_have_no_traceback(flag, text):
+    errors = run(flag, code=1)
+    assert text in errors and "Traceback" not in errors and "configurable 'run'" not in errors
 
 
 def test_the_corpus_is_the_same_each_time_and_no_file_is_in_both_parts(tmp_path):

@@ -34,13 +34,10 @@ def test_quick_form_learns_to_sort():
 
 
 @pytest.mark.slow
-def test_simd_resumes_what_placement_began(tmp_path):
-    small = ["--task=reverse", "--batch_size=16", "--gin_param=num_layers = 1",
-             f"--model_dir={tmp_path}"]
-    run(*small, "--train_steps=20")
-    text = run(*small, "--train_steps=40", "--mesh_impl=simd", "--mesh_shape=all:2",
-               "--layout=batch:all")
-    assert re.search(r"^step 40/40  held out: [\d.]+% of digits right", text, re.M)
+def test_reverse_in_simd():
+    text = run("--task=reverse", "--batch_size=16", "--gin_param=num_layers = 1",
+               "--train_steps=20", "--mesh_impl=simd", "--mesh_shape=all:2", "--layout=batch:all")
+    assert re.search(r"^step 20/20  held out: [\d.]+% of digits right", text, re.M)
     assert re.search(r"^exact match [\d.]+% of 128 held-out strings", text, re.M)
 
 

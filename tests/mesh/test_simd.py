@@ -271,8 +271,41 @@ def test_errors():
         replicate(lambda: SimdMeshImpl("x:2,y:2", ""), devices=cpus("x:2"))
     with pytest.raises(ValueError, match=r"each of 0 to 1 once.*\[1, 1\]"):
         replicate(lambda: SimdMeshImpl("x:2", "", logical_to_physical=[1, 1]), devices=cpus("x:2"))
+    with pytest.raises(ValueError, match="a device of its own, but .* names '/device:CPU:0' more"):
+        replicate(lambda: SimdMeshImpl("x:2", ""), devices=["cpu:0", "/cpu:0"])
     with pytest.raises(ValueError, match="within a program that is being replicated"):
         replicate(lambda: replicate(lambda: tf.constant(1)), devices=["/cpu:0"])
+
+
+def test_variables_of_no_mesh():
+    with tf.variable_scope("", use_resource=True):
+        outside = tf.get_variable("outside", [], initializer=tf.ones_initializer())
+
+    def program():
+        SimdMeshImpl("x:2,y:2", "")
+        inside = tf.get_variable("inside", [], initializer=tf.zeros_initializer())
+        step = tf.train.get_or_create_global_step()
+        assert tf.train.get_global_step() is step
+        before = tf.identity(outside)
+        with tf.control_dependencies([before]):
+            adds = [tf.assign_add(outside, 2.0), tf.assign_add(inside, 1.0), tf.assign_add(step, 1)]
+        return {"before": before, "train": tf.group(adds)}
+
+    result = replicate(program, devices=cpus("x:4"))
+    variables = {v.op.name: v for v in tf.global_variables()}
+    assert set(variables) == {"outside", "inside", "global_step"}
+    with new_session() as session:
+        session.run(tf.global_variables_initializer())
+        for i in range(3):
+            assert session.run(result)["before"] == 1 + 2 * i
+        assert session.run(variables) == {"outside": 7, "inside": 3, "global_step": 3}
+
+
+def test_variables_that_are_no_resources_are_refused():
+    with tf.variable_scope("", use_resource=False):
+        v = tf.get_variable("v", [], initializer=tf.ones_initializer())
+    with pytest.raises(TypeError, match="is no resource variable: call tf.compat.v1.enable_resource"):
+        replicate(lambda: tf.assign_add(v, 1.0), devices=cpus("x:2"))
 
 
 def test_print_and_control_dependencies(capfd):

@@ -12,6 +12,7 @@ from absl.testing import flagsaver
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import utils
+from mesh_tensorflow.transformer.utils._estimator import _session_config
 
 ORACLE = pathlib.Path(__file__).parents[1] / "oracle"
 sys.path.insert(0, str(ORACLE))
@@ -33,6 +34,15 @@ def test_as_the_classic(name):
 
 
 LENGTHS = {"inputs": 8, "targets": 4}
+
+
+@pytest.mark.parametrize("mesh_impl, devices, count", [
+    ("placement", ["/device:CPU:0", "cpu:1", "/job:localhost/task:0/device:CPU:3", ""], 4),
+    ("placement", ["/device:GPU:0", "/device:GPU:1"], 0), ("placement", None, 0), ("simd", None, 4),
+])
+def test_there_are_as_many_logical_cpus_as_are_named(mesh_impl, devices, count):
+    config = _session_config(mesh_impl, mtf.convert_to_shape("rows:2,cols:2"), devices)
+    assert config.device_count["CPU"] == count
 
 
 def test_one_number_serves_as_all_lengths():
