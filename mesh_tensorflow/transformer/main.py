@@ -61,4 +61,5 @@ def main(_: Any) -> None:
 if __name__ == "__main__":
     tf.disable_v2_behavior()
     tf.logging.set_verbosity(tf.logging.INFO)
+    tf.get_logger().propagate = False  # to absl's, which would print each line again
     app.run(main)

@@ -1,0 +1,144 @@
+r"""Trains an encoder and a decoder to sort digits, over a mesh, and decodes by beam search.
+
+Examples of use:
+
+    python examples/transformer_seq2seq.py
+    python examples/transformer_seq2seq.py --quick
+    python examples/transformer_seq2seq.py --task=reverse --mesh_impl=simd
+
+Strings have 4 to 12 digits; one in ten, chosen by a hash, is held out and never trained on. In the
+default layout the sequences of a batch are split over one dimension of a 2 by 2 mesh of logical
+CPUs; heads, hidden layers and vocabulary over the other. transformer_seq2seq.gin describes the
+model, and has it decode with a beam of 4.
+
+After 1000 steps all of 512 strings that are held out are sorted rightly, in under two minutes on
+two busy cores; expect 99 %. With --quick, after 300 steps, it is 96 % to 97 % in half a
+minute; expect 90 %. To reverse strings is learned sooner: all are right after 500 steps.
+
+With --model_dir, training goes on from its latest checkpoint, on any mesh, with the examples that
+it would have seen; SIGTERM or Ctrl-C saves before it ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parent))
+
+import transformer_run
+from transformer_run import Model, option
+
+from mesh_tensorflow.transformer.vocabulary import EOS_ID
+
+GIN_FILE = "transformer_seq2seq.gin"
+TASKS: dict[str, Callable[[str], str]] = {
+    "sort": lambda text: "".join(sorted(text)),
+    "reverse": lambda text: text[::-1],
+}
+LENGTHS = (4, 12)  # of strings, from and to
+HELD_OUT_OF = 10  # strings, one
+SHOWN = 5
+TEST_BATCHES = 8
+TEST_SEED = 12345
+QUICK_MATCH = 0.9  # what --quick reaches
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(transformer_run.Options):
+    """What the flags say; every field is a flag."""
+
+    task: str = option("sort", f"One of {', '.join(TASKS)}.")
+
+    def check(self) -> None:
+        """Raises ValueError for what makes no sense."""
+        super().check()
+        if self.task not in TASKS:
+            raise ValueError(f"--task is {self.task!r}: choose one of {', '.join(TASKS)}")
+
+
+# --- Data ---
+
+
+def strings(seed: int, held_out: bool) -> Iterator[str]:
+    """Yields random strings of digits without end: those that are held out, or the others."""
+    random = np.random.default_rng(seed)
+    while True:
+        size = random.integers(LENGTHS[0], LENGTHS[1] + 1)
+        text = "".join(map(str, random.integers(0, 10, size)))
+        # By the string itself, so that none is of both kinds.
+        if (zlib.crc32(text.encode()) % HELD_OUT_OF == 0) == held_out:
+            yield text
+
+
+def dataset(texts: Callable[[], Iterator[str]], task: str, model: Model) -> tf.data.Dataset:
+    """Returns texts and what is to be made of them as {"inputs": [length], "targets": [length]}."""
+
+    def ids(text: str, length: int) -> np.ndarray:
+        found = [*model.vocabulary.encode(text), EOS_ID]
+        return np.pad(np.array(found, np.int32), [0, length - len(found)])
+
+    def examples() -> Iterator[dict[str, np.ndarray]]:
+        for text in texts():
+            pair = {"inputs": text, "targets": TASKS[task](text)}
+            yield {key: ids(pair[key], model.sequence_length[key]) for key in pair}
+
+    signature = {
+        key: tf.TensorSpec([model.sequence_length[key]], tf.int32) for key in ("inputs", "targets")
+    }
+    return tf.data.Dataset.from_generator(examples, output_signature=signature)
+
+
+# --- The command ---
+
+
+def act(model: Model, options: Options) -> float:
+    """Trains, tests and decodes; returns the part of held-out strings that is wholly right."""
+    rows = TEST_BATCHES * model.batch_size
+    held_out = list(itertools.islice(strings(TEST_SEED, True), rows))
+
+    def say() -> str:
+        found = model.evaluate(
+            lambda: dataset(lambda: iter(held_out), options.task, model), TEST_BATCHES
+        )
+        return (
+            f"held out: {found['token_accuracy']:.2%} of digits right given those before, "
+            f"{found['sequence_accuracy']:.2%} of strings"
+        )
+
+    model.train(
+        lambda: dataset(lambda: strings(options.seed, False), options.task, model), say
+    )
+    outputs = model.decode(held_out, "bitransformer")
+    right = [out == TASKS[options.task](text) for text, out in zip(held_out, outputs)]
+    for text, out, good in list(zip(held_out, outputs, right))[:SHOWN]:
+        print(f"{text:>{LENGTHS[1]}} -> {out:<{LENGTHS[1]}} {'right' if good else 'wrong'}")
+    score = float(np.mean(right))
+    print(
+        f"exact match {score:.2%} of {len(right)} held-out strings, by beam search", flush=True
+    )
+    return score
+
+
+def run(options: Options) -> float:
+    """Trains as the options say, prints what happens, and returns the exact match.
+
+    Raises:
+      ValueError, OSError: the options are not right.
+    """
+    options.check()
+    usual = {"batch_size": 64, "train_steps": 1000, "steps_per_checkpoint": 250}
+    if options.quick:
+        usual = {"batch_size": 64, "train_steps": 300, "steps_per_checkpoint": 300}
+    return transformer_run.run(options, GIN_FILE, lambda model: act(model, options), **usual)
+
+
+if __name__ == "__main__":
+    transformer_run.command(Options, run)
