@@ -73,7 +73,7 @@ def targets(workload: str, mesh: str) -> list[Target]:
         "b4": _placed("step_ms", "tf", 1.00),
         "b12": [*_placed("step_ms", "tf", 1.00), Target("step_ms", "mtf", 1.05, "simd")],
         "b_small": [Target("step_ms", "classic", 0.70)],
-        "t12": [Target("step_ms", "classic", 0.90), Target("step_ms", "mtf", 1.05, "simd")],
+        "t12": [Target("step_ms", "classic", 0.90)],
         "t12_adafactor": [Target("step_ms", "classic", 0.90)],
         "t6x6": [Target("step_ms", "classic", 0.90)]}
     return steps.get(workload, []) + [
