@@ -228,7 +228,7 @@ def _check_distinct(devices: Sequence[str]) -> None:
         raise ValueError(
             f"each processor of a replicated program needs a device of its own, but {devices} "
             f"names {', '.join(map(repr, repeated))} more than once. Logical CPUs are "
-            f'{["/cpu:%d" % i for i in range(len(devices))]}, in a session with '
+            f"{[f'/cpu:{i}' for i in range(len(devices))]}, in a session with "
             f'tf.compat.v1.ConfigProto(device_count={{"CPU": {len(devices)}}})'
         )
 

@@ -271,7 +271,7 @@ def test_errors():
         replicate(lambda: SimdMeshImpl("x:2,y:2", ""), devices=cpus("x:2"))
     with pytest.raises(ValueError, match=r"each of 0 to 1 once.*\[1, 1\]"):
         replicate(lambda: SimdMeshImpl("x:2", "", logical_to_physical=[1, 1]), devices=cpus("x:2"))
-    with pytest.raises(ValueError, match="a device of its own, but .* names '/device:CPU:0' more"):
+    with pytest.raises(ValueError, match=r"a device of its own, but .* names '/device:CPU:0' more"):
         replicate(lambda: SimdMeshImpl("x:2", ""), devices=["cpu:0", "/cpu:0"])
     with pytest.raises(ValueError, match="within a program that is being replicated"):
         replicate(lambda: replicate(lambda: tf.constant(1)), devices=["/cpu:0"])
@@ -304,7 +304,7 @@ def test_variables_of_no_mesh():
 def test_variables_that_are_no_resources_are_refused():
     with tf.variable_scope("", use_resource=False):
         v = tf.get_variable("v", [], initializer=tf.ones_initializer())
-    with pytest.raises(TypeError, match="is no resource variable: call tf.compat.v1.enable_resource"):
+    with pytest.raises(TypeError, match=r"is no resource variable: call tf\.compat\.v1\.enable"):
         replicate(lambda: tf.assign_add(v, 1.0), devices=cpus("x:2"))
 
 
