@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import json
 import os
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 from mesh_tensorflow._mesh.peers import Peer, PeerLostError, answers, wait_for
@@ -127,8 +128,16 @@ class Processes:
         import tensorflow.compat.v1 as tf
 
         limit = tf.RunOptions(timeout_in_ms=int(1000 * timeout_seconds))
-        try:
+        with self._naming_lost_peers():
             return session.run(fetches, feed_dict, options=limit)
+
+    @contextlib.contextmanager
+    def _naming_lost_peers(self) -> Iterator[None]:
+        """Raises PeerLostError in place of what a session raises when a process is gone."""
+        import tensorflow.compat.v1 as tf
+
+        try:
+            yield
         except tf.errors.OpError as error:
             lost = [peer for peer in self.peers if not answers(peer.address)]
             if not lost:
@@ -137,7 +146,7 @@ class Processes:
             raise PeerLostError(
                 f"{self.peers[self.index]} lost {names}, which does not answer: see what it wrote "
                 f"last; all processes have to be started again, from the last checkpoint "
-                f"({type(error).__name__} in the step)", lost[0]) from error
+                f"(the session raised {type(error).__name__})", lost[0]) from error
 
 
     def initialize(self, session: Any, checkpoint: Optional[str] = None) -> None:
@@ -150,6 +159,9 @@ class Processes:
         Args:
           session: a tf.Session on this process's server.
           checkpoint: a path, such as tf.train.latest_checkpoint returns; None for first values.
+
+        Raises:
+          PeerLostError: a process is gone; the message names it.
         """
         import tensorflow.compat.v1 as tf
 
@@ -159,12 +171,13 @@ class Processes:
         mine = [v for v in variables if self.is_chief or not getattr(v, "is_bound", False)]
         new = [v for v in mine if v.op.name not in saved]
         restored = [v for v in mine if v.op.name in saved]
-        session.run(tf.variables_initializer(new + tf.local_variables()))
-        if restored:
-            tf.train.Saver(restored).restore(session, checkpoint)
         missing = tf.report_uninitialized_variables(variables)
-        while session.run(missing).size:
-            time.sleep(_POLL_SECONDS)
+        with self._naming_lost_peers():
+            session.run(tf.variables_initializer(new + tf.local_variables()))
+            if restored:
+                tf.train.Saver(restored).restore(session, checkpoint)
+            while session.run(missing).size:
+                time.sleep(_POLL_SECONDS)
 
 
 def processes(environment: Optional[Mapping[str, str]] = None) -> Processes:

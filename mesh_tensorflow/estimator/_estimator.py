@@ -305,7 +305,7 @@ class Estimator:
           the new directory, as bytes.
         """
         return export_all(
-            self._model(), export_dir_base, {ModeKeys.PREDICT: serving_input_receiver_fn},
+            self._exported_model(), export_dir_base, {ModeKeys.PREDICT: serving_input_receiver_fn},
             assets_extra, as_text, checkpoint_path, strip_default_attrs)
 
     def experimental_export_all_saved_models(
@@ -332,7 +332,7 @@ class Estimator:
           ValueError: there is no checkpoint, or no signature suits the receiver.
         """
         return export_all(
-            self._model(), export_dir_base, input_receiver_fn_map, assets_extra, as_text,
+            self._exported_model(), export_dir_base, input_receiver_fn_map, assets_extra, as_text,
             checkpoint_path, strip_default_attrs=True)
 
     # -- what other kinds of estimators change
@@ -353,6 +353,9 @@ class Estimator:
             model_dir=self._model_dir,
             warm_start_from=self._warm_start_from,
         )
+
+    def _exported_model(self) -> Model:
+        return self._model()
 
     def _checkpoint_that_is_needed(self, called: str) -> str:
         path = self.latest_checkpoint()

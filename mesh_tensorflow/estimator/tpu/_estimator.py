@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.estimator._call import call_input_fn, call_model_fn, function_name, takes
 from mesh_tensorflow.estimator._estimator import Estimator
+from mesh_tensorflow.estimator._model import Model
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator.tpu._config import RunConfig
 from mesh_tensorflow.estimator.tpu._replicated import ReplicaContext, devices_of, replicated_spec
@@ -170,19 +171,11 @@ class TPUEstimator(Estimator):
         return super().predict(
             input_fn, predict_keys, hooks, checkpoint_path, yield_single_examples)
 
-    def export_saved_model(self, *args: Any, **kwargs: Any) -> bytes:
-        """Writes a SavedModel of a model for one device; see `Estimator.export_saved_model`."""
-        return Estimator.export_saved_model(self._for_one_device(), *args, **kwargs)
-
-    def experimental_export_all_saved_models(self, *args: Any, **kwargs: Any) -> bytes:
-        """Writes one of several modes; see `Estimator.experimental_export_all_saved_models`."""
-        return Estimator.experimental_export_all_saved_models(
-            self._for_one_device(), *args, **kwargs)
-
-    def _for_one_device(self) -> TPUEstimator:
+    def _exported_model(self) -> Model:
+        """Returns the model for one device, which is what a SavedModel holds."""
         other = copy.copy(self)
         other._use_tpu = dict.fromkeys(self._use_tpu, False)
-        return other
+        return other._model()
 
     def _check_devices(self, mode: str, called: str) -> None:
         if not self._use_tpu[mode]:
