@@ -1,8 +1,9 @@
 """Measures how SIMD programs grow with the mesh, and what each process holds in memory.
 
-    python benchmarks/simd.py                  # both
+    python benchmarks/simd.py                  # all of these
     python benchmarks/simd.py --only size      # nodes and seconds for 4, 16 and 64 processors
     python benchmarks/simd.py --only memory    # 1, 2 and 4 processes, weights split over them
+    python benchmarks/simd.py --only sums      # what collectives cost in a step
 
 Size: a transformer is built and lowered for a mesh of logical processors, data parallel along one
 dimension and model parallel along the other, without running it. Memory: each process has one
@@ -173,11 +174,48 @@ def report_memory() -> None:
         print(f"{count:9} {shown:>32} {max(held) / WEIGHT_MB:15.2f}", flush=True)
 
 
+def report_sums(rounds: int) -> None:
+    """Prints the CPU time of steps with and without collectives."""
+    import systems
+    import tensorflow.compat.v1 as tf
+
+    from mesh_tensorflow._mesh.tf_collectives import TfCollectives
+
+    sums: list[int] = []
+    allreduce = TfCollectives.allreduce
+
+    def copied(self: Any, x: Any, mesh_axes: Any, reduction: str) -> Any:
+        sums.append(x.shape.num_elements() * x.dtype.size)
+        return tf.identity(x)
+
+    steps = {}
+    for name, placement in [("placement", "logical"), ("simd", "simd"), ("simd, copies", "simd")]:
+        TfCollectives.allreduce = copied if "copies" in name else allreduce  # type: ignore
+        with tf.Graph().as_default():
+            program = systems.build("mtf", "b12", "2x2", placement)()
+            session = tf.Session(config=tf.ConfigProto(device_count={"CPU": 4}))
+            session.run(tf.global_variables_initializer(), program.feeds.make())
+            if program.copy_masters is not None:
+                session.run(program.copy_masters)
+            steps[name] = session.make_callable([program.loss, program.step])
+            steps[name]()
+    print(f"each processor: {len(sums)} sums of {sum(sums) / 2**20:.1f} MB")
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            start = time.process_time()
+            for _ in range(5):
+                step()
+            seconds[name].append((time.process_time() - start) / 5)
+    for name, found in seconds.items():
+        print(f"{name:>12} {1000 * statistics.median(found):6.0f} CPU ms a step")
+
+
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["size", "memory"])
+    parser.add_argument("--only", choices=["size", "memory", "sums"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--size_mb", type=int, default=WEIGHT_MB, help=argparse.SUPPRESS)
@@ -186,10 +224,12 @@ def main() -> None:
     if arguments.worker:
         memory_worker(arguments.worker, arguments.size_mb)
         return
-    if arguments.only != "memory":
-        report_size(arguments.rounds)
-    if arguments.only != "size":
-        report_memory()
+    reports = {
+        "size": lambda: report_size(arguments.rounds), "memory": report_memory,
+        "sums": lambda: report_sums(arguments.rounds)}
+    for name, report in reports.items():
+        if arguments.only in (None, name):
+            report()
 
 
 if __name__ == "__main__":
