@@ -104,6 +104,17 @@ class SimdProgram:
         self._own[id(handles[self.local[0]])] = handles
         return slices[self.local[0]]
 
+    def own_tensor(self, parts: Sequence[Any]) -> tf.Tensor:
+        """Returns the tensor that is each processor's own within the program.
+
+        Args:
+          parts: tf.Tensors made outside, by physical number, all of one shape and each made for
+            one processor alone; those of other processes may be None.
+        """
+        # They stay referenced, so that their ids stay theirs.
+        self._own[id(parts[self.local[0]])] = list(parts)
+        return parts[self.local[0]]
+
     # -- random values
 
     def random_key(self, seed: Optional[int]) -> tf.Tensor:

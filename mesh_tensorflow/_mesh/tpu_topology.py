@@ -218,7 +218,8 @@ def auto_logical_to_physical_tpu(
       ValueError: the shapes have different products; or there is one core a chip, numbers are asked
         for, and `device_assignment` is None.
     """
-    logical, physical = list(logical_shape), list(physical_shape)
+    # NumPy's integers, which topologies have, lack what Python's have.
+    logical, physical = [int(n) for n in logical_shape], [int(n) for n in physical_shape]
     if list_product(logical) != list_product(physical):
         raise ValueError(
             "physical and logical shapes must have the same product; "

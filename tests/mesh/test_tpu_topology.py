@@ -204,3 +204,10 @@ def test_flags_set_or_parsed(others):
     others(["script"])
     assert tpu_topology.flag_value("logical_cores_per_chip") == 8
     assert tpu_topology.flag_value("fold_xy") is False
+
+
+def test_shapes_of_topologies():
+    """Their integers are NumPy's."""
+    shape = np.array([2, 2, 1, 2], np.int32)
+    expected = auto_logical_to_physical_tpu([4, 2], [2, 2, 1, 2])
+    assert auto_logical_to_physical_tpu(np.array([4, 2]), shape) == expected

@@ -3,7 +3,8 @@
 A program built by tpu.replicate is cut out of its graph and lowered to StableHLO by TensorFlow
 (`xla-legalize-tf`). Every collective of it lowers by itself but CrossReplicaSum: it becomes
 `mhlo.cross-replica-sum`, for which StableHLO has no name. It is written here as the all_reduce
-with the same groups that it is for XLA; RandomUniformInt likewise as the rng that it is.
+with the same groups that it is for XLA; RandomUniformInt likewise as the rng that it is, and
+ReciprocalGrad as products.
 
 What the program captures from the host is evaluated once and input to all replicas. Variables become
 inputs and outputs: what each replica reads first, and what it assigns.
@@ -264,6 +265,11 @@ def _plain(module):
         r'"tf.RandomUniformInt"\((%\w+), (%\w+), (%\w+)\) <\{.*?\}> \{.*?\} : \((.*?), (.*?), (.*?)\) ->',
         r'"stablehlo.rng"(\2, \3, \1) '
         r'<{rng_distribution = #stablehlo<rng_distribution UNIFORM>}> : (\5, \6, \4) ->', module)
+    module = re.sub(
+        r'%(\w+) = "tf.ReciprocalGrad"\((\S+), (\S+)\) \{.*?\} : \((\S+), \S+\) -> \S+',
+        r"%square_\1 = stablehlo.multiply \2, \2 : \4\n"
+        r"%product_\1 = stablehlo.multiply %square_\1, \3 : \4\n"
+        r"%\1 = stablehlo.negate %product_\1 : \4", module)
     module = re.sub(r"module attributes \{[^\n]*\n", "module @m {\n", module)
     module = module.replace("module {", "module @m {", 1)
     module = re.sub(r"attributes \{.*?\} \{\n", "{\n", module)

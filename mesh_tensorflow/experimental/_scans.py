@@ -1,0 +1,84 @@
+"""Files of scans: compressed records with an image and the label of each voxel."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Optional
+
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+
+__all__ = ["COMPRESSION", "IMAGE", "LABEL", "mapped", "parse_scan", "read_scans", "scaled"]
+
+COMPRESSION = "GZIP"
+IMAGE, LABEL = "image/ct_image", "image/label"  # features: the bytes of float32 numbers
+_HOUNSFIELD = (-512.0, 512.0)  # what becomes 0 and 1
+
+
+def scaled(image: tf.Tensor) -> tf.Tensor:
+    """Returns intensities between 0 and 1, for -512 to 512 Hounsfield units and what is beyond.
+
+    Args:
+      image: a tf.Tensor in Hounsfield units.
+    """
+    low, high = _HOUNSFIELD
+    return tf.clip_by_value((image - low) / (high - low), 0.0, 1.0)
+
+
+def parse_scan(record: tf.Tensor, reso: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns (image, label) of a serialized tf.train.Example, both float32 [reso, reso, reso].
+
+    Args:
+      record: a string tf scalar.
+      reso: the size of a scan along each axis.
+    """
+    feature = tf.io.FixedLenFeature([], tf.string)
+    found = tf.io.parse_single_example(record, {IMAGE: feature, LABEL: feature})
+    image, label = (
+        tf.reshape(tf.io.decode_raw(found[name], tf.float32), [reso] * 3)
+        for name in (IMAGE, LABEL))
+    return image, label
+
+
+def mapped(ds: Any, fn: Callable[..., Any], at_a_time: Optional[int] = None) -> Any:
+    """Returns a data set with a function applied to its elements.
+
+    Args:
+      ds: a tf.data.Dataset.
+      fn: a function of an element, whose random numbers the seed of the graph may seed.
+      at_a_time: how many elements to work on at a time; 1 if None.
+    """
+    with warnings.catch_warnings():
+        # The seed of the graph is meant.
+        warnings.filterwarnings("ignore", message="Seed .* from outer graph")
+        return ds.map(fn, num_parallel_calls=at_a_time)
+
+
+def read_scans(flag: str, shuffled: bool, at_a_time: int) -> Any:
+    """Returns a tf.data.Dataset of the records of files, over and over.
+
+    Args:
+      flag: the name of the flag that has the file pattern.
+      shuffled: whether to read files in random order; else it is by name.
+      at_a_time: how many files to read at a time.
+
+    Raises:
+      ValueError: there is no such file.
+    """
+    pattern = getattr(tf.flags.FLAGS, flag)
+    files = sorted(tf.io.gfile.glob(pattern)) if pattern else []
+    if not files:
+        raise ValueError(
+            f"--{flag}={pattern!r} names no file; give a pattern such as /data/scan-*.tfrecords")
+    ds = tf2.data.Dataset.from_tensor_slices(files)
+    if shuffled:
+        ds = ds.shuffle(len(files))
+    options: dict[str, Any] = {"cycle_length": 1}
+    if shuffled:
+        options = {
+            "cycle_length": min(at_a_time, len(files)), "num_parallel_calls": tf2.data.AUTOTUNE,
+            "deterministic": False}
+    return ds.interleave(
+        lambda path: tf2.data.TFRecordDataset(path, compression_type=COMPRESSION), **options
+    ).repeat()

@@ -1,0 +1,17 @@
+"""Readers that give each processor of a mesh its own slices of batches of a tf.data data set."""
+
+from mesh_tensorflow.experimental.input_reader._devices import (
+    ProcessDevices,
+    _host_id_to_tf_device,
+)
+from mesh_tensorflow.experimental.input_reader._placement import PlacementMeshImplInputReader
+from mesh_tensorflow.experimental.input_reader._simd import SimdMeshImplInputReader
+from mesh_tensorflow.experimental.input_reader._slicer import SubBatchSlicer
+
+__all__ = [
+    "PlacementMeshImplInputReader",
+    "ProcessDevices",
+    "SimdMeshImplInputReader",
+    "SubBatchSlicer",
+    "_host_id_to_tf_device",
+]

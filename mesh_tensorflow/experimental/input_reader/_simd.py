@@ -1,0 +1,186 @@
+"""SimdMeshImplInputReader: inputs of a program that all processors run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._mesh.simd_program import SimdProgram
+from mesh_tensorflow.experimental.input_reader._batches import (
+    batched,
+    convert_shapes,
+)
+from mesh_tensorflow.experimental.input_reader._devices import ProcessDevices
+from mesh_tensorflow.experimental.input_reader._infeed import Infeed
+from mesh_tensorflow.experimental.input_reader._slicer import SubBatchSlicer
+
+__all__ = ["SimdMeshImplInputReader"]
+
+
+class _LocalSlicer(SubBatchSlicer):
+    """Reads whole batches in this process, for the processors that it runs."""
+
+    def _host_device(self, host_id: int, external_worker: bool) -> str:
+        return ProcessDevices(self._impl).ordered_hosts[self._pnums[0][0]]
+
+
+class SimdMeshImplInputReader:
+    """Gives each processor of a SimdMeshImpl its slices of the batches of a data set.
+
+    On a TPU the hosts send them by infeed: `infeed_queue` is for tpu.replicate, and
+    `start_infeed_thread` sends. With one host it reads whole batches; with several, each part of
+    the batch that processors share is read by one host, which takes one batch of as many as there
+    are parts. On CPUs and GPUs the reader is made within the function that `replicate` gets, and
+    `infeed_queue.generate_dequeue_op()` returns the slices there.
+    """
+
+    def __init__(
+        self,
+        simd_mesh_impl: Any,
+        ds_creator: Callable[[], Any],
+        mtf_input_shapes: Sequence[Any],
+        ds_prefetch_size: int = -1,
+        external_worker: bool = True,
+        is_eval_mode: bool = False,
+    ):
+        """Makes a reader.
+
+        Args:
+          simd_mesh_impl: a SimdMeshImpl.
+          ds_creator: a function that returns a tf.data.Dataset of single examples; on several hosts
+            all must read the same ones in the same order for batches to be those of one host.
+          mtf_input_shapes: for each input its Shape, the dimension of the batch first.
+          ds_prefetch_size: how many batches to hold ready; -1 leaves it to TensorFlow, 0 is none.
+          external_worker: whether the hosts of a TPU are tasks of the job "tpu_worker".
+          is_eval_mode: whether one host reads the whole batch even if there are several.
+
+        Raises:
+          ValueError: the data do not fit the shapes.
+        """
+        self._impl = simd_mesh_impl
+        self._ds_creator = ds_creator
+        self._shapes = convert_shapes(mtf_input_shapes)
+        self._prefetch_size = ds_prefetch_size
+        self._external_worker = external_worker
+        self._devices = ProcessDevices(simd_mesh_impl)
+        self._enqueue: list[tf.Operation] = []
+        program = simd_mesh_impl.program
+        if isinstance(program, SimdProgram):
+            with program.outside():
+                self._make_local(program)
+        else:
+            self._make_infeed(is_eval_mode or self._devices.num_hosts == 1)
+
+    @property
+    def infeed_queue(self) -> Infeed:
+        """What the program takes its inputs from."""
+        return self._infeed
+
+    def _infeed_of(self, dtypes: Sequence[tf.DType], dequeue: Any = None) -> Infeed:
+        sizes = [self._impl.slice_shape(shape) for shape in self._shapes]
+        return Infeed(dtypes, sizes, self._impl.size, dequeue)
+
+    # -- CPUs and GPUs
+
+    def _make_local(self, program: SimdProgram) -> None:
+        """Reads whole batches once for all processors of this process."""
+        l2p = [self._impl.l2p(pnum) for pnum in range(self._impl.size)]
+        here = [pnum for pnum in range(self._impl.size) if l2p[pnum] in program.local]
+        slicer = _LocalSlicer(
+            self._whole_batches, 0, [here] * len(self._shapes), self._impl, self._shapes, False,
+            True)
+        pieces: list[list[Any]] = [[None] * self._impl.size for _ in self._shapes]
+        for piece, pnum, number in slicer.get_slices():
+            pieces[number][l2p[pnum]] = piece
+        own = [program.own_tensor(parts) for parts in pieces]
+        self._initializers = [slicer.initializer]
+        self._infeed = self._infeed_of([x.dtype for x in own], lambda: own)
+
+    def _whole_batches(self) -> Any:
+        return batched(self._ds_creator, self._shapes[0][0].size, self._prefetch_size)
+
+    # -- TPUs
+
+    def _make_infeed(self, global_batch: bool) -> None:
+        """Makes slicers on hosts, and what sends their slices to the cores."""
+        slicers = [self._global_slicer()] if global_batch else self._part_slicers()
+        self._initializers = [slicer.initializer for slicer in slicers]
+        pieces: list[list[Any]] = [[None] * len(self._shapes) for _ in range(self._impl.size)]
+        for slicer in slicers:
+            for piece, pnum, number in slicer.get_slices():
+                pieces[pnum][number] = piece
+        self._infeed = self._infeed_of([x.dtype for x in pieces[0]])
+        self._enqueue = [
+            self._infeed.enqueue(own, host, ordinal) for own, host, ordinal in zip(
+                pieces, self._devices.ordered_hosts, self._devices.ordered_ordinals)
+        ]
+
+    def _slicer(
+        self, creator: Callable[[], Any], host_id: int, pnums: Sequence[int], global_batch: bool
+    ) -> SubBatchSlicer:
+        return SubBatchSlicer(
+            creator, host_id, [pnums] * len(self._shapes), self._impl, self._shapes,
+            self._external_worker, global_batch)
+
+    def _global_slicer(self) -> SubBatchSlicer:
+        host_id = min(self._devices.host_id_to_its_pnums)
+        return self._slicer(self._whole_batches, host_id, range(self._impl.size), True)
+
+    def _part_slicers(self) -> list[SubBatchSlicer]:
+        """Returns a slicer for each part of the batch, on a host of a processor that gets it."""
+        parts: dict[int, list[int]] = {}
+        for pnum in range(self._impl.size):
+            parts.setdefault(self._impl.slice_begin(self._shapes[0], pnum)[0], []).append(pnum)
+        size = self._impl.slice_shape(self._shapes[0])[0]
+        load = dict.fromkeys(self._devices.host_id_to_its_pnums, 0)
+        slicers = []
+        for index, begin in enumerate(sorted(parts)):
+            hosts = {self._devices.ordered_host_ids[pnum] for pnum in parts[begin]}
+            host_id = min(hosts, key=lambda host: (load[host], host))
+            load[host_id] += 1
+
+            def read(index: int = index) -> Any:
+                return batched(
+                    self._ds_creator, size, self._prefetch_size, len(parts), index)
+
+            slicers.append(self._slicer(read, host_id, parts[begin], False))
+        return slicers
+
+    # -- steps
+
+    def start_infeed_thread(
+        self, sess: tf.Session, number_steps: int = -1, initial_wait_sec: float = 0.5
+    ) -> threading.Thread:
+        """Starts reading at the beginning, and on a TPU a thread that sends.
+
+        Args:
+          sess: a tf.Session of the reader's graph.
+          number_steps: for how many steps to send; -1 is until the data or the session end.
+          initial_wait_sec: how long the thread waits before it sends.
+
+        Returns:
+          The thread. On CPUs and GPUs, where programs read for themselves, it has nothing to do.
+        """
+        sess.run(self._initializers)
+
+        def send() -> None:
+            if not self._enqueue:
+                return
+            time.sleep(initial_wait_sec)
+            step = 0
+            while number_steps < 0 or step < number_steps:
+                try:
+                    sess.run(self._enqueue)
+                except (tf.errors.OutOfRangeError, tf.errors.CancelledError, RuntimeError) as e:
+                    # The session raises RuntimeError once it is closed.
+                    tf.logging.info("Infeed ended after %d steps: %s", step, str(e)[:200])
+                    return
+                step += 1
+
+        thread = threading.Thread(target=send, name="mtf_infeed", daemon=True)
+        thread.start()
+        return thread

@@ -1,0 +1,141 @@
+r"""Augments scans of livers once, ahead of training.
+
+python -m mesh_tensorflow.experimental.offline_data_aug --process_no=0 --num_data_aug=1000 \
+        --input_file_pattern="/data/scan-*.tfrecords" --output_folder=/data/augmented
+
+Reads files of scans in Hounsfield units, and writes as many files of one changed scan each as it is
+told, with intensities between 0 and 1. Several processes, each with a number of its own, share a
+folder.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from absl import app
+
+from mesh_tensorflow.experimental import data_aug_lib
+from mesh_tensorflow.experimental._flags import define
+from mesh_tensorflow.experimental._scans import (
+    COMPRESSION,
+    IMAGE,
+    LABEL,
+    mapped,
+    parse_scan,
+    read_scans,
+    scaled,
+)
+
+__all__ = ["FLAGS", "apply_data_aug", "main", "save_to_tfrecord"]
+
+_DEFINITIONS: tuple[tuple[str, type, Any, str], ...] = (
+    ("ct_resolution", int, 128, "Size of a scan along each of its three axes, in voxels."),
+    ("input_file_pattern", str, "", "Files of scans in Hounsfield units."),
+    ("output_folder", str, "", "Directory of the files that are written."),
+    ("output_file_prefix", str, "augmented", "How their names begin."),
+    ("num_data_aug", int, 1000, "How many scans to write."),
+    ("process_no", int, None, "Number of this process, a part of file names."),
+    ("gen_fake_probability", float, 0.5, "How often lesions are made up."),
+    ("min_fake_lesion_ratio", float, 0.05, "Least part of the liver that these are, on average."),
+)
+
+define(_DEFINITIONS)
+
+# This form reads the command line by itself when a flag is first asked for.
+FLAGS = tf.flags.FLAGS
+
+
+def save_to_tfrecord(
+    image: np.ndarray,
+    label: np.ndarray,
+    process_no: Any,
+    idx: int,
+    output_path: str,
+    output_file_prefix: str,
+) -> None:
+    """Writes one scan to the file PREFIX-PROCESS-INDEX.tfrecords, compressed.
+
+    Args:
+      image: an array [x, y, z]; it is written as float32.
+      label: an array of the same shape, the classes of voxels; likewise.
+      process_no: the number of the process.
+      idx: the number of the scan.
+      output_path: an existing directory.
+      output_file_prefix: how the file's name begins.
+
+    Raises:
+      ValueError: image and label have different shapes.
+    """
+    if np.shape(image) != np.shape(label):
+        raise ValueError(
+            f"save_to_tfrecord: the image has the shape {np.shape(image)}, but its label "
+            f"{np.shape(label)}; each voxel needs a class"
+        )
+    features = {
+        name: tf.train.Feature(bytes_list=tf.train.BytesList(
+            value=[np.ascontiguousarray(array, np.float32).tobytes()]))
+        for name, array in ((IMAGE, image), (LABEL, label))
+    }
+    example = tf.train.Example(features=tf.train.Features(feature=features))
+    path = os.path.join(output_path, f"{output_file_prefix}-{process_no}-{idx}.tfrecords")
+    with tf.io.TFRecordWriter(path, COMPRESSION) as writer:
+        writer.write(example.SerializeToString())
+
+
+def _augmented(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns a scan with other lesions, turned."""
+    image, label = parse_scan(record, FLAGS.ct_resolution)
+    image, label = data_aug_lib.maybe_gen_fake_data_based_on_real_data(
+        scaled(image), label, FLAGS.ct_resolution, FLAGS.min_fake_lesion_ratio,
+        FLAGS.gen_fake_probability)
+    for axis in range(3):
+        image, label = data_aug_lib.maybe_rot180(image, label, axis)
+    return tf.clip_by_value(image, 0.0, 1.0), label
+
+
+def apply_data_aug() -> None:
+    """Reads, augments and writes scans as the flags say.
+
+    Random numbers are seeded by the seed of the default graph.
+
+    Raises:
+      ValueError: --output_folder, --process_no or the input files are missing.
+    """
+    if not FLAGS.output_folder or FLAGS.process_no is None:
+        raise ValueError(
+            "--output_folder must name a directory and --process_no must be a number, else "
+            "processes would write over each other's files"
+        )
+    tf.io.gfile.makedirs(FLAGS.output_folder)
+    seed = tf.get_default_graph().seed
+    with tf.Graph().as_default():
+        tf.set_random_seed(seed)
+        ds = mapped(read_scans("input_file_pattern", True, 1), _augmented).prefetch(1)
+        scan = tf.data.make_one_shot_iterator(ds).get_next()
+        with tf.Session() as session:
+            for idx in range(FLAGS.num_data_aug):
+                image, label = session.run(scan)
+                save_to_tfrecord(
+                    image, label, FLAGS.process_no, idx, FLAGS.output_folder,
+                    FLAGS.output_file_prefix)
+                tf.logging.info("Wrote scan %d of %d", idx + 1, FLAGS.num_data_aug)
+
+
+def main(argv: Any) -> None:
+    """Calls `apply_data_aug`.
+
+    Args:
+      argv: what is left of the command line.
+    """
+    del argv
+    apply_data_aug()
+
+
+if __name__ == "__main__":
+    tf.disable_v2_behavior()
+    tf.logging.set_verbosity(tf.logging.INFO)
+    tf.get_logger().propagate = False  # to absl's, which would print each line again
+    app.run(main)

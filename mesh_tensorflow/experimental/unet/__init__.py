@@ -1,0 +1,27 @@
+"""2-d and 3-d U-Nets that find lesions of the liver in scans, cut into blocks over a mesh.
+
+Ronneberger, Fischer and Brox, "U-Net: convolutional networks for biomedical image segmentation"
+(2015); Hou et al., "High resolution medical image analysis with spatial partitioning" (2019).
+Settings are command-line flags, which `FLAGS` has.
+"""
+
+from mesh_tensorflow.experimental.unet._blocks import (
+    conv_with_spatial_partition,
+    deconv_with_spatial_partition,
+)
+from mesh_tensorflow.experimental.unet._data import get_dataset_creator
+from mesh_tensorflow.experimental.unet._flags import FLAGS
+from mesh_tensorflow.experimental.unet._network import unet_with_spatial_partition
+from mesh_tensorflow.experimental.unet._results import PostProcessor
+from mesh_tensorflow.experimental.unet._shapes import get_input_mtf_shapes, get_layout
+
+__all__ = [
+    "FLAGS",
+    "PostProcessor",
+    "conv_with_spatial_partition",
+    "deconv_with_spatial_partition",
+    "get_dataset_creator",
+    "get_input_mtf_shapes",
+    "get_layout",
+    "unet_with_spatial_partition",
+]

@@ -1,0 +1,103 @@
+"""Convolutions of images and volumes in blocks, with what goes after them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+
+__all__ = ["conv_with_spatial_partition", "deconv_with_spatial_partition"]
+
+_MOMENTUM = 0.9  # of batch normalization
+_EPSILON = 1e-6
+_SLOPE = 0.1  # of leaky rectifiers, where they are negative
+# By whether images are slices: the layer, and in how many dimensions it works.
+_CONVOLUTIONS: dict[bool, tuple[Any, int]] = {
+    True: (layers.conv2d_with_blocks, 2),
+    False: (layers.conv3d_with_blocks, 3),
+}
+_TRANSPOSED: dict[bool, tuple[Any, int]] = {
+    True: (layers.conv2d_transpose_with_blocks, 2),
+    False: (layers.conv3d_transpose_with_blocks, 3),
+}
+
+
+def conv_with_spatial_partition(
+    x: mtf.Tensor,
+    sampled_2d_slices: bool,
+    image_nx_dim: mtf.Dimension,
+    image_ny_dim: mtf.Dimension,
+    n_filters: int,
+    keep_p: float,
+    with_batch_norm: bool,
+    is_training: bool,
+    odim_name: str,
+    variable_dtype: mtf.VariableDType,
+    name: str,
+) -> tuple[mtf.Tensor, list[mtf.Operation]]:
+    """Convolves with windows of 3, normalizes, rectifies and drops.
+
+    Args:
+      x: a Tensor with dimensions [batch, image_nx_dim, image_ny_dim, x, y, z, channels], without z
+        for slices.
+      sampled_2d_slices: whether these are slices, and the convolution is in two dimensions.
+      image_nx_dim: the Dimension of blocks along x.
+      image_ny_dim: the Dimension of blocks along y.
+      n_filters: the number of channels of the result.
+      keep_p: the probability that dropout keeps a value.
+      with_batch_norm: whether to normalize over the batch.
+      is_training: a bool.
+      odim_name: the name of the dimension of the result's channels.
+      variable_dtype: a VariableDType, of the kernel.
+      name: a string, the variable scope.
+
+    Returns:
+      (a Tensor like `x` with the new channels, operations that update moving averages of batch
+      normalization, to be run with the training step).
+    """
+    conv, size = _CONVOLUTIONS[bool(sampled_2d_slices)]
+    x = conv(
+        x, mtf.Dimension(odim_name, n_filters), (3,) * size, (1,) * size, "SAME", image_nx_dim,
+        image_ny_dim, variable_dtype=variable_dtype, name=name)
+    updates: list[mtf.Operation] = []
+    if with_batch_norm:
+        x, updates = layers.batch_norm(x, is_training, _MOMENTUM, epsilon=_EPSILON, name=name)
+    x = mtf.leaky_relu(x, _SLOPE)
+    return mtf.dropout(x, is_training, keep_p), updates
+
+
+def deconv_with_spatial_partition(
+    x: mtf.Tensor,
+    sampled_2d_slices: bool,
+    image_nx_dim: mtf.Dimension,
+    image_ny_dim: mtf.Dimension,
+    n_filters: int,
+    keep_p: float,
+    is_training: bool,
+    odim_name: str,
+    variable_dtype: mtf.VariableDType,
+    name: str,
+) -> mtf.Tensor:
+    """Doubles the resolution by a transposed convolution with windows of 2, and drops.
+
+    Args:
+      x: a Tensor as for `conv_with_spatial_partition`.
+      sampled_2d_slices: as there.
+      image_nx_dim: the Dimension of blocks along x.
+      image_ny_dim: the Dimension of blocks along y.
+      n_filters: the number of channels of the result.
+      keep_p: the probability that dropout keeps a value.
+      is_training: a bool.
+      odim_name: the name of the dimension of the result's channels.
+      variable_dtype: a VariableDType, of the kernel.
+      name: a string, the variable scope.
+
+    Returns:
+      A Tensor like `x`, with x, y and z twice as large and the new channels.
+    """
+    deconv, size = _TRANSPOSED[bool(sampled_2d_slices)]
+    x = deconv(
+        x, mtf.Dimension(odim_name, n_filters), (2,) * size, (2,) * size, "SAME", image_nx_dim,
+        image_ny_dim, variable_dtype=variable_dtype, name=name)
+    return mtf.dropout(x, is_training, keep_p)

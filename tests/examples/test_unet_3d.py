@@ -1,0 +1,48 @@
+"""The U-Net example: it finds lesions in volumes that are split over a mesh."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+sys.path.append(str(EXAMPLES))
+
+import unet_3d as example  # noqa: E402
+
+
+def run(*flags, code=0):
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "unet_3d.py"), *flags],
+        capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [[], ["--nouse_tpu", "--mesh_shape=all:4", "--layout=batch:all"]])
+def test_quick_form_finds_lesions(flags):
+    text = run("--quick", *flags)
+    lines = re.findall(r"^step (\d+)/300  loss ([-\d.]+)  held out: voxels right ([\d.]+)%", text, re.M)
+    assert [int(step) for step, *_ in lines] == [50, 100, 150, 200, 250, 300]
+    assert float(lines[-1][1]) < 0.5 * float(lines[0][1])
+    dice = re.search(r"^lesion Dice ([\d.]+) on held-out volumes$", text, re.M)
+    assert float(dice[1]) >= example.QUICK_DICE
+
+
+def test_mistakes():
+    text = run("--quick", "--image_nx_block=3", "--num_data_aug=1", code=1)
+    assert "--ct_resolution=16 cannot be cut into --image_nx_block=3 blocks" in text
+
+
+def test_volumes():
+    image, label = example.scan(np.random.RandomState(3), 16)
+    assert image.shape == label.shape == (16, 16, 16)
+    assert set(np.unique(label)) == {0, 1, 2}
+    dark = np.abs(image - example.LESION_HU) < example.NOISE
+    assert (dark & (label == 0)).sum() > 5  # organs that are as dark as lesions
+    again, _ = example.scan(np.random.RandomState(3), 16)
+    np.testing.assert_array_equal(image, again)

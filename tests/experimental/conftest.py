@@ -1,0 +1,16 @@
+"""Flags are as they were after each test."""
+
+import generated_scans
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+
+@pytest.fixture(autouse=True)
+def small_scans():
+    """Flags for small scans, for the time of a test."""
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["test"])
+    with flagsaver.flagsaver():
+        generated_scans.set_flags()
+        yield
