@@ -1,0 +1,196 @@
+"""What a BertModel is made of, read from JSON."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+__all__ = ["BertConfig"]
+
+# Keys of TF BERT's files, and ours.
+_TF_BERT_KEYS = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "num_blocks",
+    "num_attention_heads": "attention_num_heads",
+    "intermediate_size": "feedforward_intermediate_size",
+    "hidden_act": "feedforward_intermediate_act",
+    "hidden_dropout_prob": "layer_output_dropout_prob",
+}
+# Further keys of files that are published with TF BERT's models; they say nothing about the model.
+_WITHOUT_MEANING = {
+    "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
+    "pooler_size_per_head", "pooler_type",
+}
+
+
+class BertConfig:
+    """Configuration of a BertModel; its arguments are its attributes, `block_layers` as a list.
+
+    Devlin et al., "BERT: pre-training of deep bidirectional transformers for language
+    understanding" (2019).
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int = 768,
+        position_signal: str = "embedding",
+        max_position_embeddings: int = 512,
+        num_blocks: int = 12,
+        block_layers: Union[str, Sequence[str]] = "attention,feedforward",
+        layer_output_dropout_prob: float = 0.1,
+        residual_structure: str = "original",
+        use_bias: bool = True,
+        attention_num_heads: int = 12,
+        attention_head_size: Optional[int] = None,
+        attention_num_key_heads: Optional[int] = None,
+        attention_key_head_size: Optional[int] = None,
+        attention_num_value_heads: Optional[int] = None,
+        attention_value_head_size: Optional[int] = None,
+        attention_probs_dropout_prob: float = 0.1,
+        feedforward_intermediate_size: int = 3072,
+        feedforward_intermediate_act: Any = "gelu",
+        feedforward_intermediate_dropout_prob: float = 0.0,
+        moe_num_experts: int = 32,
+        moe_intermediate_size: int = 6144,
+        type_vocab_size: int = 16,
+        initializer_range: Optional[float] = 0.02,
+    ) -> None:
+        """Makes one.
+
+        Args:
+          vocab_size: how many tokens there are; the model rounds it up to a multiple of 128.
+          d_model: size of what layers pass on.
+          position_signal: "embedding", a vector for each position, or "relative_attention_bias", a
+            number for each distance and head, which all layers share.
+          max_position_embeddings: the longest sequence, with embeddings of positions.
+          num_blocks: how often `block_layers` are repeated.
+          block_layers: "attention", "feedforward" and "moe" in their order, separated by commas or
+            as a list.
+          layer_output_dropout_prob: rate of dropout of embeddings and of what a layer adds.
+          residual_structure: "original", where sums are normalized, or "direct", where what goes
+            into a layer is.
+          use_bias: whether layers and normalizations have biases.
+          attention_num_heads: how many heads attention has.
+          attention_head_size: size of a head; `d_model` divided by the heads if None.
+          attention_num_key_heads: for `BertModel.key_heads_dims`; no layer has them.
+          attention_key_head_size: for `BertModel.key_dim`.
+          attention_num_value_heads: for `BertModel.value_heads_dims`.
+          attention_value_head_size: for `BertModel.value_dim`.
+          attention_probs_dropout_prob: rate of dropout of attention's weights.
+          feedforward_intermediate_size: hidden units of feed-forward layers.
+          feedforward_intermediate_act: their activation; see `get_activation`.
+          feedforward_intermediate_dropout_prob: rate of dropout of their hidden units.
+          moe_num_experts: experts of a mixture.
+          moe_intermediate_size: hidden units of an expert.
+          type_vocab_size: how many values `token_type_ids` have.
+          initializer_range: standard deviation of initial weights; None for one that depends on
+            the size of what they are multiplied with.
+        """
+        self.vocab_size = vocab_size
+        self.d_model = d_model
+        self.position_signal = position_signal
+        self.max_position_embeddings = max_position_embeddings
+        self.num_blocks = num_blocks
+        self.block_layers = (
+            [name.strip() for name in block_layers.split(",")]
+            if isinstance(block_layers, str) else list(block_layers))
+        self.layer_output_dropout_prob = layer_output_dropout_prob
+        self.residual_structure = residual_structure
+        self.use_bias = use_bias
+        self.attention_num_heads = attention_num_heads
+        self.attention_head_size = attention_head_size
+        self.attention_num_key_heads = attention_num_key_heads
+        self.attention_key_head_size = attention_key_head_size
+        self.attention_num_value_heads = attention_num_value_heads
+        self.attention_value_head_size = attention_value_head_size
+        self.attention_probs_dropout_prob = attention_probs_dropout_prob
+        self.feedforward_intermediate_size = feedforward_intermediate_size
+        self.feedforward_intermediate_act = feedforward_intermediate_act
+        self.feedforward_intermediate_dropout_prob = feedforward_intermediate_dropout_prob
+        self.moe_num_experts = moe_num_experts
+        self.moe_intermediate_size = moe_intermediate_size
+        self.type_vocab_size = type_vocab_size
+        self.initializer_range = initializer_range
+
+    @classmethod
+    def from_dict(cls, json_object: Mapping[str, Any]) -> BertConfig:
+        """Returns the configuration that a dictionary describes.
+
+        Args:
+          json_object: arguments of BertConfig by name, or by TF BERT's names, such as
+            "hidden_size"; ours prevail.
+
+        Returns:
+          A BertConfig.
+
+        Raises:
+          ValueError: a key is not known, or `vocab_size` is missing.
+        """
+        known = list(inspect.signature(cls.__init__).parameters)[1:]
+        values = {
+            _TF_BERT_KEYS[key]: value for key, value in json_object.items() if key in _TF_BERT_KEYS}
+        values.update(
+            {key: value for key, value in json_object.items() if key not in _TF_BERT_KEYS})
+        unknown = [key for key in values if key not in known and key not in _WITHOUT_MEANING]
+        if unknown:
+            near = [
+                name for key in unknown
+                for name in difflib.get_close_matches(key, [*known, *_TF_BERT_KEYS], 1)]
+            raise ValueError(
+                f"BertConfig: unknown keys {', '.join(map(repr, sorted(unknown)))}; "
+                + (f"near names are {', '.join(near)}" if near else f"known are {', '.join(known)}")
+            )
+        if values.get("vocab_size") is None:
+            raise ValueError(
+                "BertConfig: vocab_size is missing; it is the number of lines of the vocabulary")
+        return cls(**{key: value for key, value in values.items() if key in known})
+
+    @classmethod
+    def from_json_file(cls, json_file: str) -> BertConfig:
+        """Returns the configuration in a file; see `from_dict`.
+
+        Args:
+          json_file: its path.
+
+        Returns:
+          A BertConfig.
+
+        Raises:
+          ValueError: the file does not hold such a dictionary.
+          tf.errors.NotFoundError: there is no such file.
+        """
+        with tf.io.gfile.GFile(json_file, "r") as f:
+            text = f.read()
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"BertConfig: {json_file} is no JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ValueError(f"BertConfig: {json_file} holds no dictionary, but {values!r}")
+        try:
+            return cls.from_dict(values)
+        except ValueError as error:
+            raise ValueError(f"{json_file}: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the attributes as a dictionary, which `from_dict` reads.
+
+        Returns:
+          A dictionary.
+        """
+        return copy.deepcopy(self.__dict__)
+
+    def to_json_string(self) -> str:
+        """Returns the attributes as JSON.
+
+        Returns:
+          A string.
+        """
+        return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"

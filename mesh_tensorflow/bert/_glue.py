@@ -1,0 +1,225 @@
+"""Data sets of sentences with labels: CoLA, MRPC, MultiNLI and XNLI."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow.bert import tokenization
+
+__all__ = [
+    "PROCESSORS",
+    "ColaProcessor",
+    "DataProcessor",
+    "InputExample",
+    "MnliProcessor",
+    "MrpcProcessor",
+    "PaddingInputExample",
+    "XnliProcessor",
+]
+
+
+class InputExample:
+    """A sentence or two, with a label.
+
+    Attributes:
+      guid: a string that tells it from others.
+      text_a: the first sentence.
+      text_b: the second one, or None.
+      label: a string, or None if it is not known.
+    """
+
+    def __init__(
+        self, guid: Any, text_a: str, text_b: Optional[str] = None, label: Optional[str] = None
+    ) -> None:
+        self.guid = guid
+        self.text_a = text_a
+        self.text_b = text_b
+        self.label = label
+
+
+class PaddingInputExample:
+    """Fills up the last batch, which has to be as large as the others; it does not count."""
+
+
+class DataProcessor:
+    """Base of data sets."""
+
+    def get_train_examples(self, data_dir: str) -> list[InputExample]:
+        """Returns examples for training.
+
+        Args:
+          data_dir: the directory of the data.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no get_train_examples")
+
+    def get_dev_examples(self, data_dir: str) -> list[InputExample]:
+        """Returns examples for evaluation.
+
+        Args:
+          data_dir: the directory of the data.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no get_dev_examples")
+
+    def get_test_examples(self, data_dir: str) -> list[InputExample]:
+        """Returns examples for prediction.
+
+        Args:
+          data_dir: the directory of the data.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no get_test_examples")
+
+    def get_labels(self) -> list[str]:
+        """Returns the labels."""
+        raise NotImplementedError(f"{type(self).__name__} has no get_labels")
+
+    @classmethod
+    def _read_tsv(cls, input_file: str, quotechar: Optional[str] = None) -> list[list[str]]:
+        """Returns the rows of a file of columns between tabs."""
+        if not tf.io.gfile.exists(input_file):
+            raise ValueError(
+                f"{cls.__name__}: there is no file {input_file}; --data_dir should be the "
+                "directory of the data"
+            )
+        with tf.io.gfile.GFile(input_file, "r") as f:
+            return list(csv.reader(
+                f, delimiter="\t", quotechar=quotechar,
+                quoting=csv.QUOTE_MINIMAL if quotechar else csv.QUOTE_NONE))
+
+
+class _Split(NamedTuple):
+    """A file of examples and what its columns are.
+
+    Attributes:
+      file: its name in the directory.
+      name: what guids begin with.
+      header: whether its first line has the names of the columns.
+      text_a, text_b, label, guid: columns; None for what there is not, and lines' numbers.
+      constant_label: what stands for labels that are not known.
+    """
+
+    file: str
+    name: str
+    header: bool
+    text_a: int
+    text_b: Optional[int] = None
+    label: Optional[int] = None
+    constant_label: Optional[str] = None
+    guid: Optional[int] = None
+
+
+class _TableProcessor(DataProcessor):
+    """A data set whose splits are files of columns."""
+
+    _labels: Sequence[str]
+    _train: _Split
+    _dev: _Split
+    _test: _Split
+
+    def get_train_examples(self, data_dir: str) -> list[InputExample]:
+        return self._examples(data_dir, self._train)
+
+    def get_dev_examples(self, data_dir: str) -> list[InputExample]:
+        return self._examples(data_dir, self._dev)
+
+    def get_test_examples(self, data_dir: str) -> list[InputExample]:
+        return self._examples(data_dir, self._test)
+
+    def get_labels(self) -> list[str]:
+        return list(self._labels)
+
+    def _examples(self, data_dir: str, split: _Split) -> list[InputExample]:
+        path = os.path.join(data_dir, split.file)
+        examples = []
+        for number, row in enumerate(self._read_tsv(path)):
+            if split.header and number == 0:
+                continue
+            try:
+                examples.append(self._example(number, row, split))
+            except (IndexError, ValueError) as error:
+                raise ValueError(
+                    f"{type(self).__name__}: line {number + 1} of {path} has {len(row)} columns, "
+                    f"{row}, and cannot be read: {error}"
+                ) from error
+        return examples
+
+    def _example(self, number: int, row: Sequence[str], split: _Split) -> InputExample:
+        def text(column: Optional[int]) -> Optional[str]:
+            return None if column is None else tokenization.convert_to_unicode(row[column])
+
+        guid = number if split.guid is None else text(split.guid)
+        label = split.constant_label if split.label is None else text(split.label)
+        if label not in self._labels:
+            raise ValueError(f"the label is {label!r}, not one of {list(self._labels)}")
+        return InputExample(
+            f"{split.name}-{guid}", text(split.text_a) or "", text(split.text_b), label)
+
+
+class ColaProcessor(_TableProcessor):
+    """The corpus of linguistic acceptability (Warstadt et al., 2018)."""
+
+    _labels = ("0", "1")
+    _train = _Split("train.tsv", "train", False, 3, label=1)
+    _dev = _Split("dev.tsv", "dev", False, 3, label=1)
+    _test = _Split("test.tsv", "test", True, 1, constant_label="0")
+
+
+class MrpcProcessor(_TableProcessor):
+    """The Microsoft research paraphrase corpus (Dolan and Brockett, 2005)."""
+
+    _labels = ("0", "1")
+    _train = _Split("train.tsv", "train", True, 3, 4, label=0)
+    _dev = _Split("dev.tsv", "dev", True, 3, 4, label=0)
+    _test = _Split("test.tsv", "test", True, 3, 4, constant_label="0")
+
+
+class MnliProcessor(_TableProcessor):
+    """MultiNLI (Williams et al., 2018)."""
+
+    _labels = ("contradiction", "entailment", "neutral")
+    _train = _Split("train.tsv", "train", True, 8, 9, label=-1, guid=0)
+    _dev = _Split("dev_matched.tsv", "dev_matched", True, 8, 9, label=-1, guid=0)
+    _test = _Split(
+        "test_matched.tsv", "test", True, 8, 9, constant_label="contradiction", guid=0)
+
+
+class XnliProcessor(DataProcessor):
+    """XNLI (Conneau et al., 2018), in one language.
+
+    Attributes:
+      language: its code.
+    """
+
+    def __init__(self) -> None:
+        self.language = "zh"
+
+    def get_train_examples(self, data_dir: str) -> list[InputExample]:
+        path = os.path.join(data_dir, "multinli", f"multinli.train.{self.language}.tsv")
+        examples = []
+        for number, row in enumerate(self._read_tsv(path)):
+            if number == 0:
+                continue
+            text_a, text_b, label = map(tokenization.convert_to_unicode, row[:3])
+            label = "contradiction" if label == "contradictory" else label
+            examples.append(InputExample(f"train-{number}", text_a, text_b, label))
+        return examples
+
+    def get_dev_examples(self, data_dir: str) -> list[InputExample]:
+        examples = []
+        for number, row in enumerate(self._read_tsv(os.path.join(data_dir, "xnli.dev.tsv"))):
+            if number == 0 or tokenization.convert_to_unicode(row[0]) != self.language:
+                continue
+            text_a, text_b, label = (tokenization.convert_to_unicode(row[i]) for i in (6, 7, 1))
+            examples.append(InputExample(f"dev-{number}", text_a, text_b, label))
+        return examples
+
+    def get_labels(self) -> list[str]:
+        return ["contradiction", "entailment", "neutral"]
+
+
+PROCESSORS: dict[str, type[DataProcessor]] = {
+    "cola": ColaProcessor, "mnli": MnliProcessor, "mrpc": MrpcProcessor, "xnli": XnliProcessor}

@@ -1,0 +1,92 @@
+"""Layers that BERT has of its own kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.ops._normalize import normalize
+
+__all__ = ["get_activation", "layer_norm"]
+
+_ACTIVATIONS: dict[str, Optional[Callable[[mtf.Tensor], mtf.Tensor]]] = {
+    "linear": None, "relu": mtf.relu, "gelu": mtf.gelu, "tanh": mtf.tanh}
+
+
+def get_activation(activation_string: Any) -> Any:
+    """Returns the activation of a name.
+
+    Args:
+      activation_string: "gelu", "relu", "tanh" or "linear", in capitals or not; or a function,
+        which is returned as it is; or None or "".
+
+    Returns:
+      A function of a Tensor; None for "linear" and for nothing.
+
+    Raises:
+      ValueError: there is no such activation.
+    """
+    if not activation_string:
+        return None
+    if not isinstance(activation_string, str):
+        return activation_string
+    if activation_string.lower() not in _ACTIVATIONS:
+        raise ValueError(
+            f"Unsupported activation: {activation_string!r}; it should be one of "
+            f"{', '.join(map(repr, _ACTIVATIONS))}"
+        )
+    return _ACTIVATIONS[activation_string.lower()]
+
+
+def layer_norm(
+    x: mtf.Tensor,
+    dim: mtf.Dimension,
+    epsilon: float = 1e-6,
+    subtract_mean: bool = True,
+    use_scale: bool = True,
+    use_bias: bool = True,
+    name: Optional[str] = None,
+) -> mtf.Tensor:
+    """Normalizes along a dimension, then scales and shifts.
+
+    Ba et al., "Layer normalization" (2016); without the mean, Zhang and Sennrich, "Root mean square
+    layer normalization" (2019).
+
+    Args:
+      x: a Tensor with the dimension `dim`.
+      dim: a Dimension.
+      epsilon: added to the variance.
+      subtract_mean: whether the mean is made 0.
+      use_scale: whether there is a variable "scale" with the dimension `dim`.
+      use_bias: whether there is a variable "bias".
+      name: the variable scope; "layer_norm" if None.
+
+    Returns:
+      A Tensor of the shape of `x`.
+
+    Raises:
+      ValueError: `x` lacks `dim`.
+    """
+    if dim not in x.shape:
+        raise ValueError(
+            f"layer_norm: {x.name} {x.shape} has no dimension {dim.name}={dim.size}; normalize "
+            "along one of its dimensions"
+        )
+    with tf.variable_scope(name, default_name="layer_norm"):
+        if subtract_mean:
+            y = normalize(x, dim, epsilon)
+        else:
+            y = x * mtf.rsqrt(mtf.reduce_mean(mtf.square(x), reduced_dim=dim) + epsilon)
+        if use_scale:
+            y *= _vector(x, dim, "scale", tf.ones_initializer())
+        if use_bias:
+            y += _vector(x, dim, "bias", tf.zeros_initializer())
+        return y
+
+
+def _vector(x: mtf.Tensor, dim: mtf.Dimension, name: str, initializer: Any) -> mtf.Tensor:
+    return mtf.get_variable(
+        x.mesh, name, mtf.Shape([dim]), initializer=initializer, activation_dtype=x.dtype)

@@ -1,0 +1,85 @@
+"""Features as tf.Example records, and as batches for a model function."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+__all__ = ["int64_features", "parsed_record", "record_batches", "training_order", "write_records"]
+
+_SHUFFLE_BUFFER = 100
+
+
+def int64_features(values: Mapping[str, Sequence[int]]) -> tf.train.Example:
+    """Returns integers as a tf.Example.
+
+    Args:
+      values: lists of integers by name.
+    """
+    return tf.train.Example(features=tf.train.Features(feature={
+        name: tf.train.Feature(int64_list=tf.train.Int64List(value=list(value)))
+        for name, value in values.items()}))
+
+
+def write_records(path: str, examples: Iterable[Mapping[str, Sequence[int]]]) -> None:
+    """Writes a file of records.
+
+    Args:
+      path: the file.
+      examples: lists of integers by name.
+    """
+    with tf.io.TFRecordWriter(path) as writer:
+        for example in examples:
+            writer.write(int64_features(example).SerializeToString())
+
+
+def training_order(
+    data: Any, is_training: bool, buffer: int = _SHUFFLE_BUFFER, seed: Optional[int] = None
+) -> Any:
+    """Returns a data set without end, in another order in each epoch, for training.
+
+    Args:
+      data: a tf.data.Dataset.
+      is_training: if not, it is returned as it is.
+      buffer: how many examples are mixed.
+      seed: of the order, besides the graph's.
+    """
+    return data.shuffle(buffer, seed=seed).repeat() if is_training else data
+
+
+def parsed_record(record: tf.Tensor, features: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+    """Returns the features of a record, integers as int32.
+
+    Args:
+      record: a tf.Example, as bytes.
+      features: tf.io.FixedLenFeature by name.
+    """
+    example = tf.io.parse_single_example(record, features)
+    return {
+        name: tf.cast(x, tf.int32) if x.dtype == tf.int64 else x for name, x in example.items()}
+
+
+def record_batches(
+    input_file: str, features: Mapping[str, Any], is_training: bool, drop_remainder: bool
+) -> Callable[[Any], Any]:
+    """Returns an input function that reads records.
+
+    Args:
+      input_file: the file.
+      features: tf.io.FixedLenFeature by name.
+      is_training: whether to mix the records, and repeat them.
+      drop_remainder: whether a last batch that is not full is left out.
+
+    Returns:
+      A function of `params`, which have "batch_size".
+    """
+
+    def input_fn(params: Any) -> Any:
+        data = training_order(tf.data.TFRecordDataset(input_file), is_training)
+        data = data.map(functools.partial(parsed_record, features=features))
+        return data.batch(params["batch_size"], drop_remainder=drop_remainder)
+
+    return input_fn

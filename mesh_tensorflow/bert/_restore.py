@@ -1,0 +1,99 @@
+"""Variables of a model from the checkpoint of another training."""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Iterable
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow import checkpoint
+from mesh_tensorflow.utils import outside_all_rewrites
+
+__all__ = ["get_assignment_map_from_checkpoint", "load_initial_checkpoint"]
+
+_OF_TRAINING = re.compile("global_step|adam_|slot_")
+
+
+def get_assignment_map_from_checkpoint(
+    tvars: Iterable[Any], init_checkpoint: str
+) -> tuple[dict[str, str], dict[str, int]]:
+    """Returns which variables a checkpoint has values for.
+
+    The global step and the slots of optimizers are left out: training begins anew.
+
+    Args:
+      tvars: tf variables.
+      init_checkpoint: a checkpoint.
+
+    Returns:
+      (names in the checkpoint to names in the graph, for `tf.train.init_from_checkpoint`; names of
+      variables that are found, with and without ":0", as keys).
+
+    Raises:
+      ValueError: the checkpoint is not there, or has a variable of another shape.
+    """
+    try:
+        saved = dict(tf.train.list_variables(init_checkpoint))
+    except (tf.errors.OpError, ValueError) as error:
+        raise ValueError(
+            f"init_checkpoint: {init_checkpoint} is no checkpoint, such as model.ckpt-1000: {error}"
+        ) from error
+    assignment: dict[str, str] = collections.OrderedDict()
+    initialized: dict[str, int] = {}
+    by_name = {v.name.removesuffix(":0"): v for v in tvars}
+    for name, shape in saved.items():
+        if name not in by_name or _OF_TRAINING.search(name):
+            continue
+        ours = by_name[name].shape.as_list()
+        if list(shape) != ours:
+            raise ValueError(
+                f"init_checkpoint: {init_checkpoint} has {name} of shape {list(shape)}, but in the "
+                f"model it has {ours}; the configuration has to be that of the checkpoint"
+            )
+        assignment[name] = name
+        initialized[name] = initialized[name + ":0"] = 1
+    return assignment, initialized
+
+
+def load_initial_checkpoint(init_checkpoint: Optional[str]) -> None:
+    """Lets variables of the default tf graph begin with a checkpoint's values.
+
+    Args:
+      init_checkpoint: a checkpoint, or None.
+
+    Raises:
+      ValueError: no variable is there.
+    """
+    if not init_checkpoint:
+        return
+    found, _ = get_assignment_map_from_checkpoint(tf.global_variables(), init_checkpoint)
+    if not found:
+        raise ValueError(
+            f"init_checkpoint: {init_checkpoint} has none of the model's variables, which have "
+            "names such as bert/embeddings/word_embeddings; TF BERT's own checkpoints have others"
+        )
+    tf.logging.info("Initializing %d variables from %s", len(found), init_checkpoint)
+    with outside_all_rewrites():
+        checkpoint.init_from_checkpoint(
+            init_checkpoint, {v.op.name: v for v in tf.global_variables() if v.op.name in found})
+
+
+def checkpoint_hook(
+    model_dir: Optional[str], save_steps: int, listener: Any
+) -> tf.train.CheckpointSaverHook:
+    """Returns a hook that saves masters.
+
+    Args:
+      model_dir: the directory of checkpoints.
+      save_steps: steps from one checkpoint to the next.
+      listener: a MtfCheckpointSaverListener.
+    """
+    saver = checkpoint.Saver(
+        tf.global_variables(), sharded=True, keep_checkpoint_every_n_hours=2,
+        save_relative_paths=True)
+    tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
+    return tf.train.CheckpointSaverHook(
+        model_dir, save_steps=save_steps, saver=saver, listeners=[listener])

@@ -1,0 +1,257 @@
+"""What the BERT programs have in common: their mesh, their estimator, and how a model trains."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import estimator
+from mesh_tensorflow.bert._config import BertConfig
+from mesh_tensorflow.bert._flags import FLAGS
+from mesh_tensorflow.bert._restore import checkpoint_hook, load_initial_checkpoint
+from mesh_tensorflow.bert.optimization import create_optimizer
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
+from mesh_tensorflow.utils import outside_all_rewrites
+
+__all__ = [
+    "Imported",
+    "Lowered",
+    "Program",
+    "import_features",
+    "lowered",
+    "make_estimator",
+    "predicted",
+    "read_config",
+    "require_flags",
+    "training_program",
+    "training_spec",
+]
+
+
+class Program(NamedTuple):
+    """What is to be computed: Tensors by name, and operations that change variables."""
+
+    tensors: Mapping[str, mtf.Tensor]
+    updates: Sequence[mtf.Operation] = ()
+    learning_rate: Optional[tf.Tensor] = None
+
+
+class Lowered(NamedTuple):
+    """The same in the tf graph, with the hook that copies what was restored to slices."""
+
+    tensors: dict[str, tf.Tensor]
+    update: tf.Operation
+    lowering: mtf.Lowering
+    restore_hook: Any
+
+
+class Imported(NamedTuple):
+    """Features of a batch as Tensors: with dimensions [batch, seq], and of each sequence."""
+
+    input_ids: mtf.Tensor
+    input_mask: mtf.Tensor
+    segment_ids: mtf.Tensor
+    batch_dim: mtf.Dimension
+
+    def of_each(self, x: tf.Tensor, *dims: mtf.Dimension) -> mtf.Tensor:
+        """Returns a further feature as a Tensor [batch, dims...]."""
+        return mtf.import_tf_tensor(
+            self.input_ids.mesh, x, mtf.Shape([self.batch_dim, *dims]))
+
+
+def import_features(mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]) -> Imported:
+    """Returns what every model reads.
+
+    Args:
+      mesh: a Mesh.
+      features: tf tensors, with input_ids, input_mask and segment_ids of a known shape.
+    """
+    batch, length = features["input_ids"].shape.as_list()
+    batch_dim, seq_dim = mtf.Dimension("batch", batch), mtf.Dimension("seq", length)
+    input_ids, input_mask, segment_ids = (
+        mtf.import_tf_tensor(mesh, features[name], mtf.Shape([batch_dim, seq_dim]))
+        for name in ("input_ids", "input_mask", "segment_ids"))
+    return Imported(input_ids, input_mask, segment_ids, batch_dim)
+
+
+# -- the mesh
+
+
+def _mesh_shape() -> mtf.Shape:
+    shape = mtf.convert_to_shape(FLAGS.mesh_shape)
+    assert shape is not None
+    return shape
+
+
+def _is_simd(params: Any) -> bool:
+    """Whether the estimator has each processor run the program."""
+    return bool(params and params.get("use_tpu") and "context" in params)
+
+
+def _mesh_impl(params: Any) -> Any:
+    shape = _mesh_shape()
+    layout = mtf.convert_to_layout_rules(FLAGS.layout)
+    if _is_simd(params):
+        return SimdMeshImpl(shape, layout)
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    devices = [f"/device:GPU:{i}" if shape.size == gpus else "" for i in range(shape.size)]
+    return PlacementMeshImpl(shape, layout, devices)
+
+
+def lowered(build: Callable[[mtf.Mesh], Program], params: Any) -> Lowered:
+    """Builds a program and lowers it, with the mesh and the layout of the flags.
+
+    Args:
+      build: a function of a Mesh that makes a Program.
+      params: the parameters that an estimator passes to its model function.
+
+    Returns:
+      Lowered.
+    """
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "bert_mesh")
+    program = build(mesh)
+    lowering = mtf.Lowering(graph, {mesh: _mesh_impl(params)})
+    tensors = {name: lowering.export_to_tf_tensor(x) for name, x in program.tensors.items()}
+    update = tf.group([lowering.lowered_operation(op) for op in program.updates])
+    if program.learning_rate is not None and not _is_simd(params):
+        tf.summary.scalar("learning_rate", program.learning_rate)
+    with outside_all_rewrites():
+        restore = mtf.MtfRestoreHook(lowering)
+    return Lowered(tensors, update, lowering, restore)
+
+
+# -- training
+
+
+def training_program(
+    loss: mtf.Tensor, learning_rate: float, num_train_steps: int, num_warmup_steps: int,
+    max_optimized_variable_size: Optional[float] = None,
+) -> Program:
+    """Returns a training step, with the optimizer of the flags.
+
+    Args:
+      loss: a Tensor without dimensions.
+      learning_rate: the highest learning rate.
+      num_train_steps: how many steps there are.
+      num_warmup_steps: how many of them the learning rate grows for.
+      max_optimized_variable_size: larger variables are not trained.
+    """
+    rate, updates = create_optimizer(
+        loss, learning_rate, num_train_steps, num_warmup_steps, max_optimized_variable_size,
+        FLAGS.optimizer, FLAGS.clip_gradients)
+    return Program({"loss": loss}, updates, rate)
+
+
+def training_spec(done: Lowered, init_checkpoint: Optional[str]) -> estimator.tpu.TPUEstimatorSpec:
+    """Returns the specification of training, which saves checkpoints.
+
+    Args:
+      done: the lowered program.
+      init_checkpoint: a checkpoint to begin with, or None.
+    """
+    load_initial_checkpoint(init_checkpoint)
+    with tf.control_dependencies([done.update]):
+        train_op = tf.assign_add(tf.train.get_or_create_global_step(), 1)
+    with outside_all_rewrites():
+        saving = checkpoint_hook(
+            FLAGS.output_dir, FLAGS.save_checkpoints_steps,
+            mtf.MtfCheckpointSaverListener(done.lowering))
+    return estimator.tpu.TPUEstimatorSpec(
+        estimator.ModeKeys.TRAIN, loss=done.tensors["loss"], train_op=train_op,
+        training_hooks=[done.restore_hook, saving])
+
+
+# -- programs
+
+
+def require_flags(script: str, names: Sequence[str]) -> None:
+    """Checks that flags have values.
+
+    Args:
+      script: the name of the program.
+      names: those of flags.
+
+    Raises:
+      ValueError: one has none.
+    """
+    missing = [f"--{name}" for name in names if not getattr(FLAGS, name)]
+    if missing:
+        raise ValueError(f"{script}: {', '.join(missing)} must be given")
+
+
+def read_config(max_seq_length: int) -> BertConfig:
+    """Returns the configuration in --bert_config_file.
+
+    Args:
+      max_seq_length: the length of the sequences.
+
+    Raises:
+      ValueError: there is no such file, or the model has not so many positions.
+    """
+    try:
+        config = BertConfig.from_json_file(FLAGS.bert_config_file)
+    except tf.errors.NotFoundError as error:
+        raise ValueError(
+            f"bert_config_file: there is no file {FLAGS.bert_config_file}; "
+            "mesh_tensorflow/bert/config has several"
+        ) from error
+    positions = config.max_position_embeddings
+    if config.position_signal == "embedding" and max_seq_length > positions:
+        raise ValueError(
+            f"Cannot use sequence length {max_seq_length} because the BERT model was only trained "
+            f"up to sequence length {positions} (max_position_embeddings of "
+            f"{FLAGS.bert_config_file}): pass --max_seq_length={positions} or less"
+        )
+    return config
+
+
+def make_estimator(
+    model_fn: Callable[..., Any],
+    train_batch_size: int,
+    eval_batch_size: Optional[int] = None,
+    predict_batch_size: Optional[int] = None,
+) -> estimator.tpu.TPUEstimator:
+    """Returns an estimator for the mesh of the flags.
+
+    Args:
+      model_fn: a model function.
+      train_batch_size: sequences of a batch in training.
+      eval_batch_size: sequences of a batch in evaluation.
+      predict_batch_size: sequences of a batch in prediction.
+    """
+    cluster = None
+    if FLAGS.use_tpu and FLAGS.tpu_name:
+        cluster = tf.distribute.cluster_resolver.TPUClusterResolver(
+            FLAGS.tpu_name, zone=FLAGS.tpu_zone, project=FLAGS.gcp_project)
+    config = estimator.tpu.RunConfig(
+        cluster=cluster, master=FLAGS.master or None, model_dir=FLAGS.output_dir,
+        save_checkpoints_steps=None, save_checkpoints_secs=None,
+        tpu_config=estimator.tpu.TPUConfig(
+            iterations_per_loop=FLAGS.iterations_per_loop,
+            num_shards=_mesh_shape().size))
+    return estimator.tpu.TPUEstimator(
+        model_fn=model_fn, config=config, use_tpu=FLAGS.use_tpu, params={},
+        train_batch_size=train_batch_size, eval_batch_size=eval_batch_size,
+        predict_batch_size=predict_batch_size)
+
+
+def predicted(
+    run: estimator.tpu.TPUEstimator, input_fn: Callable[[Any], Any], count: int
+) -> list[dict[str, Any]]:
+    """Returns the first predictions.
+
+    Args:
+      run: an estimator.
+      input_fn: an input function.
+      count: how many; further ones are of what fills up the last batch.
+    """
+    predictions: Any = run.predict(input_fn)
+    with contextlib.closing(predictions):
+        return list(itertools.islice(predictions, count))

@@ -1,0 +1,118 @@
+"""Training of BERT: a learning rate that grows and falls, clipped gradients, and an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import optimize
+from mesh_tensorflow.utils import steps_done
+
+__all__ = ["clip_by_global_norm", "create_optimizer"]
+
+_WEIGHT_DECAY = 0.01
+_NOT_DECAYED = ("LayerNorm", "layer_norm", "bias")
+_MAX_NORM = 1.0
+
+_OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "adam": lambda rate: optimize.AdamWeightDecayOptimizer(
+        learning_rate=rate, weight_decay_rate=_WEIGHT_DECAY, beta_1=0.9, beta_2=0.999,
+        epsilon=1e-6, exclude_from_weight_decay=list(_NOT_DECAYED)),
+    "adafactor": lambda rate: optimize.AdafactorOptimizer(learning_rate=rate),
+}
+
+
+def clip_by_global_norm(
+    grads: Sequence[Optional[mtf.Tensor]], clip_norm: Any
+) -> tuple[list[Optional[mtf.Tensor]], mtf.Tensor]:
+    """Scales gradients down so that their norm, all taken together, is at most `clip_norm`.
+
+    Pascanu et al., "On the difficulty of training recurrent neural networks" (2013).
+
+    Args:
+      grads: Tensors; None stays None.
+      clip_norm: a number, or a Tensor without dimensions.
+
+    Returns:
+      (a list of Tensors, the norm before).
+
+    Raises:
+      ValueError: there is no gradient.
+    """
+    there = [g for g in grads if g is not None]
+    if not there:
+        raise ValueError(
+            "clip_by_global_norm: all gradients are None; the loss does not depend on the variables"
+        )
+    norm = mtf.sqrt(mtf.add_n([mtf.reduce_sum(mtf.square(mtf.to_float(g))) for g in there]))
+    factor = clip_norm / mtf.maximum(norm, clip_norm)
+    clipped = [None if g is None else g * mtf.cast(factor, g.dtype) for g in grads]
+    return clipped, norm
+
+
+def _learning_rate(
+    init_lr: float, num_train_steps: int, num_warmup_steps: Optional[int]
+) -> tf.Tensor:
+    """Returns the rate of the present step: it grows to begin with, and is 0 at the end."""
+    step = tf.cast(steps_done(), tf.float32)
+    left = tf.maximum(0.0, 1.0 - step / float(num_train_steps))
+    if not num_warmup_steps:
+        return init_lr * left
+    share = step / float(num_warmup_steps)
+    return init_lr * tf.where_v2(share < 1.0, share, left)
+
+
+def create_optimizer(
+    loss: mtf.Tensor,
+    init_lr: float,
+    num_train_steps: int,
+    num_warmup_steps: Optional[int],
+    max_optimized_variable_size: Optional[float] = None,
+    optimizer: str = "adam",
+    clip_gradients: bool = True,
+) -> tuple[tf.Tensor, list[mtf.Operation]]:
+    """Returns what updates the variables of the loss's graph.
+
+    The learning rate grows from 0 to `init_lr` during `num_warmup_steps`, and is `init_lr` times
+    the share of steps that are left after them.
+
+    Args:
+      loss: a Tensor without dimensions.
+      init_lr: the learning rate.
+      num_train_steps: the step at which it is 0.
+      num_warmup_steps: the step until which it grows; 0 or None for no warmup.
+      max_optimized_variable_size: larger variables are not trained; all are if None.
+      optimizer: "adam", with a weight decay of 0.01 for what is neither bias nor normalization,
+        or "adafactor".
+      clip_gradients: whether to clip gradients to a norm of 1, taken together.
+
+    Returns:
+      (the learning rate, a list of operations).
+
+    Raises:
+      ValueError: there is no such optimizer, the numbers make no sense, or no variable is left.
+    """
+    if optimizer not in _OPTIMIZERS:
+        raise ValueError(
+            f"create_optimizer: unknown optimizer {optimizer!r}; it should be one of "
+            f"{', '.join(map(repr, _OPTIMIZERS))}"
+        )
+    if num_train_steps < 1:
+        raise ValueError(
+            f"create_optimizer: num_train_steps is {num_train_steps}; it should be 1 or more")
+    variables = [
+        v for v in loss.graph.trainable_variables
+        if max_optimized_variable_size is None or v.shape.size <= max_optimized_variable_size]
+    if not variables:
+        raise ValueError(
+            "create_optimizer: no variable is trained: all are larger than "
+            f"max_optimized_variable_size={max_optimized_variable_size}"
+        )
+    grads: Sequence[Optional[mtf.Tensor]] = mtf.gradients([loss], [v.outputs[0] for v in variables])
+    if clip_gradients:
+        grads, _ = clip_by_global_norm(grads, mtf.constant(loss.mesh, _MAX_NORM))
+    rate = _learning_rate(init_lr, num_train_steps, num_warmup_steps)
+    return rate, _OPTIMIZERS[optimizer](rate).apply_grads(grads, variables)

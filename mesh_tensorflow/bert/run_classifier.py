@@ -1,0 +1,363 @@
+r"""Fine-tunes BERT to classify sentences, or pairs of them, and predicts with it.
+
+python -m mesh_tensorflow.bert.run_classifier --task_name=cola --data_dir=CoLA \
+        --vocab_file=vocab.txt --bert_config_file=base.json --output_dir=OUT \
+        --do_train --do_eval --mesh_shape="batch:2;model:2"
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from absl import app, flags
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import estimator, layers
+from mesh_tensorflow.bert import tokenization
+from mesh_tensorflow.bert._classifier_features import (
+    InputFeatures,
+    convert_examples_to_features,
+    convert_single_example,
+    file_based_convert_examples_to_features,
+)
+from mesh_tensorflow.bert._flags import FLAGS, MESH_FLAGS, TEXT_FLAGS, TRAINING_FLAGS, Flag, define
+from mesh_tensorflow.bert._glue import (
+    PROCESSORS,
+    ColaProcessor,
+    DataProcessor,
+    InputExample,
+    MnliProcessor,
+    MrpcProcessor,
+    PaddingInputExample,
+    XnliProcessor,
+)
+from mesh_tensorflow.bert._records import record_batches, training_order
+from mesh_tensorflow.bert._training import (
+    Program,
+    import_features,
+    lowered,
+    make_estimator,
+    predicted,
+    read_config,
+    require_flags,
+    training_program,
+    training_spec,
+)
+from mesh_tensorflow.bert.bert import BertConfig, BertModel
+
+__all__ = [
+    "FLAGS",
+    "ColaProcessor",
+    "DataProcessor",
+    "InputExample",
+    "InputFeatures",
+    "MnliProcessor",
+    "MrpcProcessor",
+    "PaddingInputExample",
+    "XnliProcessor",
+    "convert_examples_to_features",
+    "convert_single_example",
+    "create_model",
+    "file_based_convert_examples_to_features",
+    "file_based_input_fn_builder",
+    "input_fn_builder",
+    "main",
+    "model_fn_builder",
+]
+
+define({
+    **MESH_FLAGS, **TRAINING_FLAGS, **TEXT_FLAGS,
+    "data_dir": Flag(flags.DEFINE_string, None, "Directory of the data, with .tsv files."),
+    "task_name": Flag(flags.DEFINE_string, None, "cola, mnli, mrpc or xnli."),
+    "max_seq_length": Flag(
+        flags.DEFINE_integer, 128, "Length of sequences: longer ones are cut, others padded."),
+    "do_eval": Flag(flags.DEFINE_bool, False, "Whether to evaluate on the dev set."),
+    "eval_batch_size": Flag(flags.DEFINE_integer, 32, "Sequences of a batch in evaluation."),
+})
+
+_DROPOUT = 0.1
+_DEVIATION = 0.02  # of the initial weights
+_FEATURES = ("input_ids", "input_mask", "segment_ids")
+
+
+# -- data
+
+
+def input_fn_builder(
+    features: Sequence[InputFeatures], seq_length: int, is_training: bool, drop_remainder: bool
+) -> Callable[[Any], Any]:
+    """Returns an input function of features in memory.
+
+    Args:
+      features: InputFeatures.
+      seq_length: their length.
+      is_training: whether to mix them, and repeat them.
+      drop_remainder: whether a last batch that is not full is left out.
+
+    Returns:
+      A function of `params`, which have "batch_size".
+    """
+    columns = {
+        name: np.array([getattr(f, name) for f in features], np.int32).reshape(-1, seq_length)
+        for name in _FEATURES}
+    columns["label_ids"] = np.array([f.label_id for f in features], np.int32)
+    columns["is_real_example"] = np.array([f.is_real_example for f in features], np.int32)
+
+    def input_fn(params: Any) -> Any:
+        data = training_order(tf.data.Dataset.from_tensor_slices(columns), is_training)
+        return data.batch(params["batch_size"], drop_remainder=drop_remainder)
+
+    return input_fn
+
+
+def file_based_input_fn_builder(
+    input_file: str, seq_length: int, is_training: bool, drop_remainder: bool
+) -> Callable[[Any], Any]:
+    """Returns an input function of records.
+
+    Args:
+      input_file: what `file_based_convert_examples_to_features` wrote.
+      seq_length: the length of the features.
+      is_training: whether to mix them, and repeat them.
+      drop_remainder: whether a last batch that is not full is left out.
+
+    Returns:
+      A function of `params`, which have "batch_size".
+    """
+    shapes = {
+        **{name: [seq_length] for name in _FEATURES}, "label_ids": [], "is_real_example": []}
+    return record_batches(
+        input_file, {n: tf.io.FixedLenFeature(s, tf.int64) for n, s in shapes.items()},
+        is_training, drop_remainder)
+
+
+# -- the model
+
+
+def create_model(
+    bert_config: BertConfig, is_training: bool, input_ids: mtf.Tensor, input_mask: mtf.Tensor,
+    segment_ids: mtf.Tensor, labels: mtf.Tensor, num_labels_dim: mtf.Dimension, layout: Any,
+    mesh_shape: Any,
+) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor, mtf.Tensor]:
+    """Returns the loss and the probabilities of labels.
+
+    Args:
+      bert_config: a BertConfig.
+      is_training: whether dropout is applied.
+      input_ids: an int32 Tensor [batch, seq].
+      input_mask: of the same shape, 0 at padding.
+      segment_ids: of the same shape.
+      labels: an int32 Tensor [batch].
+      num_labels_dim: the Dimension of the labels.
+      layout: the layout.
+      mesh_shape: the mesh.
+
+    Returns:
+      (the mean loss, the loss of each [batch], logits [batch, labels], probabilities).
+    """
+    model = BertModel(
+        bert_config, is_training, input_ids, input_mask, segment_ids, mesh_shape=mesh_shape,
+        layout=layout)
+    weights = mtf.get_variable(
+        input_ids.mesh, "output_weights", mtf.Shape([num_labels_dim, model.model_dim]),
+        initializer=tf.truncated_normal_initializer(stddev=_DEVIATION))
+    bias = mtf.get_variable(
+        input_ids.mesh, "output_bias", mtf.Shape([num_labels_dim]),
+        initializer=tf.zeros_initializer())
+    with tf.variable_scope("loss"):
+        x = mtf.dropout(model.get_pooled_output(), is_training, rate=_DROPOUT)
+        logits = mtf.einsum([x, weights], reduced_dims=[model.model_dim]) + bias
+        each = layers.softmax_cross_entropy_with_logits(logits, labels, num_labels_dim)
+        loss = mtf.reduce_mean(each) + model.get_extra_loss()
+        return loss, each, logits, mtf.softmax(logits, num_labels_dim)
+
+
+def model_fn_builder(
+    bert_config: BertConfig, num_labels: int, init_checkpoint: Optional[str],
+    learning_rate: float, num_train_steps: Optional[int], num_warmup_steps: Optional[int],
+    use_tpu: bool,
+) -> Callable[..., Any]:
+    """Returns a model function for a TPUEstimator.
+
+    Args:
+      bert_config: a BertConfig.
+      num_labels: how many labels there are.
+      init_checkpoint: a checkpoint that training begins with, or None.
+      learning_rate: the highest learning rate.
+      num_train_steps: how many steps training has; None without training.
+      num_warmup_steps: how many of them the learning rate grows for.
+      use_tpu: whether the estimator runs one program on each processor.
+
+    Returns:
+      A function of features, labels, mode and params that returns a TPUEstimatorSpec.
+    """
+    modes = estimator.ModeKeys
+    num_labels_dim = mtf.Dimension("labels", num_labels)
+
+    def model_fn(
+        features: Mapping[str, tf.Tensor], labels: Any, mode: str, params: Any
+    ) -> estimator.tpu.TPUEstimatorSpec:
+        """Returns the specification of a mode."""
+        del labels
+
+        def build(mesh: mtf.Mesh) -> Program:
+            x = import_features(mesh, features)
+            loss, each, logits, probabilities = create_model(
+                bert_config, mode == modes.TRAIN, x.input_ids, x.input_mask, x.segment_ids,
+                x.of_each(features["label_ids"]), num_labels_dim, FLAGS.layout, FLAGS.mesh_shape)
+            if mode == modes.TRAIN:
+                return training_program(
+                    loss, learning_rate, num_train_steps or 1, num_warmup_steps or 0,
+                    FLAGS.max_optimized_variable_size)
+            if mode == modes.EVAL:
+                return Program({"loss": loss, "each": each, "logits": logits})
+            return Program({"probabilities": probabilities})
+
+        done = lowered(build, params if use_tpu else None)
+        tensors, hooks = done.tensors, [done.restore_hook]
+        if mode == modes.TRAIN:
+            return training_spec(done, init_checkpoint)
+        if mode == modes.EVAL:
+            real = tf.cast(features["is_real_example"], tf.float32)
+            return estimator.tpu.TPUEstimatorSpec(
+                mode, loss=tensors["loss"], evaluation_hooks=hooks, eval_metrics=(
+                    _metrics, [tensors["each"], features["label_ids"], tensors["logits"], real]))
+        return estimator.tpu.TPUEstimatorSpec(
+            mode, predictions={"probabilities": tensors["probabilities"]}, prediction_hooks=hooks)
+
+    return model_fn
+
+
+def _metrics(
+    each: tf.Tensor, label_ids: tf.Tensor, logits: tf.Tensor, real: tf.Tensor
+) -> dict[str, Any]:
+    """Returns metrics, in which examples that fill up a batch do not count."""
+    predictions = tf.argmax(logits, axis=-1, output_type=tf.int32)
+    return {
+        "eval_accuracy": tf.metrics.accuracy(label_ids, predictions, weights=real),
+        "eval_loss": tf.metrics.mean(each, weights=real),
+    }
+
+
+# -- the program
+
+
+def _padded(examples: Sequence[InputExample], batch_size: int) -> list[Any]:
+    """Returns examples with as many more as fill the last batch."""
+    missing = -len(examples) % batch_size
+    return [*examples, *(PaddingInputExample() for _ in range(missing))]
+
+
+def _processor() -> DataProcessor:
+    name = FLAGS.task_name.lower()
+    if name not in PROCESSORS:
+        raise ValueError(
+            f"Task not found: {name}; --task_name should be one of {', '.join(PROCESSORS)}")
+    return PROCESSORS[name]()
+
+
+def _check_flags() -> None:
+    require_flags(
+        "run_classifier",
+        ["data_dir", "task_name", "vocab_file", "bert_config_file", "output_dir"])
+    if not (FLAGS.do_train or FLAGS.do_eval or FLAGS.do_predict):
+        raise ValueError(
+            "At least one of `do_train`, `do_eval` or `do_predict` must be True: pass --do_train, "
+            "--do_eval or --do_predict"
+        )
+    tokenization.validate_case_matches_checkpoint(FLAGS.do_lower_case, FLAGS.init_checkpoint)
+
+
+class _Task:
+    """A data set, with what makes features of it."""
+
+    def __init__(self) -> None:
+        self.processor = _processor()
+        self.labels = self.processor.get_labels()
+        self.tokenizer = tokenization.FullTokenizer(FLAGS.vocab_file, FLAGS.do_lower_case)
+
+    def input_fn(
+        self, examples: Sequence[Any], path: str, is_training: bool, keep: bool = False
+    ) -> Callable[[Any], Any]:
+        """Returns an input function; the records are written, unless they may be kept."""
+        if not (keep and tf.io.gfile.exists(path)):
+            file_based_convert_examples_to_features(
+                examples, self.labels, FLAGS.max_seq_length, self.tokenizer, path)
+        return file_based_input_fn_builder(path, FLAGS.max_seq_length, is_training, True)
+
+
+def _evaluate(run: estimator.tpu.TPUEstimator, task: _Task) -> None:
+    """Evaluates on the dev set, and writes eval_results.txt."""
+    examples = task.processor.get_dev_examples(FLAGS.data_dir)
+    padded = _padded(examples, FLAGS.eval_batch_size)
+    tf.logging.info("Evaluating %d examples", len(examples))
+    result = run.evaluate(
+        task.input_fn(padded, os.path.join(FLAGS.output_dir, "eval.tf_record"), False),
+        steps=len(padded) // FLAGS.eval_batch_size)
+    with tf.io.gfile.GFile(os.path.join(FLAGS.output_dir, "eval_results.txt"), "w") as f:
+        for key in sorted(result):
+            tf.logging.info("  %s = %s", key, result[key])
+            f.write(f"{key} = {result[key]}\n")
+
+
+def _predict(run: estimator.tpu.TPUEstimator, task: _Task) -> None:
+    """Writes the probabilities of labels of the test set to test_results.tsv."""
+    examples = task.processor.get_test_examples(FLAGS.data_dir)
+    padded = _padded(examples, FLAGS.predict_batch_size)
+    tf.logging.info("Predicting %d examples", len(examples))
+    input_fn = task.input_fn(padded, os.path.join(FLAGS.output_dir, "predict.tf_record"), False)
+    with tf.io.gfile.GFile(os.path.join(FLAGS.output_dir, "test_results.tsv"), "w") as f:
+        for prediction in predicted(run, input_fn, len(examples)):
+            f.write("\t".join(map(str, prediction["probabilities"])) + "\n")
+
+
+def main(_: Any) -> None:
+    """Trains, evaluates and predicts, as flags say.
+
+    Args:
+      _: what is left of the command line.
+
+    Raises:
+      ValueError: a flag makes no sense, or a file is missing.
+    """
+    _check_flags()
+    config = read_config(FLAGS.max_seq_length)
+    task = _Task()
+    tf.io.gfile.makedirs(FLAGS.output_dir)
+    examples: list[InputExample] = []
+    steps = 0
+    if FLAGS.do_train:
+        examples = task.processor.get_train_examples(FLAGS.data_dir)
+        steps = math.floor(len(examples) / FLAGS.train_batch_size * FLAGS.num_train_epochs)
+    run = make_estimator(
+        model_fn_builder(
+            config, len(task.labels), FLAGS.init_checkpoint, FLAGS.learning_rate, steps,
+            int(steps * FLAGS.warmup_proportion), FLAGS.use_tpu),
+        train_batch_size=FLAGS.train_batch_size, eval_batch_size=FLAGS.eval_batch_size,
+        predict_batch_size=FLAGS.predict_batch_size)
+    if FLAGS.do_train:
+        if not steps:
+            raise ValueError(
+                f"training has no step: {len(examples)} examples, --train_batch_size="
+                f"{FLAGS.train_batch_size} and --num_train_epochs={FLAGS.num_train_epochs}"
+            )
+        cached = FLAGS.cached_train_file
+        path = cached or os.path.join(FLAGS.output_dir, "train.tf_record")
+        tf.logging.info("Training on %d examples for %d steps", len(examples), steps)
+        run.train(task.input_fn(examples, path, True, keep=bool(cached)), max_steps=steps)
+    if FLAGS.do_eval:
+        _evaluate(run, task)
+    if FLAGS.do_predict:
+        _predict(run, task)
+
+
+if __name__ == "__main__":
+    tf.disable_v2_behavior()
+    tf.logging.set_verbosity(tf.logging.INFO)
+    tf.get_logger().propagate = False  # to absl's, which would print each line again
+    app.run(main)

@@ -1,0 +1,262 @@
+r"""Pre-trains BERT on records of text with hidden tokens, such as TF BERT's tools write.
+
+python -m mesh_tensorflow.bert.run_pretraining --input_train_files="train*.tfrecord" \
+        --input_eval_files="eval*.tfrecord" --bert_config_file=base.json --output_dir=OUT \
+        --mesh_shape="batch:2;model:2"
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+from absl import app, flags
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import estimator
+from mesh_tensorflow.bert._flags import FLAGS, MESH_FLAGS, TRAINING_FLAGS, Flag, define
+from mesh_tensorflow.bert._records import parsed_record, training_order
+from mesh_tensorflow.bert._training import (
+    Program,
+    import_features,
+    lowered,
+    make_estimator,
+    read_config,
+    require_flags,
+    training_program,
+    training_spec,
+)
+from mesh_tensorflow.bert.bert import BertConfig, BertModel
+
+__all__ = ["FLAGS", "input_fn_builder", "main", "model_fn_builder"]
+
+define({
+    **MESH_FLAGS, **TRAINING_FLAGS,
+    "input_train_files": Flag(
+        flags.DEFINE_string, None, "Patterns of the names of files to train on, with commas."),
+    "input_eval_files": Flag(
+        flags.DEFINE_string, None, "Patterns of the names of files to evaluate on."),
+    "max_seq_length": Flag(flags.DEFINE_integer, 128, "Length of the sequences in the records."),
+    "max_predictions_per_seq": Flag(
+        flags.DEFINE_integer, 20, "How many hidden tokens a sequence of the records has."),
+    "mode": Flag(flags.DEFINE_string, "train_and_eval", "train_and_eval, train or eval."),
+    "eval_batch_size": Flag(flags.DEFINE_integer, 8, "Sequences of a batch in evaluation."),
+    "num_train_steps": Flag(flags.DEFINE_integer, 100000, "The step to train to."),
+    "num_warmup_steps": Flag(
+        flags.DEFINE_integer, 10000, "In how many steps the learning rate grows."),
+    "steps_per_eval": Flag(
+        flags.DEFINE_integer, 5000, "Steps from one evaluation to the next."),
+    "max_eval_steps": Flag(flags.DEFINE_integer, 100, "How many batches are evaluated."),
+})
+
+_MODES = ("train_and_eval", "train", "eval")
+_SHUFFLE_BUFFER = 1000
+_OF_PREDICTIONS = "max_predictions_per_seq"
+
+
+def input_fn_builder(
+    input_files: Sequence[str], max_seq_length: int, max_predictions_per_seq: int,
+    is_training: bool, num_cpu_threads: int = 4,
+) -> Callable[[Any], Any]:
+    """Returns an input function of records.
+
+    Args:
+      input_files: the files.
+      max_seq_length: the length of input_ids, input_mask and segment_ids.
+      max_predictions_per_seq: that of masked_lm_positions, masked_lm_ids and masked_lm_weights.
+      is_training: whether to mix files and records, and repeat them.
+      num_cpu_threads: how many files are read at a time in training.
+
+    Returns:
+      A function of `params`, which have "batch_size". It gives full batches only.
+    """
+    sizes = {
+        "input_ids": max_seq_length, "input_mask": max_seq_length, "segment_ids": max_seq_length,
+        "masked_lm_positions": max_predictions_per_seq, "masked_lm_ids": max_predictions_per_seq,
+        "masked_lm_weights": max_predictions_per_seq, "next_sentence_labels": 1}
+    features = {
+        name: tf.io.FixedLenFeature(
+            [size], tf.float32 if name == "masked_lm_weights" else tf.int64)
+        for name, size in sizes.items()}
+
+    def input_fn(params: Any) -> Any:
+        # Training is in several calls, of which each should see something else.
+        seed = params.get("data_seed")
+        files = tf.data.Dataset.from_tensor_slices(list(input_files))
+        files = training_order(files, is_training, len(input_files), seed)
+        at_a_time = min(num_cpu_threads, len(input_files)) if is_training else 1
+        data = files.interleave(tf.data.TFRecordDataset, cycle_length=at_a_time)
+        if is_training:
+            data = data.shuffle(_SHUFFLE_BUFFER, seed=seed)
+        data = data.map(functools.partial(parsed_record, features=features))
+        return data.batch(params["batch_size"], drop_remainder=True)
+
+    return input_fn
+
+
+# -- the model
+
+
+def _evaluated(
+    masked: Sequence[mtf.Tensor], following: Sequence[mtf.Tensor]
+) -> dict[str, mtf.Tensor]:
+    """Returns losses of each prediction, and what is predicted."""
+    return {
+        "masked_losses": masked[1],
+        "masked_predictions": mtf.argmax(masked[2], masked[2].shape.dims[-1]),
+        "next_losses": following[1],
+        "next_predictions": mtf.argmax(following[2], following[2].shape.dims[-1]),
+    }
+
+
+def _metrics(
+    masked_losses: tf.Tensor, masked_predictions: tf.Tensor, next_losses: tf.Tensor,
+    next_predictions: tf.Tensor, ids: tf.Tensor, weights: tf.Tensor, labels: tf.Tensor,
+) -> dict[str, Any]:
+    """Returns the metrics of both tasks."""
+    return {
+        "masked_lm_accuracy": tf.metrics.accuracy(ids, masked_predictions, weights=weights),
+        "masked_lm_loss": tf.metrics.mean(masked_losses, weights=weights),
+        "next_sentence_accuracy": tf.metrics.accuracy(labels, next_predictions),
+        "next_sentence_loss": tf.metrics.mean(next_losses),
+    }
+
+
+def model_fn_builder(
+    bert_config: BertConfig, init_checkpoint: Optional[str], learning_rate: float,
+    num_train_steps: int, num_warmup_steps: int,
+) -> Callable[..., Any]:
+    """Returns a model function for a TPUEstimator.
+
+    Args:
+      bert_config: a BertConfig.
+      init_checkpoint: a checkpoint that training begins with, or None.
+      learning_rate: the highest learning rate.
+      num_train_steps: how many steps training has.
+      num_warmup_steps: how many of them the learning rate grows for.
+
+    Returns:
+      A function of features, labels, mode and params that returns a TPUEstimatorSpec.
+    """
+    modes = estimator.ModeKeys
+
+    def model_fn(
+        features: Mapping[str, tf.Tensor], labels: Any, mode: str, params: Any
+    ) -> estimator.tpu.TPUEstimatorSpec:
+        """Returns the specification of a mode."""
+        del labels
+        if mode not in (modes.TRAIN, modes.EVAL):
+            raise ValueError(f"Only TRAIN and EVAL modes are supported: {mode}")
+        next_labels = tf.reshape(features["next_sentence_labels"], [-1])
+
+        def build(mesh: mtf.Mesh) -> Program:
+            x = import_features(mesh, features)
+            model = BertModel(
+                bert_config, mode == modes.TRAIN, x.input_ids, x.input_mask, x.segment_ids,
+                mesh_shape=FLAGS.mesh_shape, layout=FLAGS.layout)
+            number = mtf.Dimension(
+                _OF_PREDICTIONS, features["masked_lm_positions"].shape.as_list()[1])
+            masked = model.get_masked_lm_output(*(
+                x.of_each(features[f"masked_lm_{name}"], number)
+                for name in ("positions", "ids", "weights")))
+            following = model.get_next_sentence_output(x.of_each(next_labels))
+            loss = masked[0] + following[0] + model.get_extra_loss()
+            if mode == modes.TRAIN:
+                return training_program(loss, learning_rate, num_train_steps, num_warmup_steps)
+            return Program({"loss": loss, **_evaluated(masked, following)})
+
+        done = lowered(build, params)
+        if mode == modes.TRAIN:
+            return training_spec(done, init_checkpoint)
+        tensors = dict(done.tensors)
+        loss = tensors.pop("loss")
+        tensors.update(
+            ids=features["masked_lm_ids"], weights=features["masked_lm_weights"],
+            labels=next_labels)
+        return estimator.tpu.TPUEstimatorSpec(
+            mode, loss=loss, eval_metrics=(_metrics, tensors),
+            evaluation_hooks=[done.restore_hook])
+
+    return model_fn
+
+
+# -- the program
+
+
+def _files(name: str) -> list[str]:
+    """Returns the files that a flag's patterns match."""
+    require_flags("run_pretraining", [name])
+    files = [path for pattern in getattr(FLAGS, name).split(",") for path in sorted(
+        tf.io.gfile.glob(pattern.strip()))]
+    if not files:
+        raise ValueError(f"run_pretraining: no file matches --{name}={getattr(FLAGS, name)}")
+    return files
+
+
+def _input_fn(files: Sequence[str], is_training: bool, seed: int = 0) -> Callable[[Any], Any]:
+    input_fn = input_fn_builder(
+        files, FLAGS.max_seq_length, FLAGS.max_predictions_per_seq, is_training)
+    return lambda params: input_fn({**params, "data_seed": seed})
+
+
+def _evaluate(run: estimator.tpu.TPUEstimator, files: Sequence[str]) -> None:
+    """Evaluates, and writes eval_results.txt."""
+    result = run.evaluate(_input_fn(files, False), steps=FLAGS.max_eval_steps)
+    with tf.io.gfile.GFile(os.path.join(FLAGS.output_dir, "eval_results.txt"), "w") as f:
+        for key in sorted(result):
+            tf.logging.info("  %s = %s", key, result[key])
+            f.write(f"{key} = {result[key]}\n")
+
+
+def main(_: Any) -> None:
+    """Trains and evaluates, as the flag `mode` says.
+
+    Args:
+      _: what is left of the command line.
+
+    Raises:
+      ValueError: a flag makes no sense, or a file is missing.
+    """
+    require_flags("run_pretraining", ["bert_config_file", "output_dir"])
+    if FLAGS.mode not in _MODES:
+        raise ValueError(f"Unknown mode: {FLAGS.mode!r}; --mode is one of {', '.join(_MODES)}")
+    config = read_config(FLAGS.max_seq_length)
+    train_files = _files("input_train_files") if FLAGS.mode != "eval" else []
+    eval_files = _files("input_eval_files") if FLAGS.mode != "train" else []
+    tf.io.gfile.makedirs(FLAGS.output_dir)
+    run = make_estimator(
+        model_fn_builder(
+            config, FLAGS.init_checkpoint, FLAGS.learning_rate, FLAGS.num_train_steps,
+            FLAGS.num_warmup_steps),
+        train_batch_size=FLAGS.train_batch_size, eval_batch_size=FLAGS.eval_batch_size)
+    if FLAGS.mode == "eval":
+        _evaluate(run, eval_files)
+        return
+    total = FLAGS.num_train_steps
+    every = FLAGS.steps_per_eval if eval_files else total
+    step = _latest_step(FLAGS.output_dir)
+    while step < total:
+        done, step = step, min(total, (step // every + 1) * every)
+        run.train(_input_fn(train_files, True, seed=done), max_steps=step)
+        if eval_files:
+            _evaluate(run, eval_files)
+
+
+def _latest_step(directory: str) -> int:
+    """Returns the step of the latest checkpoint in a directory; 0 if there is none.
+
+    Args:
+      directory: its path.
+    """
+    path = tf.train.latest_checkpoint(directory)
+    return int(tf.train.load_variable(path, "global_step")) if path else 0
+
+
+if __name__ == "__main__":
+    tf.disable_v2_behavior()
+    tf.logging.set_verbosity(tf.logging.INFO)
+    tf.get_logger().propagate = False  # to absl's, which would print each line again
+    app.run(main)

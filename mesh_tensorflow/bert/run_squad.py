@@ -1,0 +1,333 @@
+r"""Fine-tunes BERT to find answers in paragraphs (SQuAD), and predicts with it.
+
+python -m mesh_tensorflow.bert.run_squad --train_file=train-v1.1.json --do_train \
+        --predict_file=dev-v1.1.json --do_predict --vocab_file=vocab.txt \
+        --bert_config_file=base.json --output_dir=OUT --mesh_shape="batch:2;model:2"
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+from absl import app, flags
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import estimator, layers
+from mesh_tensorflow.bert import tokenization
+from mesh_tensorflow.bert._flags import FLAGS, MESH_FLAGS, TEXT_FLAGS, TRAINING_FLAGS, Flag, define
+from mesh_tensorflow.bert._records import record_batches
+from mesh_tensorflow.bert._squad_examples import SquadExample, read_squad_examples
+from mesh_tensorflow.bert._squad_features import (
+    FeatureWriter,
+    InputFeatures,
+    convert_examples_to_features,
+)
+from mesh_tensorflow.bert._squad_predictions import RawResult, write_predictions
+from mesh_tensorflow.bert._squad_text import get_final_text
+from mesh_tensorflow.bert._training import (
+    Program,
+    import_features,
+    lowered,
+    make_estimator,
+    predicted,
+    read_config,
+    require_flags,
+    training_program,
+    training_spec,
+)
+from mesh_tensorflow.bert.bert import BertConfig, BertModel
+
+__all__ = [
+    "FLAGS",
+    "FeatureWriter",
+    "InputFeatures",
+    "RawResult",
+    "SquadExample",
+    "convert_examples_to_features",
+    "create_model",
+    "get_final_text",
+    "input_fn_builder",
+    "main",
+    "model_fn_builder",
+    "read_squad_examples",
+    "validate_flags_or_throw",
+    "write_predictions",
+]
+
+define({
+    **MESH_FLAGS, **TRAINING_FLAGS, **TEXT_FLAGS,
+    "train_file": Flag(flags.DEFINE_string, None, "JSON file of questions to train on."),
+    "predict_file": Flag(flags.DEFINE_string, None, "JSON file of questions to answer."),
+    "max_seq_length": Flag(
+        flags.DEFINE_integer, 384, "Length of sequences: paragraphs are read in pieces of it."),
+    "doc_stride": Flag(
+        flags.DEFINE_integer, 128, "Tokens from one piece of a paragraph to the next."),
+    "max_query_length": Flag(flags.DEFINE_integer, 64, "How many tokens of a question are kept."),
+    "n_best_size": Flag(flags.DEFINE_integer, 20, "How many answers to a question are written."),
+    "max_answer_length": Flag(flags.DEFINE_integer, 30, "How many tokens an answer may have."),
+    "verbose_logging": Flag(
+        flags.DEFINE_bool, False, "Whether to log answers that are not found in the text."),
+    "version_2_with_negative": Flag(
+        flags.DEFINE_bool, False, "Whether questions may have no answer, as in SQuAD 2.0."),
+    "null_score_diff_threshold": Flag(
+        flags.DEFINE_float, 0.0,
+        "There is no answer if that much more speaks for none than for the best."),
+})
+
+_DEVIATION = 0.02  # of the initial weights
+_SEED = 12345
+
+
+# -- data
+
+
+def input_fn_builder(
+    input_file: str, seq_length: int, is_training: bool, drop_remainder: bool
+) -> Callable[[Any], Any]:
+    """Returns an input function of records.
+
+    Args:
+      input_file: what a FeatureWriter wrote.
+      seq_length: the length of the features.
+      is_training: whether they have answers, and are mixed and repeated.
+      drop_remainder: whether a last batch that is not full is left out.
+
+    Returns:
+      A function of `params`, which have "batch_size".
+    """
+    shapes: dict[str, list[int]] = {
+        "unique_ids": [],
+        **{name: [seq_length] for name in ("input_ids", "input_mask", "segment_ids")},
+        **({"start_positions": [], "end_positions": []} if is_training else {})}
+    return record_batches(
+        input_file, {n: tf.io.FixedLenFeature(s, tf.int64) for n, s in shapes.items()},
+        is_training, drop_remainder)
+
+
+# -- the model
+
+
+def _span_logits(model: BertModel) -> tuple[mtf.Tensor, mtf.Tensor]:
+    class_dim = mtf.Dimension("class", 2)
+    logits = layers.dense(
+        model.get_sequence_output(), [class_dim], reduced_dims=[model.model_dim],
+        kernel_initializer=tf.truncated_normal_initializer(stddev=_DEVIATION),
+        name="cls/squad/output")
+    start, end = mtf.unstack(logits, class_dim)
+    return start, end
+
+
+def create_model(
+    bert_config: BertConfig, is_training: bool, input_ids: mtf.Tensor, input_mask: mtf.Tensor,
+    segment_ids: mtf.Tensor,
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Returns the logits of each token, to be the first or the last one of the answer.
+
+    Args:
+      bert_config: a BertConfig.
+      is_training: whether dropout is applied.
+      input_ids: an int32 Tensor [batch, seq].
+      input_mask: of the same shape, 0 at padding.
+      segment_ids: of the same shape.
+
+    Returns:
+      (start logits [batch, seq], end logits [batch, seq]).
+    """
+    return _span_logits(_model(bert_config, is_training, input_ids, input_mask, segment_ids))
+
+
+def _model(
+    bert_config: BertConfig, is_training: bool, input_ids: mtf.Tensor, input_mask: mtf.Tensor,
+    segment_ids: mtf.Tensor,
+) -> BertModel:
+    return BertModel(
+        bert_config, is_training, input_ids, input_mask, segment_ids, mesh_shape=FLAGS.mesh_shape,
+        layout=FLAGS.layout)
+
+
+def _loss(logits: mtf.Tensor, positions: mtf.Tensor) -> mtf.Tensor:
+    """Returns the mean cross entropy of positions; what is out of range does not count."""
+    seq_dim = logits.shape.dims[-1]
+    log_probs = mtf.log_softmax(logits, seq_dim)
+    return mtf.negative(mtf.reduce_mean(mtf.gather(log_probs, positions, seq_dim)))
+
+
+def model_fn_builder(
+    bert_config: BertConfig, init_checkpoint: Optional[str], learning_rate: float,
+    num_train_steps: Optional[int], num_warmup_steps: Optional[int], use_tpu: bool,
+) -> Callable[..., Any]:
+    """Returns a model function for a TPUEstimator.
+
+    Args:
+      bert_config: a BertConfig.
+      init_checkpoint: a checkpoint that training begins with, or None.
+      learning_rate: the highest learning rate.
+      num_train_steps: how many steps training has; None without training.
+      num_warmup_steps: how many of them the learning rate grows for.
+      use_tpu: whether the estimator runs one program on each processor.
+
+    Returns:
+      A function of features, labels, mode and params that returns a TPUEstimatorSpec.
+    """
+    modes = estimator.ModeKeys
+
+    def model_fn(
+        features: Mapping[str, tf.Tensor], labels: Any, mode: str, params: Any
+    ) -> estimator.tpu.TPUEstimatorSpec:
+        """Returns the specification of a mode."""
+        del labels
+        if mode not in (modes.TRAIN, modes.PREDICT):
+            raise ValueError(
+                f"Only TRAIN and PREDICT modes are supported: {mode}; answers are compared by "
+                "SQuAD's evaluation script"
+            )
+
+        def build(mesh: mtf.Mesh) -> Program:
+            x = import_features(mesh, features)
+            model = _model(
+                bert_config, mode == modes.TRAIN, x.input_ids, x.input_mask, x.segment_ids)
+            start, end = _span_logits(model)
+            if mode == modes.PREDICT:
+                return Program({"start_logits": start, "end_logits": end})
+            loss = 0.5 * (
+                _loss(start, x.of_each(features["start_positions"]))
+                + _loss(end, x.of_each(features["end_positions"]))) + model.get_extra_loss()
+            return training_program(
+                loss, learning_rate, num_train_steps or 1, num_warmup_steps or 0,
+                FLAGS.max_optimized_variable_size)
+
+        done = lowered(build, params if use_tpu else None)
+        if mode == modes.TRAIN:
+            return training_spec(done, init_checkpoint)
+        return estimator.tpu.TPUEstimatorSpec(
+            mode, predictions={"unique_ids": features["unique_ids"], **done.tensors},
+            prediction_hooks=[done.restore_hook])
+
+    return model_fn
+
+
+# -- the program
+
+
+def validate_flags_or_throw(bert_config: BertConfig) -> None:
+    """Checks flags.
+
+    Args:
+      bert_config: a BertConfig.
+
+    Raises:
+      ValueError: they make no sense.
+    """
+    tokenization.validate_case_matches_checkpoint(FLAGS.do_lower_case, FLAGS.init_checkpoint)
+    if not (FLAGS.do_train or FLAGS.do_predict):
+        raise ValueError(
+            "At least one of `do_train` or `do_predict` must be True: pass --do_train or "
+            "--do_predict"
+        )
+    for mode, name in (("do_train", "train_file"), ("do_predict", "predict_file")):
+        if getattr(FLAGS, mode) and not getattr(FLAGS, name):
+            raise ValueError(f"If `{mode}` is True, then `{name}` must be specified: --{name}=FILE")
+    positions = bert_config.max_position_embeddings
+    if bert_config.position_signal == "embedding" and FLAGS.max_seq_length > positions:
+        raise ValueError(
+            f"Cannot use sequence length {FLAGS.max_seq_length} because the BERT model was only "
+            f"trained up to sequence length {positions}: pass --max_seq_length={positions} or less"
+        )
+    if FLAGS.max_seq_length <= FLAGS.max_query_length + 3:
+        raise ValueError(
+            f"The max_seq_length ({FLAGS.max_seq_length}) must be greater than max_query_length "
+            f"({FLAGS.max_query_length}) + 3"
+        )
+
+
+def _write_features(
+    examples: Sequence[SquadExample], tokenizer: Any, path: str, is_training: bool,
+    batch_size: int = 1,
+) -> list[InputFeatures]:
+    """Writes features of examples, and as many more of the last as fill a batch."""
+    features: list[InputFeatures] = []
+    convert_examples_to_features(
+        examples, tokenizer, FLAGS.max_seq_length, FLAGS.doc_stride, FLAGS.max_query_length,
+        is_training, features.append)
+    writer = FeatureWriter(path, is_training)
+    for feature in features + features[-1:] * (-len(features) % batch_size):
+        writer.process_feature(feature)
+    writer.close()
+    return features
+
+
+def _train(
+    run: estimator.tpu.TPUEstimator, examples: Sequence[SquadExample], steps: int, tokenizer: Any
+) -> None:
+    if not steps:
+        raise ValueError(
+            f"training has no step: {len(examples)} questions of {FLAGS.train_file}, "
+            f"--train_batch_size={FLAGS.train_batch_size} and "
+            f"--num_train_epochs={FLAGS.num_train_epochs}"
+        )
+    cached = FLAGS.cached_train_file
+    path = cached or os.path.join(FLAGS.output_dir, "train.tf_record")
+    if not (cached and tf.io.gfile.exists(cached)):
+        _write_features(examples, tokenizer, path, True)
+    tf.logging.info("Training on %d questions for %d steps", len(examples), steps)
+    run.train(input_fn_builder(path, FLAGS.max_seq_length, True, True), max_steps=steps)
+
+
+def _predict(run: estimator.tpu.TPUEstimator, tokenizer: Any) -> None:
+    """Writes answers to predictions.json, nbest_predictions.json and null_odds.json."""
+    examples = read_squad_examples(FLAGS.predict_file, is_training=False)
+    path = os.path.join(FLAGS.output_dir, "eval.tf_record")
+    features = _write_features(examples, tokenizer, path, False, FLAGS.predict_batch_size)
+    tf.logging.info("Predicting %d questions in %d pieces", len(examples), len(features))
+    input_fn = input_fn_builder(path, FLAGS.max_seq_length, False, True)
+    results = [
+        RawResult(int(p["unique_ids"]), p["start_logits"].tolist(), p["end_logits"].tolist())
+        for p in predicted(run, input_fn, len(features))]
+    names = ("predictions.json", "nbest_predictions.json", "null_odds.json")
+    write_predictions(
+        examples, features, results, FLAGS.n_best_size, FLAGS.max_answer_length,
+        FLAGS.do_lower_case, *(os.path.join(FLAGS.output_dir, name) for name in names))
+
+
+def main(_: Any) -> None:
+    """Trains and predicts, as flags say.
+
+    Args:
+      _: what is left of the command line.
+
+    Raises:
+      ValueError: a flag makes no sense, or a file is missing.
+    """
+    require_flags("run_squad", ["vocab_file", "bert_config_file", "output_dir"])
+    config = read_config(FLAGS.max_seq_length)
+    validate_flags_or_throw(config)
+    tokenizer = tokenization.FullTokenizer(FLAGS.vocab_file, FLAGS.do_lower_case)
+    examples: list[SquadExample] = []
+    steps = 0
+    if FLAGS.do_train:
+        examples = read_squad_examples(FLAGS.train_file, is_training=True)
+        steps = math.floor(len(examples) / FLAGS.train_batch_size * FLAGS.num_train_epochs)
+        # Those of one paragraph stand side by side.
+        random.Random(_SEED).shuffle(examples)
+    tf.io.gfile.makedirs(FLAGS.output_dir)
+    run = make_estimator(
+        model_fn_builder(
+            config, FLAGS.init_checkpoint, FLAGS.learning_rate, steps,
+            int(steps * FLAGS.warmup_proportion), FLAGS.use_tpu),
+        train_batch_size=FLAGS.train_batch_size, predict_batch_size=FLAGS.predict_batch_size)
+    if FLAGS.do_train:
+        _train(run, examples, steps, tokenizer)
+    if FLAGS.do_predict:
+        _predict(run, tokenizer)
+
+
+if __name__ == "__main__":
+    tf.disable_v2_behavior()
+    tf.logging.set_verbosity(tf.logging.INFO)
+    tf.get_logger().propagate = False  # to absl's, which would print each line again
+    app.run(main)

@@ -1,0 +1,343 @@
+"""Text as word pieces, for BERT's vocabularies."""
+
+from __future__ import annotations
+
+import collections
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+from absl import flags
+
+from mesh_tensorflow.bert._flags import FLAGS, Flag, define
+
+__all__ = [
+    "BasicTokenizer",
+    "FullTokenizer",
+    "WordpieceTokenizer",
+    "convert_by_vocab",
+    "convert_ids_to_tokens",
+    "convert_to_unicode",
+    "convert_tokens_to_ids",
+    "load_vocab",
+    "preserve_token",
+    "printable_text",
+    "validate_case_matches_checkpoint",
+    "whitespace_tokenize",
+]
+
+define({"preserve_unused_tokens": Flag(
+    flags.DEFINE_bool, False, "Whether [unused1] and its kin in a text stay whole.")})
+
+_UNUSED = re.compile(r"\[unused\d+\]")
+_UNKNOWN = "[UNK]"
+_INNER = "##"  # in front of pieces that do not begin a word
+
+# Chinese characters, of which each is a token; not Korean, nor Japanese syllables.
+_CHINESE = re.compile(
+    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b73f"
+    "\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\U0002f800-\U0002fa1f]")
+
+# Names of published models, before "/bert_model.ckpt".
+_MODEL_NAME = re.compile(r"([A-Za-z0-9_-]+)/bert_model\.ckpt")
+_LOWERED = {
+    "uncased_L-24_H-1024_A-16", "uncased_L-12_H-768_A-12", "multilingual_L-12_H-768_A-12",
+    "chinese_L-12_H-768_A-12",
+}
+_CASED = {"cased_L-12_H-768_A-12", "cased_L-24_H-1024_A-16", "multi_cased_L-12_H-768_A-12"}
+
+
+def preserve_token(token: str, vocab: Collection[str]) -> bool:
+    """Returns whether a token stays whole: "[unused1]" and its kin, if a flag says so.
+
+    Args:
+      token: a string.
+      vocab: the vocabulary; only tokens in it stay.
+    """
+    return bool(
+        FLAGS.preserve_unused_tokens and _UNUSED.fullmatch(token) and token in vocab)
+
+
+def validate_case_matches_checkpoint(
+    do_lower_case: bool, init_checkpoint: Optional[str]
+) -> None:
+    """Checks that text is lowered for models that were trained so, and not for others.
+
+    Args:
+      do_lower_case: whether text is lowered.
+      init_checkpoint: a path; only names of well-known models are looked at.
+
+    Raises:
+      ValueError: it should be the other way round.
+    """
+    match = _MODEL_NAME.search(init_checkpoint or "")
+    if match is None:
+        return
+    should = False if match[1] in _CASED else True if match[1] in _LOWERED else do_lower_case
+    if bool(do_lower_case) != should:
+        raise ValueError(
+            f"do_lower_case is {bool(do_lower_case)}, but init_checkpoint {init_checkpoint} is of "
+            f"{match[1]}, which was trained with text {'lowered' if should else 'as it is'}: pass "
+            f"--do_lower_case={should}"
+        )
+
+
+def convert_to_unicode(text: Any) -> str:
+    """Returns text as a string.
+
+    Args:
+      text: a string or bytes in UTF-8; what cannot be decoded is left out.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    if isinstance(text, str):
+        return text
+    if isinstance(text, bytes):
+        return text.decode("utf-8", "ignore")
+    raise ValueError(f"Unsupported string type: {type(text).__name__}, of {text!r}")
+
+
+def printable_text(text: Any) -> str:
+    """Returns text as a string for printing; see `convert_to_unicode`.
+
+    Args:
+      text: a string or bytes.
+    """
+    return convert_to_unicode(text)
+
+
+def load_vocab(vocab_file: str) -> dict[str, int]:
+    """Returns the tokens of a vocabulary with their ids, from 0; one that returns has no further.
+
+    Args:
+      vocab_file: a file with a token per line.
+
+    Raises:
+      ValueError: there is no such file, or it is empty.
+    """
+    vocab: dict[str, int] = collections.OrderedDict()
+    try:
+        with tf.io.gfile.GFile(vocab_file, "rb") as f:
+            lines = f.read().split(b"\n")
+    except tf.errors.NotFoundError as error:
+        raise ValueError(
+            f"vocab_file: there is no file {vocab_file}; pass --vocab_file=FILE, the vocab.txt of "
+            "the model"
+        ) from error
+    for line in lines if lines[-1] else lines[:-1]:
+        vocab.setdefault(convert_to_unicode(line).strip(), len(vocab))
+    if not vocab:
+        raise ValueError(f"vocab_file: {vocab_file} is empty; it should have a token per line")
+    return vocab
+
+
+def convert_by_vocab(vocab: Mapping[Any, Any], items: Iterable[Any]) -> list[Any]:
+    """Returns what a vocabulary has for each item.
+
+    Args:
+      vocab: a mapping.
+      items: its keys.
+
+    Returns:
+      A list.
+
+    Raises:
+      KeyError: an item is missing.
+    """
+    items = list(items)
+    missing = [item for item in items if item not in vocab]
+    if missing:
+        raise KeyError(
+            f"the vocabulary of {len(vocab)} entries lacks {', '.join(map(repr, missing[:5]))}; "
+            f"FullTokenizer.tokenize gives {_UNKNOWN} for words that it lacks"
+        )
+    return [vocab[item] for item in items]
+
+
+def convert_tokens_to_ids(vocab: Mapping[str, int], tokens: Iterable[str]) -> list[int]:
+    """Returns ids of tokens; see `convert_by_vocab`.
+
+    Args:
+      vocab: ids by token.
+      tokens: strings.
+    """
+    return convert_by_vocab(vocab, tokens)
+
+
+def convert_ids_to_tokens(inv_vocab: Mapping[int, str], ids: Iterable[int]) -> list[str]:
+    """Returns tokens of ids; see `convert_by_vocab`.
+
+    Args:
+      inv_vocab: tokens by id.
+      ids: integers.
+    """
+    return convert_by_vocab(inv_vocab, ids)
+
+
+def whitespace_tokenize(text: str) -> list[str]:
+    """Returns the words between white space.
+
+    Args:
+      text: a string.
+    """
+    return text.split()
+
+
+# -- characters
+
+
+def _is_space(char: str) -> bool:
+    return char in " \t\n\r" or unicodedata.category(char) == "Zs"
+
+
+def _is_control(char: str) -> bool:
+    return char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf")
+
+
+def _is_punctuation(char: str) -> bool:
+    """Whether it is punctuation, or another sign of ASCII, such as "$", that is no letter."""
+    sign = char.isascii() and char.isprintable() and not char.isalnum() and char != " "
+    return sign or unicodedata.category(char).startswith("P")
+
+
+def _cleaned(text: str) -> str:
+    """Returns text with plain spaces, and without what cannot be seen."""
+    kept = (c for c in text if c not in "\0\ufffd" and not _is_control(c))
+    return "".join(" " if _is_space(c) else c for c in kept)
+
+
+def _without_accents(text: str) -> str:
+    return "".join(
+        c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn")
+
+
+def _split_off_punctuation(word: str) -> str:
+    """Returns a word with spaces about its punctuation."""
+    return "".join(f" {c} " if _is_punctuation(c) else c for c in word)
+
+
+class BasicTokenizer:
+    """Splits text at white space, punctuation and Chinese characters.
+
+    Attributes:
+      do_lower_case: whether words are lowered, and accents left out.
+      vocab: tokens that `preserve_token` may keep whole.
+    """
+
+    def __init__(self, do_lower_case: bool = True, vocab: Collection[str] = ()) -> None:
+        self.do_lower_case = do_lower_case
+        self.vocab = vocab
+
+    def tokenize(self, text: Any) -> list[str]:
+        """Returns the words of a text.
+
+        Args:
+          text: a string or bytes.
+        """
+        spaced = _CHINESE.sub(r" \g<0> ", _cleaned(convert_to_unicode(text)))
+        return [token for word in whitespace_tokenize(spaced) for token in self._tokens(word)]
+
+    def _tokens(self, word: str) -> Sequence[str]:
+        if preserve_token(word, self.vocab):
+            return [word]
+        if self.do_lower_case:
+            word = _without_accents(word.lower())
+        return whitespace_tokenize(_split_off_punctuation(word))
+
+
+class WordpieceTokenizer:
+    """Splits words into the longest pieces that a vocabulary has, from the left.
+
+    Wu et al., "Google's neural machine translation system" (2016), section 4.1.
+
+    Attributes:
+      vocab: the pieces; those that do not begin a word have "##" in front.
+      unk_token: what stands for a word that cannot be split.
+      max_input_chars_per_word: longer words are not tried.
+    """
+
+    def __init__(
+        self, vocab: Collection[str], unk_token: str = _UNKNOWN,
+        max_input_chars_per_word: int = 200,
+    ) -> None:
+        self.vocab = vocab
+        self.unk_token = unk_token
+        self.max_input_chars_per_word = max_input_chars_per_word
+
+    def tokenize(self, text: Any) -> list[str]:
+        """Returns the pieces of words.
+
+        Args:
+          text: words with spaces between them, such as a BasicTokenizer makes.
+        """
+        words = whitespace_tokenize(convert_to_unicode(text))
+        return [piece for word in words for piece in self._pieces(word)]
+
+    def _pieces(self, word: str) -> list[str]:
+        if len(word) > self.max_input_chars_per_word:
+            return [self.unk_token]
+        pieces: list[str] = []
+        start = 0
+        while start < len(word):
+            prefix = _INNER if start else ""
+            ends = range(len(word), start, -1)
+            end = next((e for e in ends if prefix + word[start:e] in self.vocab), None)
+            if end is None:
+                return [self.unk_token]
+            pieces.append(prefix + word[start:end])
+            start = end
+        return pieces
+
+
+class FullTokenizer:
+    """Splits text into words, and these into pieces.
+
+    Attributes:
+      vocab: ids by token.
+      inv_vocab: tokens by id.
+      basic_tokenizer: a BasicTokenizer.
+      wordpiece_tokenizer: a WordpieceTokenizer.
+    """
+
+    def __init__(self, vocab_file: str, do_lower_case: bool = True) -> None:
+        """Makes one.
+
+        Args:
+          vocab_file: a file with a token per line.
+          do_lower_case: whether words are lowered, and accents left out.
+        """
+        self.vocab = load_vocab(vocab_file)
+        self.inv_vocab = {index: token for token, index in self.vocab.items()}
+        self.basic_tokenizer = BasicTokenizer(do_lower_case, self.vocab)
+        self.wordpiece_tokenizer = WordpieceTokenizer(self.vocab)
+
+    def tokenize(self, text: Any) -> list[str]:
+        """Returns the pieces of a text.
+
+        Args:
+          text: a string or bytes.
+        """
+        pieces: list[str] = []
+        for word in self.basic_tokenizer.tokenize(text):
+            whole = preserve_token(word, self.vocab)
+            pieces += [word] if whole else self.wordpiece_tokenizer.tokenize(word)
+        return pieces
+
+    def convert_tokens_to_ids(self, tokens: Iterable[str]) -> list[int]:
+        """Returns ids of tokens.
+
+        Args:
+          tokens: strings.
+        """
+        return convert_tokens_to_ids(self.vocab, tokens)
+
+    def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
+        """Returns tokens of ids.
+
+        Args:
+          ids: integers.
+        """
+        return convert_ids_to_tokens(self.inv_vocab, ids)

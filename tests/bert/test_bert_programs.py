@@ -1,0 +1,171 @@
+"""BERT's programs, from files to files: on one processor, on a mesh, and as a SIMD program."""
+
+import json
+import os
+
+import bert_data
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from absl.testing import flagsaver
+
+from mesh_tensorflow.bert import run_classifier, run_pretraining, run_squad
+
+ONE = {"mesh_shape": "batch:1"}
+MESH = {"mesh_shape": "batch:2;model:2"}
+SIMD = {**MESH, "use_tpu": True}
+CLASSIFIER = {
+    "task_name": "CoLA", "max_seq_length": 12, "train_batch_size": 4, "eval_batch_size": 4,
+    "predict_batch_size": 4, "learning_rate": 0.01, "num_train_epochs": 12.0,
+    "save_checkpoints_steps": 100,
+}
+SQUAD = {
+    "max_seq_length": 24, "max_query_length": 8, "doc_stride": 8, "train_batch_size": 4,
+    "predict_batch_size": 4, "learning_rate": 0.01, "num_train_epochs": 60.0, "n_best_size": 3,
+    "max_answer_length": 4, "save_checkpoints_steps": 1000,
+}
+PRETRAINING = {
+    "max_seq_length": 12, "max_predictions_per_seq": 3, "train_batch_size": 8, "eval_batch_size": 4,
+    "num_train_steps": 30, "num_warmup_steps": 3, "steps_per_eval": 20, "max_eval_steps": 5,
+    "learning_rate": 0.02, "save_checkpoints_steps": 100, "mode": "train_and_eval",
+}
+
+
+@pytest.fixture(autouse=True)
+def parsed_flags():
+    tf.flags.FLAGS(["test"])
+
+
+@pytest.fixture
+def data(tmp_path):
+    bert_data.write_model(tmp_path)
+    return tmp_path
+
+
+def run(program, data, name, options, **more):
+    """Runs a program; returns its output directory."""
+    output = str(data / name)
+    common = {"bert_config_file": str(data / "config.json"), "output_dir": output}
+    if program is not run_pretraining:
+        common["vocab_file"] = str(data / "vocab.txt")
+    with flagsaver.flagsaver(**{**common, **options, **more}):
+        program.main(None)
+    return output
+
+
+def results(directory):
+    with open(os.path.join(directory, "eval_results.txt")) as f:
+        return {key: float(value) for key, value in (line.split(" = ") for line in f)}
+
+
+def classify(data, name, *args, **more):
+    more = {"do_train": True, "do_eval": True, "do_predict": True, "data_dir": str(data), **more}
+    options = {**CLASSIFIER, **more}
+    for further in args:
+        options.update(further)
+    output = run(run_classifier, data, name, options)
+    probabilities = os.path.join(output, "test_results.tsv")
+    return output, np.loadtxt(probabilities) if os.path.exists(probabilities) else None
+
+
+@pytest.mark.slow
+def test_classifier(data):
+    labels = bert_data.write_cola(data)
+    output, probabilities = classify(data, "mesh", MESH)
+    assert probabilities.shape == (len(labels), 2)
+    np.testing.assert_allclose(probabilities.sum(1), 1.0, rtol=1e-5)
+    assert probabilities.argmax(1).tolist() == labels
+    found = results(output)
+    assert found["eval_accuracy"] == 1.0 and found["global_step"] == 48
+    for name, options in (("one", ONE), ("simd", SIMD)):
+        other, same = classify(data, name, options)
+        np.testing.assert_allclose(same, probabilities, rtol=2e-3, atol=1e-5)
+        assert results(other) == pytest.approx(found, rel=2e-3)
+
+
+def test_classifier_goes_on_from_records_and_checkpoint(data):
+    bert_data.write_cola(data)
+    cached = str(data / "cached.tf_record")
+    whole, _ = classify(data, "out", ONE, cached_train_file=cached, do_eval=False, do_predict=False)
+    assert os.path.exists(cached) and not os.path.exists(os.path.join(whole, "eval_results.txt"))
+    first = os.path.getmtime(cached)
+    step = results(classify(data, "out", ONE, do_train=False)[0])["global_step"]
+    assert step == 48
+    # Another training begins with its variables, but not with its step.
+    begun, _ = classify(
+        data, "begun", ONE, cached_train_file=cached, num_train_epochs=1.0, learning_rate=0.0,
+        init_checkpoint=os.path.join(whole, "model.ckpt-48"))
+    assert os.path.getmtime(cached) == first
+    before, after = results(whole), results(begun)
+    assert after.pop("global_step") == 4
+    assert after == pytest.approx({k: v for k, v in before.items() if k in after})
+
+
+@pytest.mark.slow
+def test_squad(data):
+    answers = bert_data.write_squad(data)
+    squad = str(data / "squad.json")
+    files = {"train_file": squad, "predict_file": squad, "do_train": True, "do_predict": True}
+    found = {}
+    for name, options in (("mesh", MESH), ("one", ONE), ("simd", SIMD)):
+        output = run(run_squad, data, name, {**SQUAD, **files}, **options)
+        with open(os.path.join(output, "predictions.json")) as f:
+            predictions = json.load(f)
+        assert predictions == answers  # an exact match of all
+        with open(os.path.join(output, "nbest_predictions.json")) as f:
+            found[name] = json.load(f)
+        assert not os.path.exists(os.path.join(output, "null_odds.json"))
+    for question, best in found["mesh"].items():
+        assert 1 <= len(best) <= 3 and sum(a["probability"] for a in best) == pytest.approx(1.0)
+        assert best[0]["text"] == answers[question]
+        for name in ("one", "simd"):
+            other = found[name][question]
+            assert other[0]["text"] == best[0]["text"]
+            assert other[0]["start_logit"] == pytest.approx(best[0]["start_logit"], rel=1e-2)
+
+
+def test_squad_with_questions_without_answer(data):
+    bert_data.write_squad(data)
+    squad = str(data / "squad.json")
+    output = run(
+        run_squad, data, "out", SQUAD, do_train=True, train_file=squad, do_predict=True,
+        predict_file=squad, version_2_with_negative=True, num_train_epochs=2.0,
+        null_score_diff_threshold=-1e9, **MESH)
+    with open(os.path.join(output, "predictions.json")) as f:
+        assert set(json.load(f).values()) == {""}
+    with open(os.path.join(output, "null_odds.json")) as f:
+        assert len(json.load(f)) == 4
+
+
+@pytest.mark.slow
+def test_pretraining(data):
+    files = bert_data.write_hidden_tokens(data)
+    options = {**PRETRAINING, "input_train_files": files, "input_eval_files": files}
+    found = {}
+    for name, mesh in (("mesh", MESH), ("one", ONE)):
+        found[name] = results(run(run_pretraining, data, name, options, **mesh))
+    names = ["masked_lm_accuracy", "masked_lm_loss", "next_sentence_accuracy", "next_sentence_loss"]
+    assert set(found["mesh"]) == {*names, "loss", "global_step"}
+    assert found["mesh"]["global_step"] == 30
+    # Of 22 tokens, so that the loss would be 3.1 if all were as likely.
+    assert found["mesh"]["masked_lm_loss"] < 2.7
+    assert found["one"] == pytest.approx(found["mesh"], rel=1e-2)
+    again = run(run_pretraining, data, "mesh", {**options, "mode": "eval"}, **SIMD)
+    assert results(again) == pytest.approx(found["mesh"], rel=1e-4)
+
+
+def test_mixture_of_experts_and_adafactor(data):
+    """Pre-training of what the classic cannot build."""
+    bert_data.write_model(
+        data, block_layers=["attention", "moe"], moe_num_experts=4, moe_intermediate_size=16,
+        residual_structure="direct", position_signal="relative_attention_bias", use_bias=False,
+        initializer_range=None)
+    files = bert_data.write_hidden_tokens(data)
+    options = {
+        **PRETRAINING, "optimizer": "adafactor", "steps_per_eval": 30, "learning_rate": 0.1,
+        "input_train_files": files, "input_eval_files": files}
+    output = run(run_pretraining, data, "out", options, **MESH)
+    assert results(output)["masked_lm_loss"] < 3.0
+    names = {name for name, _ in tf.train.list_variables(tf.train.latest_checkpoint(output))}
+    assert "bert/encoder/block_0/moe/wi/kernel" in names
+    assert "bert/encoder/relative_attention_bias" in names

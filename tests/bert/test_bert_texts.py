@@ -1,0 +1,95 @@
+"""What BERT's programs make of texts and batches: the same as the classic release."""
+
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow.bert import run_squad, tokenization
+
+ORACLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "oracle")
+sys.path.append(ORACLE)
+import bert_cases  # noqa: E402
+
+with open(os.path.join(ORACLE, "fixtures", "bert_data.json"), encoding="utf-8") as _f:
+    CLASSIC = json.load(_f)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def flags():
+    values = tf.flags.FLAGS
+    values(["test"])
+    kept = values.version_2_with_negative, values.null_score_diff_threshold
+    yield values
+    values.version_2_with_negative, values.null_score_diff_threshold = kept
+
+
+def test_tokenization(directory):
+    ours = bert_cases.tokenized(directory)
+    texts = bert_cases.texts() * 2
+    assert len(ours) == len(CLASSIC["tokenization"]) == len(texts) > 500
+    for text, found, expected in zip(texts, ours, CLASSIC["tokenization"]):
+        assert found == expected, repr(text)
+
+
+@pytest.mark.parametrize("part", ["classifier", "squad"])
+def test_part(directory, part):
+    ours = json.loads(json.dumps(bert_cases.PARTS[part](directory)))
+    assert set(ours) == set(CLASSIC[part])
+    for key, expected in CLASSIC[part].items():
+        if key.endswith("/null"):
+            assert ours[key] == pytest.approx(expected), key
+        elif not key.endswith("best"):
+            assert ours[key] == expected, key
+    for key in (k for k in CLASSIC[part] if k.endswith("best")):
+        assert list(ours[key]) == list(CLASSIC[part][key])
+        for question, expected in CLASSIC[part][key].items():
+            assert_answers(ours[key][question], expected)
+
+
+def assert_answers(ours, expected):
+    if isinstance(expected, str):
+        assert ours == expected
+        return
+    assert [a["text"] for a in ours] == [a["text"] for a in expected]
+    for name in ("probability", "start_logit", "end_logit"):
+        assert [a[name] for a in ours] == pytest.approx([a[name] for a in expected])
+
+
+@pytest.mark.parametrize("program", bert_cases.MODES)
+def test_model_function(directory, program):
+    """Losses, metrics and predictions for the same weights; names and shapes of variables."""
+    ours = json.loads(json.dumps(bert_cases.of_model_fn(program, directory)))
+    assert set(ours) == set(CLASSIC[program])
+    for mode, expected in CLASSIC[program].items():
+        if mode.endswith("/variables"):
+            assert ours[mode] == expected
+            continue
+        assert set(ours[mode]) == set(expected)
+        for name, values in expected.items():
+            np.testing.assert_allclose(ours[mode][name], values, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_only_no_answer_among_the_best(directory, flags):
+    """Where the classic fails."""
+    flags.version_2_with_negative = True
+    examples = run_squad.read_squad_examples(bert_cases.squad_file(directory), False)[:1]
+    tokenizer = tokenization.FullTokenizer(bert_cases.write_vocab(directory))
+    features = []
+    run_squad.convert_examples_to_features(examples, tokenizer, 40, 20, 10, False, features.append)
+    logits = [9.0] + [0.0] * 39
+    paths = [os.path.join(directory, name) for name in ("a", "b", "c")]
+    raw = [run_squad.RawResult(f.unique_id, logits, logits) for f in features]
+    run_squad.write_predictions(examples, features, raw, 1, 5, True, *paths)
+    with open(paths[0]) as f:
+        assert json.load(f) == {"q0": ""}
+    with pytest.raises(ValueError, match="1 of 1 features have no result"):
+        run_squad.write_predictions(examples, features, [], 1, 5, True, *paths)
