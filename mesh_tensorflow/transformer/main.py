@@ -2,6 +2,11 @@ r"""Runs what gin files describe.
 
 python -m mesh_tensorflow.transformer.main --model_dir=DIR --tpu="" \
         --gin_file=FILE.gin --gin_param="utils.run.train_steps = 1000"
+
+In four processes of this machine, by one program that each of them runs:
+
+python -m mesh_tensorflow.launch --processes 4 -m mesh_tensorflow.transformer.main \
+        --model_dir=DIR --gin_file=FILE.gin --gin_param="utils.run.mesh_impl = 'simd'"
 """
 
 from __future__ import annotations
@@ -15,19 +20,27 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
+from mesh_tensorflow import estimator
 from mesh_tensorflow.transformer import utils
 
 __all__ = ["FLAGS", "main"]
 
-flags.DEFINE_string(
-    "tpu_job_name", None, "Name of the TPU's job, if it is not the default, tpu_worker.")
-flags.DEFINE_string(
-    "model_dir", "/tmp/transformer_standalone", "Directory of checkpoints and what goes with them.")
-flags.DEFINE_string("tpu", None, 'Name or grpc address of a TPU; "" or nothing without one.')
-flags.DEFINE_string("gcp_project", None, "The TPU's project.")
-flags.DEFINE_string("tpu_zone", None, "The TPU's zone.")
-flags.DEFINE_multi_string(
-    "module_import", None, "Modules to import, such as those that register data with gin.")
+_DEFINITIONS: Any = (
+    (flags.DEFINE_string, "tpu_job_name", None,
+     "Name of the TPU's job, if it is not the default, tpu_worker."),
+    (flags.DEFINE_string, "model_dir", "/tmp/transformer_standalone",
+     "Directory of checkpoints and what goes with them."),
+    (flags.DEFINE_string, "tpu", None, 'Name or grpc address of a TPU; "" or nothing without one.'),
+    (flags.DEFINE_string, "gcp_project", None, "The TPU's project."),
+    (flags.DEFINE_string, "tpu_zone", None, "The TPU's zone."),
+    (flags.DEFINE_multi_string, "module_import", None,
+     "Modules to import, such as those that register data with gin."),
+)
+
+for _define, _name, _default, _help in _DEFINITIONS:
+    # Another program's module may have flags of these names, which FLAGS reads all the same.
+    if _name not in flags.FLAGS:
+        _define(_name, _default, _help)
 
 FLAGS = tf.flags.FLAGS
 
@@ -51,7 +64,8 @@ def main(_: Any) -> None:
     """
     for module in FLAGS.module_import or []:
         importlib.import_module(module)
-    _write_command(FLAGS.model_dir)
+    if estimator.RunConfig().is_chief:
+        _write_command(FLAGS.model_dir)
     utils.parse_gin_defaults_and_flags()
     utils.run(
         tpu_job_name=FLAGS.tpu_job_name, tpu=FLAGS.tpu, gcp_project=FLAGS.gcp_project,

@@ -7,8 +7,8 @@ EOS, and an empty text has no ids.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any, Union
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Optional, Union
 
 import gin
 import numpy as np
@@ -23,6 +23,7 @@ __all__ = [
     "Vocabulary",
     "get_tfds_vocabulary",
     "missing_package",
+    "tfds_function",
     "vocabulary_of_feature",
 ]
 
@@ -41,6 +42,31 @@ def missing_package(user: str, package: str, install: str) -> ImportError:
       install: a string, the command that installs it.
     """
     return ImportError(f"{user} needs the package {package}, which is not installed: {install}")
+
+
+def tfds_function(user: str, function: str) -> Callable[..., Any]:
+    """Returns a function of TensorFlow Datasets.
+
+    Args:
+      user: a string, what needs it.
+      function: a string, its name in `tensorflow_datasets`.
+
+    Raises:
+      ImportError: tensorflow_datasets is not installed, or does not work.
+    """
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as e:
+        raise missing_package(
+            user, "tensorflow-datasets", "pip install 'mesh-tensorflow[transformer]'") from e
+    # Where it cannot import its parts, it logs that, and is empty.
+    if not hasattr(tfds, function):
+        raise ImportError(
+            f"{user} needs tensorflow_datasets.{function}, but the package tensorflow-datasets "
+            "could not import its parts. Import tensorflow_datasets.public_api to see why: often "
+            "tensorflow-metadata is of a release for a later protobuf than TensorFlow's"
+        )
+    return getattr(tfds, function)
 
 
 class Vocabulary:
@@ -164,11 +190,15 @@ class TFDSVocabulary(Vocabulary):
 
 
 @gin.configurable(module=_MODULE)
-def get_tfds_vocabulary(dataset_name: str = gin.REQUIRED) -> TFDSVocabulary:
+def get_tfds_vocabulary(
+    dataset_name: str = gin.REQUIRED, tfds_data_dir: Optional[str] = None
+) -> TFDSVocabulary:
     """Returns the vocabulary of the targets of a data set of TensorFlow Datasets.
 
     Args:
       dataset_name: a string, as in "lm1b/subwords32k".
+      tfds_data_dir: a string, the directory of the data, with which most encoders are kept; by
+        default those that TensorFlow Datasets knows.
 
     Returns:
       A TFDSVocabulary.
@@ -177,13 +207,8 @@ def get_tfds_vocabulary(dataset_name: str = gin.REQUIRED) -> TFDSVocabulary:
       ImportError: tensorflow_datasets is not installed.
       ValueError: the data set has no encoded targets.
     """
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError as e:
-        raise missing_package(
-            "get_tfds_vocabulary", "tensorflow-datasets",
-            "pip install 'mesh-tensorflow[transformer]'") from e
-    info = tfds.builder(dataset_name).info
+    builder = tfds_function("get_tfds_vocabulary", "builder")(dataset_name, data_dir=tfds_data_dir)
+    info = builder.info
     if info.supervised_keys is None:
         raise ValueError(
             f"get_tfds_vocabulary: data set {dataset_name!r} names no pair of inputs and targets "
@@ -193,9 +218,11 @@ def get_tfds_vocabulary(dataset_name: str = gin.REQUIRED) -> TFDSVocabulary:
     encoder = getattr(info.features[key], "encoder", None)
     if encoder is None:
         raise ValueError(
-            f"get_tfds_vocabulary: feature {key!r} of data set {dataset_name!r} is not encoded; "
-            "take a configuration that is (as 'lm1b/subwords32k'), or untokenized_tfds_dataset "
-            "with another vocabulary"
+            f"get_tfds_vocabulary: feature {key!r} of data set {dataset_name!r} has no encoder. "
+            f"Either it is kept with the data, which are not in {str(builder.data_dir)!r}: say "
+            "where by tfds_data_dir, or TFDS_DATA_DIR in the environment; or the feature is not "
+            "encoded: take a configuration that is, or untokenized_tfds_dataset with another "
+            "vocabulary"
         )
     return TFDSVocabulary(encoder)
 

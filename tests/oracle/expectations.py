@@ -46,7 +46,9 @@ SUMMED_GRADIENTS = {"maximum_broadcast": ["d_maximum/d_y", "d_minimum/d_y"]}
 # -- names and classes of the operations that make a result: (class here, reason)
 
 NAMES_DIFFER = {
+    "loss_dice": "multiplied by a number instead of by a tensor of it",
     "SoftmaxOperation": "softmax is one operation",
+    "NormalizeOperation": "normalization is one operation",
     "gelu": "one operation",
     "swish": "one operation",
     "logsumexp": "softmax before it made no reduce_logsumexp, which shifts the numbers of scopes",
@@ -68,8 +70,12 @@ NAMES_DIFFER = {
 
 COUNTERS_DIFFER = [
     ("*", r"allconcat/\d/top_k_op", "the classic does not count the communication of top_k"),
+    ("bert_*", r"allreduce/.*", "normalization is one operation: fewer sums of gradients"),
     ("layer_norm", r"allreduce/.*/einsum_op", "one sum for mean and variance"),
     ("batch_norm", r"allreduce/.*", "scale and deviation are multiplied before the images: fewer sums in gradients"),
+    ("unet_volumes", r"allreduce/.*", "batch normalization, as above"),
+    ("unet_slices", r"allreduce/.*", "batch normalization, as above"),
+    ("unet_convolution", r"allreduce/.*", "batch normalization, as above"),
     ("corr", r"allreduce/.*", "divides by the deviations before the product: fewer sums"),
     ("clip_activation_gradient", r"allreduce/.*", "one mean for two summaries"),
     ("ada*_schedules", r"allreduce/.*", "the update of each variable is built once, for one schedule"),

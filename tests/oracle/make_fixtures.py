@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf
 tf.disable_v2_behavior()
 tf.logging.set_verbosity(tf.logging.ERROR)
 sys.modules["tensorflow_datasets"] = mock.MagicMock()  # which the classic's transformer imports
+sys.modules["tensorflow_probability"] = mock.MagicMock()  # and its experimental package
 
 import checkpoints  # noqa: E402
 import oracle_runner as runner  # noqa: E402

@@ -3,6 +3,7 @@
 import types
 
 import attention_layers as base
+import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -12,6 +13,7 @@ from cases.layer_runs import dims
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import attention as A
+from mesh_tensorflow.transformer import transformer_layers as T
 
 QUERIES, MEMORY, KEY, VALUE = 6, 5, 4, 3
 Q, K, V = normal(ROWS, QUERIES, 2, KEY), normal(ROWS, MEMORY, 2, KEY, seed=1), normal(ROWS, MEMORY, 2, VALUE, seed=2)
@@ -186,3 +188,44 @@ def test_errors():
 
     raises(r"length=8 cannot be cut into length_dim_num_splits=3", lambda m: local(m, length_dim_num_splits=3))
     raises(r"radius must be 1 or more, got 0", lambda m: local(m, radius=0))
+
+
+@gin.configurable(module="test_attention_functions")
+def halved_attention(*args, **kwargs):
+    return 0.5 * A.attention(*args, **kwargs)
+
+
+class OfItsOwn:
+    """Says itself which function attends."""
+
+    attention_fn = staticmethod(halved_attention)
+
+
+def test_who_says_which_function_attends_to_an_encoder():
+    """A layer does; of branches it is the configuration of `enc_dec_attention`."""
+    whole, half = 1.0, 0.5
+    expected = {
+        # Neither, the configuration, the layer, both.
+        T.EncDecAttention: [whole, whole, half, half],
+        T.BranchedEncDecAttention: [whole, half, whole, half],
+    }
+    for kind, factors in expected.items():
+        own = type("Own", (OfItsOwn, kind), {})
+
+        def output(cls, binding):
+            def build(mesh):
+                encoded = tensor(mesh, normal(ROWS, 6, base.DEPTH, seed=4), f"batch:{ROWS},memory_length:6,d_model:{base.DEPTH}")
+                context = base.context(mesh, encoder_output=encoded)
+                return [base.called(cls(**base.SMALL), context, base.layer_input(mesh))]
+
+            gin.parse_config(binding)
+            try:
+                return run(build)[0]
+            finally:
+                gin.clear_config()
+
+        bound = "enc_dec_attention.attention_fn = @halved_attention"
+        found = [output(cls, binding) for cls in (kind, own) for binding in ("", bound)]
+        for value, factor in zip(found, factors, strict=True):
+            assert_close(value, factor * found[0], 1e-5)
+        assert np.abs(found[0]).max() > 0.1

@@ -2,13 +2,12 @@
 
 import json
 import os
-import sys
-import types
 
 import hypothesis
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from data_rows import Small, rows, strings
 from hypothesis import strategies as st
 
 from mesh_tensorflow.transformer import dataset as data
@@ -25,11 +24,6 @@ def from_examples(examples, dtype=tf.int64):
     return tf.data.Dataset.from_generator(
         lambda: ({k: np.array(e[k], dtype.as_numpy_dtype) for k in keys} for e in examples),
         dict.fromkeys(keys, dtype), {k: [None] for k in keys})
-
-
-def rows(dataset):
-    """Returns the elements of a data set, as lists."""
-    return [{k: np.asarray(v).tolist() for k, v in e.items()} for e in dataset.as_numpy_iterator()]
 
 
 def rows_in_session(make):
@@ -53,10 +47,6 @@ def write_records(path, examples):
             }
             message = tf.train.Example(features=tf.train.Features(feature=feature))
             writer.write(message.SerializeToString())
-
-
-def strings(**features):
-    return tf.data.Dataset.from_tensor_slices(features)
 
 
 # The classic.
@@ -331,12 +321,6 @@ def test_t2t_records(tmp_path):
         data.pretokenized_t2t_dataset("name", dataset_split="nix", **kwargs)
 
 
-class Small(vocabulary.Vocabulary):
-    """A vocabulary of ten ids."""
-
-    vocab_size = 10
-
-
 def test_ids_beyond_the_vocabulary(tmp_path):
     write_records(tmp_path / "name-dev-0", [{"inputs": [9, 1], "targets": [10, 1]}])
 
@@ -351,74 +335,3 @@ def test_ids_beyond_the_vocabulary(tmp_path):
     with pytest.raises(tf.errors.InvalidArgumentError, match="vocabulary of 10 ids"):
         rows(dataset((vocabulary.ByteVocabulary(), Small())))
     assert rows(dataset((Small(), vocabulary.ByteVocabulary())))[0]["targets"] == [10, 1, 0, 0]
-
-
-# TensorFlow Datasets, of which there is a stand-in: its data sets must be downloaded.
-
-
-@pytest.fixture
-def tfds(monkeypatch):
-    """A module tensorflow_datasets whose `load` gives `module.data`, and keeps its arguments."""
-    module = types.ModuleType("tensorflow_datasets")
-
-    def load(name, **kwargs):
-        module.loaded = {"name": name, **kwargs}
-        return module.data
-
-    module.load = load
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", module)
-    return module
-
-
-def test_pretokenized_tfds(tfds):
-    tfds.data = tf.data.Dataset.from_tensor_slices(([[5, 6, 7]], [[3, 4, 2]]))
-    kwargs = {"tfds_data_dir": "dir", "sequence_length": 6}
-    (row,) = rows(data.pretokenized_tfds_dataset("x", False, dataset_split="validation", **kwargs))
-    assert row["inputs"] == [6, 7, 8, 1, 0, 0] and row["targets"] == [4, 5, 3, 1, 0, 0]
-    assert tfds.loaded == {
-        "name": "x", "split": "validation", "as_supervised": True, "data_dir": "dir",
-        "shuffle_files": False,
-    }
-    train = rows(data.pretokenized_tfds_dataset("x", True, dataset_split="train", **kwargs).take(9))
-    assert [r["targets"] for r in train] == [[4, 5, 3, 1, 0, 0]] * 9
-    assert tfds.loaded["shuffle_files"]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="vocabulary of 10 ids"):
-        tfds.data = tf.data.Dataset.from_tensor_slices(([[9]], [[3]]))
-        rows(data.pretokenized_tfds_dataset(
-            "x", False, dataset_split="test", vocabulary=Small(), **kwargs))
-
-
-@pytest.mark.parametrize("features, key", [
-    ({"text": ["ab"], "n": [1]}, "text"), ({"targets": ["ab"], "text": ["c"]}, "targets"),
-    ({"words": ["ab"], "n": [1]}, "words"),
-])
-def test_untokenized_tfds_text(tfds, features, key):
-    tfds.data = strings(**features)
-    words = vocabulary.ByteVocabulary()
-    (row,) = rows(data.untokenized_tfds_dataset(
-        "x", True, None, "validation", None, {"targets": 4}, words, True))
-    assert row["targets"] == [*words.encode("ab"), 1, 0]
-    assert tfds.loaded["as_supervised"] is False
-
-
-def test_untokenized_tfds_pairs(tfds):
-    tfds.data = tf.data.Dataset.from_tensor_slices((["a"], ["b"]))
-    words = vocabulary.ByteVocabulary()
-    args = ("x", False, None, "train", None, 3, words)
-    padded = rows(data.untokenized_tfds_dataset(*args, False).take(2))
-    assert padded == [{"inputs": [100, 1, 0], "targets": [101, 1, 0]}] * 2
-    packed = rows(data.untokenized_tfds_dataset(*args, True).take(2))
-    assert "inputs_segmentation" in packed[0]
-    with pytest.raises(ValueError, match='text2self needs a feature "targets" or "text"'):
-        data.untokenized_tfds_dataset("x", True, *args[2:], True)
-
-
-def test_without_tensorflow_datasets(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    for call in (
-        lambda: data.pretokenized_tfds_dataset("x", True, None, "train", None, 4),
-        lambda: data.untokenized_tfds_dataset("x", True, None, "train", None, 4, None, True),
-        lambda: vocabulary.get_tfds_vocabulary("x"),
-    ):
-        with pytest.raises(ImportError, match=r"needs the package tensorflow-datasets.*\[transform"):
-            call()

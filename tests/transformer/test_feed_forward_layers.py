@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from cases.harness import WHOLE, Placing, assert_close
 from cases.layer_runs import numbers
 from decoding_models import LENGTH, RunningSum, imported, prefixes, run
-from test_moe import TOKENS, context_for, given
+from expert_layers import TOKENS, context_for, given
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import transformer

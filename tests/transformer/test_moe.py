@@ -1,6 +1,4 @@
-"""Layers of experts: layouts, models, decoding, two levels, several sizes, hyperparameters."""
-
-import types
+"""Layers of experts: layouts, models, decoding, hyperparameters, errors."""
 
 import decoding_models as models
 import numpy as np
@@ -8,56 +6,24 @@ import pytest
 import routing
 import tensorflow.compat.v1 as tf
 from cases.harness import WHOLE, Placing, assert_close
-from cases.layer_runs import dims, numbers
+from cases.layer_runs import numbers
 from decoding_models import LENGTH, ROWS, VOCAB, RunningSum, imported, prefixes, run
+from expert_layers import (
+    DETERMINED,
+    FLOAT,
+    ROOMY,
+    SMALL,
+    TOKENS,
+    context_for,
+    given,
+    trained,
+    two_levels,
+)
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import heterogeneous_moe, moe, transformer
 
-FLOAT = mtf.VariableDType(tf.float32)
-SMALL = {"num_experts": 4, "hidden_size": 8}
-DETERMINED = {
-    "second_policy_train": "all", "second_policy_eval": "all",
-    "switch_policy_train": "argmax", "switch_policy_eval": "argmax",
-}  # fmt: skip
 GATINGS = ("top_2", "top_n", "switch", "ntlb", "switch_max", "expert_selection")
-TOKENS = "batch:4,length:8"
-
-
-def context_for(mesh, placing=WHOLE, mode="train", sequence_id=1, **kwargs):
-    model = types.SimpleNamespace(
-        layout=mtf.convert_to_layout_rules(placing.layout),
-        mesh_shape=mtf.convert_to_shape(placing.mesh),
-        model_dim=mtf.Dimension("d_model", 8), ensemble_dim=None, ensemble_dims=[],
-    )  # fmt: skip
-    batch, length = dims(TOKENS)
-    return transformer.Context(
-        model, mesh, [batch], length, FLOAT, mode=mode, losses=[], sequence_id=sequence_id, **kwargs
-    )
-
-
-def given(mesh, text, seed=0):
-    return mtf.import_tf_tensor(mesh, tf.constant(numbers(text, seed)), mtf.convert_to_shape(text))
-
-
-def trained(layer, placing=WHOLE, padded=True, **kwargs):
-    """Returns a function of a mesh: a layer's output, its loss, and gradients."""
-
-    def build(mesh):
-        x = given(mesh, TOKENS + ",d_model:8")
-        ids = imported(mesh, prefixes((8, 3, 5, 0), seed=2)) if padded else None
-        sequence_id = None if ids is None else mtf.minimum(ids, 1)
-        context = context_for(mesh, placing, sequence_id=sequence_id, **kwargs)
-        y = layer().call(context, x)
-        [loss] = context.losses
-        variables = mesh.graph.trainable_variables
-        target = given(mesh, TOKENS + ",d_model:8", 1)
-        total = mtf.reduce_sum(y * target) + loss
-        grads = mtf.gradients([total], [x] + [v.value for v in variables])
-        return {"y": y, "loss": loss, "x": grads[0], **{v.name: g for v, g in zip(variables, grads[1:])}}
-
-    return build
-
 
 # Data, experts, both, hidden units, channels on the way; one program each.
 LAYOUTS = [
@@ -152,7 +118,6 @@ def language_model(layer, **kwargs):
     return models.unitransformer([RunningSum(), layer], **kwargs)
 
 
-ROOMY = {"capacity_factor_train": 8.0, "capacity_factor_eval": 8.0}
 DECODED = {
     **{
         gating: lambda gating=gating: moe.MoE1D(**SMALL, **DETERMINED, **ROOMY, moe_gating=gating)
@@ -163,13 +128,6 @@ DECODED = {
     ),
     "two levels": lambda: two_levels(hidden_size=8),
 }
-
-
-def two_levels(**kwargs):
-    policies = {"second_policy_train": "all", "second_policy_eval": "all"}
-    return moe.MoE2D(
-        **{"expert_x": 2, "expert_y": 2, "capacity_factor_second_level": 8.0, **policies, **ROOMY, **kwargs}
-    )
 
 
 def sampled(model, given_ids):
@@ -295,99 +253,6 @@ def test_loss_is_added_with_its_coefficient():
         return {"y": moe.MoE1D(**SMALL, **DETERMINED).call(context, given(mesh, TOKENS + ",d_model:8"))}
 
     assert run(without_losses)["y"].any()
-
-
-# -- two levels
-
-
-def test_two_levels_under_layouts():
-    def layer():
-        return two_levels(hidden_size=8, group_size=8, loss_coef=0.1, capacity_factor_train=1.5)
-
-    # Of the same number of groups in both levels as on one processor.
-    both = "batch:x,outer_batch:y,expert_x:x,expert_y:y"
-    expected = run(trained(layer))
-    for placing in (
-        Placing("x:2", "batch:x,expert_x:x"), Placing("x:2,y:2", "expert_y:x,expert_hidden:y"),
-        Placing("x:2,y:2", both.replace("outer_batch:y,", ""), simd=True),
-    ):  # fmt: skip
-        for key, value in run(trained(layer, placing), placing).items():
-            assert_close(value, expected[key], 2e-5, f"{placing} {key}")
-
-    def with_outer_batch(placing):
-        def build(mesh):
-            x = given(mesh, "outer_batch:2,batch:2,length:8,d_model:8")
-            y, loss = moe.transformer_moe_layer_v2(
-                x, x.shape.dims[-1], two_levels(hidden_size=8, group_size=8)._hparams, True, FLOAT,
-                placing.layout, placing.mesh,
-            )  # fmt: skip
-            return {"y": y, "loss": loss}
-
-        return build
-
-    placing = Placing("x:2,y:2", both)
-    expected = run(with_outer_batch(WHOLE))
-    for key, value in run(with_outer_batch(placing), placing).items():
-        assert_close(value, expected[key], 2e-5, key)
-
-
-def test_two_levels_of_one_expert_are_a_dense_layer():
-    def build(mesh):
-        x = given(mesh, TOKENS + ",d_model:8")
-        layer = two_levels(expert_x=1, expert_y=1, hidden_size=8, group_size=8)
-        y = layer.call(context_for(mesh, mode="eval"), x)
-        return {"y": y}
-
-    h = np.maximum(numbers(TOKENS + ",d_model:8") @ models.weights("wi/kernel", [1, 1, 8, 8], 1.0)[0, 0], 0)
-    assert_close(run(build)["y"], (h @ models.weights("wo/kernel", [1, 1, 8, 8], 1.0)[0, 0]).astype("float32"), 1e-5)
-
-
-# -- experts of several sizes
-
-
-def test_masks_of_heterogeneous_experts():
-    kinds = [
-        {"layers": 1, "width": 2, "percent_number": 0.34},
-        {"layers": 3, "width": 4, "percent_number": 0.33},
-        {"layers": 2, "width": 1, "percent_number": 0.33},
-    ]
-
-    def build(mesh):
-        experts = mtf.Dimension("experts", 10)
-        masks = heterogeneous_moe.generate_heterogeneous_expert_masks(kinds, 10, experts, mesh, 1)
-        assert masks.shape.to_string == "Shape[expert_hidden=4, num_expert_layers=3, experts=10]"
-        return {"masks": masks}
-
-    masks = run(build)["masks"]
-    np.testing.assert_array_equal(masks[:, 0].sum(0), [2] * 3 + [4] * 3 + [1] * 4)
-    np.testing.assert_array_equal(masks[0].sum(0), [1] * 3 + [3] * 3 + [2] * 4)
-    with tf.Graph().as_default(), pytest.raises(ValueError, match="asks for 11 experts, but there are 10"):
-        mesh = mtf.Mesh(mtf.Graph(), "mesh")
-        too_many = [{**kinds[0], "percent_number": 1.1}, kinds[1]]
-        heterogeneous_moe.generate_heterogeneous_expert_masks(too_many, 10, mtf.Dimension("experts", 10), mesh, 1)
-    with tf.Graph().as_default(), pytest.raises(ValueError, match="mask_info is empty"):
-        heterogeneous_moe.generate_heterogeneous_expert_masks([], 10, mtf.Dimension("experts", 10), mesh, 1)
-
-
-def test_heterogeneous_experts_under_layouts():
-    kinds = [{"layers": 2, "width": 4, "percent_number": 0.5}, {"layers": 1, "width": 8, "percent_number": 0.5}]
-
-    def layer():
-        return heterogeneous_moe.HeterogeneousMoE1D(
-            num_experts=4, hidden_size=1, group_size=8, heterogeneous_mask_info=kinds, **DETERMINED,
-        )  # fmt: skip
-
-    expected = run(trained(layer))
-    for key, value in expected.items():
-        if key.startswith("expert_layer_0/wi"):
-            assert not value[:2, :, 4:].any() and value[2:, :, 4:].any()
-        if key.startswith("expert_layer_1/wi"):
-            assert value[:2, :, :4].any() and not value[2:].any()
-    for placing in (
-        Placing("x:2", "batch:x,experts:x"), Placing("x:2,y:2", "batch:x,experts:x,expert_hidden:y"),
-    ):  # fmt: skip
-        for key, value in run(trained(layer, placing), placing).items():
-            assert_close(value, expected[key], 2e-5, f"{placing} {key}")
 
 
 # -- hyperparameters, errors

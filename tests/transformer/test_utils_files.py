@@ -1,4 +1,4 @@
-"""What decoding, evaluation and export by transformer.utils write, and resuming."""
+"""What decoding, evaluation and export by transformer.utils write."""
 
 import functools
 import json
@@ -48,57 +48,6 @@ def read(path):
 
 def decoded_targets(ids):
     return [" ".join(str(i) for i in row if i) for row in ids.tolist()]
-
-
-class Dying:
-    """An estimator that doubles its inputs, and dies after some examples."""
-
-    def __init__(self, model_dir, lives):
-        self.model_dir, self.lives, self.asked = str(model_dir), lives, []
-
-    def latest_checkpoint(self):
-        return f"{self.model_dir}/model.ckpt-3"
-
-    def predict(self, input_fn, checkpoint_path=None):
-        with tf.Graph().as_default(), tf.Session() as session:
-            features = tf.data.make_one_shot_iterator(input_fn({})).get_next()
-            while True:
-                try:
-                    batch = session.run(features)["inputs"]
-                except tf.errors.OutOfRangeError:
-                    return
-                for row in batch:
-                    if not self.lives:
-                        raise KeyboardInterrupt
-                    self.lives -= 1
-                    self.asked.append(row[0])
-                    yield {"inputs": row, "outputs": row * 2}
-
-
-def test_decoding_that_is_killed_goes_on_where_it_was(tmp_path):
-    numbers = list(range(2, 49)) * 4
-    source, target = tmp_path / "in", tmp_path / "out"
-    source.write_text("".join(f"{n}\n" for n in numbers))
-    arguments = (Numbers(), "lm", 8, 4, None, str(source), str(target))
-    with pytest.raises(KeyboardInterrupt):
-        utils.decode_from_file(Dying(tmp_path, 150), *arguments)
-    assert not pathlib.Path(f"{target}-3").exists()
-    second = Dying(tmp_path, 1000)
-    utils.decode_from_file(second, *arguments)
-    assert read(f"{target}-3") == [str(2 * n) for n in numbers]
-    assert second.asked[:60] == numbers[128:188]  # two parts of 64 were there
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out-3"]
-    # Other inputs are decoded from their beginning.
-    source.write_text("7\n8\n")
-    utils.decode_from_file(Dying(tmp_path, 1000), *arguments, 1, 2)
-    assert read(f"{target}-3") == ["14", "14", "16", "16"]
-
-
-def test_decoding_a_file_without_lines(tmp_path):
-    (tmp_path / "in").write_text("")
-    with pytest.raises(ValueError, match="there are no lines in"):
-        utils.decode_from_file(
-            Dying(tmp_path, 1), Numbers(), "lm", 8, 4, None, str(tmp_path / "in"), "out")
 
 
 def test_evaluation_of_decodes_and_scores(call, tmp_path):
@@ -210,8 +159,8 @@ def test_checkpoints_to_come(tmp_path):
     with gin.unlock_config():
         gin.bind_parameter("get_checkpoint_iterator.stop_after", runs.STEP)
     utils.infer_model(
-        Dying(tmp_path, 0), Numbers(), 8, 4, "lm", str(tmp_path), None, decode_fn=decode)
+        None, Numbers(), 8, 4, "lm", str(tmp_path), None, decode_fn=decode)
     assert found == [os.path.join(str(tmp_path), f"model.ckpt-{runs.STEP}")]
     utils.infer_model(
-        Dying(tmp_path, 0), Numbers(), 8, 4, "lm", str(tmp_path), None, ["a", "b"], decode)
+        None, Numbers(), 8, 4, "lm", str(tmp_path), None, ["a", "b"], decode)
     assert found[1:] == ["a", "b"]

@@ -115,11 +115,31 @@ def test_errors(call, text):
         call()
 
 
-def test_a_line_that_is_no_text_is_named(tmp_path):
+@pytest.mark.parametrize(("data", "text"), [
+    (b"good\nb\xff\n", "line 2 is no UTF-8 text .* mend the line, or convert the file"),
+    (b"a\n\nb", "line 2 is empty, but each line is .* Fill or remove it; or, .* bind "
+     "utils.get_inputs_from_file.keep_empty_lines = True"),
+    (b"\na\n", "line 1 is empty"),
+    (b"a\n \t\r\nb\n\n", "lines 2, 4 are empty, .* Fill or remove them"),
+    (b"\n" * 12, "lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10... are empty"),
+    (b"# a\n\nb\n", "line 2 is empty"),
+])
+def test_lines_that_are_no_inputs_are_named(tmp_path, data, text):
     path = tmp_path / "in.txt"
-    path.write_bytes(b"good\nb\xff\n")
-    with pytest.raises(ValueError, match="line 2 is no UTF-8 text"):
-        utils.get_inputs_from_file(str(path))
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=f"{path}: {text}"):
+        utils.get_inputs_from_file(str(path), ignore_comments=True)
+
+
+def test_empty_lines_are_kept_if_gin_says_so(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"a\n\n \nb\n\n")
+    with gin.unlock_config():
+        gin.bind_parameter("utils.get_inputs_from_file.keep_empty_lines", True)
+    assert utils.get_inputs_from_file(str(path)) == ["a", "", "", "b"]
+    gin.clear_config()
+    path.write_bytes(b"a\nb\n")
+    assert utils.get_inputs_from_file(str(path)) == ["a", "b"]
 
 
 def test_empty_and_long_lines_are_warned_of(caplog):

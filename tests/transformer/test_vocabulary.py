@@ -179,12 +179,12 @@ def test_tfds(monkeypatch):
     info = types.SimpleNamespace(
         supervised_keys=("x", "y"),
         features={"x": None, "y": types.SimpleNamespace(encoder=Encoder())})
-    module.builder = lambda name: types.SimpleNamespace(info=info)
+    module.builder = lambda name, data_dir: types.SimpleNamespace(info=info, data_dir=data_dir)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", module)
     assert vocabulary.get_tfds_vocabulary("name").encode("a") == [98]
     info.features["y"] = types.SimpleNamespace(encoder=None)
-    with pytest.raises(ValueError, match="feature 'y' of data set 'name' is not encoded"):
-        vocabulary.get_tfds_vocabulary("name")
+    with pytest.raises(ValueError, match=r"feature 'y' of data set 'name' has no encoder.* not in 'dir'"):
+        vocabulary.get_tfds_vocabulary("name", "dir")
     info.supervised_keys = None
     with pytest.raises(ValueError, match="names no pair of inputs and targets"):
         vocabulary.get_tfds_vocabulary("name")

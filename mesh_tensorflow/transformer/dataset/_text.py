@@ -190,14 +190,9 @@ def load_tfds(name: str, *args: Any, **kwargs: Any) -> tf.data.Dataset:
       **kwargs: of `tfds.load`.
 
     Raises:
-      ImportError: tensorflow_datasets is not installed.
+      ImportError: tensorflow_datasets is not installed, or does not work.
     """
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError as e:
-        raise vocabularies.missing_package(
-            name, "tensorflow-datasets", "pip install 'mesh-tensorflow[transformer]'") from e
-    return tfds.load(*args, **kwargs)
+    return vocabularies.tfds_function(name, "load")(*args, **kwargs)
 
 
 @gin.configurable(module=MODULE)

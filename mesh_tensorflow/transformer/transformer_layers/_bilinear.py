@@ -10,7 +10,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer.attention import _dot_product
 from mesh_tensorflow.transformer.transformer_layers import _relative, _states
-from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import encoder_output
+from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import EncDecMixin
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_bias import enc_dec_attention_bias
 from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
 from mesh_tensorflow.transformer.transformer_layers._talking_heads import as_dims, projection
@@ -136,40 +136,15 @@ class GeneralBilinearSelfAttention(SelfAttention):
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
-class GeneralBilinearEncDecAttention(GeneralBilinearSelfAttention):
+class GeneralBilinearEncDecAttention(EncDecMixin, GeneralBilinearSelfAttention):
     """Attention to the output of an encoder, without projections of keys and values."""
-
-    def __init__(self, relative_attention_type: Optional[str] = None, **kwargs: Any) -> None:
-        """Sets the options.
-
-        Args:
-          relative_attention_type: None, "bias" or "bias_shared", see `relative_position_spans`.
-          **kwargs: further arguments of `GeneralBilinearSelfAttention`.
-        """
-        super().__init__(relative_attention_type=relative_attention_type, **kwargs)
-
-    def _get_memory_antecedent(self, context: Any) -> mtf.Tensor:
-        return encoder_output(context)
 
     def call(
         self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
-        """Returns what each position finds in the encoder's output.
-
-        Args:
-          context: a Context of a decoder.
-          x: a Tensor with dimensions [batch..., length, d_model].
-          losses: a list or None.
-
-        Returns:
-          A Tensor of the shape of `x`.
-        """
         q = self.compute_q(context, x)
-        if context.mode == "incremental":
-            m, memory_length = context.get_constant_state()
-        else:
-            m, memory_length = self._get_memory_antecedent(context), context.encoder_length_dim
-            if context.mode == "first_part":
-                context.record_constant_state((m, memory_length))
+        m, memory_length = _states.constant_states(
+            context, lambda: [self._get_memory_antecedent(context)]
+        )
         bias = enc_dec_attention_bias(self, context, self.heads_dims)
         return self.attention_internal(context, q, m, memory_length, bias)

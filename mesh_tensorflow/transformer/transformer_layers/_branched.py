@@ -8,10 +8,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import (
-    enc_dec_attention,
-    encoder_output,
-)
+from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import EncDecMixin
 from mesh_tensorflow.transformer.transformer_layers._feed_forward import DenseReluDense
 from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
 
@@ -82,39 +79,5 @@ class BranchedSelfAttention(SelfAttention):
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
-class BranchedEncDecAttention(BranchedSelfAttention):
+class BranchedEncDecAttention(EncDecMixin, BranchedSelfAttention):
     """Attention to the output of an encoder, a weighted sum of branches, one a head."""
-
-    def __init__(self, relative_attention_type: Optional[str] = None, **kwargs: Any) -> None:
-        """Sets the options.
-
-        Args:
-          relative_attention_type: None, "bias" or "bias_shared", see `relative_position_spans`.
-          **kwargs: further arguments of `BranchedSelfAttention`.
-        """
-        super().__init__(relative_attention_type=relative_attention_type, **kwargs)
-
-    def _get_memory_antecedent(self, context: Any) -> mtf.Tensor:
-        return encoder_output(context)
-
-    def call(
-        self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
-    ) -> mtf.Tensor:
-        """Returns what each position finds in the encoder's output.
-
-        Args:
-          context: a Context of a decoder.
-          x: a Tensor with dimensions [batch..., length, d_model].
-          losses: a list or None.
-
-        Returns:
-          A Tensor of the shape of `x`.
-        """
-        return enc_dec_attention(
-            self,
-            self._get_memory_antecedent(context),
-            context,
-            x,
-            losses,
-            z_loss_coeff=self.z_loss_coeff,
-        )

@@ -13,24 +13,7 @@ from mesh_tensorflow.transformer.transformer_layers import _states
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_bias import enc_dec_attention_bias
 from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
 
-__all__ = ["EncDecAttention", "enc_dec_attention", "encoder_output"]
-
-
-def encoder_output(context: Any) -> mtf.Tensor:
-    """Returns the output of the encoder.
-
-    Returns:
-      A Tensor with dimensions [batch..., memory_length, d_model].
-
-    Raises:
-      ValueError: there is none.
-    """
-    if context.encoder_output is None:
-        raise ValueError(
-            "attention over an encoder's output: the Context has no encoder_output; use the layer "
-            "in the decoder of a Bitransformer, or call the model with encoder_output"
-        )
-    return context.encoder_output
+__all__ = ["EncDecAttention", "EncDecMixin", "enc_dec_attention"]
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
@@ -63,17 +46,17 @@ def enc_dec_attention(
     layer = self_attention_layer
     params = layer.make_params(context)
     q = params.compute_q(x)
-    if context.mode == "incremental":
-        k, v, memory_length = context.get_constant_state()
-    else:
-        memory_length = context.encoder_length_dim
+
+    def keys_and_values() -> list[mtf.Tensor]:
         if params.shared_kv:
-            k = v = params.compute_kv(memory_antecedent)
-        else:
-            k, v = params.compute_k(memory_antecedent), params.compute_v(memory_antecedent)
-        if context.mode == "first_part":
-            kept = [_states.next_to_channels(s, memory_length) for s in (k, v)]
-            context.record_constant_state((*kept, memory_length))
+            return [params.compute_kv(memory_antecedent)] * 2
+        return [params.compute_k(memory_antecedent), params.compute_v(memory_antecedent)]
+
+    k, v, memory_length = _states.constant_states(
+        context,
+        keys_and_values,
+        keep=lambda state: _states.next_to_channels(state, context.encoder_length_dim),
+    )
     o = attention_fn(
         q,
         k,
@@ -91,11 +74,11 @@ def enc_dec_attention(
     return layer.layer_output_from_attention_output(context, y, losses)
 
 
-@gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
-class EncDecAttention(SelfAttention):
-    """Attention of a decoder to the output of an encoder.
+class EncDecMixin(SelfAttention):
+    """What makes attention of a sequence to itself attention to the output of an encoder.
 
-    Vaswani et al., "Attention is all you need" (2017).
+    Among the bases it comes before the kind of self-attention, if that is a subclass. Layers whose
+    attention is not that of `enc_dec_attention` have a `call` of their own.
     """
 
     def __init__(self, relative_attention_type: Optional[str] = None, **kwargs: Any) -> None:
@@ -103,12 +86,22 @@ class EncDecAttention(SelfAttention):
 
         Args:
           relative_attention_type: None, "bias" or "bias_shared", see `relative_position_spans`.
-          **kwargs: further arguments of `SelfAttention`.
+          **kwargs: further arguments of the layer of self-attention.
         """
         super().__init__(relative_attention_type=relative_attention_type, **kwargs)
 
     def _get_memory_antecedent(self, context: Any) -> mtf.Tensor:
-        return encoder_output(context)
+        """Returns what is attended to, a Tensor with dimensions [batch..., memory_length, d_model].
+
+        Raises:
+          ValueError: there is no output of an encoder.
+        """
+        if context.encoder_output is None:
+            raise ValueError(
+                "attention over an encoder's output: the Context has no encoder_output; use the "
+                "layer in the decoder of a Bitransformer, or call the model with encoder_output"
+            )
+        return context.encoder_output
 
     def call(
         self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
@@ -123,6 +116,26 @@ class EncDecAttention(SelfAttention):
         Returns:
           A Tensor of the shape of `x`.
         """
+        return enc_dec_attention(
+            self,
+            self._get_memory_antecedent(context),
+            context,
+            x,
+            losses,
+            z_loss_coeff=self.z_loss_coeff,
+        )
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+class EncDecAttention(EncDecMixin):
+    """Attention of a decoder to the output of an encoder.
+
+    Vaswani et al., "Attention is all you need" (2017).
+    """
+
+    def call(
+        self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> mtf.Tensor:
         return enc_dec_attention(
             self,
             self._get_memory_antecedent(context),

@@ -11,7 +11,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer import attention, moe
 from mesh_tensorflow.transformer.attention import _dot_product
 from mesh_tensorflow.transformer.transformer_layers import _states
-from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import encoder_output
+from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import EncDecMixin
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_bias import enc_dec_attention_bias
 from mesh_tensorflow.transformer.transformer_layers._params import params_arguments
 from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
@@ -172,50 +172,30 @@ class ExpertsSelfAttention(SelfAttention):
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
-class ExpertsEncDecAttention(ExpertsSelfAttention):
+class ExpertsEncDecAttention(EncDecMixin, ExpertsSelfAttention):
     """Attention to the output of an encoder, whose queries and keys experts make.
 
     Without attend_to_memory each position finds its own value, and nothing of the encoder.
     """
 
-    def __init__(self, relative_attention_type: Optional[str] = None, **kwargs: Any) -> None:
-        """Sets the options.
-
-        Args:
-          relative_attention_type: None, "bias" or "bias_shared".
-          **kwargs: further arguments of `ExpertsSelfAttention`.
-        """
-        super().__init__(relative_attention_type=relative_attention_type, **kwargs)
-
-    def _get_memory_antecedent(self, context: Any) -> mtf.Tensor:
-        return encoder_output(context)
-
     def call(
         self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
-        """Returns what each position finds in the encoder's output.
-
-        Args:
-          context: a Context of a decoder.
-          x: a Tensor with dimensions [batch..., length, d_model].
-          losses: a list or None.
-
-        Returns:
-          A Tensor of the shape of `x`.
-        """
         params = self.make_params(context)
         q = params.compute_q(x)
-        if not self.attend_to_memory:
-            keys, memory_length = params.compute_kv(x), context.encoder_length_dim
-        elif context.mode == "incremental":
-            keys, memory_length = context.get_constant_state()
-        else:
-            memory_length = context.encoder_length_dim
-            keys = params.keys_of_memory(
-                self._get_memory_antecedent(context), memory_length, context.encoder_sequence_id
+        if self.attend_to_memory:
+            keys, memory_length = _states.constant_states(
+                context,
+                lambda: [
+                    params.keys_of_memory(
+                        self._get_memory_antecedent(context),
+                        context.encoder_length_dim,
+                        context.encoder_sequence_id,
+                    )
+                ],
             )
-            if context.mode == "first_part":
-                context.record_constant_state((keys, memory_length))
+        else:
+            keys, memory_length = params.compute_kv(x), context.encoder_length_dim
         bias = enc_dec_attention_bias(self, context, params.query_heads_dims)
         o = self._attend(context, q, keys, keys, memory_length, bias)
         y = params.compute_output(o, output_shape=x.shape)

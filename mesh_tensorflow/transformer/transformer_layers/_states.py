@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -11,7 +11,13 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 
-__all__ = ["WriteAtOperation", "next_to_channels", "updated_states", "write_at"]
+__all__ = [
+    "WriteAtOperation",
+    "constant_states",
+    "next_to_channels",
+    "updated_states",
+    "write_at",
+]
 
 
 class WriteAtOperation(mtf.Operation):
@@ -151,3 +157,27 @@ def updated_states(
     states = [write_at(state, x, position, dim) for state, x in zip(old, new, strict=True)]
     context.record_new_states(states)
     return states
+
+
+def constant_states(
+    context: Any,
+    make: Callable[[], Sequence[mtf.Tensor]],
+    keep: Optional[Callable[[mtf.Tensor], mtf.Tensor]] = None,
+) -> tuple[Any, ...]:
+    """Returns what a layer makes of the encoder's output, in decoding that of the first part.
+
+    Args:
+      context: a Context of a decoder.
+      make: a function without arguments that returns Tensors, not called in mode "incremental".
+      keep: a function of one of them, the form in which it is kept; itself if None.
+
+    Returns:
+      A tuple of the Tensors, and the Dimension of the memory's positions.
+    """
+    if context.mode == "incremental":
+        return context.get_constant_state()
+    states, memory_length = make(), context.encoder_length_dim
+    if context.mode == "first_part":
+        kept = states if keep is None else [keep(state) for state in states]
+        context.record_constant_state((*kept, memory_length))
+    return (*states, memory_length)

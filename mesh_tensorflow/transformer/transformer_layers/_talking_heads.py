@@ -11,7 +11,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer.attention import _dot_product
 from mesh_tensorflow.transformer.transformer_layers import _relative, _states
-from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import encoder_output
+from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import EncDecMixin
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_bias import enc_dec_attention_bias
 from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
 
@@ -304,42 +304,16 @@ class TalkingHeadsSelfAttention(SelfAttention):
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
-class TalkingHeadsEncDecAttention(TalkingHeadsSelfAttention):
+class TalkingHeadsEncDecAttention(EncDecMixin, TalkingHeadsSelfAttention):
     """Attention to the output of an encoder, with projections across heads."""
-
-    def __init__(self, relative_attention_type: Optional[str] = None, **kwargs: Any) -> None:
-        """Sets the options.
-
-        Args:
-          relative_attention_type: None, "bias" or "bias_shared", see `relative_position_spans`.
-          **kwargs: further arguments of `TalkingHeadsSelfAttention`.
-        """
-        super().__init__(relative_attention_type=relative_attention_type, **kwargs)
-
-    def _get_memory_antecedent(self, context: Any) -> mtf.Tensor:
-        return encoder_output(context)
 
     def call(
         self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
-        """Returns what each position finds in the encoder's output.
-
-        Args:
-          context: a Context of a decoder.
-          x: a Tensor with dimensions [batch..., length, d_model].
-          losses: a list or None.
-
-        Returns:
-          A Tensor of the shape of `x`.
-        """
         m = self._get_memory_antecedent(context)
         q = self.compute_q(context, x)
-        if context.mode == "incremental":
-            k, v, memory_length = context.get_constant_state()
-        else:
-            k, v = self.compute_k(context, m), self.compute_v(context, m)
-            memory_length = context.encoder_length_dim
-            if context.mode == "first_part":
-                context.record_constant_state((k, v, memory_length))
+        k, v, memory_length = _states.constant_states(
+            context, lambda: [self.compute_k(context, m), self.compute_v(context, m)]
+        )
         bias = enc_dec_attention_bias(self, context, self.softmax_heads_dims)
         return self.attention_internal(context, x, m, q, k, v, memory_length, bias)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import gin
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
@@ -25,11 +28,11 @@ from mesh_tensorflow.transformer.utils._data import (
     examples_of,
 )
 from mesh_tensorflow.transformer.utils._flags import MODULE
-from mesh_tensorflow.transformer.utils._parts import write_resumably
+from mesh_tensorflow.transformer.utils._parts import finishing_together, write_resumably
 from mesh_tensorflow.transformer.utils._text import (
     as_text,
     decode_ids,
-    encode_inputs,
+    encoded_inputs,
     get_inputs_from_file,
     write_lines_to_file,
 )
@@ -85,6 +88,15 @@ def _latest(estimator: mtf_estimator.tpu.TPUEstimator, checkpoint_path: Optional
     return path
 
 
+def _weights_of(path: str) -> list[str]:
+    """Returns what tells checkpoints apart, also those of one name: the index has checksums."""
+    digest, index = "", f"{path}.index"
+    if tf.io.gfile.exists(index):
+        with tf.io.gfile.GFile(index, "rb") as f:
+            digest = hashlib.sha256(f.read()).hexdigest()
+    return [os.path.abspath(path), digest]
+
+
 @gin.configurable(module=MODULE)
 def decode_from_file(
     estimator: mtf_estimator.tpu.TPUEstimator,
@@ -100,7 +112,8 @@ def decode_from_file(
 ) -> None:
     """Decodes the lines of a file into another, called `output_filename`-<step of the checkpoint>.
 
-    If it is killed and started again with the same inputs, it goes on where it was.
+    If it is killed and started again with the same inputs, checkpoint and gin parameters, it goes
+    on where it was. What is finished meanwhile is in <file>.parts-<mark>, until all is.
 
     Args:
       estimator: what `get_estimator` returns.
@@ -115,15 +128,20 @@ def decode_from_file(
       repeats: how many outputs each input has, one after the other.
 
     Raises:
-      ValueError: there are no inputs, or one cannot be encoded; it is named by its number.
+      ValueError: there are no inputs, or a line is empty (see `get_inputs_from_file`), no UTF-8
+        text or cannot be encoded; the file and the number of the line are named.
     """
-    path = _latest(estimator, checkpoint_path)
     lines = get_inputs_from_file(input_filename)
     if not lines:
         raise ValueError(f"decode_from_file: there are no lines in {input_filename}")
     inputs = [line for line in lines for _ in range(repeats)]
-    ids = encode_inputs(
-        inputs, vocabulary, model_type, batch_size, inputs_length(sequence_length), eos_id)
+    # Before the lines are repeated, so that errors have the numbers of lines of the file.
+    ids = encoded_inputs(
+        lines, vocabulary, model_type, 1, inputs_length(sequence_length), eos_id, None,
+        (input_filename, ""))
+    ids = np.repeat(ids, repeats, axis=0)
+    ids = np.concatenate([ids, np.repeat(ids[:1], -len(ids) % batch_size, axis=0)])
+    path = _latest(estimator, checkpoint_path)
 
     def outputs_from(start: int) -> Iterator[str]:
         input_fn = arrays_input_fn({"inputs": ids[start:]}, batch_size)
@@ -134,7 +152,7 @@ def decode_from_file(
     step = get_step_from_checkpoint_path(path)
     write_resumably(
         f"{output_filename}-{step}", inputs, batch_size, outputs_from,
-        [os.path.abspath(path), model_type, eos_id, ids.shape[1]])
+        [_weights_of(path), model_type, eos_id, ids.shape[1], gin.config_str()])
 
 
 def text_of_feature(example: Any, key: str, vocabulary: Any) -> str:
@@ -154,6 +172,36 @@ def text_of_feature(example: Any, key: str, vocabulary: Any) -> str:
     return _text(example[key], vocabulary)
 
 
+def _dataset_of(dataset: Any, sequence_length: Lengths) -> tf.data.Dataset:
+    return call_with_known(dataset.dataset_fn, sequence_length=sequence_length)
+
+
+def _examples_and_texts(
+    dataset: Any, sequence_length: Lengths, vocabulary: Any
+) -> tuple[list[Any], dict[str, list[str]]]:
+    """Returns the examples of a data set, and their inputs and targets as texts."""
+    examples = list(examples_of(lambda: _dataset_of(dataset, sequence_length)))
+    inputs = [
+        text_of_feature(e, "inputs", inputs_vocabulary(vocabulary))
+        for e in examples if "inputs" in e]
+    targets = [
+        as_text(dataset.postprocess_fn(
+            text_of_feature(e, "targets", targets_vocabulary(vocabulary)), example=e,
+            is_target=True))
+        for e in examples if "targets" in e]
+    return examples, {k: v for k, v in (("inputs", inputs), ("targets", targets)) if v}
+
+
+def _outputs_of(
+    estimator: mtf_estimator.tpu.TPUEstimator, vocabulary: Any, batch_size: int,
+    sequence_length: Lengths, path: str, dataset: Any, size: int, start: int,
+) -> Iterator[str]:
+    """Returns outputs for the examples of a data set, from one of them on."""
+    input_fn = combined_input_fn(
+        [lambda: _dataset_of(dataset, sequence_length).skip(start)], batch_size)
+    return itertools.islice(decode(estimator, input_fn, vocabulary, path), size - start)
+
+
 @gin.configurable(module=MODULE)
 def decode_from_dataset(
     estimator: mtf_estimator.tpu.TPUEstimator,
@@ -168,7 +216,8 @@ def decode_from_dataset(
 ) -> None:
     """Decodes the inputs of data sets into files <task>_<step>_predictions.
 
-    There are <task>_inputs and <task>_targets beside them.
+    There are <task>_inputs and <task>_targets beside them. If it is killed and started again, it
+    goes on where it was, as `decode_from_file` does.
 
     Args:
       estimator: what `get_estimator` returns.
@@ -192,26 +241,20 @@ def decode_from_dataset(
         infer_dataset_fn, "infer_dataset_fn", sequence_length, vocabulary, dataset_split)
     if not datasets:
         raise ValueError(f"decode_from_dataset: there are no data for the split {dataset_split!r}")
-    for dataset in datasets:
-        def make(dataset: Any = dataset) -> tf.data.Dataset:
-            return call_with_known(dataset.dataset_fn, sequence_length=sequence_length)
-
-        examples = list(examples_of(make))
-        outputs = list(itertools.islice(
-            decode(estimator, combined_input_fn([make], batch_size), vocabulary, path),
-            len(examples)))
-        texts = {
-            "inputs": [text_of_feature(e, "inputs", inputs_vocabulary(vocabulary))
-                       for e in examples if "inputs" in e],
-            "targets": [
-                dataset.postprocess_fn(
-                    text_of_feature(e, "targets", targets_vocabulary(vocabulary)), example=e,
-                    is_target=True)
-                for e in examples if "targets" in e],
-            f"{step}_predictions": outputs,
-        }
-        for name, lines in texts.items():
-            write_lines_to_file(lines, os.path.join(decode_output_dir, f"{dataset.name}_{name}"))
+    about = [_weights_of(path), sequence_length, gin.config_str()]
+    with finishing_together():
+        for dataset in datasets:
+            examples, texts = _examples_and_texts(dataset, sequence_length, vocabulary)
+            for name, lines in texts.items():
+                write_lines_to_file(
+                    lines, os.path.join(decode_output_dir, f"{dataset.name}_{name}"))
+            outputs_from = functools.partial(
+                _outputs_of, estimator, vocabulary, batch_size, sequence_length, path, dataset,
+                len(examples))
+            write_resumably(
+                os.path.join(decode_output_dir, f"{dataset.name}_{step}_predictions"),
+                ["\n".join(texts[name][i] for name in texts) for i in range(len(examples))],
+                batch_size, outputs_from, about)
 
 
 @gin.configurable(module=MODULE)
@@ -240,7 +283,8 @@ def infer_model(
       decode_fn: what to do with each.
     """
     paths = checkpoint_paths or get_checkpoint_iterator(eval_checkpoint_step, model_dir)
-    for path in paths:
-        decode_fn(
-            estimator=estimator, vocabulary=vocabulary, model_type=model_type,
-            batch_size=batch_size, sequence_length=sequence_length, checkpoint_path=path)
+    with finishing_together():
+        for path in paths:
+            decode_fn(
+                estimator=estimator, vocabulary=vocabulary, model_type=model_type,
+                batch_size=batch_size, sequence_length=sequence_length, checkpoint_path=path)

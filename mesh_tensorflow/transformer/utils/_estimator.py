@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
+from mesh_tensorflow.estimator._cluster_watch import peers_of
 from mesh_tensorflow.transformer.utils._batching import Lengths
 from mesh_tensorflow.transformer.utils._flags import MODULE
 from mesh_tensorflow.transformer.utils._model import build_model
@@ -21,15 +22,16 @@ __all__ = ["get_estimator"]
 
 
 def _session_config(
-    mesh_impl: str, mesh_shape: mtf.Shape, mesh_devices: Optional[Sequence[str]]
+    mesh_impl: str, mesh_shape: mtf.Shape, mesh_devices: Optional[Sequence[str]],
+    processes: int = 1,
 ) -> tf.ConfigProto:
     """Returns a session's configuration, with as many logical CPUs as the mesh asks for."""
     config = tf.ConfigProto(allow_soft_placement=mesh_impl != "simd")
     # Soft placement would put all of them on the first, without a word.
     named = [tf.DeviceSpec.from_string(device) for device in mesh_devices or ()]
     cpus = [d.device_index or 0 for d in named if d.device_type == "CPU"]
-    if mesh_impl == "simd":
-        cpus.append(mesh_shape.size - 1)
+    if mesh_devices is None and (mesh_impl == "simd" or processes > 1):
+        cpus.append(-(-mesh_shape.size // processes) - 1)
     if cpus:
         config.device_count["CPU"] = max(cpus) + 1
     return config
@@ -86,7 +88,8 @@ def get_estimator(
       predict_fn: see `tpu_estimator_model_fn`.
       variable_filter: see `tpu_estimator_model_fn`.
       ensemble_inputs: how many members of an ensemble get inputs of their own in training.
-      use_tpu: the name of a TPU, or None or "".
+      use_tpu: the name of a TPU, or None or ""; True for a program of all processors of the mesh
+        by `TPUEstimator`, which runs on as many CPUs or GPUs.
       tpu_job_name: the job of the TPU.
       iterations_per_loop: for TPUs alone.
       cluster: a ClusterResolver, or None.
@@ -120,10 +123,14 @@ def get_estimator(
         **{name: value for name, value in given.items() if value is not None})
     config = estimator.tpu.RunConfig(
         cluster=cluster, model_dir=model_dir,
-        session_config=_session_config(mesh_impl, mesh_shape, mesh_devices),
+        session_config=_session_config(
+            mesh_impl, mesh_shape, mesh_devices,
+            max(1, len(peers_of(estimator.RunConfig().cluster_spec)))),
         save_checkpoints_steps=None, save_checkpoints_secs=None, log_step_count_steps=100,
         tpu_config=estimator.tpu.TPUConfig(
-            iterations_per_loop=iterations_per_loop, tpu_job_name=tpu_job_name))
+            iterations_per_loop=iterations_per_loop, tpu_job_name=tpu_job_name,
+            # Where a TPU is named, none is to stand in for it.
+            num_shards=mesh_shape.size if not use_tpu or use_tpu is True else None))
     return estimator.tpu.TPUEstimator(
         model_fn=model_fn, config=config, use_tpu=bool(use_tpu),
         train_batch_size=batch_size * (ensemble_inputs or 1), eval_batch_size=batch_size,

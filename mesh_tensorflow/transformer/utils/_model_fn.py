@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
@@ -13,7 +14,7 @@ from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.transformer.utils._batching import Lengths
 from mesh_tensorflow.transformer.utils._flags import MODULE
 from mesh_tensorflow.transformer.utils._predict_step import prediction_spec
-from mesh_tensorflow.transformer.utils._program import processor_devices
+from mesh_tensorflow.transformer.utils._program import check_tiling, processor_devices
 from mesh_tensorflow.transformer.utils._settings import Settings
 from mesh_tensorflow.transformer.utils._train_step import evaluation_spec, training_spec
 
@@ -74,7 +75,8 @@ def tpu_estimator_model_fn(
       learning_rate_schedule: a function of the step, a list of factors, a number or None.
       optimizer: a class of optimizers, called with the learning rate; needed in training.
       outer_batch_size: into how many parts a batch is cut along the dimension outer_batch.
-      tpu_summaries: accepted; there are summaries in any case.
+      tpu_summaries: whether training writes the scalars of mtf.scalar_summary, beside the loss and
+        the learning rate. On a TPU the host writes them, the learning rate too.
       predict_fn: what to decode with instead: a function of `model`, `features` and
         `variable_dtype` that returns a Tensor [batch, length] of ids.
       score_in_predict_mode: whether prediction is of scores of given targets.
@@ -87,29 +89,36 @@ def tpu_estimator_model_fn(
       mesh_devices: a device for each processor; by default GPUs, if there are as many, or what
         TensorFlow chooses.
       model_info_file: a path; sizes of variables and counters are written there in training.
-      hierarchical_tiling_spec: accepted; for TPUs alone.
-      weight_decay_checkpoint: accepted; optimizers decay towards zero.
+      hierarchical_tiling_spec: how the mesh lies on a TPU, pairs such as
+        [["batch", None], ["model", [2, 2]]]; see `mtf.simd_mesh_impl.HierarchicalTiling`. Elsewhere
+        it is checked against `mesh_shape` and no more.
+      weight_decay_checkpoint: has no effect, as in the classic release, which does not read it
+        either: optimizers decay towards zero. A value is warned of.
       mesh_impl: "placement" for one graph with the operations of all processors, or "simd" for one
         program that each of them runs; "placement" if None.
 
     Returns:
-      A function of features, labels, mode and params that returns an EstimatorSpec.
+      A function of features, labels, mode and params that returns an EstimatorSpec; for a
+      TPUEstimator with `use_tpu`, a TPUEstimatorSpec.
 
     Raises:
-      ValueError: there is no such `mesh_impl`, or the batch cannot be divided.
+      ValueError: there is no such `mesh_impl`, the batch cannot be divided, or
+        `hierarchical_tiling_spec` makes another mesh.
     """
-    del use_tpu, tpu_summaries, hierarchical_tiling_spec
+    del use_tpu
     if weight_decay_checkpoint:
-        tf.logging.warning("weight_decay_checkpoint is set, but optimizers decay towards zero")
+        tf.logging.warning("weight_decay_checkpoint has no effect: optimizers decay towards zero")
     mesh_shape = mtf.convert_to_shape(mesh_shape)
     mesh_impl = mesh_impl or "placement"
     processor_devices(mesh_impl, mesh_shape, mesh_devices)
+    check_tiling(hierarchical_tiling_spec, mesh_shape)
     settings = Settings(
         model_type, transformer_model, vocabulary, model_dir, mesh_shape,
         mtf.convert_to_layout_rules(layout_rules), batch_size, sequence_length, autostack,
         keep_checkpoint_max, save_checkpoints_steps, learning_rate_schedule, optimizer,
         outer_batch_size, predict_fn, score_in_predict_mode, variable_filter, init_checkpoint,
-        init_variable_filter, ensemble_inputs, mesh_devices, model_info_file, mesh_impl)
+        init_variable_filter, ensemble_inputs, mesh_devices, model_info_file, mesh_impl,
+        tpu_summaries, hierarchical_tiling_spec)
     settings.batch_dims()
 
     def my_model_fn(
@@ -117,7 +126,9 @@ def tpu_estimator_model_fn(
         config: Any = None,
     ) -> Any:
         """Returns the EstimatorSpec of a mode."""
-        del labels, params, config
-        return _SPECS[mode](settings, features)
+        del labels
+        context = params.get("context") if isinstance(params, Mapping) else None
+        own = dataclasses.replace(settings, config=config, context=context)
+        return _SPECS[mode](own, features)
 
     return my_model_fn

@@ -16,7 +16,7 @@ from mesh_tensorflow.transformer.utils._features import (
     import_features,
 )
 from mesh_tensorflow.transformer.utils._model import call_model, check_length, is_unitransformer
-from mesh_tensorflow.transformer.utils._program import Outputs, run_on_mesh
+from mesh_tensorflow.transformer.utils._program import Outputs, outside_program, run_on_mesh
 from mesh_tensorflow.transformer.utils._settings import Settings
 from mesh_tensorflow.transformer.utils._text import clean_decodes
 from mesh_tensorflow.transformer.utils._token_scores import negative_log_prob, target_weights
@@ -166,6 +166,10 @@ def prediction_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> An
         there = {name: x[: features[ROWS]] for name, x in predictions.items()}
         predictions = _texts(settings, there)
         exported = {"serving_default": estimator.export.PredictOutput(predictions)}
+    with outside_program(settings):
+        hooks = [mtf.MtfRestoreHook(results.lowering)]
+    if settings.context is not None:
+        return estimator.tpu.TPUEstimatorSpec(
+            mode, predictions=predictions, prediction_hooks=hooks)
     return estimator.EstimatorSpec(
-        mode, predictions=predictions, export_outputs=exported,
-        prediction_hooks=[mtf.MtfRestoreHook(results.lowering)])
+        mode, predictions=predictions, export_outputs=exported, prediction_hooks=hooks)

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow.estimator._run_cluster import in_cluster
+from mesh_tensorflow.estimator.tpu._replicated import devices_of, shards_of_process
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
-from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
+from mesh_tensorflow.simd_mesh_impl import (
+    HierarchicalTiling,
+    SimdMeshImpl,
+    auto_logical_to_physical_tpu,
+    physical_shape_3d_from_topology_proto_4d,
+    replicate,
+)
 from mesh_tensorflow.transformer.utils._settings import Settings
 
-__all__ = ["MESH_IMPLS", "Outputs", "Results", "processor_devices", "run_on_mesh"]
+__all__ = [
+    "MESH_IMPLS",
+    "Outputs",
+    "Results",
+    "check_tiling",
+    "outside_program",
+    "processor_devices",
+    "run_on_mesh",
+]
 
 MESH_IMPLS = ("placement", "simd")
+_DIMENSIONS_OF_TOPOLOGY = 4
 
 
 class Outputs(NamedTuple):
@@ -30,10 +49,12 @@ class Results(NamedTuple):
     tensors: dict[str, tf.Tensor]
     update: Optional[tf.Operation]
     lowering: mtf.Lowering
+    summaries: dict[str, tf.Tensor]
 
 
 def processor_devices(
-    mesh_impl: str, mesh_shape: mtf.Shape, mesh_devices: Optional[Sequence[str]] = None
+    mesh_impl: str, mesh_shape: mtf.Shape, mesh_devices: Optional[Sequence[str]] = None,
+    config: Any = None,
 ) -> list[str]:
     """Returns a device for each processor of a mesh.
 
@@ -41,13 +62,14 @@ def processor_devices(
       mesh_impl: "placement" or "simd".
       mesh_shape: the mesh.
       mesh_devices: the devices that a user named, or None.
+      config: the estimator's RunConfig; needed where there are several processes.
 
     Returns:
-      Those, or GPUs if there are as many, or on a placement mesh devices that TensorFlow chooses,
-      and on a SIMD mesh as many logical CPUs.
+      Those, or equally many of each process of a cluster, or GPUs if there are as many, or on a
+      placement mesh devices that TensorFlow chooses, and on a SIMD mesh as many logical CPUs.
 
     Raises:
-      ValueError: there is no such implementation.
+      ValueError: there is no such implementation, or the processes cannot have equally many.
     """
     if mesh_impl not in MESH_IMPLS:
         raise ValueError(
@@ -56,34 +78,112 @@ def processor_devices(
         )
     if mesh_devices is not None:
         return list(mesh_devices)
+    # Only a TPUEstimator's configuration tells.
+    if in_cluster() and hasattr(config, "tpu_config") and shards_of_process(config):
+        return devices_of(config)
     size = mesh_shape.size
     if size > 1 and len(tf.config.list_physical_devices("GPU")) == size:
         return [f"/device:GPU:{i}" for i in range(size)]
     return [f"/device:CPU:{i}" if mesh_impl == "simd" else "" for i in range(size)]
 
 
+def check_tiling(spec: Any, mesh_shape: mtf.Shape) -> None:
+    """Checks that a mesh is that of a HierarchicalTiling.
+
+    Args:
+      spec: what a HierarchicalTiling is made of, or None.
+      mesh_shape: the mesh.
+
+    Raises:
+      ValueError: it is another.
+    """
+    if spec is None:
+        return
+    tiled = HierarchicalTiling.spec_to_mesh_shape(spec, mesh_shape.size)
+    if [d for d in tiled if d.size > 1] != [d for d in mesh_shape if d.size > 1]:
+        raise ValueError(
+            f"tpu_estimator_model_fn: hierarchical_tiling_spec={spec} makes the mesh "
+            f"{dims_text(tiled)}, but mesh_shape is {dims_text(mesh_shape)}: bind "
+            "utils.run.mesh_shape to what utils.tpu_mesh_shape makes of the same list"
+        )
+
+
+def outside_program(settings: Settings) -> contextlib.AbstractContextManager:
+    """Makes operations of the host: outside of the TPUEstimator's program, if there is one.
+
+    Args:
+      settings: tell whether there is.
+
+    Returns:
+      A context manager.
+    """
+    if settings.context is None:
+        return contextlib.nullcontext()
+    return mtf.utils.outside_all_rewrites()
+
+
+def _mesh_in_program(settings: Settings) -> SimdMeshImpl:
+    """Returns a mesh of the processors that run the TPUEstimator's program."""
+    assignment = settings.context.device_assignment
+    physical, spec = list(assignment.topology.mesh_shape), settings.hierarchical_tiling_spec
+    if spec is None:
+        order = auto_logical_to_physical_tpu(
+            settings.mesh_shape.to_integer_list, physical, device_assignment=assignment)
+    else:
+        if len(physical) == _DIMENSIONS_OF_TOPOLOGY:
+            physical = physical_shape_3d_from_topology_proto_4d(physical)
+        order = HierarchicalTiling(spec, physical).logical_to_physical
+    return SimdMeshImpl(
+        settings.mesh_shape, settings.layout_rules, device_assignment=assignment,
+        logical_to_physical=order)
+
+
+def _taken_summaries(start: int) -> dict[str, tf.Tensor]:
+    """Takes what mtf.scalar_summary has added to the collection, and returns it by name."""
+    collection = tf.get_collection_ref(mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY)
+    found, graph = dict(collection[start:]), tf.get_default_graph()
+    del collection[start:]
+    around = tf.no_op()._get_control_flow_context()
+    there = {
+        name: tf.cast(x, tf.float32) for name, x in found.items()
+        if x.graph is graph and x.op._get_control_flow_context() is around}
+    if len(there) < len(found):
+        tf.logging.warning(
+            "Summaries of what is within loops are left out: %s",
+            ", ".join(found.keys() - there.keys()))
+    return there
+
+
 def run_on_mesh(
-    settings: Settings, build: Callable[[mtf.Mesh], Outputs], log_file: Optional[str] = None
+    settings: Settings, build: Callable[[mtf.Mesh], Outputs], log_file: Optional[str] = None,
+    summaries: bool = False,
 ) -> Results:
     """Builds a program for a mesh and lowers it.
+
+    Within the program of a TPUEstimator, results are part of it too.
 
     Args:
       settings: which mesh, layout and implementation.
       build: a function of a Mesh that makes the program.
       log_file: a path; the sizes of variables and counters are written there.
+      summaries: whether the scalars of mtf.scalar_summary are among the results.
 
     Returns:
       Results.
     """
-    devices = processor_devices(settings.mesh_impl, settings.mesh_shape, settings.mesh_devices)
+    devices = processor_devices(
+        settings.mesh_impl, settings.mesh_shape, settings.mesh_devices, settings.config)
     lowerings = []
 
-    def program() -> tuple[dict[str, tf.Tensor], list[tf.Operation]]:
+    def program() -> tuple[dict[str, tf.Tensor], list[tf.Operation], dict[str, tf.Tensor]]:
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "my_mesh")
+        start = len(tf.get_collection(mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY))
         outputs = build(mesh)
         impl: Any
-        if settings.mesh_impl == "simd":
+        if settings.context is not None:
+            impl = _mesh_in_program(settings)
+        elif settings.mesh_impl == "simd":
             impl = SimdMeshImpl(settings.mesh_shape, settings.layout_rules)
         else:
             impl = PlacementMeshImpl(settings.mesh_shape, settings.layout_rules, devices)
@@ -93,8 +193,11 @@ def run_on_mesh(
         tensors = {
             name: lowering.export_to_tf_tensor(x) for name, x in outputs.tensors.items()}
         updates = [lowering.lowered_operation(op) for op in outputs.updates]
-        return tensors, [tf.group(updates)] if updates else []
+        return (
+            tensors, [tf.group(updates)] if updates else [],
+            _taken_summaries(start) if summaries else {})
 
-    made = replicate(program, devices=devices) if settings.mesh_impl == "simd" else program()
-    tensors, updates = made
-    return Results(tensors, updates[0] if updates else None, lowerings[-1])
+    apart = settings.context is None and settings.mesh_impl == "simd"
+    made = replicate(program, devices=devices) if apart else program()
+    tensors, updates, scalars = made
+    return Results(tensors, updates[0] if updates else None, lowerings[-1], scalars)

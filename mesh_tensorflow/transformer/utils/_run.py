@@ -10,6 +10,7 @@ import gin
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator as mtf_estimator
+from mesh_tensorflow.estimator.tpu._replicated import shards_of_process
 from mesh_tensorflow.transformer.utils._batching import (
     Lengths,
     auto_train_steps,
@@ -111,11 +112,13 @@ def _prepared(arguments: dict[str, Any]) -> _Run:
     """Returns what a mode needs, from the arguments of `run`."""
     lengths, scoring = arguments["sequence_length"], _MODES[arguments["mode"]][1]
     mesh_shape = mtf.convert_to_shape(arguments["mesh_shape"])
+    assert mesh_shape is not None
     layout_rules = mtf.convert_to_layout_rules(arguments["layout_rules"])
     batch_size = compute_batch_size(lengths, mesh_shape, layout_rules, arguments["batch_size"])
     if arguments["mode"].startswith("export"):
         # What is exported must not ask for as many devices as there are processors here.
-        arguments = {**arguments, "mesh_impl": "placement", "mesh_devices": None}
+        arguments = {
+            **arguments, "mesh_impl": "placement", "mesh_devices": [""] * mesh_shape.size}
     steps = arguments["train_steps"]
     steps = steps(batch_size, lengths) if callable(steps) else steps
     same = (
@@ -156,6 +159,16 @@ def _check(arguments: dict[str, Any]) -> None:
                 f"utils.run: {name} is None: bind utils.run.{name}, in a gin file or by "
                 f"--gin_param='utils.run.{name} = ...'"
             )
+
+
+def _run_in_chief(run: _Run, main: Callable[[_Run], Any]) -> Any:
+    """Runs a mode, in the chief if there are several processes; an evaluator is by itself."""
+    config = run.estimator.config
+    if config.task_type == "evaluator":
+        return main(run)
+    if run.arguments["mesh_devices"] is None:
+        shards_of_process(config)  # else the chief alone would find that they cannot be shared
+    return mtf_estimator.run_cluster(lambda: main(run), config)
 
 
 @gin.configurable(module=MODULE)
@@ -203,6 +216,9 @@ def run(
 ) -> Any:
     """Trains, evaluates, decodes, scores or exports; gin sets the parameters.
 
+    Of several processes, which TF_CONFIG names, the chief does so, and the others lend it their
+    devices: by default each has as many processors of the mesh.
+
     Args:
       tpu_job_name: for TPUs alone.
       tpu: None or "": estimators run on CPUs and GPUs.
@@ -249,14 +265,16 @@ def run(
 
     Returns:
       What the mode returns: scores as `score_postprocess_fn` returns them, the directories of
-      exported models, or None.
+      exported models, or None; None in processes that are not the chief.
 
     Raises:
-      ValueError: the mode is not known, or something that it needs is missing.
+      ValueError: the mode is not known, something that it needs is missing, or the processes cannot
+        have equally many processors.
+      PeerLostError: another process is gone, or was never there.
       RuntimeError: a TPU is named.
     """
     arguments = dict(locals())
     if isinstance(sequence_length, int):
         arguments["sequence_length"] = {"inputs": sequence_length, "targets": sequence_length}
     _check(arguments)
-    return _MODES[mode][0](_prepared(arguments))
+    return _run_in_chief(_prepared(arguments), _MODES[mode][0])

@@ -25,8 +25,8 @@ from mesh_tensorflow.transformer.utils._data import (
 from mesh_tensorflow.transformer.utils._flags import MODULE
 from mesh_tensorflow.transformer.utils._scores import save_scores, save_scores_to_tfrecords
 from mesh_tensorflow.transformer.utils._text import (
-    encode_delimited_lm,
-    encode_inputs,
+    encoded_inputs,
+    encoded_pairs,
     get_inputs_from_file,
 )
 from mesh_tensorflow.transformer.utils._vocabularies import targets_vocabulary
@@ -140,26 +140,33 @@ def _lines(source: Union[str, Sequence[str], None]) -> list[str]:
     return get_inputs_from_file(source) if isinstance(source, str) else list(source or [])
 
 
+def _source(given: Any, name: str) -> str:
+    """Returns what errors call lines: their file, or the argument that they were given as."""
+    return given if isinstance(given, str) else f"score_from_strings: {name}"
+
+
 def _pairs_as_features(
     inputs: list[str], targets: list[str], vocabulary: Any, model_type: str, batch_size: int,
-    sequence_length: Lengths, eos_id: int, score_eos: bool,
+    sequence_length: Lengths, eos_id: int, score_eos: bool, sources: tuple[str, str],
 ) -> Mapping[str, np.ndarray]:
     """Returns lines of inputs and targets as features of a type of model."""
+    first, second = sources
     length = length_of_feature(sequence_length, "targets")
     own = targets_vocabulary(vocabulary)
     if model_type == "lm":
-        ids = encode_inputs(
-            targets, own, model_type, batch_size, length, eos_id, unscored_prefix=inputs or None)
-        return {"targets": ids}
+        return {"targets": encoded_inputs(
+            targets, own, model_type, batch_size, length, eos_id, inputs or None, (second, first))}
     if model_type == "delimited_lm":
         both = inputs_length(sequence_length) + length
-        return {"targets": encode_delimited_lm(
-            inputs, targets, vocabulary, batch_size, both, eos_id, include_final_eos=score_eos)}
+        return {"targets": encoded_pairs(
+            inputs, targets, vocabulary, batch_size, both, eos_id, score_eos, sources)}
     return {
-        "inputs": encode_inputs(
-            inputs, vocabulary, model_type, batch_size, inputs_length(sequence_length), eos_id),
-        "targets": encode_inputs(
-            targets, own, model_type if score_eos else "lm", batch_size, length, eos_id),
+        "inputs": encoded_inputs(
+            inputs, vocabulary, model_type, batch_size, inputs_length(sequence_length), eos_id,
+            None, (first, "")),
+        "targets": encoded_inputs(
+            targets, own, model_type if score_eos else "lm", batch_size, length, eos_id, None,
+            (second, "")),
     }
 
 
@@ -200,14 +207,18 @@ def score_from_strings(
       What `score_with_estimator_fn` returns.
 
     Raises:
-      ValueError: there are not as many inputs as targets, or a line cannot be encoded.
+      ValueError: there are not as many inputs as targets, or a line of a file is empty (see
+        `get_inputs_from_file`) or no UTF-8 text, or a line cannot be encoded; it is named by its
+        number, and by its file if there is one.
     """
+    sources = (_source(inputs, "inputs"), _source(targets, "targets"))
     inputs, targets = _lines(inputs), _lines(targets)
     if len(inputs) != len(targets) and (inputs or model_type != "lm"):
         raise ValueError(
             f"score_from_strings: there are {len(inputs)} inputs, but {len(targets)} targets")
     features = _pairs_as_features(
-        inputs, targets, vocabulary, model_type, batch_size, sequence_length, eos_id, score_eos)
+        inputs, targets, vocabulary, model_type, batch_size, sequence_length, eos_id, score_eos,
+        sources)
     return score_with_estimator_fn(
         estimator, arrays_input_fn(features, batch_size), eval_checkpoint_step, model_dir,
         vocabulary, score_postprocess_fn, len(targets))

@@ -40,6 +40,12 @@ class Settings:
     mesh_devices: Any
     model_info_file: Optional[str]
     mesh_impl: str
+    tpu_summaries: bool
+    hierarchical_tiling_spec: Any
+    # The RunConfig of the estimator that calls the model function, if it tells.
+    config: Any = None
+    # The ReplicaContext of a TPUEstimator whose program the model function is part of.
+    context: Any = None
 
     def batch_dims(self, training: bool = True) -> BatchDims:
         """Returns the dimensions of a batch: in prediction there is no outer one."""

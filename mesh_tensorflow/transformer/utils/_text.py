@@ -21,8 +21,11 @@ __all__ = [
     "decode_ids",
     "encode_delimited_lm",
     "encode_inputs",
+    "encoded_inputs",
+    "encoded_pairs",
     "get_inputs_from_file",
     "write_lines_to_file",
+    "write_text",
 ]
 
 _MOST_NUMBERS = 10
@@ -40,18 +43,40 @@ def as_text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def get_inputs_from_file(input_filename: str, ignore_comments: bool = False) -> list[str]:
+def _numbers(numbers: Sequence[int]) -> str:
+    more = "..." if len(numbers) > _MOST_NUMBERS else ""
+    return ", ".join(map(str, numbers[:_MOST_NUMBERS])) + more
+
+
+def _check_no_line_is_empty(input_filename: str, lines: Sequence[str]) -> None:
+    empty = [number for number, line in enumerate(lines, 1) if not line]
+    if not empty:
+        return
+    which = f"line {empty[0]} is" if len(empty) == 1 else f"lines {_numbers(empty)} are"
+    raise ValueError(
+        f"{input_filename}: {which} empty, but each line is a text with a result of its own. Fill "
+        f"or remove {'it' if len(empty) == 1 else 'them'}; or, if empty texts are meant, bind "
+        "utils.get_inputs_from_file.keep_empty_lines = True by gin, or pass keep_empty_lines=True"
+    )
+
+
+@gin.configurable(module=MODULE)
+def get_inputs_from_file(
+    input_filename: str, ignore_comments: bool = False, keep_empty_lines: bool = False
+) -> list[str]:
     """Returns the lines of a file, without white space at their ends.
 
     Args:
       input_filename: the path of a file of UTF-8 text.
       ignore_comments: whether to leave out lines that begin with "#".
+      keep_empty_lines: whether lines of nothing but white space are texts like others, but for one
+        at the end of the file, which is left out; if not, they are an error.
 
     Returns:
-      A list of strings, without an empty last one.
+      A list of strings.
 
     Raises:
-      ValueError: a line is no UTF-8 text.
+      ValueError: lines are empty, or one is no UTF-8 text; file and lines are named.
     """
     with tf.io.gfile.GFile(input_filename, "rb") as f:
         raw = f.read().split(b"\n")
@@ -64,9 +89,31 @@ def get_inputs_from_file(input_filename: str, ignore_comments: bool = False) -> 
                 f"{input_filename}: line {number} is no UTF-8 text ({error}); mend the line, or "
                 "convert the file"
             ) from error
+    if not keep_empty_lines:
+        _check_no_line_is_empty(input_filename, lines)
     if lines and not lines[-1]:
         lines.pop()
     return [line for line in lines if not (ignore_comments and line.startswith("#"))]
+
+
+def write_text(text: str, filename: str, temporary: str) -> None:
+    """Writes a file elsewhere and moves it to its place, so that it is never there in part.
+
+    Args:
+      text: a string.
+      filename: the path of the file.
+      temporary: a path in the same file system.
+    """
+    with tf.io.gfile.GFile(temporary, "w") as f:
+        f.write(text)
+    # Else it could be in its place, but empty, after the machine has failed.
+    if os.path.exists(temporary):
+        descriptor = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    tf.io.gfile.rename(temporary, filename, overwrite=True)
 
 
 def write_lines_to_file(lines: Iterable[Any], filename: str) -> None:
@@ -87,10 +134,7 @@ def write_lines_to_file(lines: Iterable[Any], filename: str) -> None:
     directory = os.path.dirname(filename)
     if directory:
         tf.io.gfile.makedirs(directory)
-    temporary = f"{filename}.{os.getpid()}.tmp"
-    with tf.io.gfile.GFile(temporary, "w") as f:
-        f.write(text)
-    tf.io.gfile.rename(temporary, filename, overwrite=True)
+    write_text(text, filename, f"{filename}.{os.getpid()}.tmp")
 
 
 def _encode(vocabulary: Any, line: str, number: int, what: str) -> list[int]:
@@ -117,14 +161,49 @@ def _rows(rows: Sequence[Sequence[int]], batch_size: int, length: int, what: str
     cut = [i for i, ids in enumerate(rows, 1) if len(ids) > length]
     for numbers, problem in ((empty, "are empty"), (cut, f"are cut to {length} ids")):
         if numbers:
-            more = "..." if len(numbers) > _MOST_NUMBERS else ""
             tf.logging.warning(
-                "%s: %d lines %s, number %s%s", what, len(numbers), problem,
-                ", ".join(map(str, numbers[:_MOST_NUMBERS])), more)
+                "%s: %d lines %s, number %s", what, len(numbers), problem, _numbers(numbers))
     result = np.zeros([-(-len(rows) // batch_size) * batch_size, length], np.int32)
     for row, ids in zip(result, itertools.chain(rows, itertools.repeat(rows[0]))):
         row[:len(ids)] = ids[:length]
     return result
+
+
+def encoded_inputs(
+    inputs: Sequence[str], vocabulary: Any, model_type: str, batch_size: int, length: int,
+    eos_id: int, prefixes: Optional[Sequence[str]], sources: tuple[str, str],
+) -> np.ndarray:
+    """Returns the ids of lines; see `encode_inputs`.
+
+    Args:
+      inputs: strings.
+      vocabulary: a Vocabulary, or a pair of them, the first of which is taken.
+      model_type: of "lm" no EOS is appended.
+      batch_size: the number of lines is filled up to a multiple of it, with the first one.
+      length: the length to which lines are cut or padded.
+      eos_id: the id of EOS.
+      prefixes: strings that are put before the lines with negative ids.
+      sources: what errors call lines and prefixes, such as the names of their files.
+
+    Returns:
+      An int32 array [lines, length].
+
+    Raises:
+      ValueError: there are no lines, or one cannot be encoded; it is named by its number.
+    """
+    vocabulary = inputs_vocabulary(vocabulary)
+    prefixes = prefixes or [""] * len(inputs)
+    if len(prefixes) != len(inputs):
+        raise ValueError(
+            f"{sources[0]}: there are {len(inputs)} lines, but {len(prefixes)} of {sources[1]}"
+        )
+    end = [] if model_type == "lm" else [eos_id]
+    rows = []
+    for number, (line, prefix) in enumerate(zip(inputs, prefixes), 1):
+        before = _encode(vocabulary, prefix, number, sources[1]) if prefix else []
+        ids = _encode(vocabulary, line, number, sources[0])
+        rows.append([-i for i in before] + ids + end)
+    return _rows(rows, batch_size, length, sources[0])
 
 
 def encode_inputs(
@@ -155,19 +234,44 @@ def encode_inputs(
     Raises:
       ValueError: there are no lines, or one cannot be encoded; it is named by its number.
     """
-    vocabulary = inputs_vocabulary(vocabulary)
-    prefixes = unscored_prefix or [""] * len(inputs)
-    if len(prefixes) != len(inputs):
+    return encoded_inputs(
+        inputs, vocabulary, model_type, batch_size, inputs_length(sequence_length), eos_id,
+        unscored_prefix, ("encode_inputs", "unscored_prefix"))
+
+
+def encoded_pairs(
+    inputs: Sequence[str], targets: Sequence[str], vocabulary: Any, batch_size: int, length: int,
+    eos_id: int, include_final_eos: bool, sources: tuple[str, str],
+) -> np.ndarray:
+    """Returns the ids of pairs of lines; see `encode_delimited_lm`.
+
+    Args:
+      inputs: strings.
+      targets: strings, as many.
+      vocabulary: a Vocabulary, or a pair of them.
+      batch_size: the number of pairs is filled up to a multiple of it, with the first one.
+      length: the length to which they are cut or padded.
+      eos_id: the id of EOS.
+      include_final_eos: whether EOS follows the targets.
+      sources: what errors call inputs and targets, such as the names of their files.
+
+    Returns:
+      An int32 array [pairs, length].
+
+    Raises:
+      ValueError: there are no lines, or not as many inputs as targets, or one cannot be encoded.
+    """
+    if len(inputs) != len(targets):
         raise ValueError(
-            f"encode_inputs: there are {len(inputs)} lines, but {len(prefixes)} of unscored_prefix"
+            f"encode_delimited_lm: there are {len(inputs)} inputs, but {len(targets)} targets"
         )
-    end = [] if model_type == "lm" else [eos_id]
-    rows = []
-    for number, (line, prefix) in enumerate(zip(inputs, prefixes), 1):
-        before = _encode(vocabulary, prefix, number, "unscored_prefix") if prefix else []
-        ids = _encode(vocabulary, line, number, "encode_inputs")
-        rows.append([-i for i in before] + ids + end)
-    return _rows(rows, batch_size, inputs_length(sequence_length), "encode_inputs")
+    end = [eos_id] if include_final_eos else []
+    rows = [
+        [*_encode(inputs_vocabulary(vocabulary), a, n, sources[0]), eos_id,
+         *_encode(targets_vocabulary(vocabulary), b, n, sources[1]), *end]
+        for n, (a, b) in enumerate(zip(inputs, targets), 1)
+    ]
+    return _rows(rows, batch_size, length, sources[1])
 
 
 def encode_delimited_lm(
@@ -197,19 +301,11 @@ def encode_delimited_lm(
     Raises:
       ValueError: there are no lines, or not as many inputs as targets, or one cannot be encoded.
     """
-    if len(inputs) != len(targets):
-        raise ValueError(
-            f"encode_delimited_lm: there are {len(inputs)} inputs, but {len(targets)} targets"
-        )
-    end = [eos_id] if include_final_eos else []
-    rows = [
-        [*_encode(inputs_vocabulary(vocabulary), a, n, "inputs"), eos_id,
-         *_encode(targets_vocabulary(vocabulary), b, n, "targets"), *end]
-        for n, (a, b) in enumerate(zip(inputs, targets), 1)
-    ]
     length = sequence_length if isinstance(sequence_length, int) else sum(
         sequence_length[key] for key in ("inputs", "targets"))
-    return _rows(rows, batch_size, length, "encode_delimited_lm")
+    return encoded_pairs(
+        inputs, targets, vocabulary, batch_size, length, eos_id, include_final_eos,
+        ("inputs", "targets"))
 
 
 @gin.configurable(module=MODULE)

@@ -25,7 +25,12 @@ from mesh_tensorflow.transformer.utils._features import (
 from mesh_tensorflow.transformer.utils._gin import OperativeConfigHook
 from mesh_tensorflow.transformer.utils._metrics import token_metrics
 from mesh_tensorflow.transformer.utils._model import call_model, check_length
-from mesh_tensorflow.transformer.utils._program import Outputs, Results, run_on_mesh
+from mesh_tensorflow.transformer.utils._program import (
+    Outputs,
+    Results,
+    outside_program,
+    run_on_mesh,
+)
 from mesh_tensorflow.transformer.utils._settings import Settings
 from mesh_tensorflow.transformer.utils._token_scores import evaluated
 from mesh_tensorflow.transformer.utils._variables import (
@@ -39,6 +44,7 @@ from mesh_tensorflow.utils import steps_done
 __all__ = ["evaluation_spec", "training_for", "training_spec", "with_total_steps"]
 
 _CHECKPOINT_HOURS = 2
+_OWN_TAGS = ("learning_rate", "loss")  # of summaries that there are in any case
 _total_train_steps: contextvars.ContextVar[Optional[int]] = contextvars.ContextVar(
     "total_train_steps", default=None)
 
@@ -155,6 +161,16 @@ def _evaluation_program(
 # -- specs
 
 
+def _host_call(settings: Settings, scalars: Mapping[str, tf.Tensor]) -> Any:
+    """Returns what has a TPU's host write scalars."""
+    key = mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY
+    for name, value in scalars.items():
+        tf.add_to_collection(key, (name, value))
+    host_call = mtf.utils.create_host_call(settings.model_dir or "")
+    mtf.utils.remove_summaries()
+    return host_call
+
+
 def _load_initial_checkpoint(settings: Settings) -> None:
     """Lets variables that are also in the initial checkpoint begin with its values."""
     path = settings.init_checkpoint
@@ -180,7 +196,7 @@ def _load_initial_checkpoint(settings: Settings) -> None:
         found[there] = v
     tf.logging.info("Initializing %d variables from %s", len(found), path)
     if found:
-        tf.train.init_from_checkpoint(path, found)
+        checkpoint.init_from_checkpoint(path, found)
 
 
 def _saver_hook(settings: Settings, results: Results) -> tf.train.CheckpointSaverHook:
@@ -201,7 +217,7 @@ def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
       features: tf Tensors by name.
 
     Returns:
-      An EstimatorSpec.
+      An EstimatorSpec, or within the program of a TPUEstimator a TPUEstimatorSpec.
     """
     check_features(features, settings.model_type, estimator.ModeKeys.TRAIN)
     if settings.optimizer is None:
@@ -210,22 +226,37 @@ def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
             "@optimize.AdafactorOptimizer, or pass optimizer="
         )
     rate = _learning_rate(settings.learning_rate_schedule)
-    if rate is not None:
-        tf.summary.scalar("learning_rate", rate)
     results = run_on_mesh(
         settings, lambda mesh: _training_program(settings, mesh, features, rate),
-        settings.model_info_file)
-    if hasattr(settings.model, "initialize"):
-        settings.model.initialize()
-    _load_initial_checkpoint(settings)
-    with tf.control_dependencies([results.update]):
+        settings.model_info_file, settings.tpu_summaries)
+    with outside_program(settings):
+        if hasattr(settings.model, "initialize"):
+            settings.model.initialize()
+        _load_initial_checkpoint(settings)
+        hooks = [
+            mtf.MtfRestoreHook(results.lowering), _saver_hook(settings, results),
+            OperativeConfigHook(settings.model_dir)]
+    loss = results.tensors["loss"]
+    scalars = {
+        f"{name}_1" if name in _OWN_TAGS else name.rstrip("/"): value
+        for name, value in results.summaries.items()}
+    if rate is not None:
+        scalars["learning_rate"] = tf.convert_to_tensor(rate, tf.float32)
+    # The step counts up last: what is reported of it reads it before.
+    with tf.control_dependencies([results.update, loss, *scalars.values()]):
         train_op = tf.assign_add(tf.train.get_or_create_global_step(), 1)
-    hooks = [
-        mtf.MtfRestoreHook(results.lowering), _saver_hook(settings, results),
-        OperativeConfigHook(settings.model_dir)]
+    if settings.context is not None:
+        with tf.control_dependencies([train_op]):
+            host_call = _host_call(settings, scalars) if settings.tpu_summaries else None
+        return estimator.tpu.TPUEstimatorSpec(
+            estimator.ModeKeys.TRAIN, loss=loss, train_op=train_op, training_hooks=hooks,
+            host_call=host_call)
+    for name, value in scalars.items():
+        # tf.summary.scalar would number the tag, whose name scope is in use.
+        tf.add_to_collection(
+            tf.GraphKeys.SUMMARIES, tf.raw_ops.ScalarSummary(tags=name, values=value))
     return estimator.EstimatorSpec(
-        estimator.ModeKeys.TRAIN, loss=results.tensors["loss"], train_op=train_op,
-        training_chief_hooks=hooks)
+        estimator.ModeKeys.TRAIN, loss=loss, train_op=train_op, training_chief_hooks=hooks)
 
 
 def evaluation_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
@@ -245,6 +276,12 @@ def evaluation_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> An
     rows = {
         name: tf.reshape(x, [math.prod(x.shape.as_list()[:-1]), x.shape.as_list()[-1]])
         for name, x in tensors.items()}
+    with outside_program(settings):
+        hooks = [mtf.MtfRestoreHook(results.lowering)]
+    if settings.context is not None:
+        return estimator.tpu.TPUEstimatorSpec(
+            estimator.ModeKeys.EVAL, loss=loss, evaluation_hooks=hooks,
+            eval_metrics=(lambda **rows: token_metrics(rows), rows))
     return estimator.EstimatorSpec(
         estimator.ModeKeys.EVAL, loss=loss, eval_metric_ops=token_metrics(rows),
-        evaluation_hooks=[mtf.MtfRestoreHook(results.lowering)])
+        evaluation_hooks=hooks)
