@@ -22,6 +22,7 @@ TESTS = [
     "safetensors>=0.5", "sentencepiece",
 ]
 TESTS_TPU = ["jax"]  # runs TPU programs on XLA's CPU replicas
+TESTS_T5 = ["torch", "transformers"]  # with which converted models are compared; large
 EXAMPLES = ["scikit-learn", "matplotlib"]
 
 setup(
@@ -47,6 +48,7 @@ setup(
         "highs": ["highspy"],
         "transformer": TRANSFORMER,
         "test": [*TESTS, *TESTS_TPU],
+        "test-t5": TESTS_T5,
         "test-tpu": TESTS_TPU,
         "dev": [*TESTS, *TESTS_TPU, "mypy", "ruff"],
         "docs": ["mkdocs", "mkdocs-material", "mkdocstrings[python]"],

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-__all__ = ["CheckpointError", "Saver", "check_checkpoint"]
+__all__ = ["CheckpointError", "Saver", "check_checkpoint", "init_from_checkpoint"]
 
 # How many names of variables an error spells out.
 _LONGEST_LIST = 12
@@ -90,6 +90,33 @@ def _wanted(var_list: Any) -> dict[str, Wanted]:
         for name, v in named
         if name and hasattr(v, "shape") and not getattr(v, "_save_slice_info", None)
     }
+
+
+def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
+    """Has variables begin with the values in a checkpoint, instead of those of their initializers.
+
+    As `tf.train.init_from_checkpoint`, and also for variables with slices in several processes. To
+    be called before they are initialized.
+
+    Args:
+      path: the path of a checkpoint, as `save` returns it.
+      variables: tf variables by name in the checkpoint.
+
+    Raises:
+      ValueError: the checkpoint has no such variable, or one of another shape.
+    """
+    check_checkpoint(path, variables)
+    several = {
+        name: v for name, v in variables.items() if len(v._gather_saveables_for_checkpoint()) > 1}
+    one = {name: v for name, v in variables.items() if name not in several}
+    if one:
+        tf.train.init_from_checkpoint(path, one)
+    for name, variable in several.items():
+        with tf.device("/device:CPU:0"), tf.name_scope("init_from_checkpoint"):
+            [value] = tf.raw_ops.RestoreV2(
+                prefix=path, tensor_names=[name], shape_and_slices=[""],
+                dtypes=[variable.dtype.base_dtype])
+            variable._initial_value = tf.ensure_shape(value, variable.shape)
 
 
 def check_checkpoint(

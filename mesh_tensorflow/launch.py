@@ -1,6 +1,7 @@
 """Several processes that run one program: starting them, and finding each other.
 
     python -m mesh_tensorflow.launch --processes 4 script.py --its_flags
+    python -m mesh_tensorflow.launch --processes 4 -m its.module --its_flags
 
 starts four processes of a script on this machine. Within the script, `processes()` tells which
 one it is; on a cluster, where something else starts the processes, it reads TF_CONFIG or what SLURM
@@ -352,15 +353,20 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--processes", type=int, required=True, help="how many")
     parser.add_argument("--show_all", action="store_true",
                         help="show what every process writes, not the first alone")
-    parser.add_argument("script", help="a Python file")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, default=[],
+                        help="a module in place of a script, and its arguments")
+    parser.add_argument("script", nargs="?", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
     parsed = parser.parse_args(arguments)
     if parsed.processes < 1:
         parser.error(f"--processes must be at least 1, got {parsed.processes}")
-    if not os.path.exists(parsed.script):
+    if not parsed.script and not parsed.module:
+        parser.error("name a script, or a module by -m")
+    if parsed.script and not os.path.exists(parsed.script):
         parser.error(f"there is no script {parsed.script}")
     signal.signal(signal.SIGTERM, lambda *unused: sys.exit(143))
-    command = [sys.executable, parsed.script, *parsed.arguments]
+    named = [parsed.script, *parsed.arguments] if parsed.script else ["-m", *parsed.module]
+    command = [sys.executable, *named]
     return run(command, parsed.processes, parsed.show_all)
 
 

@@ -61,6 +61,17 @@ MODULES = [
     "mesh_tensorflow.transformer.utils",
     "mesh_tensorflow.transformer.vocab_embeddings",
     "mesh_tensorflow.transformer.vocabulary",
+    "mesh_tensorflow.bert.bert",
+    "mesh_tensorflow.bert.optimization",
+    "mesh_tensorflow.bert.run_classifier",
+    "mesh_tensorflow.bert.run_pretraining",
+    "mesh_tensorflow.bert.run_squad",
+    "mesh_tensorflow.bert.tokenization",
+    "mesh_tensorflow.experimental.data_aug_lib",
+    "mesh_tensorflow.experimental.input_reader",
+    "mesh_tensorflow.experimental.model_executor",
+    "mesh_tensorflow.experimental.offline_data_aug",
+    "mesh_tensorflow.experimental.unet",
 ]
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

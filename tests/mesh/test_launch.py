@@ -150,6 +150,8 @@ def test_a_wrong_environment(environment, text):
 @pytest.mark.parametrize("arguments, text", [
     (["--processes", "2", "nowhere.py"], "there is no script nowhere.py"),
     (["--processes", "0", __file__], "--processes must be at least 1, got 0"),
+    (["--processes", "1"], "name a script, or a module by -m"),
+    (["--processes", "1", "-m"], "name a script, or a module by -m"),
 ])
 def test_a_wrong_command_line(arguments, text, capsys):
     with pytest.raises(SystemExit):

@@ -284,3 +284,24 @@ def test_graphs_are_freed():
     del graph, p, session
     gc.collect()
     assert reference() is None
+
+
+@pytest.mark.parametrize("placing", [SPLIT, Placing("x:1", "")])
+def test_values_of_a_checkpoint_to_begin_with(placing, tmp_path):
+    p = Program(Placing("x:1", ""))
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(p.update)
+        path = tf.train.Saver().save(session, str(tmp_path / "model"))
+    with tf.Graph().as_default(), harness.separate_memories():
+        p = Program(placing)
+        mtf.checkpoint.init_from_checkpoint(path, {"m": p.masters["m"], "v": p.masters["w"]})
+        with pytest.raises(mtf.checkpoint.CheckpointError, match=r"Missing in the file(.|\n)*none"):
+            mtf.checkpoint.init_from_checkpoint(path, {"none": p.masters["m"]})
+        with new_session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(p.copy_in)
+            values = session.run(p.exports)
+    np.testing.assert_array_equal(values["m"], VALUE + 1)
+    np.testing.assert_array_equal(values["w"], VALUE[0, :8] + 1)
+    np.testing.assert_array_equal(values["v"], VALUE[0, :8])
