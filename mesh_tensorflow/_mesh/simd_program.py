@@ -17,6 +17,8 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh import random_slices
 from mesh_tensorflow._mesh.devices import default_devices
+from mesh_tensorflow._mesh.simd_calls import call_on_each, results_of
+from mesh_tensorflow._mesh.simd_reductions import Reduction
 
 __all__ = ["SimdProgram", "current_program", "replicate"]
 
@@ -25,9 +27,6 @@ _count_on: collections.Counter = collections.Counter()  # programs, by their dev
 # Keys of groups of processors, and of collectives: programs must not share them.
 _KEYS_PER_PROGRAM = 2**16
 _MOST_PROGRAMS = 2**13
-_WAKE_UP_GROUP = 2**30
-# Types of operations on variables, by how they begin.
-_USES = ("ReadVariableOp", "Assign", "ResourceApply", "ResourceScatter", "ResourceGather")
 
 
 class SimdProgram:
@@ -38,6 +37,9 @@ class SimdProgram:
       local: physical numbers of the processors that this process runs.
       graph: the tf graph of the function.
       pnum: the physical number of the processor that runs it, an int32 scalar.
+      reductions: its reductions outside of loops, by the name of the tf operation.
+      tables: for operations whose value is known, by their name: for each processor a text that
+        is the same where the value is.
       binds_masters: whether slices may be the only place of a variable's value.
     """
 
@@ -49,7 +51,10 @@ class SimdProgram:
         self.graph: Any = None
         self.pnum: Any = None
         self._next_key = first_key
+        self.reductions: dict[str, Reduction] = {}
+        self.tables: dict[str, list[str]] = {}
         self._own: dict[int, list[Any]] = {}
+        self._parts: dict[int, list[Any]] = {}
         self._zeros: dict[Any, tf.Tensor] = {}
 
     def new_keys(self, count: int = 1) -> int:
@@ -91,17 +96,19 @@ class SimdProgram:
             name, initializer=self._zeros[key], trainable=trainable, collections=["TPU_VAR"],
             use_resource=True)
 
-    def own_variable(self, name: str, slices: Sequence[Any]) -> Any:
+    def own_variable(self, name: str, slices: Sequence[Any], parts: Sequence[Any]) -> Any:
         """Returns the variable that is each processor's own within the program.
 
         Args:
           name: ignored.
           slices: tf variables by physical number.
+          parts: by physical number, which part of the whole it is: equal for equal slices.
         """
         del name
         handles = [v.handle for v in slices]
         # The handles stay referenced, so that their ids stay theirs.
         self._own[id(handles[self.local[0]])] = handles
+        self._parts[id(handles[self.local[0]])] = list(parts)
         return slices[self.local[0]]
 
     def own_tensor(self, parts: Sequence[Any]) -> tf.Tensor:
@@ -141,6 +148,13 @@ class SimdProgram:
             for tensor in captured
         ]
 
+    def argument_keys(self, captured: Sequence[tf.Tensor], pnum: int) -> list[Any]:
+        """Returns for each of `arguments` a key that equal values have in common."""
+        return [
+            (id(tensor), self._parts[id(tensor)][pnum]) if id(tensor) in self._own else id(tensor)
+            for tensor in captured
+        ]
+
 
 def current_program() -> Optional[SimdProgram]:
     """Returns the program that is being traced, or None."""
@@ -163,11 +177,14 @@ def replicate(
     inputs: Sequence[Any] = (),
     devices: Optional[Sequence[str]] = None,
     local: Optional[Sequence[int]] = None,
+    share_memory: bool = True,
 ) -> Any:
     """Makes one program run on each of several processors, as tpu.rewrite does on a TPU.
 
     The computation makes a Lowering with a SimdMeshImpl of as many processors. It is traced once,
     whatever the number of processors. All of it runs whenever one of its results is asked for.
+    Processors of one memory, that is a few CPUs of one process, take from each other what is equal
+    on them. All others communicate by TensorFlow's collectives.
     A step waits for all processors; `tf.RunOptions(timeout_in_ms=...)` limits how long.
 
     Args:
@@ -177,6 +194,8 @@ def replicate(
       devices: a device for each processor. If None, the GPUs that TensorFlow finds, else its
         logical CPUs.
       local: the numbers of the processors that this process runs; all of them if None.
+      share_memory: False to have processors of one memory compute everything themselves, and
+        communicate by TensorFlow's collectives, as those of several processes do.
 
     Returns:
       What `computation` returns, with a tf.Tensor or tf.Operation of the calling graph for each.
@@ -227,8 +246,8 @@ def replicate(
                 f"make it within tf.variable_scope(..., use_resource=True)\n  {e}"
             ) from e
         raise
-    calls = _calls(program, function, inputs)
-    return _results(program, structure[-1], calls)
+    calls = call_on_each(program, function, inputs, share_memory)
+    return results_of(program, structure[-1], calls)
 
 
 def _check_distinct(devices: Sequence[str]) -> None:
@@ -259,101 +278,3 @@ def _as_tensor(result: Any) -> tf.Tensor:
         with tf.control_dependencies([result]):
             return tf.constant(True)
     return tf.convert_to_tensor(result)
-
-
-def _calls(program: SimdProgram, function: Any, inputs: Sequence[tf.Tensor]) -> list[list]:
-    """Calls the function on each processor; returns the outputs of each call."""
-    function.add_to_graph(tf.get_default_graph())
-    call = getattr(function, "_inference_function", None) or function.inference_fn
-    copied = {pnum: _copies(program, function, pnum) for pnum in program.local}
-    before = [_wake_up(program), *[op for made in copied.values() for _, op in made.values()]]
-    calls = []
-    for pnum in program.local:
-        with tf.device(program.devices[pnum]), tf.control_dependencies(before):
-            own = program.arguments(function.captured_inputs, pnum)
-            mine = copied[pnum]
-            own = [mine[i][0] if i in mine else tensor for i, tensor in enumerate(own)]
-            outputs = call.call_flat(tf.constant(pnum), *inputs, *own)
-            calls.append(list(outputs))
-    return calls
-
-
-def _copies(
-    program: SimdProgram, function: Any, pnum: int
-) -> dict[int, tuple[tf.Tensor, tf.Operation]]:
-    """Makes copies, in each step, of variables from outside that a processor cannot have itself.
-
-    These are variables of other processes, and those that the program assigns to: the first
-    processor of the variable's process assigns to the variable itself, the others to a copy. So
-    `assign_add(global_step, 1)` adds 1, and all processors read the same.
-
-    Returns:
-      {number of what the program uses from outside: (handle of the copy, what sets it)}.
-
-    Raises:
-      ValueError: a variable is another process's, whose steps this one has no part in.
-    """
-    copies = {}
-    outside = function.captured_inputs
-    device = program.devices[pnum]
-    for i, (outer, inner) in enumerate(zip(outside, function.graph.inputs[-len(outside):])):
-        if outer.dtype != tf.resource or program.is_own(outer):
-            continue
-        uses = {op.type: op for op in inner.consumers() if op.type.startswith(_USES)}
-        here = _is_at(outer.device, device)
-        if not uses or (here and (pnum == program.local[0] or set(uses) == {"ReadVariableOp"})):
-            continue
-        if not here and len(program.local) < len(program.devices):
-            raise ValueError(
-                f"the program uses the variable {outer.op.name} of {outer.device}, but each "
-                "process runs its own steps: let each make it on its own device. What processes "
-                "share are variables of the mesh"
-            )
-        kind, op = next(iter(uses.items()))
-        dtype = op.get_attr("T" if kind.startswith("ResourceApply") else "dtype")
-        with tf.device(outer.device):
-            value = tf.raw_ops.ReadVariableOp(resource=outer, dtype=dtype)
-        with tf.device(device):
-            copy = tf.raw_ops.VarHandleOp(
-                dtype=dtype, shape=tf.TensorShape(None),
-                shared_name=f"{outer.op.name}_of_processor_{pnum}")
-            copies[i] = copy, tf.raw_ops.AssignVariableOp(resource=copy, value=value)
-    return copies
-
-
-def _is_at(device: str, processor: str) -> bool:
-    """Returns whether a device is of the process that has a processor; "" is of each process."""
-    spec, own = map(tf.DeviceSpec.from_string, (device, processor))
-    return spec.job is None or (spec.job, spec.task) == (own.job, own.task)
-
-
-def _wake_up(program: SimdProgram) -> tf.Operation:
-    """Returns a collective of one member: sessions prepare for collectives only if they see one."""
-    found = tf.get_collection_ref("mtf_simd_wake_up")
-    if not found:
-        first = program.local[0]
-        with tf.device(program.devices[first]):
-            found.append(tf.raw_ops.CollectiveReduceV2(
-                input=tf.zeros([1]), group_size=1, group_key=_WAKE_UP_GROUP + first, instance_key=1,
-                ordering_token=[], merge_op="Add", final_op="Id").op)
-    return found[0]
-
-
-def _results(program: SimdProgram, structure: Any, calls: Sequence[Sequence[tf.Tensor]]) -> Any:
-    """Returns the results of the first processor, in the structure of the computation's.
-
-    Each waits for all processors, so that whatever is asked for, no processor is left out.
-    """
-    if not calls[0]:
-        return structure
-    everyone = [outputs[0].op for outputs in calls]
-    flat = []
-    with tf.device(program.devices[program.local[0]]), tf.control_dependencies(everyone):
-        for result, output in zip(tf.nest.flatten(structure), calls[0]):
-            if isinstance(result, tf.Operation):
-                flat.append(tf.group(*everyone))
-                continue
-            value = tf.identity(output)
-            value.set_shape(result.shape if tf.is_tensor(result) else output.shape)
-            flat.append(value)
-    return tf.nest.pack_sequence_as(structure, flat)

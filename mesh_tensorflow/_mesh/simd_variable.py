@@ -31,7 +31,10 @@ class SimdVariable(SliceVariables):
         with program.outside():
             made = self._make_slices(variable)
             self.slices = {pnum: made[mesh_impl.l2p(pnum)] for pnum in self.owner}
-            self._own = program.own_variable(variable.name, made)
+            parts = [
+                tuple(mesh_impl.slice_begin(variable.shape, mesh_impl.p2l(physical)))
+                for physical in self.owner]
+            self._own = program.own_variable(variable.name, made, parts)
         if not program.binds_masters:
             for master in variable.masters:
                 master.keep()

@@ -12,6 +12,7 @@ from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, proc
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.simd_program import SimdProgram
+from mesh_tensorflow._mesh.simd_reductions import Reduction
 
 __all__ = ["TfCollectives"]
 
@@ -69,7 +70,9 @@ class TfCollectives:
         """Returns the processor's entry of a table with one for each logical processor."""
         if all(entry == table[0] for entry in table):
             return constant(table[0], dtype)
-        return tf.gather(constant(list(table), dtype), self.pnum())
+        entry = tf.gather(constant(list(table), dtype), self.pnum())
+        self._program.tables[entry.op.name] = [str(table[l]) for l in self._logical]
+        return entry
 
     # -- groups
 
@@ -118,6 +121,10 @@ class TfCollectives:
             input=wide, ordering_token=[], merge_op=_MERGE[reduction], final_op="Id",
             **self._keys(mesh_axes))
         y.set_shape(x.shape)
+        if tf.get_default_graph() is self._program.graph:
+            self._program.reductions[y.op.name] = Reduction(
+                [[self._physical[pnum] for pnum in group] for group in self._groups(mesh_axes)],
+                reduction)
         return y if wide is x else tf.cast(y, x.dtype)
 
     def allgather(self, x: tf.Tensor, mesh_axis: int) -> tf.Tensor:

@@ -105,13 +105,15 @@ class TpuProgram:
             return tf.get_variable(name, initializer=zeros, **options)
         return tf.Variable(zeros, name=name, dtype=dtype, **options)
 
-    def own_variable(self, name: str, slices: Sequence[Any]) -> Any:
+    def own_variable(self, name: str, slices: Sequence[Any], parts: Sequence[Any]) -> Any:
         """Returns the variable that is each core's own within the computation.
 
         Args:
           name: a string.
           slices: tf variables by physical number.
+          parts: ignored; which part of the whole each is.
         """
+        del parts
         return self._make_variable(name, slices)
 
     # -- random values

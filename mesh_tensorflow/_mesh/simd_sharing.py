@@ -1,0 +1,337 @@
+"""Programs of processors in one memory: what is equal on several is computed on one of them.
+
+`replicate` traces one program. Where all processors are CPUs of one process, it makes of it one
+function for each of them, in which
+
+- a value that is equal on several processors is computed by the first of these, and the others
+  get it by reference, through TensorFlow's own rendezvous (Send and Recv);
+- a reduction is made by the first processor of its group in the same way.
+
+So replicated values cost what they cost with PlacementMeshImpl. What is equal follows from value
+numbering: an operation without side effects gives the same on two processors if its inputs are
+the same, and slices of a variable are if they begin at the same place.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._mesh.simd_reductions import Reduction
+
+__all__ = ["Sharing"]
+
+# Below this many elements, computing a value again costs less than handing it over.
+_LEAST_ELEMENTS = 1024
+# Operations that cost nothing, and those whose value may not leave the processor.
+_KEPT = ("Const", "Placeholder", "Identity", "Reshape", "ReadVariableOp", "ExpandDims", "Squeeze",
+         "StopGradient", "Shape")
+_COLLECTIVE = "Collective"
+_NO_VALUE = (tf.resource, tf.variant, tf.string)
+
+
+class _Node:
+    """A node of a program: what it is on each processor.
+
+    Attributes:
+      definition: its NodeDef in the program's FunctionDef.
+      operation: the tf.Operation of the traced graph.
+      equal: for each processor, the first one on which its value is the same.
+      at: for each processor, the one that computes it for it.
+      reduction: the Reduction that it is, or None.
+    """
+
+    def __init__(self, definition: Any, operation: tf.Operation, reduction: Optional[Reduction]):
+        self.definition = definition
+        self.operation = operation
+        self.reduction = reduction
+        self.equal: list[int] = []
+        self.at: list[int] = []
+
+    @property
+    def data_inputs(self) -> list[str]:
+        """Names of the tensors that it takes, as FunctionDefs have them."""
+        return [name for name in self.definition.input if not name.startswith("^")]
+
+    @property
+    def control_inputs(self) -> list[str]:
+        """Names of the nodes that it waits for."""
+        return [name[1:] for name in self.definition.input if name.startswith("^")]
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether it is one of TensorFlow's collectives in the program."""
+        return self.operation.type.startswith(_COLLECTIVE)
+
+    def is_pure(self) -> bool:
+        """Whether equal inputs give equal values; variables are read at the same place by all."""
+        op = self.operation
+        if op.type == "ReadVariableOp":
+            return True
+        has_function = any(a.HasField("func") for a in self.definition.attr.values())
+        return not (op._is_stateful or has_function)
+
+    def is_worth_sharing(self) -> bool:
+        """Whether to hand its value over rather than to compute it again."""
+        op = self.operation
+        if op.type in _KEPT or op.control_inputs or any(t.dtype in _NO_VALUE for t in op.outputs):
+            return False
+        sizes = [t.shape.num_elements() or 0 for t in [*op.inputs, *op.outputs]]
+        return max(sizes, default=0) >= _LEAST_ELEMENTS
+
+
+class Sharing:
+    """The functions of the processors of one memory."""
+
+    def __init__(
+        self,
+        function: Any,
+        reductions: dict[str, Reduction],
+        tables: dict[str, list[str]],
+        arguments: Sequence[Sequence[Any]],
+        addresses: Sequence[str],
+    ):
+        """Finds what each processor computes.
+
+        Args:
+          function: the concrete function of the program.
+          reductions: those among its operations, by name.
+          tables: for some of its operations, by name, keys of their values on each processor.
+          arguments: for each processor, a key for each argument: arguments with the same key have
+            the same value.
+          addresses: for each processor, a name in the form of a TensorFlow device; all of one
+            process.
+        """
+        self._definition = function.function_def
+        self._tables = tables
+        self._addresses = list(addresses)
+        self._everyone = range(len(addresses))
+        self._arguments = {
+            argument.name: _first_equal([[keys[i]] for keys in arguments])
+            for i, argument in enumerate(self._definition.signature.input_arg)}
+        operations = {op.name: op for op in function.graph.get_operations()}
+        self._nodes = {
+            node.name: _Node(node, operations[node.name], reductions.get(node.name))
+            for node in self._definition.node_def}
+        self._tensors: dict[str, tf.Tensor] = dict(zip(
+            [self._definition.ret[arg.name] for arg in self._definition.signature.output_arg],
+            function.graph.outputs))
+        for op in function.graph.get_operations():  # inputs come before what takes them
+            if op.name in self._nodes:
+                node = self._nodes[op.name]
+                self._tensors.update(zip(node.data_inputs, op.inputs))
+                self._number(node)
+        # If one member of a group left a collective out, the others would wait for ever.
+        self._run_by_all = dict.fromkeys(
+            name for name in [*self._definition.control_ret.values(), *self._nodes]
+            if self._nodes[name].reduction is None and (
+                name in self._definition.control_ret.values() or self._nodes[name].is_collective))
+        self._kept: list[set[str]] = [set() for _ in self._everyone]
+        self._sent: dict[tuple[str, int, int], None] = {}  # tensors, from, to; in order
+        self._keep_what_is_needed()
+
+    # -- what is where
+
+    def _number(self, node: _Node) -> None:
+        """Finds on which processors a node's value is the same, and which compute it."""
+        everyone = list(self._everyone)
+        if node.reduction is not None:
+            node.equal = node.at = [min(node.reduction.group_of(p)) for p in everyone]
+            return
+        table = self._tables.get(node.definition.name)
+        if table is not None:
+            node.equal = _first_equal([[key] for key in table])
+        elif node.is_pure():
+            inputs = [self._equal(name) for name in node.data_inputs]
+            node.equal = _first_equal([[equal[p] for equal in inputs] for p in everyone])
+        else:
+            node.equal = everyone
+        node.at = node.equal if node.is_worth_sharing() else everyone
+
+    def _equal(self, tensor: str) -> list[int]:
+        name = tensor.split(":")[0]
+        return self._arguments[name] if name in self._arguments else self._nodes[name].equal
+
+    def _place(self, tensor: str, processor: int) -> int:
+        """Returns the processor that computes a tensor for another."""
+        name = tensor.split(":")[0]
+        return processor if name in self._arguments else self._nodes[name].at[processor]
+
+    def _keep_what_is_needed(self) -> None:
+        """Finds the nodes that each processor runs, and what they send to each other."""
+        definition = self._definition
+        waiting: collections.deque[tuple[str, int]] = collections.deque()
+
+        def need(tensor: str, processor: int) -> None:
+            place = self._place(tensor, processor)
+            if place != processor:
+                self._sent[tensor, place, processor] = None
+            waiting.append((tensor.split(":")[0], place))
+
+        for processor in self._everyone:
+            waiting.extend((name, processor) for name in self._run_by_all)
+        for tensor in definition.ret.values():  # the results of the first processor are used
+            need(tensor, 0)
+        while waiting:
+            name, processor = waiting.popleft()
+            if name in self._arguments or name in self._kept[processor]:
+                continue
+            self._kept[processor].add(name)
+            node = self._nodes[name]
+            for tensor, owner in self._taken(node, processor):
+                place = self._place(tensor, owner)
+                if place != processor:
+                    self._sent[tensor, place, processor] = None
+                waiting.append((tensor.split(":")[0], place))
+            for tensor in self._waits_for(node):
+                need(tensor, processor)
+
+    def _taken(self, node: _Node, processor: int) -> Iterator[tuple[str, int]]:
+        """Yields the tensors that a node takes, and the processors whose they are."""
+        if node.reduction is None:
+            for tensor in node.data_inputs:
+                yield tensor, processor
+        else:
+            for member in node.reduction.group_of(processor):
+                yield node.data_inputs[0], member
+
+    def _waits_for(self, node: _Node) -> list[str]:
+        """Returns what a node waits for, as tensors.
+
+        Collectives of CPUs may run in any order; TensorFlow has them wait for each other. What is
+        sent is sent anyway; TensorFlow's optimizer may lose it with the node that waits for it.
+        """
+        waits = []
+        for name in node.control_inputs:
+            other = self._nodes[name]
+            is_sent = other.operation.type == "CollectiveBcastSendV2"
+            if not is_sent and not (node.is_collective and other.is_collective):
+                waits.append(self._first_output(other))
+        return waits
+
+    def _first_output(self, node: _Node) -> str:
+        """Returns the name of a node's first output, or of the node if it has none."""
+        name = node.definition.name
+        if not node.operation.outputs:
+            return name
+        tensor = f"{name}:{node.operation.op_def.output_arg[0].name}:0"
+        self._tensors[tensor] = node.operation.outputs[0]
+        return tensor
+
+    # -- the functions
+
+    def functions(self) -> list[Any]:
+        """Returns a FunctionDef for each processor.
+
+        The first one's has the outputs of the program; the others' have one, that tells nothing.
+        """
+        return [self._function(processor) for processor in self._everyone]
+
+    def _function(self, processor: int) -> Any:
+        made = type(self._definition)()
+        made.CopyFrom(self._definition)
+        del made.node_def[:]
+        made.attr["_noinline"].b = False  # else all that is sent would stay within the function
+        made.signature.name += f"_on_{processor}"
+        for node in self._nodes.values():
+            if node.definition.name in self._kept[processor]:
+                made.node_def.extend(self._rewritten(node, processor))
+        results = dict(made.ret)
+        made.ret.clear()
+        if processor == 0:
+            for key, tensor in results.items():
+                made.ret[key] = self._local(tensor, processor, processor)
+        else:
+            del made.signature.output_arg[:]
+            made.signature.output_arg.add(name="done", type=tf.bool.as_datatype_enum)
+            made.node_def.append(_constant("done", True))
+            made.ret["done"] = "done:output:0"
+        self._set_control_outputs(made, processor)
+        return made
+
+    def _set_control_outputs(self, made: Any, processor: int) -> None:
+        """Adds what is sent and received, and has the function run it all."""
+        outputs = {name: name for name in self._run_by_all}
+        for tensor, sender, receiver in self._sent:
+            if processor == sender:
+                node = self._send(tensor, receiver, sender)
+                made.node_def.append(node)
+                outputs[node.name] = node.name
+            elif processor == receiver:
+                made.node_def.append(self._receive(tensor, sender, receiver))
+        made.control_ret.clear()
+        made.control_ret.update(outputs)
+        del made.signature.control_output[:]
+        made.signature.control_output.extend(outputs)
+
+    def _rewritten(self, node: _Node, processor: int) -> list[Any]:
+        """Returns what a processor runs for a node."""
+        inputs = [
+            self._local(tensor, processor, owner)
+            for tensor, owner in self._taken(node, processor)]
+        waits = [
+            "^" + self._local(tensor, processor, processor).split(":")[0]
+            for tensor in self._waits_for(node)]
+        if node.reduction is not None:
+            dtype = node.operation.outputs[0].dtype
+            return node.reduction.nodes(node.definition.name, inputs, waits, dtype)
+        made = type(node.definition)()
+        made.CopyFrom(node.definition)
+        del made.input[:]
+        made.input.extend([*inputs, *waits])
+        return [made]
+
+    def _local(self, tensor: str, processor: int, owner: int) -> str:
+        """Returns what a processor calls a tensor that another one, or itself, uses."""
+        place = self._place(tensor, owner)
+        if place != processor:
+            return _name("from", place, tensor) + ":tensor:0"
+        node = self._nodes.get(tensor.split(":")[0])
+        if node is not None and node.reduction is not None and ":" in tensor:
+            return f"{node.definition.name}:{node.reduction.output}:0"
+        return tensor
+
+    # -- what is sent
+
+    def _transfer(self, op: str, name: str, tensor: str, sender: int, receiver: int) -> Any:
+        node = tf.NodeDef(name=name, op=op)
+        node.attr["tensor_name"].s = f"{self._definition.signature.name}/{tensor}".encode()
+        node.attr["send_device"].s = self._addresses[sender].encode()
+        node.attr["send_device_incarnation"].i = 1
+        node.attr["recv_device"].s = self._addresses[receiver].encode()
+        node.attr["client_terminated"].b = False
+        return node
+
+    def _send(self, tensor: str, receiver: int, sender: int) -> Any:
+        node = self._transfer("Send", _name("to", receiver, tensor), tensor, sender, receiver)
+        node.attr["T"].type = self._dtype(tensor)
+        node.input.append(self._local(tensor, sender, sender))
+        return node
+
+    def _receive(self, tensor: str, sender: int, receiver: int) -> Any:
+        node = self._transfer("Recv", _name("from", sender, tensor), tensor, sender, receiver)
+        node.attr["tensor_type"].type = self._dtype(tensor)
+        return node
+
+    def _dtype(self, tensor: str) -> int:
+        return self._tensors[tensor].dtype.as_datatype_enum
+
+
+def _first_equal(keys: Sequence[Sequence[Any]]) -> list[int]:
+    """Returns for each processor the first one that has the same key."""
+    first: dict[tuple, int] = {}
+    return [first.setdefault(tuple(key), p) for p, key in enumerate(keys)]
+
+
+def _name(direction: str, processor: int, tensor: str) -> str:
+    return f"{direction}_{processor}/{tensor.replace(':', '/')}"
+
+
+def _constant(name: str, value: Any) -> Any:
+    node = tf.NodeDef(name=name, op="Const")
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
+    node.attr["dtype"].type = node.attr["value"].tensor.dtype
+    return node
