@@ -13,6 +13,7 @@ processor; resident memory above what a process holds that trains a model withou
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -179,20 +180,23 @@ def report_sums(rounds: int) -> None:
     import systems
     import tensorflow.compat.v1 as tf
 
+    from mesh_tensorflow import simd_mesh_impl
     from mesh_tensorflow._mesh.tf_collectives import TfCollectives
 
     sums: list[int] = []
-    allreduce = TfCollectives.allreduce
+    allreduce, replicate = TfCollectives.allreduce, simd_mesh_impl.replicate
 
     def copied(self: Any, x: Any, mesh_axes: Any, reduction: str) -> Any:
         sums.append(x.shape.num_elements() * x.dtype.size)
         return tf.identity(x)
 
     steps = {}
-    for name, placement in [("placement", "logical"), ("simd", "simd"), ("simd, copies", "simd")]:
-        TfCollectives.allreduce = copied if "copies" in name else allreduce  # type: ignore
+    for name in ("placement", "simd", "simd, sharing nothing", "simd, sharing nothing, no sums"):
+        TfCollectives.allreduce = copied if "no sums" in name else allreduce  # type: ignore
+        simd_mesh_impl.replicate = functools.partial(replicate, share_memory=name == "simd")
         with tf.Graph().as_default():
-            program = systems.build("mtf", "b12", "2x2", placement)()
+            kind = "logical" if name == "placement" else "simd"
+            program = systems.build("mtf", "b12", "2x2", kind)()
             session = tf.Session(config=tf.ConfigProto(device_count={"CPU": 4}))
             session.run(tf.global_variables_initializer(), program.feeds.make())
             if program.copy_masters is not None:
@@ -208,7 +212,7 @@ def report_sums(rounds: int) -> None:
                 step()
             seconds[name].append((time.process_time() - start) / 5)
     for name, found in seconds.items():
-        print(f"{name:>12} {1000 * statistics.median(found):6.0f} CPU ms a step")
+        print(f"{name:>30} {1000 * statistics.median(found):6.0f} CPU ms a step")
 
 
 def main() -> None:

@@ -47,7 +47,9 @@ def call_on_each(
             arguments.append([tf.constant(pnum), *inputs, *own])
     addresses = _addresses(program) if share_memory else None
     if addresses is not None:
-        return _call_sharing(program, function, arguments, before, addresses)
+        library = _library(function)
+        if not _loops_communicate(library, function):
+            return _call_sharing(program, function, library, arguments, before, addresses)
     function.add_to_graph(tf.get_default_graph())
     call = getattr(function, "_inference_function", None) or function.inference_fn
     calls = []
@@ -73,9 +75,29 @@ def _addresses(program: SimdProgram) -> Optional[list[str]]:
     return [f"{process}/device:CPU:{pnum}" for pnum in program.local]
 
 
+def _library(function: Any) -> Any:
+    """Returns the FunctionDefLibrary of a function and of what its loops and conditions call."""
+    with tf.Graph().as_default() as scratch:
+        function.add_to_graph(scratch)
+        return scratch.as_graph_def().library
+
+
+def _loops_communicate(library: Any, function: Any) -> bool:
+    """Whether there are collectives within loops or conditions of a program.
+
+    Such loops wait for ever when they are part of the calling graph (TensorFlow 2.21), whatever
+    their parallel iterations; in a function that is not inlined they do not.
+    """
+    return any(
+        node.op.startswith("Collective")
+        for f in library.function if f.signature.name != function.function_def.signature.name
+        for node in f.node_def)
+
+
 def _call_sharing(
     program: SimdProgram,
     function: Any,
+    library: Any,
     arguments: Sequence[Sequence[tf.Tensor]],
     before: Sequence[tf.Operation],
     addresses: Sequence[str],
@@ -86,9 +108,6 @@ def _call_sharing(
          *program.argument_keys(function.captured_inputs, pnum)]
         for pnum, taken in zip(program.local, arguments)]
     sharing = Sharing(function, program.reductions, program.tables, keys, addresses)
-    with tf.Graph().as_default() as scratch:  # the one way to what its loops and conditions call
-        function.add_to_graph(scratch)
-        library = scratch.as_graph_def().library
     with tf.control_dependencies(before):
         ready = tf.constant(True)
     calls = []

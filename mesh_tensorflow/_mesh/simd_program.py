@@ -120,6 +120,7 @@ class SimdProgram:
         """
         # They stay referenced, so that their ids stay theirs.
         self._own[id(parts[self.local[0]])] = list(parts)
+        self._parts[id(parts[self.local[0]])] = list(range(len(parts)))
         return parts[self.local[0]]
 
     # -- random values
@@ -191,8 +192,8 @@ def replicate(
       computation: a function of `inputs` that returns tf.Tensors and tf.Operations, in lists,
         tuples or dictionaries. Its Tensors must be the same on all processors, as exports are.
       inputs: tf.Tensors; each processor gets them whole.
-      devices: a device for each processor. If None, the GPUs that TensorFlow finds, else its
-        logical CPUs.
+      devices: a device for each processor; in a session of a server, with its job and task. If
+        None, the GPUs that TensorFlow finds, else its logical CPUs.
       local: the numbers of the processors that this process runs; all of them if None.
       share_memory: False to have processors of one memory compute everything themselves, and
         communicate by TensorFlow's collectives, as those of several processes do.

@@ -25,11 +25,10 @@ from mesh_tensorflow._mesh.simd_reductions import Reduction
 __all__ = ["Sharing"]
 
 # Below this many elements, computing a value again costs less than handing it over.
-_LEAST_ELEMENTS = 1024
-# Operations that cost nothing, and those whose value may not leave the processor.
+LEAST_ELEMENTS = 1024
+# Operations that cost nothing, or would make a copy of a variable necessary if it is held.
 _KEPT = ("Const", "Placeholder", "Identity", "Reshape", "ReadVariableOp", "ExpandDims", "Squeeze",
          "StopGradient", "Shape")
-_COLLECTIVE = "Collective"
 _NO_VALUE = (tf.resource, tf.variant, tf.string)
 
 
@@ -64,7 +63,7 @@ class _Node:
     @property
     def is_collective(self) -> bool:
         """Whether it is one of TensorFlow's collectives in the program."""
-        return self.operation.type.startswith(_COLLECTIVE)
+        return self.operation.type.startswith("Collective")
 
     def is_pure(self) -> bool:
         """Whether equal inputs give equal values; variables are read at the same place by all."""
@@ -80,11 +79,15 @@ class _Node:
         if op.type in _KEPT or op.control_inputs or any(t.dtype in _NO_VALUE for t in op.outputs):
             return False
         sizes = [t.shape.num_elements() or 0 for t in [*op.inputs, *op.outputs]]
-        return max(sizes, default=0) >= _LEAST_ELEMENTS
+        return max(sizes, default=0) >= LEAST_ELEMENTS
 
 
 class Sharing:
-    """The functions of the processors of one memory."""
+    """The functions of the processors of one memory.
+
+    Value numbering is that of Alpern, Wegman and Zadeck, "Detecting equality of variables in
+    programs", POPL 1988, between processors in place of operations.
+    """
 
     def __init__(
         self,
@@ -125,10 +128,10 @@ class Sharing:
                 self._tensors.update(zip(node.data_inputs, op.inputs))
                 self._number(node)
         # If one member of a group left a collective out, the others would wait for ever.
-        self._run_by_all = dict.fromkeys(
-            name for name in [*self._definition.control_ret.values(), *self._nodes]
-            if self._nodes[name].reduction is None and (
-                name in self._definition.control_ret.values() or self._nodes[name].is_collective))
+        required = set(self._definition.control_ret.values())
+        self._run_by_all = [
+            name for name, node in self._nodes.items()
+            if node.reduction is None and (name in required or node.is_collective)]
         self._kept: list[set[str]] = [set() for _ in self._everyone]
         self._sent: dict[tuple[str, int, int], None] = {}  # tensors, from, to; in order
         self._keep_what_is_needed()
@@ -162,19 +165,17 @@ class Sharing:
 
     def _keep_what_is_needed(self) -> None:
         """Finds the nodes that each processor runs, and what they send to each other."""
-        definition = self._definition
-        waiting: collections.deque[tuple[str, int]] = collections.deque()
+        waiting: collections.deque[tuple[str, int]] = collections.deque(
+            (name, processor) for processor in self._everyone for name in self._run_by_all)
 
-        def need(tensor: str, processor: int) -> None:
-            place = self._place(tensor, processor)
+        def need(tensor: str, owner: int, processor: int) -> None:
+            place = self._place(tensor, owner)
             if place != processor:
                 self._sent[tensor, place, processor] = None
             waiting.append((tensor.split(":")[0], place))
 
-        for processor in self._everyone:
-            waiting.extend((name, processor) for name in self._run_by_all)
-        for tensor in definition.ret.values():  # the results of the first processor are used
-            need(tensor, 0)
+        for tensor in self._definition.ret.values():  # the results of the first one are used
+            need(tensor, 0, 0)
         while waiting:
             name, processor = waiting.popleft()
             if name in self._arguments or name in self._kept[processor]:
@@ -182,12 +183,9 @@ class Sharing:
             self._kept[processor].add(name)
             node = self._nodes[name]
             for tensor, owner in self._taken(node, processor):
-                place = self._place(tensor, owner)
-                if place != processor:
-                    self._sent[tensor, place, processor] = None
-                waiting.append((tensor.split(":")[0], place))
+                need(tensor, owner, processor)
             for tensor in self._waits_for(node):
-                need(tensor, processor)
+                need(tensor, processor, processor)
 
     def _taken(self, node: _Node, processor: int) -> Iterator[tuple[str, int]]:
         """Yields the tensors that a node takes, and the processors whose they are."""

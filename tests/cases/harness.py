@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import placement_mesh_impl
 from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._mesh import simd_sharing
 from mesh_tensorflow._mesh.pending import walk
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
@@ -34,6 +35,7 @@ class Placing(NamedTuple):
       merge: which processors are executed as one, as for PlacementMeshImpl.
       pairs: whether each two neighbours are on one device.
       simd: whether one program runs on each processor.
+      share: with it, whether processors share what is equal, however small.
     """
 
     mesh: str
@@ -42,6 +44,7 @@ class Placing(NamedTuple):
     merge: str = "none"
     pairs: bool = False
     simd: bool = False
+    share: bool = True
 
     @property
     def cpus(self) -> list[str]:
@@ -188,8 +191,8 @@ def placings(
     found += [p._replace(apart=True) for p in most[-2:]]
     found += [p._replace(merge="memory") for p in most[-2:]]
     found += [p._replace(apart=True, merge="device", pairs=True) for p in two_axes[-2:]]
-    found += [p._replace(simd=True) for p in dict.fromkeys(two_axes[-2:] + most[-1:])]
-    return found
+    simd = [p._replace(simd=True) for p in dict.fromkeys(two_axes[-2:] + most[-1:])]
+    return found + [p._replace(share=False) for p in simd[:1]] + simd[-2:]
 
 
 # -- lowering
@@ -223,8 +226,11 @@ def lower(graph: Any, mesh: Any, placing: Placing, targets: Sequence[Any]) -> Lo
         lowerings.append(mtf.Lowering(graph, {mesh: placing.impl()}, autostack=False))
         return [lowerings[0].export_to_tf_tensor(t) for t in targets]
 
-    with patch, scope:
-        exports = replicate(program, devices=placing.cpus) if placing.simd else program()
+    with patch, scope, mock.patch.object(simd_sharing, "LEAST_ELEMENTS", 1):
+        if placing.simd:
+            exports = replicate(program, devices=placing.cpus, share_memory=placing.share)
+        else:
+            exports = program()
     [lowering] = lowerings
     impl = lowering.mesh_to_impl[mesh]
     counted = collectives_of(
