@@ -58,11 +58,11 @@ def network(make_impl, width=WIDTH, layers=1, dropout=0.75):
     }
 
 
-def simd(mesh_shape, layout, devices=None, **options):
+def simd(mesh_shape, layout, share=True, devices=None, **options):
     def program():
         return network(lambda: SimdMeshImpl(mesh_shape, layout, **options))
 
-    return replicate(program, devices=devices or cpus(mesh_shape))
+    return replicate(program, devices=devices or cpus(mesh_shape), share_memory=share)
 
 
 def train(step):
@@ -79,9 +79,10 @@ def placed():
         return train(network(lambda: PlacementMeshImpl("x:1", "", [""])))
 
 
+@pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("mesh_shape, layout", LAYOUTS)
-def test_training_equals_placement(mesh_shape, layout, placed):
-    losses, weights = train(simd(mesh_shape, layout))
+def test_training_equals_placement(mesh_shape, layout, share, placed):
+    losses, weights = train(simd(mesh_shape, layout, share))
     np.testing.assert_allclose(losses, placed[0], rtol=1e-5)
     assert sorted(weights) == sorted(placed[1])
     for name, value in weights.items():
@@ -90,7 +91,7 @@ def test_training_equals_placement(mesh_shape, layout, placed):
 
 def test_processors_may_be_in_any_order(placed):
     devices = [f"/cpu:{i}" for i in (3, 1, 0, 2)]
-    step = simd("x:2,y:2", "batch:x,hidden:y", devices, logical_to_physical=[2, 0, 3, 1])
+    step = simd("x:2,y:2", "batch:x,hidden:y", devices=devices, logical_to_physical=[2, 0, 3, 1])
     losses, _ = train(step)
     np.testing.assert_allclose(losses, placed[0], rtol=1e-5)
 
@@ -150,7 +151,8 @@ def test_a_halo_moves_nothing_but_the_halo():
 
 
 @pytest.mark.slow
-def test_many_independent_collectives_do_not_deadlock():
+@pytest.mark.parametrize("share", [False, True])
+def test_many_independent_collectives_do_not_deadlock(share):
     """200 steps of many collectives in no order, on subgroups of a 2x4 mesh."""
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
@@ -171,7 +173,7 @@ def test_many_independent_collectives_do_not_deadlock():
         lowering = mtf.Lowering(graph, {mesh: SimdMeshImpl("x:2,y:4", "a:x,b:y,c:y")})
         return lowering.export_to_tf_tensor(total)
 
-    step = replicate(program, devices=cpus("x:2,y:4"))
+    step = replicate(program, devices=cpus("x:2,y:4"), share_memory=share)
     whole = mtf.Lowering(graph, {mesh: PlacementMeshImpl("x:1", "", [""])})
     expected = whole.export_to_tf_tensor(total)
     config = tf.ConfigProto(device_count={"CPU": 8}, inter_op_parallelism_threads=1)
@@ -214,8 +216,9 @@ def test_the_program_does_not_grow_with_the_mesh():
     assert len(set(nodes)) == 1, nodes
 
 
+@pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16, tf.float64, tf.int32, tf.int64, tf.bool])
-def test_dtypes(dtype):
+def test_dtypes(dtype, share):
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
     a, b = mtf.Dimension("a", 4), mtf.Dimension("b", 4)
@@ -230,7 +233,7 @@ def test_dtypes(dtype):
         lowering = mtf.Lowering(graph, {mesh: SimdMeshImpl("x:4", "a:x")})
         return [lowering.export_to_tf_tensor(y) for y in ys]
 
-    outputs = replicate(program, devices=cpus("x:4"))
+    outputs = replicate(program, devices=cpus("x:4"), share_memory=share)
     assert [y.dtype for y in outputs] == [dtype] * len(ys)
     with new_session() as session:
         found = session.run([tf.cast(y, tf.float64) for y in outputs])
