@@ -99,12 +99,20 @@ def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
     be called before they are initialized.
 
     Args:
-      path: the path of a checkpoint, as `save` returns it.
+      path: the path of a checkpoint, as `save` returns it, or a directory, for the last one there.
       variables: tf variables by name in the checkpoint.
 
     Raises:
-      ValueError: the checkpoint has no such variable, or one of another shape.
+      ValueError: the checkpoint has no such variable, or one of another shape; or there is none.
     """
+    if tf.io.gfile.isdir(path):
+        last = tf.train.latest_checkpoint(path)
+        if last is None:
+            raise ValueError(
+                f"there is no checkpoint in {path}: its file named 'checkpoint' lists none. Give "
+                "the path of one, such as model.ckpt-1000, without what follows the number"
+            )
+        path = last
     check_checkpoint(path, variables)
     several = {
         name: v for name, v in variables.items() if len(v._gather_saveables_for_checkpoint()) > 1}

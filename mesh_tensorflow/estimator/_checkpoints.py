@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow import checkpoint
+
 __all__ = ["WarmStartSettings", "as_warm_start_settings", "find_checkpoint", "has_other_source",
            "no_checkpoint_error", "saved_step", "warm_start"]
 
@@ -108,7 +110,8 @@ def warm_start(settings: WarmStartSettings) -> list[str]:
             "are called there by var_name_to_prev_var_name"
         )
     if names:
-        tf.train.init_from_checkpoint(path, {old: variables[new] for new, old in names.items()})
+        checkpoint.init_from_checkpoint(
+            path, {old: variables[new] for new, old in names.items()})
     return sorted(names)
 
 

@@ -298,6 +298,9 @@ def test_values_of_a_checkpoint_to_begin_with(placing, tmp_path):
         mtf.checkpoint.init_from_checkpoint(path, {"m": p.masters["m"], "v": p.masters["w"]})
         with pytest.raises(mtf.checkpoint.CheckpointError, match=r"Missing in the file(.|\n)*none"):
             mtf.checkpoint.init_from_checkpoint(path, {"none": p.masters["m"]})
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(ValueError, match=r"there is no checkpoint in .*empty.*lists none. Give"):
+            mtf.checkpoint.init_from_checkpoint(str(tmp_path / "empty"), {"m": p.masters["m"]})
         with new_session() as session:
             session.run(tf.global_variables_initializer())
             session.run(p.copy_in)

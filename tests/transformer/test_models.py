@@ -297,8 +297,8 @@ def test_weights_of_the_teacher_come_from_its_checkpoint(tmp_path, both):
     with tf.Graph().as_default():
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
         pair, _ = student_teacher(
-            mesh, temperature=2.0, fraction_soft=0.5, teacher_checkpoint=path,
-            initialize_student_weights=both,
+            mesh, temperature=2.0, fraction_soft=0.5,
+            teacher_checkpoint=str(tmp_path) if both else path, initialize_student_weights=both,
         )  # fmt: skip
         pair.initialize()
         with tf.Session() as session:

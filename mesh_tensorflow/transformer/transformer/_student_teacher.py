@@ -8,7 +8,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow import layers
+from mesh_tensorflow import checkpoint, layers
 from mesh_tensorflow.utils import steps_done
 
 __all__ = ["StudentTeacher"]
@@ -160,4 +160,7 @@ class StudentTeacher:
             raise ValueError("StudentTeacher: initialize needs a teacher_checkpoint, got None")
         scopes = ["teacher/", *(["student/"] if self.initialize_student_weights else [])]
         for scope in scopes:
-            tf.train.init_from_checkpoint(self.teacher_checkpoint, {"/": scope})
+            checkpoint.init_from_checkpoint(
+                self.teacher_checkpoint,
+                {v.op.name[len(scope):]: v for v in tf.global_variables()
+                 if v.op.name.startswith(scope)})
