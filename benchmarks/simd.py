@@ -147,6 +147,7 @@ def memory_worker(path: str, size_mb: int) -> None:
                 session.run(step)
             held = resident_mb()
             session.run(step)
+    mine.finish(server)
     pathlib.Path(f"{path}.{mine.index}").write_text(json.dumps(held))
 
 

@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
 
-from mesh_tensorflow._mesh.peers import Peer, PeerLostError, answers, wait_for
+from mesh_tensorflow._mesh.peers import Peer, PeerLostError, answers, wait_at_end, wait_for
 
 __all__ = ["Processes", "main", "processes"]
 
@@ -149,6 +149,20 @@ class Processes:
                 f"last; all processes have to be started again, from the last checkpoint "
                 f"(the session raised {type(error).__name__})", lost[0]) from error
 
+    def finish(self, server: Any) -> None:
+        """Waits until all processes have come here; to be called at the end of each.
+
+        A process whose work is done may still be needed: the chief knows the groups of collectives,
+        also those that it has no part in.
+
+        Args:
+          server: what `start_server` returned.
+
+        Raises:
+          PeerLostError: a process is gone and has not come here; the chief's message names it.
+        """
+        with self._naming_lost_peers():
+            wait_at_end(self.peers, self.index, server)
 
     def initialize(self, session: Any, checkpoint: Optional[str] = None) -> None:
         """Gives all variables their first values, or those of a checkpoint.

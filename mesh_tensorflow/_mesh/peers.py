@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import time
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-__all__ = ["ANSWER_SECS", "Peer", "PeerLostError", "answers", "wait_for"]
+__all__ = ["ANSWER_SECS", "Peer", "PeerLostError", "answers", "wait_at_end", "wait_for"]
 
 ANSWER_SECS = 5.0  # that a peer has to answer
+_POLL_SECONDS = 0.2
 
 # What an HTTP/2 client says first, with empty settings: a server answers with its settings.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -95,3 +97,38 @@ def wait_for(peers: Iterable[Peer], me: Peer, seconds: float) -> None:
             logging.getLogger("tensorflow").info("%s waits for %s.", me, names)
             told = True
         time.sleep(0.2)
+
+
+def wait_at_end(peers: Sequence[Peer], index: int, server: Any) -> None:
+    """Waits until all processes have come here.
+
+    Args:
+      peers: all processes; the first one keeps account.
+      index: which of them this is.
+      server: its server.
+
+    Raises:
+      PeerLostError: this is the first one, and another is gone.
+      tf.errors.OpError: the first one was gone from the start.
+    """
+    import tensorflow.compat.v1 as tf
+
+    chief, me = peers[0], peers[index]
+    config = tf.ConfigProto(device_filters=[chief.device, me.device])
+    limit = tf.RunOptions(timeout_in_ms=int(1000 * ANSWER_SECS))
+    with tf.Graph().as_default(), tf.device(f"{chief.device}/device:CPU:0"):
+        come = tf.queue.FIFOQueue(len(peers), tf.int32, shared_name="processes_at_their_end")
+        add, number = come.enqueue(index), come.size()
+        with tf.Session(server.target, config=config) as session:
+            session.run(add, options=limit)
+            while answers(chief.address):
+                # The first one may go between two lines, when all have come.
+                with contextlib.suppress(tf.errors.UnavailableError, tf.errors.AbortedError):
+                    if session.run(number, options=limit) == len(peers):
+                        return
+                lost = [peer for peer in peers if not answers(peer.address)] if me is chief else []
+                if lost:
+                    raise PeerLostError(
+                        f"{me} waits at its end for {', '.join(map(str, lost))}, which does not "
+                        "answer: see what it wrote last", lost[0])
+                time.sleep(_POLL_SECONDS)

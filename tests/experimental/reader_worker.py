@@ -44,6 +44,7 @@ def main(layout, per_process, directory):
             mine.initialize(session)
             readers[-1].start_infeed_thread(session)
             found = [mine.run(session, whole, timeout_seconds=60) for _ in range(2)]
+    mine.finish(server)
     np.save(os.path.join(directory, f"{mine.index}.npy"), found)
 
 

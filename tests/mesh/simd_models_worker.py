@@ -34,6 +34,7 @@ def main(path):
     losses = {name: losses_of(name, mine, server) for name in simd_models.MODELS}
     if mine.is_chief:
         np.savez(path, **losses)
+    mine.finish(server)
 
 
 if __name__ == "__main__":

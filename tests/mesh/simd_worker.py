@@ -46,6 +46,7 @@ def main(mesh_shape, layout, per_process, directory, fail="", resume=""):
                 print("chief is done", flush=True)
             else:
                 print("not to be shown", flush=True)
+            mine.finish(server)
 
 
 if __name__ == "__main__":

@@ -100,6 +100,55 @@ def test_on_a_cluster_a_process_that_is_killed_is_named(tmp_path):
         "does not answer", text), text
 
 
+GROUPS = """
+import sys
+import time
+import tensorflow.compat.v1 as tf
+import mesh_tensorflow as mtf
+from mesh_tensorflow import launch
+from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
+
+tf.disable_v2_behavior()
+mine = launch.processes()
+server = mine.start_server()
+
+def program():
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    x = mtf.import_tf_tensor(mesh, tf.range(8.0), [mtf.Dimension("batch", 8)])
+    total = mtf.reduce_sum(x)
+    lowering = mtf.Lowering(mesh.graph, {mesh: SimdMeshImpl("rows:2,cols:2", "batch:cols")})
+    return lowering.export_to_tf_tensor(total)
+
+result = replicate(program, devices=mine.devices(), local=mine.local())
+with tf.Session(server.target, config=mine.config()) as session:
+    mine.initialize(session)
+    time.sleep(mine.index)
+    assert mine.run(session, result, timeout_seconds=20) == 28.0
+if mine.index == int(sys.argv[1]):
+    sys.exit(3)
+mine.finish(server)
+print("finished", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [-1, 2])
+def test_processes_wait_for_each_other_at_their_end(fails, tmp_path):
+    """The first two are one group of collectives, and are done before the others begin."""
+    (tmp_path / "groups.py").write_text(GROUPS)
+    path = os.pathsep.join(p for p in sys.path if p)
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", "4", "groups.py",
+         str(fails)],
+        capture_output=True, text=True, cwd=tmp_path, timeout=200,
+        env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"})
+    assert time.monotonic() - start < 90
+    assert (done.returncode == 0) == ("finished" in done.stdout) == (fails < 0), done.stderr
+    if fails >= 0:
+        assert "ended with status 3" in done.stderr
+
+
 def test_a_process_that_is_missing_is_named():
     mine = launch.Processes(tuple(launch._free_addresses(2)), 0)
     with pytest.raises(PeerLostError, match=rf"waited 1 s for /job:worker/task:1 at "
