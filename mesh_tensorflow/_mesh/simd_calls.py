@@ -37,7 +37,7 @@ def call_on_each(
       For each of them the outputs, of which only the first processor's tell something.
     """
     copied = {pnum: _copies(program, function, pnum) for pnum in program.local}
-    before = [_wake_up(program), *[op for made in copied.values() for _, op in made.values()]]
+    before = [*_wake_up(program), *[op for made in copied.values() for _, op in made.values()]]
     arguments = []
     for pnum in program.local:
         own = program.arguments(function.captured_inputs, pnum)
@@ -186,16 +186,25 @@ def _is_at(device: str, processor: str) -> bool:
     return spec.job is None or (spec.job, spec.task) == (own.job, own.task)
 
 
-def _wake_up(program: SimdProgram) -> tf.Operation:
-    """Returns a collective of one member: sessions prepare for collectives only if they see one."""
-    found = tf.get_collection_ref("mtf_simd_wake_up")
+def _wake_up(program: SimdProgram) -> list[tf.Operation]:
+    """Returns collectives that come before a program.
+
+    Sessions prepare for collectives only if they see one. Of several processes, all begin a step
+    before one of them ends it: one that asks the first one for the step's number only after that
+    would wait in another step than its group, if the first one has no part in the group.
+    """
+    alone = len(program.local) == len(program.devices)
+    found = tf.get_collection_ref(f"mtf_simd_wake_up/{'' if alone else program.devices}")
     if not found:
         first = program.local[0]
-        with tf.device(program.devices[first]):
-            found.append(tf.raw_ops.CollectiveReduceV2(
-                input=tf.zeros([1]), group_size=1, group_key=_WAKE_UP_GROUP + first, instance_key=1,
-                ordering_token=[], merge_op="Add", final_op="Id").op)
-    return found[0]
+        size, key = (1, _WAKE_UP_GROUP + first) if alone else (
+            len(program.devices), program.new_keys())
+        for pnum in program.local[:1] if alone else program.local:
+            with tf.device(program.devices[pnum]):
+                found.append(tf.raw_ops.CollectiveReduceV2(
+                    input=tf.zeros([1]), group_size=size, group_key=key, instance_key=1,
+                    ordering_token=[], merge_op="Add", final_op="Id").op)
+    return list(found)
 
 
 def results_of(program: SimdProgram, structure: Any, calls: Sequence[Sequence[tf.Tensor]]) -> Any:

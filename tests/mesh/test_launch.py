@@ -122,8 +122,9 @@ def program():
 result = replicate(program, devices=mine.devices(), local=mine.local())
 with tf.Session(server.target, config=mine.config()) as session:
     mine.initialize(session)
-    time.sleep(mine.index)
-    assert mine.run(session, result, timeout_seconds=20) == 28.0
+    time.sleep([2, 2, 0, 4][mine.index])
+    for _ in range(2):
+        assert mine.run(session, result, timeout_seconds=20) == 28.0
 if mine.index == int(sys.argv[1]):
     sys.exit(3)
 mine.finish(server)
@@ -134,7 +135,7 @@ print("finished", flush=True)
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", [-1, 2])
 def test_processes_wait_for_each_other_at_their_end(fails, tmp_path):
-    """The first two are one group of collectives, and are done before the others begin."""
+    """The first two are one group of collectives, and could be done before the last begins."""
     (tmp_path / "groups.py").write_text(GROUPS)
     path = os.pathsep.join(p for p in sys.path if p)
     start = time.monotonic()
