@@ -66,12 +66,17 @@ class TfCollectives:
                     self._pnum = tf.gather(constant(self._logical), self._pnum)
         return self._pnum
 
+    def _is_outermost(self) -> bool:
+        """Whether operations are made in the program itself, and not in a loop or a condition."""
+        return tf.get_default_graph() is self._program.graph
+
     def own(self, table: Sequence[Any], dtype: tf.DType = tf.int32) -> tf.Tensor:
         """Returns the processor's entry of a table with one for each logical processor."""
         if all(entry == table[0] for entry in table):
             return constant(table[0], dtype)
         entry = tf.gather(constant(list(table), dtype), self.pnum())
-        self._program.tables[entry.op.name] = [str(table[l]) for l in self._logical]
+        if self._is_outermost():  # operations of a loop may be called as others outside of it
+            self._program.tables[entry.op.name] = [str(table[l]) for l in self._logical]
         return entry
 
     # -- groups
@@ -121,7 +126,7 @@ class TfCollectives:
             input=wide, ordering_token=[], merge_op=_MERGE[reduction], final_op="Id",
             **self._keys(mesh_axes))
         y.set_shape(x.shape)
-        if tf.get_default_graph() is self._program.graph:
+        if self._is_outermost():
             self._program.reductions[y.op.name] = Reduction(
                 [[self._physical[pnum] for pnum in group] for group in self._groups(mesh_axes)],
                 reduction)

@@ -164,3 +164,27 @@ def test_collectives_are_run_by_all():
     with tf.Session(config=tf.ConfigProto(
             device_count={"CPU": 4}, operation_timeout_in_ms=60000)) as session:
         np.testing.assert_array_equal(session.run(found), np.roll(VALUES, 1, axis=0)[:3])
+
+
+def test_tables_within_loops_are_not_those_outside():
+    """In the loop, all processors have the same; what has the same name outside is their own."""
+    def program():
+        impl = SimdMeshImpl("x:4", "rows:x")
+        names = []
+
+        def body(i):
+            entry = impl._collectives.own([1, 1, 1, 2])
+            names.append(entry.op.name)
+            return [i + entry]
+
+        looped = tf.while_loop(lambda i: i < 3, body, [tf.constant(0)])
+        own = tf.gather(tf.range(4 * 64.0), impl.pnum_tensor * 64 + tf.range(64), name=names[0])
+        assert own.op.name == names[0]
+        total = impl.allreduce(impl.LaidOutTensor([tf.exp(-own / 64)]), [0], "SUM")
+        return [total.one_slice, looped]
+
+    [total, looped] = replicate(program, devices=cpus(4))
+    with tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as session:
+        found, count = session.run([total, looped])
+    np.testing.assert_allclose(found, np.exp(-np.arange(256) / 64).reshape(4, 64).sum(0), rtol=1e-5)
+    assert count == 3
