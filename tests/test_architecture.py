@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A part imports what stands before it, never what stands after or beside it.
 ORDER = [
-    ["utils"],
+    ["utils", "_flags"],
     ["_core"],
     ["_mesh"],
     ["ops"],
@@ -29,6 +29,7 @@ ORDER = [
     ["bert", "experimental"],
 ]
 CORE_ORDER = [
+    ["strictness"],
     ["dimension"],
     ["shape", "errors"],
     ["layout", "processors", "cost"],

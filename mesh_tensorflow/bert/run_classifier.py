@@ -25,7 +25,7 @@ from mesh_tensorflow.bert._classifier_features import (
     convert_single_example,
     file_based_convert_examples_to_features,
 )
-from mesh_tensorflow.bert._flags import FLAGS, MESH_FLAGS, TEXT_FLAGS, TRAINING_FLAGS, Flag, define
+from mesh_tensorflow.bert._flags import FLAGS, MESH_FLAGS, TEXT_FLAGS, TRAINING_FLAGS, define
 from mesh_tensorflow.bert._glue import (
     PROCESSORS,
     ColaProcessor,
@@ -70,15 +70,15 @@ __all__ = [
     "model_fn_builder",
 ]
 
-define({
-    **MESH_FLAGS, **TRAINING_FLAGS, **TEXT_FLAGS,
-    "data_dir": Flag(flags.DEFINE_string, None, "Directory of the data, with .tsv files."),
-    "task_name": Flag(flags.DEFINE_string, None, "cola, mnli, mrpc or xnli."),
-    "max_seq_length": Flag(
-        flags.DEFINE_integer, 128, "Length of sequences: longer ones are cut, others padded."),
-    "do_eval": Flag(flags.DEFINE_bool, False, "Whether to evaluate on the dev set."),
-    "eval_batch_size": Flag(flags.DEFINE_integer, 32, "Sequences of a batch in evaluation."),
-})
+define((
+    *MESH_FLAGS, *TRAINING_FLAGS, *TEXT_FLAGS,
+    (flags.DEFINE_string, "data_dir", None, "Directory of the data, with .tsv files."),
+    (flags.DEFINE_string, "task_name", None, "cola, mnli, mrpc or xnli."),
+    (flags.DEFINE_integer, "max_seq_length", 128,
+     "Length of sequences: longer ones are cut, others padded."),
+    (flags.DEFINE_bool, "do_eval", False, "Whether to evaluate on the dev set."),
+    (flags.DEFINE_integer, "eval_batch_size", 32, "Sequences of a batch in evaluation."),
+))
 
 _DROPOUT = 0.1
 _DEVIATION = 0.02  # of the initial weights

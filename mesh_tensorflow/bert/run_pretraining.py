@@ -17,7 +17,7 @@ from absl import app, flags
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
-from mesh_tensorflow.bert._flags import FLAGS, MESH_FLAGS, TRAINING_FLAGS, Flag, define
+from mesh_tensorflow.bert._flags import FLAGS, MESH_FLAGS, TRAINING_FLAGS, define
 from mesh_tensorflow.bert._records import parsed_record, training_order
 from mesh_tensorflow.bert._training import (
     Program,
@@ -33,24 +33,22 @@ from mesh_tensorflow.bert.bert import BertConfig, BertModel
 
 __all__ = ["FLAGS", "input_fn_builder", "main", "model_fn_builder"]
 
-define({
-    **MESH_FLAGS, **TRAINING_FLAGS,
-    "input_train_files": Flag(
-        flags.DEFINE_string, None, "Patterns of the names of files to train on, with commas."),
-    "input_eval_files": Flag(
-        flags.DEFINE_string, None, "Patterns of the names of files to evaluate on."),
-    "max_seq_length": Flag(flags.DEFINE_integer, 128, "Length of the sequences in the records."),
-    "max_predictions_per_seq": Flag(
-        flags.DEFINE_integer, 20, "How many hidden tokens a sequence of the records has."),
-    "mode": Flag(flags.DEFINE_string, "train_and_eval", "train_and_eval, train or eval."),
-    "eval_batch_size": Flag(flags.DEFINE_integer, 8, "Sequences of a batch in evaluation."),
-    "num_train_steps": Flag(flags.DEFINE_integer, 100000, "The step to train to."),
-    "num_warmup_steps": Flag(
-        flags.DEFINE_integer, 10000, "In how many steps the learning rate grows."),
-    "steps_per_eval": Flag(
-        flags.DEFINE_integer, 5000, "Steps from one evaluation to the next."),
-    "max_eval_steps": Flag(flags.DEFINE_integer, 100, "How many batches are evaluated."),
-})
+define((
+    *MESH_FLAGS, *TRAINING_FLAGS,
+    (flags.DEFINE_string, "input_train_files", None,
+     "Patterns of the names of files to train on, with commas."),
+    (flags.DEFINE_string, "input_eval_files", None,
+     "Patterns of the names of files to evaluate on."),
+    (flags.DEFINE_integer, "max_seq_length", 128, "Length of the sequences in the records."),
+    (flags.DEFINE_integer, "max_predictions_per_seq", 20,
+     "How many hidden tokens a sequence of the records has."),
+    (flags.DEFINE_string, "mode", "train_and_eval", "train_and_eval, train or eval."),
+    (flags.DEFINE_integer, "eval_batch_size", 8, "Sequences of a batch in evaluation."),
+    (flags.DEFINE_integer, "num_train_steps", 100000, "The step to train to."),
+    (flags.DEFINE_integer, "num_warmup_steps", 10000, "In how many steps the learning rate grows."),
+    (flags.DEFINE_integer, "steps_per_eval", 5000, "Steps from one evaluation to the next."),
+    (flags.DEFINE_integer, "max_eval_steps", 100, "How many batches are evaluated."),
+))
 
 _MODES = ("train_and_eval", "train", "eval")
 _SHUFFLE_BUFFER = 1000

@@ -19,7 +19,7 @@ from absl import app, flags
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator, layers
 from mesh_tensorflow.bert import tokenization
-from mesh_tensorflow.bert._flags import FLAGS, MESH_FLAGS, TEXT_FLAGS, TRAINING_FLAGS, Flag, define
+from mesh_tensorflow.bert._flags import FLAGS, MESH_FLAGS, TEXT_FLAGS, TRAINING_FLAGS, define
 from mesh_tensorflow.bert._records import record_batches
 from mesh_tensorflow.bert._squad_examples import SquadExample, read_squad_examples
 from mesh_tensorflow.bert._squad_features import (
@@ -59,25 +59,23 @@ __all__ = [
     "write_predictions",
 ]
 
-define({
-    **MESH_FLAGS, **TRAINING_FLAGS, **TEXT_FLAGS,
-    "train_file": Flag(flags.DEFINE_string, None, "JSON file of questions to train on."),
-    "predict_file": Flag(flags.DEFINE_string, None, "JSON file of questions to answer."),
-    "max_seq_length": Flag(
-        flags.DEFINE_integer, 384, "Length of sequences: paragraphs are read in pieces of it."),
-    "doc_stride": Flag(
-        flags.DEFINE_integer, 128, "Tokens from one piece of a paragraph to the next."),
-    "max_query_length": Flag(flags.DEFINE_integer, 64, "How many tokens of a question are kept."),
-    "n_best_size": Flag(flags.DEFINE_integer, 20, "How many answers to a question are written."),
-    "max_answer_length": Flag(flags.DEFINE_integer, 30, "How many tokens an answer may have."),
-    "verbose_logging": Flag(
-        flags.DEFINE_bool, False, "Whether to log answers that are not found in the text."),
-    "version_2_with_negative": Flag(
-        flags.DEFINE_bool, False, "Whether questions may have no answer, as in SQuAD 2.0."),
-    "null_score_diff_threshold": Flag(
-        flags.DEFINE_float, 0.0,
-        "There is no answer if that much more speaks for none than for the best."),
-})
+define((
+    *MESH_FLAGS, *TRAINING_FLAGS, *TEXT_FLAGS,
+    (flags.DEFINE_string, "train_file", None, "JSON file of questions to train on."),
+    (flags.DEFINE_string, "predict_file", None, "JSON file of questions to answer."),
+    (flags.DEFINE_integer, "max_seq_length", 384,
+     "Length of sequences: paragraphs are read in pieces of it."),
+    (flags.DEFINE_integer, "doc_stride", 128, "Tokens from one piece of a paragraph to the next."),
+    (flags.DEFINE_integer, "max_query_length", 64, "How many tokens of a question are kept."),
+    (flags.DEFINE_integer, "n_best_size", 20, "How many answers to a question are written."),
+    (flags.DEFINE_integer, "max_answer_length", 30, "How many tokens an answer may have."),
+    (flags.DEFINE_bool, "verbose_logging", False,
+     "Whether to log answers that are not found in the text."),
+    (flags.DEFINE_bool, "version_2_with_negative", False,
+     "Whether questions may have no answer, as in SQuAD 2.0."),
+    (flags.DEFINE_float, "null_score_diff_threshold", 0.0,
+     "There is no answer if that much more speaks for none than for the best."),
+))
 
 _DEVIATION = 0.02  # of the initial weights
 _SEED = 12345

@@ -11,7 +11,7 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-from mesh_tensorflow.bert._flags import FLAGS, Flag, define
+from mesh_tensorflow.bert._flags import FLAGS, define
 
 __all__ = [
     "BasicTokenizer",
@@ -28,8 +28,9 @@ __all__ = [
     "whitespace_tokenize",
 ]
 
-define({"preserve_unused_tokens": Flag(
-    flags.DEFINE_bool, False, "Whether [unused1] and its kin in a text stay whole.")})
+define([(
+    flags.DEFINE_bool, "preserve_unused_tokens", False,
+    "Whether [unused1] and its kin in a text stay whole.")])
 
 _UNUSED = re.compile(r"\[unused\d+\]")
 _UNKNOWN = "[UNK]"

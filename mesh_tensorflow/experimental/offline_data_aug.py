@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from absl import app
+from absl import app, flags
 
+from mesh_tensorflow._flags import FLAGS, Flag, define
 from mesh_tensorflow.experimental import data_aug_lib
-from mesh_tensorflow.experimental._flags import define
 from mesh_tensorflow.experimental._scans import (
     COMPRESSION,
     IMAGE,
@@ -31,21 +31,21 @@ from mesh_tensorflow.experimental._scans import (
 
 __all__ = ["FLAGS", "apply_data_aug", "main", "save_to_tfrecord"]
 
-_DEFINITIONS: tuple[tuple[str, type, Any, str], ...] = (
-    ("ct_resolution", int, 128, "Size of a scan along each of its three axes, in voxels."),
-    ("input_file_pattern", str, "", "Files of scans in Hounsfield units."),
-    ("output_folder", str, "", "Directory of the files that are written."),
-    ("output_file_prefix", str, "augmented", "How their names begin."),
-    ("num_data_aug", int, 1000, "How many scans to write."),
-    ("process_no", int, None, "Number of this process, a part of file names."),
-    ("gen_fake_probability", float, 0.5, "How often lesions are made up."),
-    ("min_fake_lesion_ratio", float, 0.05, "Least part of the liver that these are, on average."),
+_DEFINITIONS: tuple[Flag, ...] = (
+    (flags.DEFINE_integer, "ct_resolution", 128,
+     "Size of a scan along each of its three axes, in voxels."),
+    (flags.DEFINE_string, "input_file_pattern", "", "Files of scans in Hounsfield units."),
+    (flags.DEFINE_string, "output_folder", "", "Directory of the files that are written."),
+    (flags.DEFINE_string, "output_file_prefix", "augmented", "How their names begin."),
+    (flags.DEFINE_integer, "num_data_aug", 1000, "How many scans to write."),
+    (flags.DEFINE_integer, "process_no", None, "Number of this process, a part of file names."),
+    (flags.DEFINE_float, "gen_fake_probability", 0.5, "How often lesions are made up."),
+    (flags.DEFINE_float, "min_fake_lesion_ratio", 0.05,
+     "Least part of the liver that these are, on average."),
 )
 
 define(_DEFINITIONS)
 
-# This form reads the command line by itself when a flag is first asked for.
-FLAGS = tf.flags.FLAGS
 
 
 def save_to_tfrecord(

@@ -26,6 +26,7 @@ from mesh_tensorflow._core.shape import (
     transpose_list_of_lists,
     verify_no_new_dims,
 )
+from mesh_tensorflow._core.strictness import MeshTensorFlowWarning, strict
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.laid_out import (
     LazyAllreduceSum,

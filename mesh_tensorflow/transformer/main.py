@@ -21,11 +21,12 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 from mesh_tensorflow import estimator
+from mesh_tensorflow._flags import FLAGS, Flag, define
 from mesh_tensorflow.transformer import utils
 
 __all__ = ["FLAGS", "main"]
 
-_DEFINITIONS: Any = (
+_DEFINITIONS: tuple[Flag, ...] = (
     (flags.DEFINE_string, "tpu_job_name", None,
      "Name of the TPU's job, if it is not the default, tpu_worker."),
     (flags.DEFINE_string, "model_dir", "/tmp/transformer_standalone",
@@ -37,12 +38,7 @@ _DEFINITIONS: Any = (
      "Modules to import, such as those that register data with gin."),
 )
 
-for _define, _name, _default, _help in _DEFINITIONS:
-    # Another program's module may have flags of these names, which FLAGS reads all the same.
-    if _name not in flags.FLAGS:
-        _define(_name, _default, _help)
-
-FLAGS = tf.flags.FLAGS
+define(_DEFINITIONS)
 
 
 def _write_command(model_dir: str) -> None:
