@@ -231,8 +231,10 @@ def test_names_that_hide_builtins():
     assert mtf.ops.mtf_abs is mtf.abs and not hasattr(mtf.ops, "abs")
 
 
-@pytest.mark.parametrize("selector", [s for m in MODULES for s in API[m].get("gin", [])])
-def test_gin_selector(selector):
+@pytest.mark.parametrize(
+    "module, selector", [(m, s) for m in MODULES for s in API[m].get("gin", [])])
+def test_gin_selector(module, selector):
+    importlib.import_module(module)
     assert callable(gin.get_configurable(selector))
 
 
