@@ -21,7 +21,7 @@ class NumpyConverter:
     def __init__(self) -> None:
         self._graph = mtf.Graph()
         self._mesh = mtf.Mesh(self._graph, "my_mesh")
-        self._session = tf.Session()
+        self._session: Optional[tf.Session] = None
 
     @property
     def graph(self) -> mtf.Graph:
@@ -35,7 +35,9 @@ class NumpyConverter:
 
     @property
     def session(self) -> tf.Session:
-        """The Session that runs what is converted back."""
+        """The Session that runs what is converted back, but for what is built eagerly."""
+        if self._session is None:
+            self._session = tf.Session()
         return self._session
 
     def convert_np_array_to_mtf_tensor(
@@ -56,9 +58,11 @@ class NumpyConverter:
     def convert_mtf_tensor_to_np_array(self, x_mtf: mtf.Tensor) -> np.ndarray:
         """Returns the value of a Tensor; initializes the variables for it."""
         lowering, x_tf = self.convert_mtf_tensor_to_tf_tensor(x_mtf)
-        self._session.run(tf.global_variables_initializer())
-        self._session.run(lowering.copy_masters_to_slices())
-        return self._session.run(x_tf)
+        if tf.executing_eagerly():
+            return x_tf.numpy()
+        self.session.run(tf.global_variables_initializer())
+        self.session.run(lowering.copy_masters_to_slices())
+        return self.session.run(x_tf)
 
     def convert_mtf_tensor_to_tf_tensor(
         self, mtf_tensor: mtf.Tensor

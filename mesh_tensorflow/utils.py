@@ -60,7 +60,13 @@ def steps_done() -> tf.Tensor:
     That is the global step, but where a training loop counts itself: in a step that also adds to
     the global step, TensorFlow may read it before or after.
     """
-    return tf.train.get_or_create_global_step() if _steps_done is None else _steps_done
+    if _steps_done is not None:
+        return _steps_done
+    if tf.executing_eagerly_outside_functions():
+        with tf.init_scope():  # a variable outlives the tf.function that makes it
+            step = tf.train.get_or_create_global_step()
+        return step.read_value()
+    return tf.train.get_or_create_global_step()
 
 
 class BalancedVariablePlacer:

@@ -46,7 +46,6 @@ AGAINST_THE_ORDER = {
 # Imports inside of functions, which are carried out when the function is called.
 LATE = {
     ("_core/graph", "_lowering.stack_variables"): "methods of Graph that rewrite the program",
-    ("_mesh/variable_store", "ops._variable"): "seeds of initializers are those of variables",
 }
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60

@@ -168,8 +168,17 @@ def test_moving_values_to_another_layout():
 def test_without_a_store():
     with pytest.raises(ValueError, match=r"@mtf.function instead of @tf.function, or make"):
         tf2.function(lambda: lowered_step(*map(tf2.constant, data(8)), "x:1", "", []))()
-    with pytest.raises(ValueError, match=r"mtf.VariableStore\(\) once"):
-        lowered_step(*map(tf2.constant, data(8)), "x:1", "", [])
+
+
+def test_bare_tf_function_without_variables():
+    @tf2.function(autograph=False)
+    def double(x):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        y = mtf.import_tf_tensor(mesh, x, "a:4") * 2.0
+        lowering = mtf.Lowering(mesh.graph, {mesh: PlacementMeshImpl("x:2", "a:x", ["", ""])})
+        return lowering.export_to_tf_tensor(y)
+
+    np.testing.assert_array_equal(double(tf2.range(4.0)), [0, 2, 4, 6])
 
 
 def test_eager_with_a_store():

@@ -32,6 +32,7 @@ class Graph:
       name_to_variable: Variable operations by their full names.
       stacked_values: from the values of variables that were joined with others to what took
         their place.
+      variable_store: the VariableStore of variables that were made in eager code, or None.
     """
 
     def __init__(self) -> None:
@@ -45,6 +46,7 @@ class Graph:
         self._random_operations = 0
         self.name_to_variable: dict[str, Any] = {}
         self.stacked_values: dict[Tensor, Tensor] = {}
+        self.variable_store: Any = None
         self.captured_variable_scope = tf.get_variable_scope()
         # Whether rewrite_stack_variables was called; it is called once.
         self.is_stacked = False

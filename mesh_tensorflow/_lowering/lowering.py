@@ -192,13 +192,19 @@ class Lowering:
     # -- results
 
     def export_to_tf_tensor(self, x: Tensor) -> tf.Tensor:
-        """Returns the whole value of a Tensor as a tf.Tensor."""
+        """Returns the whole value of a Tensor as a tf.Tensor.
+
+        In eager code the Lowering has computed it, but for variables, whose present value it is.
+        """
         mesh_impl = self.mesh_impl(x)
         if x not in self.tensors:
             raise ValueError(
                 f"{x.name} {x.shape} is not in this Lowering: it was made after it, is a value "
                 "inside of a loop, or belongs to another graph. Make the Lowering last"
             )
+        source: Any = x.operation
+        if tf.executing_eagerly() and getattr(source, "store", None) is not None:
+            return source.stored_value()
         return mesh_impl.export_to_tf_tensor(x, self.tensors[x].to_laid_out_tensor())
 
     def lowered_operation(self, op: Operation) -> tf.Operation:

@@ -33,7 +33,7 @@ def _groups(
     groups: list[list[Variable]] = []
     for v in graph.all_variables:
         impl = mesh_to_impl[v.mesh] if mesh_to_impl else None
-        if v in read_again or (impl is not None and impl.size == 1):
+        if v in read_again or v.store is not None or (impl is not None and impl.size == 1):
             groups.append([v])
             continue
         key = (

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Optional
 
-import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.slice_storage import PieceSaveable, SliceStorage, WholeStorage
+from mesh_tensorflow._mesh.slice_storage import SliceStorage, WholeStorage
+from mesh_tensorflow._mesh.whole_variable import WholeVariable
 
 __all__ = ["MasterVariable", "make_master"]
 
-# What tf.Variable names the saved value of a variable among what a Trackable saves.
-_VARIABLE_VALUE = "VARIABLE_VALUE"
 
-_OPERATORS = (
-    "__abs__", "__add__", "__and__", "__div__", "__floordiv__", "__ge__", "__getitem__",
-    "__gt__", "__invert__", "__le__", "__lt__", "__matmul__", "__mod__", "__mul__",
-    "__neg__", "__or__", "__pow__", "__radd__", "__rand__", "__rdiv__", "__rfloordiv__",
-    "__rmatmul__", "__rmod__", "__rmul__", "__ror__", "__rpow__", "__rsub__", "__rtruediv__",
-    "__rxor__", "__sub__", "__truediv__", "__xor__",
-)
-
-
-class MasterVariable(tf2.__internal__.tracking.Trackable):  # type: ignore[misc]
+class MasterVariable(WholeVariable):
     """The whole value of an mtf variable, in place of a tf.Variable in TensorFlow's collections.
 
     Initializers, savers, reads and assignments find it there. As long as no Lowering has been
@@ -36,9 +24,7 @@ class MasterVariable(tf2.__internal__.tracking.Trackable):  # type: ignore[misc]
     """
 
     _in_graph_mode = True
-    _save_slice_info = None
     _should_act_as_resource_variable = True  # tf.train.init_from_checkpoint asks for it
-    __array_priority__ = 100
 
     def __init__(self, tf_variable: Any, trainable: bool):
         """Makes one.
@@ -47,8 +33,8 @@ class MasterVariable(tf2.__internal__.tracking.Trackable):  # type: ignore[misc]
           tf_variable: a resource variable.
           trainable: whether optimizers are to change it.
         """
+        super().__init__(trainable)
         self._tf_variable = tf_variable
-        self._trainable = trainable
         self._initial: Any = tf_variable.initial_value
         self._storage: SliceStorage = WholeStorage(tf_variable)
         self._in_use = False
@@ -85,7 +71,6 @@ class MasterVariable(tf2.__internal__.tracking.Trackable):  # type: ignore[misc]
         return self._tf_variable
 
     def _at_storage(self) -> SliceStorage:
-        """Returns where the value is, for something that will use it there."""
         if not self.is_bound:
             self._in_use = True
         return self._storage
@@ -94,7 +79,6 @@ class MasterVariable(tf2.__internal__.tracking.Trackable):  # type: ignore[misc]
 
     @property
     def name(self) -> str:
-        """Its name, with ":0"."""
         return self._tf_variable.name
 
     @property
@@ -113,33 +97,15 @@ class MasterVariable(tf2.__internal__.tracking.Trackable):  # type: ignore[misc]
 
     @property
     def device(self) -> str:
-        """Its device."""
         return self._tf_variable.device
 
     @property
     def dtype(self) -> tf.DType:
-        """Its dtype, which is that in checkpoints."""
         return self._tf_variable.dtype
 
     @property
     def shape(self) -> tf.TensorShape:
-        """Its shape."""
         return self._tf_variable.shape
-
-    def get_shape(self) -> tf.TensorShape:
-        """Returns its shape."""
-        return self.shape
-
-    @property
-    def trainable(self) -> bool:
-        """Whether optimizers are to change it."""
-        return self._trainable
-
-    def __repr__(self) -> str:
-        return f"<MasterVariable {self.name!r} shape={self.shape} dtype={self.dtype.name}>"
-
-    def __hash__(self) -> int:
-        return id(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_tf_variable" not in self.__dict__:
@@ -186,23 +152,11 @@ class MasterVariable(tf2.__internal__.tracking.Trackable):  # type: ignore[misc]
         """A tf.Operation that gives it its initial value."""
         return self._at_storage().initializer(self._initial)
 
-    def is_initialized(self, name: Optional[str] = None) -> tf.Tensor:
-        """Returns a tf.Tensor, a bool: whether it has a value."""
-        return tf.identity(self._at_storage().is_initialized(), name=name)
-
     def initialized_value(self) -> tf.Tensor:
         """Returns a tf.Tensor: its value, or the initial value if it has none yet."""
         return tf.cond(self.is_initialized(), self.read_value, lambda: self._initial)
 
-    # -- reading and writing
-
-    def read_value(self) -> tf.Tensor:
-        """Returns the whole value, a tf.Tensor."""
-        return self._at_storage().read()
-
-    def value(self) -> tf.Tensor:
-        """Returns the whole value, a tf.Tensor."""
-        return self.read_value()
+    # -- in a session
 
     def _as_graph_element(self) -> tf.Tensor:
         return self.read_value()
@@ -214,45 +168,6 @@ class MasterVariable(tf2.__internal__.tracking.Trackable):  # type: ignore[misc]
           session: the default session if None.
         """
         return self.read_value().eval(session=session)
-
-    def assign(
-        self,
-        value: Any,
-        use_locking: Any = None,
-        name: Optional[str] = None,
-        read_value: bool = True,
-    ) -> Any:
-        """Sets the whole value.
-
-        Args:
-          value: what converts to a tf.Tensor of its shape and dtype.
-          use_locking: ignored.
-          name: of the tf operation.
-          read_value: whether to return the new value instead of an operation.
-
-        Returns:
-          A tf.Tensor, or a tf.Operation if not `read_value`.
-        """
-        storage = self._at_storage()
-        value = tf.convert_to_tensor(value, self.dtype)
-        with tf.name_scope(name or "assign"):
-            done = storage.assign(value)
-            if not read_value:
-                return done
-            with tf.control_dependencies([done]):
-                return storage.read()
-
-    def assign_add(self, delta: Any, use_locking: Any = None, name: Optional[str] = None,
-                   read_value: bool = True) -> Any:
-        """Adds to the whole value; see `assign`."""
-        delta = tf.convert_to_tensor(delta, self.dtype)
-        return self.assign(self.read_value() + delta, use_locking, name, read_value)
-
-    def assign_sub(self, delta: Any, use_locking: Any = None, name: Optional[str] = None,
-                   read_value: bool = True) -> Any:
-        """Subtracts from the whole value; see `assign`."""
-        delta = tf.convert_to_tensor(delta, self.dtype)
-        return self.assign(self.read_value() - delta, use_locking, name, read_value)
 
     def load(self, value: Any, session: Optional[tf.Session] = None) -> None:
         """Sets the whole value in a session.
@@ -266,51 +181,9 @@ class MasterVariable(tf2.__internal__.tracking.Trackable):  # type: ignore[misc]
             done = self.assign(fed, read_value=False)
         (session or tf.get_default_session()).run(done, {fed: value})
 
-    # -- checkpoints
-
-    def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
-        """Returns what savers save and restore: something for each process that has slices."""
-        pieces = self._at_storage().pieces_by_process()
-
-        def factory(process: int, name: Optional[str] = None) -> PieceSaveable:
-            suffix = f"_{_key(process)}" if process else ""
-            saved_name = (name or self.op.name + suffix).removesuffix(suffix)
-            return PieceSaveable(self, pieces[process], saved_name, saved_name + suffix)
-
-        return {
-            _key(process): functools.partial(factory, process) for process in range(len(pieces))
-        }
-
     def to_proto(self, export_scope: Optional[str] = None) -> Any:
         """Returns a VariableDef; None if the value is in slices, which have no such form."""
         return None if self.is_bound else self._tf_variable.to_proto(export_scope)
-
-
-def _key(process: int) -> str:
-    return f"process_{process}" if process else _VARIABLE_VALUE
-
-
-def _operator(name: str) -> Callable:
-    def apply(self: MasterVariable, *args: Any) -> Any:
-        return getattr(self.read_value(), name)(*args)
-
-    return apply
-
-
-for _name in _OPERATORS:
-    if hasattr(tf.Tensor, _name):  # not == and !=, since collections are searched by identity
-        setattr(MasterVariable, _name, _operator(_name))
-
-
-def _convert(master: MasterVariable, dtype: Any = None, name: Any = None,
-             as_ref: bool = False) -> Any:
-    del as_ref  # resource variables have no references
-    if dtype is not None and not dtype.is_compatible_with(master.dtype):
-        return NotImplemented
-    return tf.identity(master.read_value(), name=name)
-
-
-tf.register_tensor_conversion_function(MasterVariable, _convert)
 
 
 def make_master(next_creator: Callable, **kwargs: Any) -> MasterVariable:

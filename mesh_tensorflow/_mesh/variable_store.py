@@ -1,73 +1,162 @@
-"""VariableStore: variables that outlive the program that uses them, for tf.function."""
+"""VariableStore: variables that outlive the program that uses them, for tf.function and eagerly."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-__all__ = ["VariableStore", "current_store", "function"]
+from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.layout import TensorLayout
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh.initial_values import initial_value
+from mesh_tensorflow._mesh.slicing import combine_slices, make_slices, slice_coordinates
 
-_active: list[VariableStore] = []
-
-
-def current_store() -> Optional[VariableStore]:
-    """Returns the active VariableStore; None in a graph of TensorFlow 1's kind.
-
-    Raises:
-      ValueError: a program is built eagerly or in a tf.function, and no store is active.
-    """
-    if _active:
-        return _active[-1]
-    if tf.executing_eagerly_outside_functions():
-        raise ValueError(
-            "mtf variables in eager code or in a tf.function need a place that outlives the "
-            "call: decorate the function with @mtf.function instead of @tf.function, or make "
-            "store = mtf.VariableStore() once and build the program within `with store.scope():`"
-        )
-    return None
+__all__ = ["VariableStore", "function", "store_of"]
 
 
-class _Forms:
-    """Shape, dtype, layout, mesh shape and owners by name; kept out of checkpoints."""
+class _Active(threading.local):
+    """The stores whose scopes the calling thread is in."""
 
     def __init__(self) -> None:
-        self.by_name: dict[str, tuple] = {}
+        self.stores: list[VariableStore] = []
+
+
+_active = _Active()
+
+
+def store_of(graph: Graph) -> Optional[VariableStore]:
+    """Returns where a variable made now is kept; None in a graph of TensorFlow 1's kind.
+
+    Args:
+      graph: the Graph of the variable.
+
+    Raises:
+      ValueError: the program is built in a tf.function, and no store is active.
+    """
+    if _active.stores:
+        return _active.stores[-1]
+    if not tf.executing_eagerly_outside_functions():
+        return None
+    if graph.variable_store is None:
+        if not tf.executing_eagerly():
+            raise ValueError(
+                "mtf variables in a tf.function need a place that outlives the call: decorate the "
+                "function with @mtf.function instead of @tf.function, or make "
+                "store = mtf.VariableStore() once and build the program within "
+                "`with store.scope():`"
+            )
+        graph.variable_store = VariableStore()
+    return graph.variable_store
+
+
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """How a variable is stored.
+
+    Attributes:
+      shape: its Shape.
+      dtype: dtype of the slices.
+      layout: its TensorLayout.
+      mesh_shape: the Shape of the mesh.
+      owner: for each processor the number of the one that stores its slice.
+      devices: for each of these the device that its slice was made for.
+    """
+
+    shape: Shape
+    dtype: tf.DType
+    layout: TensorLayout
+    mesh_shape: Shape
+    owner: list[int]
+    devices: dict[int, str] = dataclasses.field(compare=False)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes of a slice."""
+        return [
+            size if axis is None else size // self.mesh_shape[axis].size
+            for size, axis in zip(self.shape.to_integer_list, self.layout)
+        ]
+
+    def begin(self, pnum: int) -> tuple[int, ...]:
+        """Returns where a processor's slice begins."""
+        part = slice_coordinates(self.layout, self.mesh_shape, pnum)
+        return tuple(n * size for n, size in zip(part, self.sizes))
+
+    def __str__(self) -> str:
+        return f"{self.shape} {self.dtype.name} with {self.layout} on mesh {self.mesh_shape}"
+
+
+def _whole_form(shape: Shape, dtype: tf.DType) -> _Form:
+    return _Form(shape, dtype, TensorLayout([None] * len(shape)), Shape([]), [0], {0: "cpu:0"})
+
+
+class _Known:
+    """What a store knows of its variables, by name; kept out of checkpoints."""
+
+    def __init__(self) -> None:
+        self.forms: dict[str, _Form] = {}
+        self.lowered: set[str] = set()  # by a Lowering
+        self.in_functions: set[str] = set()  # whose slices functions have, for good
 
 
 class VariableStore(tf2.Module):
-    """Keeps the slices of mtf variables between calls of a tf.function.
+    """Keeps the slices of mtf variables between calls of a tf.function, or between Lowerings.
 
     A tf.Module: `tf.train.Checkpoint(store=store)` saves and restores it. Each weight is kept
-    once, in slices laid out as the mesh implementation says; there are no masters.
+    once, in slices laid out as the last Lowering said; there are no masters.
     """
 
     def __init__(self, name: Optional[str] = None):
         super().__init__(name=name or "mtf_variables")
         self._slices: dict[str, dict[str, Any]] = {}
-        self._forms = _Forms()
+        self._known = _Known()
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[VariableStore]:
         """Programs built within keep their variables here."""
-        _active.append(self)
+        _active.stores.append(self)
         try:
             yield self
         finally:
-            _active.pop()
+            _active.stores.pop()
 
     @property
     def names(self) -> list[str]:
         """Names of the mtf variables in it, in the order in which they were made."""
-        return list(self._forms.by_name)
+        return list(self._known.forms)
+
+    def declare(self, variable: Any) -> None:
+        """Gives a variable of eager code its first value, unless a program has used it already.
+
+        In a tf.function the first Lowering does.
+
+        Args:
+          variable: a Variable operation.
+        """
+        if not tf.executing_eagerly():
+            return
+        name, known = variable.name, self._known.forms.get(variable.name)
+        form = _whole_form(variable.shape, variable.slice_dtype)
+        # What a call that failed has left is made anew.
+        kept = self is not variable.graph.variable_store and known == form
+        if name in self._known.lowered or kept:
+            return
+        with tf.device(form.devices[0]), tf.name_scope(None):
+            whole = tf.cast(_first_value(variable), form.dtype)
+            self._keep(name, form, {0: _slice_variable(variable, whole, None)})
 
     def slices(self, variable: Any, mesh_impl: Any, owner: Sequence[int]) -> dict[int, Any]:
         """Returns the slice variables of a Variable, which are made if there are none yet.
+
+        Those that are laid out otherwise are laid out anew, unless a tf.function has them.
 
         Args:
           variable: a Variable operation.
@@ -78,44 +167,70 @@ class VariableStore(tf2.Module):
           A dictionary from processor number to tf.Variable.
 
         Raises:
-          ValueError: the variable is there with another shape, dtype or layout.
+          ValueError: the variable is there with another shape or dtype, or a tf.function has it
+            in another layout.
         """
-        layout = mesh_impl.tensor_layout(variable.shape)
-        form = (variable.shape, variable.slice_dtype, layout, mesh_impl.shape, list(owner))
-        known = self._forms.by_name.get(variable.name)
+        name, known = variable.name, self._known.forms.get(variable.name)
+        form = _Form(
+            variable.shape, variable.slice_dtype, mesh_impl.tensor_layout(variable.shape),
+            mesh_impl.shape, list(owner), {pnum: mesh_impl.devices[pnum] for pnum in set(owner)},
+        )
         if known is None:
             with tf.init_scope():
-                self._make(variable, mesh_impl, sorted(set(owner)))
-            self._forms.by_name[variable.name] = form
-        elif known != form:
-            raise ValueError(
-                f"variable {variable.name!r} is stored as {known[0]} {known[1].name} with "
-                f"{known[2]} on mesh {known[3]}, but is asked for as {form[0]} {form[1].name} with "
-                f"{form[2]} on mesh {form[3]}. Use another VariableStore for another layout, and "
-                "move the values with store.value(name) and store.assign(name, value)"
-            )
-        stored = self._slices[variable.name]
-        return {int(pnum): v for pnum, v in stored.items()}
+                whole = tf.cast(_first_value(variable), form.dtype)
+                self._lay_out(variable, form, mesh_impl, whole, {})
+        elif known != form or not all(
+            mesh_impl.same_memory(device, form.devices[pnum])
+            for pnum, device in known.devices.items()
+        ):
+            same = (known.shape, known.dtype) == (form.shape, form.dtype)
+            if not same or name in self._known.in_functions:
+                if known == form:
+                    return self._slices_of(name)
+                raise ValueError(_differs(name, known, form, same))
+            with tf.init_scope():
+                self._lay_out(variable, form, mesh_impl, self.value(name), self._slices_of(name))
+        self._known.lowered.add(name)
+        return self._used(name)
 
-    def _make(self, variable: Any, mesh_impl: Any, owners: Sequence[int]) -> None:
-        from mesh_tensorflow.ops._variable import seeded_initializer
+    def _slices_of(self, name: str) -> dict[int, Any]:
+        return {int(pnum): v for pnum, v in self._slices[name].items()}
 
-        initializer = seeded_initializer(variable.initializer, variable.name)
-        initializer = initializer or tf.glorot_uniform_initializer()
-        if isinstance(initializer, type):
-            initializer = initializer()
-        whole = initializer(variable.shape.to_integer_list, dtype=variable.master_dtype)
-        pieces = mesh_impl.make_slices(tf.cast(whole, variable.slice_dtype), variable.shape)
-        made = {}
-        safe_name = re.sub(r"[^A-Za-z0-9_./-]", "_", variable.name)
-        for pnum in owners:
-            with tf.device(mesh_impl.devices[pnum]):
-                made[str(pnum)] = tf2.Variable(
-                    pieces[pnum],
-                    name=safe_name if len(owners) == 1 else f"{safe_name}_slice_{pnum}",
-                    trainable=variable.trainable,
-                )
-        self._slices[variable.name] = made
+    def _used(self, name: str) -> dict[int, Any]:
+        """Returns the slice variables for somebody who will use them here."""
+        if not tf.executing_eagerly():
+            self._known.in_functions.add(name)
+        return self._slices_of(name)
+
+    def _lay_out(
+        self, variable: Any, form: _Form, mesh_impl: Any, whole: tf.Tensor, old: dict[int, Any]
+    ) -> None:
+        """Stores a whole value in slices, of which those that are there already stay."""
+        pieces = mesh_impl.make_slices(whole, variable.shape)
+        there = self._known.forms[variable.name] if old else None
+        made: dict[int, Any] = {}
+        for pnum, device in sorted(form.devices.items()):
+            part = form.begin(pnum), form.sizes
+            same = [
+                number for number in old
+                if there is not None and part == (there.begin(number), there.sizes)
+                and mesh_impl.same_memory(there.devices[number], device)
+            ]
+            if same:
+                made[pnum] = old.pop(same[0])
+                continue
+            with tf.device(device), tf.name_scope(None):
+                number = None if len(form.devices) == 1 else pnum
+                made[pnum] = _slice_variable(variable, pieces[pnum], number)
+        self._keep(variable.name, form, made)
+
+    def _keep(self, name: str, form: _Form, made: dict[int, Any]) -> None:
+        slices = {str(pnum): v for pnum, v in made.items()}
+        if name in self._slices:  # trackable dictionaries do not forgive another value for a key
+            self._slices = {**self._slices, name: slices}
+        else:
+            self._slices[name] = slices
+        self._known.forms[name] = form
 
     def value(self, name: str) -> tf.Tensor:
         """Returns the whole value of a variable.
@@ -123,11 +238,12 @@ class VariableStore(tf2.Module):
         Args:
           name: full name of an mtf variable.
         """
-        from mesh_tensorflow._mesh.slicing import combine_slices
-
-        _, _, layout, mesh_shape, owner = self._form(name)
-        slices = [self._slices[name][str(pnum)].read_value() for pnum in owner]
-        return combine_slices(slices, layout, mesh_shape)
+        form = self._form(name)
+        slices = {}
+        for pnum, v in self._used(name).items():
+            with tf.device(v.device):
+                slices[pnum] = v.read_value()
+        return combine_slices([slices[p] for p in form.owner], form.layout, form.mesh_shape)
 
     def assign(self, name: str, value: Any) -> None:
         """Sets the whole value of a variable.
@@ -136,17 +252,52 @@ class VariableStore(tf2.Module):
           name: full name of an mtf variable.
           value: an array of its shape.
         """
-        from mesh_tensorflow._mesh.slicing import make_slices
+        form = self._form(name)
+        value = tf.cast(tf.convert_to_tensor(value), form.dtype)
+        pieces = make_slices(value, form.layout, form.mesh_shape)
+        for pnum, v in self._used(name).items():
+            with tf.device(v.device):
+                v.assign(pieces[pnum])
 
-        _, dtype, layout, mesh_shape, owner = self._form(name)
-        pieces = make_slices(tf.cast(tf.convert_to_tensor(value), dtype), layout, mesh_shape)
-        for pnum in set(owner):
-            self._slices[name][str(pnum)].assign(pieces[pnum])
+    def parts(self, name: str) -> tuple[list[int], dict[tuple[int, ...], list[Any]]]:
+        """Returns the sizes of a slice, and the tf variables that hold each, by where it begins.
 
-    def _form(self, name: str) -> tuple:
-        if name not in self._forms.by_name:
+        Args:
+          name: full name of an mtf variable.
+        """
+        form = self._form(name)
+        holders: dict[tuple[int, ...], list[Any]] = {}
+        for pnum, v in self._used(name).items():
+            holders.setdefault(form.begin(pnum), []).append(v)
+        return form.sizes, holders
+
+    def _form(self, name: str) -> _Form:
+        if name not in self._known.forms:
             raise KeyError(f"no variable {name!r} in the store; there are {self.names}")
-        return self._forms.by_name[name]
+        return self._known.forms[name]
+
+
+def _first_value(variable: Any) -> tf.Tensor:
+    return initial_value(
+        variable.initializer, variable.name, variable.shape.to_integer_list, variable.master_dtype
+    )
+
+
+def _slice_variable(variable: Any, value: tf.Tensor, number: Optional[int]) -> Any:
+    safe_name = re.sub(r"[^A-Za-z0-9_./-]", "_", variable.name)
+    name = safe_name if number is None else f"{safe_name}_slice_{number}"
+    return tf2.Variable(value, name=name, trainable=variable.trainable)
+
+
+def _differs(name: str, known: _Form, form: _Form, same: bool) -> str:
+    """Returns the text of the error that a variable is stored otherwise than asked for."""
+    why = (
+        "A tf.function has its slices, so they stay as they are. Use another VariableStore for "
+        "another layout, and move the values with store.value(name) and store.assign(name, value)"
+        if same
+        else "Use another name or another VariableStore"
+    )
+    return f"variable {name!r} is stored as {known}, but is asked for as {form}. {why}"
 
 
 def function(fn: Optional[Callable] = None, **kwargs: Any) -> Any:

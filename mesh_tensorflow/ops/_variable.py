@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import zlib
 from collections.abc import Sequence
 from typing import Any, Optional, Union
 
@@ -15,9 +13,10 @@ from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.initial_values import seeded_initializer
 from mesh_tensorflow._mesh.master import MasterVariable, make_master
-from mesh_tensorflow._mesh.random_slices import program_seed
-from mesh_tensorflow._mesh.variable_store import VariableStore, current_store
+from mesh_tensorflow._mesh.stored_master import StoredMaster
+from mesh_tensorflow._mesh.variable_store import VariableStore, store_of
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = [
@@ -100,17 +99,21 @@ class Variable(Operation):
         self._graph.roll_back_names(self._name_mark)  # it is named after its master
         self._dtype = dtype
         self._trainable = trainable
-        self._store: Optional[VariableStore] = current_store()
+        self._store: Optional[VariableStore] = store_of(self._graph)
         self._initializer = initializer
+        self._master: Any = None
         self._make_master(name, shape, kwargs)
         self._name_mark = len(self._graph._name_journal)
         self._outputs = [Tensor(self, shape, dtype.activation_dtype)]  # type: ignore[arg-type]
+        if self._store is not None:
+            self._initializer = self._initializer or tf.get_variable_scope().initializer
+            self._store.declare(self)
+            self._master = StoredMaster(self)
         self._graph.register_variable(self, trainable)
 
     def _make_master(self, name: str, shape: Any, kwargs: dict) -> None:
         full_name = full_variable_name(name)
         self._name = full_name
-        self._master: Any = None
         if self._store is not None:
             return
         kwargs.setdefault("use_resource", True)
@@ -176,7 +179,7 @@ class Variable(Operation):
 
     @property
     def store(self) -> Optional[VariableStore]:
-        """The VariableStore that keeps it between calls of a tf.function, or None."""
+        """The VariableStore that keeps it, in a tf.function and in eager code; or None."""
         return self._store
 
     @property
@@ -219,6 +222,11 @@ class Variable(Operation):
     def assign_to_master(self, val: tf.Tensor) -> tf.Operation:
         """Returns a tf operation that assigns `val` to the master."""
         return self._master.assign(val, read_value=False)
+
+    def stored_value(self) -> tf.Tensor:
+        """Returns its present whole value in computation, a tf.Tensor, if a store keeps it."""
+        assert self._store is not None
+        return tf.cast(self._store.value(self._name), self.activation_dtype)
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
@@ -263,7 +271,7 @@ class StackedVariable(Variable):
 
     def _make_master(self, name: str, shape: Any, kwargs: dict) -> None:
         self._name = name
-        self._master = None
+        self._store = None
 
     @property
     def parts(self) -> Sequence[Variable]:
@@ -298,23 +306,6 @@ def full_variable_name(name: str) -> str:
     """Returns `name` under the current variable scope."""
     scope = tf.get_variable_scope().name
     return f"{scope}/{name}" if scope else name
-
-
-def seeded_initializer(initializer: Any, name: str) -> Any:
-    """Returns an initializer whose values depend on the program's seed and on `name` alone.
-
-    Only where the program has a seed and the initializer has none of its own.
-    """
-    if program_seed() is None:
-        return initializer
-    if initializer is None:
-        initializer = tf.glorot_uniform_initializer()
-    if isinstance(initializer, type):
-        initializer = initializer()
-    if getattr(initializer, "seed", 0) is None:
-        initializer = copy.copy(initializer)
-        initializer.seed = zlib.crc32(name.encode()) % 2**31
-    return initializer
 
 
 @leaves_no_node

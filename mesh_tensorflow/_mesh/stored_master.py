@@ -1,0 +1,108 @@
+"""StoredMaster: an mtf variable of a VariableStore, whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._mesh.slice_storage import Piece, SliceStorage
+from mesh_tensorflow._mesh.variable_store import VariableStore
+from mesh_tensorflow._mesh.whole_variable import WholeVariable
+
+__all__ = ["StoredMaster"]
+
+
+class _InStore(SliceStorage):
+    """The slices that a store holds at present, whose layout another Lowering may change."""
+
+    def __init__(self, variable: Any):
+        self._variable = variable
+        self._store: VariableStore = variable.store
+
+    def pieces(self) -> list[Piece]:
+        sizes, holders = self._store.parts(self._variable.name)
+        return [
+            Piece(
+                begin, tuple(sizes), holders[begin][0].device,
+                lambda v=vs[0]: self._read(v), lambda value, vs=tuple(vs): self._assign(vs, value),
+            )
+            for begin, vs in holders.items()
+        ]
+
+    def _read(self, v: Any) -> tf.Tensor:
+        with tf.device(v.device):
+            return tf.cast(v.read_value(), self._variable.master_dtype)
+
+    def _assign(self, vs: Sequence[Any], value: tf.Tensor) -> tf.Operation:
+        made = []
+        for v in vs:
+            with tf.device(v.device):
+                made.append(v.assign(tf.cast(value, v.dtype), read_value=False))
+        return tf.group([op for op in made if op is not None])
+
+    def read(self) -> tf.Tensor:
+        return tf.cast(self._store.value(self._variable.name), self._variable.master_dtype)
+
+    def assign(self, value: tf.Tensor) -> tf.Operation:
+        value.shape.assert_is_compatible_with(tf.TensorShape(self._variable.shape.to_integer_list))
+        made = [
+            piece.assign(tf.slice(value, piece.begin, piece.sizes)) for piece in self.pieces()
+        ]
+        return tf.group([op for op in made if op is not None])
+
+    def is_initialized(self) -> tf.Tensor:
+        return tf.constant(True)
+
+
+class StoredMaster(WholeVariable):
+    """The whole value of a variable that a VariableStore keeps: a tf.Variable of eager code.
+
+    It reads, sets, saves and restores the slices. In a tf.function they are there once a
+    Lowering has been made.
+    """
+
+    _in_graph_mode = False
+
+    def __init__(self, variable: Any):
+        """Makes one.
+
+        Args:
+          variable: a Variable operation with a store.
+        """
+        super().__init__(variable.trainable)
+        self._variable = variable
+        self._storage = _InStore(variable)
+
+    def _at_storage(self) -> SliceStorage:
+        if self._variable.name not in self._variable.store.names:
+            raise ValueError(
+                f"variable {self._variable.name!r} has no value yet: in a tf.function the "
+                "Lowering makes its slices. Make the Lowering first"
+            )
+        return self._storage
+
+    @property
+    def name(self) -> str:
+        return f"{self._variable.name}:0"
+
+    @property
+    def device(self) -> str:
+        return self._at_storage().pieces()[0].device
+
+    @property
+    def dtype(self) -> tf.DType:
+        return self._variable.master_dtype
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        return tf.TensorShape(self._variable.shape.to_integer_list)
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole value, a NumPy array; in eager code."""
+        return self.read_value().numpy()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype)

@@ -1,0 +1,186 @@
+"""WholeVariable: what reads, sets and saves the whole value of an mtf variable."""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Callable
+from typing import Any, Optional
+
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._mesh.slice_storage import PieceSaveable, SliceStorage
+
+__all__ = ["WholeVariable"]
+
+# What tf.Variable names the saved value of a variable among what a Trackable saves.
+_VARIABLE_VALUE = "VARIABLE_VALUE"
+
+_OPERATORS = (
+    "__abs__", "__add__", "__and__", "__div__", "__floordiv__", "__ge__", "__getitem__",
+    "__gt__", "__invert__", "__le__", "__lt__", "__matmul__", "__mod__", "__mul__",
+    "__neg__", "__or__", "__pow__", "__radd__", "__rand__", "__rdiv__", "__rfloordiv__",
+    "__rmatmul__", "__rmod__", "__rmul__", "__ror__", "__rpow__", "__rsub__", "__rtruediv__",
+    "__rxor__", "__sub__", "__truediv__", "__xor__",
+)
+
+
+class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):  # type: ignore[misc]
+    """The whole value of an mtf variable, in place of a tf.Variable, wherever its slices are.
+
+    A subclass says where, and what its name, dtype and shape are.
+    """
+
+    _save_slice_info = None
+    __array_priority__ = 100
+
+    def __init__(self, trainable: bool):
+        """Makes one.
+
+        Args:
+          trainable: whether optimizers are to change it.
+        """
+        self._trainable = trainable
+
+    @abc.abstractmethod
+    def _at_storage(self) -> SliceStorage:
+        """Returns where the value is, for something that will use it there."""
+
+    # -- what a tf.Variable tells about itself
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """Its name, with ":0"."""
+
+    @property
+    def _shared_name(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    @abc.abstractmethod
+    def device(self) -> str:
+        """Its device."""
+
+    @property
+    @abc.abstractmethod
+    def dtype(self) -> tf.DType:
+        """Its dtype, which is that in checkpoints."""
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tf.TensorShape:
+        """Its shape."""
+
+    def get_shape(self) -> tf.TensorShape:
+        """Returns its shape."""
+        return self.shape
+
+    @property
+    def trainable(self) -> bool:
+        """Whether optimizers are to change it."""
+        return self._trainable
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name}>"
+        )
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    # -- reading and writing
+
+    def read_value(self) -> tf.Tensor:
+        """Returns the whole value, a tf.Tensor."""
+        return self._at_storage().read()
+
+    def value(self) -> tf.Tensor:
+        """Returns the whole value, a tf.Tensor."""
+        return self.read_value()
+
+    def is_initialized(self, name: Optional[str] = None) -> tf.Tensor:
+        """Returns a tf.Tensor, a bool: whether it has a value."""
+        return tf.identity(self._at_storage().is_initialized(), name=name)
+
+    def assign(
+        self,
+        value: Any,
+        use_locking: Any = None,
+        name: Optional[str] = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Sets the whole value.
+
+        Args:
+          value: what converts to a tf.Tensor of its shape and dtype.
+          use_locking: ignored.
+          name: of the tf operation.
+          read_value: whether to return the new value instead of an operation.
+
+        Returns:
+          A tf.Tensor, or a tf.Operation if not `read_value`.
+        """
+        storage = self._at_storage()
+        value = tf.convert_to_tensor(value, self.dtype)
+        with tf.name_scope(name or "assign"):
+            done = storage.assign(value)
+            if not read_value:
+                return done
+            with tf.control_dependencies([done]):
+                return storage.read()
+
+    def assign_add(self, delta: Any, use_locking: Any = None, name: Optional[str] = None,
+                   read_value: bool = True) -> Any:
+        """Adds to the whole value; see `assign`."""
+        delta = tf.convert_to_tensor(delta, self.dtype)
+        return self.assign(self.read_value() + delta, use_locking, name, read_value)
+
+    def assign_sub(self, delta: Any, use_locking: Any = None, name: Optional[str] = None,
+                   read_value: bool = True) -> Any:
+        """Subtracts from the whole value; see `assign`."""
+        delta = tf.convert_to_tensor(delta, self.dtype)
+        return self.assign(self.read_value() - delta, use_locking, name, read_value)
+
+    # -- checkpoints
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
+        """Returns what savers save and restore: something for each process that has slices."""
+        pieces = self._at_storage().pieces_by_process()
+
+        def factory(process: int, name: Optional[str] = None) -> PieceSaveable:
+            suffix = f"_{_key(process)}" if process else ""
+            saved_name = (name or self._shared_name + suffix).removesuffix(suffix)
+            return PieceSaveable(self, pieces[process], saved_name, saved_name + suffix)
+
+        return {
+            _key(process): functools.partial(factory, process) for process in range(len(pieces))
+        }
+
+
+def _key(process: int) -> str:
+    return f"process_{process}" if process else _VARIABLE_VALUE
+
+
+def _operator(name: str) -> Callable:
+    def apply(self: WholeVariable, *args: Any) -> Any:
+        return getattr(self.read_value(), name)(*args)
+
+    return apply
+
+
+for _name in _OPERATORS:
+    if hasattr(tf.Tensor, _name):  # not == and !=, since collections are searched by identity
+        setattr(WholeVariable, _name, _operator(_name))
+
+
+def _convert(whole: WholeVariable, dtype: Any = None, name: Any = None,
+             as_ref: bool = False) -> Any:
+    del as_ref  # resource variables have no references
+    if dtype is not None and not dtype.is_compatible_with(whole.dtype):
+        return NotImplemented
+    return tf.identity(whole.read_value(), name=name)
+
+
+tf.register_tensor_conversion_function(WholeVariable, _convert)
