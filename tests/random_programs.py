@@ -16,10 +16,15 @@ def _tame(x):
     return mtf.tanh(x * 0.7)
 
 
+class DoesNotFit(Exception):
+    """The instruction's operands are not such as it takes."""
+
+
 class Builder:
     """Holds the tensors made so far, and makes one more for each instruction."""
 
-    def __init__(self):
+    def __init__(self, recompute=False):
+        self.recompute = recompute
         self.graph = mtf.Graph()
         self.mesh = mtf.Mesh(self.graph, "mesh")
         rng = np.random.RandomState(0)
@@ -40,9 +45,25 @@ class Builder:
     def step(self, op, i, j, k):
         """Carries out one instruction; one that does not fit its operands does nothing."""
         x, y = self.pool[-1 - i % len(self.pool)], self.pool[-1 - j % len(self.pool)]
-        made = OPS[op % len(OPS)](self, x, y, k)
-        if made is not None and made.size <= LARGEST and len(made.shape) <= 5:
-            self.pool.append(_tame(made))
+
+        def apply(x, y):
+            made = OPS[op % len(OPS)](self, x, y, k)
+            if made is None or made.size > LARGEST or len(made.shape) > 5:
+                raise DoesNotFit
+            return _tame(made)
+
+        mark = self.graph.mark()
+        try:
+            self.pool.append(self.recomputed(apply, k % 4 if self.recompute else 0)(x, y))
+        except DoesNotFit:
+            self.graph.roll_back(mark)
+
+    def recomputed(self, fn, depth):
+        """Returns a function of two tensors in as many `recompute_grad`."""
+        if not depth:
+            return fn
+        inner = self.recomputed(fn, depth - 1)
+        return lambda x, y: mtf.recompute_grad(inner, [x, y])
 
     # -- helpers
 
@@ -266,20 +287,43 @@ def _slicewise(b, x, y, k):
         return mtf.slicewise(lambda t: tf.cumsum(t, axis) * 0.5, [x], splittable_dims=kept)
 
 
+def _cwise(b, x, y, k):
+    """TensorFlow's own gradient, of arguments that may be one tensor or made from the other."""
+    other = [x, y, mtf.sin(x), mtf.stop_gradient(x)][k % 4]
+    if other.shape == x.shape:
+        return mtf.cwise(lambda t, u: t * tf.cos(u), [x, other])
+
+
 OPS = [
     _unary, _number, _binary, _extreme, _einsum, _einsum, _einsum, _reduce, _reduce_max,
     _sum_of_sums, _broadcast, _rename, _transpose, _merge, _cut, _shift, _halo, _softmax, _cumsum,
     _joined, _ranges, _parts, _unstack, _top_k, _gather, _where, _dropout, _random, _depend,
-    _recompute, _custom, _loop, _slicewise,
+    _recompute, _custom, _loop, _slicewise, _cwise,
 ]
 
 
-def build(instructions):
-    """Returns (the Builder, outputs and gradients, update operations) of a program."""
-    b = Builder()
+def _run(b, instructions, *given):
+    """Returns the last tensors that the instructions make of those given."""
+    b.pool = list(given)
     for instruction in instructions:
         b.step(*instruction)
-    made = b.pool[len(INPUTS) + len(VARIABLES) :][-3:]
+    return b.pool[len(given) :][-3:]
+
+
+def build(instructions, recompute=False):
+    """Returns (the Builder, outputs and gradients, update operations) of a program.
+
+    Args:
+      instructions: lists of four integers.
+      recompute: whether its instructions, some of them in several ways at once, and the program
+        as a whole are functions whose inner values are computed again for their gradients.
+    """
+    b = Builder(recompute)
+    given = b.pool
+    if recompute:
+        made = mtf.recompute_grad(lambda *given: _run(b, instructions, *given), given)
+    else:
+        made = _run(b, instructions, *given)
     weights = [mtf.reduce_mean(mtf.square(x)) for x in made + b.variables]
     loss = mtf.add_n(weights)
     wrt = b.inputs + b.variables

@@ -20,11 +20,11 @@ INSTRUCTION = st.tuples(
 )
 
 
-def run(instructions, mesh, layout_seed, **kind):
+def run(instructions, mesh, layout_seed, recompute=False, **kind):
     """Returns the values of a program after one training step, and the placing."""
     with tf.Graph().as_default():
         tf.set_random_seed(17)
-        builder, targets, updates = random_programs.build(instructions)
+        builder, targets, updates = random_programs.build(instructions, recompute)
         layout = harness.random_layout(builder.graph, mesh, layout_seed) if mesh else {}
         placing = Placing(mesh, harness.layout_text(layout, mesh), **kind)
         with harness.separate_memories() if placing.apart else tf.name_scope(""):
@@ -59,6 +59,20 @@ def test_any_layout(instructions, first_mesh, second_mesh, seed):
              {"apart": True, "merge": "device", "pairs": seed % 3 == 0}]
     for mesh, kind in zip((first_mesh, second_mesh), kinds):
         placing, values = run(instructions, mesh, seed, **kind)
+        assert len(values) == len(expected)
+        for i, (value, e) in enumerate(zip(values, expected)):
+            harness.assert_close(value, e, 1e-4, f"{placing}, target {i}")
+
+
+@settings(max_examples=12, phases=[Phase.generate, Phase.shrink])
+@given(
+    st.lists(INSTRUCTION, min_size=4, max_size=12), st.sampled_from(SHAPES), st.integers(0, 10**6)
+)
+def test_recomputed(instructions, mesh, seed):
+    """Values that are computed again for a gradient are the same, and so are the gradients."""
+    _, expected = run(instructions, "", 0)
+    for place in ("", mesh):
+        placing, values = run(instructions, place, seed, recompute=True)
         assert len(values) == len(expected)
         for i, (value, e) in enumerate(zip(values, expected)):
             harness.assert_close(value, e, 1e-4, f"{placing}, target {i}")

@@ -219,12 +219,25 @@ def external_inputs(operations: Sequence[Operation], known: Sequence[Tensor]) ->
     return list(found)
 
 
+def distinct_tensors(xs: Sequence[Tensor]) -> list[Tensor]:
+    """Returns `xs`, with copies of those that stand there again.
+
+    Each argument of a function has a gradient of its own, also where two are one Tensor.
+    """
+    seen: set[Tensor] = set()
+    distinct = []
+    for x in xs:
+        distinct.append(mtf.identity(x) if x in seen else x)
+        seen.add(x)
+    return distinct
+
+
 @leaves_no_node
 def custom_gradient(fn: Callable, grad_fn: Callable, explicit_inputs: Sequence[Tensor]) -> Any:
     """Calls a function of Tensors and gives its result a gradient function of its own.
 
     Args:
-      fn: takes Tensors; returns a Tensor, or a tuple or list of them.
+      fn: takes Tensors, each another one; returns a Tensor, or a tuple or list of them.
       grad_fn: takes the keyword arguments explicit_inputs, all_inputs (these and the floating
         Tensors from outside that `fn` uses), forward_operations, outputs and output_grads;
         returns a gradient, or None, for each of all_inputs.
@@ -237,7 +250,7 @@ def custom_gradient(fn: Callable, grad_fn: Callable, explicit_inputs: Sequence[T
       ValueError: the gradient function returns a wrong number of gradients, or makes
         variables; found when the gradient is built.
     """
-    explicit_inputs = list(explicit_inputs)
+    explicit_inputs = distinct_tensors(explicit_inputs)
     graph = explicit_inputs[0].graph
     outputs, forward = graph.capture_operations(lambda: fn(*explicit_inputs))
     graph.operations.extend(forward)

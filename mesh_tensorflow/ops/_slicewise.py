@@ -173,18 +173,27 @@ def _tf_gradients(
     dys: Sequence[tf.Tensor],
     given: Sequence[int],
 ) -> list[tf.Tensor]:
+    """Returns the gradient of each of `xs` as an argument of `fn`, the others held fixed.
+
+    Two of `xs` may be one tf.Tensor, or one computed from the other: what reaches one through
+    the other is not its own.
+    """
+    distinct = len({id(x) for x in xs}) == len(xs)
     grads: list = [None] * len(xs)
-    if not tf.executing_eagerly():
-        grads = tf.gradients(ys, xs, grad_ys=list(dys))
-    if all(g is None for g in grads):
-        # The forward value was computed from other copies of xs (a constant, a cloned input).
+    if distinct and not tf.executing_eagerly():
+        grads = tf.gradients(ys, xs, grad_ys=list(dys), stop_gradients=xs)
+    if any(g is None and x.dtype.is_floating for g, x in zip(grads, xs)):
+        # The forward value was computed from other copies of them (a constant, a cloned input).
         floating = [x for x in xs if x.dtype.is_floating]
+        copies = floating if distinct else [tf.identity(x) for x in floating]
         with tf.GradientTape() as tape:
-            tape.watch(floating)
-            again = fn(*xs)
+            tape.watch(copies)
+            values = iter(copies)
+            again = fn(*[next(values) if x.dtype.is_floating else x for x in xs])
         again = again if isinstance(again, tuple) else (again,)
-        found = iter(tape.gradient([again[i] for i in given], floating, list(dys)))
-        grads = [next(found) if x.dtype.is_floating else None for x in xs]
+        found = iter(tape.gradient([again[i] for i in given], copies, list(dys)))
+        again_grads = [next(found) if x.dtype.is_floating else None for x in xs]
+        grads = [a if g is None else g for a, g in zip(again_grads, grads)]
     return [tf.zeros_like(x) if g is None else g for x, g in zip(xs, grads)]
 
 

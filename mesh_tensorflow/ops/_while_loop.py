@@ -184,6 +184,8 @@ class WhileLoopOperation(Operation):
         count, flat, arrays = tf.while_loop(
             cond, body, (tf.constant(0), first, arrays), **self._tf_kwargs
         )
+        # A loop that computes this one again starts from the same keys.
+        lowering.random_keys.update(keys)
         values = state.unflatten(flat)
         values[n:] = after_loop(mesh_impl, values[n:], counters)
         for y, value in zip(self.outputs, values):
