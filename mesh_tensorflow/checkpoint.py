@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Optional, Union
 
+import numpy as np
 import tensorflow.compat.v1 as tf
+from tensorflow.core.protobuf import tensor_bundle_pb2
+
+from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._mesh.reasons import reason
 
 __all__ = ["CheckpointError", "Saver", "check_checkpoint", "init_from_checkpoint"]
 
 # How many names of variables an error spells out.
 _LONGEST_LIST = 12
+# What a session raises for the program's sake, not for the files': a monitored session takes some
+# of these for a sign to begin again.
+_OF_THE_PROGRAM = (
+    tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError, tf.errors.UnavailableError)
 
 
 class CheckpointError(ValueError):
@@ -63,20 +74,63 @@ class Saver(tf.train.Saver):
           CheckpointError: there is no such checkpoint; it cannot be read; or variables are
             missing in it, or have other shapes or dtypes. The message names them.
         """
-        # Several readers may fail one by one, so what they are to read is read before.
-        check_checkpoint(save_path, self._wanted, read=self._has_several_readers())
+        save_path = _path(save_path)
+        # All is read before anything is changed: several readers may fail one by one, and what
+        # is not a number is to be known.
+        check_checkpoint(save_path, self._wanted, read=True)
         try:
             super().restore(sess, save_path)
         except (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError) as e:
             check_checkpoint(save_path, self._wanted, read=True)
-            raise CheckpointError(f"checkpoint {save_path} could not be read: {e.message}") from e
+            raise CheckpointError(f"checkpoint {save_path} could not be read: {reason(e)}") from e
 
-    def _has_several_readers(self) -> bool:
-        graph = tf.get_default_graph()
-        scope = self.saver_def.restore_op_name.rpartition("/")[0] + "/"
-        readers = [op for op in graph.get_operations()
-                   if op.type == "RestoreV2" and op.name.startswith(scope)]
-        return len(readers) > 1
+    def save(self, sess: tf.Session, save_path: str, global_step: Any = None,
+             **kwargs: Any) -> Optional[str]:
+        """Saves the variables, wholly or not at all.
+
+        Args:
+          sess: a session.
+          save_path: the path of the checkpoint, before the step.
+          global_step: a number or tf.Tensor that is added to its name.
+          **kwargs: further arguments of tf.train.Saver's.
+
+        Returns:
+          the path of the checkpoint; None if nothing is written in this process.
+
+        Raises:
+          CheckpointError: it could not be written, as on a full disk. What was written of it is
+            removed.
+        """
+        if global_step is not None and not isinstance(global_step, (int, np.integer)):
+            global_step = tf.train.global_step(sess, global_step)
+        try:
+            return super().save(sess, save_path, global_step=global_step, **kwargs)
+        except (tf.errors.OpError, OSError) as e:
+            if isinstance(e, _OF_THE_PROGRAM):
+                raise
+            path = os.fspath(save_path) + ("" if global_step is None else f"-{global_step}")
+            _remove_unfinished(path)
+            raise CheckpointError(
+                f"checkpoint {path} could not be written: {reason(e)}. The checkpoints before it "
+                f"are as they were.{_others(path, 'Checkpoints')}. Make room there and see that "
+                "this user may write there, or save elsewhere; training goes on from the last one"
+            ) from e
+
+
+def _path(given: Any) -> str:
+    """Returns a path to restore; raises an error that says why it is none."""
+    if given is None:
+        raise CheckpointError(
+            "restore: save_path is None: tf.train.latest_checkpoint returns None where there is "
+            "none yet. Initialize the variables in that case, or name a checkpoint")
+    if not isinstance(given, (str, os.PathLike)):
+        raise CheckpointError(
+            f"restore: save_path should be a path, as `save` returns it, but is {given!r}")
+    if not os.fspath(given):
+        raise CheckpointError(
+            "restore: save_path is '', the empty string: name a checkpoint, such as "
+            "'model.ckpt-1000' in its directory, or see what tf.train.latest_checkpoint returns")
+    return os.fspath(given)
 
 
 def _wanted(var_list: Any) -> dict[str, Wanted]:
@@ -155,7 +209,7 @@ def check_checkpoint(
     except (tf.errors.OpError, ValueError, RuntimeError) as e:
         others = _others(path, "Other checkpoints")
         raise CheckpointError(
-            f"{path}.index cannot be read: {_first_line(str(e))}.{others}"
+            f"{path}.index cannot be read: {reason(e)}.{others}"
         ) from e
     _check_names(path, wanted, shapes, dtypes)
     _check_files(path)
@@ -187,42 +241,81 @@ def _check_names(path: str, wanted: Mapping[str, Wanted], shapes: Mapping[str, A
 
 
 def _check_files(path: str) -> None:
-    """Raises an error if one of the data files is not there."""
-    directory, name = os.path.split(path)
-    found = [f for f in tf.io.gfile.listdir(directory or ".")
-             if re.fullmatch(re.escape(name) + r"\.data-\d{5}-of-\d{5}", f)]
-    counts = {int(f[-5:]) for f in found}
-    if not found or len(found) != max(counts):
-        number = f" of {max(counts)}" if counts else ""
+    """Raises an error if a data file that the index counts is not there.
+
+    Files of another count are none of its: they stay where a save was killed before it was named.
+    """
+    count = _data_files(path)
+    expected = [f"{os.path.basename(path)}.data-{i:05d}-of-{count:05d}" for i in range(count)]
+    found = set(tf.io.gfile.listdir(os.path.dirname(path) or "."))
+    missing = [name for name in expected if name not in found]
+    if missing:
+        shown = ", ".join(missing[:_LONGEST_LIST]) + (", ..." if missing[_LONGEST_LIST:] else "")
         raise CheckpointError(
-            f"checkpoint {path} has {len(found)}{number} data files: {', '.join(found) or 'none'}."
+            f"checkpoint {path} has not all of its data files: {shown} "
+            f"{'is' if len(missing) == 1 else 'are'} missing.{_others(path, 'Other checkpoints')}"
+        )
+
+
+def _data_files(path: str) -> int:
+    """Returns how many data files a checkpoint has, as its index says.
+
+    The first entry of an index, which is a table of sorted names, has the empty name: 0 bytes
+    shared with the name before, 0 of its own, the length of its value, and that is a header.
+    """
+    with tf.io.gfile.GFile(f"{path}.index", "rb") as index:
+        start = index.read(3 + 127)
+    if start[:2] != b"\0\0" or not 0 < start[2] <= len(start) - 3:
+        raise CheckpointError(
+            f"{path}.index cannot be read: it does not begin with the number of data files."
             f"{_others(path, 'Other checkpoints')}"
         )
+    return tensor_bundle_pb2.BundleHeaderProto.FromString(start[3 : 3 + start[2]]).num_shards
+
+
+def _remove_unfinished(path: str) -> None:
+    """Removes what a save that failed has written; a checkpoint that has an index is finished."""
+    directory, name = os.path.split(path)
+    parts = re.compile(re.escape(name) + r"(\.data-\d{5}-of-\d{5}|_temp)(\.tempstate\d*|/)?")
+    with contextlib.suppress(tf.errors.OpError):  # no directory, or one that nobody may write
+        if tf.io.gfile.exists(f"{path}.index"):
+            return
+        for file in tf.io.gfile.listdir(directory or "."):
+            if parts.fullmatch(file):
+                tf.io.gfile.rmtree(os.path.join(directory, file))
 
 
 def _check_data(path: str, wanted: Mapping[str, Wanted]) -> None:
-    """Raises an error if the data of a variable cannot be read."""
-    damaged, reason = [], ""
+    """Raises an error if the data of a variable cannot be read; warns if one has no number."""
+    damaged, why, not_numbers = [], "", []
     with tf.Graph().as_default(), tf.Session() as session:
         # By the operation that restores; the reader in Python may abort on damaged slices.
+        name_of = tf.placeholder(tf.string, [])
+        readers: dict[tf.DType, tf.Tensor] = {}
         for name, (_, dtype) in wanted.items():
-            read = tf.raw_ops.RestoreV2(
-                prefix=path, tensor_names=[name], shape_and_slices=[""], dtypes=[dtype])
+            if dtype not in readers:
+                [value] = tf.raw_ops.RestoreV2(
+                    prefix=path, tensor_names=[name_of], shape_and_slices=[""], dtypes=[dtype])
+                readers[dtype] = (tf.reduce_any(tf.math.is_nan(value)) if dtype.is_floating
+                                  else tf.size(value) < 0)
             try:
-                session.run(tf.group(read))
+                if session.run(readers[dtype], {name_of: name}):
+                    not_numbers.append(name)
             except tf.errors.OpError as e:
                 damaged.append(name)
-                reason = reason or _first_line(e.message)
+                why = why or reason(e)
     if damaged:
         raise CheckpointError(
-            f"the data of checkpoint {path} is damaged or cut short ({reason}); no variable was "
+            f"the data of checkpoint {path} is damaged or cut short ({why}); no variable was "
             f"changed.{_list('Variables that cannot be read', damaged)}"
             f"\n  {_others(path, 'Other checkpoints').strip()}"
         )
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0].rstrip(".")
+    if not_numbers:
+        more = ", ..." if len(not_numbers) > _LONGEST_LIST else ""
+        slip(f"checkpoint {path} has values that are not numbers (NaN) in {len(not_numbers)} of "
+             f"{len(wanted)} variables: {', '.join(not_numbers[:_LONGEST_LIST])}{more}. What is "
+             f"computed with them will be NaN too; go on from one before."
+             f"{_others(path, 'Other checkpoints')}")
 
 
 def _list(title: str, lines: list[str]) -> str:

@@ -1,6 +1,8 @@
 """Checkpoints that are damaged, or of another program: what is said, and that nothing changes."""
 
+import os
 import re
+import resource
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from cases import harness
 from cases.harness import Placing
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow._core import strictness
 from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
 
 SPLIT = Placing("x:2,y:2", "a:x,b:y", apart=True)
@@ -92,7 +95,7 @@ DAMAGE = {
     overwrite: (r"the data of checkpoint .*model-20 is damaged or cut short \(.*",
                 r"Variables that cannot be read \(\d\):\n    [uv]"),
     cut_index: (r"model-20.index cannot be read: ", "Other checkpoints in .*: model-10"),
-    lose_data: (r"model-20 has 0 data files: none", "Other checkpoints in .*: model-10"),
+    lose_data: (r"model-20 has not all of its data files: model-20.data-.* is missing", "Other checkpoints in .*: model-10"),
     lose_index: (r"there is no checkpoint .*model-20", "Checkpoints in .*: model-10"),
 }
 
@@ -143,3 +146,86 @@ def test_what_a_saver_wants(saved):
         Saver({"v": by_name["w"]}).restore(session, saved[-1])
         with pytest.raises(CheckpointError, match=r"Missing in the file \(1\):\n    x \[8, 16\]"):
             Saver({"x": by_name["w"]}).restore(session, saved[-1])
+
+
+def test_files_of_a_save_that_was_killed_do_not_spoil_the_next_one(saved, tmp_path):
+    """A save of four devices, killed before it was named, then one of a single device."""
+    with tf.Graph().as_default(), new_session() as session:
+        for i in range(4):
+            with tf.device(f"/cpu:{i}"):
+                tf.get_variable(f"part{i}", [2])
+        session.run(tf.global_variables_initializer())
+        Saver(sharded=True).save(session, str(tmp_path / "model"), 20)
+    (tmp_path / "model-20.index").unlink()
+    with tf.Graph().as_default(), harness.separate_memories(), new_session() as session:
+        build((8, 16), value=5.0)
+        session.run(tf.global_variables_initializer())
+        Saver().save(session, str(tmp_path / "model"), 20)
+    names = os.listdir(tmp_path)
+    assert sum("model-20.data-" in name for name in names) == 5, "no files were left over"
+    error, values = restore(saved[-1])
+    assert error is None
+    for value in values:
+        np.testing.assert_array_equal(value, np.full((8, 16), 5.0))
+    lost = tmp_path / "model-20.data-00000-of-00001"
+    lost.unlink()
+    error, _ = restore(saved[-1])
+    assert f"{saved[-1]} has not all of its data files: {lost.name} is missing" in error
+
+
+@pytest.mark.parametrize("path, text", [
+    (None, r"restore: save_path is None: .*latest_checkpoint returns None where there is none yet"),
+    ("", r"restore: save_path is '', .*name a checkpoint"),
+    (7, r"restore: save_path should be a path, .* but is 7"),
+])
+def test_a_path_that_is_none(path, text):
+    error, values = restore(path)
+    assert re.match(text, error), error
+    np.testing.assert_array_equal(values[0], np.ones((8, 16)))
+
+
+def test_the_reason_of_damage_is_said(saved, tmp_path):
+    cut(tmp_path / "model-20")
+    error, _ = restore(saved[-1])
+    assert "Graph execution error" not in error
+    assert "cut short (Read less bytes than requested); no" in error
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_full_disk_is_said_and_nothing_half_written_stays(saved, sharded, tmp_path):
+    """As on a full disk, files cannot grow beyond some size."""
+    before = sorted(os.listdir(tmp_path))
+    with tf.Graph().as_default(), harness.separate_memories(), new_session() as session:
+        build((80, 1600))
+        saver = Saver(sharded=sharded)
+        session.run(tf.global_variables_initializer())
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+        try:
+            with pytest.raises(CheckpointError) as raised:
+                saver.save(session, str(tmp_path / "model"), 30)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    text = str(raised.value)
+    assert re.match(r"checkpoint .*model-30 could not be written: .*model-30.*; File too large\. "
+                    r"The checkpoints before it are as they were\. .*model-20", text), text
+    assert "Graph execution error" not in text
+    assert sorted(os.listdir(tmp_path)) == before
+    assert restore(saved[-1])[0] is None
+
+
+def test_nan_is_said_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(strictness, "_told", set())
+    with tf.Graph().as_default(), harness.separate_memories(), new_session() as session:
+        build((8, 16), value=float("nan"))
+        session.run(tf.global_variables_initializer())
+        path = Saver().save(session, str(tmp_path / "model"), 1)
+    with pytest.warns(mtf.MeshTensorFlowWarning) as found:
+        error, values = restore(path)
+        restore(path)
+    assert error is None and np.isnan(values[0]).all()
+    [text] = [str(w.message) for w in found if w.category is mtf.MeshTensorFlowWarning]
+    assert re.match(r"checkpoint .*model-1 has values that are not numbers \(NaN\) in 2 of 2 "
+                    r"variables: u, v\. ", text), text
+    with mtf.strict(), pytest.raises(ValueError, match="not numbers"):
+        restore(path)
