@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import heapq
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
@@ -36,7 +37,8 @@ def outside_all_rewrites() -> Iterator[None]:
         yield
 
 
-_steps_done: Optional[tf.Tensor] = None
+_steps_done: contextvars.ContextVar[Optional[tf.Tensor]] = contextvars.ContextVar(
+    "steps_done", default=None)
 
 
 @contextlib.contextmanager
@@ -46,12 +48,11 @@ def counted_steps(number: tf.Tensor) -> Iterator[None]:
     Args:
       number: an integer tf scalar.
     """
-    global _steps_done
-    outer, _steps_done = _steps_done, number
+    token = _steps_done.set(number)
     try:
         yield
     finally:
-        _steps_done = outer
+        _steps_done.reset(token)
 
 
 def steps_done() -> tf.Tensor:
@@ -60,8 +61,9 @@ def steps_done() -> tf.Tensor:
     That is the global step, but where a training loop counts itself: in a step that also adds to
     the global step, TensorFlow may read it before or after.
     """
-    if _steps_done is not None:
-        return _steps_done
+    number = _steps_done.get()
+    if number is not None:
+        return number
     if tf.executing_eagerly_outside_functions():
         with tf.init_scope():  # a variable outlives the tf.function that makes it
             step = tf.train.get_or_create_global_step()

@@ -6,6 +6,7 @@ Graphs stay small, and a value that several contractions want as a matrix is res
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
@@ -15,29 +16,29 @@ import tensorflow.compat.v1 as tf
 __all__ = ["at_device", "constant", "inside_loop", "remember_reshaped", "reshaped"]
 
 _POOL = "_mtf_constants"  # the attribute of a tf.Graph, so that the pool goes when it goes
-_device: Optional[str] = None
-_loops: list[object] = []
+# Of each thread: several may build programs, each in a tf graph of its own.
+_device: contextvars.ContextVar[Optional[str]] = contextvars.ContextVar("device", default=None)
+_loop: contextvars.ContextVar[Optional[object]] = contextvars.ContextVar("loop", default=None)
 
 
 @contextlib.contextmanager
 def inside_loop() -> Iterator[None]:
     """Constants made within are for one part of a loop only."""
-    _loops.append(object())
+    token = _loop.set(object())
     try:
         yield
     finally:
-        _loops.pop()
+        _loop.reset(token)
 
 
 @contextlib.contextmanager
 def at_device(device: Optional[str]) -> Iterator[None]:
     """Constants made within may be shared with others made on the same device."""
-    global _device
-    outer, _device = _device, device
+    token = _device.set(device)
     try:
         yield
     finally:
-        _device = outer
+        _device.reset(token)
 
 
 def _pool() -> tuple[dict, tuple]:
@@ -47,12 +48,11 @@ def _pool() -> tuple[dict, tuple]:
     it, nor the other way round.
     """
     graph = tf.get_default_graph()
-    loop = _loops[-1] if _loops else None
     pool = getattr(graph, _POOL, None)
     if pool is None:
         pool = {}
         setattr(graph, _POOL, pool)
-    return pool, (_device, loop, graph._get_control_flow_context())
+    return pool, (_device.get(), _loop.get(), graph._get_control_flow_context())
 
 
 def constant(value: Any, dtype: tf.DType = tf.int32) -> tf.Tensor:
@@ -62,7 +62,7 @@ def constant(value: Any, dtype: tf.DType = tf.int32) -> tf.Tensor:
       value: a number or a list of numbers.
       dtype: a dtype.
     """
-    if _device is None or tf.executing_eagerly():
+    if _device.get() is None or tf.executing_eagerly():
         return tf.constant(value, dtype)
     pool, place = _pool()
     array = np.asarray(value, np.float64 if dtype.is_floating else np.int64)
@@ -77,7 +77,7 @@ def reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     """Returns `x` in other sizes, the same tf.Tensor for the same ones on the same device."""
     if x.shape.as_list() == list(sizes):
         return x
-    if _device is None or tf.executing_eagerly():
+    if _device.get() is None or tf.executing_eagerly():
         return tf.reshape(x, constant(sizes))
     pool, place = _pool()
     key = (*place, "reshaped", id(x), tuple(sizes))
@@ -89,7 +89,7 @@ def reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
 def remember_reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     """Returns `x` in other sizes; `reshaped` of the result to those of `x` will be `x`."""
     y = tf.reshape(x, constant(list(sizes)))
-    if _device is not None and not tf.executing_eagerly():
+    if _device.get() is not None and not tf.executing_eagerly():
         pool, place = _pool()
         key = (*place, "reshaped", id(y), tuple(x.shape.as_list()))
         pool[key] = (x, y)

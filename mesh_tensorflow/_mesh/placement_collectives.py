@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ _MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
 # TensorFlow's runtime knows groups and instances of collectives by number, process-wide.
 _group_keys: dict[tuple[str, ...], int] = {}
 _instance_keys = itertools.count(1)
+_counting = threading.Lock()
 
 
 class Reducer:
@@ -101,6 +103,12 @@ def reduce_here(xs: Sequence[tf.Tensor], reduction: str) -> tf.Tensor:
     return total
 
 
+def group_key(devices: Sequence[str]) -> int:
+    """Returns the number of a group of devices, which no other group has."""
+    with _counting:
+        return _group_keys.setdefault(tuple(sorted(devices)), len(_group_keys) + 1)
+
+
 def allreduce_collective(
     xs: Sequence[tf.Tensor], devices: Sequence[str], reduction_fn_string: str = "SUM"
 ) -> list[tf.Tensor]:
@@ -116,8 +124,7 @@ def allreduce_collective(
     Returns:
       The reduced value on each device.
     """
-    group_key = _group_keys.setdefault(tuple(sorted(devices)), len(_group_keys) + 1)
-    instance_key = next(_instance_keys)
+    group, instance_key = group_key(devices), next(_instance_keys)
     merge_op = table_lookup(_MERGE_OPS, reduction_fn_string, "reduction")
     reduced = []
     for x, device in zip(xs, devices):
@@ -126,7 +133,7 @@ def allreduce_collective(
                 tf.raw_ops.CollectiveReduceV2(
                     input=x,
                     group_size=len(xs),
-                    group_key=group_key,
+                    group_key=group,
                     instance_key=instance_key,
                     ordering_token=[],
                     merge_op=merge_op,

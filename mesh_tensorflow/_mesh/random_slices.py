@@ -15,6 +15,7 @@ with the keys of the step that it has come to.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
@@ -40,8 +41,8 @@ __all__ = [
 _VECTOR = 64
 _DEFAULT_SEED = 87654321  # TensorFlow's, for an operation seed without a graph seed
 
-
-_step: Optional[tf.Tensor] = None
+_step: contextvars.ContextVar[Optional[tf.Tensor]] = contextvars.ContextVar(
+    "step", default=None)
 
 
 @contextlib.contextmanager
@@ -51,12 +52,11 @@ def keys_by_step(step: tf.Tensor) -> Iterator[None]:
     Args:
       step: an integer tf scalar, a new one each time that random values are wanted anew.
     """
-    global _step
-    outer, _step = _step, step
+    token = _step.set(step)
     try:
         yield
     finally:
-        _step = outer
+        _step.reset(token)
 
 
 def program_seed() -> Optional[int]:
@@ -69,7 +69,7 @@ def program_seed() -> Optional[int]:
 
 def key_is_of_step(seed: Optional[int]) -> bool:
     """Whether a new key would be a function of the step."""
-    return seed is not None and _step is not None
+    return seed is not None and _step.get() is not None
 
 
 def new_key(seed: Optional[int] = None) -> tf.Tensor:
@@ -82,9 +82,9 @@ def new_key(seed: Optional[int] = None) -> tf.Tensor:
     if seed is not None:
         graph_seed = program_seed()
         seeds = (_DEFAULT_SEED if graph_seed is None else graph_seed, seed)
-        if key_is_of_step(seed):
-            assert _step is not None
-            return fold_key(tf.stack([_u32(part) for part in seeds]), _step)
+        step = _step.get()
+        if step is not None:
+            return fold_key(tf.stack([_u32(part) for part in seeds]), step)
     bits = tf.raw_ops.RandomUniformInt(
         shape=[4],
         minval=tf.constant(-(2**31), tf.int32),

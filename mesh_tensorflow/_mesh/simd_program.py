@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import contextvars
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
@@ -22,8 +24,11 @@ from mesh_tensorflow._mesh.simd_reductions import Reduction
 
 __all__ = ["SimdProgram", "current_program", "replicate"]
 
-_programs: list[SimdProgram] = []
+# The one that is being traced, in each thread.
+_program: contextvars.ContextVar[Optional[SimdProgram]] = contextvars.ContextVar(
+    "program", default=None)
 _count_on: collections.Counter = collections.Counter()  # programs, by their devices
+_counting = threading.Lock()
 # Keys of groups of processors, and of collectives: programs must not share them.
 _KEYS_PER_PROGRAM = 2**16
 _MOST_PROGRAMS = 2**13
@@ -159,7 +164,7 @@ class SimdProgram:
 
 def current_program() -> Optional[SimdProgram]:
     """Returns the program that is being traced, or None."""
-    return _programs[-1] if _programs else None
+    return _program.get()
 
 
 def _first_key(devices: Sequence[str]) -> int:
@@ -168,8 +173,9 @@ def _first_key(devices: Sequence[str]) -> int:
     Servers remember keys for as long as they run, whatever the tf graph. Processes agree about
     them as each makes the same programs of all devices in the same order.
     """
-    number = _count_on[tuple(devices)]
-    _count_on[tuple(devices)] += 1
+    with _counting:
+        number = _count_on[tuple(devices)]
+        _count_on[tuple(devices)] += 1
     return 1 + number % _MOST_PROGRAMS * _KEYS_PER_PROGRAM
 
 
@@ -223,12 +229,12 @@ def replicate(
         program.graph, program.pnum = tf.get_default_graph(), pnum
         # Else one that is made in the program would not be found there. There is no public way.
         program.graph._collections[tf.GraphKeys.GLOBAL_STEP] = global_step
-        _programs.append(program)
+        token = _program.set(program)
         try:
             with tf.variable_creator_scope(_made_outside):
                 results = computation(*arguments)
         finally:
-            _programs.pop()
+            _program.reset(token)
         structure.append(results)
         return [_as_tensor(result) for result in tf.nest.flatten(results)]
 
@@ -267,7 +273,9 @@ def _check_distinct(devices: Sequence[str]) -> None:
 def _made_outside(next_creator: Callable[..., Any], **arguments: Any) -> Any:
     """Makes a variable of the calling graph, in the process that calls."""
     del next_creator
-    spec = tf.DeviceSpec.from_string(_programs[-1].devices[_programs[-1].local[0]])
+    program = _program.get()
+    assert program is not None
+    spec = tf.DeviceSpec.from_string(program.devices[program.local[0]])
     process = spec.replace(device_type=None, device_index=None).to_string()
     with tf.init_scope(), tf.device(process or None):
         return tf.Variable(**{**arguments, "use_resource": True})
