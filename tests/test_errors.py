@@ -51,8 +51,6 @@ BUILD = {
         "a Tensor or a Shape, not str"),
     "add_output_shape": (lambda w: mtf.add(w.x, w.y, output_shape=[A, B]), V,
         r"to Shape\[a=8, b=16\]: it lacks c=24"),
-    "cwise": (lambda w: mtf.cwise(tf.add, [w.x, w.y]), V,
-        r"one shape: .*a=8, b=16.*b=16, c=24.*mtf.broadcast"),
     "concat_shapes": (lambda w: mtf.concat([w.x, w.y], "b"), V,
         r"agree except for the size of 'b': .*a=8, b=16.*b=16, c=24"),
     "concat_unknown": (lambda w: mtf.concat([w.x, w.x], "z"), V,

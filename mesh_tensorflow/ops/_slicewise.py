@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
+from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 
@@ -250,27 +251,32 @@ def cwise(
     grad_function: Optional[Callable] = None,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Applies an elementwise TensorFlow function to Tensors of one shape.
+    """Applies an elementwise TensorFlow function, the result of which is shaped as its first input.
+
+    The function brings further inputs of other shapes to that of the first, as `tf.reshape` and
+    TensorFlow's broadcasting do. The dimensions of the first input may be split; those that only
+    others have may not.
 
     Args:
-      tf_fn: takes a tf.Tensor for each of `xs`; returns one of the same shape.
-      xs: Tensors of one shape.
+      tf_fn: takes a tf.Tensor for each of `xs`; returns one shaped as the first.
+      xs: Tensors.
       output_dtype: a dtype; that of the first input if None.
       grad_function: takes the operation and the gradient of the output; returns a list of
         gradients of the inputs. If None, TensorFlow's own gradient of `tf_fn`.
       name: a string or None.
 
-    Raises:
-      ValueError: the shapes differ.
+    Returns:
+      A Tensor with the shape of the first input.
     """
     xs = list(xs)
     check_tensors(name or "cwise", xs)
-    if any(x.shape != xs[0].shape for x in xs):
-        raise ValueError(
-            f"{name or 'cwise'}: inputs must have one shape: "
-            f"{'; '.join(f'{x.name} {x.shape}' for x in xs)}. Bring them to it with "
-            "mtf.broadcast or mtf.transpose"
-        )
+    for x in xs[1:]:
+        if x.shape != xs[0].shape and set(x.shape) == set(xs[0].shape):
+            slip(
+                f"{name or 'cwise'}: {x.name} {x.shape} has the dimensions of {xs[0].name} "
+                f"{xs[0].shape} in another order, and the function sees them side by side by "
+                f"position, not by name. Give mtf.transpose({x.name}, {xs[0].shape})"
+            )
     return slicewise(
         tf_fn,
         xs,

@@ -119,6 +119,13 @@ CASES = [
          lambda x: 2 * x),
     case("cwise", "a b, a b", lambda x, y: mtf.cwise(lambda t, u: tf.sin(t) * u, [x, y]),
          lambda x, y: np.sin(x) * y),
+    case("cwise_other_shapes", "a b, b, a",
+         lambda x, y, z: mtf.cwise(
+             lambda t, u, v: tf.sin(t * u) + tf.reshape(v * v, [-1, 1]), [x, y, z]),
+         lambda x, y, z: np.sin(x * y) + (z * z)[:, None]),
+    case("cwise_dimension_of_others", "a b, s",
+         lambda x, y: mtf.cwise(lambda t, u: t * tf.reduce_max(u), [x, y]),
+         lambda x, y: x * y.max(), whole=("s",)),
     case("cwise_grad_function", "a b", _with_grad_function, np.square,
          surrogate=lambda x, at: 7 * x),
     case("cwise_of_lazy", "a b, b c",
