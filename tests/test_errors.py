@@ -27,6 +27,20 @@ def _serialized(model, splits=2):
     return lambda w: mtf.serialize_training_step({"x": w.x}, model, A, splits)
 
 
+def _strict(call):
+    """Makes what is hardly meant an error."""
+
+    def strictly(world):
+        with mtf.strict():
+            return call(world)
+
+    return strictly
+
+
+def _strict_pool(world, x):
+    return _strict(lambda w: mtf.layers.max_pool2d(x))(world)
+
+
 class After(NamedTuple):
     """A call that is prepared by one that is right."""
 
@@ -57,6 +71,8 @@ BUILD = {
         r"'z' not found in Shape\[a=8, b=16\]"),
     "concat_nothing": (lambda w: mtf.concat([], "a"), V, "at least one tensor"),
     "split_sizes": (lambda w: mtf.split(w.x, B, [3, 4]), V, r"\[3, 4\] add up to 7, not to b=16"),
+    "split_negative": (lambda w: mtf.split(w.x, B, [17, -1]), V,
+        r"\[17, -1\] must be 0 or more, of b=16 of .*a=8, b=16"),
     "split_number": (lambda w: mtf.split(w.x, B, 3), V,
         r"b=16 .* into 3 equal parts.*divisor of 16"),
     "split_dim": (lambda w: mtf.split(w.x, C, 3), V, r"Shape\[a=8, b=16\] has no dimension c=24"),
@@ -80,6 +96,12 @@ BUILD = {
         r"\(8,\), which does not fit"),
     "scalar_summary": (lambda w: mtf.scalar_summary("loss", w.x), V,
         r"'loss': .*Shape\[a=8, b=16\] is no scalar; reduce it with mtf.reduce_mean"),
+    "import_none": (lambda w: mtf.import_tf_tensor(w.mesh, None, [A]), V,
+        r"None is a NoneType from which no tf.Tensor can be made. Pass a tf.Tensor"),
+    "import_ragged": (lambda w: mtf.import_tf_tensor(w.mesh, [[1, 2], [3]], [A]), V,
+        r"\[\[1, 2\], \[3\]\] is a list from which .* lists whose rows are of one length"),
+    "constant_array": (lambda w: mtf.constant(w.mesh, [1, 2], [A]), V,
+        r"one number, or an array of the sizes of Shape\[a=8\], not one of \(2,\)"),
     # contraction and reduction
     "einsum_reduced_unknown": (lambda w: mtf.einsum([w.x, w.y], reduced_dims=[("z", 3)]), V,
         r"reduced_dims z=3 are in none of the inputs .*a=8, b=16"),
@@ -97,6 +119,10 @@ BUILD = {
         "keyword arguments only"),
     "softmax_dim": (lambda w: mtf.softmax(w.x, C), V, r"softmax: .*has no dimension c=24"),
     "softmax_name": (lambda w: mtf.softmax(w.x, "b"), V, r"'b' .*mtf.Dimension"),
+    "softmax_ints": (lambda w: mtf.softmax(w.i, A), T,
+        r"softmax: .*Shape\[a=8\] is int32, and exponentials along a=8 .* mtf.to_float"),
+    "logsumexp_ints": (lambda w: mtf.reduce_logsumexp(w.i, A), T, r"is int32, .* mtf.to_float"),
+    "cumsum_bools": (lambda w: mtf.cumsum(w.m, w.m.shape[0]), T, r"is bool, .* mtf.to_int32"),
     "logsumexp_dim": (lambda w: mtf.reduce_logsumexp(w.x, C), V, r"no dimension c=24"),
     "top_k_large": (lambda w: mtf.top_k(w.x, A, mtf.Dimension("k", 9)), V,
         r"k=9 must be between 1 and a=8"),
@@ -130,6 +156,24 @@ BUILD = {
     "int_times_float": (lambda w: 2.5 * w.i, T, r"2.5 is no integer"),
     "int_divided": (lambda w: w.i / 2, T, r"0.5 is no integer.*// and % to stay with integers"),
     "mean_of_ints": (lambda w: mtf.reduce_mean(w.i), T, r"int32, and 0.125 is no integer"),
+    "array_beside": (lambda w: w.x * np.arange(3), V,
+        r"an array of shape \(3,\) stands beside import:0 Shape\[a=8, b=16\].*import_tf_tensor"),
+    "array_before": (lambda w: np.arange(3) + w.x, V, r"an array of shape \(3,\) stands beside"),
+    "array_of_one": (lambda w: w.x - np.ones([1]), V, r"an array of shape \(1,\) stands beside"),
+    "array_broadcast": (lambda w: mtf.maximum(w.x, np.ones([16])), V, r"mtf.import_tf_tensor"),
+    "array_chosen": (lambda w: mtf.where(w.m, w.x, np.ones([16])), V, r"mtf.import_tf_tensor"),
+    "array_compared": (lambda w: mtf.less(np.ones([16]), w.x), V, r"mtf.import_tf_tensor"),
+    "array_exponent": (lambda w: mtf.pow(w.x, np.ones([16])), V, r"mtf.import_tf_tensor"),
+    "list_beside": (lambda w: w.x / [1.0, 2.0], V, r"an array of shape \(2,\) stands beside"),
+    "tf_beside": (lambda w: w.x * tf.zeros([16]), V, r"a tf.Tensor of shape \(16,\) stands"),
+    "tf_before": (lambda w: tf.zeros([16]) * w.x, T, r"no value .* mtf.import_tf_tensor"),
+    "tf_dtype_beside": (lambda w: w.x * tf.zeros([8, 16], tf.int32), V, r"is int32, .* tf.cast"),
+    "tf_number_dtype": (lambda w: w.x * tf.constant(2), T, r"is int32; .* tf.cast"),
+    "fractions_beside_ints": (lambda w: w.i * np.full([8], 0.5), T, r"int32, and .* no integer"),
+    "fraction_compared": (lambda w: mtf.less(w.i, tf.constant(0.5)), T, r"is no integer"),
+    "none_beside": (lambda w: w.x + None, T, r"None beside import:0 .* neither a number nor"),
+    "scalar_operation": (lambda w: mtf.ScalarMultiplyOperation(w.x, np.ones([16])), V,
+        r"an array with 1 dimensions is no number"),
     "no_tensor": (lambda w: mtf.binary_op_with_broadcasting(tf.add, 1, 2), V,
         "must be a mtf.Tensor, got 1 and 2"),
     "number_for_tensor": (lambda w: mtf.exp(3.0), V,
@@ -151,7 +195,16 @@ BUILD = {
         r"above 0 and at most 1, got 0.0"),
     "dropout_range": (lambda w: mtf.dropout(w.x, rate=-0.5), V, r"above 0 and at most 1, got 1.5"),
     "dropout_noise": (lambda w: mtf.dropout(w.x, rate=0.5, noise_shape=[A, C]), V, r"c=24"),
+    "dense_twice": (lambda w: mtf.layers.dense(w.x, [A], reduced_dims=[B]), V,
+        r"a=8 twice: import:0 Shape\[a=8, b=16\] keeps it, reducing b=16.*mtf.rename_dimension"),
+    "dropout_ints": (_strict(lambda w: mtf.dropout(w.i, rate=0.5)), V,
+        r"Shape\[a=8\] is int32: .* cannot be scaled by 1 / 0.5. Use mtf.to_float"),
+    "pool_rest": (After(lambda w: w.tensor([("h", 5), ("w", 4), A]), _strict_pool), V,
+        r"windows of \(2, 2\) leave out the end of h=5 of .*h=5, w=4, a=8.*mtf.pad"),
     # control
+    "gradients_none": (lambda w: mtf.gradients([None], [w.x]), V, "ys: input None is a NoneType"),
+    "gradients_tensor": (lambda w: mtf.gradients(w.x, [w.x]), V, "ys must be a list .*not Tensor"),
+    "gradients_nothing": (lambda w: mtf.gradients([], [w.x]), V, "at least one mtf.Tensor"),
     "while_nothing": (lambda w: mtf.while_loop(None, None, []), V, "at least one loop variable"),
     "while_count": (_loop(lambda i: [i, i]), V,
         r"2 Tensors for 1 loop variables; pass has_accumulators"),
@@ -181,6 +234,22 @@ BUILD = {
     "serialize_no_gradient": (_serialized(lambda f: {"loss": mtf.reduce_sum(f["x"])}), V,
         r"no gradient reaches the trainable variables \['w'\].*trainable=False"),
     # variables
+    "variable_none": (lambda w: mtf.get_variable(w.mesh, None, [A]), V,
+        "name must be a string .*not None"),
+    "variable_unnamed": (lambda w: mtf.get_variable(w.mesh, "", [A]), V, "not ''"),
+    "variable_sizes": (lambda w: mtf.get_variable(w.mesh, "w", [A]), V,
+        r"'w' is Shape\[a=8, b=16\], and is asked for as Shape\[a=8\]. Use another name"),
+    "variable_dims": (_strict(lambda w: mtf.get_variable(w.mesh, "w", [("c", 8), B])), V,
+        r"'w' is Shape\[a=8, b=16\], and is asked for as Shape\[c=8, b=16\]"),
+    "variable_dtype": (
+        _strict(lambda w: mtf.get_variable(w.mesh, "w", [A, B], activation_dtype=tf.bfloat16)), V,
+        r"'w' is of float32, and is asked for as master float32, slice float32, activation bfloa"),
+    "initializer_none": (
+        lambda w: mtf.get_variable(w.mesh, "v", [A], initializer=lambda *_, **__: None), V,
+        r"initializer of variable 'v' returned None; it must return .*float32 \(8,\)"),
+    "initializer_shape": (
+        lambda w: mtf.get_variable(w.mesh, "v", [A], initializer=lambda *_, **__: np.ones([3])), V,
+        r"initializer of variable 'v' returned float32 \(3,\)"),
     "assign_shape": (lambda w: mtf.assign(w.w, w.y), V,
         r"Shape\[b=16, c=24\] to variable w Shape\[a=8, b=16\]"),
     "assign_no_variable": (After(lambda w: w.x + w.x, lambda w, y: mtf.assign(y, w.x)), V,

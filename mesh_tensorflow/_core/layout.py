@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional, Union
 
 from mesh_tensorflow._core.dimension import Dimension, split_pairs
@@ -171,13 +171,21 @@ def convert_to_layout_rules(x: Union[LayoutRules, str, Iterable[tuple[str, str]]
       x: LayoutRules, a string such as "batch:rows,d_ff:cols", or an iterable of pairs.
 
     Raises:
-      ValueError: malformed string.
+      ValueError: malformed string, or an element that is no pair.
+      TypeError: none of these.
     """
     if isinstance(x, LayoutRules):
         return x
     if isinstance(x, str):
-        x = split_pairs(x, "layout")
-    return LayoutRules(x)
+        return LayoutRules(split_pairs(x, "layout"))
+    written = 'write it as "batch:rows,d_ff:cols", or as a list of pairs of names; "" has no rules'
+    if not isinstance(x, Iterable) or isinstance(x, Mapping):
+        raise TypeError(f"{x!r} ({type(x).__name__}) is no layout: {written}")
+    pairs = list(x)
+    wrong = [pair for pair in pairs if not isinstance(pair, (tuple, list)) or len(pair) != 2]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} in the layout {x!r} is no pair of names: {written}")
+    return LayoutRules(pairs)
 
 
 def tensor_dim_to_mesh_dim_size(layout: Any, mesh_shape: Any, tensor_dim: Dimension) -> int:

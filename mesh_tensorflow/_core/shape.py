@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension, split_pairs
@@ -20,6 +21,7 @@ __all__ = [
 ]
 
 ANONYMOUS_PREFIX = "_anonymous_"
+_FRACTION = re.compile(r":(-?\d+\.\d+)(?![\w:])")  # a full stop separates pairs, too
 
 
 def list_product(l: Iterable[int]) -> int:
@@ -202,11 +204,18 @@ def convert_to_shape(x: Any) -> Optional[Shape]:
 
     Raises:
       ValueError: malformed string, or an element that is no dimension.
+      TypeError: none of these.
     """
     if x is None or isinstance(x, Shape):
         return x
     if isinstance(x, str):
         pairs = []
+        fraction = _FRACTION.search(x)
+        if fraction:
+            raise ValueError(
+                f"malformed shape {x!r}: the size {fraction[1]!r} is not a whole number. Write it "
+                'as "rows:2,cols:4"'
+            )
         for name, size in split_pairs(x, "shape"):
             try:
                 pairs.append((name, int(size)))
@@ -216,6 +225,11 @@ def convert_to_shape(x: Any) -> Optional[Shape]:
                     'number. Write it as "rows:2,cols:4"'
                 ) from None
         x = pairs
+    if not isinstance(x, Iterable) or isinstance(x, Mapping):
+        raise TypeError(
+            f"{x!r} ({type(x).__name__}) is no shape: write it as a list of mtf.Dimensions or of "
+            'pairs (name, size), or as "rows:2,cols:4"'
+        )
     return Shape(x)
 
 

@@ -23,6 +23,9 @@ class Tensor:
     operators are bound by `mesh_tensorflow.ops`.
     """
 
+    # NumPy leaves `array + tensor` to the operators of Tensor.
+    __array_ufunc__ = None
+
     def __init__(
         self,
         operation: Operation,
@@ -116,6 +119,17 @@ class Tensor:
         def __mod__(self, other: Any) -> Tensor: ...
         def __rmod__(self, other: Any) -> Tensor: ...
         def __neg__(self) -> Tensor: ...
+
+
+def _has_no_value(x: Tensor, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
+    raise TypeError(
+        f"{x} has no value that TensorFlow can use: lowering.export_to_tf_tensor(x) returns one "
+        "once the graph is lowered. Beside it only numbers and tf.Tensors of its very shape can "
+        "stand; mtf.import_tf_tensor gives names to the axes of others"
+    )
+
+
+tf.register_tensor_conversion_function(Tensor, _has_no_value)
 
 
 def check_tensors(what: str, xs: Iterable[Any]) -> None:

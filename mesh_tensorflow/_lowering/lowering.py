@@ -63,6 +63,7 @@ class Lowering:
         Raises:
           ValueError: an operation cannot be lowered in this layout; the message names it.
         """
+        _check_impls(mesh_to_impl)
         self.graph = graph
         self.mesh_to_impl = mesh_to_impl
         known = _all_of_package(graph.operations)
@@ -333,3 +334,20 @@ def _all_of_package(operations: Iterable[Operation]) -> bool:
         and _all_of_package(getattr(op, "_body_ops", ()))
         for op in operations
     )
+
+
+def _check_impls(mesh_to_impl: Any) -> None:
+    """Checks that a Lowering is told how to lower a mesh.
+
+    Raises:
+      TypeError: it is no dictionary, or a value in it is no MeshImpl.
+    """
+    impls = mesh_to_impl.values() if isinstance(mesh_to_impl, Mapping) else [None]
+    for impl in impls:
+        if impl is None or isinstance(impl, str):
+            found = repr(mesh_to_impl if impl is None else impl)
+            raise TypeError(
+                "Lowering: mesh_to_impl must be a dictionary from mtf.Mesh to a MeshImpl, as "
+                '{mesh: mtf.placement_mesh_impl.PlacementMeshImpl("all:1", "", [""])}, and not '
+                f"{found}"
+            )

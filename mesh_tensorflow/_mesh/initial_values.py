@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.random_slices import program_seed
 
-__all__ = ["initial_value", "seeded_initializer"]
+__all__ = ["checked_value", "initial_value", "seeded_initializer"]
 
 
 def seeded_initializer(initializer: Any, name: str) -> Any:
@@ -56,9 +56,23 @@ def initial_value(
     if isinstance(initializer, type):
         initializer = initializer()
     further = {"partition_info": None} if _takes_partition_info(initializer) else {}
-    value = initializer(list(sizes), dtype=dtype, **further)
-    if value is not None:
-        value = tf.convert_to_tensor(value)
+    return checked_value(initializer(list(sizes), dtype=dtype, **further), name, sizes, dtype)
+
+
+def checked_value(value: Any, name: str, sizes: Sequence[int], dtype: tf.DType) -> tf.Tensor:
+    """Returns what an initializer returned, as a tf.Tensor.
+
+    Args:
+      value: an array or a tf.Tensor.
+      name: full name of the variable.
+      sizes: its sizes.
+      dtype: its dtype.
+
+    Raises:
+      ValueError: it is None, or of another shape or dtype.
+    """
+    if value is not None and not tf.is_tensor(value):
+        value = tf.convert_to_tensor(value, dtype)
     if value is None or value.shape != tf.TensorShape(sizes) or value.dtype != dtype:
         found = "None" if value is None else f"{value.dtype.name} {value.shape}"
         raise ValueError(

@@ -42,6 +42,10 @@ class MeshImpl:
           shape: the mesh shape; a Shape, or what converts to one, such as "rows:2,cols:2".
           layout_rules: LayoutRules, or what converts to them, such as "batch:rows".
         """
+        if shape is None:
+            raise TypeError(
+                'None is no mesh shape: write it as "rows:2,cols:2"; "" has one processor'
+            )
         self._shape: Shape = convert_to_shape(shape)  # type: ignore[assignment]
         self._layout_rules = convert_to_layout_rules(layout_rules)
         self._layouts: dict[tuple, TensorLayout] = {}

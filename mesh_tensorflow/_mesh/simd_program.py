@@ -208,8 +208,8 @@ def replicate(
       What `computation` returns, with a tf.Tensor or tf.Operation of the calling graph for each.
 
     Raises:
-      ValueError: it is called in eager code or within another program, or two processors are to be
-        on one device.
+      ValueError: it is called in eager code or within another program, two processors are to be
+        on one device, or `local` has none of the processors.
     """
     if tf.executing_eagerly_outside_functions():
         raise ValueError(
@@ -221,6 +221,7 @@ def replicate(
     devices = list(default_devices() if devices is None else devices)
     local = list(range(len(devices)) if local is None else local)
     _check_distinct(devices)
+    _check_local(local, devices)
     program = SimdProgram(devices, local, _first_key(devices))
     structure: list[Any] = []
     global_step = tf.get_collection_ref(tf.GraphKeys.GLOBAL_STEP)
@@ -267,6 +268,16 @@ def _check_distinct(devices: Sequence[str]) -> None:
             f"names {', '.join(map(repr, repeated))} more than once. Logical CPUs are "
             f"{[f'/cpu:{i}' for i in range(len(devices))]}, in a session with "
             f'tf.compat.v1.ConfigProto(device_count={{"CPU": {len(devices)}}})'
+        )
+
+
+def _check_local(local: Sequence[int], devices: Sequence[str]) -> None:
+    """Raises ValueError unless this process runs some of the processors, each once."""
+    if not local or len(set(local)) < len(local) or not set(local) <= set(range(len(devices))):
+        raise ValueError(
+            f"replicate: local must have numbers from 0 to {len(devices) - 1}, each at most once "
+            f"and at least one: those of the {len(devices)} processors ({', '.join(devices)}) that "
+            f"this process runs. It is {local}; None means all"
         )
 
 

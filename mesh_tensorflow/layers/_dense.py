@@ -209,7 +209,7 @@ def dense(
       A Tensor of shape [remaining dims of x..., new_dims...].
 
     Raises:
-      ValueError: a reduced or expert dimension is not in `x`.
+      ValueError: a reduced or expert dimension is not in `x`, or a new one stays in it.
     """
     new_dims = _as_list(new_dims)
     expert_dims = list(expert_dims or [])
@@ -219,13 +219,7 @@ def dense(
         )
         reduced_dims = x.shape.dims[-1:]
     reduced_dims = _as_list(reduced_dims)
-    missing = [d for d in reduced_dims + expert_dims if d not in x.shape]
-    if missing:
-        raise ValueError(
-            f"dense: {x.name} {x.shape} has no dimension {dims_text(missing)}; reduced_dims and "
-            "expert_dims must be among its dimensions"
-        )
-    kept = [d for d in x.shape if d not in reduced_dims]
+    kept = _kept_dims(x, new_dims, reduced_dims, expert_dims)
     x, inner = _without_clashes(x, reduced_dims, new_dims)
     if kernel_weights is None:
         kernel_weights = layers.get_dense_kernel_weights(
@@ -240,7 +234,7 @@ def dense(
             slice_dtype=slice_dtype,
         )
     with tf.variable_scope(name, default_name="dense"):
-        output_shape = mtf.Shape([d for d in kept if d not in new_dims] + new_dims)
+        output_shape = mtf.Shape(kept + new_dims)
         y = layers.us_einsum([x, kernel_weights], output_shape=output_shape)
         if use_bias:
             bias = mtf.get_variable(
@@ -254,6 +248,34 @@ def dense(
         for fn in activation if isinstance(activation, (list, tuple)) else [activation]:
             y = y if fn is None else fn(y)
         return y
+
+
+def _kept_dims(
+    x: mtf.Tensor,
+    new_dims: Sequence[mtf.Dimension],
+    reduced_dims: Sequence[mtf.Dimension],
+    expert_dims: Sequence[mtf.Dimension],
+) -> list[mtf.Dimension]:
+    """Returns the dimensions of `x` that stay.
+
+    Raises:
+      ValueError: a reduced or expert dimension is not in `x`, or a new one stays in it.
+    """
+    missing = [d for d in [*reduced_dims, *expert_dims] if d not in x.shape]
+    if missing:
+        raise ValueError(
+            f"dense: {x.name} {x.shape} has no dimension {dims_text(missing)}; reduced_dims and "
+            "expert_dims must be among its dimensions"
+        )
+    kept = [d for d in x.shape if d not in reduced_dims]
+    twice = [d for d in kept if d in new_dims]
+    if twice:
+        raise ValueError(
+            f"dense: the result would have {dims_text(twice)} twice: {x.name} {x.shape} keeps it, "
+            f"reducing {dims_text(reduced_dims)}, and new_dims is {dims_text(new_dims)}. Rename it "
+            "in x with mtf.rename_dimension, or reduce it, too"
+        )
+    return kept
 
 
 def _without_clashes(

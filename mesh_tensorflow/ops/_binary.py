@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
@@ -17,6 +16,7 @@ from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.laid_out import compatible_lazy_allreduce_sums
 from mesh_tensorflow._mesh.slice_fns import broadcast_slice, tile_slice
+from mesh_tensorflow.ops._beside import beside, check_scalar
 
 __all__ = [
     "AddOperation",
@@ -52,16 +52,6 @@ def check_dtypes(what: str, tensors: Sequence[Tensor]) -> None:
         )
 
 
-def _check_scalar(what: str, x: Tensor, scalar: Any) -> None:
-    if isinstance(scalar, Tensor):
-        raise ValueError(f"{what}: {scalar} is a Tensor; pass a number or a tf scalar")
-    if x.dtype.is_integer and isinstance(scalar, (float, np.floating)):
-        raise TypeError(
-            f"{what}: {x.name} {x.shape} is {x.dtype.name}, and {scalar!r} is no integer. Use "
-            "mtf.to_float on the tensor first, or // and % to stay with integers"
-        )
-
-
 def _as_operand(scalar: Any, x: tf.Tensor) -> Any:
     """Returns a Python number as a constant of the dtype of `x`; others as they are."""
     return constant(scalar, x.dtype) if isinstance(scalar, (int, float)) else scalar
@@ -75,13 +65,14 @@ class ScalarMultiplyOperation(Operation):
 
         Args:
           x: a Tensor.
-          scalar: a Python number or a tf.Tensor of one element.
+          scalar: a number or a tf.Tensor without dimensions.
           name: a string or None.
 
         Raises:
           TypeError: a float beside an integer Tensor.
+          ValueError: no number.
         """
-        _check_scalar("multiply", x, scalar)
+        check_scalar("multiply", x, scalar)
         super().__init__([x], name=name or "scalar_mul")
         self._scalar = scalar
         self._outputs = [Tensor(self, x.shape, x.dtype)]
@@ -104,13 +95,14 @@ class ScalarAddOperation(Operation):
 
         Args:
           x: a Tensor.
-          scalar: a Python number or a tf.Tensor of one element.
+          scalar: a number or a tf.Tensor without dimensions.
           name: a string or None.
 
         Raises:
           TypeError: a float beside an integer Tensor.
+          ValueError: no number.
         """
-        _check_scalar("add", x, scalar)
+        check_scalar("add", x, scalar)
         super().__init__([x], name=name or "scalar_add")
         self._scalar = scalar
         self._outputs = [Tensor(self, x.shape, x.dtype)]
@@ -217,7 +209,7 @@ class AddOperation(BinaryOpWithBroadcasting):
 
 
 class MinMaxOperation(BinaryOpWithBroadcasting):
-    """The smaller or the larger of two Tensors; where they tie both get the gradient."""
+    """The smaller or the larger of two Tensors; where they tie the first gets the gradient."""
 
     def __init__(
         self, tf_fn: Callable, x1: Tensor, x2: Tensor, output_shape: Any, name: Optional[str] = None
@@ -226,36 +218,40 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
         super().__init__(tf_fn, x1, x2, output_shape, x1.dtype, name=name or "add")
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
-        y = self.outputs[0]
+        (x1, x2), y, dy = self.inputs, self.outputs[0], grad_ys[0]
+        first = mtf.equal(x1, y, output_shape=y.shape)
+        masks = [first, mtf.logical_not(first)]
         return [
-            _sum_to(grad_ys[0] * mtf.cast(mtf.equal(x, y), y.dtype), x) for x in self.inputs
+            _sum_to(dy * mtf.cast(mask, y.dtype), x) for x, mask in zip((x1, x2), masks)
         ]
 
 
 def binary_arguments_to_tensors(x1: Any, x2: Any) -> tuple[Tensor, Tensor]:
-    """Imports a number beside a Tensor, in the Tensor's dtype.
+    """Imports a number beside a Tensor, in the Tensor's dtype, or an array of its shape.
 
     Args:
-      x1: a Tensor or a number.
-      x2: a Tensor or a number; one of the two is a Tensor.
+      x1: a Tensor, a number or an array.
+      x2: a Tensor, a number or an array; one of the two is a Tensor.
 
     Raises:
-      ValueError: neither is a Tensor.
+      ValueError: neither is a Tensor, or an array of another shape.
+      TypeError: one is neither a Tensor nor a number.
     """
     if not isinstance(x1, Tensor) and not isinstance(x2, Tensor):
         raise ValueError(f"at least one of x1 and x2 must be a mtf.Tensor, got {x1!r} and {x2!r}")
     if not isinstance(x1, Tensor):
-        x1 = _import_scalar(x2, x1)
+        x1 = _import_beside(x2, x1)
     elif not isinstance(x2, Tensor):
-        x2 = _import_scalar(x1, x2)
+        x2 = _import_beside(x1, x2)
     return x1, x2
 
 
-def _import_scalar(beside: Tensor, value: Any) -> Tensor:
-    value = tf.cast(value, beside.dtype) if tf.is_tensor(value) else tf.constant(
-        value, beside.dtype
-    )
-    return mtf.import_tf_tensor(beside.mesh, value, [])
+def _import_beside(x: Tensor, value: Any) -> Tensor:
+    value = beside("binary operation", x, value)
+    if isinstance(value, Tensor):
+        return value
+    value = tf.cast(value, x.dtype) if tf.is_tensor(value) else tf.constant(value, x.dtype)
+    return mtf.import_tf_tensor(x.mesh, value, [])
 
 
 @leaves_no_node
@@ -292,11 +288,12 @@ def add(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) 
     """Returns x1 + x2, broadcast by dimension name.
 
     Args:
-      x1: a Tensor or a number.
-      x2: a Tensor or a number.
+      x1: a Tensor, a number, or an array of the sizes of the Tensor beside it.
+      x2: likewise.
       output_shape: a Shape or None.
       name: a string or None.
     """
+    x2 = beside("add", x1, x2)
     if not isinstance(x2, Tensor):
         return ScalarAddOperation(x1, x2).outputs[0]
     x1, x2 = binary_arguments_to_tensors(x1, x2)
@@ -321,6 +318,7 @@ def sub(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) 
     It is a sum with the negative of x2, so that the gradient of x2 is summed only if it is used;
     TensorFlow makes one subtraction of them.
     """
+    x2 = beside("sub", x1, x2)
     if not isinstance(x2, Tensor):
         return ScalarAddOperation(x1, -x2).outputs[0]
     x1, x2 = binary_arguments_to_tensors(x1, x2)
@@ -335,11 +333,12 @@ def multiply(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = N
     """Returns x1 * x2, broadcast by dimension name.
 
     Args:
-      x1: a Tensor or a number.
-      x2: a Tensor or a number.
+      x1: a Tensor, a number, or an array of the sizes of the Tensor beside it.
+      x2: likewise.
       output_shape: a Shape or None; dimensions that it lacks are summed out.
       name: a string or None.
     """
+    x2 = beside("multiply", x1, x2)
     if not isinstance(x2, Tensor):
         return ScalarMultiplyOperation(x1, x2).outputs[0]
     x1, x2 = binary_arguments_to_tensors(x1, x2)
@@ -351,6 +350,7 @@ def multiply(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = N
 @leaves_no_node
 def divide(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
     """Returns x1 * (1 / x2), broadcast by dimension name; see `multiply`."""
+    x2 = beside("divide", x1, x2)
     if not isinstance(x2, Tensor):
         return ScalarMultiplyOperation(x1, 1.0 / x2).outputs[0]
     x1, x2 = binary_arguments_to_tensors(x1, x2)
@@ -369,13 +369,13 @@ def mod(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
 
 @leaves_no_node
 def minimum(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
-    """Returns the smaller of x1 and x2; both get the gradient where they tie; see `add`."""
+    """Returns the smaller of x1 and x2; x1 gets the gradient where they tie; see `add`."""
     x1, x2 = binary_arguments_to_tensors(x1, x2)
     return MinMaxOperation(tf.minimum, x1, x2, output_shape, name=name).outputs[0]
 
 
 @leaves_no_node
 def maximum(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
-    """Returns the larger of x1 and x2; both get the gradient where they tie; see `add`."""
+    """Returns the larger of x1 and x2; x1 gets the gradient where they tie; see `add`."""
     x1, x2 = binary_arguments_to_tensors(x1, x2)
     return MinMaxOperation(tf.maximum, x1, x2, output_shape, name=name).outputs[0]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Optional
 
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow.ops._source import Constant
 
 __all__ = ["gradients"]
@@ -33,8 +33,9 @@ def gradients(
       A Tensor for each of `xs`, or None where no path leads to `ys`.
 
     Raises:
-      ValueError: a gradient's shape is not that of its tensor.
+      ValueError: `ys` are no Tensors, or a gradient's shape is not that of its tensor.
     """
+    _check_arguments(ys, xs)
     graph = ys[0].graph
     operations = list(graph.operations if operations is None else operations)
     if grad_ys is None:
@@ -58,6 +59,15 @@ def gradients(
                     if dx is not None and x in needed:
                         _accumulate(sums, x, dx)
     return [sums.get(x) for x in xs]
+
+
+def _check_arguments(ys: Sequence[Tensor], xs: Sequence[Tensor]) -> None:
+    for what, given in (("ys", ys), ("xs", xs)):
+        if isinstance(given, Tensor) or not isinstance(given, Iterable):
+            raise ValueError(f"gradients: {what} must be a list of mtf.Tensors, not {given!r}")
+    check_tensors("gradients: ys", ys)
+    if not ys:
+        raise ValueError("gradients: ys must be a list of at least one mtf.Tensor; it is empty")
 
 
 def _reached_from(xs: Sequence[Tensor], operations: Sequence[Operation]) -> set[Tensor]:

@@ -146,6 +146,11 @@ def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False) -> Tensor:
       exclusive: whether an element is left out of its own sum.
     """
     check_dimension("cumsum", x, dim)
+    if x.dtype.is_bool:
+        raise TypeError(
+            f"cumsum: {x.name} {x.shape} is bool, of which there is no sum; use mtf.to_int32 or "
+            "mtf.to_float on it first"
+        )
     with tf.variable_scope("cumsum"):
         new_name = "tmp_dim_cumsum"
         new_dim = Dimension(new_name, dim.size)

@@ -13,6 +13,7 @@ from mesh_tensorflow._core.errors import dims_text, tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, list_product
+from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.slice_fns import table_lookup
 from mesh_tensorflow.ops._binary import check_dtypes
@@ -127,6 +128,17 @@ def _check_window(
     return tuple(ksize)
 
 
+def _warn_of_rest(what: str, x: Tensor, ksize: Sequence[int]) -> None:
+    spatial = x.shape[-len(ksize) - 1 : -1]
+    rest = [d for d, k in zip(spatial, ksize) if d.size % k]
+    if rest:
+        slip(
+            f"{what}: windows of {ksize} leave out the end of {dims_text(rest)} of {x.name} "
+            f"{x.shape}. Lengthen it with mtf.pad, or cut it with mtf.slice",
+            key=f"rest of {dims_text(rest)} by {ksize}",
+        )
+
+
 def _pooled_shape(shape: Shape, ksize: Sequence[int]) -> Shape:
     first = len(shape) - len(ksize) - 1
     pooled = [Dimension(d.name, d.size // k) for d, k in zip(shape[first:-1], ksize)]
@@ -164,6 +176,7 @@ class PoolOperation(Operation):
         what = name or type(self).__name__
         self._check_inputs([x], what)
         self._ksize = _check_window(what, pool_fn_string, x, ksize, strides)
+        _warn_of_rest(what, x, self._ksize)
         self._pool_fn_string = pool_fn_string
         super().__init__([x], name=name or "pool")
         self._outputs = [Tensor(self, _pooled_shape(x.shape, self._ksize), x.dtype)]

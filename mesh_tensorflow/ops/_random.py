@@ -13,6 +13,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import convert_to_shape
+from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_slices
 from mesh_tensorflow._mesh.random_slices import program_seed
@@ -144,6 +145,12 @@ def dropout(
         raise ValueError(
             f"dropout: noise_shape {noise_shape} has {dims_text(unknown)}, which {x.name} "
             f"{x.shape} lacks; it may only leave out dimensions, along which the noise is shared"
+        )
+    if not x.dtype.is_floating:
+        slip(
+            f"dropout: {x.name} {x.shape} is {x.dtype.name}: elements become 0, but the rest "
+            f"cannot be scaled by 1 / {keep_prob}. Use mtf.to_float on it, or mtf.where to mask it",
+            key=f"dropout of {x.dtype.name}",
         )
     with tf.variable_scope(name, default_name="dropout"):
         mask = RandomOperation(

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
@@ -22,6 +23,21 @@ _FLOPS_PER_ELEMENT = 5
 _MOST_DIMS = 5  # of oneDNN's kernel
 
 
+def _check_floating(what: str, x: Tensor, dim: Dimension) -> None:
+    """Checks that `x` is floating and has dimension `dim`.
+
+    Raises:
+      ValueError: it has no such dimension.
+      TypeError: it is not floating.
+    """
+    check_dimension(what, x, dim)
+    if not x.dtype.is_floating:
+        raise TypeError(
+            f"{what}: {x.name} {x.shape} is {x.dtype.name}, and exponentials along "
+            f"{dims_text([dim])} are fractions; use mtf.to_float on it first"
+        )
+
+
 class SoftmaxOperation(Operation):
     """The softmax along a dimension, or its logarithm.
 
@@ -30,7 +46,7 @@ class SoftmaxOperation(Operation):
     """
 
     def __init__(self, x: Tensor, reduced_dim: Dimension, log: bool, name: str):
-        check_dimension(name, x, reduced_dim)
+        _check_floating(name, x, reduced_dim)
         super().__init__([x], name=name)
         self._dim = reduced_dim
         self._axis = x.shape.dims.index(reduced_dim)
@@ -94,7 +110,7 @@ def reduce_logsumexp(
         gets no gradient.
       name: a string or None.
     """
-    check_dimension("reduce_logsumexp", x, reduced_dim)
+    _check_floating("reduce_logsumexp", x, reduced_dim)
     shape = x.shape - reduced_dim
     with tf.variable_scope(name, default_name="reduce_logsumexp"):
         largest = mtf.reduce_max(mtf.stop_gradient(x), output_shape=shape)

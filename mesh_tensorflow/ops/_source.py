@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
@@ -71,16 +72,36 @@ class Constant(Operation):
         return Cost()
 
 
+def _constant_array(
+    mesh: Mesh, value: Any, sizes: list[Any], shape: Shape, dtype: tf.DType
+) -> Tensor:
+    if sizes != shape.to_integer_list:
+        raise ValueError(
+            f"constant: one number, or an array of the sizes of {shape}, not one of "
+            f"{tuple(sizes)}; "
+            "mtf.import_tf_tensor and mtf.broadcast make a Tensor of smaller ones"
+        )
+    value = tf.cast(value, dtype) if tf.is_tensor(value) else tf.constant(value, dtype)
+    return import_tf_tensor(mesh, value, shape, name="constant")
+
+
 def constant(mesh: Mesh, value: Any, shape: Any = None, dtype: tf.DType = tf.float32) -> Tensor:
     """Returns a Tensor that has one value everywhere.
 
     Args:
       mesh: a Mesh.
-      value: a number.
+      value: a number; or an array of the sizes of `shape`, which is imported.
       shape: a Shape; that of a scalar if None.
       dtype: a dtype.
+
+    Raises:
+      ValueError: an array of other sizes.
     """
     shape = Shape([]) if shape is None else convert_to_shape(shape)
+    if not isinstance(value, (int, float)):
+        sizes = value.shape.as_list() if tf.is_tensor(value) else list(np.shape(value))
+        if sizes:
+            return _constant_array(mesh, value, sizes, shape, tf.as_dtype(dtype))
     return Constant(mesh, value, shape, dtype).outputs[0]
 
 
@@ -172,9 +193,28 @@ class ImportOperation(Operation):
         y = self.outputs[0]
         tf_tensor = self._tf_tensor
         if not tf_tensor.shape.is_fully_defined():
-            tf_tensor = tf.ensure_shape(tf_tensor, y.shape.to_integer_list)
+            tf_tensor = self._checked_at_run_time(tf_tensor, y.shape)
         value = lowering.mesh_impl(self).import_tf_tensor(y, tf_tensor)
         lowering.set_tensor_lowering(y, value)
+
+    def _checked_at_run_time(self, tf_tensor: tf.Tensor, shape: Shape) -> tf.Tensor:
+        sizes, found = shape.to_integer_list, tf.shape(tf_tensor)
+        fits = tf.reduce_all(tf.math.equal(found, sizes, incompatible_shape_error=False))
+        message = f"{self.name}: what is fed to {tf_tensor.name} must fit {shape}; its sizes are"
+        with tf.control_dependencies([tf.Assert(fits, [message, found])]):
+            return tf.ensure_shape(tf.identity(tf_tensor), sizes)
+
+
+def _as_tf_tensor(what: str, value: Any) -> tf.Tensor:
+    try:
+        return tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as e:
+        text = repr(value)
+        raise ValueError(
+            f"{what}: {text if len(text) < 80 else text[:80] + '...'} is a {type(value).__name__} "
+            "from which no tf.Tensor can be made. Pass a tf.Tensor, an array, a number, or lists "
+            f"whose rows are of one length: {e}"
+        ) from e
 
 
 def _anonymous_if_none(tf_tensor: tf.Tensor, shape: Any) -> Shape:
@@ -198,7 +238,7 @@ def import_tf_tensor(
     Raises:
       ValueError: the sizes do not fit `shape`.
     """
-    tf_tensor = tf.convert_to_tensor(tf_tensor)
+    tf_tensor = _as_tf_tensor("import_tf_tensor", tf_tensor)
     return ImportOperation(
         mesh, tf_tensor, _anonymous_if_none(tf_tensor, shape), name=name
     ).outputs[0]

@@ -114,6 +114,11 @@ class SplitOperation(Operation):
             sizes = [split_dim.size // n] * n
         else:
             sizes = list(num_or_size_splits)
+            if any(size < 0 for size in sizes):
+                raise ValueError(
+                    f"{name or 'split'}: the sizes {sizes} must be 0 or more, of "
+                    f"{dims_text([split_dim])} of {x.name} {x.shape}"
+                )
             if sum(sizes) != split_dim.size:
                 raise ValueError(
                     f"{name or 'split'}: the sizes {sizes} add up to {sum(sizes)}, not to "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -12,8 +12,9 @@ from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.initial_values import seeded_initializer
+from mesh_tensorflow._mesh.initial_values import checked_value, seeded_initializer
 from mesh_tensorflow._mesh.master import MasterVariable, make_master
 from mesh_tensorflow._mesh.stored_master import StoredMaster
 from mesh_tensorflow._mesh.variable_store import VariableStore, store_of
@@ -117,12 +118,23 @@ class Variable(Operation):
         if self._store is not None:
             return
         kwargs.setdefault("use_resource", True)
+        sizes = shape.to_integer_list
+
+        def make_checked(next_creator: Callable, **settings: Any) -> MasterVariable:
+            """Makes the master, if the initializer's value fits the variable."""
+            first = settings.get("initial_value")
+            if callable(first):
+                settings["initial_value"] = lambda: checked_value(
+                    first(), full_name, sizes, self.master_dtype
+                )
+            return make_master(next_creator, **settings)
+
         with tf.device(self._mesh.variable_placer_fn), outside_all_rewrites(), (
-            tf.variable_creator_scope(make_master)
+            tf.variable_creator_scope(make_checked)
         ):
             self._master = tf.get_variable(
                 name,
-                shape.to_integer_list,
+                sizes,
                 dtype=self.master_dtype,
                 initializer=seeded_initializer(self._initializer, full_name),
                 trainable=self._trainable,
@@ -308,6 +320,35 @@ def full_variable_name(name: str) -> str:
     return f"{scope}/{name}" if scope else name
 
 
+def _check_known(known: Variable, shape: Any, dtype: VariableDType) -> None:
+    """Checks that a variable is what is asked for under its name.
+
+    Raises:
+      ValueError: it has other sizes.
+    """
+    if shape is not None and shape != known.shape:
+        message = (
+            f"variable {known.name!r} is {known.shape}, and is asked for as {shape}. Use another "
+            "name or variable scope for another variable, or mtf.reshape on this one"
+        )
+        if shape.to_integer_list != known.shape.to_integer_list:
+            raise ValueError(message)
+        slip(message)
+    if vars(dtype) != vars(known.dtype):
+        slip(
+            f"variable {known.name!r} is of {_dtype_text(known.dtype)}, and is asked for as "
+            f"{_dtype_text(dtype)}: it keeps the first. Ask for one dtype, and mtf.cast the value"
+        )
+
+
+def _dtype_text(dtype: VariableDType) -> str:
+    """Returns "float32" or, where they differ, "master float32, slice ..."."""
+    names = {part.strip("_").removesuffix("_dtype"): t.name for part, t in vars(dtype).items()}
+    if len(set(names.values())) == 1:
+        return names["master"]
+    return ", ".join(f"{part} {name}" for part, name in names.items())
+
+
 @leaves_no_node
 def get_variable(
     mesh: Mesh,
@@ -336,8 +377,15 @@ def get_variable(
       **kwargs: further arguments of tf.get_variable.
 
     Returns:
-      A Tensor. For a name that exists, the same variable, whatever else is asked.
+      A Tensor. For a name that exists, the same variable, whatever initializer is asked for.
+
+    Raises:
+      ValueError: the name is no string, or that of a variable of other sizes.
     """
+    if not isinstance(name, str) or not name:
+        raise ValueError(
+            f"get_variable: the name must be a string of at least one letter, not {name!r}"
+        )
     if not isinstance(dtype, VariableDType):
         # A plain dtype is what each part is unless it is told otherwise.
         dtype = VariableDType(
@@ -346,5 +394,6 @@ def get_variable(
     full_name = full_variable_name(name)
     known = mesh.graph.name_to_variable.get(full_name)
     if known is not None:
+        _check_known(known, convert_to_shape(shape), dtype)
         return known.value
     return Variable(mesh, name, shape, dtype, initializer, trainable, **kwargs).value

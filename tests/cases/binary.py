@@ -36,6 +36,12 @@ def _form_case(fn, oracle, form, kind="", second="", **kwargs):
     )
 
 
+def _numbers(x):
+    """An array of the sizes of a Tensor or of an array."""
+    sizes = getattr(x.shape, "to_integer_list", x.shape)
+    return np.linspace(-1.0, 1.0, x.size).reshape(sizes).round(3)
+
+
 _COMPARISONS = [
     (mtf.less, np.less),
     (mtf.less_equal, np.less_equal),
@@ -99,9 +105,16 @@ CASES = (
         case("sub_unsigned", "a b/below200, b/below200",
              lambda x, y: mtf.to_int32(mtf.cast(x, tf.uint8) - mtf.cast(y, tf.uint8)),
              lambda x, y: (x - y) % 256),
+        case("array_of_its_shape", "a b", lambda x: _numbers(x) * x - _numbers(x),
+             lambda x: x * _numbers(x) - _numbers(x)),
         case("maximum_ties", "a b/ties, b/ties", mtf.maximum, on(np.maximum, "a b", "b", "a b"),
              surrogate=lambda x, y, at: np.where(at[0] >= at[1], x, 0) + np.where(
-                 at[1] >= at[0], y, 0)),
+                 at[1] > at[0], y, 0)),
+        case("minimum_ties", "a b/ties, b/ties", mtf.minimum, on(np.minimum, "a b", "b", "a b"),
+             surrogate=lambda x, y, at: np.where(at[0] <= at[1], x, 0) + np.where(
+                 at[1] < at[0], y, 0)),
+        case("maximum_of_itself", "a b", lambda x: mtf.maximum(x, x) * mtf.minimum(x, x),
+             lambda x: x * x),
         case("where", "a b/bool, a b, b", mtf.where, on(np.where, "a b", "a b", "b", "a b")),
         case("where_mask_smaller", "b/bool, a b, a b", mtf.where,
              on(np.where, "b", "a b", "a b", "a b")),

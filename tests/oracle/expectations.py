@@ -43,6 +43,12 @@ CLASSIC_WRONG = {
 # Values that have another shape: the classic leaves these gradients in the output's shape.
 SUMMED_GRADIENTS = {"maximum_broadcast": ["d_maximum/d_y", "d_minimum/d_y"]}
 
+# Gradients that the classic gives whole to both sides where they tie, by the first side's: the
+# second side gets none, as in TensorFlow.
+SECOND_AT_TIES = {
+    "ties": {"d_maximum/d_y": "d_maximum/d_x", "d_minimum/d_y": "d_minimum/d_x"},
+}
+
 # -- names and classes of the operations that make a result: (class here, reason)
 
 NAMES_DIFFER = {

@@ -70,6 +70,9 @@ def check_values(name, program, values, expected):
     for key, array in expected.items():
         if key in expectations.SUMMED_GRADIENTS.get(name, []):
             array = array.sum(axis=0)
+        first = expectations.SECOND_AT_TIES.get(name, {}).get(key)
+        if first is not None:
+            array = np.where(expected[first] != 0, 0, array)
         assert_close(values[key], array, program.tolerance, key)
 
 

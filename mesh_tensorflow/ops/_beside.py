@@ -1,0 +1,120 @@
+"""What stands beside a Tensor: another Tensor, a number, or an array of its very shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.errors import tensors_text
+from mesh_tensorflow._core.tensor import Tensor, check_tensors
+
+__all__: list[str] = []
+
+
+def beside(what: str, x: Tensor, value: Any) -> Any:
+    """Returns what is written beside a Tensor as a Tensor or a number.
+
+    A number stays what it is. An array of the sizes of the Tensor is imported.
+
+    Args:
+      what: the operation, for messages.
+      x: a Tensor.
+      value: a Tensor, a number, a NumPy array, a tf.Tensor, or a list of numbers.
+
+    Returns:
+      A Tensor, a Python or NumPy number, or a tf.Tensor without dimensions.
+
+    Raises:
+      ValueError: an array of other sizes.
+      TypeError: no number at all.
+    """
+    if isinstance(value, (Tensor, int, float)):
+        return value
+    check_tensors(what, [x])
+    if tf.is_tensor(value):
+        if value.shape.rank is None:
+            return tf.ensure_shape(value, [])
+        sizes = value.shape.as_list()
+    else:
+        value = _as_array(what, x, value)
+        sizes = list(value.shape)
+    if not sizes:
+        if tf.is_tensor(value):
+            _check_integral(what, x, value, repr(value))
+            return value
+        return value[()]
+    found = f"{_kind(value)} of shape {tuple(sizes)}"
+    if len(sizes) != len(x.shape) or any(
+        n not in (None, d.size) for n, d in zip(sizes, x.shape)
+    ):
+        raise ValueError(
+            f"{what}: {found} stands beside {x.name} {x.shape}, and its axes have no names. Only "
+            "numbers, and arrays of that very shape, can stand beside a Tensor; give it dimensions "
+            "with mtf.import_tf_tensor(mesh, array, shape)"
+        )
+    if not tf.is_tensor(value):
+        _check_integral(what, x, value, found)
+        value = tf.constant(value.astype(x.dtype.as_numpy_dtype))
+    elif value.dtype.base_dtype != x.dtype:
+        raise ValueError(
+            f"{what}: {found} is {value.dtype.base_dtype.name}, beside {tensors_text([x])}; bring "
+            "it to that type with tf.cast"
+        )
+    return mtf.import_tf_tensor(x.mesh, value, x.shape)
+
+
+def _as_array(what: str, x: Tensor, value: Any) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):  # lists that are no rectangle
+        array = np.empty([0], object)
+    real = array.dtype.kind in "biuf" or array.dtype.name == "bfloat16"
+    if not real and not (array.dtype.kind == "c" and x.dtype.is_complex):
+        raise TypeError(
+            f"{what}: {value!r} beside {x.name} {x.shape} is a {type(value).__name__}, neither a "
+            "number nor a mtf.Tensor. mtf.import_tf_tensor or mtf.constant makes a Tensor"
+        )
+    return array
+
+
+def _kind(value: Any) -> str:
+    return "a tf.Tensor" if tf.is_tensor(value) else "an array"
+
+
+def _check_integral(what: str, x: Tensor, value: Any, found: str) -> None:
+    if not x.dtype.is_integer or isinstance(value, int):
+        return
+    dtype = getattr(value, "dtype", None)
+    if isinstance(value, float) or (dtype is not None and tf.as_dtype(dtype).is_floating):
+        raise TypeError(
+            f"{what}: {x.name} {x.shape} is {x.dtype.name}, and {found} is no integer. Use "
+            "mtf.to_float on the tensor first, or // and % to stay with integers"
+        )
+
+
+def check_scalar(what: str, x: Tensor, scalar: Any) -> None:
+    """Checks that a number can be added to a Tensor or multiply it.
+
+    Raises:
+      ValueError: it is a Tensor or an array.
+      TypeError: a fraction beside an integer Tensor.
+    """
+    if isinstance(scalar, Tensor):
+        raise ValueError(f"{what}: {scalar} is a Tensor; pass a number or a tf scalar")
+    is_tf = tf.is_tensor(scalar)
+    _check_integral(what, x, scalar, repr(scalar))
+    if is_tf or not isinstance(scalar, (int, float, np.generic)):
+        rank = scalar.shape.rank if is_tf else np.ndim(scalar)
+        if rank:
+            raise ValueError(
+                f"{what}: {_kind(scalar)} with {rank} dimensions is no number; "
+                "mtf.import_tf_tensor makes a Tensor of it"
+            )
+    if is_tf and scalar.dtype.base_dtype != x.dtype:
+        raise TypeError(
+            f"{what}: the tf.Tensor beside {tensors_text([x])} is {scalar.dtype.base_dtype.name}; "
+            "bring it to that type with tf.cast"
+        )
