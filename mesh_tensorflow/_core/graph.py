@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, TypeVar
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -19,6 +19,22 @@ if TYPE_CHECKING:
 __all__ = ["Graph", "Mesh", "leaves_no_node"]
 
 F = TypeVar("F", bound=Callable)
+
+
+class GraphMark(NamedTuple):
+    """How much of each was in a Graph at some time.
+
+    Attributes:
+      operations: the number of operations.
+      names: the number of entries of the journal of names.
+      variables: the number of variables.
+      trainable: the number of trainable ones.
+    """
+
+    operations: int
+    names: int
+    variables: int
+    trainable: int
 
 
 class Graph:
@@ -77,7 +93,7 @@ class Graph:
     # -- registration, called by Operation and Variable
 
     def register(self, operation: Operation) -> None:
-        """Adds a complete operation."""
+        """Adds an operation; its constructor goes on."""
         self._operations.append(operation)
 
     def register_variable(self, variable: Any, trainable: bool) -> None:
@@ -241,9 +257,9 @@ class Graph:
 
     # -- undoing a call that failed
 
-    def mark(self) -> tuple[int, int, int, int]:
+    def mark(self) -> GraphMark:
         """Returns what `roll_back` needs to bring the graph back to its present contents."""
-        return (
+        return GraphMark(
             len(self._operations),
             len(self._name_journal),
             len(self._all_variables),
@@ -259,15 +275,14 @@ class Graph:
             else:
                 self._names_in_use[key] = before
 
-    def roll_back(self, mark: tuple[int, int, int, int]) -> None:
+    def roll_back(self, mark: GraphMark) -> None:
         """Removes what was added since `mark` was taken."""
-        operations, names, variables, trainable = mark
-        del self._operations[operations:]
-        self.roll_back_names(names)
-        for v in self._all_variables[variables:]:
+        del self._operations[mark.operations :]
+        self.roll_back_names(mark.names)
+        for v in self._all_variables[mark.variables :]:
             self.name_to_variable.pop(v.name, None)
-        del self._all_variables[variables:]
-        del self._trainable_variables[trainable:]
+        del self._all_variables[mark.variables :]
+        del self._trainable_variables[mark.trainable :]
 
 
 class Mesh:

@@ -17,10 +17,11 @@ __all__ = ["Operation"]
 PendingSums = Mapping[Tensor, tuple[int, ...]]
 
 
-class _RegisterWhenComplete(type):
-    """Adds an operation to its graph once its constructor has returned.
+class _LeavesNothingBehind(type):
+    """Takes an operation out of its graph again if its constructor raises.
 
-    A constructor that raises, at whatever point, leaves the graph as it was.
+    `Operation.__init__` adds it. A constructor that raises later, at whatever point, leaves the
+    graph as it was: without the operation, its names, and what it made for itself.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -28,14 +29,13 @@ class _RegisterWhenComplete(type):
         try:
             operation.__init__(*args, **kwargs)
         except BaseException:
-            if "_graph" in vars(operation):
-                operation._graph.roll_back_names(operation._name_mark)
+            if "_mark" in vars(operation):
+                operation._graph.roll_back(operation._mark)
             raise
-        operation._graph.register(operation)
         return operation
 
 
-class Operation(metaclass=_RegisterWhenComplete):
+class Operation(metaclass=_LeavesNothingBehind):
     """A node of a Graph: a function of tensors, with its gradient, lowering and cost.
 
     A subclass calls `super().__init__(inputs, name=...)`, then sets `_outputs`; it implements
@@ -46,7 +46,7 @@ class Operation(metaclass=_RegisterWhenComplete):
     def __init__(
         self, inputs: Sequence[Tensor], mesh: Optional[Mesh] = None, name: Optional[str] = None
     ):
-        """Starts an operation.
+        """Starts an operation, and adds it to its graph.
 
         Args:
           inputs: the Tensors it reads.
@@ -73,8 +73,9 @@ class Operation(metaclass=_RegisterWhenComplete):
         self.original: Optional[Operation] = None  # of which it is a clone
         self._splittable_dims: Optional[frozenset[str]] = None
         self._unsplittable_dims: Optional[frozenset[str]] = None
-        self._name_mark = len(self._graph._name_journal)
+        self._mark = self._graph.mark()
         self._name = self._graph.unique_name(type(self).__name__ if name is None else name)
+        self._graph.register(self)
 
     def _check_inputs(self, inputs: Sequence[Tensor], name: Optional[str]) -> None:
         what = name or type(self).__name__
@@ -190,9 +191,13 @@ class Operation(metaclass=_RegisterWhenComplete):
             )
         return self._splittable_dims, self._unsplittable_dims
 
-    def _initialize_all_dimensions_as_splittable(self) -> None:
-        """Declares that every dimension may be split."""
-        self._initialize_splittable_and_unsplittable_dims("splittable")
+    def _initialize_all_dimensions_as_splittable(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Declares that every dimension may be split.
+
+        Returns:
+          (names of all dimensions, an empty set).
+        """
+        return self._initialize_splittable_and_unsplittable_dims("splittable")
 
     # -- gradient
 

@@ -27,7 +27,7 @@ __all__ = ["Unit", "program_units"]
 
 # What differs between operations that cost the same.
 _OWN = {
-    "_inputs", "_outputs", "_mesh", "_graph", "_name", "_name_mark", "original",
+    "_inputs", "_outputs", "_mesh", "_graph", "_name", "_mark", "original",
     "_splittable_dims", "_unsplittable_dims", "_master", "_store", "_initializer",
 }  # fmt: skip
 

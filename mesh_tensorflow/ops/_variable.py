@@ -97,14 +97,13 @@ class Variable(Operation):
         if not isinstance(dtype, VariableDType):
             dtype = VariableDType(dtype)
         super().__init__([], mesh=mesh, name="variable")
-        self._graph.roll_back_names(self._name_mark)  # it is named after its master
+        self._graph.roll_back_names(self._mark.names)  # it is named after its master
         self._dtype = dtype
         self._trainable = trainable
         self._store: Optional[VariableStore] = store_of(self._graph)
         self._initializer = initializer
         self._master: Any = None
         self._make_master(name, shape, kwargs)
-        self._name_mark = len(self._graph._name_journal)
         self._outputs = [Tensor(self, shape, dtype.activation_dtype)]  # type: ignore[arg-type]
         if self._store is not None:
             self._initializer = self._initializer or tf.get_variable_scope().initializer

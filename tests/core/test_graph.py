@@ -70,6 +70,38 @@ def test_operations_in_order(graph, x):
     assert y.operation.graph is graph and y.operation.mesh is x.mesh
 
 
+class Registered(mtf.Operation):
+    """What subclasses of users do in their constructors."""
+
+    def __init__(self, x, fail=False, leave=False):
+        super().__init__([x], name="registered")
+        self.found = self.graph.operations[-1]
+        self.split = self._initialize_all_dimensions_as_splittable()
+        if leave:
+            self.graph.operations.pop()
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+        self.inner = mtf.exp(x)
+        mtf.get_variable(x.mesh, f"inside_{fail}_{leave}", [A])
+        if fail:
+            raise TypeError("no")
+
+
+def test_operations_are_in_the_graph_within_their_constructors(tf_graph, graph, x):
+    with pytest.raises(TypeError, match="no"):
+        Registered(x, fail=True)
+    with pytest.raises(TypeError, match="no"):
+        Registered(x, fail=True, leave=True)
+    assert graph.operations == [x.operation]
+    assert not graph.all_variables and not graph.name_to_variable
+    op = Registered(x)
+    assert op.name == "registered" and op.found is op
+    assert op.split == (frozenset(["b", "a"]), frozenset())
+    assert graph.operations == [x.operation, op, op.inner.operation, *graph.all_variables]
+    away = Registered(x, leave=True)
+    assert away.found is away and away not in graph.operations
+    assert graph.operations[-2] is away.inner.operation
+
+
 def test_gradient_names(graph, mesh):
     with tf.variable_scope("model"):
         x = mtf.import_tf_tensor(mesh, tf.zeros([4, 8]), [A, B])
