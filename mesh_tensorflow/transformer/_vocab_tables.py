@@ -14,15 +14,17 @@ __all__ = [
     "Cluster",
     "FactorizedTable",
     "Table",
+    "WHOLE_CLUSTER",
     "check_clusters",
     "ensemble_dims",
     "join_clusters",
     "make_clusters",
     "weights",
+    "whole_cluster",
 ]
 
-# No layout is expected to split it: clusters have any sizes, and are joined along it.
-_CLUSTER_DIM = "cluster_vocab"
+# Clusters are joined along it: no layout splits it, whatever it does to the vocabulary.
+WHOLE_CLUSTER = "whole_cluster"
 
 
 def ensemble_dims(ensemble_dim: Any) -> list[mtf.Dimension]:
@@ -70,9 +72,9 @@ class Table:
 
     def embed(self, ids: mtf.Tensor, num_ids: Optional[int] = None) -> mtf.Tensor:
         """Returns the vectors of ids, 0 for ids that are not among the first `num_ids`."""
-        rows, dim = _first(self._weights, self._vocab_dim, num_ids)
+        ids = _among_first(ids, num_ids)
         shape = mtf.Shape([*ids.shape.dims, self._output_dim])
-        return mtf.gather(rows, ids, dim, output_shape=shape)
+        return mtf.gather(self._weights, ids, self._vocab_dim, output_shape=shape)
 
     def logits(self, hidden: mtf.Tensor) -> mtf.Tensor:
         """Returns the products with all vectors, the output dimension replaced by the ids'."""
@@ -108,10 +110,9 @@ class FactorizedTable:
 
     def embed(self, ids: mtf.Tensor, num_ids: Optional[int] = None) -> mtf.Tensor:
         """Returns the vectors of ids, 0 for ids that are not among the first `num_ids`."""
-        rows, dim = _first(self._short, self._vocab_dim, num_ids)
-        short = mtf.gather(
-            rows, ids, dim, output_shape=mtf.Shape([*ids.shape.dims, self._inner_dim])
-        )
+        ids = _among_first(ids, num_ids)
+        shape = mtf.Shape([*ids.shape.dims, self._inner_dim])
+        short = mtf.gather(self._short, ids, self._vocab_dim, output_shape=shape)
         shape = mtf.Shape([*ids.shape.dims, self._output_dim])
         return mtf.einsum([short, self._map], output_shape=shape)
 
@@ -122,20 +123,28 @@ class FactorizedTable:
         return mtf.einsum([short, self._short], output_shape=rest + self._vocab_dim)
 
 
-def _first(
-    rows: mtf.Tensor, dim: mtf.Dimension, number: Optional[int]
-) -> tuple[mtf.Tensor, mtf.Dimension]:
-    if number is None or number == dim.size:
-        return rows, dim
-    return mtf.slice(rows, 0, number, dim.name), mtf.Dimension(dim.name, number)
+def _among_first(ids: mtf.Tensor, number: Optional[int]) -> mtf.Tensor:
+    """Returns ids with -1, which has no vector, for those that are not below `number`."""
+    if number is None:
+        return ids
+    below = mtf.cast(mtf.less(ids, number), ids.dtype)
+    return ids * below + (below - 1)
 
 
 class Cluster(NamedTuple):
-    """Neighbouring ids and their table."""
+    """Neighbouring ids and their table.
+
+    Attributes:
+      start: the first id.
+      size: how many ids there are.
+      table: a Table or a FactorizedTable.
+      length_factor: for which part of a sequence's positions there is room.
+    """
 
     start: int
     size: int
     table: Any
+    length_factor: float = 1
 
     @property
     def end(self) -> int:
@@ -143,13 +152,23 @@ class Cluster(NamedTuple):
         return self.start + self.size
 
 
+def _is_cluster(cluster: Any) -> bool:
+    sizes = [cluster.get("token_count"), cluster.get("embedding_size", 1)]
+    return (
+        set(cluster) <= {"token_count", "embedding_size", "length_projection_factor"}
+        and all(isinstance(size, int) and size >= 1 for size in sizes)
+        and 0 < cluster.get("length_projection_factor", 1) <= 1
+    )
+
+
 def check_clusters(what: str, clusters: Any, vocab_dim: mtf.Dimension) -> None:
     """Raises if clusters are not described by positive sizes that sum to the vocabulary's."""
     for cluster in clusters:
-        if set(cluster) != {"token_count", "embedding_size"} or min(cluster.values()) < 1:
+        if not _is_cluster(cluster):
             raise ValueError(
-                f"{what}: a cluster is a dictionary of token_count and embedding_size, positive "
-                f"integers, not {cluster!r}"
+                f"{what}: a cluster is a dictionary of token_count and, if wanted, embedding_size, "
+                "positive integers, and length_projection_factor, more than 0 and at most 1, not "
+                f"{cluster!r}"
             )
     counts = [cluster["token_count"] for cluster in clusters]
     if sum(counts) != vocab_dim.size:
@@ -163,6 +182,7 @@ def check_clusters(what: str, clusters: Any, vocab_dim: mtf.Dimension) -> None:
 def make_clusters(
     mesh: mtf.Mesh,
     clusters: Sequence[dict],
+    vocab_dim: mtf.Dimension,
     output_dim: mtf.Dimension,
     variable_dtype: mtf.VariableDType,
     name: str,
@@ -173,7 +193,8 @@ def make_clusters(
 
     Args:
       mesh: a Mesh.
-      clusters: a list of dictionaries of token_count and embedding_size.
+      clusters: a list of dictionaries, as `check_clusters` wants them.
+      vocab_dim: a Dimension; those of the tables have its name.
       output_dim: a Dimension; a cluster with shorter or longer vectors is factorized.
       variable_dtype: a VariableDType.
       name: a string, with the number of the cluster the name of its variables.
@@ -183,17 +204,23 @@ def make_clusters(
     made = []
     start = 0
     for i, cluster in enumerate(clusters):
-        size, inner_size = cluster["token_count"], cluster["embedding_size"]
-        dim = mtf.Dimension(_CLUSTER_DIM, size + (0 if i else extra_entries))
+        size = cluster["token_count"]
+        inner_size = cluster.get("embedding_size", output_dim.size)
+        dim = mtf.Dimension(vocab_dim.name, size + (0 if i else extra_entries))
         arguments = (mesh, dim, output_dim, variable_dtype, f"{name}_{i}", ensemble_dim)
         whole = inner_size == output_dim.size
         table = Table(*arguments) if whole else FactorizedTable(*arguments, inner_size)
-        made.append(Cluster(start, size, table))
+        made.append(Cluster(start, size, table, cluster.get("length_projection_factor", 1)))
         start += size
     return made
 
 
+def whole_cluster(x: mtf.Tensor, vocab_dim: mtf.Dimension) -> mtf.Tensor:
+    """Returns a Tensor whose dimension named as the vocabulary can be cut and joined."""
+    return mtf.rename_dimension(x, vocab_dim.name, WHOLE_CLUSTER)
+
+
 def join_clusters(parts: Sequence[mtf.Tensor], vocab_dim: mtf.Dimension) -> mtf.Tensor:
-    """Returns one Tensor of those of clusters, with `vocab_dim` for its last dimension."""
-    joined = mtf.concat(list(parts), _CLUSTER_DIM) if len(parts) > 1 else parts[0]
+    """Returns one Tensor of `whole_cluster`s, with `vocab_dim` for its last dimension."""
+    joined = mtf.concat(list(parts), WHOLE_CLUSTER) if len(parts) > 1 else parts[0]
     return mtf.reshape(joined, mtf.Shape([*joined.shape.dims[:-1], vocab_dim]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,10 +53,13 @@ class AdaptiveSoftmaxVocabEmbedding:
           ensemble_dim: a Dimension, a list of them, or None.
           clusters: a list of dictionaries, one for each cluster from the most frequent ids to
             the rarest: "token_count", how many ids it has, and "embedding_size", the length of
-            its vectors.
+            its vectors, that of `output_dim` by default. For clusters after the first also
+            "length_projection_factor", 1 by default: the part of a sequence's positions for
+            which the loss has room. Ids of the cluster beyond those, from the end of the
+            sequence, add to the loss as members of the cluster only.
 
         Raises:
-          ValueError: the token counts do not sum to the size of `vocab_dim`.
+          ValueError: a cluster is described otherwise, or the token counts do not sum to the size of `vocab_dim`.
         """
         _vocab_tables.check_clusters("AdaptiveSoftmaxVocabEmbedding", clusters, vocab_dim)
         self._vocab_dim = vocab_dim
@@ -63,6 +67,7 @@ class AdaptiveSoftmaxVocabEmbedding:
         self._clusters = _vocab_tables.make_clusters(
             mesh,
             clusters,
+            vocab_dim,
             output_dim,
             variable_dtype,
             name,
@@ -100,7 +105,7 @@ class AdaptiveSoftmaxVocabEmbedding:
         if context.train:
             return hidden
         head = self._log_probs(self._head, hidden)
-        size, dim_name = self._head.size, head.shape.dims[-1].name
+        size, dim_name = self._head.size, head.shape.dims[-1].name  # which can be cut
         parts = [mtf.slice(head, 0, size, dim_name)]
         for i, tail in enumerate(self._tails):
             entry = mtf.slice(head, size + i, 1, dim_name)
@@ -134,7 +139,7 @@ class AdaptiveSoftmaxVocabEmbedding:
                 mtf.greater_equal(targets, tail.start), mtf.less(targets, tail.end)
             )
             loss += self._cross_entropy(
-                tail, decoder, hidden, targets - tail.start, mtf.cast(inside, hidden.dtype)
+                tail, decoder, *_projected(tail, hidden, targets - tail.start, inside)
             )
         return loss / decoder.loss_denominator(targets, context.num_microbatches)
 
@@ -143,7 +148,8 @@ class AdaptiveSoftmaxVocabEmbedding:
 
     def _log_probs(self, cluster: _vocab_tables.Cluster, hidden: mtf.Tensor) -> mtf.Tensor:
         logits = self._logits(cluster, hidden)
-        return mtf.log_softmax(logits, logits.shape.dims[-1])
+        log_probs = mtf.log_softmax(logits, logits.shape.dims[-1])
+        return _vocab_tables.whole_cluster(log_probs, self._vocab_dim)
 
     def _cross_entropy(
         self,
@@ -158,6 +164,38 @@ class AdaptiveSoftmaxVocabEmbedding:
             logits, targets, logits.shape.dims[-1], z_loss=decoder.z_loss
         )
         return mtf.reduce_sum(loss * counted)
+
+
+def _projected(
+    cluster: _vocab_tables.Cluster, hidden: mtf.Tensor, targets: mtf.Tensor, inside: mtf.Tensor
+) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
+    """Takes the positions of a cluster out of sequences, as many as it has room for.
+
+    Args:
+      cluster: a Cluster.
+      hidden: a Tensor with dimensions [..., output_dim].
+      targets: an integer Tensor with dimensions [...], one of which is named "length"; if none
+        is, it is the last one.
+      inside: a boolean Tensor with dimensions [...], which positions are the cluster's.
+
+    Returns:
+      (hidden, targets, 1 for what counts and 0 for the rest), with the places of the cluster in
+      place of the length.
+    """
+    length = next((d for d in targets.shape.dims if d.name == "length"), targets.shape.dims[-1])
+    counted = mtf.cast(inside, hidden.dtype)
+    room = math.ceil(length.size * cluster.length_factor)
+    if room == length.size:
+        return hidden, targets, counted
+    places = mtf.Dimension(f"places_of_{length.name}", room)
+    order = mtf.cumsum(mtf.cast(inside, tf.int32), length, exclusive=True)
+    chosen = mtf.one_hot(order, places, dtype=hidden.dtype) * counted
+    shape = mtf.Shape([places if d == length else d for d in targets.shape.dims])
+    return (
+        mtf.einsum([hidden, chosen], output_shape=shape + hidden.shape.dims[-1]),
+        mtf.reduce_sum(mtf.cast(chosen, targets.dtype) * targets, output_shape=shape),
+        mtf.reduce_sum(chosen, output_shape=shape),
+    )
 
 
 @gin.configurable(module=_MODULE)

@@ -106,7 +106,7 @@ class AdaptiveVocabEmbedding:
           ensemble_dim: a Dimension, a list of them, or None.
           clusters: a list of dictionaries, one for each cluster from the most frequent ids to
             the rarest: "token_count", how many ids it has, and "embedding_size", the length of
-            its vectors.
+            its vectors, that of `output_dim` by default.
 
         Raises:
           ValueError: the token counts do not sum to the size of `vocab_dim`.
@@ -115,7 +115,7 @@ class AdaptiveVocabEmbedding:
         self._vocab_dim = vocab_dim
         self._output_dim = output_dim
         self._clusters = _vocab_tables.make_clusters(
-            mesh, clusters, output_dim, variable_dtype, name, ensemble_dim
+            mesh, clusters, vocab_dim, output_dim, variable_dtype, name, ensemble_dim
         )
 
     def ids_to_embedding(self, ids: mtf.Tensor, context: Any) -> mtf.Tensor:
@@ -128,7 +128,10 @@ class AdaptiveVocabEmbedding:
         """Returns logits: dimensions [..., output_dim] become [..., vocab_dim]."""
         del context
         hidden = _scaled(hidden, self._output_dim)
-        parts = [c.table.logits(hidden) for c in self._clusters]
+        parts = [
+            _vocab_tables.whole_cluster(c.table.logits(hidden), self._vocab_dim)
+            for c in self._clusters
+        ]
         return _vocab_tables.join_clusters(parts, self._vocab_dim)
 
 
@@ -301,8 +304,7 @@ class Mixtape(_TableWithContexts):
         self._gates_dim = mtf.Dimension("gates", 4)
         self._pre_gates_dim = mtf.Dimension("gates", 3)
         self._gate_embedding_dim = mtf.Dimension("gate_embedding", gate_embedding_size)
-        # Not named as the vocabulary: a mesh that divides that need not divide this.
-        self._frequent_vocab_dim = mtf.Dimension("frequent_vocab", frequent)
+        self._frequent_vocab_dim = mtf.Dimension(vocab_dim.name, frequent)
         self._make_weights()
 
     def _make_weights(self) -> None:
@@ -349,11 +351,12 @@ class Mixtape(_TableWithContexts):
 
     def _for_all_tokens(self, x: mtf.Tensor) -> mtf.Tensor:
         """Returns a Tensor of frequent tokens with zeros for the others."""
-        dim, all_dim = self._frequent_vocab_dim, self._vocab_dim
-        if all_dim.size > dim.size:
-            x = mtf.pad(x, [0, all_dim.size - dim.size], dim.name)
-        dims = [all_dim if d.name == dim.name else d for d in x.shape.dims]
-        return mtf.reshape(x, mtf.Shape(dims))
+        dims = [self._vocab_dim if d == self._frequent_vocab_dim else d for d in x.shape.dims]
+        rest = self._vocab_dim.size - self._frequent_vocab_dim.size
+        if not rest:
+            return x
+        x = _vocab_tables.whole_cluster(x, self._vocab_dim)
+        return mtf.reshape(mtf.pad(x, [0, rest], _vocab_tables.WHOLE_CLUSTER), mtf.Shape(dims))
 
     def _gates(self, hidden: mtf.Tensor, context: Any) -> mtf.Tensor:
         """Returns the gates, with dimensions [..., gates, vocab_dim]; they sum to 1."""

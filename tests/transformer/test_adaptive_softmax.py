@@ -104,6 +104,42 @@ def test_loss(targets):
     np.testing.assert_allclose(found["loss"], expected_loss(targets), rtol=1e-5)
 
 
+def of_room(targets, factors):
+    """As `expected_loss`, with room for a part of the positions in each of the tails."""
+    logits = [HIDDEN * D**-0.5 @ t.T for t in tables()]
+    log_z = [np.log(np.exp(x).sum(-1)) for x in logits]
+    starts = [0, 6, 14, 24]
+    loss = 0.0
+    for row, row_targets in enumerate(targets):
+        room = [int(np.ceil(LENGTH * f)) for f in factors]
+        for place, target in enumerate(row_targets):
+            if target <= 0:
+                continue
+            cluster = np.searchsorted(starts, target, side="right") - 1
+            entries = [(0, target if not cluster else 6 + cluster - 1)]
+            if cluster and room[cluster - 1]:
+                room[cluster - 1] -= 1
+                entries.append((cluster, target - starts[cluster]))
+            for c, i in entries:
+                z = log_z[c][row, place]
+                loss += z - logits[c][row, place, i] + 0.25 * z**2
+    return loss / 10.0
+
+
+@pytest.mark.parametrize("factors", [(0.5, 0.2), (1, 0.01), (1.0, 0.99)])
+def test_loss_with_room_for_some_positions(factors):
+    """The first ones of each sequence; with room for all it is the plain loss."""
+    clusters = [dict(c) for c in CLUSTERS]
+    del clusters[0]["embedding_size"]  # that of the model
+    for cluster, factor in zip(clusters[1:], factors):
+        cluster["length_projection_factor"] = factor
+    expected = of_room(TARGETS, factors)
+    assert (expected < expected_loss(TARGETS) - 0.1) == (factors[1] != 0.99)
+    for placing in [further.WHOLE, further.Placing("x:2,y:2", "vocab:x,length:y", simd=True)]:
+        found = models.run(outputs(TARGETS, clusters), placing, scale=0.5)
+        np.testing.assert_allclose(found["loss"], expected, rtol=1e-5)
+
+
 def test_one_cluster_is_a_softmax():
     """Which the classic cannot build."""
     found = models.run(outputs(TARGETS, [{"token_count": VOCAB, "embedding_size": D}]), scale=0.5)

@@ -261,7 +261,11 @@ def test_loss_is_added_with_its_coefficient():
 class OfTensor2Tensor:
     """As an object that sets what `set_default_moe_hparams` adds, and no more."""
 
+    def __init__(self):
+        self.added = set()
+
     def add_hparam(self, name, value):
+        self.added.add(name)
         setattr(self, name, value)
 
 
@@ -270,6 +274,9 @@ def test_hyperparameters_of_earlier_releases():
     hparams = OfTensor2Tensor()
     moe.set_default_moe_hparams(hparams)
     assert hparams.moe_gating == "top_2" and hparams.moe_capacity_factor_second_level == 1.0
+    assert hparams.moe_num_experts == 16 and hparams.moe_loss_coef == 0.01
+    assert len(hparams.added) == 11  # Tensor2Tensor's basic ones have these two, so they are set
+    assert not hparams.added & {"moe_num_experts", "moe_loss_coef"}
     hparams.moe_num_experts, hparams.moe_hidden_size = 4, 8
 
     def build(mesh):

@@ -27,6 +27,8 @@ _LATER = {
     "heterogeneous_mask_info": None,
 }
 
+_OF_TENSOR2TENSOR = {"num_experts": 16, "loss_coef": 0.01}
+
 _DEFAULTS = {
     "gating": "top_2",
     "capacity_factor_train": 1.25,
@@ -61,8 +63,11 @@ def set_default_moe_hparams(hparams: Any) -> None:
     """Adds the hyperparameters of a mixture of experts to Tensor2Tensor's.
 
     Args:
-      hparams: an object with `add_hparam(name, value)`.
+      hparams: an object with `add_hparam(name, value)`. Tensor2Tensor's basic ones have
+        `moe_num_experts` and `moe_loss_coef` already: these are set.
     """
+    for name, value in _OF_TENSOR2TENSOR.items():
+        setattr(hparams, f"moe_{name}", value)
     for name, value in _DEFAULTS.items():
         hparams.add_hparam(f"moe_{name}", value)
 
