@@ -59,7 +59,8 @@ class AdaptiveSoftmaxVocabEmbedding:
             sequence, add to the loss as members of the cluster only.
 
         Raises:
-          ValueError: a cluster is described otherwise, or the token counts do not sum to the size of `vocab_dim`.
+          ValueError: a cluster is described otherwise, or the token counts do not sum to the size
+            of `vocab_dim`.
         """
         _vocab_tables.check_clusters("AdaptiveSoftmaxVocabEmbedding", clusters, vocab_dim)
         self._vocab_dim = vocab_dim
@@ -102,7 +103,7 @@ class AdaptiveSoftmaxVocabEmbedding:
         Returns:
           A Tensor with dimensions [..., vocab_dim]; `hidden` in mode "train".
         """
-        if context.train:
+        if context.mode == "train":
             return hidden
         head = self._log_probs(self._head, hidden)
         size, dim_name = self._head.size, head.shape.dims[-1].name  # which can be cut

@@ -55,7 +55,7 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
 
     def call(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
         """Returns what the memory holds for each position; see TransformerLayer.call."""
-        model_dim = context.model.model_dim
+        model_dim = x.shape.dims[-1]
         halves = [self._heads_dim, self._halves_dim]
         # TensorFlow's default initializer, whose fans all of these dimensions decide.
         keys = mtf.get_variable(

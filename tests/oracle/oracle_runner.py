@@ -10,6 +10,7 @@ import re
 import zlib
 
 import numpy as np
+import structure
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
@@ -221,13 +222,14 @@ def run(name, program, mesh_shape, layout, feed_reads=False):
 def _run(name, program, mesh_shape, layout, feed_reads):
     with tf.Graph().as_default():
         case = Case(name, mesh_shape, layout)
-        outputs = dict(program.fn(case))
+        outputs, structure_facts = structure.of(program, case)
         names = [k for k in outputs if not k.startswith("d_")]
         if program.gradients:
             outputs.update(case.gradients(outputs))
         facts = {
             "outputs": {k: describe(y) for k, y in outputs.items()},
             "names": {k: made_by(outputs[k]) for k in names},
+            "structure": structure_facts,
         }
         outputs = {k: y for k, y in outputs.items() if y is not None}
         lowering = mtf.Lowering(case.graph, {case.mesh: case.impl()})

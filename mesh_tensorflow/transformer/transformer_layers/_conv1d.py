@@ -64,8 +64,9 @@ class Conv1D(TransformerLayer):
             before,
             output_shape=context.initial_position.shape + window,
         )
-        last = mtf.gather(x, positions, context.length_dim)
-        shape = mtf.Shape([d for d in x.shape if d != context.length_dim])
+        length_dim = x.shape.get_dim_by_name(context.length_dim.name)
+        last = mtf.gather(x, positions, length_dim)
+        shape = x.shape - length_dim
         last = mtf.transpose(last, mtf.Shape([*shape.dims[:-1], window, shape.dims[-1]]))
         context.record_new_states([mtf.rename_dimension(last, window.name, length_dim_name)])
 
@@ -160,7 +161,8 @@ class Conv1DLayer(Conv1D):
             mtf.Dimension(channels.name, self._output_size),
             filter_size=self.filter_size,
             padding=padding,
-            variable_dtype=context.variable_dtype,
+            variable_dtype=mtf.VariableDType(
+                tf.float32, tf.float32, context.activation_dtype),
         )
         if context.mode == "incremental":  # of which one position is left
             y = mtf.reshape(y, mtf.Shape([*y.shape.dims[:-2], y.shape.dims[-1]]))

@@ -18,6 +18,12 @@ __all__ = ["maybe_add_pretokenized_features", "save_scores", "save_scores_to_tfr
 Examples = Sequence[Mapping[str, Any]]
 
 
+def _decoded(vocabulary: Any, ids: list[int]) -> Any:
+    """Returns a text; what else a vocabulary may return, such as a list of words, stays as it is."""
+    text = vocabulary.decode(ids)
+    return as_text(text) if isinstance(text, (bytes, str)) else text
+
+
 def maybe_add_pretokenized_features(examples: Examples, vocabulary: Any) -> list[dict[str, Any]]:
     """Returns examples with the texts of their ids.
 
@@ -42,10 +48,10 @@ def maybe_add_pretokenized_features(examples: Examples, vocabulary: Any) -> list
                 added[name] = as_text(example[key])
                 continue
             ids = np.asarray(example[key]).tolist()
-            added[name] = as_text(own.decode([i for i in ids if i > 0]))
+            added[name] = _decoded(own, [i for i in ids if i > 0])
             negative = [-i for i in ids if i < 0]
             if negative:
-                added[f"{key}_neg_pretokenized"] = as_text(own.decode(negative))
+                added[f"{key}_neg_pretokenized"] = _decoded(own, negative)
         result.append(added)
     return result
 
