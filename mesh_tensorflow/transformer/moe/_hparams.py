@@ -27,9 +27,9 @@ _LATER = {
     "heterogeneous_mask_info": None,
 }
 
-_OF_TENSOR2TENSOR = {"num_experts": 16, "loss_coef": 0.01}
+_OF_TENSOR2TENSOR: dict[str, Any] = {"num_experts": 16, "loss_coef": 0.01}
 
-_DEFAULTS = {
+_DEFAULTS: dict[str, Any] = {
     "gating": "top_2",
     "capacity_factor_train": 1.25,
     "capacity_factor_eval": 2.0,
