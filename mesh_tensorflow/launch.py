@@ -17,6 +17,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,13 +27,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
 
-from mesh_tensorflow._mesh.peers import Peer, PeerLostError, answers, wait_at_end, wait_for
+from mesh_tensorflow._mesh.peers import (
+    Lookout,
+    Peer,
+    PeerLostError,
+    answers,
+    check_address,
+    wait_at_end,
+    wait_for,
+)
 
 __all__ = ["Processes", "main", "processes"]
 
 _PORT = 8476  # of the first task of a node, where only the nodes are known
 _POLL_SECONDS = 0.2
 _LAST_LINES = 25
+_TASKS = ("chief", "master", "worker")  # the types of tasks that run the program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +58,8 @@ class Processes:
     addresses: tuple[str, ...] = ("localhost:0",)
     index: int = 0
     job: str = "worker"
+    _lookouts: list[Lookout] = dataclasses.field(
+        default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def count(self) -> int:
@@ -101,12 +113,15 @@ class Processes:
         """
         import tensorflow as tf2
 
+        # By default a call to a process that is gone waits for it for ever.
+        os.environ.setdefault("GRPC_FAIL_FAST", "true")
         cluster = tf2.train.ClusterSpec({self.job: list(self.addresses)})
         server = tf2.distribute.Server(
             cluster, job_name=self.job, task_index=self.index, config=self.config(per_process))
         # A connection that is refused at first would fail for some time.
-        wait_for(self.peers[:self.index] + self.peers[self.index + 1:], self.peers[self.index],
-                 wait_seconds)
+        others = self.peers[:self.index] + self.peers[self.index + 1:]
+        wait_for(others, self.peers[self.index], wait_seconds)
+        self._lookouts[:] = [Lookout(others)]
         return server
 
     def run(self, session: Any, fetches: Any, feed_dict: Any = None,
@@ -139,15 +154,23 @@ class Processes:
 
         try:
             yield
-        except tf.errors.OpError as error:
-            lost = [peer for peer in self.peers if not answers(peer.address)]
+        except (tf.errors.OpError, PeerLostError) as error:
+            lost = self._lost()
             if not lost:
                 raise
             names = ", ".join(map(str, lost))
+            how = ("" if isinstance(error, PeerLostError)
+                   else f" (the session raised {type(error).__name__})")
             raise PeerLostError(
                 f"{self.peers[self.index]} lost {names}, which does not answer: see what it wrote "
-                f"last; all processes have to be started again, from the last checkpoint "
-                f"(the session raised {type(error).__name__})", lost[0]) from error
+                f"last; all processes have to be started again, from the last checkpoint{how}",
+                lost[0]) from error
+
+    def _lost(self) -> list[Peer]:
+        """Returns the processes that are lost, but not those that ended for want of them."""
+        if self._lookouts:
+            return self._lookouts[0].confirmed()
+        return [peer for peer in self.peers if not answers(peer.address)]
 
     def finish(self, server: Any) -> None:
         """Waits until all processes have come here; to be called at the end of each.
@@ -164,7 +187,8 @@ class Processes:
         with self._naming_lost_peers():
             wait_at_end(self.peers, self.index, server)
 
-    def initialize(self, session: Any, checkpoint: Optional[str] = None) -> None:
+    def initialize(self, session: Any, checkpoint: Optional[str] = None,
+                   timeout_seconds: float = 1800.0) -> None:
         """Gives all variables their first values, or those of a checkpoint.
 
         Each process calls it, after its graph is complete. The chief initializes or restores the
@@ -174,9 +198,12 @@ class Processes:
         Args:
           session: a tf.Session on this process's server.
           checkpoint: a path, such as tf.train.latest_checkpoint returns; None for first values.
+          timeout_seconds: how long it may take, the wait for the chief included. A process that is
+            gone is found at once.
 
         Raises:
           PeerLostError: a process is gone; the message names it.
+          TimeoutError: all are there, but it took too long.
         """
         import tensorflow.compat.v1 as tf
 
@@ -187,12 +214,23 @@ class Processes:
         new = [v for v in mine if v.op.name not in saved]
         restored = [v for v in mine if v.op.name in saved]
         missing = tf.report_uninitialized_variables(variables)
+        initializer = tf.variables_initializer(new + tf.local_variables())
+        saver = tf.train.Saver(restored) if restored else None
+        graph = tf.get_default_graph()
+
+        def initialize() -> None:
+            with graph.as_default():
+                session.run(initializer)
+                if saver is not None:
+                    saver.restore(session, checkpoint)
+                while session.run(missing).size:
+                    time.sleep(_POLL_SECONDS)
+
+        lookout = self._lookouts[0] if self._lookouts else Lookout([])
+        chief = self.peers[0]
+        what = f"{self.peers[self.index]}: Processes.initialize, which waits for {chief},"
         with self._naming_lost_peers():
-            session.run(tf.variables_initializer(new + tf.local_variables()))
-            if restored:
-                tf.train.Saver(restored).restore(session, checkpoint)
-            while session.run(missing).size:
-                time.sleep(_POLL_SECONDS)
+            lookout.call(initialize, timeout_seconds, what)
 
 
 def processes(environment: Optional[Mapping[str, str]] = None) -> Processes:
@@ -209,7 +247,7 @@ def processes(environment: Optional[Mapping[str, str]] = None) -> Processes:
     environment = os.environ if environment is None else environment
     if environment.get("TF_CONFIG"):
         return _from_tf_config(environment["TF_CONFIG"])
-    if int(environment.get("SLURM_NTASKS") or 1) > 1 and "SLURM_PROCID" in environment:
+    if _slurm_number(environment, "SLURM_NTASKS", "1") > 1 and "SLURM_PROCID" in environment:
         return _from_slurm(environment)
     return Processes()
 
@@ -220,23 +258,41 @@ def _from_tf_config(text: str) -> Processes:
         cluster, task = config["cluster"], config["task"]
         chief = list(cluster.get("chief") or cluster.get("master") or [])
         workers = chief + list(cluster.get("worker", []))
-        index = int(task["index"]) + (len(chief) if task["type"] == "worker" else 0)
+        kind, index = task["type"], int(task["index"])
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(
             f"TF_CONFIG must be JSON such as {{\"cluster\": {{\"worker\": [\"host0:port\", "
             f"\"host1:port\"]}}, \"task\": {{\"type\": \"worker\", \"index\": 0}}}}; got {text!r}"
         ) from e
+    if kind not in _TASKS:
+        raise ValueError(
+            f"TF_CONFIG: this task is {kind} {index}, but all processes here run one program, and "
+            f"each is one of {', '.join(_TASKS)}: make it a worker"
+        )
+    for address in workers:
+        check_address(address)
+    index += len(chief) if kind == "worker" else 0
     if not 0 <= index < len(workers):
         raise ValueError(
             f"TF_CONFIG: task {task} is not one of the {len(workers)} in the cluster {cluster}")
     return Processes(tuple(workers), index)
 
 
+def _slurm_number(environment: Mapping[str, str], name: str, default: str = "") -> int:
+    text = environment.get(name) or default
+    if not text.strip().isdecimal():
+        raise ValueError(
+            f"{name} should be a number, as SLURM sets it, but is {text!r}. Unset it, or set "
+            "TF_CONFIG, if this is no task of SLURM")
+    return int(text)
+
+
 def _from_slurm(environment: Mapping[str, str]) -> Processes:
     nodes = _expand(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", ""))
     counts = _expand_counts(environment.get("SLURM_STEP_TASKS_PER_NODE")
                             or environment.get("SLURM_TASKS_PER_NODE", ""))
-    count, index = int(environment["SLURM_NTASKS"]), int(environment["SLURM_PROCID"])
+    count = _slurm_number(environment, "SLURM_NTASKS")
+    index = _slurm_number(environment, "SLURM_PROCID")
     if len(nodes) != len(counts) or sum(counts) != count:
         raise ValueError(
             f"SLURM: {count} tasks, but the nodes are {nodes} with {counts} tasks. Set TF_CONFIG "
@@ -266,6 +322,25 @@ def _expand_counts(counts: str) -> list[int]:
 # -- starting processes on this machine
 
 
+# Has Linux kill the process when the launcher goes, however that ends, and becomes the command.
+# (A function between fork and exec would run beside the launcher's threads.)
+_ENDS_WITH_LAUNCHER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def _ending_with_launcher(command: Sequence[str]) -> list[str]:
+    """Returns a command whose process does not outlive this one, where the system can do that."""
+    program = shutil.which(command[0])
+    if sys.platform != "linux" or program is None:
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _ENDS_WITH_LAUNCHER, str(os.getpid()), program,
+            *command[1:]]
+
+
 class _Child:
     """A process of the script; what it writes is kept, and shown if it is the chief's."""
 
@@ -276,7 +351,7 @@ class _Child:
         self.index = index
         self.name = f"process {index} ({kind} {number}, {addresses[index]})"
         self.process = subprocess.Popen(
-            list(command), env=dict(os.environ, TF_CONFIG=json.dumps(config)),
+            _ending_with_launcher(command), env=dict(os.environ, TF_CONFIG=json.dumps(config)),
             stdout=None if shown else subprocess.PIPE,
             stderr=None if shown else subprocess.STDOUT)
         self.lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)

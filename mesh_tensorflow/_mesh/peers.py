@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["ANSWER_SECS", "Peer", "PeerLostError", "answers", "wait_at_end", "wait_for"]
+__all__ = ["ANSWER_SECS", "Lookout", "Peer", "PeerLostError", "answers", "check_address",
+           "wait_at_end", "wait_for"]
 
 ANSWER_SECS = 5.0  # that a peer has to answer
+_PING_SECS = 0.5  # from one round of pings to the next
+_MISSES = 2  # in a row, after which a peer is lost
+# For which one that finds a peer lost stays, so that all others find it too: what ends later than
+# that merely ended.
+_STAY_SECS = 4 * _PING_SECS
 _POLL_SECONDS = 0.2
 
 # What an HTTP/2 client says first, with empty settings: a server answers with its settings.
@@ -49,6 +57,22 @@ class Peer(NamedTuple):
     def device(self) -> str:
         """The process as a device."""
         return f"/job:{self.job}/task:{self.task}"
+
+
+def check_address(address: Any) -> None:
+    """Checks the address of a process in TF_CONFIG.
+
+    Args:
+      address: what stands there.
+
+    Raises:
+      ValueError: it is not a host and a port.
+    """
+    host, _, port = str(address).rpartition(":")
+    if not isinstance(address, str) or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(
+            f"TF_CONFIG: the address {address!r} should be \"host:port\", with a port of 1 to "
+            "65535 that the process can be reached at")
 
 
 def answers(address: str, seconds: float = ANSWER_SECS) -> bool:
@@ -97,6 +121,85 @@ def wait_for(peers: Iterable[Peer], me: Peer, seconds: float) -> None:
             logging.getLogger("tensorflow").info("%s waits for %s.", me, names)
             told = True
         time.sleep(0.2)
+
+
+class Lookout:
+    """Pings other processes in a thread, and remembers who did not answer first."""
+
+    def __init__(self, peers: Iterable[Peer]) -> None:
+        """Makes one, which pings from now on until the process ends.
+
+        Args:
+          peers: the other processes, all of which have answered.
+        """
+        self._silent_since: dict[Peer, float] = {}
+        self._misses = dict.fromkeys(peers, 0)
+        threading.Thread(target=self._ping, name="lookout", daemon=True).start()
+
+    def lost(self) -> list[Peer]:
+        """Returns the peers that are lost, without those that ended for want of them."""
+        since = {peer: moment for peer, moment in self._silent_since.copy().items()
+                 if self._misses[peer] >= _MISSES}
+        first = min(since.values(), default=0.0)
+        return [peer for peer in self._misses if since.get(peer, math.inf) < first + _STAY_SECS]
+
+    def confirmed(self) -> list[Peer]:
+        """Returns the peers that are lost, after time for all processes to find the same ones."""
+        deadline = time.monotonic() + _MISSES * _PING_SECS + ANSWER_SECS
+        while not self.lost() and time.monotonic() < deadline and self._silent_since:
+            time.sleep(_PING_SECS / 2)
+        lost = self.lost()
+        if lost:
+            time.sleep(_STAY_SECS)
+        return lost
+
+    def call(self, function: Callable[[], None], seconds: float, what: str) -> None:
+        """Calls a function that may wait for another process, in a thread of its own.
+
+        A call of TensorFlow that waits for a process that is gone cannot be ended: its thread is
+        left behind.
+
+        Args:
+          function: it returns nothing.
+          seconds: how long it may take.
+          what: what it does, for the message.
+
+        Raises:
+          PeerLostError: a process is lost.
+          TimeoutError: all answer, but the time is over.
+        """
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                function()
+            except BaseException as error:  # it is raised in the calling thread
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name=what, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + seconds
+        while thread.is_alive():
+            thread.join(_PING_SECS / 2)
+            if thread.is_alive() and self.lost():
+                lost = self.confirmed()
+                raise PeerLostError(f"{', '.join(map(str, lost))}", lost[0])
+            if time.monotonic() >= deadline and thread.is_alive():
+                raise TimeoutError(f"{what} took longer than {seconds:g} s")
+        if errors:
+            raise errors[0]
+
+    def _ping(self) -> None:
+        while True:
+            for peer in self._misses:
+                moment = time.monotonic()
+                if answers(peer.address):
+                    self._misses[peer] = 0
+                    self._silent_since.pop(peer, None)
+                else:
+                    self._silent_since.setdefault(peer, moment)
+                    self._misses[peer] += 1
+            time.sleep(_PING_SECS)
 
 
 def wait_at_end(peers: Sequence[Peer], index: int, server: Any) -> None:

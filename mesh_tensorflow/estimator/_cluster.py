@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.peers import check_address
+
 __all__ = ["TaskType", "Cluster", "device_filters", "read_cluster", "read_tf_config"]
 
 VARIABLE = "TF_CONFIG"
@@ -113,6 +115,8 @@ def _one_of_many(tf_config: Any, task: Any, spec: Any, service: Any) -> Cluster:
             f'{VARIABLE}: "cluster" should have one "chief" with one address, but it has '
             f"{json.dumps(jobs)}"
         )
+    for address in (address for addresses in jobs.values() for address in addresses):
+        check_address(address)
     task_type, task_id = _checked_task(task, jobs)
     if task_type == TaskType.EVALUATOR:
         return Cluster(

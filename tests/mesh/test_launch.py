@@ -1,6 +1,7 @@
 """Programs of several processes: how they find each other, train together, and end."""
 
 import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -13,7 +14,8 @@ import tensorflow.compat.v1 as tf
 from test_simd import network, train
 
 from mesh_tensorflow import launch
-from mesh_tensorflow._mesh.peers import PeerLostError
+from mesh_tensorflow._mesh import peers
+from mesh_tensorflow._mesh.peers import Peer, PeerLostError
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -150,6 +152,44 @@ def test_processes_wait_for_each_other_at_their_end(fails, tmp_path):
         assert "ended with status 3" in done.stderr
 
 
+SLEEPS = """
+import os, time
+os.close(2)
+with open(f"{os.getpid()}.pid", "w"):
+    pass
+time.sleep(120)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent ended")
+def test_no_process_outlives_a_launcher_that_is_killed(tmp_path):
+    (tmp_path / "sleeps.py").write_text(SLEEPS)
+    started = subprocess.Popen(
+        [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", "2", "sleeps.py"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)})
+
+    def wait_until(condition):
+        deadline = time.monotonic() + 90
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert condition()
+
+    wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
+    pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
+    started.kill()
+    assert started.wait() == -9
+    wait_until(lambda: not any(is_running(pid) for pid in pids))
+
+
+def is_running(pid):
+    """Whether a process is there, and not only its entry that nobody has waited for."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
 def test_a_process_that_is_missing_is_named():
     mine = launch.Processes(tuple(launch._free_addresses(2)), 0)
     with pytest.raises(PeerLostError, match=rf"waited 1 s for /job:worker/task:1 at "
@@ -188,6 +228,13 @@ def test_devices():
 @pytest.mark.parametrize("environment, text", [
     ({"TF_CONFIG": "{"}, "TF_CONFIG must be JSON such as"),
     ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "TF_CONFIG must be JSON such as"),
+    (tf_config({"worker": ["a:1", "b"]}, "worker", 0), "the address 'b' should be \"host:port\""),
+    (tf_config({"worker": ["a:port"]}, "worker", 0), "the address 'a:port' should be"),
+    (tf_config({"worker": ["a:1", 7]}, "worker", 0), "the address 7 should be"),
+    (tf_config({"worker": ["a:1"], "ps": ["b:1"]}, "ps", 0), "this task is ps 0, but all processes"),
+    (tf_config({"worker": ["a:1"]}, "evaluator", 0), "this task is evaluator 0, .* make it a worker"),
+    ({"SLURM_NTASKS": "two", "SLURM_PROCID": "0"}, "SLURM_NTASKS should be a number, .* is 'two'"),
+    ({"SLURM_NTASKS": "2", "SLURM_PROCID": "-1"}, "SLURM_PROCID should be a number, .* is '-1'"),
     (tf_config({"worker": ["a:1"]}, "worker", 3), "is not one of the 1 in the cluster"),
     ({"SLURM_NTASKS": "3", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a,b",
       "SLURM_STEP_TASKS_PER_NODE": "2"}, r"3 tasks, but the nodes are \['a', 'b'\] with \[2\]"),
@@ -207,3 +254,58 @@ def test_a_wrong_command_line(arguments, text, capsys):
     with pytest.raises(SystemExit):
         launch.main(arguments)
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_process_that_is_lost_before_the_variables_are_initialized_is_named(tmp_path):
+    """By each of the others, also by one that hears of it after another has ended."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(HERE)
+        patch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
+        import lost_worker
+
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["lost_worker"])
+        addresses = launch._free_addresses(3)
+        logs = [tmp_path / f"{i}.log" for i in range(3)]
+        started = [context.Process(target=lost_worker.run, args=(addresses, i, str(logs[i])))
+                   for i in range(3)]
+        for process in started:
+            process.start()
+        started[2].join(120)
+        assert started[2].exitcode == -9
+        for process in started[:2]:
+            process.join(40)
+            process.kill()
+    for i in range(2):
+        assert logs[i].exists(), f"process {i} waits for ever"
+        text = logs[i].read_text()
+        assert text.startswith(
+            f"PeerLostError: /job:worker/task:{i} at {addresses[i]} lost /job:worker/task:2 at "
+            f"{addresses[2]}, which does not answer: see what it wrote last"), text
+
+
+def test_who_is_lost_and_who_merely_ended(monkeypatch):
+    """The first that is silent is lost; who is silent well after it ended for want of it."""
+    found = [Peer("worker", i, f"127.0.0.1:{port}") for i, port in enumerate((1, 2, 3))]
+    silent = set()
+    monkeypatch.setattr(peers, "answers", lambda address: address not in silent)
+    monkeypatch.setattr(peers, "_PING_SECS", 0.02)
+    monkeypatch.setattr(peers, "_STAY_SECS", 0.3)
+    lookout = peers.Lookout(found)
+    assert lookout.confirmed() == []
+    silent.add(found[1].address)
+    start = time.monotonic()
+    with pytest.raises(PeerLostError, match=r"^/job:worker/task:1 at 127\.0\.0\.1:2$"):
+        lookout.call(lambda: time.sleep(60), 60, "waiting")
+    assert 0.3 < time.monotonic() - start < 30
+    silent.add(found[0].address)
+    time.sleep(0.5)
+    assert lookout.lost() == [found[1]]
+    silent.clear()
+    time.sleep(0.5)
+    assert lookout.lost() == []
+    with pytest.raises(TimeoutError, match=r"waiting took longer than 0.1 s"):
+        lookout.call(lambda: time.sleep(60), 0.1, "waiting")
+    with pytest.raises(KeyError):
+        lookout.call(lambda: {}["absent"], 60, "looking")
