@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 __all__ = ["BertConfig"]
@@ -27,6 +28,13 @@ _WITHOUT_MEANING = {
     "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
     "pooler_size_per_head", "pooler_type",
 }
+
+
+def _check_size(name: str, size: Any) -> None:
+    integral = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
+    if not integral or size < (0 if name == "num_blocks" else 1):
+        more = ": the number of lines of the vocabulary" if name == "vocab_size" else ""
+        raise ValueError(f"BertConfig: {name} should be a positive integer{more}, but is {size!r}")
 
 
 class BertConfig:
@@ -92,7 +100,18 @@ class BertConfig:
           type_vocab_size: how many values `token_type_ids` have.
           initializer_range: standard deviation of initial weights; None for one that depends on
             the size of what they are multiplied with.
+
+        Raises:
+          ValueError: a size is not a positive integer.
         """
+        sizes = {
+            "vocab_size": vocab_size, "d_model": d_model, "num_blocks": num_blocks,
+            "max_position_embeddings": max_position_embeddings, "type_vocab_size": type_vocab_size,
+            "attention_num_heads": attention_num_heads, "moe_num_experts": moe_num_experts,
+            "feedforward_intermediate_size": feedforward_intermediate_size,
+            "moe_intermediate_size": moe_intermediate_size}
+        for name, size in sizes.items():
+            _check_size(name, size)
         self.vocab_size = vocab_size
         self.d_model = d_model
         self.position_signal = position_signal

@@ -110,6 +110,17 @@ def printable_text(text: Any) -> str:
     return convert_to_unicode(text)
 
 
+def _decoded(line: bytes, vocab_file: str, number: int) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"vocab_file: line {number} of {vocab_file} is not in UTF-8 ({error.reason} at byte "
+            f"{error.start}: {line[:40]!r}), so its token would not be found in texts. Convert the "
+            "file, as by `iconv -f latin1 -t utf-8`, or take the model's own vocab.txt"
+        ) from error
+
+
 def load_vocab(vocab_file: str) -> dict[str, int]:
     """Returns the tokens of a vocabulary with their ids, from 0; one that returns has no further.
 
@@ -117,7 +128,7 @@ def load_vocab(vocab_file: str) -> dict[str, int]:
       vocab_file: a file with a token per line.
 
     Raises:
-      ValueError: there is no such file, or it is empty.
+      ValueError: there is no such file, it is empty, or it is not in UTF-8.
     """
     vocab: dict[str, int] = collections.OrderedDict()
     try:
@@ -128,8 +139,8 @@ def load_vocab(vocab_file: str) -> dict[str, int]:
             f"vocab_file: there is no file {vocab_file}; pass --vocab_file=FILE, the vocab.txt of "
             "the model"
         ) from error
-    for line in lines if lines[-1] else lines[:-1]:
-        vocab.setdefault(convert_to_unicode(line).strip(), len(vocab))
+    for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
+        vocab.setdefault(_decoded(line, vocab_file, number).strip(), len(vocab))
     if not vocab:
         raise ValueError(f"vocab_file: {vocab_file} is empty; it should have a token per line")
     return vocab

@@ -15,21 +15,24 @@ import importlib
 import os
 import shlex
 import sys
+import warnings
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 from mesh_tensorflow import estimator
+from mesh_tensorflow._core.strictness import MeshTensorFlowWarning
 from mesh_tensorflow._flags import FLAGS, Flag, define
 from mesh_tensorflow.transformer import utils
 
 __all__ = ["FLAGS", "main"]
 
+_DEFAULT_DIRECTORY = "/tmp/transformer_standalone"
 _DEFINITIONS: tuple[Flag, ...] = (
     (flags.DEFINE_string, "tpu_job_name", None,
      "Name of the TPU's job, if it is not the default, tpu_worker."),
-    (flags.DEFINE_string, "model_dir", "/tmp/transformer_standalone",
+    (flags.DEFINE_string, "model_dir", _DEFAULT_DIRECTORY,
      "Directory of checkpoints and what goes with them."),
     (flags.DEFINE_string, "tpu", None, 'Name or grpc address of a TPU; "" or nothing without one.'),
     (flags.DEFINE_string, "gcp_project", None, "The TPU's project."),
@@ -52,6 +55,16 @@ def _write_command(model_dir: str) -> None:
         f.write(shlex.join(sys.argv))
 
 
+def _warn_of_shared_directory(model_dir: str) -> None:
+    """Says once that the default directory may be anybody's."""
+    if os.path.normpath(model_dir) == _DEFAULT_DIRECTORY:
+        warnings.warn(
+            f"model_dir is {_DEFAULT_DIRECTORY}, the default: a name that all users of this "
+            "machine know, in a folder where all may write; checkpoints, the gin configuration and "
+            "the command line are written there. Pass --model_dir=DIR, a folder of your own",
+            MeshTensorFlowWarning, stacklevel=2)
+
+
 def main(_: Any) -> None:
     """Imports modules, reads gin files and calls `utils.run`.
 
@@ -61,6 +74,7 @@ def main(_: Any) -> None:
     for module in FLAGS.module_import or []:
         importlib.import_module(module)
     if estimator.RunConfig().is_chief:
+        _warn_of_shared_directory(FLAGS.model_dir)
         _write_command(FLAGS.model_dir)
     utils.parse_gin_defaults_and_flags()
     utils.run(

@@ -170,6 +170,9 @@ def test_keys_of_tf_bert():
     ('{"d_model": 3}', "vocab_size is missing"),
     ("{", "is no JSON"),
     ("[1]", "holds no dictionary"),
+    ('{"vocab_size": "ten"}', "c.json: BertConfig: vocab_size should be a positive integer.*'ten'"),
+    ('{"vocab_size": -1}', "vocab_size should be .*: the number of lines of the .* but is -1"),
+    ('{"vocab_size": 5, "d_model": 1.5}', "d_model should be a positive integer, but is 1.5"),
 ])
 def test_errors_of_configurations(tmp_path, text, message):
     path = tmp_path / "c.json"

@@ -93,3 +93,13 @@ def test_only_no_answer_among_the_best(directory, flags):
         assert json.load(f) == {"q0": ""}
     with pytest.raises(ValueError, match="1 of 1 features have no result"):
         run_squad.write_predictions(examples, features, [], 1, 5, True, *paths)
+
+
+def test_a_vocabulary_in_another_encoding(directory, tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes("[UNK]\ncaf\u00e9\n".encode("latin1"))
+    with pytest.raises(ValueError, match=rf"line 2 of {path} is not in UTF-8 .* at byte 3: "
+                       r"b'caf.xe9'\), so its token would not be found"):
+        tokenization.load_vocab(str(path))
+    path.write_bytes("[UNK]\ncaf\u00e9\n".encode())
+    assert tokenization.load_vocab(str(path)) == {"[UNK]": 0, "caf\u00e9": 1}

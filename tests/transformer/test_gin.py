@@ -1,14 +1,17 @@
 """The gin files: each parses in full, and what programs start from."""
 
 import importlib.resources
+import sys
+import warnings
 
 import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from absl.testing import flagsaver
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer import transformer, utils
+from mesh_tensorflow.transformer import main, transformer, utils
 
 FOLDER = importlib.resources.files("mesh_tensorflow.transformer.gin")
 
@@ -132,3 +135,34 @@ def test_models_of_the_files_compute(name):
     # Little worse than if all 128 ids were equally likely.
     assert np.log(128) - 0.5 < loss < np.log(128) + 2
     assert variable in variables
+
+
+@pytest.mark.parametrize("included", [False, True])
+def test_a_file_in_another_encoding_is_named_with_its_line(tmp_path, included, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["main"])
+    path = tmp_path / "models.gin"
+    path.write_bytes("# A first line.\n# caf\u00e9\n".encode("latin1"))
+    start = tmp_path / "start.gin"
+    start.write_text(f"include '{path}'\n")
+    with flagsaver.flagsaver(gin_file=[str(start if included else path)], gin_param=[],
+                             gin_location_prefix=[]):
+        with pytest.raises(ValueError, match=rf"line 2 of {path} is not in UTF-8 .* at byte 5"):
+            utils.parse_gin_defaults_and_flags()
+        path.write_text("# caf\u00e9\nutils.run.train_steps = 7\n", encoding="utf-8")
+        utils.parse_gin_defaults_and_flags(finalize_config=False)
+    assert gin.query_parameter("utils.run.train_steps") == 7
+
+
+def test_the_default_directory_is_warned_of(tmp_path, monkeypatch):
+    called = []
+    monkeypatch.setattr(sys, "argv", ["main"])
+    monkeypatch.setattr(main, "_write_command", called.append)
+    monkeypatch.setattr(utils, "parse_gin_defaults_and_flags", lambda: None)
+    monkeypatch.setattr(utils, "run", lambda **kwargs: None)
+    with pytest.warns(mtf.MeshTensorFlowWarning, match=r"a name that all users of this machine "
+                      r"know.*Pass --model_dir=DIR"):
+        main.main([])
+    with flagsaver.flagsaver(model_dir=str(tmp_path)), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        main.main([])
+    assert called == ["/tmp/transformer_standalone", str(tmp_path)]

@@ -9,7 +9,8 @@ import importlib.resources
 import inspect
 import os
 import re
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterable, Iterator
 from typing import Any, Optional, Union
 
 import gin
@@ -26,6 +27,7 @@ _CONFIG_NAME = "operative_config"
 _MOST_NAMES = 3
 
 _UNKNOWN_SELECTOR = re.compile(r"No configurable matching (?:reference )?'@?([^']*?)(?:\(\))?'")
+_INCLUDE = re.compile(r"""\s*include\s+['"]([^'"]+)""")
 _UNKNOWN_PARAMETER = re.compile(r"Configurable '([^']*)' doesn't have a parameter named '([^']*)'")
 
 def _import_gin_tf() -> None:
@@ -95,6 +97,41 @@ def nearest_names_in_errors() -> Iterator[None]:
         raise ValueError(f"{message}\n{advice}") from error
 
 
+def _line_not_in_utf8(files: Iterable[str], prefixes: Iterable[str]) -> str:
+    """Returns where gin files, or what they include, are not in UTF-8, as text; else nothing."""
+    waiting, seen = list(files), set()
+    while waiting:
+        name = waiting.pop(0)
+        paths = [os.path.join(prefix, name) for prefix in ("", *prefixes)]
+        path = next((path for path in paths if os.path.isfile(path)), None)
+        if path is None or path in seen:
+            continue
+        seen.add(path)
+        with open(path, "rb") as f:
+            for number, line in enumerate(f, 1):
+                try:
+                    text = line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    return (f"line {number} of {path} is not in UTF-8 ({error.reason} at byte "
+                            f"{error.start}: {line.strip()[:40]!r})")
+                included = _INCLUDE.match(text)
+                if included:
+                    waiting.append(included[1])
+    return ""
+
+
+@contextlib.contextmanager
+def _place_in_errors_of_encoding(prefixes: Iterable[str]) -> Iterator[None]:
+    """Adds file and line to errors of gin files that are not in UTF-8."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        place = _line_not_in_utf8(FLAGS.gin_file, prefixes)
+        raise ValueError(
+            f"a gin file should be text in UTF-8: {place or error}. Save it as UTF-8, as by "
+            "`iconv -f latin1 -t utf-8`") from error
+
+
 def parse_gin_defaults_and_flags(
     skip_unknown: Union[bool, list[str], tuple[str, ...]] = False, finalize_config: bool = True
 ) -> None:
@@ -108,12 +145,14 @@ def parse_gin_defaults_and_flags(
       finalize_config: whether to lock the configuration.
 
     Raises:
-      ValueError: something that is named is not known; the error has the nearest names.
+      ValueError: something that is named is not known; the error has the nearest names. Or a file
+        is not in UTF-8; the error has the line.
     """
     directory = importlib.resources.files(_GIN_PACKAGE)
-    for prefix in [*FLAGS.gin_location_prefix, str(directory)]:
+    prefixes = [*FLAGS.gin_location_prefix, str(directory)]
+    for prefix in prefixes:
         gin.add_config_file_search_path(prefix)
-    with nearest_names_in_errors():
+    with nearest_names_in_errors(), _place_in_errors_of_encoding(prefixes):
         with gin.unlock_config():
             gin.parse_config((directory / _DEFAULTS).read_text(), skip_unknown=skip_unknown)
             gin.parse_config_files_and_bindings(
@@ -145,9 +184,11 @@ class OperativeConfigHook(tf.train.SessionRunHook):
         text = gin.operative_config_str()
         tf.io.gfile.makedirs(self._directory)
         path = os.path.join(self._directory, f"{_CONFIG_NAME}.gin")
-        with tf.io.gfile.GFile(f"{path}.tmp", "w") as f:
+        # A name of its own: another process may write here too.
+        temporary = f"{path}.{uuid.uuid4().hex}.tmp"
+        with tf.io.gfile.GFile(temporary, "w") as f:
             f.write(text)
-        tf.io.gfile.rename(f"{path}.tmp", path, overwrite=True)
+        tf.io.gfile.rename(temporary, path, overwrite=True)
         plugin = tf.SummaryMetadata.PluginData(plugin_name="text")
         summary = tf.Summary(value=[tf.Summary.Value(
             tag=f"gin/{_CONFIG_NAME}", tensor=tf.make_tensor_proto(gin.markdown(text)),
