@@ -9,7 +9,6 @@ import importlib.resources
 import inspect
 import os
 import re
-import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any, Optional, Union
 
@@ -18,6 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator
 from mesh_tensorflow.transformer.utils._flags import FLAGS
+from mesh_tensorflow.transformer.utils._text import temporary_name, write_text
 
 __all__ = ["OperativeConfigHook", "nearest_names_in_errors", "parse_gin_defaults_and_flags"]
 
@@ -185,10 +185,7 @@ class OperativeConfigHook(tf.train.SessionRunHook):
         tf.io.gfile.makedirs(self._directory)
         path = os.path.join(self._directory, f"{_CONFIG_NAME}.gin")
         # A name of its own: another process may write here too.
-        temporary = f"{path}.{uuid.uuid4().hex}.tmp"
-        with tf.io.gfile.GFile(temporary, "w") as f:
-            f.write(text)
-        tf.io.gfile.rename(temporary, path, overwrite=True)
+        write_text(text, path, temporary_name(path))
         plugin = tf.SummaryMetadata.PluginData(plugin_name="text")
         summary = tf.Summary(value=[tf.Summary.Value(
             tag=f"gin/{_CONFIG_NAME}", tensor=tf.make_tensor_proto(gin.markdown(text)),

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.transformer.utils._flags import MODULE
-from mesh_tensorflow.transformer.utils._text import as_text, write_lines_to_file
+from mesh_tensorflow.transformer.utils._text import as_text, temporary_name, write_lines_to_file
 from mesh_tensorflow.transformer.utils._vocabularies import inputs_vocabulary, targets_vocabulary
 
 __all__ = ["maybe_add_pretokenized_features", "save_scores", "save_scores_to_tfrecords"]
@@ -147,7 +147,7 @@ def save_scores_to_tfrecords(
     if not save_ids_only:
         results = list(maybe_add_pretokenized_features(results, vocabulary))
     path = f"{scores_filename}_{shard_idx}.tfrecord"
-    temporary = f"{path}.tmp"
+    temporary = temporary_name(path)
     with tf.io.TFRecordWriter(temporary) as writer:
         for r in results:
             features = {"score": tf.train.Feature(

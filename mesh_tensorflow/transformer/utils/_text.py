@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
@@ -24,6 +25,7 @@ __all__ = [
     "encoded_inputs",
     "encoded_pairs",
     "get_inputs_from_file",
+    "temporary_name",
     "write_lines_to_file",
     "write_text",
 ]
@@ -96,6 +98,11 @@ def get_inputs_from_file(
     return [line for line in lines if not (ignore_comments and line.startswith("#"))]
 
 
+def temporary_name(filename: str) -> str:
+    """Returns a name beside a file, for what is to become the file, that nobody can foresee."""
+    return f"{filename}.{uuid.uuid4().hex}.tmp"
+
+
 def write_text(text: str, filename: str, temporary: str) -> None:
     """Writes a file elsewhere and moves it to its place, so that it is never there in part.
 
@@ -134,7 +141,7 @@ def write_lines_to_file(lines: Iterable[Any], filename: str) -> None:
     directory = os.path.dirname(filename)
     if directory:
         tf.io.gfile.makedirs(directory)
-    write_text(text, filename, f"{filename}.{os.getpid()}.tmp")
+    write_text(text, filename, temporary_name(filename))
 
 
 def _encode(vocabulary: Any, line: str, number: int, what: str) -> list[int]:
