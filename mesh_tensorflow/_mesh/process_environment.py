@@ -1,0 +1,101 @@
+"""Which processes a program has, by the environment that something started them with."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Optional
+
+from mesh_tensorflow._mesh.peers import check_address
+
+__all__ = ["addresses_and_index"]
+
+_PORT = 8476  # of the first task of a node, where only the nodes are known
+_TASKS = ("chief", "master", "worker")  # the types of tasks that run the program
+
+
+def addresses_and_index(environment: Mapping[str, str]) -> Optional[tuple[tuple[str, ...], int]]:
+    """Returns the addresses of all processes and the number of this one.
+
+    Args:
+      environment: environment variables, such as TF_CONFIG or those of SLURM.
+
+    Returns:
+      strings "host:port" and an index; None if nothing is said of several processes.
+
+    Raises:
+      ValueError: TF_CONFIG or the SLURM variables are not as they should be.
+    """
+    if environment.get("TF_CONFIG"):
+        return _from_tf_config(environment["TF_CONFIG"])
+    if _slurm_number(environment, "SLURM_NTASKS", "1") > 1 and "SLURM_PROCID" in environment:
+        return _from_slurm(environment)
+    return None
+
+
+def _from_tf_config(text: str) -> tuple[tuple[str, ...], int]:
+    try:
+        config = json.loads(text)
+        cluster, task = config["cluster"], config["task"]
+        chief = list(cluster.get("chief") or cluster.get("master") or [])
+        workers = chief + list(cluster.get("worker", []))
+        kind, index = task["type"], int(task["index"])
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise ValueError(
+            f"TF_CONFIG must be JSON such as {{\"cluster\": {{\"worker\": [\"host0:port\", "
+            f"\"host1:port\"]}}, \"task\": {{\"type\": \"worker\", \"index\": 0}}}}; got {text!r}"
+        ) from e
+    if kind not in _TASKS:
+        raise ValueError(
+            f"TF_CONFIG: this task is {kind} {index}, but all processes here run one program, and "
+            f"each is one of {', '.join(_TASKS)}: make it a worker"
+        )
+    for address in workers:
+        check_address(address)
+    index += len(chief) if kind == "worker" else 0
+    if not 0 <= index < len(workers):
+        raise ValueError(
+            f"TF_CONFIG: task {task} is not one of the {len(workers)} in the cluster {cluster}")
+    return tuple(workers), index
+
+
+def _slurm_number(environment: Mapping[str, str], name: str, default: str = "") -> int:
+    text = environment.get(name) or default
+    if not text.strip().isdecimal():
+        raise ValueError(
+            f"{name} should be a number, as SLURM sets it, but is {text!r}. Unset it, or set "
+            "TF_CONFIG, if this is no task of SLURM")
+    return int(text)
+
+
+def _from_slurm(environment: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
+    nodes = _expand(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", ""))
+    counts = _expand_counts(environment.get("SLURM_STEP_TASKS_PER_NODE")
+                            or environment.get("SLURM_TASKS_PER_NODE", ""))
+    count = _slurm_number(environment, "SLURM_NTASKS")
+    index = _slurm_number(environment, "SLURM_PROCID")
+    if len(nodes) != len(counts) or sum(counts) != count:
+        raise ValueError(
+            f"SLURM: {count} tasks, but the nodes are {nodes} with {counts} tasks. Set TF_CONFIG "
+            "if these variables are not SLURM's own"
+        )
+    addresses = [f"{node}:{_PORT + i}" for node, n in zip(nodes, counts) for i in range(n)]
+    return tuple(addresses), index
+
+
+def _expand(nodes: str) -> list[str]:
+    """Returns the names in SLURM's short form, such as "gpu[01-03,7],login"."""
+    names = []
+    for prefix, ranges in re.findall(r"([^,\[]+)(?:\[([^\]]*)\])?,?", nodes):
+        for part in ranges.split(",") if ranges else [""]:
+            first, _, last = part.partition("-")
+            numbers = range(int(first), int(last or first) + 1) if first else [None]
+            names += [prefix + ("" if n is None else str(n).zfill(len(first))) for n in numbers]
+    return names
+
+
+def _expand_counts(counts: str) -> list[int]:
+    """Returns the numbers in SLURM's short form, such as "2(x3),1"."""
+    return [int(n) for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+            for _ in range(int(times or 1))]
