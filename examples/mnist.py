@@ -381,6 +381,7 @@ def define_flags() -> None:
         make(field.name, field.default, field.metadata["help"])
 
 
+@mtf.strict()
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")

@@ -170,6 +170,7 @@ def plot(path: str, found: dict[str, list[Trial]]) -> None:
     figure.savefig(path)
 
 
+@mtf.strict()
 def main(argv: Sequence[str]) -> dict[str, list[Trial]]:
     """Prints the tables, and returns what is in them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

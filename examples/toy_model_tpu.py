@@ -234,6 +234,7 @@ def start_log(path: str) -> None:
     tf.logging.set_verbosity(tf.logging.INFO)
 
 
+@mtf.strict()
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")

@@ -266,6 +266,7 @@ def command(make_options: type[Options], act: Callable[[Any], Any]) -> None:
         make = define.get(str(field.type), flags.DEFINE_string)
         make(field.name, field.default, field.metadata["help"])
 
+    @mtf.strict()
     def main(argv: Sequence[str]) -> None:
         if len(argv) > 1:
             raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")

@@ -29,6 +29,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
+import mesh_tensorflow as mtf
 from mesh_tensorflow.experimental import model_executor, offline_data_aug
 
 FLAGS = flags.FLAGS
@@ -117,6 +118,7 @@ def train(folder: str) -> float:
     return model_executor.train_and_eval(report).get("lesion_dice_global", 0.0)
 
 
+@mtf.strict()
 def main(_: Any) -> None:
     """Sets what the command line does not, generates volumes, trains and prints the score."""
     for name, values in SETTINGS.items():

@@ -16,6 +16,7 @@ from mesh_tensorflow._mesh import random_slices
 from mesh_tensorflow._mesh.constants import at_device
 from mesh_tensorflow._mesh.devices import (
     check_devices,
+    check_devices_exist,
     check_rules,
     default_devices,
     memory_domain,
@@ -111,6 +112,10 @@ class PlacementMeshImpl(MeshImpl):
         if self._merged is None:
             self._merged = self._merge_devices()
         return self._merged
+
+    def check_processors(self) -> None:
+        """Calls it a slip if this process lacks devices of a program of TensorFlow 2."""
+        check_devices_exist(self._devices)
 
     def _merge_devices(self) -> MeshImpl:
         # A subclass may lower in a way of its own, which merging would go round.

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -11,6 +12,8 @@ import hypothesis
 import pytest
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core import strictness
+
 hypothesis.settings.register_profile(
     "suite",
     deadline=None,
@@ -19,6 +22,22 @@ hypothesis.settings.register_profile(
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 hypothesis.settings.load_profile("suite")
+
+
+# Where warnings of slips are errors, unless a test is marked as having some.
+WITHOUT_SLIPS = {"core", "ops", "optimize", "test_cases.py", "test_errors.py"}
+
+
+@pytest.fixture(autouse=True)
+def slips(request):
+    """Makes slips errors where there are to be none; forgets those of other tests."""
+    strictness._told.clear()
+    strict = not WITHOUT_SLIPS.isdisjoint(request.node.path.parts)
+    allowed = request.node.get_closest_marker("slips") or not strict
+    with warnings.catch_warnings():
+        kind = "default" if allowed else "error"
+        warnings.simplefilter(kind, strictness.MeshTensorFlowWarning)
+        yield
 
 
 @pytest.fixture

@@ -77,6 +77,11 @@ BUILD = {
         r"b=16 .* into 3 equal parts.*divisor of 16"),
     "split_dim": (lambda w: mtf.split(w.x, C, 3), V, r"Shape\[a=8, b=16\] has no dimension c=24"),
     "stack": (lambda w: mtf.stack([w.x, w.y], "new"), V, r"shapes must be equal: .*a=8.*c=24"),
+    "stack_axis": (lambda w: mtf.stack([w.x, w.x], "new", axis=7), V,
+        r"axis=7 is no place in Shape\[a=8, b=16\]: .* at 0 to 2, or at -3 to -1"),
+    "stack_axis_before": (lambda w: mtf.stack([w.x, w.x], "new", axis=-4), V, "axis=-4 is no place"),
+    "negative_size": (lambda w: mtf.zeros(w.mesh, [("a", -1)]), V,
+        "dimension 'a' cannot have the size -1: a size is a number of elements"),
     "stack_nothing": (lambda w: mtf.stack([], "new"), V, "at least one tensor"),
     "unstack": (lambda w: mtf.unstack(w.x, C), V,
         r"has no dimension c=24; both the name and the size"),
@@ -277,7 +282,7 @@ def test_building(name, tf_graph):
 
 
 GOOD = {
-    "reshape": lambda w: (mtf.reshape(w.x, [B, A]), "reshape"),
+    "reshape": lambda w: (mtf.reshape(w.x, [("all", 128)]), "reshape"),
     "einsum_dtypes": lambda w: (mtf.einsum([w.x, w.y]), "einsum"),
     "add_dtypes": lambda w: (w.x + w.x, "add"),
     "concat_shapes": lambda w: (mtf.concat([w.x, w.x], "b"), "concat"),

@@ -107,6 +107,11 @@ def test_a_name_that_tensorflow_has(tf_graph):
 
 # -- meshes and layouts
 
+def _replicated(devices):
+    with tf.Graph().as_default():
+        return mtf.simd_mesh_impl.replicate(lambda: tf.zeros([]), devices=devices)
+
+
 MESHES = {
     "devices": (lambda: PlacementMeshImpl("x:2,y:4", "", [""] * 6), V,
         r"x=2, y=4 needs 8 devices, but there are 6.*shapes that fit 6: .*x:2,y:3"),
@@ -123,6 +128,13 @@ MESHES = {
         r"the size 'two' of 'x' is not a whole"),
     "mesh_colons": (lambda: PlacementMeshImpl("x:2:3", "", []), V,
         r"'x:2:3' is not a pair left:right"),
+    "mesh_negative": (lambda: PlacementMeshImpl("x:-2", "", []), V,
+        "dimension 'x' cannot have the size -2"),
+    "mesh_empty": (lambda: PlacementMeshImpl("x:2,y:0", "", []), V,
+        r"a mesh with y=0 has no processors: Shape\[x=2, y=0\]"),
+    "device_malformed": (lambda: PlacementMeshImpl("x:2", "", ["cpu:0", "cpu:one"]), V,
+        "'cpu:one' is no device. Devices are strings such as \"cpu:0\""),
+    "device_of_replicate": (lambda: _replicated(["cpu:0", "third"]), V, "'third' is no device"),
     "layout_string": (lambda: PlacementMeshImpl("x:1", "a:", []), V, r"malformed layout 'a:'"),
     "layout_space": (lambda: PlacementMeshImpl("x:1", "a : x", []), V, "no space around it"),
     "size_per_split": (lambda: mtf.tensor_dim_to_size_per_split("a:x", "x:3", A), V,

@@ -11,7 +11,12 @@ _EXAMPLES = {"shape": "rows:2,cols:4", "layout": "batch:rows,d_ff:cols"}
 _SEPARATORS = re.compile(r"[,.;\s]+")
 
 
-class Dimension(NamedTuple):
+class _NameAndSize(NamedTuple):
+    name: str
+    size: int
+
+
+class Dimension(_NameAndSize):
     """A named dimension of a tensor or of a mesh.
 
     Two dimensions are the same only if both name and size agree.
@@ -21,8 +26,24 @@ class Dimension(NamedTuple):
       size: number of elements along the dimension.
     """
 
-    name: str
-    size: int
+    __slots__ = ()
+
+    def __new__(cls, name: str, size: int) -> Dimension:
+        """Makes a Dimension.
+
+        Args:
+          name: a string.
+          size: an integer, from 0.
+
+        Raises:
+          ValueError: the size is negative.
+        """
+        if isinstance(size, int) and size < 0:
+            raise ValueError(
+                f"dimension {name!r} cannot have the size {size}: a size is a number of elements. "
+                "Sizes that TensorFlow infers, written -1 there, must be given"
+            )
+        return super().__new__(cls, name, size)
 
 
 def convert_to_dimension(d: Any) -> Optional[Dimension]:

@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 from mesh_tensorflow._core.dimension import Dimension, split_pairs
 from mesh_tensorflow._core.errors import dims_text, splittable_hint
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.strictness import slip
 
 __all__ = [
     "LayoutRules",
@@ -76,8 +77,8 @@ class TensorLayout:
 class LayoutRules:
     """A set of rules (tensor dimension name, mesh dimension name).
 
-    A rule whose tensor or mesh dimension does not occur is ignored, so that one string
-    serves several models and meshes; `unknown_mesh_dimensions` lists such mesh names.
+    A rule whose tensor or mesh dimension does not occur splits nothing; a Lowering warns of it,
+    and raises within `mtf.strict()`. `unknown_mesh_dimensions` lists such mesh names.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]):
@@ -86,11 +87,24 @@ class LayoutRules:
         Args:
           pairs: pairs of names.
         """
-        self._pairs = {(tensor_dim, mesh_dim) for tensor_dim, mesh_dim in pairs}
+        given = [(tensor_dim, mesh_dim) for tensor_dim, mesh_dim in pairs]
+        self._pairs = set(given)
+        twice = sorted({f"{t}:{m}" for t, m in given if given.count((t, m)) > 1})
+        if twice:
+            slip(
+                f"layout rule {', '.join(twice)} is given more than once in "
+                f"{','.join(f'{t}:{m}' for t, m in given)}. Once is enough; is one of them meant "
+                "to be another rule?"
+            )
 
     def __repr__(self) -> str:
-        text = ", ".join(f"{tensor_dim}:{mesh_dim}" for tensor_dim, mesh_dim in sorted(self._pairs))
+        text = ", ".join(f"{tensor_dim}:{mesh_dim}" for tensor_dim, mesh_dim in self.pairs)
         return f"LayoutRules{{{text}}}"
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The rules, (tensor dimension name, mesh dimension name), sorted."""
+        return sorted(self._pairs)
 
     def tensor_dimension_to_mesh_axis(
         self, tensor_dimension: Dimension, mesh_shape: Shape

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension, split_pairs
+from mesh_tensorflow._core.strictness import slip
 
 __all__ = [
     "Shape",
     "anonymous_shape",
     "broadcast_shape",
+    "check_sizes_of_names",
     "combined_dimension",
     "convert_to_shape",
     "is_subsequence",
@@ -278,6 +280,35 @@ def verify_no_new_dims(input_shapes: Iterable[Shape], output_shape: Shape) -> No
             f"{', '.join(f'{d.name}={d.size}' for d in new)}; the inputs are "
             f"{', '.join(map(str, input_shapes))}. Use mtf.broadcast to add a dimension"
         )
+
+
+def check_sizes_of_names(what: str, shapes: Iterable[Shape]) -> None:
+    """Calls it a slip if one name has two sizes in the shapes of one operation.
+
+    Args:
+      what: which operation.
+      shapes: Shapes of what is matched by name; or one alone, of a result.
+
+    Raises:
+      ValueError: within `mtf.strict()`.
+    """
+    shapes = list(shapes)
+    first: dict[str, Dimension] = {}
+    for d in [d for shape in shapes for d in shape]:
+        other = first.setdefault(d.name, d)
+        if other != d:
+            sizes = f"{other.size} and {d.size}"
+            slip(
+                f"{what}: the name {d.name!r} has two sizes in one operation, {sizes}: "
+                f"{', '.join(map(str, shapes))}. These are different dimensions, and are not "
+                "matched with each other. Give them one size if they should be, else give one of "
+                "them another name with mtf.rename_dimension"
+                if len(shapes) > 1
+                else f"{what}: the result {shapes[0]} has two dimensions called {d.name!r}, of "
+                f"sizes {sizes}. No layout can split either, and what goes by name takes the "
+                "first. Give one of them another name",
+                key=f"sizes/{d.name}/{sorted((other.size, d.size))}",
+            )
 
 
 def broadcast_shape(shape1: Shape, shape2: Shape, output_shape: Optional[Shape]) -> Shape:

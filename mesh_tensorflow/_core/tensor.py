@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.shape import Shape, check_sizes_of_names
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Graph, Mesh
@@ -54,6 +54,7 @@ class Tensor:
             )
         if not isinstance(dtype, tf.DType):
             raise ValueError(f"the dtype of tensor {name!r} must be a tf.DType, not {dtype!r}")
+        check_sizes_of_names(operation.name, [shape])
         self._operation = operation
         self._shape = shape
         self._dtype = dtype

@@ -18,6 +18,8 @@ from mesh_tensorflow._lowering.counters import (
     pretty_print_counters,
     write_log,
 )
+from mesh_tensorflow._lowering.layout_slips import check_rules_apply
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = ["Lowering"]
@@ -64,6 +66,10 @@ class Lowering:
           ValueError: an operation cannot be lowered in this layout; the message names it.
         """
         _check_impls(mesh_to_impl)
+        check_rules_apply(graph.operations, mesh_to_impl)
+        for impl in mesh_to_impl.values():
+            if isinstance(impl, MeshImpl):
+                impl.check_processors()
         self.graph = graph
         self.mesh_to_impl = mesh_to_impl
         known = _all_of_package(graph.operations)

@@ -11,8 +11,17 @@ from mesh_tensorflow._core.errors import dims_text, mesh_shapes_that_fit
 from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, processor_groups
 from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.strictness import slip
 
-__all__ = ["check_devices", "check_rules", "default_devices", "memory_domain", "merged_processors"]
+__all__ = [
+    "check_devices",
+    "check_devices_exist",
+    "check_rules",
+    "default_devices",
+    "device_spec",
+    "memory_domain",
+    "merged_processors",
+]
 
 
 def default_devices() -> list[str]:
@@ -24,12 +33,60 @@ def default_devices() -> list[str]:
     return []
 
 
+def device_spec(device: str) -> tf.DeviceSpec:
+    """Returns what a device string says.
+
+    Raises:
+      ValueError: it is malformed; the message shows how devices are written.
+    """
+    try:
+        return tf.DeviceSpec.from_string(device or "")
+    except (ValueError, TypeError, AttributeError) as e:
+        raise ValueError(
+            f'{device!r} is no device. Devices are strings such as "cpu:0", "/device:GPU:1" or '
+            f'"/job:worker/task:2/device:CPU:0"; "" leaves it to TensorFlow ({e})'
+        ) from None
+
+
+def check_devices_exist(devices: Sequence[str]) -> None:
+    """Calls it a slip if a program of TensorFlow 2 names devices that this process lacks.
+
+    Such operations run on other devices, without a word. A session of TensorFlow 1 has devices
+    of its own, and raises unless it is told to place softly.
+
+    Raises:
+      ValueError: within `mtf.strict()`.
+    """
+    if not tf.executing_eagerly_outside_functions():
+        return
+    with tf.init_scope():  # within a function it is another setting
+        if not tf.config.get_soft_device_placement():
+            return
+    specs = {device: device_spec(device) for device in dict.fromkeys(devices)}
+    found = [device_spec(d.name) for d in tf.config.list_logical_devices()]
+    here = sorted((spec.device_type, spec.device_index) for spec in found)
+    absent = [
+        device
+        for device, spec in specs.items()
+        if spec.job in (None, "localhost")
+        and spec.device_type and (spec.device_type, spec.device_index or 0) not in here
+    ]
+    if absent:
+        slip(
+            f"this process has no device {', '.join(map(repr, absent))}; what is placed there runs "
+            f"elsewhere. It has {', '.join(f'{kind}:{i}' for kind, i in here)}. Name these, or "
+            "make several logical devices of one with "
+            "tf.config.set_logical_device_configuration",
+            key=f"devices/{absent}",
+        )
+
+
 def memory_domain(device: str) -> str:
     """Returns a name for the memory a device computes in.
 
     The CPU devices of one task share theirs; every other device has its own.
     """
-    spec = tf.DeviceSpec.from_string(device or "")
+    spec = device_spec(device)
     task = f"{spec.job}/{spec.replica}/{spec.task}"
     if spec.device_type in (None, "CPU"):
         return f"{task}/CPU"
@@ -66,13 +123,16 @@ def check_devices(devices: Any, mesh_shape: Shape) -> None:
 
     Raises:
       TypeError: `devices` is no list.
-      ValueError: there are too many or too few; the message lists mesh shapes that would fit.
+      ValueError: one is malformed, or there are too many or too few; the message lists mesh
+        shapes that would fit.
     """
     if not isinstance(devices, list):
         raise TypeError(
             f"devices must be a list of device strings, not {type(devices).__name__}: "
             f"pass list(devices)"
         )
+    for device in dict.fromkeys(devices):
+        device_spec(device)
     have, need = len(devices), mesh_shape.size
     if have == need:
         return

@@ -9,6 +9,7 @@ from typing import Any, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.layout import LayoutRules, TensorLayout, convert_to_layout_rules
 from mesh_tensorflow._core.processors import (
     pnum_to_group,
@@ -41,12 +42,21 @@ class MeshImpl:
         Args:
           shape: the mesh shape; a Shape, or what converts to one, such as "rows:2,cols:2".
           layout_rules: LayoutRules, or what converts to them, such as "batch:rows".
+
+        Raises:
+          ValueError: a dimension of the mesh has size 0.
         """
         if shape is None:
             raise TypeError(
                 'None is no mesh shape: write it as "rows:2,cols:2"; "" has one processor'
             )
         self._shape: Shape = convert_to_shape(shape)  # type: ignore[assignment]
+        empty = [d for d in self._shape if d.size == 0]
+        if empty:
+            raise ValueError(
+                f"a mesh with {dims_text(empty)} has no processors: {self._shape}. Sizes of "
+                "meshes are numbers of processors, from 1"
+            )
         self._layout_rules = convert_to_layout_rules(layout_rules)
         self._layouts: dict[tuple, TensorLayout] = {}
 
@@ -142,6 +152,9 @@ class MeshImpl:
     def execution_impl(self) -> MeshImpl:
         """The MeshImpl that programs are lowered through: itself, or one of fewer processors."""
         return self
+
+    def check_processors(self) -> None:
+        """Calls it a slip if the processors are not there, as far as that can be told."""
 
     def at_beginning(self) -> contextlib.AbstractContextManager:
         """Makes operations at the beginning of a step, where variables are read."""

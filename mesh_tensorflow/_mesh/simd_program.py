@@ -18,7 +18,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh import random_slices
-from mesh_tensorflow._mesh.devices import default_devices
+from mesh_tensorflow._mesh.devices import default_devices, device_spec
 from mesh_tensorflow._mesh.simd_calls import call_on_each, results_of
 from mesh_tensorflow._mesh.simd_reductions import Reduction
 
@@ -260,7 +260,7 @@ def replicate(
 
 def _check_distinct(devices: Sequence[str]) -> None:
     """Raises ValueError if processors share a device: in collectives they would wait for ever."""
-    counts = collections.Counter(tf.DeviceSpec.from_string(d or "").to_string() for d in devices)
+    counts = collections.Counter(device_spec(d).to_string() for d in devices)
     repeated = [device for device, n in counts.items() if n > 1]
     if repeated:
         raise ValueError(

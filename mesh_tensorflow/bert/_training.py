@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
+from mesh_tensorflow._lowering.layout_slips import rules_that_apply
 from mesh_tensorflow.bert._config import BertConfig
 from mesh_tensorflow.bert._flags import FLAGS
 from mesh_tensorflow.bert._restore import checkpoint_hook, load_initial_checkpoint
@@ -94,9 +95,17 @@ def _is_simd(params: Any) -> bool:
     return bool(params and params.get("use_tpu") and "context" in params)
 
 
-def _mesh_impl(params: Any) -> Any:
+def _layout(graph: mtf.Graph, mesh_shape: mtf.Shape) -> mtf.LayoutRules:
+    """Returns the rules of --layout, without those of its default that are for other models."""
+    usual = mtf.convert_to_layout_rules(FLAGS["layout"].default or "").pairs
+    return rules_that_apply(
+        mtf.convert_to_layout_rules(FLAGS.layout), graph.operations, mesh_shape,
+        {d for d, _ in usual}, {m for _, m in usual})
+
+
+def _mesh_impl(params: Any, graph: mtf.Graph) -> Any:
     shape = _mesh_shape()
-    layout = mtf.convert_to_layout_rules(FLAGS.layout)
+    layout = _layout(graph, shape)
     if _is_simd(params):
         return SimdMeshImpl(shape, layout)
     gpus = len(tf.config.list_physical_devices("GPU"))
@@ -117,7 +126,7 @@ def lowered(build: Callable[[mtf.Mesh], Program], params: Any) -> Lowered:
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "bert_mesh")
     program = build(mesh)
-    lowering = mtf.Lowering(graph, {mesh: _mesh_impl(params)})
+    lowering = mtf.Lowering(graph, {mesh: _mesh_impl(params, graph)})
     tensors = {name: lowering.export_to_tf_tensor(x) for name, x in program.tensors.items()}
     update = tf.group([lowering.lowered_operation(op) for op in program.updates])
     if program.learning_rate is not None and not _is_simd(params):

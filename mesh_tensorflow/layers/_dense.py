@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.strictness import check_flag
 
 __all__ = [
     "DenseInitializer",
@@ -211,6 +212,7 @@ def dense(
     Raises:
       ValueError: a reduced or expert dimension is not in `x`, or a new one stays in it.
     """
+    check_flag("dense", "use_bias", use_bias, "dense(x, new_dims, activation={value})")
     new_dims = _as_list(new_dims)
     expert_dims = list(expert_dims or [])
     if reduced_dims is None:

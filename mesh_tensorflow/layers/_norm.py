@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.strictness import check_flag
 from mesh_tensorflow.ops._normalize import normalize
 
 __all__ = ["batch_norm", "corr", "layer_norm"]
@@ -71,6 +72,9 @@ def batch_norm(
     Raises:
       ValueError: no dimension is between the indices.
     """
+    check_flag(
+        "batch_norm", "is_training", is_training, "batch_norm(x, is_training, momentum={value})"
+    )
     reduced = x.shape.dims[dims_idx_start:dims_idx_end]
     if not reduced:
         raise ValueError(

@@ -11,7 +11,12 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import broadcast_shape, convert_to_shape
+from mesh_tensorflow._core.shape import (
+    Shape,
+    broadcast_shape,
+    check_sizes_of_names,
+    convert_to_shape,
+)
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.laid_out import compatible_lazy_allreduce_sums
@@ -143,6 +148,7 @@ class BinaryOpWithBroadcasting(Operation):
           ValueError: the dtypes differ, or the output shape lacks a dimension.
         """
         check_dtypes(name or "binary operation", [x1, x2])
+        check_sizes_of_names(name or "binary operation", [x1.shape, x2.shape])
         shape = broadcast_shape(x1.shape, x2.shape, convert_to_shape(output_shape))
         super().__init__([x1, x2], name=name or "binary_op")
         self._tf_fn = tf_fn
@@ -335,7 +341,8 @@ def multiply(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = N
     Args:
       x1: a Tensor, a number, or an array of the sizes of the Tensor beside it.
       x2: likewise.
-      output_shape: a Shape or None; dimensions that it lacks are summed out.
+      output_shape: a Shape or None; dimensions that it lacks are summed out, and along those that
+        only it has the product is repeated.
       name: a string or None.
     """
     x2 = beside("multiply", x1, x2)
@@ -344,7 +351,9 @@ def multiply(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = N
     x1, x2 = binary_arguments_to_tensors(x1, x2)
     if output_shape is None:
         output_shape = broadcast_shape(x1.shape, x2.shape, None)
-    return mtf.einsum([x1, x2], output_shape, name=name)
+    output_shape = convert_to_shape(output_shape)
+    computed = Shape([d for d in output_shape if d in x1.shape or d in x2.shape])
+    return mtf.broadcast(mtf.einsum([x1, x2], computed, name=name), output_shape)
 
 
 @leaves_no_node

@@ -11,7 +11,13 @@ from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
+from mesh_tensorflow._core.shape import (
+    Shape,
+    check_sizes_of_names,
+    convert_to_shape,
+    list_product,
+)
+from mesh_tensorflow._core.strictness import did_you_mean, slip
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.slice_fns import einsum_slice
@@ -89,7 +95,7 @@ class EinsumOperation(Operation):
         dy = grad_ys[0]
         xs = self.inputs
         return [
-            einsum([dy, *xs[:i], *xs[i + 1 :]], x.shape) for i, x in enumerate(xs)
+            product([dy, *xs[:i], *xs[i + 1 :]], x.shape) for i, x in enumerate(xs)
         ]
 
     def _plan(self, mesh_impl: Any) -> tuple[dict[Dimension, int], list[int]]:
@@ -185,6 +191,30 @@ class EinsumOperation(Operation):
         return {self.outputs[0]: tuple(summed)} if summed else {}
 
 
+def product(xs: Sequence[Tensor], output_shape: Shape, name: Optional[str] = None) -> Tensor:
+    """Returns the einsum of `xs`, repeated along dimensions that only the output has."""
+    known = {d for x in xs for d in x.shape}
+    computed = Shape([d for d in output_shape if d in known])
+    y = EinsumOperation(xs, computed, name=name).outputs[0]
+    return mtf.broadcast(y, output_shape)
+
+
+def _check_no_broadcast(what: str, shapes: Sequence[Shape], output_shape: Shape) -> None:
+    """Calls it a slip if the output of an einsum has dimensions that no input has."""
+    dims = {d for shape in shapes for d in shape}
+    new = [d for d in output_shape if d not in dims]
+    if not new:
+        return
+    known = [dims_text([d]) for d in dims]
+    slip(
+        f"{what}: the output has {dims_text(new)}, which none of the inputs "
+        f"{', '.join(map(str, shapes))} has{did_you_mean(dims_text(new[:1]), known)} The product "
+        "is repeated along it. If that is meant, leave it out of output_shape and call "
+        "mtf.broadcast on the result",
+        key=f"einsum broadcast/{dims_text(new)}",
+    )
+
+
 @leaves_no_node
 def einsum(
     xs: Sequence[Tensor],
@@ -215,10 +245,9 @@ def einsum(
     check_tensors(name or "einsum", xs)
     shapes = [x.shape for x in xs]
     output_shape = einsum_output_shape(shapes, output_shape, reduced_dims)
-    known = {d for shape in shapes for d in shape}
-    computed = Shape([d for d in output_shape if d in known])
-    y = EinsumOperation(xs, computed, name=name).outputs[0]
-    return mtf.broadcast(y, output_shape)
+    check_sizes_of_names(name or "einsum", shapes)
+    _check_no_broadcast(name or "einsum", shapes, output_shape)
+    return product(xs, output_shape, name)
 
 
 def matmul(

@@ -33,6 +33,10 @@ __all__ = [
 ]
 
 
+# Takes the place of a dimension that is chosen from one of the same name.
+_CHOSEN = "_chosen"
+
+
 class OneHotOperation(Operation):
     """One value where the index is, another elsewhere, along a new last dimension."""
 
@@ -132,6 +136,12 @@ def gather(weights: Tensor, indices: Any, dim: Dimension, output_shape: Any = No
     output_shape = convert_to_shape(output_shape)
     if _gather.is_worthwhile(weights, indices, dim, output_shape):  # type: ignore[arg-type]
         return _gather.GatherOperation(weights, indices, dim, output_shape).outputs[0]  # type: ignore
+    alike = [d for d in indices.shape if d.name == dim.name and d != dim]
+    if alike:
+        indices = mtf.rename_dimension(indices, dim.name, _CHOSEN)
+        named_apart = [(_CHOSEN, d.size) if d in alike else d for d in output_shape]  # type: ignore
+        selected = gather(weights, indices, dim, named_apart)
+        return mtf.reshape(selected, output_shape)
     selector = one_hot(indices, dim, dtype=weights.dtype)
     return mtf.einsum([selector, weights], output_shape=output_shape)
 
@@ -188,9 +198,12 @@ class TopKOperation(Operation):
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         if grad_ys[0] is None:
             return [None]
-        x, indices = self.inputs[0], self.outputs[1]
+        x, dy, indices = self.inputs[0], grad_ys[0], self.outputs[1]
+        if self._k_dim.name == self._reduced_dim.name:  # both will be in the selector
+            dy = mtf.rename_dimension(dy, self._k_dim.name, _CHOSEN)
+            indices = mtf.rename_dimension(indices, self._k_dim.name, _CHOSEN)
         selector = one_hot(indices, self._reduced_dim, dtype=x.dtype)
-        return [mtf.einsum([grad_ys[0], selector], output_shape=x.shape)]
+        return [mtf.einsum([dy, selector], output_shape=x.shape)]
 
     def _candidates(self, mesh_impl: Any) -> int:
         """Returns how many elements a processor offers of its part."""

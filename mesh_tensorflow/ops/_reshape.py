@@ -12,6 +12,7 @@ from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, anonymous_shape, convert_to_shape
+from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
@@ -77,6 +78,22 @@ def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: Any) -> list[_M
     return splits + alltoalls + concats + late
 
 
+def _check_order(what: str, x: Tensor, new_shape: Shape) -> None:
+    """Calls it a slip if a reshape has dimensions of its input in another order.
+
+    The elements stay as they lie, so each gets other indices along dimensions that look kept.
+    """
+    kept = [d for d in x.shape if d.size > 1 and d in new_shape]
+    if kept != [d for d in new_shape if d in kept]:
+        slip(
+            f"{what}: {x.name} {x.shape} becomes {new_shape}, which has {dims_text(kept)} in "
+            "another order. A reshape leaves the elements as they lie, so that they get other "
+            "places along these dimensions. mtf.transpose moves them; if mixing them is meant, "
+            "give the dimensions other names",
+            key=f"reshape/{x.shape}/{new_shape}",
+        )
+
+
 class ReshapeOperation(Operation):
     """The elements as they lie, under other dimensions; communicates where the layout asks it."""
 
@@ -102,7 +119,7 @@ class ReshapeOperation(Operation):
         self._outputs = [Tensor(self, new_shape, x.dtype)]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [reshape(grad_ys[0], self.inputs[0].shape)]
+        return [ReshapeOperation(grad_ys[0], self.inputs[0].shape).outputs[0]]
 
     def _moves(self, mesh_impl: Any) -> list[_Move]:
         return reshape_moves(self._inputs[0].shape, self._outputs[0].shape, mesh_impl)
@@ -180,6 +197,9 @@ def reshape(x: Tensor, new_shape: Any, name: str = "reshape") -> Tensor:
     Raises:
       ValueError: the sizes differ.
     """
+    check_tensors(name, [x])
+    new_shape = convert_to_shape(new_shape)
+    _check_order(name, x, new_shape)
     return ReshapeOperation(x, new_shape, name=name).outputs[0]
 
 

@@ -196,11 +196,16 @@ class StackOperation(Operation):
                     f"{name or 'stack'}: shapes must be equal: {xs[0].name} {xs[0].shape} and "
                     f"{x.name} {x.shape}"
                 )
-        super().__init__(xs, name=name or "stack")
-        self._axis = axis
-        self._new_dim = Dimension(dim_name, len(xs))
         dims = xs[0].shape.dims
-        dims.insert(axis, self._new_dim)
+        if not -len(dims) - 1 <= axis <= len(dims):
+            raise ValueError(
+                f"{name or 'stack'}: axis={axis} is no place in {xs[0].shape}: a new dimension can "
+                f"stand at 0 to {len(dims)}, or at {-len(dims) - 1} to -1 counted from the end"
+            )
+        super().__init__(xs, name=name or "stack")
+        self._axis = axis if axis >= 0 else len(dims) + 1 + axis
+        self._new_dim = Dimension(dim_name, len(xs))
+        dims.insert(self._axis, self._new_dim)
         self._outputs = [Tensor(self, Shape(dims), xs[0].dtype)]
 
     def _unsplittable(self) -> Iterable[str]:
@@ -227,11 +232,11 @@ def stack(
     Args:
       xs: a list of Tensors.
       dim_name: name of the new dimension; no layout may split it.
-      axis: where the new dimension stands.
+      axis: where the new dimension stands; from the end if negative.
       name: a string or None.
 
     Raises:
-      ValueError: the shapes or dtypes differ.
+      ValueError: the shapes or dtypes differ, or the axis is out of range.
     """
     return StackOperation(xs, dim_name, axis, name=name).outputs[0]
 

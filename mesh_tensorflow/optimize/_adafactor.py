@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._core.strictness import check_flag
 from mesh_tensorflow._mesh.slice_fns import table_lookup
 from mesh_tensorflow.optimize._base import Optimizer, scalar_like, skip_without_gradient
 from mesh_tensorflow.utils import steps_done
@@ -98,6 +99,11 @@ class AdafactorOptimizer(Optimizer):
             entry has a parameter scale of its own.
           exclude_from_parameter_scale: parts of names of variables whose steps are not relative.
         """
+        write = "AdafactorOptimizer(learning_rate={value})"
+        for name, value in (
+            ("multiply_by_parameter_scale", multiply_by_parameter_scale), ("factored", factored)
+        ):
+            check_flag("AdafactorOptimizer", name, value, write)
         self._multiply_by_parameter_scale = multiply_by_parameter_scale
         self._decay_rate = adafactor_decay_rate_pow() if decay_rate is None else decay_rate
         self._learning_rate = (

@@ -10,6 +10,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow.optimize._base import Optimizer, scalar_like, skip_without_gradient
 
 __all__ = ["AdamWeightDecayOptimizer"]
@@ -37,12 +38,35 @@ class AdamWeightDecayOptimizer(Optimizer):
         epsilon: float = 1e-6,
         exclude_from_weight_decay: Optional[Sequence[str]] = None,
     ):
+        """Makes the optimizer.
+
+        Args:
+          learning_rate: a number or tf scalar.
+          weight_decay_rate: how much of a variable, times the learning rate, a step takes away.
+          beta_1: how much of the running mean of gradients stays.
+          beta_2: how much of the running mean of their squares stays.
+          epsilon: added to the root of the latter.
+          exclude_from_weight_decay: regular expressions, or None.
+        """
+        self._check_order(weight_decay_rate, beta_1)
         self.learning_rate = learning_rate
         self.weight_decay_rate = weight_decay_rate
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         self.epsilon = epsilon
         self.exclude_from_weight_decay = exclude_from_weight_decay
+
+    @staticmethod
+    def _check_order(weight_decay_rate: Any, beta_1: Any) -> None:
+        """Calls it a slip if the decay rates of other Adams stand where these are not."""
+        numbers = isinstance(weight_decay_rate, (int, float)) and isinstance(beta_1, (int, float))
+        if numbers and weight_decay_rate >= 0.5 and beta_1 > 0.98:
+            slip(
+                f"AdamWeightDecayOptimizer: weight_decay_rate={weight_decay_rate}, "
+                f"beta_1={beta_1}. By position, weight_decay_rate comes before beta_1 and beta_2; "
+                f"write AdamWeightDecayOptimizer(learning_rate, beta_1={weight_decay_rate}, "
+                f"beta_2={beta_1})"
+            )
 
     def apply_grad(
         self, grad: Optional[mtf.Tensor], var: mtf.Variable

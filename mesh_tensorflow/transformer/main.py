@@ -22,7 +22,7 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 from mesh_tensorflow import estimator
-from mesh_tensorflow._core.strictness import MeshTensorFlowWarning
+from mesh_tensorflow._core.strictness import MeshTensorFlowWarning, is_set, strict
 from mesh_tensorflow._flags import FLAGS, Flag, define
 from mesh_tensorflow.transformer import utils
 
@@ -68,6 +68,9 @@ def _warn_of_shared_directory(model_dir: str) -> None:
 def main(_: Any) -> None:
     """Imports modules, reads gin files and calls `utils.run`.
 
+    Slips, such as a layout rule for a dimension that the model lacks, are errors; with the
+    environment variable MTF_STRICT=0 they are warnings.
+
     Args:
       _: what is left of the command line.
     """
@@ -77,9 +80,10 @@ def main(_: Any) -> None:
         _warn_of_shared_directory(FLAGS.model_dir)
         _write_command(FLAGS.model_dir)
     utils.parse_gin_defaults_and_flags()
-    utils.run(
-        tpu_job_name=FLAGS.tpu_job_name, tpu=FLAGS.tpu, gcp_project=FLAGS.gcp_project,
-        tpu_zone=FLAGS.tpu_zone, model_dir=FLAGS.model_dir)
+    with strict(is_set("MTF_STRICT", True)):
+        utils.run(
+            tpu_job_name=FLAGS.tpu_job_name, tpu=FLAGS.tpu, gcp_project=FLAGS.gcp_project,
+            tpu_zone=FLAGS.tpu_zone, model_dir=FLAGS.model_dir)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ MESH = mtf.convert_to_shape("x:2,y:4")
 A, B, C = mtf.Dimension("a", 8), mtf.Dimension("b", 12), mtf.Dimension("c", 3)
 
 
+@pytest.mark.slips
 @pytest.mark.parametrize("rules", [
     "a:x,b:y", "a:x;b:y", " b:y a:x", [("a", "x"), ("b", "y")], {("a", "x"), ("b", "y")},
     mtf.LayoutRules([("b", "y"), ("a", "x")]), "a:x,b:y,a:x", "a:x,b:y,q:z",

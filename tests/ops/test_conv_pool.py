@@ -130,6 +130,7 @@ class TestConvolutions:
             tf_second += tf.gradients(tf_df, [tf_x, tf_dy], grad_ys=tf_gf)
             close(*p.run([y, dx, df, *second], [tf_y, tf_dx, tf_df, *tf_second]))
 
+    @pytest.mark.slips  # the layout is for two dimensions of batches
     @pytest.mark.parametrize("batch", [[], [2, 4]])
     def test_any_number_of_batch_dimensions(self, batch):
         with program("b0:x,b1:y") as p:

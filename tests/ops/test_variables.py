@@ -190,6 +190,7 @@ def test_assignments_happen_only_when_run(tf_graph):
     np.testing.assert_array_equal(program.masters()["v"], np.zeros(8))
 
 
+@pytest.mark.slips  # a layout for dimensions that it lacks
 def test_combine_assignments(tf_graph):
     program = Program(PLACINGS[2])
     u, v, w = (program.variable(n, np.ones(8)) for n in "uvw")
@@ -206,6 +207,7 @@ def test_combine_assignments(tf_graph):
         np.testing.assert_array_equal(masters[name], np.full(8, value))
 
 
+@pytest.mark.slips  # a layout for dimensions that it lacks
 @pytest.mark.parametrize("placing", PLACINGS)
 def test_order_by_depend(placing, tf_graph):
     """A variable that is read again after an assignment has the new value."""

@@ -39,6 +39,14 @@ def _open_session(num_cores: int) -> tf.Session:
     return tf.Session(target, config=config)
 
 
+def _layout(mesh_shape: mtf.Shape) -> mtf.LayoutRules:
+    """Returns the rules of --layout; of its default those for dimensions of the mesh."""
+    rules = unet.get_layout()
+    if not FLAGS["layout"].using_default_value:
+        return rules
+    return mtf.LayoutRules((d, m) for d, m in rules.pairs if m in mesh_shape.dimension_names)
+
+
 class Model:
     """A U-Net that is trained or evaluated, in a graph and a session of its own."""
 
@@ -58,8 +66,9 @@ class Model:
         with tf.Graph().as_default(), tf.variable_scope("", use_resource=True):
             tf.set_random_seed(seed)
             shape = mtf.convert_to_shape(FLAGS.mesh_shape)
-            self._session = _open_session(shape.size)  # type: ignore[union-attr]
-            self._context = MeshContext(self._session, FLAGS.use_tpu, shape, unet.get_layout())
+            assert shape is not None
+            self._session = _open_session(shape.size)
+            self._context = MeshContext(self._session, FLAGS.use_tpu, shape, _layout(shape))
             with tf.device("/cpu:0"):
                 self._step = tf.train.get_or_create_global_step()
                 rate = _learning_rate(self._step)

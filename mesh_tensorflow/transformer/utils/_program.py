@@ -20,6 +20,7 @@ from mesh_tensorflow.simd_mesh_impl import (
     physical_shape_3d_from_topology_proto_4d,
     replicate,
 )
+from mesh_tensorflow.transformer.utils._layout import layout_of_program
 from mesh_tensorflow.transformer.utils._settings import Settings
 
 __all__ = [
@@ -122,7 +123,7 @@ def outside_program(settings: Settings) -> contextlib.AbstractContextManager:
     return mtf.utils.outside_all_rewrites()
 
 
-def _mesh_in_program(settings: Settings) -> SimdMeshImpl:
+def _mesh_in_program(settings: Settings, layout_rules: mtf.LayoutRules) -> SimdMeshImpl:
     """Returns a mesh of the processors that run the TPUEstimator's program."""
     assignment = settings.context.device_assignment
     physical, spec = list(assignment.topology.mesh_shape), settings.hierarchical_tiling_spec
@@ -134,7 +135,7 @@ def _mesh_in_program(settings: Settings) -> SimdMeshImpl:
             physical = physical_shape_3d_from_topology_proto_4d(physical)
         order = HierarchicalTiling(spec, physical).logical_to_physical
     return SimdMeshImpl(
-        settings.mesh_shape, settings.layout_rules, device_assignment=assignment,
+        settings.mesh_shape, layout_rules, device_assignment=assignment,
         logical_to_physical=order)
 
 
@@ -180,13 +181,14 @@ def run_on_mesh(
         mesh = mtf.Mesh(graph, "my_mesh")
         start = len(tf.get_collection(mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY))
         outputs = build(mesh)
+        rules = layout_of_program(settings.layout_rules, graph, settings.mesh_shape)
         impl: Any
         if settings.context is not None:
-            impl = _mesh_in_program(settings)
+            impl = _mesh_in_program(settings, rules)
         elif settings.mesh_impl == "simd":
-            impl = SimdMeshImpl(settings.mesh_shape, settings.layout_rules)
+            impl = SimdMeshImpl(settings.mesh_shape, rules)
         else:
-            impl = PlacementMeshImpl(settings.mesh_shape, settings.layout_rules, devices)
+            impl = PlacementMeshImpl(settings.mesh_shape, rules, devices)
         lowering = mtf.Lowering(
             graph, {mesh: impl}, autostack=settings.autostack, log_file=log_file)
         lowerings.append(lowering)

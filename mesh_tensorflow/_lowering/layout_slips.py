@@ -1,0 +1,101 @@
+"""Layout rules that split nothing: a misspelt dimension, or one that is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mesh_tensorflow._core.graph import Mesh
+from mesh_tensorflow._core.layout import LayoutRules
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.strictness import did_you_mean, slip
+
+__all__ = ["check_rules_apply", "rules_that_apply"]
+
+_SHOWN = 16
+
+
+def dimension_names(operations: Iterable[Operation]) -> set[str]:
+    """Returns the names of the dimensions of all tensors, those within loops included."""
+    names: set[str] = set()
+    for op in operations:
+        for x in op.inputs + op.outputs:
+            names.update(x.shape.dimension_names)
+        names |= dimension_names(getattr(op, "_body_ops", ()))
+    return names
+
+
+def rules_that_apply(
+    rules: LayoutRules,
+    operations: Iterable[Operation],
+    mesh_shape: Shape,
+    usual_dims: Collection[str],
+    usual_mesh_dims: Collection[str],
+) -> LayoutRules:
+    """Returns layout rules without those that may well split nothing in this program.
+
+    One layout is given to many models and meshes. What is left of it can be checked for slips.
+
+    Args:
+      rules: LayoutRules.
+      operations: all of the program.
+      mesh_shape: a Shape.
+      usual_dims: names that the program may lack, as other models have them.
+      usual_mesh_dims: names that the mesh may lack, as other meshes have them.
+    """
+    of_program, of_mesh = dimension_names(operations), mesh_shape.dimension_names
+    return LayoutRules(
+        (d, m)
+        for d, m in rules.pairs
+        if (d in of_program or d not in usual_dims) and (m in of_mesh or m not in usual_mesh_dims)
+    )
+
+
+def check_rules_apply(operations: Iterable[Operation], mesh_to_impl: Mapping[Mesh, Any]) -> None:
+    """Calls it a slip if a layout rule is for no dimension of the program, or of the meshes.
+
+    A rule that several meshes share needs to fit one of them. On a mesh without dimensions, of one
+    processor, no rule is wrong.
+
+    Args:
+      operations: all of the program.
+      mesh_to_impl: a dictionary from Mesh to MeshImpl, which has the layout rules.
+
+    Raises:
+      ValueError: within `mtf.strict()`.
+    """
+    # A MeshImpl of a user may have a layout of a kind of its own.
+    impls = [
+        impl for impl in mesh_to_impl.values()
+        if isinstance(getattr(impl, "layout_rules", None), LayoutRules)
+    ]
+    rules = sorted({rule for impl in impls for rule in impl.layout_rules.pairs})
+    of_program = sorted(dimension_names(operations)) if rules else []
+    of_meshes = list(dict.fromkeys(d for impl in impls for d in impl.shape.dimension_names))
+    for rule in rules if of_program and of_meshes else ():  # else there is nothing to split
+        for fault in _faults(rule, of_program, of_meshes):
+            slip(
+                f"layout rule {':'.join(rule)} splits nothing: {fault}",
+                key=f"rule/{rule}/{fault[:16]}",
+            )
+
+
+def _faults(
+    rule: tuple[str, str], of_program: Sequence[str], of_meshes: Sequence[str]
+) -> Iterator[str]:
+    """Yields what is wrong with a rule, and how it is mended."""
+    tensor_dim, mesh_dim = rule
+    if tensor_dim in of_meshes and tensor_dim not in of_program and mesh_dim in of_program:
+        yield (
+            f"{tensor_dim!r} is a dimension of the mesh, and {mesh_dim!r} one of the program. A "
+            f"rule names the program's first; did you mean {mesh_dim}:{tensor_dim}?"
+        )
+        return
+    for name, whose, known in zip(rule, ("program", "mesh"), (of_program, of_meshes)):
+        if name not in known:
+            shown = ", ".join(known[:_SHOWN]) + (", ..." if len(known) > _SHOWN else "")
+            yield (
+                f"{name!r} is not there. The {whose} has {shown or 'no dimensions'}"
+                f"{did_you_mean(name, known)} Correct the rule or leave it out"
+            )
