@@ -138,12 +138,17 @@ def _wanted(var_list: Any) -> dict[str, Wanted]:
     if isinstance(var_list, Mapping):
         named: Iterable = var_list.items()
     else:
-        named = ((getattr(getattr(v, "op", None), "name", None), v) for v in var_list or ())
+        named = ((_saved_name(v), v) for v in var_list or ())
     return {
         name: Wanted(tuple(v.shape.as_list()), v.dtype.base_dtype)
         for name, v in named
         if name and hasattr(v, "shape") and not getattr(v, "_save_slice_info", None)
     }
+
+
+def _saved_name(v: Any) -> Optional[str]:
+    """Returns the name of a variable in checkpoints; eager ones have no tf operation."""
+    return getattr(getattr(v, "op", None), "name", None) or getattr(v, "_shared_name", None)
 
 
 def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
@@ -168,6 +173,11 @@ def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
             )
         path = last
     check_checkpoint(path, variables)
+    if tf.executing_eagerly():  # they have begun already
+        reader = tf.train.load_checkpoint(path)
+        for name, variable in variables.items():
+            variable.assign(reader.get_tensor(name))
+        return
     several = {
         name: v for name, v in variables.items() if len(v._gather_saveables_for_checkpoint()) > 1}
     one = {name: v for name, v in variables.items() if name not in several}

@@ -10,6 +10,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import hypothesis
 import pytest
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core import strictness
@@ -45,3 +46,13 @@ def tf_graph():
     """A fresh default tf graph, in which programs are built as with TensorFlow 1."""
     with tf.Graph().as_default() as graph:
         yield graph
+
+
+@pytest.fixture
+def no_graph_rewriting():
+    """TensorFlow does not spend time on rewriting the graphs of functions that run once."""
+    before = tf2.config.optimizer.get_experimental_options()
+    tf2.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    kept = {"disable_meta_optimizer": False, **before}
+    tf2.config.optimizer.set_experimental_options(kept)

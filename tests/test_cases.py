@@ -42,6 +42,8 @@ class Program:
             self.make_gradients()
 
     def fed(self, array, shape):
+        if tf.executing_eagerly_outside_functions():
+            return mtf.import_tf_tensor(self.mesh, tf.constant(array), shape)
         placeholder = tf.placeholder(tf.as_dtype(array.dtype), array.shape)
         self.feed[placeholder] = array
         return mtf.import_tf_tensor(self.mesh, placeholder, shape)
@@ -139,3 +141,60 @@ def test_layouts(case, dtype, tf_graph):
         for i, (value, e) in enumerate(zip(values, expected)):
             harness.assert_close(value, e, tolerance, f"{lowered.placing}, target {i}")
         assert lowered.counted == lowered.predicted, lowered.placing
+
+
+def chosen_placing(program, case):
+    """Returns a placing that splits something, if there is one."""
+    seed = zlib.crc32(case.name.encode())
+    layouts = harness.legal_layouts(program.graph, "x:2,y:2", case.whole, limit=64)
+    rules = layouts[seed % len(layouts)] if layouts else {}
+    return harness.Placing("x:2,y:2", harness.layout_text(rules, "x:2,y:2"))
+
+
+def lowered_here(case, dtype):
+    """Builds and lowers a case where it is called; returns its values, and what they are."""
+    program = Program(case, dtype)
+    placing = chosen_placing(program, case)
+    lowering = mtf.Lowering(program.graph, {program.mesh: placing.impl()})
+    return [lowering.export_to_tf_tensor(t) for t in program.targets], program
+
+
+def check_front_end(case, dtype, values, program):
+    """Compares what a case gave without a session with the oracle, and its gradients."""
+    tolerance = case.tolerance * TOLERANCE[dtype]
+    values = [v.numpy() for v in values]
+    ys, grads = values[: len(program.ys)], values[len(program.ys) :]
+    expected = harness.as_list(case.oracle(*[table.wide(x) for x in program.arrays]))
+    for i, (y, e) in enumerate(zip(ys, expected, strict=True)):
+        harness.assert_close(y, e, tolerance, f"{case.name}, output {i}")
+    if dtype == "float32" and grads:
+        check_gradients(program, grads)
+
+
+FRONT_END_BATCHES = [PARAMS[i::24] for i in range(24)]
+
+
+@pytest.mark.parametrize("number", range(len(FRONT_END_BATCHES)))
+def test_eagerly(number):
+    """Each case in some layout, built and lowered in eager code."""
+    for param in FRONT_END_BATCHES[number]:
+        values, program = lowered_here(*param.values)
+        check_front_end(*param.values, values, program)
+
+
+@pytest.mark.parametrize("number", range(len(FRONT_END_BATCHES)))
+def test_in_a_function(number, no_graph_rewriting):
+    """The same, several cases in each tf.function, which is traced once."""
+    programs = []
+
+    @mtf.function
+    def run():
+        results = []
+        for param in FRONT_END_BATCHES[number]:
+            values, program = lowered_here(*param.values)
+            results.append(values)
+            programs.append(program)
+        return results
+
+    for param, values, program in zip(FRONT_END_BATCHES[number], run(), programs):
+        check_front_end(*param.values, values, program)

@@ -102,6 +102,8 @@ def test_master():
         np.testing.assert_array_equal(tf.reduce_sum(master), START.sum())
         np.testing.assert_array_equal(master.value(), training.w.read_master())
         assert master.read_value().dtype == tf.float32 and master.is_initialized()
+    scalar = mtf.get_variable(training.mesh, "scalar", [])
+    np.testing.assert_array_equal(scalar.operation.get_master().assign(2.0), 2.0)
     with pytest.raises(ValueError, match="incompatible"):
         master.assign(np.zeros([2, 4]))
 

@@ -49,7 +49,8 @@ class _InStore(SliceStorage):
     def assign(self, value: tf.Tensor) -> tf.Operation:
         value.shape.assert_is_compatible_with(tf.TensorShape(self._variable.shape.to_integer_list))
         made = [
-            piece.assign(tf.slice(value, piece.begin, piece.sizes)) for piece in self.pieces()
+            piece.assign(value[tuple(slice(b, b + n) for b, n in zip(piece.begin, piece.sizes))])
+            for piece in self.pieces()
         ]
         return tf.group([op for op in made if op is not None])
 
@@ -99,6 +100,10 @@ class StoredMaster(WholeVariable):
     @property
     def shape(self) -> tf.TensorShape:
         return tf.TensorShape(self._variable.shape.to_integer_list)
+
+    @property
+    def initializer(self) -> None:
+        """None: it has its first value already."""
 
     def numpy(self) -> np.ndarray:
         """Returns the whole value, a NumPy array; in eager code."""

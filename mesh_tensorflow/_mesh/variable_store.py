@@ -12,6 +12,7 @@ from typing import Any, Optional
 
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
+from tensorflow.python.ops.variable_scope import get_variable_scope_store
 
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import TensorLayout
@@ -121,10 +122,14 @@ class VariableStore(tf2.Module):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[VariableStore]:
-        """Programs built within keep their variables here."""
+        """Programs built within keep their variables here.
+
+        Default names of layers begin anew, so that a program that is built again has the same.
+        """
         _active.stores.append(self)
         try:
-            yield self
+            with _new_default_names():
+                yield self
         finally:
             _active.stores.pop()
 
@@ -275,6 +280,18 @@ class VariableStore(tf2.Module):
         if name not in self._known.forms:
             raise KeyError(f"no variable {name!r} in the store; there are {self.names}")
         return self._known.forms[name]
+
+
+@contextlib.contextmanager
+def _new_default_names() -> Iterator[None]:
+    """Has tf.variable_scope count default names from the beginning within."""
+    if not tf.executing_eagerly_outside_functions():
+        yield
+        return
+    # Leaving a scope that was entered as an object puts the counts back.
+    with tf.variable_scope(tf.get_variable_scope(), auxiliary_name_scope=False):
+        get_variable_scope_store().variable_scopes_count = {}
+        yield
 
 
 def _first_value(variable: Any) -> tf.Tensor:

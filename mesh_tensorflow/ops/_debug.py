@@ -76,6 +76,9 @@ class ScalarSummaryOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         value = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
+        if tf.executing_eagerly():  # the collection outlives the program: it has the last values
+            known = tf.get_collection_ref(SCALAR_SUMMARIES_COLLECTION_KEY)
+            known[:] = [(name, x) for name, x in known if name != self.name]
         tf.add_to_collection(SCALAR_SUMMARIES_COLLECTION_KEY, (self.name, value.all_slices[0]))
         lowering.set_tensor_lowering(self.outputs[0], value)
 

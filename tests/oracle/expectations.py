@@ -141,3 +141,7 @@ SCRIPTS_DIFFER = {
 }
 # These look at slices, so they need a slice for each processor.
 NEEDS_SLICES = {"laid_out_tensors", "custom_operations", "stacked_variables"}
+
+# Programs whose results are others where assignments happen at their place in the program, as in
+# eager code and in a tf.function; in a session they happen when they are run.
+IN_SESSIONS_ONLY = ["assignments"]

@@ -4,9 +4,11 @@ import fnmatch
 import json
 import os
 import re
+import zlib
 
 import checkpoints
 import expectations
+import front_ends
 import numpy as np
 import oracle_runner
 import programs_errors
@@ -142,6 +144,28 @@ def test_merged_processors(monkeypatch, family, name, layout):
     expected = EXPECTED[family][0][name]
     values, _ = run(name, FAMILIES[family][name], layout)
     check_values(name, FAMILIES[family][name], values, expected or values)
+
+
+# A third of the programs, some of every family.
+WITHOUT_SESSIONS = [
+    (family, name)
+    for family, programs in FAMILIES.items()
+    for number, name in enumerate(sorted(programs, key=lambda n: zlib.crc32(n.encode())))
+    if number % 3 == 0 and name not in expectations.IN_SESSIONS_ONLY
+]
+
+
+@pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("family, name", WITHOUT_SESSIONS)
+def test_without_a_session(family, name, in_function, no_graph_rewriting):
+    program, expected = FAMILIES[family][name], EXPECTED[family][0][name]
+    values = front_ends.run(name, program, oracle_runner.MESH, program.layouts[0], in_function)
+    for key, array in expected.items():
+        if np.size(array) and np.abs(array).max() < 1e-6:  # nothing but what is left by rounding
+            assert np.abs(values.pop(key)).max() < 1e-5
+    kept = {key: array for key, array in expected.items() if key in values}
+    assert not kept or set(values) - {"after/global_step"} <= set(kept)
+    check_values(name, program, values, kept)
 
 
 @pytest.mark.parametrize("name", programs_errors.ERRORS)
