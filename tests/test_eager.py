@@ -148,3 +148,119 @@ def test_converter():
         converter = NumpyConverter()
         x = converter.convert_np_array_to_mtf_tensor([1, 2])
         np.testing.assert_array_equal(converter.convert_mtf_tensor_to_np_array(2 * x), [2, 4])
+
+
+@pytest.mark.parametrize("saver_class", [tf.train.Saver, mtf.checkpoint.Saver])
+def test_savers(tmp_path, saver_class):
+    """Files are of whole variables, and go from layout to layout and to sessions."""
+    training = Training()
+    training.lower("x:2,y:2", "a:x,b:y")
+    master = training.w.get_master()
+    saver = saver_class([master])
+    path = saver.save(None, str(tmp_path / "model"), global_step=3)
+    assert tf.train.list_variables(path) == [("w", [4, 2])]
+    master.assign(tf.zeros([4, 2]))
+    training.lower("x:4", "a:x")
+    saver.restore(None, path)
+    np.testing.assert_array_equal(master, START / 2)
+    other = Training()
+    mtf.checkpoint.init_from_checkpoint(path, {"w": other.w.get_master()})
+    np.testing.assert_array_equal(other.w.get_master(), START / 2)
+    with tf.Graph().as_default(), tf.Session() as session:
+        third = Training()
+        saver_class([third.w.get_master()]).restore(session, path)
+        np.testing.assert_array_equal(session.run(third.w.get_master()), START / 2)
+    checkpoint = tf2.train.Checkpoint(w=master)
+    path = checkpoint.write(str(tmp_path / "object"))
+    master.assign(tf.zeros([4, 2]))
+    checkpoint.read(path).assert_consumed()
+    np.testing.assert_array_equal(master, START / 2)
+
+
+def test_saver_of_another_shape(tmp_path):
+    path = mtf.checkpoint.Saver([Training().w.get_master()]).save(None, str(tmp_path / "model"))
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    master = mtf.get_variable(mesh, "w", [B]).operation.get_master()
+    before = master.numpy()
+    with pytest.raises(mtf.checkpoint.CheckpointError, match=r"\bw\b"):
+        mtf.checkpoint.Saver([master]).restore(None, path)
+    np.testing.assert_array_equal(master, before)
+
+
+def test_what_sessions_need_does_no_harm():
+    training = Training()
+    doubled = mtf.scalar_summary("loss", 2.0 * training.loss).outputs[0]
+    for step in range(2):
+        lowering = training.lower("x:2", "a:x")
+        mtf.MtfRestoreHook(lowering).begin()
+        mtf.MtfCheckpointSaverListener(lowering).begin()
+        expected = 2 * np.sum((START / 2**step) ** 2)
+        np.testing.assert_allclose(lowering.export_to_tf_tensor(doubled), expected)
+        # The collection has the last value.
+        [(name, value)] = tf.get_collection(mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY)
+        assert name == "loss" and float(value) == expected
+    mtf.utils.remove_summaries()
+    assert not tf.get_collection(mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY)
+
+
+def test_what_a_function_has_stays():
+    """A graph that is built eagerly may be lowered in a tf.function, which settles its layout."""
+    training = Training()
+
+    @tf2.function(autograph=False)
+    def step():
+        return training.lower("x:2", "a:x").export_to_tf_tensor(training.loss)
+
+    for i in range(3):
+        np.testing.assert_allclose(step(), np.sum((START / 2**i) ** 2))
+    training.lower("x:2", "a:x")
+    np.testing.assert_array_equal(training.w.get_master(), START / 16)
+    with pytest.raises(ValueError, match="A tf.function has its slices, so they stay"):
+        training.lower("x:2", "b:x")
+    np.testing.assert_allclose(step(), np.sum((START / 16) ** 2))
+
+
+def test_initializers():
+    """Those of the scope, defaults by dtype; one that fails leaves nothing behind."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+
+    def value(name, **kwargs):
+        return mtf.get_variable(mesh, name, [A], **kwargs).operation.get_master().numpy()
+
+    with tf.variable_scope("scope", initializer=tf.constant_initializer(7.0)):
+        np.testing.assert_array_equal(value("v"), 4 * [7])
+    np.testing.assert_array_equal(value("count", dtype=tf.int32), 4 * [0])
+    np.testing.assert_array_equal(
+        value("f", initializer=lambda shape, dtype, partition_info: tf.ones(shape, dtype)), 4 * [1])
+    for found in (None, tf.ones([3])):
+        with pytest.raises(ValueError, match="the initializer of variable 'bad' returned"):
+            value("bad", initializer=lambda shape, dtype, found=found: found)
+        assert "bad" not in mesh.graph.name_to_variable
+    np.testing.assert_array_equal(value("bad", initializer=tf.ones_initializer), 4 * [1])
+    assert mesh.graph.variable_store.names == ["scope/v", "count", "f", "bad"]
+
+
+def test_seeds_and_default_names():
+    """A program with a seed has the same values each time; in a store the same names."""
+    values, names = [], []
+    for _ in range(2):
+        tf2.random.set_seed(5)
+        with mtf.VariableStore().scope() as store:
+            mesh = mtf.Mesh(mtf.Graph(), "mesh")
+            x = mtf.ones(mesh, mtf.Shape([A]))
+            y = mtf.layers.dense(x, [B], reduced_dims=[A])
+            y = mtf.dropout(mtf.layers.dense(y, [A], reduced_dims=[B]), keep_prob=0.5)
+            lowering = mtf.Lowering(mesh.graph, {mesh: implementation("x:2", "a:x")})
+        values.append(lowering.export_to_tf_tensor(y).numpy())
+        names.append(store.names)
+    np.testing.assert_array_equal(*values)
+    assert names[0] == names[1] and len(names[0]) == 4
+
+
+def test_replicate_says_what_to_do():
+    from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
+
+    with pytest.raises(ValueError, match=r"call it within `with tf.Graph\(\).as_default"):
+        replicate(lambda: 1, devices=["cpu:0", "cpu:1"])
+    with pytest.raises(ValueError, match="make the graph, the mesh and the Lowering in a function"):
+        SimdMeshImpl("x:2", "a:x")

@@ -181,6 +181,23 @@ def test_bare_tf_function_without_variables():
     np.testing.assert_array_equal(double(tf2.range(4.0)), [0, 2, 4, 6])
 
 
+def test_default_names_when_traced_again():
+    @mtf.function
+    def run(x):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        y = mtf.import_tf_tensor(mesh, x, [mtf.Dimension("batch", x.shape[0]), IN])
+        for dims in ([IN, HIDDEN], [HIDDEN, OUT]):
+            y = mtf.layers.dense(y, dims[1:], reduced_dims=dims[:1])
+        lowering = mtf.Lowering(mesh.graph, {mesh: PlacementMeshImpl("x:1", "", [""])})
+        return lowering.export_to_tf_tensor(y)
+
+    x, _ = data(8)
+    whole = run(tf2.constant(x))
+    names = run.store.names
+    np.testing.assert_allclose(run(tf2.constant(x[:3])), whole[:3], rtol=1e-5)
+    assert run.store.names == names and len(names) == 4
+
+
 def test_eager_with_a_store():
     """Without any tf.function: each call builds, lowers and computes."""
     store, calls, expected = mtf.VariableStore(), [], weights()
