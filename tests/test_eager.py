@@ -215,7 +215,7 @@ def test_what_a_function_has_stays():
         np.testing.assert_allclose(step(), np.sum((START / 2**i) ** 2))
     training.lower("x:2", "a:x")
     np.testing.assert_array_equal(training.w.get_master(), START / 16)
-    with pytest.raises(ValueError, match="A tf.function has its slices, so they stay"):
+    with pytest.raises(ValueError, match=r"A tf\.function has its slices, so they stay"):
         training.lower("x:2", "b:x")
     np.testing.assert_allclose(step(), np.sum((START / 16) ** 2))
 
