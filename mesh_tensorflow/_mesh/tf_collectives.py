@@ -29,6 +29,8 @@ class TfCollectives:
 
     No collective has a time limit of its own: TensorFlow would have a thread sleep that long for
     each, whether it is done or not. The session's limit stops collectives too.
+
+    What has no elements is not communicated: TensorFlow's collectives end the process on it.
     """
 
     def __init__(self, mesh_shape: Shape, program: SimdProgram, physical: Sequence[int]):
@@ -121,6 +123,8 @@ class TfCollectives:
           mesh_axes: mesh axes.
           reduction: "SUM", "MAX" or "MIN".
         """
+        if _is_empty(x):
+            return x
         wide = x if x.dtype in _REDUCED else tf.cast(x, tf.int32)
         y = tf.raw_ops.CollectiveReduceV2(
             input=wide, ordering_token=[], merge_op=_MERGE[reduction], final_op="Id",
@@ -134,6 +138,8 @@ class TfCollectives:
 
     def allgather(self, x: tf.Tensor, mesh_axis: int) -> tf.Tensor:
         """Returns [n, ...]: what the processors along a mesh axis hold, by coordinate."""
+        if _is_empty(x):
+            return tf.zeros([self._shape[mesh_axis].size, *x.shape], x.dtype)
         y = tf.raw_ops.CollectiveGatherV2(
             input=_movable(x)[None], ordering_token=[], **self._keys([mesh_axis]))
         y.set_shape([self._shape[mesh_axis].size, *x.shape])
@@ -147,6 +153,8 @@ class TfCollectives:
     ) -> tf.Tensor:
         """Sends part i along `split_axis` to processor i; joins what comes along `concat_axis`."""
         n = self._shape[mesh_axis].size
+        if _is_empty(x):
+            return tf.concat(tf.split(x, n, split_axis), concat_axis)
         parts = tf.stack(tf.split(_movable(x), n, split_axis))
         ranks = self._ranks(mesh_axis)
         if ranks is not None:  # the part for rank r is that for the member with this rank
@@ -171,6 +179,8 @@ class TfCollectives:
           mesh_axis: a mesh axis.
           source_pcoord: for each coordinate along it the source's coordinate, or None.
         """
+        if _is_empty(x):
+            return x
         cycle = _without_fixed_points(source_pcoord)
         if cycle is None:
             everything = self.allgather(x, mesh_axis)
@@ -232,6 +242,10 @@ def _without_fixed_points(sources: Sequence[Optional[int]]) -> Optional[list[int
             table = dict(zip(open_places, filled))
             return [table.get(c, s) for c, s in enumerate(sources)]  # type: ignore[misc]
     return None
+
+
+def _is_empty(x: tf.Tensor) -> bool:
+    return x.shape.num_elements() == 0
 
 
 def _movable(x: tf.Tensor) -> tf.Tensor:

@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow.auto_mtf._steps import all_operations
@@ -28,7 +29,17 @@ class LayoutValidator:
         Args:
           mtf_graph: an mtf.Graph.
           mesh_shape: a Shape, or what converts to one.
+
+        Raises:
+          ValueError: a dimension of the mesh has no processors.
         """
+        mesh_shape = convert_to_shape(mesh_shape) or Shape([])
+        empty = [d for d in mesh_shape if d.size < 1]
+        if empty:
+            raise ValueError(
+                f"a mesh with {dims_text(empty)} has no processors: {mesh_shape}. Sizes of meshes "
+                "are numbers of processors, from 1"
+            )
         self._divisor: dict[str, int] = {}
         forbidden: set[str] = set()
         for operation in all_operations(mtf_graph.operations):
@@ -41,7 +52,7 @@ class LayoutValidator:
             for name in self._divisor
             if name not in forbidden and not _ANONYMOUS.fullmatch(name)
         }
-        self._mesh_sizes = {d.name: d.size for d in convert_to_shape(mesh_shape) or Shape([])}
+        self._mesh_sizes = {d.name: d.size for d in mesh_shape}
 
     @property
     def splittable_mtf_dimension_names(self) -> set[str]:

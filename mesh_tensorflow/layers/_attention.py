@@ -167,12 +167,13 @@ def multihead_attention_params(
       first two let logits have variance 1.
     """
     shape = mtf.Shape([heads, io_channels, kv_channels])
-    qk = io_channels.size**-0.5 * kv_channels.size**-0.25
+    io, kv = max(1, io_channels.size), max(1, kv_channels.size)
+    qk = io**-0.5 * kv**-0.25
     deviations = {
         "q": qk,
         "k": qk,
-        "v": io_channels.size**-0.5,
-        "o": (io_channels.size * heads.size) ** -0.5,
+        "v": io**-0.5,
+        "o": (io * max(1, heads.size)) ** -0.5,
     }
     if not combine:
         return [

@@ -47,7 +47,7 @@ def us_einsum(xs: Sequence[mtf.Tensor], *args: Any, **kwargs: Any) -> mtf.Tensor
     if not layers.unit_scaling_convention():
         return y
     contracted = {d for x in xs for d in x.shape} - set(y.shape)
-    return y * (mtf.list_product(d.size for d in contracted) ** -0.5)
+    return y * (max(1, mtf.list_product(d.size for d in contracted)) ** -0.5)
 
 
 class DenseInitializer:

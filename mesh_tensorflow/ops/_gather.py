@@ -74,8 +74,11 @@ class GatherOperation(Operation):
         found = weights.shape.dims
         found[axis : axis + 1] = indices.shape.dims
         order = [found.index(d) for d in output.shape]
+        sizes_out = mesh_impl.slice_shape(output.shape)
 
         def take(w: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor) -> tf.Tensor:
+            if part == 0:  # every index is out of range
+                return tf.zeros(sizes_out, w.dtype)
             for c in coordinate:
                 i = i - tf.cast(c * part, i.dtype)
             inside = tf.clip_by_value(i, constant(0, i.dtype), constant(part - 1, i.dtype))

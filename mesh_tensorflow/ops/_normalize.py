@@ -33,7 +33,7 @@ class _AlongDimension(Operation):
             return mesh_impl.slicewise(
                 lambda t: tf.reduce_mean(t, constant(self._axis), keepdims=True), value
             )
-        share = 1.0 / self._dim.size
+        share = 1.0 / max(1, self._dim.size)
         local = mesh_impl.slicewise(
             lambda t: tf.reduce_sum(t, constant(self._axis), keepdims=True)
             * constant(share, t.dtype),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -13,7 +14,7 @@ from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
@@ -242,7 +243,9 @@ def reduce_mean(
     with tf.variable_scope(name, default_name="reduce_mean"):
         if shape == x.shape:
             return x
-        return reduce_sum(x, output_shape=shape) * (shape.size / x.shape.size)
+        number = list_product(d.size for d in x.shape if d not in shape)
+        # Of nothing there is no mean, as in NumPy.
+        return reduce_sum(x, output_shape=shape) * (1.0 / number if number else math.nan)
 
 
 def _extreme(x: Tensor, shape: Shape, reduction: str, name: Optional[str], default: str) -> Tensor:
@@ -309,6 +312,8 @@ def reduce_any(
     shape = _reduction_output_shape(
         x, output_shape, reduced_dim, disable_positional_args, "reduce_any"
     )
+    if not x.size and shape.size:
+        return mtf.cast(mtf.zeros(x.mesh, shape), tf.bool)
     y = _extreme(mtf.to_float(x), shape, "MAX", name, "reduce_any")
     return mtf.cast(y, tf.bool)
 

@@ -54,6 +54,8 @@ class ShiftOperation(Operation):
     def _pieces(self, mesh_impl: Any) -> list[_Piece]:
         """Returns what a slice consists of after the shift, in order."""
         size = mesh_impl.slice_shape(self._outputs[0].shape)[self._axis]
+        if size == 0:
+            return [_Piece(0, 0, 0)]
         processors, within = divmod(self._offset, size)
         pieces = [_Piece(0, size - within, processors)]
         if within:
@@ -63,7 +65,7 @@ class ShiftOperation(Operation):
     def _kept_pieces(self, mesh_impl: Any, mesh_axis: int) -> list[tuple[int, int]]:
         """Returns (processors, elements) of the pieces that are not shifted out at an end."""
         shape = self._outputs[0].shape
-        rows = mesh_impl.laid_out_size(shape) // mesh_impl.slice_shape(shape)[self._axis]
+        rows = mesh_impl.laid_out_size(shape) // max(1, mesh_impl.slice_shape(shape)[self._axis])
         processors = mesh_impl.shape[mesh_axis].size
         return [
             (piece.processors, rows * piece.size)

@@ -83,6 +83,10 @@ def test_empty_graph():
 
 
 def test_errors():
+    graph = mtf.Graph()
+    mtf.ones(mtf.Mesh(graph, "mesh"), [("a", 8)])
+    with pytest.raises(ValueError, match=r"x=0 has no processors: Shape\[x=0\]. Sizes .* from 1"):
+        mtf.auto_mtf.layout(graph, "x:0")
     for count, dims in [(0, 2), (4, 0)]:
         with pytest.raises(ValueError, match=f"num_machines={count} and max_mesh_shape_dimensions={dims}"):
             mtf.auto_mtf.layout_and_mesh_shape(mtf.Graph(), count, (), dims)

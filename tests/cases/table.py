@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ SIZES = {
     **{"a": 8, "b": 16, "c": 24, "d": 8, "e": 16, "f": 8, "g": 32},
     **{"n": 8, "w": 4, "s": 4, "t": 6, "k": 3, "h": 6, "v": 5},
 }
+# Other sizes, such as "b:0", for a process that tries the cases with them.
+SIZES.update(mtf.convert_to_shape(os.environ.get("MTF_CASE_SIZES", "")).dims)
 
 
 def dim(name: str) -> mtf.Dimension:
