@@ -31,6 +31,7 @@ from mesh_tensorflow._mesh.peers import (
     Peer,
     PeerLostError,
     answers,
+    naming_port,
     wait_at_end,
     wait_for,
 )
@@ -107,14 +108,16 @@ class Processes:
 
         Raises:
           PeerLostError: a process has not been started; the message names it.
+          RuntimeError: the server cannot be started, as when its port is in use.
         """
         import tensorflow as tf2
 
         # By default a call to a process that is gone waits for it for ever.
         os.environ.setdefault("GRPC_FAIL_FAST", "true")
         cluster = tf2.train.ClusterSpec({self.job: list(self.addresses)})
-        server = tf2.distribute.Server(
-            cluster, job_name=self.job, task_index=self.index, config=self.config(per_process))
+        with naming_port(self.peers[self.index]):
+            server = tf2.distribute.Server(
+                cluster, job_name=self.job, task_index=self.index, config=self.config(per_process))
         # A connection that is refused at first would fail for some time.
         others = self.peers[:self.index] + self.peers[self.index + 1:]
         wait_for(others, self.peers[self.index], wait_seconds)

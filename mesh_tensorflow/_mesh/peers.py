@@ -8,11 +8,13 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from mesh_tensorflow._mesh.reasons import reason
+
 __all__ = ["ANSWER_SECS", "Lookout", "Peer", "PeerLostError", "answers", "check_address",
-           "wait_at_end", "wait_for"]
+           "naming_port", "wait_at_end", "wait_for"]
 
 ANSWER_SECS = 5.0  # that a peer has to answer
 _PING_SECS = 0.5  # from one round of pings to the next
@@ -57,6 +59,27 @@ class Peer(NamedTuple):
     def device(self) -> str:
         """The process as a device."""
         return f"/job:{self.job}/task:{self.task}"
+
+
+@contextlib.contextmanager
+def naming_port(me: Peer) -> Iterator[None]:
+    """Says what may be wrong when a server cannot be started within.
+
+    Args:
+      me: the process whose server it is.
+
+    Raises:
+      RuntimeError: TensorFlow could not start it.
+    """
+    import tensorflow.compat.v1 as tf
+
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise RuntimeError(
+            f"{me}: its server cannot be started ({reason(error)}). Another process may use the "
+            "port, as one that is left of an earlier run: end it, or give this process another "
+            "port in the TF_CONFIG of all") from error
 
 
 def check_address(address: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.peers import Peer, PeerLostError, answers
+from mesh_tensorflow._mesh.peers import Peer, PeerLostError, answers, naming_port
 from mesh_tensorflow.estimator._cluster import TaskType
 from mesh_tensorflow.estimator._cluster_watch import Watch, WatchedSessionCreator, peers_of
 from mesh_tensorflow.estimator._run_config import RunConfig
@@ -166,9 +166,11 @@ def _server(config: RunConfig) -> tf.distribute.Server:
     _set_leader(given, config)
     # By default a call to a process that is gone waits for it forever.
     os.environ.setdefault("GRPC_FAIL_FAST", "true")
-    return tf.distribute.Server(
-        config.cluster_spec, job_name=config.task_type, task_index=config.task_id,
-        protocol=config.protocol, config=given)
+    address = config.cluster_spec.task_address(config.task_type, config.task_id)
+    with naming_port(Peer(config.task_type, config.task_id, address)):
+        return tf.distribute.Server(
+            config.cluster_spec, job_name=config.task_type, task_index=config.task_id,
+            protocol=config.protocol, config=given)
 
 
 # -- the end of the chief's program, as news in a queue of each process

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -309,3 +310,18 @@ def test_who_is_lost_and_who_merely_ended(monkeypatch):
         lookout.call(lambda: time.sleep(60), 0.1, "waiting")
     with pytest.raises(KeyError):
         lookout.call(lambda: {}["absent"], 60, "looking")
+
+
+@pytest.mark.parametrize("by_server", [False, True])
+def test_a_port_that_is_in_use_is_named(by_server):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        if by_server:
+            other.close()
+            assert launch.Processes((address,), 0).start_server()
+        else:
+            other.listen()
+        with pytest.raises(RuntimeError, match=rf"/job:worker/task:0 at {address}: its server "
+                           r"cannot be started \(Could not start gRPC server\)\. Another process"):
+            launch.Processes((address,), 0).start_server()
