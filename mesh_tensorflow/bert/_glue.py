@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
@@ -85,10 +86,25 @@ class DataProcessor:
                 f"{cls.__name__}: there is no file {input_file}; --data_dir should be the "
                 "directory of the data"
             )
-        with tf.io.gfile.GFile(input_file, "r") as f:
-            return list(csv.reader(
-                f, delimiter="\t", quotechar=quotechar,
-                quoting=csv.QUOTE_MINIMAL if quotechar else csv.QUOTE_NONE))
+        with tf.io.gfile.GFile(input_file, "rb") as f:
+            content = f.read()
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            raise ValueError(
+                f"{cls.__name__}: line {line} of {input_file} is not in UTF-8 ({error.reason}); "
+                "convert the file, as by `iconv -f latin1 -t utf-8`"
+            ) from error
+        reader = csv.reader(
+            io.StringIO(text, newline="\n"), delimiter="\t", quotechar=quotechar,
+            quoting=csv.QUOTE_MINIMAL if quotechar else csv.QUOTE_NONE)
+        try:
+            return list(reader)
+        except csv.Error as error:
+            raise ValueError(
+                f"{cls.__name__}: line {reader.line_num} of {input_file} cannot be read: {error}"
+            ) from error
 
 
 class _Split(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow.bert import run_squad, tokenization
+from mesh_tensorflow.bert import run_classifier, run_squad, tokenization
 
 ORACLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "oracle")
 sys.path.append(ORACLE)
@@ -103,3 +103,14 @@ def test_a_vocabulary_in_another_encoding(directory, tmp_path):
         tokenization.load_vocab(str(path))
     path.write_bytes("[UNK]\ncaf\u00e9\n".encode())
     assert tokenization.load_vocab(str(path)) == {"[UNK]": 0, "caf\u00e9": 1}
+
+
+@pytest.mark.parametrize("line, message", [
+    ("1\t2\t3\tcaf\u00e9\tx".encode("latin1"), r"line 2 of .*train.tsv is not in UTF-8 .*iconv"),
+    (b"1\t2\t3\t" + b"w " * 100_000 + b"\tx", r"line 2 of .*train.tsv cannot be read: field larger"),
+    (b"1\t2", r"line 2 of .*train.tsv has 2 columns, \['1', '2'\], and cannot be read"),
+])
+def test_tables_that_cannot_be_read(tmp_path, line, message):
+    (tmp_path / "train.tsv").write_bytes(b"Quality\tid\tid\ts1\ts2\n" + line)
+    with pytest.raises(ValueError, match=message):
+        run_classifier.MrpcProcessor().get_train_examples(str(tmp_path))
