@@ -98,6 +98,7 @@ def test_slip(name, tf_graph):
 
 
 RIGHT = {
+    "einsum_of_one_position": lambda w: mtf.einsum([w.x], output_shape=[A, ("position", 1), B]),
     "sizes_of_shapes": lambda w: mtf.Shape([A, OTHER_A]),
     "broadcast": lambda w: mtf.broadcast(mtf.einsum([w.x], output_shape=[A]), [A, ("n", 2)]),
     "concat": lambda w: mtf.concat([w.x, mtf.zeros(w.mesh, [OTHER_A, B])], "a"),
