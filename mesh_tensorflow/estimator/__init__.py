@@ -3,6 +3,8 @@
 It takes the place of `tf.estimator`, which TensorFlow no longer has.
 """
 
+import sys as _sys
+
 import tensorflow.compat.v1 as _tf
 
 from mesh_tensorflow._mesh.peers import PeerLostError as PeerLostError
@@ -10,6 +12,9 @@ from mesh_tensorflow.estimator import experimental as experimental
 from mesh_tensorflow.estimator import export as export
 from mesh_tensorflow.estimator import tpu as tpu
 from mesh_tensorflow.estimator._checkpoints import WarmStartSettings as WarmStartSettings
+from mesh_tensorflow.estimator._checkpoints import (
+    load_global_step as _load_global_step_from_checkpoint_dir,  # noqa: F401  (programs call it)
+)
 from mesh_tensorflow.estimator._estimator import Estimator as Estimator
 from mesh_tensorflow.estimator._exporters import BestExporter as BestExporter
 from mesh_tensorflow.estimator._exporters import Exporter as Exporter
@@ -56,7 +61,13 @@ _NOT_HERE = (
 )
 
 
+# How modules of tf.estimator, for which this package stands, called one another.
+_OTHER_NAMES = ("estimator_lib", "model_fn_lib", "run_config_lib", "util_lib")
+
+
 def __getattr__(name: str) -> object:
+    if name in _OTHER_NAMES:
+        return _sys.modules[__name__]
     if name.startswith(_NOT_HERE):
         raise AttributeError(
             f"mesh_tensorflow.estimator has no {name}: of tf.estimator it has what runs a model "

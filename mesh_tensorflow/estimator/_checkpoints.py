@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow import checkpoint
 
 __all__ = ["WarmStartSettings", "as_warm_start_settings", "find_checkpoint", "has_other_source",
-           "no_checkpoint_error", "saved_step", "warm_start"]
+           "load_global_step", "no_checkpoint_error", "saved_step", "warm_start"]
 
 
 class _WarmStartFields(NamedTuple):
@@ -196,6 +196,18 @@ def no_checkpoint_error(model_dir: str, called: str) -> ValueError:
         "values. Train first, or pass checkpoint_path=, or let model_fn fill them by "
         "tf.train.init_from_checkpoint or by the init_fn of a Scaffold"
     )
+
+
+def load_global_step(checkpoint_dir: str) -> int:
+    """Returns the global step of the latest checkpoint in a directory.
+
+    Args:
+      checkpoint_dir: a directory, which need not exist.
+
+    Returns:
+      a step; 0 if there is no checkpoint, or no global step in it.
+    """
+    return saved_step(checkpoint_dir) or 0
 
 
 def saved_step(model_dir: str) -> Optional[int]:

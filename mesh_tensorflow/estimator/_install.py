@@ -18,23 +18,32 @@ _ROOTS = (
     "tensorflow._api.v2.compat.v1", "tensorflow._api.v2.compat.v2",
 )
 _PARTS = ("experimental", "export", "tpu")
-# Modules of the package `tensorflow_estimator` that programs import from, by their part here.
+# Modules of the package `tensorflow_estimator`, and of `tensorflow.python.estimator` before it,
+# that programs import from, by their part here.
 _OLD_PACKAGE = "tensorflow_estimator"
+_OLDER_PACKAGE = "tensorflow.python.estimator"
 _OLD_MODULES = {
+    "early_stopping": "experimental",
     "estimator": "",
-    "python.estimator.estimator": "",
-    "python.estimator.estimator_lib": "",
-    "python.estimator.exporter": "",
-    "python.estimator.model_fn": "",
-    "python.estimator.run_config": "",
-    "python.estimator.training": "",
-    "python.estimator.export.export": "export",
-    "python.estimator.export.export_output": "export",
-    "python.estimator.tpu.tpu_config": "tpu",
-    "python.estimator.tpu.tpu_estimator": "tpu",
+    "estimator_lib": "",
+    "export.export": "export",
+    "export.export_lib": "export",
+    "export.export_output": "export",
+    "exporter": "",
+    "hooks.basic_session_run_hooks": "",
+    "hooks.hooks": "experimental",
+    "hooks.session_run_hook": "",
+    "mode_keys": "",
+    "model_fn": "",
+    "run_config": "",
+    "tpu.tpu_config": "tpu",
+    "tpu.tpu_context": "tpu",
+    "tpu.tpu_estimator": "tpu",
+    "training": "",
+    "util": "",
 }
 _TPU_PACKAGE = "tensorflow.python.tpu"
-_TPU_MODULES = ("tpu_config", "tpu_estimator")
+_TPU_MODULES = ("tpu_config", "tpu_context", "tpu_estimator")
 
 _MISSING = object()
 # What was there before: (object or None for sys.modules, name, value or _MISSING), in order.
@@ -59,7 +68,8 @@ def install() -> None:
     """Puts this package at `tf.estimator`, for programs that cannot be changed.
 
     It is then found as `tf.estimator` of `tensorflow` and of `tensorflow.compat.v1`, as the module
-    `tensorflow_estimator`, and as `tensorflow.python.tpu.tpu_estimator` and `tpu_config`. So
+    `tensorflow_estimator`, and as `tensorflow.python.tpu.tpu_estimator`, `tpu_config` and
+    `tpu_context`. So
     `import gin.tf` works too. Call it before such a program is imported; a second call does
     nothing.
     """
@@ -81,29 +91,44 @@ def install() -> None:
     for name in _TPU_MODULES:
         _set_module(f"{_TPU_PACKAGE}.{name}", _part("tpu"))
         _set_attribute(tpu_package, name, _part("tpu"))
-    _install_old_package()
+    _install_old_packages()
 
 
-def _install_old_package() -> None:
-    """Makes the package `tensorflow_estimator`, unless there is one."""
-    if _OLD_PACKAGE in sys.modules:
-        return
-    made: dict[str, types.ModuleType] = {}
+def _install_old_packages() -> None:
+    """Makes the package `tensorflow_estimator` and the one before it, unless there are such."""
+    whole = {f"{_OLD_PACKAGE}.{name}": "" for name in ("estimator", "compat.v1.estimator")}
+    for root, modules in [
+        (_OLD_PACKAGE, whole),
+        (_OLD_PACKAGE, {f"{_OLD_PACKAGE}.python.estimator.{n}": p
+                        for n, p in _OLD_MODULES.items()}),
+        (_OLDER_PACKAGE, {f"{_OLDER_PACKAGE}.{n}": p for n, p in _OLD_MODULES.items()}),
+    ]:
+        if root not in sys.modules or root in _made():
+            for name, part in modules.items():
+                _install_old_module(name, part)
 
-    def package(name: str) -> types.ModuleType:
-        if name not in made:
-            made[name] = types.ModuleType(name, "Stands in for a package of TensorFlow.")
-            made[name].__path__ = []
-            _set_module(name, made[name])
-            if "." in name:
-                parent, _, last = name.rpartition(".")
-                setattr(package(parent), last, made[name])
-        return made[name]
 
-    for name, part in _OLD_MODULES.items():
-        parent, _, last = f"{_OLD_PACKAGE}.{name}".rpartition(".")
-        setattr(package(parent), last, _part(part))
-        _set_module(f"{parent}.{last}", _part(part))
+def _made() -> set[str]:
+    """Returns the names of the modules that `install` has put in place so far."""
+    return {name for owner, name, _ in _before if owner is None}
+
+
+def _package(name: str) -> types.ModuleType:
+    """Returns a module, made with those that contain it if there is none."""
+    if name not in sys.modules:
+        module = types.ModuleType(name, "Stands in for a package of TensorFlow.")
+        module.__path__ = []
+        _set_module(name, module)
+        parent, _, last = name.rpartition(".")
+        if parent:
+            _set_attribute(_package(parent), last, module)
+    return sys.modules[name]
+
+
+def _install_old_module(name: str, part: str) -> None:
+    parent, _, last = name.rpartition(".")
+    _set_attribute(_package(parent), last, _part(part))
+    _set_module(name, _part(part))
 
 
 def uninstall() -> None:

@@ -271,7 +271,7 @@ def _kept_dims(
         )
     kept = [d for d in x.shape if d not in reduced_dims]
     twice = [d for d in kept if d in new_dims]
-    if twice:
+    if twice and reduced_dims:  # without any, it is meant to be a product of elements
         raise ValueError(
             f"dense: the result would have {dims_text(twice)} twice: {x.name} {x.shape} keeps it, "
             f"reducing {dims_text(reduced_dims)}, and new_dims is {dims_text(new_dims)}. Rename it "
