@@ -156,4 +156,6 @@ def topology_rank(topology: Any) -> int:
         from tensorflow.python.tpu.topology import Topology
 
         topology = Topology(serialized=topology)
+    if not hasattr(topology, "mesh_shape"):
+        raise ValueError(f"topology_rank takes a Topology or a serialized one, not {topology!r}")
     return len(topology.mesh_shape)

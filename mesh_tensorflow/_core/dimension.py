@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple, Optional
 
+from mesh_tensorflow._core.errors import WrongTypeError
+
 __all__ = ["Dimension", "convert_to_dimension", "split_pairs"]
 
 _EXAMPLES = {"shape": "rows:2,cols:4", "layout": "batch:rows,d_ff:cols"}
@@ -50,21 +52,22 @@ def convert_to_dimension(d: Any) -> Optional[Dimension]:
     """Returns a Dimension made from `d`.
 
     Args:
-      d: a Dimension, a pair `(str, int)`, or None.
+      d: a Dimension, a pair `(str, int)` as a tuple or list, or None.
 
     Returns:
       A Dimension, or None if `d` is None.
 
     Raises:
-      ValueError: `d` is none of these, or its size is not a Python int.
+      WrongTypeError: `d` is none of these, or its size is not a Python int. It is a TypeError
+        and a ValueError.
     """
     if d is None:
         return None
-    if isinstance(d, tuple) and len(d) == 2:
+    if isinstance(d, (tuple, list)) and len(d) == 2:
         name, size = d
         if isinstance(name, str) and isinstance(size, int) and not isinstance(size, bool):
             return d if isinstance(d, Dimension) else Dimension(name, size)
-    raise ValueError(
+    raise WrongTypeError(
         f"could not convert {d!r} to Dimension: it takes a Dimension or a pair (str, int), "
         'such as mtf.Dimension("batch", 32); a size from NumPy must be passed through int()'
     )

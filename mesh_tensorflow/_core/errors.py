@@ -1,12 +1,40 @@
-"""Builders of the error messages that several modules share."""
+"""Classes of errors, and builders of the messages that several modules share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from mesh_tensorflow._core.dimension import Dimension
+if TYPE_CHECKING:
+    from mesh_tensorflow._core.dimension import Dimension
 
-__all__ = ["dims_text", "mesh_shapes_that_fit", "splittable_hint", "tensors_text"]
+__all__ = [
+    "MissingMethodError",
+    "NotInLoweringError",
+    "WrongTypeError",
+    "dims_text",
+    "mesh_shapes_that_fit",
+    "splittable_hint",
+    "tensors_text",
+]
+
+
+class WrongTypeError(TypeError, ValueError):
+    """An argument of a type that the function does not take.
+
+    A TypeError, as Python raises, and a ValueError, as of any other wrong argument.
+    """
+
+
+class MissingMethodError(NotImplementedError, ValueError):
+    """A method that a subclass has to define, and that this one does not."""
+
+
+class NotInLoweringError(KeyError, ValueError):
+    """A Tensor, an Operation or a Mesh that a Lowering, a dictionary by these, does not have."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""  # KeyError would quote it
 
 
 def dims_text(dims: Iterable[Dimension]) -> str:

@@ -241,6 +241,18 @@ class Graph:
         return clones, mapping
 
     def capture_operations(self, fn: Callable[[], Any]) -> tuple[Any, list[Operation]]:
+        """Calls `fn` and says which operations it makes.
+
+        Args:
+          fn: a function of no arguments.
+
+        Returns:
+          (what `fn` returned, the operations that it made, which are in the graph too).
+        """
+        start = len(self._operations)
+        return fn(), self._operations[start:]
+
+    def take_operations(self, fn: Callable[[], Any]) -> tuple[Any, list[Operation]]:
         """Calls `fn` and takes the operations that it makes out of the graph.
 
         Args:
@@ -249,10 +261,8 @@ class Graph:
         Returns:
           (what `fn` returned, the operations that it made).
         """
-        start = len(self._operations)
-        result = fn()
-        captured = self._operations[start:]
-        del self._operations[start:]
+        result, captured = self.capture_operations(fn)
+        del self._operations[len(self._operations) - len(captured) :]
         return result, captured
 
     # -- undoing a call that failed

@@ -57,7 +57,7 @@ class Operation(metaclass=_LeavesNothingBehind):
           ValueError: an input is no Tensor, belongs to another mesh, or is the inner value of
             a function with a custom gradient; or there are neither inputs nor a mesh.
         """
-        inputs = list(inputs)
+        inputs = list(inputs or ())
         self._check_inputs(inputs, name)
         if mesh is None:
             if not inputs:

@@ -245,10 +245,10 @@ def combined_dimension(dims: Sequence[Dimension], name: Optional[str] = None) ->
     Raises:
       ValueError: `dims` is empty and no name is given.
     """
-    if not dims and name is None:
+    if not dims and not name:
         raise ValueError("cannot combine no dimensions without a name for the result")
     return Dimension(
-        dims[0].name if name is None else name,
+        name or dims[0].name,
         list_product(d.size for d in dims),
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.errors import WrongTypeError
 from mesh_tensorflow._core.shape import Shape, check_sizes_of_names
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Tensor:
     @property
     def to_string(self) -> str:
         """One line with name, shape and dtype."""
-        return f"Tensor[{self.name}, {self.shape}, {self.dtype!r}]"
+        return f"Tensor[{self.name}, {self.shape}, {self.dtype}]"
 
     def __repr__(self) -> str:
         return self.to_string
@@ -137,11 +138,11 @@ def check_tensors(what: str, xs: Iterable[Any]) -> None:
     """Checks that all of `xs` are Tensors.
 
     Raises:
-      ValueError: one is not; the message names it and what makes a Tensor of it.
+      WrongTypeError: one is not; the message names it and what makes a Tensor of it.
     """
     for x in xs:
         if not isinstance(x, Tensor):
-            raise ValueError(
+            raise WrongTypeError(
                 f"{what}: input {x!r} is a {type(x).__name__}, not a mtf.Tensor. "
                 "mtf.import_tf_tensor or mtf.constant makes one"
             )

@@ -26,7 +26,7 @@ def pretty_print_counters(counters: Iterable[tuple[str, int]]) -> str:
             totals["/".join(parts[:depth])] += value
     return "\n".join(
         f"{' ' * name.count('/')}{name}: {total:.3g}" if total >= 1e6 else
-        f"{' ' * name.count('/')}{name}: {total}"
+        f"{' ' * name.count('/')}{name}: {total:g}"
         for name, total in sorted(totals.items())
     )
 

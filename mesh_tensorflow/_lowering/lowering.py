@@ -9,6 +9,7 @@ from typing import Any, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Collective
+from mesh_tensorflow._core.errors import NotInLoweringError, WrongTypeError
 from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
@@ -115,7 +116,9 @@ class Lowering:
                 except ValueError as e:
                     if hasattr(e, "mtf_operation"):
                         raise
-                    error = ValueError(f"{e}\n  while lowering {op}")
+                    kept = isinstance(e, (NotInLoweringError, WrongTypeError))
+                    kind = type(e) if kept else ValueError
+                    error = kind(f"{e}\n  while lowering {op}")
                     error.mtf_operation = op  # type: ignore[attr-defined]
                     raise error from e
             for y in op.outputs:
@@ -131,7 +134,7 @@ class Lowering:
         """Returns the MeshImpl of a Mesh, or of the one that an Operation or Tensor is on.
 
         Raises:
-          ValueError: none was given for it.
+          NotInLoweringError: none was given for it. It is a KeyError and a ValueError.
         """
         return self._execution[self._mesh_of(m)]
 
@@ -142,7 +145,7 @@ class Lowering:
     def _mesh_of(self, m: Union[Mesh, Operation, Tensor]) -> Mesh:
         mesh = m if isinstance(m, Mesh) else m.mesh
         if mesh not in self.mesh_to_impl:
-            raise ValueError(
+            raise NotInLoweringError(
                 f"no mesh implementation for mesh {mesh.name!r}: give Lowering a dictionary "
                 "{mesh: mtf.placement_mesh_impl.PlacementMeshImpl(...)}"
             )
@@ -205,7 +208,7 @@ class Lowering:
         """
         mesh_impl = self.mesh_impl(x)
         if x not in self.tensors:
-            raise ValueError(
+            raise NotInLoweringError(
                 f"{x.name} {x.shape} is not in this Lowering: it was made after it, is a value "
                 "inside of a loop, or belongs to another graph. Make the Lowering last"
             )

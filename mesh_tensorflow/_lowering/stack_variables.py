@@ -118,7 +118,7 @@ def _stack(
         value_of.update((v.value, value) for v, value in zip(group, values))
         return stacked
 
-    return graph.capture_operations(make)
+    return graph.take_operations(make)
 
 
 def _rewritten(
@@ -173,7 +173,7 @@ def _stack_assignment(
         stacked = replaced[v][0]
         if stacked not in variables:
             parts = [new_values[part] for part in stacked._parts]  # type: ignore[attr-defined]
-            y, ops = graph.capture_operations(
+            y, ops = graph.take_operations(
                 lambda parts=parts: StackOperation(parts, "stacked", 0).outputs[0]
             )
             added += ops
@@ -184,6 +184,9 @@ def _stack_assignment(
 
 def combine_assignments(graph: Graph, assignments: Sequence[Operation]) -> list[Operation]:
     """Joins Assign operations that use one assign function; see Graph."""
+    for op in assignments:
+        if not isinstance(op, Assign):
+            raise ValueError(f"combine_assignments takes Assign operations, not {op}")
     groups: dict[Any, list[Assign]] = {}
     for op in assignments:
         groups.setdefault((op.assign_fn, op.mesh), []).append(op)  # type: ignore

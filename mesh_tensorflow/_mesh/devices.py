@@ -126,7 +126,7 @@ def check_devices(devices: Any, mesh_shape: Shape) -> None:
       ValueError: one is malformed, or there are too many or too few; the message lists mesh
         shapes that would fit.
     """
-    if not isinstance(devices, list):
+    if not isinstance(devices, (list, tuple)):
         raise TypeError(
             f"devices must be a list of device strings, not {type(devices).__name__}: "
             f"pass list(devices)"

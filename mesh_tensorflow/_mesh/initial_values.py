@@ -15,7 +15,7 @@ from mesh_tensorflow._mesh.random_slices import program_seed
 __all__ = ["checked_value", "initial_value", "seeded_initializer"]
 
 
-def seeded_initializer(initializer: Any, name: str) -> Any:
+def seeded_initializer(initializer: Any, name: str, dtype: tf.DType = tf.float32) -> Any:
     """Returns an initializer whose values depend on the program's seed and on `name` alone.
 
     Only where the program has a seed and the initializer has none of its own.
@@ -23,7 +23,10 @@ def seeded_initializer(initializer: Any, name: str) -> Any:
     Args:
       initializer: a TensorFlow initializer or None.
       name: full name of a variable.
+      dtype: its dtype; those that are not floating begin with zeros.
     """
+    if initializer is None and not dtype.is_floating:
+        return None
     if program_seed() is None:
         return initializer
     if initializer is None:

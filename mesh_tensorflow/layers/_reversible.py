@@ -18,7 +18,7 @@ def reversible_half_residual_and_swap(
     x2_backwards: Optional[mtf.Tensor],
     f: Callable[[mtf.Tensor], mtf.Tensor],
     recompute_grads: bool = True,
-) -> tuple:
+) -> list:
     """Adds `f(x2)` to `x1` and swaps the two: one step of a reversible network.
 
     Gomez et al., "The reversible residual network: backpropagation without storing activations"
@@ -42,7 +42,7 @@ def reversible_half_residual_and_swap(
       recompute_grads: whether to compute values again; if not, they are kept as usual.
 
     Returns:
-      The first four arguments of the next step: (x2, x2_backwards, x1 + f(x2), x1_backwards).
+      The first four arguments of the next step: [x2, x2_backwards, x1 + f(x2), x1_backwards].
 
     Raises:
       ValueError: `x1`, `x2` and `f(x2)` do not have one shape and one dtype.
@@ -55,12 +55,10 @@ def reversible_half_residual_and_swap(
         return x2, x2_back, x1 + residual, x1_back
 
     if not recompute_grads:
-        return step(x1, x1_backwards, x2, x2_backwards)
+        return list(step(x1, x1_backwards, x2, x2_backwards))
     x1_backwards = mtf.zeros_like(x1) if x1_backwards is None else x1_backwards
     x2_backwards = mtf.zeros_like(x2) if x2_backwards is None else x2_backwards
-    return tuple(
-        mtf.custom_gradient(step, _backwards, [x1, x1_backwards, x2, x2_backwards])
-    )
+    return list(mtf.custom_gradient(step, _backwards, [x1, x1_backwards, x2, x2_backwards]))
 
 
 def _check_alike(what: str, a: mtf.Tensor, b: mtf.Tensor) -> None:

@@ -252,7 +252,7 @@ def custom_gradient(fn: Callable, grad_fn: Callable, explicit_inputs: Sequence[T
     """
     explicit_inputs = distinct_tensors(explicit_inputs)
     graph = explicit_inputs[0].graph
-    outputs, forward = graph.capture_operations(lambda: fn(*explicit_inputs))
+    outputs, forward = graph.take_operations(lambda: fn(*explicit_inputs))
     graph.operations.extend(forward)
     several = isinstance(outputs, (tuple, list))
     outputs = list(outputs) if several else [outputs]

@@ -24,7 +24,7 @@ _LARGE = 2**14
 
 def is_worthwhile(weights: Tensor, indices: Tensor, dim: Dimension, output_shape: Shape) -> bool:
     """Whether `GatherOperation` can do a gather, and is faster than a contraction."""
-    rest = weights.shape - dim
+    rest = weights.shape - [dim]
     dims = [*indices.shape.dims, *rest.dims]
     apart = len(set(dims)) == len(dims) and set(dims) == set(output_shape.dims)
     names = [d.name for d in [dim, *dims]]

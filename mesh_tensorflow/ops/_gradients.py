@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Optional
+from typing import Optional, Union
 
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
@@ -18,7 +18,7 @@ __all__ = ["gradients"]
 def gradients(
     ys: Sequence[Tensor],
     xs: Sequence[Tensor],
-    grad_ys: Optional[Sequence[Optional[Tensor]]] = None,
+    grad_ys: Optional[Sequence[Union[Tensor, float, None]]] = None,
     operations: Optional[Sequence[Operation]] = None,
 ) -> list[Optional[Tensor]]:
     """Returns the gradients of the sum of `ys` with respect to `xs`.
@@ -26,7 +26,8 @@ def gradients(
     Args:
       ys: a list of Tensors.
       xs: a list of Tensors.
-      grad_ys: for each of `ys` the gradient that arrives there; ones if None.
+      grad_ys: for each of `ys` the gradient that arrives there, a Tensor, a number or None, which
+        is 1; ones if None.
       operations: the operations to walk backwards; all of the graph if None.
 
     Returns:
@@ -38,13 +39,12 @@ def gradients(
     _check_arguments(ys, xs)
     graph = ys[0].graph
     operations = list(graph.operations if operations is None else operations)
-    if grad_ys is None:
-        grad_ys = [None] * len(ys)
+    grad_ys = grad_ys or [None] * len(ys)
     needed = _reached_from(xs, operations)
     sums: dict[Tensor, Tensor] = {}
     for y, dy in zip(ys, grad_ys, strict=True):
-        if dy is None:
-            dy = Constant(y.mesh, 1.0, y.shape, y.dtype).outputs[0]
+        if not isinstance(dy, Tensor):
+            dy = Constant(y.mesh, 1.0 if dy is None else dy, y.shape, y.dtype).outputs[0]
         _accumulate(sums, y, dy)
     with graph.scope(graph.captured_variable_scope.name):
         for op in reversed(operations):

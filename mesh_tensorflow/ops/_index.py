@@ -9,15 +9,16 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Collective, Cost
-from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.ops import _gather
 from mesh_tensorflow.ops._slicewise import check_not_split
-from mesh_tensorflow.ops._source import check_dimension, scalar_indices
+from mesh_tensorflow.ops._source import check_dimension, given_dimension, scalar_indices
 
 __all__ = [
     "OneHotOperation",
@@ -110,6 +111,7 @@ def one_hot(
     Returns:
       A Tensor of shape [indices..., output_dim].
     """
+    output_dim = convert_to_dimension(output_dim)  # type: ignore[assignment]
     return OneHotOperation(indices, output_dim, on_value, off_value, dtype, name).outputs[0]
 
 
@@ -123,15 +125,22 @@ def gather(weights: Tensor, indices: Any, dim: Dimension, output_shape: Any = No
     Args:
       weights: a Tensor.
       indices: an integer Tensor or an int.
-      dim: a Dimension of `weights`.
+      dim: a Dimension of `weights`. If they lack it, each index in range gives all of them, with a
+        warning.
       output_shape: a Shape; the dimensions of the indices, then of the weights, if None.
     """
-    check_dimension("gather", weights, dim)
+    dim = given_dimension("gather", weights, dim)
+    if dim not in weights.shape:
+        slip(
+            f"gather: {weights.name} {weights.shape} has no dimension {dims_text([dim])}, so "
+            "nothing is picked: each index gives all of it. Both the name and the size must agree",
+            key="gather",
+        )
     indices = scalar_indices(weights.mesh, indices)
     if weights.dtype == tf.bool:
         return mtf.cast(gather(mtf.to_float(weights), indices, dim, output_shape), tf.bool)
     if output_shape is None:
-        rest = weights.shape - dim
+        rest = weights.shape - [dim]
         output_shape = indices.shape + [d for d in rest if d not in indices.shape]
     output_shape = convert_to_shape(output_shape)
     if _gather.is_worthwhile(weights, indices, dim, output_shape):  # type: ignore[arg-type]
@@ -324,6 +333,7 @@ def nth_largest_element(
       reduced_dim: a Dimension of it.
       name: a string or None.
     """
+    reduced_dim = given_dimension("nth_largest_element", x, reduced_dim)
     k_dim = Dimension("_top_k_", n + 1)
     values, _ = top_k(x, reduced_dim, k_dim, name=name)
     last = mtf.mtf_slice(values, n, 1, k_dim.name)

@@ -31,7 +31,7 @@ def loop_values(xs: Sequence[Tensor], name: str) -> list[Tensor]:
     """Returns a stand-in for each of `xs`; the operations do not enter the graph."""
     if not xs:
         return []
-    values, _ = xs[0].graph.capture_operations(
+    values, _ = xs[0].graph.take_operations(
         lambda: [LoopValueOperation(x.mesh, x.shape, x.dtype, name).outputs[0] for x in xs]
     )
     return values

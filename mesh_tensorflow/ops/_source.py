@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.dimension import Dimension
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, anonymous_shape, convert_to_shape
@@ -130,9 +130,10 @@ class RangeOperation(Operation):
 
     def __init__(self, mesh: Mesh, dim: Dimension, dtype: tf.DType, name: Optional[str] = None):
         """Makes the operation; see `mtf_range`."""
+        shape = Shape([dim])
         super().__init__([], mesh=mesh, name=name or "range")
-        self._dim = dim
-        self._outputs = [Tensor(self, Shape([dim]), tf.as_dtype(dtype))]
+        self._dim = shape.dims[0]
+        self._outputs = [Tensor(self, shape, tf.as_dtype(dtype))]
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
@@ -272,7 +273,7 @@ class ImportLaidOutTensorOperation(Operation):
           shape: a Shape.
           name: a string or None.
         """
-        super().__init__([], mesh=mesh, name=name or "import_laid_out")
+        super().__init__([], mesh=mesh, name=name or "import")
         self._laid_out_tensor = laid_out_tensor
         dtype = laid_out_tensor.to_laid_out_tensor().all_slices[0].dtype
         self._outputs = [Tensor(self, convert_to_shape(shape), dtype.base_dtype)]  # type: ignore
@@ -311,17 +312,27 @@ def check_dimension(what: str, x: Tensor, dim: Dimension) -> None:
 
     Raises:
       ValueError: it has not; the message names the tensor and the dimension.
+      WrongTypeError: `dim` is no Dimension.
     """
-    check_tensors(what, [x])
-    if not isinstance(dim, tuple):
-        raise ValueError(
-            f"{what}: {dim!r} is no mtf.Dimension; {x.name} has {x.shape}, of which "
-            "x.shape.get_dim_by_name(name) returns one"
-        )
-    dim = Dimension(*dim)
+    dim = given_dimension(what, x, dim)
     if dim not in x.shape:
         raise ValueError(
             f"{what}: {x.name} {x.shape} has no dimension {dims_text([dim])}; "
             "both the name and the size must agree"
         )
+
+
+def given_dimension(what: str, x: Tensor, dim: Dimension) -> Dimension:
+    """Returns `dim` as a Dimension, in `x` or not.
+
+    Raises:
+      WrongTypeError: `x` is no Tensor, or `dim` no Dimension.
+    """
+    check_tensors(what, [x])
+    if not isinstance(dim, tuple):
+        raise WrongTypeError(
+            f"{what}: {dim!r} is no mtf.Dimension; {x.name} has {x.shape}, of which "
+            "x.shape.get_dim_by_name(name) returns one"
+        )
+    return Dimension(*dim)
 

@@ -136,7 +136,9 @@ class Variable(Operation):
                 name,
                 sizes,
                 dtype=self.master_dtype,
-                initializer=seeded_initializer(self._initializer, full_name),
+                initializer=seeded_initializer(
+                    self._initializer, full_name, self.master_dtype
+                ),
                 trainable=self._trainable,
                 **kwargs,
             )

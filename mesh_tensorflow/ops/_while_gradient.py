@@ -59,7 +59,7 @@ class WhileGradientOperation(Operation):
             ]
             return back, grads[len(starts) :]
 
-        (back, external_grads), grad_ops = forward.graph.capture_operations(build)
+        (back, external_grads), grad_ops = forward.graph.take_operations(build)
         summed = [(x, g) for x, g in zip(external, external_grads) if g is not None]
         needed = _needed(forward.body_operations, grad_ops, back + [g for _, g in summed])
         known = [*forward.taped(), *carried, *(y for op in needed for y in op.outputs)]

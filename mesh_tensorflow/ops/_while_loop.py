@@ -61,8 +61,8 @@ class WhileLoopOperation(Operation):
             raise ValueError("while_loop needs at least one loop variable")
         graph = inputs[0].graph
         placeholders = loop_values(inputs, "loop_variable")
-        cond_output, cond_ops = graph.capture_operations(lambda: cond_fn(*placeholders))
-        outputs, body_ops = graph.capture_operations(lambda: _as_list(body_fn(*placeholders)))
+        cond_output, cond_ops = graph.take_operations(lambda: cond_fn(*placeholders))
+        outputs, body_ops = graph.take_operations(lambda: _as_list(body_fn(*placeholders)))
         _check_cond(cond_output)
         _check_body(inputs, outputs, has_accumulators)
         # Variables live outside the loop.
@@ -117,7 +117,7 @@ class WhileLoopOperation(Operation):
         outer = {x: mapping[x] for x in original.inputs[self._num_vars :] if x in mapping}
         if not outer:
             return
-        (clones, mapped), _ = self.graph.capture_operations(
+        (clones, mapped), _ = self.graph.take_operations(
             lambda: self.graph.clone_operations(self._cond_ops + self._body_ops, outer)
         )
         clone_of = {clone.original: clone for clone in clones}

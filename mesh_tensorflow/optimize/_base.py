@@ -8,6 +8,8 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import MissingMethodError
+from mesh_tensorflow._core.strictness import slip
 
 __all__ = ["Optimizer"]
 
@@ -21,14 +23,22 @@ class Optimizer:
         """Returns operations that update variables.
 
         Args:
-          grads: a Tensor for each variable, or None.
+          grads: a Tensor for each variable, or None. If there are too few, or too many, those
+            that have a variable count, with a warning.
           variables: Variable operations.
 
         Returns:
           A list of Assign operations, joined where they can be.
         """
         assignments: list[mtf.Operation] = []
-        for grad, var in zip(grads, variables, strict=True):
+        if len(grads) != len(variables):
+            slip(
+                f"{type(self).__name__}.apply_grads: {len(grads)} gradients for {len(variables)} "
+                f"variables; only the first {min(len(grads), len(variables))} variables are "
+                "updated. Give a gradient, or None, for each",
+                key="apply_grads",
+            )
+        for grad, var in zip(grads, variables):
             assignments += self.apply_grad(grad, var)
         if not assignments:
             return []
@@ -43,7 +53,7 @@ class Optimizer:
           grad: a Tensor, or None, which is logged and skipped.
           var: a Variable operation.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no apply_grad")
+        raise MissingMethodError(f"{type(self).__name__} has no apply_grad")
 
 
 def skip_without_gradient(grad: Optional[mtf.Tensor], var: mtf.Variable) -> bool:

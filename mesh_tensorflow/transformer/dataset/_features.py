@@ -229,12 +229,19 @@ def pack_or_pad(
     if ensure_eos:
         dataset = dataset.map(
             lambda example: {
-                k: v[: lengths[k]] if k in lengths else v for k, v in example.items()
+                k: _cut_with_eos(v, lengths[k]) if k in lengths else v for k, v in example.items()
             },
             num_parallel_calls=tf.data.AUTOTUNE)
-        dataset = ensure_dataset_eos(dataset, keys)
     fixed = pack_dataset if pack else trim_and_pad_dataset
     return fixed(dataset, lengths, keys)
+
+
+def _cut_with_eos(ids: tf.Tensor, length: int) -> tf.Tensor:
+    """Returns at most `length` ids, the last of them EOS if others follow, or if they fill it."""
+    head = ids[:length]
+    last = tf.cast(head[-1:] > 0, ids.dtype) * vocabularies.EOS_ID
+    ended = tf.concat([head[:-1], last], 0)
+    return tf.where(tf.fill(tf.shape(head), tf.size(ids) >= length), ended, head)
 
 
 def pad_dataset_with_zeroed_out_examples(ds: tf.data.Dataset) -> tf.data.Dataset:

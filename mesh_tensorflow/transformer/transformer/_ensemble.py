@@ -8,6 +8,8 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.strictness import slip
 
 __all__ = [
     "reduce_ensemble_logits",
@@ -30,20 +32,21 @@ def reduce_ensemble_logits_select(
       logits: a Tensor with dimensions [ensemble_dim, ..., vocab_dim].
       ensemble_dim: a Dimension.
       vocab_dim: a Dimension.
-      model_id: an integer, the member.
+      model_id: an integer, the member. Beyond their number it counts from the first again, with a
+        warning.
 
     Returns:
       A Tensor without `ensemble_dim`.
-
-    Raises:
-      ValueError: there is no such member.
     """
     del vocab_dim
     if not 0 <= model_id < ensemble_dim.size:
-        raise ValueError(
-            f"reduce_ensemble_logits_select: model_id must be between 0 and "
-            f"{ensemble_dim.size - 1} for {ensemble_dim.name}={ensemble_dim.size}, got {model_id}"
+        slip(
+            f"reduce_ensemble_logits_select: model_id={model_id} of {dims_text([ensemble_dim])} is "
+            f"taken as {model_id % ensemble_dim.size}; it should be between 0 and "
+            f"{ensemble_dim.size - 1}",
+            key="reduce_ensemble_logits_select",
         )
+        model_id %= ensemble_dim.size
     return mtf.gather(logits, mtf.constant(logits.mesh, model_id, dtype=tf.int32), ensemble_dim)
 
 
