@@ -50,7 +50,7 @@ def test_text(graph, x):
     assert text.splitlines()[1] == (
         "SlicewiseOperation[exp: Inputs=(import:0 Shape[a=4, b=8] float32) "
         "Outputs=(exp:0 Shape[a=4, b=8] float32)]")
-    assert repr(x) == x.to_string == "Tensor[import:0, Shape[a=4, b=8], tf.float32]"
+    assert repr(x) == x.to_string == "Tensor[import:0, Shape[a=4, b=8], <dtype: 'float32'>]"
 
 
 def test_tensor(graph, mesh, x):
