@@ -134,7 +134,7 @@ BUILD = {
     "top_1_dim": (lambda w: mtf.top_1(w.x, C), V, r"no dimension c=24"),
     "nth_largest": (lambda w: mtf.nth_largest_element(w.x, 8, A), V, r"between 1 and a=8"),
     "cumsum_dim": (lambda w: mtf.cumsum(w.x, C), V, r"cumsum: .*no dimension c=24"),
-    "gather_dim": (lambda w: mtf.gather(w.x, w.i, C), V, r"gather: .*no dimension c=24"),
+    "gather_dim": (_strict(lambda w: mtf.gather(w.x, w.i, C)), V, r"gather: .*no dimension c=24"),
     "gather_float": (lambda w: mtf.gather(w.y, w.x, B), V,
         r"must be integers: .*float32; mtf.to_int32"),
     "one_hot_float": (lambda w: mtf.one_hot(w.x, C), V, r"must be integers"),

@@ -115,8 +115,8 @@ def _replicated(devices):
 MESHES = {
     "devices": (lambda: PlacementMeshImpl("x:2,y:4", "", [""] * 6), V,
         r"x=2, y=4 needs 8 devices, but there are 6.*shapes that fit 6: .*x:2,y:3"),
-    "devices_tuple": (lambda: PlacementMeshImpl("x:2", "", ("", "")), T,
-        r"a list of device strings, not tuple: pass list\(devices\)"),
+    "devices_set": (lambda: PlacementMeshImpl("x:2", "", {"", "cpu:0"}), T,
+        r"a list of device strings, not set: pass list\(devices\)"),
     "devices_string": (lambda: PlacementMeshImpl("x:2", "", "cpu"), T, "not str"),
     "strict": (lambda: PlacementMeshImpl("x:2", "a:x,b:z", ["", ""], strict_layout=True), V,
         r"unknown mesh dimension 'z' in LayoutRules{a:x, b:z}: the mesh has x=2"),

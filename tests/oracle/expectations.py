@@ -123,7 +123,6 @@ broadcast_drops assign_shape conv_padding""".split()
 # By name: (type here, reason).
 ERRORS_DIFFER = {
     "split_uneven": ("ValueError", "instead of an assertion without text"),
-    "gather_absent": ("ValueError", "the classic lets it pass"),
     "dropout_keep_prob": ("ValueError", "the classic lets it pass"),
     "dropout_noise_shape": ("ValueError", "the classic lets it pass"),
     "number_of_devices": ("ValueError", "the classic finds out later, if at all"),

@@ -153,8 +153,13 @@ def number_of_devices(p):
     return mtf.placement_mesh_impl.PlacementMeshImpl("x:2,y:2", "", [""] * 3)
 
 
+def kinds(error):
+    """Returns the names of an error's type and of those that it is a kind of."""
+    return [t.__name__ for t in type(error).__mro__]
+
+
 def outcome(name):
-    """Returns [when, type] of the error of a program; ["", ""] if there is none."""
+    """Returns [when, type, text, types it is a kind of] of the error of a program; "" if none."""
     fn, layout = ERRORS[name]
     with tf.Graph().as_default():
         mesh = oracle_runner.MESH
@@ -164,7 +169,7 @@ def outcome(name):
         try:
             y = fn(case)
         except Exception as e:
-            return ["build", type(e).__name__, str(e)[:200]]
+            return ["build", type(e).__name__, str(e)[:200], kinds(e)]
         try:
             lowering = mtf.Lowering(case.graph, {case.mesh: case.impl()})
             if isinstance(y, (list, tuple)):
@@ -172,11 +177,11 @@ def outcome(name):
             if isinstance(y, mtf.Tensor):
                 fetch = lowering.export_to_tf_tensor(y)
         except Exception as e:
-            return ["lower", type(e).__name__, str(e)[:200]]
+            return ["lower", type(e).__name__, str(e)[:200], kinds(e)]
         if isinstance(y, mtf.Tensor):
             try:
                 with tf.Session() as session:
                     session.run(fetch)
             except Exception as e:
-                return ["run", type(e).__name__, str(e)[:100]]
-    return ["", "", ""]
+                return ["run", type(e).__name__, str(e)[:100], kinds(e)]
+    return ["", "", "", [""]]

@@ -353,11 +353,11 @@ def call_stack(layer_stack, mode="train"):
     (
         lambda mesh: transformer.reduce_ensemble_logits_select(
             mtf.zeros(mesh, "ensemble:2,vocab:3"), mtf.Dimension("ensemble", 2), None, model_id=2),
-        "model_id must be between 0 and 1 for ensemble=2, got 2",
+        "model_id=2 of ensemble=2 is taken as 0; it should be between 0 and 1",
     ),
 ])  # fmt: skip
 def test_errors(build, text):
-    with tf.Graph().as_default(), pytest.raises(ValueError) as found:
+    with tf.Graph().as_default(), mtf.strict(), pytest.raises(ValueError) as found:
         build(mtf.Mesh(mtf.Graph(), "mesh"))
     assert re.search(text, str(found.value)), found.value
 
