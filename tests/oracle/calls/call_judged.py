@@ -80,11 +80,16 @@ RULE_PAIRS = "a layout rule is a pair of names; the classic keeps what it can ne
 SHAPES_EQUAL = "assigns a value of another shape: in the classic an error, or a variable of another shape, when it runs"
 STATIC = "the variable's own shape tells what to assign"
 RESOURCE = "variables are resource variables (docs/differences.md)"
+ARRAYS = "only numbers stand beside a Tensor: arrays have no names of dimensions"
 UNREAD = "an argument of another type, which the classic happens not to read on this path"
 
 # By family: (pattern of calls as in fnmatch, or a call, reason).
 JUDGED = {
     "core": [
+        ("mtf.convert_to_shape('a:-2')", "a negative size " + SLIP),
+        ("mtf.convert_to_shape({a: 1})", "a dictionary is no list of dimensions"),
+        ("x + [[]1.0]", ARRAYS),
+        ("[[]1] [*] x", ARRAYS),
         ("mtf.convert_to_dimension(('a', True))", "a truth value is no size"),
         ("mtf.convert_to_shape(':2')", "a dimension without a name cannot be meant"),
         ("mtf.combined_dimension([], 'n')", "no dimensions make one of size 1, if it has a name"),
@@ -103,6 +108,7 @@ JUDGED = {
         ("v.assign_to_master(*", RESOURCE),
     ],
     "elementwise": [
+        ("mtf.add(x1=x, x2=[[]1.0])", ARRAYS),
         ("mtf.multiply(x1=x, x2=y, name=b'named')", "the operation has the name that is given"),
         ("mtf.floordiv(*'a:2,b:3,c:4')", "broadcasts to the output shape, as other operations do"),
         ("mtf.mod(*[[]a, b, c])", "broadcasts to the output shape, as other operations do"),
@@ -133,6 +139,7 @@ JUDGED = {
         ("mtf.compatible_lazy_allreduce_sums(None)", UNREAD),
     ],
     "operations": [
+        ("mtf.ScalarMultiplyOperation(x, [[]1])", ARRAYS),
         ("mtf.AddOperation(x, s, S([[]a, b, c]))", "broadcasts to the output shape, as mtf.add does"),
         ("mtf.BinaryOpWithBroadcasting(*", "broadcasts to the output shape, as other operations do"),
         ("mtf.Constant(*3)", DTYPE),
@@ -173,6 +180,8 @@ JUDGED = {
         ("layers.attention_bias_local_2d_block(*", "works for names other than the classic's"),
     ],
     "optimize": [
+        ("optimize.MomentumOptimizer(0.1, None)*", "an error when the step is built, not when it is lowered"),
+        ("optimize.Ada*Optimizer(*'*').apply_grad(x, v)", "an error when the step is built, not when it is lowered"),
         ("optimize.SgdOptimizer(0.1).apply_grad(row, v)", SHAPES_EQUAL),
         ("optimize.adafactor_decay_rate_pow(offset='1')", "a number as text fails when it is computed"),
         ("optimize.compute_lr_for_step([[]], 2.0)", "makes the global step, as for other lists"),
