@@ -237,7 +237,7 @@ class ReversibleLayerStack(LayerStack):
         """
         x = self._with_sublayers("sublayers_initial", context, x)
         context.layer_outputs.append(x)
-        streams = [x, None, x, None]
+        streams: Any = [x, None, x, None]
         for i, layer in enumerate(self._layers):
             with tf.variable_scope(layer.name or ""):
                 streams = mtf_layers.reversible_half_residual_and_swap(
