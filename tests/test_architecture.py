@@ -30,8 +30,9 @@ ORDER = [
 ]
 CORE_ORDER = [
     ["strictness"],
+    ["errors"],
     ["dimension"],
-    ["shape", "errors"],
+    ["shape"],
     ["layout", "processors", "cost"],
     ["tensor"],
     ["operation"],
