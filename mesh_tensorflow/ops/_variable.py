@@ -136,9 +136,7 @@ class Variable(Operation):
                 name,
                 sizes,
                 dtype=self.master_dtype,
-                initializer=seeded_initializer(
-                    self._initializer, full_name, self.master_dtype
-                ),
+                initializer=seeded_initializer(self._initializer, full_name, self.master_dtype),
                 trainable=self._trainable,
                 **kwargs,
             )
