@@ -258,7 +258,7 @@ def _kept_dims(
     reduced_dims: Sequence[mtf.Dimension],
     expert_dims: Sequence[mtf.Dimension],
 ) -> list[mtf.Dimension]:
-    """Returns the dimensions of `x` that stay.
+    """Returns the dimensions of `x` that stay, before the new ones.
 
     Raises:
       ValueError: a reduced or expert dimension is not in `x`, or a new one stays in it.
@@ -277,7 +277,7 @@ def _kept_dims(
             f"reducing {dims_text(reduced_dims)}, and new_dims is {dims_text(new_dims)}. Rename it "
             "in x with mtf.rename_dimension, or reduce it, too"
         )
-    return kept
+    return [d for d in kept if d not in new_dims]
 
 
 def _without_clashes(
