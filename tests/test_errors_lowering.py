@@ -107,9 +107,18 @@ def test_a_name_that_tensorflow_has(tf_graph):
 
 # -- meshes and layouts
 
-def _replicated(devices):
+def _replicated(devices, local=None):
     with tf.Graph().as_default():
-        return mtf.simd_mesh_impl.replicate(lambda: tf.zeros([]), devices=devices)
+        return mtf.simd_mesh_impl.replicate(lambda: tf.zeros([]), devices=devices, local=local)
+
+
+def _lowered_with(impls):
+    with tf.Graph().as_default():
+        world = Plain()
+        return mtf.Lowering(world.graph, impls(world.mesh))
+
+
+TWO = ["/cpu:0", "/cpu:1"]
 
 
 MESHES = {
@@ -135,6 +144,28 @@ MESHES = {
     "device_malformed": (lambda: PlacementMeshImpl("x:2", "", ["cpu:0", "cpu:one"]), V,
         "'cpu:one' is no device. Devices are strings such as \"cpu:0\""),
     "device_of_replicate": (lambda: _replicated(["cpu:0", "third"]), V, "'third' is no device"),
+    "device_number": (lambda: PlacementMeshImpl("x:2", "", [0, 1]), V, "0 is no device"),
+    "no_devices_of_replicate": (lambda: _replicated([]), V, "replicate: devices is empty"),
+    "local_none": (lambda: _replicated(TWO, []), V,
+        r"local must have numbers from 0 to 1, .*/cpu:0, /cpu:1.* It is \[\]; None means all"),
+    "local_too_large": (lambda: _replicated(TWO, [2]), V, r"from 0 to 1, .*It is \[2\]"),
+    "local_negative": (lambda: _replicated(TWO, [-1]), V, r"from 0 to 1, .*It is \[-1\]"),
+    "local_twice": (lambda: _replicated(TWO, [0, 0]), V, r"each at most once.*It is \[0, 0\]"),
+    "mesh_none": (lambda: PlacementMeshImpl(None, "", []), T,
+        r'None is no mesh shape: write it as "rows:2,cols:2"'),
+    "mesh_int": (lambda: PlacementMeshImpl(2, "", []), T, r"2 \(int\) is no shape"),
+    "mesh_dict": (lambda: PlacementMeshImpl({"x": 2}, "", []), T, r"\(dict\) is no shape"),
+    "mesh_fraction": (lambda: PlacementMeshImpl("x:1.5", "", []), V,
+        r"the size '1.5' is not a whole number"),
+    "layout_none": (lambda: PlacementMeshImpl("x:1", None, []), T, r"None \(NoneType\) is no layout"),
+    "layout_int": (lambda: PlacementMeshImpl("x:1", 3, []), T, r"3 \(int\) is no layout"),
+    "layout_dict": (lambda: PlacementMeshImpl("x:1", {"a": "x"}, []), T, r"\(dict\) is no layout"),
+    "layout_single": (lambda: PlacementMeshImpl("x:1", ["a"], []), V, r"'a' .*is no pair of names"),
+    "lowering_none": (lambda: _lowered_with(lambda m: None), T,
+        r"mesh_to_impl must be a dictionary.*not None"),
+    "lowering_value_none": (lambda: _lowered_with(lambda m: {m: None}), T,
+        r"must be a dictionary from mtf.Mesh to a MeshImpl"),
+    "lowering_layout": (lambda: _lowered_with(lambda m: {m: "x:1"}), T, r"not 'x:1'"),
     "layout_string": (lambda: PlacementMeshImpl("x:1", "a:", []), V, r"malformed layout 'a:'"),
     "layout_space": (lambda: PlacementMeshImpl("x:1", "a : x", []), V, "no space around it"),
     "size_per_split": (lambda: mtf.tensor_dim_to_size_per_split("a:x", "x:3", A), V,

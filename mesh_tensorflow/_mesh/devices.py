@@ -40,8 +40,10 @@ def device_spec(device: str) -> tf.DeviceSpec:
       ValueError: it is malformed; the message shows how devices are written.
     """
     try:
+        if device is not None and not isinstance(device, str):
+            raise ValueError(f"it is of type {type(device).__name__}")
         return tf.DeviceSpec.from_string(device or "")
-    except (ValueError, TypeError, AttributeError) as e:
+    except ValueError as e:
         raise ValueError(
             f'{device!r} is no device. Devices are strings such as "cpu:0", "/device:GPU:1" or '
             f'"/job:worker/task:2/device:CPU:0"; "" leaves it to TensorFlow ({e})'

@@ -273,6 +273,10 @@ def _check_distinct(devices: Sequence[str]) -> None:
 
 def _check_local(local: Sequence[int], devices: Sequence[str]) -> None:
     """Raises ValueError unless this process runs some of the processors, each once."""
+    if not devices:
+        raise ValueError(
+            "replicate: devices is empty: give one for each processor, or None for those there are"
+        )
     if not local or len(set(local)) < len(local) or not set(local) <= set(range(len(devices))):
         raise ValueError(
             f"replicate: local must have numbers from 0 to {len(devices) - 1}, each at most once "
