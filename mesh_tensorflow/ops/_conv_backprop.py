@@ -58,6 +58,9 @@ class Conv2or3dBackpropInputOperation(ConvNdOperation):
         operands = {FILTER: conv_filter, kind.output_role: dy}
         super().__init__(kind, operands, convert_to_shape(input_shape), name)
 
+    def gradient(self, unused_grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return super().gradient(unused_grad_ys)
+
 
 class Conv2or3dBackpropFilterOperation(ConvNdOperation):
     """The gradient of a convolution with respect to its filter, of shape `filter_shape`."""
@@ -92,6 +95,9 @@ class Conv2or3dBackpropFilterOperation(ConvNdOperation):
         kind = conv_kind(what, conv_dimension, is_transpose, strides, padding)
         operands = {kind.input_role: conv_input, kind.output_role: dy}
         super().__init__(kind, operands, convert_to_shape(filter_shape), name)
+
+    def gradient(self, unused_grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return super().gradient(unused_grad_ys)
 
 
 def _named(fn: Callable, rank: int, transposed: bool, end: str) -> Callable:

@@ -243,10 +243,10 @@ class PoolBackPropOperation(Operation):
     def _unsplittable(self) -> list[str]:
         return [d.name for d in self._inputs[0].shape[-len(self._ksize) - 1 : -1]]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+    def gradient(self, unused_grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
         # Linear in dy: each window gathers what reaches the elements that dy went to.
         x, y, dy = self._inputs
-        ksize, reached = self._ksize, grad_ys[0]
+        ksize, reached = self._ksize, unused_grad_ys[0]
         mean = self._pool_fn_string.replace("MAX", "AVG")
         if mean == self._pool_fn_string:
             return [None, None, PoolOperation(reached, ksize, ksize, mean).outputs[0]]

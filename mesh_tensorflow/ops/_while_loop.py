@@ -133,7 +133,7 @@ class WhileLoopOperation(Operation):
         random = [y for op in self._body_ops if isinstance(op, RandomOperation) for y in op.outputs]
         return self._placeholders + random
 
-    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+    def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         for op in self._body_ops:
             if isinstance(op, WhileLoopOperation) and op.random_operations():
                 raise NotImplementedError(
@@ -141,7 +141,7 @@ class WhileLoopOperation(Operation):
                     f"make them outside of {op.name} and use them in it"
                 )
         self._keeps_tape = True
-        return WhileGradientOperation(self, grad_ys).input_gradients
+        return WhileGradientOperation(self, unused_grad_ys).input_gradients
 
     # -- lowering
 
