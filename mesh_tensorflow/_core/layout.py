@@ -182,7 +182,8 @@ def convert_to_layout_rules(x: Union[LayoutRules, str, Iterable[tuple[str, str]]
     """Returns LayoutRules made from `x`.
 
     Args:
-      x: LayoutRules, a string such as "batch:rows,d_ff:cols", or an iterable of pairs.
+      x: LayoutRules, a string such as "batch:rows,d_ff:cols", or an iterable of pairs; an empty
+        one, an empty dict among them, has no rules.
 
     Raises:
       ValueError: malformed string, or an element that is no pair.
@@ -193,7 +194,7 @@ def convert_to_layout_rules(x: Union[LayoutRules, str, Iterable[tuple[str, str]]
     if isinstance(x, str):
         return LayoutRules(split_pairs(x, "layout"))
     written = 'write it as "batch:rows,d_ff:cols", or as a list of pairs of names; "" has no rules'
-    if not isinstance(x, Iterable) or isinstance(x, Mapping):
+    if not isinstance(x, Iterable) or (isinstance(x, Mapping) and x):
         raise TypeError(f"{x!r} ({type(x).__name__}) is no layout: {written}")
     pairs = list(x)
     wrong = [pair for pair in pairs if not isinstance(pair, (tuple, list)) or len(pair) != 2]

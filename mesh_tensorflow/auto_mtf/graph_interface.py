@@ -237,8 +237,8 @@ class GraphInterface:
         """Returns the graph with the sizes of its tensors as a CostGraphDef.
 
         Args:
-          devices: devices of which tensors take memory, those of others having size 0; all if
-            None.
+          devices: devices of which tensors take memory, those of others having size 0 and no
+            shape; all if None.
         """
         graph = cost_graph_pb2.CostGraphDef()
         made_by = {
@@ -260,7 +260,7 @@ class GraphInterface:
                     size=self.get_tensor_size(name) if counts else 0,
                     alias_input_port=-1,
                     dtype=self.get_tensor_dtype(name).as_datatype_enum,
-                    shape=self.get_tensor_shape(name).as_proto(),
+                    shape=self.get_tensor_shape(name).as_proto() if counts else None,
                 )
                 node.is_final |= self.is_tensor_final(name)
         return graph

@@ -46,7 +46,7 @@ class ReduceOperation(Operation):
         Args:
           x: a Tensor.
           output_shape: a Shape, each of whose dimensions is in `x`.
-          reduction_fn_string: "SUM", "MAX" or "MIN".
+          reduction_fn_string: "SUM", "MAX" or "MIN", in letters of either case.
           name: a string or None.
 
         Raises:
@@ -54,6 +54,7 @@ class ReduceOperation(Operation):
         """
         output_shape = convert_to_shape(output_shape)
         mtf.verify_no_new_dims([x.shape], output_shape)
+        reduction_fn_string = str(reduction_fn_string).upper()
         reduction_fn(reduction_fn_string)
         super().__init__([x], name=name or "reduce")
         self._reduction_fn_string = reduction_fn_string

@@ -261,6 +261,13 @@ def import_fully_replicated(
     return mtf.reshape(whole, shape)
 
 
+def _slices_of(value: Any) -> list[Any]:
+    """Returns the slices of a laid-out value; one of a user's own class may have no more."""
+    if hasattr(value, "to_laid_out_tensor"):
+        return value.to_laid_out_tensor().all_slices
+    return value.tensor_list
+
+
 class ImportLaidOutTensorOperation(Operation):
     """Slices that are there already."""
 
@@ -269,21 +276,25 @@ class ImportLaidOutTensorOperation(Operation):
 
         Args:
           mesh: a Mesh.
-          laid_out_tensor: a LaidOutTensor that fits the layout of `shape`.
+          laid_out_tensor: a LaidOutTensor that fits the layout of `shape`, or an object with the
+            attribute `tensor_list`, its slices.
           shape: a Shape.
           name: a string or None.
         """
         super().__init__([], mesh=mesh, name=name or "import")
         self._laid_out_tensor = laid_out_tensor
-        dtype = laid_out_tensor.to_laid_out_tensor().all_slices[0].dtype
+        dtype = _slices_of(laid_out_tensor)[0].dtype
         self._outputs = [Tensor(self, convert_to_shape(shape), dtype.base_dtype)]  # type: ignore
+
+    def _unsplittable(self) -> list[str]:
+        """Returns all names: the slices fit the layout they have, so that none can be chosen."""
+        return self._outputs[0].shape.dimension_names
 
     def lower(self, lowering: Any) -> None:
         y, value = self.outputs[0], self._laid_out_tensor
         mesh_impl, layout_impl = lowering.mesh_impl(self), lowering.layout_impl(self)
         if mesh_impl is not layout_impl:
-            slices = value.to_laid_out_tensor().all_slices
-            whole = layout_impl.combine_slices(slices, y.shape)
+            whole = layout_impl.combine_slices(_slices_of(value), y.shape)
             value = mesh_impl.import_tf_tensor(y, whole)
         lowering.set_tensor_lowering(y, value)
 

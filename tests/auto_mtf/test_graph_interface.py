@@ -95,6 +95,8 @@ def test_tf_graph(tf_graph):
     cost = interface.compute_cost_graph(devices=["/device:GPU:0"])
     sizes = {n.name: [o.size for o in n.output_info] for n in cost.node}
     assert sizes["x"] == [0] and sizes["halves"] == [24, 24]
+    shaped = {n.name: {o.HasField("shape") for o in n.output_info} for n in cost.node}
+    assert shaped["x"] == {False} and shaped["halves"] == {True}
     contents = interface.compute_memory_contents_under_schedule(range(len(cost.node)))
     assert contents[-1] == {"x:0", "halves/split_dim:0", "halves:0", "halves:1"}
     with pytest.raises(ValueError, match="size of tensor 'unknown:0' is not known"):

@@ -32,7 +32,8 @@ def test_rules():
     assert rules.mesh_dimension_name_to_tensor_dimension_names("q") == []
     assert rules.unknown_mesh_dimensions(MESH) == ["z"]
     assert mtf.convert_to_layout_rules(rules) is rules
-    assert repr(mtf.convert_to_layout_rules("")) == "LayoutRules{}"
+    for empty in ("", [], {}):
+        assert repr(mtf.convert_to_layout_rules(empty)) == "LayoutRules{}"
 
 
 def test_tensor_layout_object():

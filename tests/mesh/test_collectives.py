@@ -1,6 +1,7 @@
 """Rings, reducers and the collectives of PlacementMeshImpl against NumPy."""
 
 import itertools
+import types
 
 import numpy as np
 import pytest
@@ -212,8 +213,14 @@ def test_import_laid_out_tensor(tf_graph):
     shape = mtf.Shape([("a", 6), ("b", 4)])
     pieces = impl.LaidOutTensor.from_tensor_list(impl.make_slices(tf.constant(whole), shape))
     y = mtf.import_laid_out_tensor(mesh, pieces, shape) * 2
+    total = mtf.ReduceOperation(y, mtf.Shape([]), "sum").outputs[0]
     lowering = mtf.Lowering(graph, {mesh: impl})
     np.testing.assert_array_equal(evaluate(lowering.export_to_tf_tensor(y)), whole * 2)
+    assert evaluate(lowering.export_to_tf_tensor(total)) == whole.sum() * 2
+    own = types.SimpleNamespace(tensor_list=pieces.tensor_list)  # a user's own class
+    imported = mtf.import_laid_out_tensor(mesh, own, shape)
+    assert imported.dtype == tf.float32
+    assert imported.operation.unsplittable_dims == {"a", "b"}
 
 
 def test_import_laid_out_tensor_that_does_not_fit(tf_graph):

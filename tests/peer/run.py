@@ -168,6 +168,11 @@ def report(found: Mapping[str, Sequence[Entry]]) -> list[str]:
     for name, verdict in [*verdicts.items(), ("total", total)]:
         print(f"{name:{width}} {verdict.tests:5} {verdict.passed:6} {verdict.judged:6}")
     faults = [fault for verdict in verdicts.values() for fault in verdict.faults]
+    for (name, test), reason in expected.JUDGED.items():
+        if name in found:
+            print(f"judged: {name}: {test}: {reason}")
+    for name, reason in expected.NOT_RUN.items():
+        print(f"not run: {name}: {reason}")
     for fault in faults:
         print(fault)
     return faults
@@ -199,7 +204,8 @@ def main() -> int:
     for name in missing:
         print(f"{name} is not in the wheel")
     passed = sum(judge(name, entries).passed for name, entries in found.items())
-    print(f"{passed} passed, {len(faults) + len(missing)} failed")
+    judged = sum(judge(name, entries).judged for name, entries in found.items())
+    print(f"{passed} passed, {judged} judged, {len(faults) + len(missing)} failed")
     return 1 if faults or missing else 0
 
 

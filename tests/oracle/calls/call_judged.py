@@ -139,6 +139,7 @@ JUDGED = {
         ("mtf.AddOperation(x, s, S([[]a, b, c]))", "broadcasts to the output shape, as mtf.add does"),
         ("mtf.BinaryOpWithBroadcasting(*", "broadcasts to the output shape, as other operations do"),
         ("mtf.Constant(*3)", DTYPE),
+        ("mtf.ReduceOperation(x, S([[]b]), 'sum').outputs[[]0]", "the reduction may be written in letters of either case"),
         ("mtf.EinsumOperation([[]x, s], S([[]a, c]))", "an output dimension that no input has; mtf.einsum broadcasts to it"),
         ("mtf.SliceOperation(x, 0, -1, 'a')", "a size of -1 goes to the end, as in tf.slice"),
         ("mtf.SlicewiseOperation(*).has_gradient", "a truth value"),
