@@ -10,6 +10,7 @@ from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.strictness import did_you_mean, slip
+from mesh_tensorflow._lowering.inner_operations import with_inner_operations
 
 __all__ = ["check_rules_apply", "rules_that_apply"]
 
@@ -18,12 +19,12 @@ _SHOWN = 16
 
 def dimension_names(operations: Iterable[Operation]) -> set[str]:
     """Returns the names of the dimensions of all tensors, those within loops included."""
-    names: set[str] = set()
-    for op in operations:
-        for x in op.inputs + op.outputs:
-            names.update(x.shape.dimension_names)
-        names |= dimension_names(getattr(op, "_body_ops", ()))
-    return names
+    return {
+        name
+        for op in with_inner_operations(operations)
+        for x in op.inputs + op.outputs
+        for name in x.shape.dimension_names
+    }
 
 
 def rules_that_apply(

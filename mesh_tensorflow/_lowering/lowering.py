@@ -19,6 +19,7 @@ from mesh_tensorflow._lowering.counters import (
     pretty_print_counters,
     write_log,
 )
+from mesh_tensorflow._lowering.inner_operations import with_inner_operations
 from mesh_tensorflow._lowering.layout_slips import check_rules_apply
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.utils import outside_all_rewrites
@@ -334,14 +335,13 @@ class Lowering:
 
 
 def _all_of_package(operations: Iterable[Operation]) -> bool:
-    """Whether no operation, in loops included, is of a class from elsewhere.
+    """Whether no operation, within loops and the like, is of a class from elsewhere.
 
     Such a class may count on a slice for each processor, so nothing is merged then.
     """
     return all(
         type(op).__module__.startswith("mesh_tensorflow.")
-        and _all_of_package(getattr(op, "_body_ops", ()))
-        for op in operations
+        for op in with_inner_operations(operations)
     )
 
 

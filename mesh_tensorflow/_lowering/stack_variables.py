@@ -8,15 +8,13 @@ from typing import Any, Optional
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._lowering.inner_operations import INNER_OPERATIONS, with_inner_operations
 from mesh_tensorflow.ops._assign import Assign, ReadVariable
 from mesh_tensorflow.ops._control import Depend
 from mesh_tensorflow.ops._split_concat import StackOperation, UnstackOperation
 from mesh_tensorflow.ops._variable import StackedVariable, Variable
 
 __all__ = ["combine_assignments", "rewrite_stack_variables"]
-
-# Attributes of operations that hold the operations inside them.
-_INNER_OPERATIONS = ("_cond_ops", "_body_ops", "_operations", "_forward_operations")
 
 
 def _groups(
@@ -60,13 +58,11 @@ def _groups(
 
 def _read_again(operations: Iterable[Operation]) -> set[Operation]:
     """Returns the variables that are read where they are used, as ReadVariable and Depend do."""
-    found: set[Operation] = set()
-    for op in operations:
-        if isinstance(op, (ReadVariable, Depend)):
-            found.add(op.inputs[0].operation)
-        for name in _INNER_OPERATIONS:
-            found |= _read_again(getattr(op, name, ()))
-    return found
+    return {
+        op.inputs[0].operation
+        for op in with_inner_operations(operations)
+        if isinstance(op, (ReadVariable, Depend))
+    }
 
 
 def rewrite_stack_variables(
@@ -154,7 +150,7 @@ def redirect(op: Operation, value_of: Mapping[Tensor, Tensor]) -> None:
         elif isinstance(value, list) and value:
             if isinstance(value[0], Tensor):
                 setattr(op, name, [value_of.get(x, x) for x in value])
-            elif isinstance(value[0], Operation) and name in _INNER_OPERATIONS:
+            elif isinstance(value[0], Operation) and name in INNER_OPERATIONS:
                 for inner in value:
                     redirect(inner, value_of)
 

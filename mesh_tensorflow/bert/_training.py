@@ -92,7 +92,13 @@ def _mesh_shape() -> mtf.Shape:
 
 def _is_simd(params: Any) -> bool:
     """Whether the estimator has each processor run the program."""
-    return bool(params and params.get("use_tpu") and "context" in params)
+    return bool(_parameter(params, "use_tpu") and _parameter(params, "context") is not None)
+
+
+def _parameter(params: Any, name: str) -> Any:
+    """Returns a value of a dictionary, of an object such as HParams, or of None; None if absent."""
+    get = getattr(params, "get", None)
+    return getattr(params, name, None) if get is None else get(name)
 
 
 def _layout(graph: mtf.Graph, mesh_shape: mtf.Shape) -> mtf.LayoutRules:

@@ -152,8 +152,9 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
           pool_dim_name: a string, the name of the dimension.
         """
         for name in ("sequence_id", "subsequence_id", "inputs", "read_priority", "write_priority"):
-            old = getattr(context, name)
-            setattr(context, name, _first_of_windows(old, pool_dim_name, self.pooling_size))
+            old = getattr(context, name, None)  # which a context of a user may lack
+            if old is not None:
+                setattr(context, name, _first_of_windows(old, pool_dim_name, self.pooling_size))
         position = context.position
         if isinstance(position, mtf.Tensor):
             first = _first_of_windows(position, pool_dim_name, self.pooling_size)

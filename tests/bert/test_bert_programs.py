@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
-from mesh_tensorflow.bert import run_classifier, run_pretraining, run_squad
+from mesh_tensorflow.bert import bert, run_classifier, run_pretraining, run_squad
 
 ONE = {"mesh_shape": "batch:1"}
 MESH = {"mesh_shape": "batch:2;model:2"}
@@ -169,3 +169,38 @@ def test_mixture_of_experts_and_adafactor(data):
     names = {name for name, _ in tf.train.list_variables(tf.train.latest_checkpoint(output))}
     assert "bert/encoder/block_0/moe/wi/kernel" in names
     assert "bert/encoder/relative_attention_bias" in names
+
+
+class HParams:
+    """Parameters as attributes."""
+
+    def __init__(self, **values):
+        self.__dict__.update(values)
+
+
+PARAMS = [None, {}, {"use_tpu": True, "batch_size": 4}, HParams(), HParams(use_tpu=True, context=None)]
+
+
+@pytest.mark.parametrize("mode", ["eval", "infer"])
+def test_model_functions_with_parameters_of_others(mode):
+    """Parameters that are not of an estimator have no `context`, whether for a TPU or not."""
+    config = bert.BertConfig.from_dict(bert_data.CONFIG)
+    found = []
+    for params in PARAMS:
+        model_fn = run_classifier.model_fn_builder(
+            config, 2, None, 0.1, None, None, use_tpu=params is not None)
+        with tf.Graph().as_default(), flagsaver.flagsaver(**ONE):
+            ids = tf.constant([[2, 5, 6, 3], [2, 7, 3, 0]])
+            features = {
+                "input_ids": ids, "input_mask": tf.sign(ids), "segment_ids": 0 * ids,
+                "label_ids": tf.constant([0, 1]), "is_real_example": tf.constant([1, 1]),
+            }
+            spec = model_fn(features, None, mode, params)
+            fetched = spec.loss if mode == "eval" else spec.predictions["probabilities"]
+            hooks = spec.evaluation_hooks if mode == "eval" else spec.prediction_hooks
+            with tf.train.SingularMonitoredSession(hooks=hooks) as session:
+                found.append(session.run(fetched))
+    assert np.shape(found) == (len(PARAMS),) + (() if mode == "eval" else (2, 2))
+    assert np.isfinite(found).all()
+    if mode == "infer":
+        np.testing.assert_allclose(np.sum(found, -1), 1, rtol=1e-5)

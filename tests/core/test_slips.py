@@ -212,3 +212,39 @@ def test_devices_that_are_not_there():
             lower("gpu:7")
     with pytest.warns(mtf.MeshTensorFlowWarning, match=text):
         tf.function(lambda: lower("gpu:7"))()
+
+
+class OfAUser(mtf.Operation):
+    """The sum of a Tensor, which needs a slice for each processor."""
+
+    slices = 0
+
+    def __init__(self, x):
+        super().__init__([x], name="of_a_user")
+        self._outputs = [mtf.Tensor(self, mtf.Shape([]), x.dtype)]
+
+    def lower(self, lowering):
+        x = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
+        OfAUser.slices = len(x.all_slices)
+        total = tf.reduce_sum(lowering.mesh_impl(self).export_to_tf_tensor(self.inputs[0], x))
+        y = lowering.mesh_impl(self).import_tf_tensor(self.outputs[0], total)
+        lowering.set_tensor_lowering(self.outputs[0], y)
+
+
+def test_what_is_in_the_condition_of_a_loop_counts(tf_graph):
+    """Its dimensions, which a rule may split; and its operations, before processors are merged."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+
+    def smaller(i):
+        wide = mtf.broadcast(mtf.to_float(i), mtf.Shape([mtf.Dimension("within", 2)]))
+        return mtf.less(OfAUser(wide).outputs[0], 6.0)
+
+    start = mtf.import_tf_tensor(mesh, tf.constant(0), mtf.Shape([]))
+    [end] = mtf.while_loop(smaller, lambda i: [i + 1], [start])
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:2", "within:x", ["", ""])
+    with mtf.strict():
+        lowering = mtf.Lowering(graph, {mesh: impl})
+    with tf.Session() as session:
+        assert session.run(lowering.export_to_tf_tensor(end)) == 3
+    assert OfAUser.slices == 2

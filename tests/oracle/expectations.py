@@ -144,3 +144,23 @@ NEEDS_SLICES = {"laid_out_tensors", "custom_operations", "stacked_variables"}
 # Programs whose results are others where assignments happen at their place in the program, as in
 # eager code and in a tf.function; in a session they happen when they are run.
 IN_SESSIONS_ONLY = ["assignments"]
+
+# -- dimension names of variables
+
+_BIAS = "its kernel cannot have d_model twice, and the bias has the kernel's name for what comes out"
+# {program: {pattern of variables: why}}. A name that the classic has twice in one variable is in no need of it.
+DIMENSIONS_DIFFER = {
+    "universal_act": {
+        "transformer/sigmoid_activation_for_pondering/dense_1/bias": _BIAS,
+    },
+    "universal_act_accumulated": {
+        "transformer/sigmoid_activation_for_pondering/dense_1/bias": _BIAS,
+    },
+    "evolved": {
+        "*/separable_conv1d/*": "the classic has d_model twice in the convolution, of two sizes, "
+        "and can't split it; ours is split around the convolution",
+    },
+    "beam_search_one_beam": {
+        "loop_var_0": "the classic has its loop's state in a variable, ours in the loop",
+    },
+}

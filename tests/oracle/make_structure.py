@@ -24,16 +24,21 @@ PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures", "str
 
 
 def main():
-    found = {}
-    for programs in FAMILIES.values():
+    found, reads = {}, {}
+    for family, programs in FAMILIES.items():
+        found[family] = {}
         for name, program in programs.items():
             with tf.Graph().as_default():
                 try:
-                    found[name] = structure.of(program, runner.Case(name, "", ""))[1]
+                    made = structure.of(program, runner.Case(name, "", ""))[1]
                 except Exception as error:  # what the classic cannot build
                     print(name, type(error).__name__)
+                    continue
+            found[family][name] = made["dimensions"]
+            for part, names in made["reads"].items():
+                reads[part] = sorted({*reads.get(part, []), *names})
     with open(PATH, "w") as f:
-        json.dump(found, f, sort_keys=True, separators=(",", ":"))
+        json.dump({"dimensions": found, "reads": reads}, f, sort_keys=True, separators=(",", ":"))
 
 
 if __name__ == "__main__":

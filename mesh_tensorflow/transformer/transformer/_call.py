@@ -42,12 +42,13 @@ def call_model(
     """
     check_ids(f"{model.name}: inputs", inputs, model.input_vocab_dim)
     with tf.variable_scope(model.name):
-        embedding = _embedding(model, context)
+        embedding = _embedding(model, context, inputs.mesh)
         ids = _with_token_dropout(model, context, _for_ensemble(model, inputs))
         x = embedding.ids_to_embedding(ids, context=context)
         context.input_embeddings = x
         if model.max_length_dim is not None:
-            x += embedding_of_positions(model, context, _position_weights(model, context))
+            weights = _position_weights(model, context, ids.mesh)
+            x += embedding_of_positions(model, context, weights)
         x = model.layer_stack.call(context, x)
         if model.output_vocab_dim is None:
             return x
@@ -69,11 +70,11 @@ def _for_ensemble(model: Any, ids: mtf.Tensor) -> mtf.Tensor:
     return mtf.broadcast(ids, mtf.Shape([model.ensemble_dim, *ids.shape.dims]))
 
 
-def _embedding(model: Any, context: Context) -> Any:
+def _embedding(model: Any, context: Context, mesh: mtf.Mesh) -> Any:
     shared = context.shared_params
     if "embedding" not in shared:
         made = get_vocab_embedding_cls()(
-            context.mesh,
+            mesh,
             model.input_vocab_dim,
             model.model_dim,
             context.variable_dtype,
@@ -85,17 +86,17 @@ def _embedding(model: Any, context: Context) -> Any:
     return context.shared_params["embedding"]
 
 
-def _position_weights(model: Any, context: Context) -> mtf.Tensor:
+def _position_weights(model: Any, context: Context, mesh: mtf.Mesh) -> mtf.Tensor:
     shared = context.shared_params.get("positional_embedding")
     if shared is None or model.sinusoid_positional_embedding:
-        return positional_embedding_weights(model, context.mesh, context.variable_dtype)
+        return positional_embedding_weights(model, mesh, context.variable_dtype)
     return shared
 
 
 def _with_token_dropout(model: Any, context: Context, ids: mtf.Tensor) -> mtf.Tensor:
     if not context.train or not model.token_dropout_rate:
         return ids
-    noise = mtf.random_uniform(context.mesh, ids.shape)
+    noise = mtf.random_uniform(ids.mesh, ids.shape)
     return ids * mtf.cast(mtf.greater_equal(noise, model.token_dropout_rate), ids.dtype)
 
 

@@ -9,7 +9,30 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 
-__all__ = ["Context"]
+__all__ = ["Context", "memory_length_of", "nonpadding_of"]
+
+
+def memory_length_of(encoder_output: mtf.Tensor) -> mtf.Dimension:
+    """Returns the Dimension of an encoder's output that is named "memory_length".
+
+    Raises:
+      ValueError: there is none.
+    """
+    for dim in encoder_output.shape.dims:
+        if dim.name == "memory_length":
+            return dim
+    raise ValueError(
+        f"encoder_length_dim: encoder_output {encoder_output.name} {encoder_output.shape} has no "
+        "dimension named memory_length; use mtf.layers.rename_length_to_memory_length"
+    )
+
+
+def nonpadding_of(context: Any) -> Union[mtf.Tensor, int, None]:
+    """Returns `Context.nonpadding`, also of a context of a user that has only a sequence_id."""
+    sequence_id = context.sequence_id
+    if sequence_id is None or isinstance(sequence_id, int):
+        return sequence_id
+    return mtf.cast(mtf.not_equal(sequence_id, 0), context.activation_dtype)
 
 
 class Context:
@@ -138,14 +161,7 @@ class Context:
                 "encoder_length_dim: the Context has no encoder_output; call the model with "
                 "encoder_output, as a Bitransformer does"
             )
-        for dim in self.encoder_output.shape.dims:
-            if dim.name == "memory_length":
-                return dim
-        raise ValueError(
-            f"encoder_length_dim: encoder_output {self.encoder_output.name} "
-            f"{self.encoder_output.shape} has no dimension named memory_length; use "
-            "mtf.layers.rename_length_to_memory_length"
-        )
+        return memory_length_of(self.encoder_output)
 
     @property
     def nonpadding(self) -> Union[mtf.Tensor, int, None]:
@@ -153,9 +169,7 @@ class Context:
 
         The number 1 if `sequence_id` is, and None if it is None.
         """
-        if self.sequence_id is None or isinstance(self.sequence_id, int):
-            return self.sequence_id
-        return mtf.cast(mtf.not_equal(self.sequence_id, 0), self.activation_dtype)
+        return nonpadding_of(self)
 
     def get_states(self, n: int) -> list[mtf.Tensor]:
         """Returns the next `n` states, those after as many as new ones are recorded.

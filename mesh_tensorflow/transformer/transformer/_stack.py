@@ -174,11 +174,12 @@ class _Shared:
     """
 
     def __init__(self, context: Any) -> None:
-        self._context = context
-        self._graph = context.mesh.graph
-        self._num_losses = len(context.losses or [])
-        self._cache = dict(context.cache)
-        self._known = set(self._graph.operations)
+        # Contexts of users may have neither.
+        self._losses = getattr(context, "losses", None)
+        self._cache = getattr(context, "cache", {})
+        self._num_losses = len(self._losses or [])
+        self._cached = dict(self._cache)
+        self._known = set(context.mesh.graph.operations)
 
     def found(self) -> list[mtf.Tensor]:
         """Returns the Tensors that have come since."""
@@ -193,19 +194,17 @@ class _Shared:
                 lambda v: mapping.get(v, v) if isinstance(v, mtf.Tensor) else v, values
             )
 
-        cache, losses = self._context.cache, self._context.losses
         for key in self._new_keys():
-            cache[key] = replaced(cache[key])
-        if losses is not None:
-            losses[self._num_losses :] = replaced(losses[self._num_losses :])
+            self._cache[key] = replaced(self._cache[key])
+        if self._losses is not None:
+            self._losses[self._num_losses :] = replaced(self._losses[self._num_losses :])
 
     def _new_keys(self) -> list:
-        cache = self._context.cache
-        return [k for k, v in cache.items() if self._cache.get(k) is not v]
+        return [k for k, v in self._cache.items() if self._cached.get(k) is not v]
 
     def _values(self) -> list:
-        losses = (self._context.losses or [])[self._num_losses :]
-        cached = [self._context.cache[key] for key in self._new_keys()]
+        losses = (self._losses or [])[self._num_losses :]
+        cached = [self._cache[key] for key in self._new_keys()]
         return tf.nest.flatten([losses, cached])
 
     def _is_new(self, value: Any) -> bool:

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow.transformer.transformer._context import nonpadding_of
 
 __all__ = [
     "sublayer_annealed_dropout",
@@ -59,7 +60,7 @@ def sublayer_mask_padding(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.
       context: a Context; its `sequence_id` is 0 at padding.
     """
     del layer_stack
-    nonpadding = context.nonpadding
+    nonpadding = nonpadding_of(context)
     return x * nonpadding if isinstance(nonpadding, mtf.Tensor) else x
 
 

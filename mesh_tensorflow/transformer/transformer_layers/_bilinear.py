@@ -144,7 +144,7 @@ class GeneralBilinearEncDecAttention(EncDecMixin, GeneralBilinearSelfAttention):
     ) -> mtf.Tensor:
         q = self.compute_q(context, x)
         m, memory_length = _states.constant_states(
-            context, lambda: [self._get_memory_antecedent(context)]
+            context, self._get_memory_antecedent, lambda m: [m]
         )
         bias = enc_dec_attention_bias(self, context, self.heads_dims)
         return self.attention_internal(context, q, m, memory_length, bias)

@@ -41,9 +41,8 @@ class Conv1D(TransformerLayer):
             self.record_states_first_part_mode(context, x, filter_size)
         if context.inputs is not None:
             return x * mtf.cast(mtf.not_equal(context.inputs, 0), x.dtype)
-        if isinstance(context.nonpadding, mtf.Tensor):
-            return x * mtf.cast(context.nonpadding, x.dtype)
-        return x
+        nonpadding = getattr(context, "nonpadding", None)  # a context of a user may lack it
+        return x * mtf.cast(nonpadding, x.dtype) if isinstance(nonpadding, mtf.Tensor) else x
 
     def record_states_first_part_mode(
         self, context: Any, x: mtf.Tensor, filter_size: int, length_dim_name: str = "length"
@@ -57,14 +56,14 @@ class Conv1D(TransformerLayer):
           length_dim_name: a string, the name of their dimension.
         """
         window = mtf.Dimension("conv_window", filter_size)
-        before = mtf.range(context.mesh, window, dtype=tf.int32) - filter_size
+        before = mtf.range(x.mesh, window, dtype=tf.int32) - filter_size
         # Before the beginning an index is below 0, which gives zeros.
         positions = mtf.add(
             context.initial_position,
             before,
             output_shape=context.initial_position.shape + window,
         )
-        length_dim = x.shape.get_dim_by_name(context.length_dim.name)
+        length_dim = x.shape.dims[-2]
         last = mtf.gather(x, positions, length_dim)
         shape = x.shape - length_dim
         last = mtf.transpose(last, mtf.Shape([*shape.dims[:-1], window, shape.dims[-1]]))
@@ -86,7 +85,7 @@ class Conv1D(TransformerLayer):
         """
         filter_dim = mtf.Dimension(length_dim_name, filter_size)
         [old_state] = context.get_states(1)
-        latest = mtf.constant(context.mesh, filter_size - 1, dtype=tf.int32)
+        latest = mtf.constant(x.mesh, filter_size - 1, dtype=tf.int32)
         new_state = self.update_state(old_state, x, latest, filter_dim, dtype=x.dtype)
         context.record_new_states([new_state])
         return new_state

@@ -47,15 +47,16 @@ def enc_dec_attention(
     params = layer.make_params(context)
     q = params.compute_q(x)
 
-    def keys_and_values() -> list[mtf.Tensor]:
+    def keys_and_values(memory: mtf.Tensor) -> list[mtf.Tensor]:
         if params.shared_kv:
-            return [params.compute_kv(memory_antecedent)] * 2
-        return [params.compute_k(memory_antecedent), params.compute_v(memory_antecedent)]
+            return [params.compute_kv(memory)] * 2
+        return [params.compute_k(memory), params.compute_v(memory)]
 
     k, v, memory_length = _states.constant_states(
         context,
+        lambda _: memory_antecedent,
         keys_and_values,
-        keep=lambda state: _states.next_to_channels(state, context.encoder_length_dim),
+        keep=_states.next_to_channels,
     )
     o = attention_fn(
         q,

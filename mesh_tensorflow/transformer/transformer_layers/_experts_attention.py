@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer import attention, moe
 from mesh_tensorflow.transformer.attention import _dot_product
+from mesh_tensorflow.transformer.transformer._context import memory_length_of
 from mesh_tensorflow.transformer.transformer_layers import _states
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import EncDecMixin
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_bias import enc_dec_attention_bias
@@ -186,16 +187,14 @@ class ExpertsEncDecAttention(EncDecMixin, ExpertsSelfAttention):
         if self.attend_to_memory:
             keys, memory_length = _states.constant_states(
                 context,
-                lambda: [
-                    params.keys_of_memory(
-                        self._get_memory_antecedent(context),
-                        context.encoder_length_dim,
-                        context.encoder_sequence_id,
-                    )
+                self._get_memory_antecedent,
+                lambda m: [
+                    params.keys_of_memory(m, memory_length_of(m), context.encoder_sequence_id)
                 ],
             )
         else:
-            keys, memory_length = params.compute_kv(x), context.encoder_length_dim
+            keys = params.compute_kv(x)
+            memory_length = memory_length_of(self._get_memory_antecedent(context))
         bias = enc_dec_attention_bias(self, context, params.query_heads_dims)
         o = self._attend(context, q, keys, keys, memory_length, bias)
         y = params.compute_output(o, output_shape=x.shape)

@@ -17,10 +17,9 @@ __all__ = ["query_position", "self_attention_bias"]
 
 def query_position(context: Any) -> mtf.Tensor:
     """Returns the positions of queries."""
-    position = context.position if context.mode == "incremental" else context.get_position()
-    if position is None:
+    if context.position is None:
         return mtf.range(context.mesh, context.length_dim, tf.int32)
-    return position
+    return context.position
 
 
 def _all_of(conditions: Sequence[mtf.Tensor]) -> Optional[mtf.Tensor]:

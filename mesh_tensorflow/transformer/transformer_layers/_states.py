@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow.transformer.transformer._context import memory_length_of
 
 __all__ = [
     "WriteAtOperation",
@@ -161,23 +162,28 @@ def updated_states(
 
 def constant_states(
     context: Any,
-    make: Callable[[], Sequence[mtf.Tensor]],
-    keep: Optional[Callable[[mtf.Tensor], mtf.Tensor]] = None,
+    memory: Callable[[Any], mtf.Tensor],
+    make: Callable[[mtf.Tensor], Sequence[mtf.Tensor]],
+    keep: Optional[Callable[[mtf.Tensor, mtf.Dimension], mtf.Tensor]] = None,
 ) -> tuple[Any, ...]:
     """Returns what a layer makes of the encoder's output, in decoding that of the first part.
 
     Args:
       context: a Context of a decoder.
-      make: a function without arguments that returns Tensors, not called in mode "incremental".
-      keep: a function of one of them, the form in which it is kept; itself if None.
+      memory: a function of the Context that returns the encoder's output, a Tensor with
+        dimensions [batch..., memory_length, d_model]; not called in mode "incremental".
+      make: a function of the encoder's output that returns Tensors.
+      keep: a function of one of them and of the Dimension memory_length, the form in which it is
+        kept; itself if None.
 
     Returns:
       A tuple of the Tensors, and the Dimension of the memory's positions.
     """
     if context.mode == "incremental":
         return context.get_constant_state()
-    states, memory_length = make(), context.encoder_length_dim
+    encoded = memory(context)
+    states, memory_length = make(encoded), memory_length_of(encoded)
     if context.mode == "first_part":
-        kept = states if keep is None else [keep(state) for state in states]
+        kept = states if keep is None else [keep(state, memory_length) for state in states]
         context.record_constant_state((*kept, memory_length))
     return (*states, memory_length)

@@ -313,7 +313,9 @@ class TalkingHeadsEncDecAttention(EncDecMixin, TalkingHeadsSelfAttention):
         m = self._get_memory_antecedent(context)
         q = self.compute_q(context, x)
         k, v, memory_length = _states.constant_states(
-            context, lambda: [self.compute_k(context, m), self.compute_v(context, m)]
+            context,
+            lambda _: m,
+            lambda m: [self.compute_k(context, m), self.compute_v(context, m)],
         )
         bias = enc_dec_attention_bias(self, context, self.softmax_heads_dims)
         return self.attention_internal(context, x, m, q, k, v, memory_length, bias)

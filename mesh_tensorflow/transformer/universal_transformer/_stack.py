@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers as mtf_layers
 from mesh_tensorflow.transformer import transformer
+from mesh_tensorflow.transformer.transformer._context import nonpadding_of
 from mesh_tensorflow.transformer.universal_transformer._gating import Gates
 from mesh_tensorflow.transformer.universal_transformer._timing import TimingSignals
 
@@ -145,7 +146,8 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
                 f"UTLayerStack: recurrence_type={self.recurrence_type!r} is none of "
                 f"{', '.join(map(repr, recurrences))}"
             )
-        mask = 1.0 if context.nonpadding is None else context.nonpadding
+        nonpadding = nonpadding_of(context)
+        mask = 1.0 if nonpadding is None else nonpadding
         x = self._dropout(context, x)
         context.layer_outputs.append(x)
         if self.mix_with_transformer_before_ut:
