@@ -41,6 +41,23 @@ def slips(request):
         yield
 
 
+def _process_state():
+    return {
+        "eager": tf.executing_eagerly(),
+        "control flow of TensorFlow 2": tf.control_flow_v2_enabled(),
+        "resource variables": tf.resource_variables_enabled(),
+        "strict": strictness.is_strict(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def leaves_the_process_as_it_was():
+    """Fails the test that changes TensorFlow's behavior for those after it."""
+    before = _process_state()
+    yield
+    assert _process_state() == before
+
+
 @pytest.fixture
 def tf_graph():
     """A fresh default tf graph, in which programs are built as with TensorFlow 1."""

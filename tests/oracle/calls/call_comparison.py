@@ -14,7 +14,7 @@ if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
 from call_families import FAMILIES  # noqa: E402
-from call_judged import judge  # noqa: E402
+from call_judged import JUDGED, judge  # noqa: E402
 from call_outcomes import outcome  # noqa: E402
 from call_sampler import sample  # noqa: E402
 
@@ -59,20 +59,24 @@ def differences(family, expected):
 
 
 def main():
+    """Prints differences without a reason, and reasons without a difference; returns how many."""
     import tensorflow.compat.v1 as tf
 
     tf.disable_v2_behavior()
-    fixture = load()
+    fixture, total = load(), 0
     for family in [a for a in sys.argv[1:] if a != "-a"] or FAMILIES:
-        count = 0
+        count, used = 0, set()
         for d in differences(family, fixture[family]):
-            if d.judged and "-a" not in sys.argv:
-                continue
-            count += 1
-            print(f"{d.call}\n    classic: {brief(d.expected)}\n    here:    {brief(d.found)}")
-            if d.judged:
-                print(f"    judged:  {d.judged[0]}")
-        print(f"{family}: {count} of {len(fixture[family])} calls", file=sys.stderr)
+            used.add(d.judged and d.judged[1])
+            count += not d.judged
+            if not d.judged or "-a" in sys.argv:
+                print(f"{d.call}\n    classic: {brief(d.expected)}\n    here:    {brief(d.found)}")
+                print(f"    judged:  {d.judged[0]}" if d.judged else "    not judged")
+        stale = [pattern for pattern, _ in JUDGED.get(family, ()) if pattern not in used]
+        print(*(f"{pattern}\n    is judged, but does not differ" for pattern in stale), sep="\n")
+        print(f"{family}: {count} of {len(fixture[family])} calls differ, {len(stale)} reasons are idle")
+        total += count + len(stale)
+    return total
 
 
 def brief(result):
@@ -84,4 +88,4 @@ def brief(result):
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main() > 0)
