@@ -13,6 +13,7 @@ __all__ = [
     "Shape",
     "anonymous_shape",
     "broadcast_shape",
+    "check_names_differ",
     "check_sizes_of_names",
     "combined_dimension",
     "convert_to_shape",
@@ -283,32 +284,60 @@ def verify_no_new_dims(input_shapes: Iterable[Shape], output_shape: Shape) -> No
 
 
 def check_sizes_of_names(what: str, shapes: Iterable[Shape]) -> None:
-    """Calls it a slip if one name has two sizes in the shapes of one operation.
+    """Calls it a slip if one name has other sizes in one shape than in another.
+
+    A name that one shape has in two sizes (as kernels of convolutions may) fits either.
 
     Args:
       what: which operation.
-      shapes: Shapes of what is matched by name; or one alone, of a result.
+      shapes: Shapes of what is matched by name.
 
     Raises:
       ValueError: within `mtf.strict()`.
     """
     shapes = list(shapes)
-    first: dict[str, Dimension] = {}
-    for d in [d for shape in shapes for d in shape]:
-        other = first.setdefault(d.name, d)
-        if other != d:
-            sizes = f"{other.size} and {d.size}"
-            slip(
-                f"{what}: the name {d.name!r} has two sizes in one operation, {sizes}: "
-                f"{', '.join(map(str, shapes))}. These are different dimensions, and are not "
-                "matched with each other. Give them one size if they should be, else give one of "
-                "them another name with mtf.rename_dimension"
-                if len(shapes) > 1
-                else f"{what}: the result {shapes[0]} has two dimensions called {d.name!r}, of "
-                f"sizes {sizes}. No layout can split either, and what goes by name takes the "
-                "first. Give one of them another name",
-                key=f"sizes/{d.name}/{sorted((other.size, d.size))}",
-            )
+    sizes: dict[str, set[int]] = {}
+    for shape in shapes:
+        own: dict[str, set[int]] = {}
+        for d in shape:
+            own.setdefault(d.name, set()).add(d.size)
+        for name, found in own.items():
+            before = sizes.setdefault(name, found)
+            if before.isdisjoint(found):
+                two = sorted([min(before), min(found)])
+                slip(
+                    f"{what}: the name {name!r} has two sizes in one operation, "
+                    f"{min(before)} and {min(found)}: "
+                    f"{', '.join(map(str, shapes))}. These are different dimensions, and are not "
+                    "matched with each other. Give them one size if they should be, else give one "
+                    "of them another name with mtf.rename_dimension",
+                    key=f"sizes/{name}/{two}",
+                )
+            sizes[name] = before | found
+
+
+def check_names_differ(what: str, result: Shape, *given: Shape) -> None:
+    """Calls it a slip if the result of an operation has two dimensions of one name.
+
+    Args:
+      what: which operation.
+      result: its Shape.
+      *given: Shapes of its inputs; a name that one of these has twice is none of its doing.
+
+    Raises:
+      ValueError: within `mtf.strict()`.
+    """
+    names = result.dimension_names
+    for name in sorted({n for n in names if names.count(n) > 1}):
+        if any(shape.dimension_names.count(name) > 1 for shape in given):
+            continue
+        two = [d.size for d in result if d.name == name][:2]
+        slip(
+            f"{what}: the result {result} has two dimensions called {name!r}, of "
+            f"sizes {two[0]} and {two[1]}. No layout can split either, and what goes by name takes "
+            "the first. Give one of them another name",
+            key=f"sizes/{name}/{sorted(two)}",
+        )
 
 
 def broadcast_shape(shape1: Shape, shape2: Shape, output_shape: Optional[Shape]) -> Shape:

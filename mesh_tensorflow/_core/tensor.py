@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import WrongTypeError
-from mesh_tensorflow._core.shape import Shape, check_sizes_of_names
+from mesh_tensorflow._core.shape import Shape
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Graph, Mesh
@@ -55,7 +55,6 @@ class Tensor:
             )
         if not isinstance(dtype, tf.DType):
             raise ValueError(f"the dtype of tensor {name!r} must be a tf.DType, not {dtype!r}")
-        check_sizes_of_names(operation.name, [shape])
         self._operation = operation
         self._shape = shape
         self._dtype = dtype

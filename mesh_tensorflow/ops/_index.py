@@ -13,7 +13,7 @@ from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.shape import Shape, check_names_differ, convert_to_shape
 from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.ops import _gather
@@ -195,10 +195,11 @@ class TopKOperation(Operation):
                 f"{name or 'top_k'}: {dims_text([k_dim])} must be between 1 and "
                 f"{dims_text([reduced_dim])} of {x.name} {x.shape}"
             )
+        shape = (x.shape - reduced_dim) + k_dim
+        check_names_differ(name or "top_k", shape, x.shape)
         super().__init__([x], name=name or "top_k")
         self._reduced_dim = reduced_dim
         self._k_dim = k_dim
-        shape = (x.shape - reduced_dim) + k_dim
         self._outputs = [Tensor(self, shape, x.dtype), Tensor(self, shape, tf.int32, index=1)]
 
     def _unsplittable(self) -> Sequence[str]:

@@ -11,7 +11,12 @@ from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape, anonymous_shape, convert_to_shape
+from mesh_tensorflow._core.shape import (
+    Shape,
+    anonymous_shape,
+    check_names_differ,
+    convert_to_shape,
+)
 from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import constant
@@ -200,6 +205,7 @@ def reshape(x: Tensor, new_shape: Any, name: str = "reshape") -> Tensor:
     check_tensors(name, [x])
     new_shape = convert_to_shape(new_shape)
     _check_order(name, x, new_shape)
+    check_names_differ(name, new_shape, x.shape)
     return ReshapeOperation(x, new_shape, name=name).outputs[0]
 
 

@@ -11,7 +11,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.shape import Shape, check_names_differ
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.ops._binary import check_dtypes
 from mesh_tensorflow.ops._slicewise import check_not_split
@@ -202,10 +202,12 @@ class StackOperation(Operation):
                 f"{name or 'stack'}: axis={axis} is no place in {xs[0].shape}: a new dimension can "
                 f"stand at 0 to {len(dims)}, or at {-len(dims) - 1} to -1 counted from the end"
             )
+        axis = axis if axis >= 0 else len(dims) + 1 + axis
+        dims.insert(axis, Dimension(dim_name, len(xs)))
+        check_names_differ(name or "stack", Shape(dims), xs[0].shape)
         super().__init__(xs, name=name or "stack")
-        self._axis = axis if axis >= 0 else len(dims) + 1 + axis
-        self._new_dim = Dimension(dim_name, len(xs))
-        dims.insert(self._axis, self._new_dim)
+        self._axis = axis
+        self._new_dim = dims[axis]
         self._outputs = [Tensor(self, Shape(dims), xs[0].dtype)]
 
     def _unsplittable(self) -> Iterable[str]:

@@ -11,7 +11,7 @@ from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape, check_sizes_of_names, convert_to_shape
+from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.initial_values import checked_value, seeded_initializer
@@ -96,7 +96,6 @@ class Variable(Operation):
         shape = convert_to_shape(shape)
         if not isinstance(dtype, VariableDType):
             dtype = VariableDType(dtype)
-        check_sizes_of_names(f"variable {name!r}", [shape])  # before there is a master
         super().__init__([], mesh=mesh, name="variable")
         self._graph.roll_back_names(self._mark.names)  # it is named after its master
         self._dtype = dtype

@@ -48,8 +48,6 @@ SLIPS = {
         r"top_k: the result Shape\[a=8, a=4\] has two dimensions called 'a'"),
     "rename_name": (lambda w: mtf.rename_dimension(w.x, "a", "b"),
         r"the result Shape\[b=8, b=16\] has two dimensions called 'b'"),
-    "variable_name": (lambda w: mtf.get_variable(w.mesh, "v", [A, OTHER_A]),
-        r"Shape\[a=8, a=4\] has two dimensions called 'a'"),
     "reshape_order": (lambda w: mtf.reshape(w.x, [B, ("one", 1), A]),
         r"becomes Shape\[b=16, one=1, a=8\], which has a=8, b=16 in another order.*mtf.transpose"),
     "rule_twice": (lambda w: mtf.convert_to_layout_rules("a:rows, b:cols, a:rows"),
@@ -97,8 +95,17 @@ def test_slip(name, tf_graph):
     assert told[0].filename == __file__
 
 
+def _trained(kernel):
+    """Updates a variable: arithmetic of tensors that all have one name in two sizes."""
+    optimizer = mtf.optimize.AdafactorOptimizer(min_dim_size_to_factor=2)
+    graph = kernel.graph
+    grads = mtf.gradients([mtf.reduce_sum(mtf.square(kernel))], [kernel])
+    return optimizer.apply_grads(grads, [graph.name_to_variable["k"]])
+
+
 RIGHT = {
     "einsum_of_one_position": lambda w: mtf.einsum([w.x], output_shape=[A, ("position", 1), B]),
+    "kernel_of_one_name": lambda w: _trained(mtf.get_variable(w.mesh, "k", [A, OTHER_A, B])),
     "sizes_of_shapes": lambda w: mtf.Shape([A, OTHER_A]),
     "broadcast": lambda w: mtf.broadcast(mtf.einsum([w.x], output_shape=[A]), [A, ("n", 2)]),
     "concat": lambda w: mtf.concat([w.x, mtf.zeros(w.mesh, [OTHER_A, B])], "a"),
