@@ -174,6 +174,7 @@ def check_front_end(case, dtype, values, program):
 FRONT_END_BATCHES = [PARAMS[i::24] for i in range(24)]
 
 
+@pytest.mark.slips  # some cases are
 @pytest.mark.parametrize("number", range(len(FRONT_END_BATCHES)))
 def test_eagerly(number):
     """Each case in some layout, built and lowered in eager code."""
@@ -182,6 +183,7 @@ def test_eagerly(number):
         check_front_end(*param.values, values, program)
 
 
+@pytest.mark.slips  # some cases are
 @pytest.mark.parametrize("number", range(len(FRONT_END_BATCHES)))
 def test_in_a_function(number, no_graph_rewriting):
     """The same, several cases in each tf.function, which is traced once."""
