@@ -360,6 +360,7 @@ POOLINGS = [
 ]
 
 
+@pytest.mark.slips  # some windows leave out the end
 class TestPooling:
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
     @pytest.mark.parametrize("row", range(len(POOLINGS)))

@@ -102,11 +102,15 @@ def test_slices_keep_their_precision_when_activations_do_not(tf_graph):
     np.testing.assert_array_equal(program.masters()["v"], np.full(8, 255.25))
 
 
+@pytest.mark.slips
 def test_names_and_scopes(tf_graph):
     program = Program()
     with tf.variable_scope("outer"):
         x = program.variable("v", np.ones(8))
-        again = mtf.get_variable(program.mesh, "v", [B], dtype=tf.bfloat16, trainable=False)
+        with pytest.warns(mtf.MeshTensorFlowWarning, match=r"outer/v.*bfloat16"):
+            again = mtf.get_variable(program.mesh, "v", [A], dtype=tf.bfloat16, trainable=False)
+        with pytest.raises(ValueError, match=r"'outer/v' is Shape\[a=8\], and is asked for as .*b=16"):
+            mtf.get_variable(program.mesh, "v", [B])
     assert again is x and x.operation.name == "outer/v" and x.name == "outer/v:0"
     assert program.graph.name_to_variable == {"outer/v": x.operation}
     assert [v.op.name for v in tf.trainable_variables()] == ["outer/v"]
