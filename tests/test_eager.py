@@ -188,6 +188,7 @@ def test_saver_of_another_shape(tmp_path):
 
 
 def test_what_sessions_need_does_no_harm():
+    mtf.utils.remove_summaries()
     training = Training()
     doubled = mtf.scalar_summary("loss", 2.0 * training.loss).outputs[0]
     for step in range(2):

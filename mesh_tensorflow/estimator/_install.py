@@ -69,9 +69,8 @@ def install() -> None:
 
     It is then found as `tf.estimator` of `tensorflow` and of `tensorflow.compat.v1`, as the module
     `tensorflow_estimator`, and as `tensorflow.python.tpu.tpu_estimator`, `tpu_config` and
-    `tpu_context`. So
-    `import gin.tf` works too. Call it before such a program is imported; a second call does
-    nothing.
+    `tpu_context`. So `import gin.tf` works too. Call it before such a program is imported; a
+    second call does nothing.
     """
     if _before:
         return
@@ -82,8 +81,9 @@ def install() -> None:
             _set_module(f"{name}.estimator", _part(""))
             for part in _PARTS:
                 _set_module(f"{name}.estimator.{part}", _part(part))
-    for root in [tensorflow.compat.v1, tensorflow.compat.v2]:
-        roots[id(root)] = root
+    for root in [tensorflow, *roots.values()]:  # each has modules of its own for the versions
+        for version in [root.compat.v1, root.compat.v2]:
+            roots[id(version)] = version
     for root in roots.values():
         _set_attribute(root, "estimator", _part(""))
     import tensorflow.python.tpu as tpu_package

@@ -211,12 +211,14 @@ def run(name, program, mesh_shape, layout, feed_reads=False):
     Returns:
       (a dictionary of arrays, a dictionary for JSON: outputs, names, counters, variables).
     """
+    before = tf.resource_variables_enabled()
     if feed_reads:
         tf.enable_resource_variables()
     try:
         return _run(name, program, mesh_shape, layout, feed_reads)
     finally:
-        tf.disable_resource_variables()
+        if not before:
+            tf.disable_resource_variables()
 
 
 def _run(name, program, mesh_shape, layout, feed_reads):
