@@ -95,7 +95,9 @@ def layout(workload: Workload, mesh: str) -> str:
         return "batch:all"
     if workload.kind == "conv":
         return "row_blocks:rows;col_blocks:cols"
-    rules = "batch:rows;d_ff:cols;heads:cols"
+    rules = "batch:rows;d_ff:cols"
+    if workload.kind != "ff":
+        rules += ";heads:cols"
     return rules + ";vocab:cols" if workload.uses_package else rules
 
 
