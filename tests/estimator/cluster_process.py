@@ -1,6 +1,7 @@
 """One process of a cluster that trains a small model; started by test_cluster.py.
 
-Arguments: the model directory, the number of steps, and how long a step takes at least.
+Arguments: the model directory, the number of steps, and how long a step takes at least; as long
+it waits before it saves.
 """
 
 import sys
@@ -55,6 +56,17 @@ class Tell(tf.train.SessionRunHook):
         time.sleep(self.seconds)
 
 
+class TellOfSaving(tf.train.CheckpointSaverListener):
+    """Prints each step at which a checkpoint is about to be written."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def before_save(self, session, global_step_value):
+        print(f"saving {global_step_value}", flush=True)
+        time.sleep(self.seconds)
+
+
 def main():
     directory, steps, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     config = estimator.RunConfig(
@@ -65,7 +77,8 @@ def main():
         step = 0
         if est.latest_checkpoint():
             step = int(est.get_variable_value("global_step"))
-        est.train(lambda: models.dataset(skip=step), [Tell(seconds)], max_steps=steps)
+        est.train(lambda: models.dataset(skip=step), [Tell(seconds)], max_steps=steps,
+                  saving_listeners=[TellOfSaving(seconds)])
         results = est.evaluate(lambda: models.dataset().take(4))
         print(f"evaluated {results['global_step']} {results['loss']:.8f}", flush=True)
         return "trained"

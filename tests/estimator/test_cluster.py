@@ -59,9 +59,9 @@ class Process:
         for line in stream:
             lines.append(line.rstrip())
 
-    def wait_for_step(self, step):
+    def wait_for(self, what):
         deadline = time.monotonic() + 2 * MINUTE
-        while not any(line.startswith(f"step {step} ") for line in self.lines):
+        while not any(f"{line} ".startswith(f"{what} ") for line in self.lines):
             assert time.monotonic() < deadline and self.process.poll() is None, self.errors[-20:]
             time.sleep(0.05)
 
@@ -144,7 +144,7 @@ def test_training_equals_one_process(start, tmp_path, alone):
 @pytest.mark.parametrize("victim", ["chief", "worker"])
 def test_a_killed_process_is_named_and_training_resumes(victim, start, tmp_path, alone):
     chief, worker, cluster = start(tmp_path, 1000000, seconds=0.05)
-    chief.wait_for_step(8)
+    chief.wait_for("step 8")
     killed, other = (chief, worker) if victim == "chief" else (worker, chief)
     killed.process.kill()
     started = time.monotonic()
@@ -161,9 +161,25 @@ def test_a_killed_process_is_named_and_training_resumes(victim, start, tmp_path,
 
 
 @pytest.mark.slow
+def test_a_worker_killed_while_the_chief_saves(start, tmp_path, alone):
+    """The checkpoint before is complete, and nothing of the one begun is in the way."""
+    chief, worker, cluster = start(tmp_path, 1000000, seconds=0.5)
+    chief.wait_for("saving 10")
+    worker.process.kill()
+    code, errors = chief.end()
+    assert code == 1
+    gone = f"/job:worker/task:0 at {cluster['worker'][0]} does not answer any more"
+    assert gone in errors.splitlines()[-1], errors
+    assert tf.train.latest_checkpoint(str(tmp_path)).endswith("model.ckpt-5")
+    chief, worker, _ = start(tmp_path, STEPS)
+    assert [process.end()[0] for process in (chief, worker)] == [0, 0], chief.errors[-20:]
+    assert_same(chief, alone, 6)
+
+
+@pytest.mark.slow
 def test_a_process_that_hangs_is_named(start, tmp_path):
     chief, worker, cluster = start(tmp_path, 1000000, seconds=0.05)
-    chief.wait_for_step(2)
+    chief.wait_for("step 2")
     worker.process.send_signal(signal.SIGSTOP)
     started = time.monotonic()
     code, errors = chief.end()
@@ -175,7 +191,7 @@ def test_a_process_that_hangs_is_named(start, tmp_path):
 @pytest.mark.slow
 def test_the_worker_says_why_the_chief_stopped(start, tmp_path):
     chief, worker, cluster = start(tmp_path, 1000000, seconds=0.05)
-    chief.wait_for_step(2)
+    chief.wait_for("step 2")
     chief.process.send_signal(signal.SIGTERM)
     assert chief.end()[0] == 143
     code, errors = worker.end()
