@@ -9,7 +9,10 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-__all__ = ["NanLossError", "NanLossHook", "StopAfterBatches", "SummaryWritersHook", "savers_last"]
+__all__ = [
+    "NanLossError", "NanLossHook", "OtherWriterListener", "StopAfterBatches", "SummaryWritersHook",
+    "savers_last",
+]
 
 NAN_DIRECTORY = "nan"
 
@@ -184,3 +187,41 @@ class SummaryWritersHook(tf.train.SessionRunHook):
           session: the session.
         """
         session.run(self._flush)
+
+
+class OtherWriterListener(tf.train.CheckpointSaverListener):
+    """Says once that something else writes checkpoints to the directory of a training."""
+
+    def __init__(self, directory: str) -> None:
+        """Makes a listener.
+
+        Args:
+          directory: where the training writes.
+        """
+        self._directory = directory
+        self._newest: Optional[str] = None  # as this training left it
+        self._told = False
+
+    def before_save(self, session: tf.Session, global_step_value: int) -> None:
+        """Compares the newest checkpoint with that of this training.
+
+        Args:
+          session: unused.
+          global_step_value: unused.
+        """
+        newest = tf.train.latest_checkpoint(self._directory)
+        if self._newest and newest and newest != self._newest and not self._told:
+            self._told = True
+            tf.logging.warning(
+                "%s was written since this training wrote %s: another program writes to the same "
+                "model_dir. Each deletes and goes on from the other's checkpoints; end one, or "
+                "give it a model_dir of its own.", newest, os.path.basename(self._newest))
+
+    def after_save(self, session: tf.Session, global_step_value: int) -> None:
+        """Remembers the newest checkpoint.
+
+        Args:
+          session: unused.
+          global_step_value: unused.
+        """
+        self._newest = tf.train.latest_checkpoint(self._directory)

@@ -11,7 +11,12 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._mesh.random_slices import keys_by_step
 from mesh_tensorflow.checkpoint import Saver, check_checkpoint
 from mesh_tensorflow.estimator._checkpoints import WarmStartSettings, warm_start
-from mesh_tensorflow.estimator._hooks import NanLossHook, SummaryWritersHook, savers_last
+from mesh_tensorflow.estimator._hooks import (
+    NanLossHook,
+    OtherWriterListener,
+    SummaryWritersHook,
+    savers_last,
+)
 from mesh_tensorflow.estimator._model import Model, make_global_step
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator._progress import ProgressHook
@@ -153,6 +158,8 @@ def _hooks(
         hooks += savers
     if request.saving_listeners and config.is_chief:
         _add_listeners(savers, request.saving_listeners)
+    if config.is_chief and len(savers) == 1:
+        _add_listeners(savers, [OtherWriterListener(model.model_dir)])
     nan = NanLossHook(
         step.loss, step.number, spec.scaffold, model.model_dir if config.is_chief else None,
         lambda: _listeners(savers), _fails_on_nan(hooks))

@@ -149,6 +149,27 @@ def test_no_summaries_and_no_checkpoints(tmp_path):
     assert models.events(tmp_path) == [] and tf.train.latest_checkpoint(str(tmp_path)) is None
 
 
+def test_two_trainings_in_one_directory(tmp_path, caplog):
+    """The one whose newest checkpoint is no longer the newest says so, once."""
+    class Another(tf.train.SessionRunHook):
+        """Copies a checkpoint to another name, as if another program had got further."""
+
+        def after_run(self, run_context, run_values):
+            if checkpoints(tmp_path)[-1] != 0:
+                manager = tf.train.get_checkpoint_state(str(tmp_path))
+                for path in tmp_path.glob("model.ckpt-4.*"):
+                    path.with_name(path.name.replace("-4.", "-100.")).write_bytes(path.read_bytes())
+                tf.train.update_checkpoint_state(
+                    str(tmp_path), "model.ckpt-100", [*manager.all_model_checkpoint_paths, "model.ckpt-100"])
+
+    make(tmp_path / "alone").train(models.train_data, max_steps=12)
+    assert "another program" not in caplog.text
+    make(tmp_path).train(models.train_data, max_steps=20, hooks=[Another()])
+    [told] = [r.getMessage() for r in caplog.records if "another program" in r.getMessage()]
+    assert "model.ckpt-100 was written since this training wrote model.ckpt-4: " in told
+    assert "give it a model_dir of its own" in told
+
+
 def test_how_many_checkpoints_are_kept(tmp_path):
     make(tmp_path, save_checkpoints_steps=1, keep_checkpoint_max=2).train(
         models.train_data, max_steps=6)
