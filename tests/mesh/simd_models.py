@@ -76,7 +76,7 @@ def step_of(name, make_impl):
     loss = MODELS[name](mesh)
     variables = graph.trainable_variables
     gradients = mtf.gradients([loss], [v.value for v in variables])
-    updates = mtf.optimize.AdafactorOptimizer(0.01).apply_grads(gradients, variables)
+    updates = mtf.optimize.AdafactorOptimizer(learning_rate=0.01).apply_grads(gradients, variables)
     lowering = mtf.Lowering(graph, {mesh: make_impl(MESH_SHAPE, LAYOUTS[name])})
     return {
         "loss": lowering.export_to_tf_tensor(loss),
