@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from typing import Optional
+
+from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import (
+    expand_hostlist,
+    expand_tasks_per_node,
+)
 
 from mesh_tensorflow._mesh.peers import check_address
 
@@ -85,17 +91,30 @@ def _from_slurm(environment: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
 
 
 def _expand(nodes: str) -> list[str]:
-    """Returns the names in SLURM's short form, such as "gpu[01-03,7],login"."""
-    names = []
-    for prefix, ranges in re.findall(r"([^,\[]+)(?:\[([^\]]*)\])?,?", nodes):
-        for part in ranges.split(",") if ranges else [""]:
-            first, _, last = part.partition("-")
-            numbers = range(int(first), int(last or first) + 1) if first else [None]
-            names += [prefix + ("" if n is None else str(n).zfill(len(first))) for n in numbers]
-    return names
+    """Returns the names in SLURM's short form, such as "gpu[01-03,7],login".
+
+    SLURM's own command knows every form; without it TensorFlow knows the usual ones.
+    """
+    if "[" in nodes and shutil.which("scontrol"):
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False)
+        if done.returncode == 0 and done.stdout.split():
+            return done.stdout.split()
+    try:
+        return expand_hostlist(nodes) if nodes else []
+    except ValueError as e:
+        raise ValueError(
+            f"SLURM_STEP_NODELIST: cannot tell which nodes {nodes!r} are: 'scontrol show hostnames'"
+            " does not list them here. Set TF_CONFIG instead"
+        ) from e
 
 
 def _expand_counts(counts: str) -> list[int]:
     """Returns the numbers in SLURM's short form, such as "2(x3),1"."""
-    return [int(n) for n, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
-            for _ in range(int(times or 1))]
+    try:
+        return expand_tasks_per_node(counts) if counts else []
+    except ValueError as e:
+        raise ValueError(
+            "SLURM_STEP_TASKS_PER_NODE should be numbers, as SLURM sets it, such as \"2(x3),1\", "
+            f"but is {counts!r}. Set TF_CONFIG, if this is no task of SLURM"
+        ) from e

@@ -218,6 +218,20 @@ def test_processes_are_read_from_the_environment(environment, addresses, index):
     assert found.is_chief == (index == 0)
 
 
+def test_slurm_says_which_nodes_there_are(tmp_path, monkeypatch):
+    """Its command knows more forms than TensorFlow; here a script stands for it."""
+    command = tmp_path / "scontrol"
+    command.write_text(
+        '#!/bin/sh\n[ "$*" = "show hostnames r[1-2]n[1-2]" ] && printf "r1n1\\nr1n2\\nr2n1\\nr2n2\\n"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    found = launch.processes({
+        "SLURM_NTASKS": "4", "SLURM_PROCID": "2", "SLURM_STEP_NODELIST": "r[1-2]n[1-2]",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x4)"})
+    assert found.addresses == ("r1n1:8476", "r1n2:8476", "r2n1:8476", "r2n2:8476")
+    assert found.index == 2
+
+
 def test_devices():
     mine = launch.Processes(("a:1", "b:2"), 1)
     assert mine.devices(per_process=2)[1:3] == [
@@ -239,8 +253,14 @@ def test_devices():
     (tf_config({"worker": ["a:1"]}, "worker", 3), "is not one of the 1 in the cluster"),
     ({"SLURM_NTASKS": "3", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a,b",
       "SLURM_STEP_TASKS_PER_NODE": "2"}, r"3 tasks, but the nodes are \['a', 'b'\] with \[2\]"),
+    ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a,b",
+      "SLURM_STEP_TASKS_PER_NODE": "two"}, "SLURM_STEP_TASKS_PER_NODE should be .* but is 'two'"),
+    ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "r[1-2]n[1-2]",
+      "SLURM_STEP_TASKS_PER_NODE": "1(x4)"},
+     r"cannot tell which nodes 'r\[1-2\]n\[1-2\]' are: 'scontrol show hostnames'"),
 ])
-def test_a_wrong_environment(environment, text):
+def test_a_wrong_environment(environment, text, monkeypatch):
+    monkeypatch.setenv("PATH", "")  # where SLURM's commands would be
     with pytest.raises(ValueError, match=text):
         launch.processes(environment)
 
