@@ -10,6 +10,7 @@ from cases.harness import Placing
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core.dimension import split_pairs
+from mesh_tensorflow._core.operation import with_inner_operations
 
 PLACES = [
     harness.WHOLE,
@@ -24,7 +25,7 @@ def may_be(place, graph):
     """Whether a program can be laid out like this."""
     axes = mtf.convert_to_shape(place.mesh).dimension_names
     rules = {name: axes.index(axis) for name, axis in split_pairs(place.layout, "layout")}
-    operations = harness.flat_operations(graph.operations)
+    operations = list(with_inner_operations(graph.operations))
     fixed = {name for op in operations for name in op.unsplittable_dims}
     shapes = [tuple(t.shape) for op in operations for t in op.inputs + op.outputs]
     return not fixed & set(rules) and harness.is_legal(rules, shapes, [2] * len(axes))

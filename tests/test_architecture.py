@@ -34,7 +34,7 @@ CORE_ORDER = [
     ["dimension"],
     ["shape"],
     ["layout", "processors", "cost"],
-    ["tensor"],
+    ["tensor", "loop"],
     ["operation"],
     ["graph"],
 ]

@@ -49,6 +49,7 @@ class Graph:
       stacked_values: from the values of variables that were joined with others to what took
         their place.
       variable_store: the VariableStore of variables that were made in eager code, or None.
+      differentiated: the operation whose gradient is being made, or None.
     """
 
     def __init__(self) -> None:
@@ -63,6 +64,7 @@ class Graph:
         self.name_to_variable: dict[str, Any] = {}
         self.stacked_values: dict[Tensor, Tensor] = {}
         self.variable_store: Any = None
+        self.differentiated: Optional[Operation] = None
         self.captured_variable_scope = tf.get_variable_scope()
         # Whether rewrite_stack_variables was called; it is called once.
         self.is_stacked = False
@@ -155,6 +157,16 @@ class Graph:
         finally:
             self._scope = saved
 
+    @contextlib.contextmanager
+    def gradient_scope(self, op: Operation) -> Iterator[None]:
+        """Names operations made within under "gradients" of `op`, and notes what they are for."""
+        outer, self.differentiated = self.differentiated, op
+        try:
+            with self.scope(f"{op.name}/gradients"):
+                yield
+        finally:
+            self.differentiated = outer
+
     # -- rewriting; the work is done in _lowering and bound here
 
     @gin.configurable("rewrite_stack_variables", module="mesh_tensorflow.ops")
@@ -227,9 +239,9 @@ class Graph:
                 continue
             clone = copy.copy(op)
             clone._name = self.unique_name(op._name.split("/")[-1])
-            clone._inputs = [mapping.get(x, x) for x in op.inputs]
+            clone.replace_inputs(mapping)
             clone._outputs = []
-            clone.original = op
+            clone.original, clone.gradient_of = op, self.differentiated
             for i, y in enumerate(op.outputs):
                 new = copy.copy(y)
                 new._operation, new._name, new.usable = clone, f"{clone._name}:{i}", True

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.errors import tensors_text
+from mesh_tensorflow._core.loop import Loop
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Graph, Mesh
 
-__all__ = ["Operation"]
+__all__ = ["Operation", "with_inner_operations"]
+
+# The methods whose results `cost_key` stands for.
+_COSTS = frozenset(["cost", "delays_sums", "pending_sums"])
 
 PendingSums = Mapping[Tensor, tuple[int, ...]]
 
@@ -40,8 +44,19 @@ class Operation(metaclass=_LeavesNothingBehind):
 
     A subclass calls `super().__init__(inputs, name=...)`, then sets `_outputs`; it implements
     `lower`, and `gradient` if it has one. It says which dimensions may be split by
-    overriding `_split_rules` or by calling one of the `_initialize_*` methods.
+    overriding `_unsplittable` or by calling one of the `_initialize_*` methods. Every other method
+    has a default that holds for any class.
+
+    Attributes:
+      original: the operation of which it is a copy, or None.
+      gradient_of: the operation to whose gradient it belongs, or None.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Has a class with another cost or other sums not inherit what they depended on."""
+        super().__init_subclass__(**kwargs)
+        if "cost_key" not in vars(cls) and not _COSTS.isdisjoint(vars(cls)):
+            cls.cost_key = Operation.cost_key  # type: ignore[method-assign]
 
     def __init__(
         self, inputs: Sequence[Tensor], mesh: Optional[Mesh] = None, name: Optional[str] = None
@@ -70,7 +85,8 @@ class Operation(metaclass=_LeavesNothingBehind):
         self._mesh = mesh
         self._graph: Graph = mesh.graph
         self._outputs: list[Tensor] = []
-        self.original: Optional[Operation] = None  # of which it is a clone
+        self.original: Optional[Operation] = None
+        self.gradient_of: Optional[Operation] = self._graph.differentiated
         self._splittable_dims: Optional[frozenset[str]] = None
         self._unsplittable_dims: Optional[frozenset[str]] = None
         self._mark = self._graph.mark()
@@ -225,8 +241,40 @@ class Operation(metaclass=_LeavesNothingBehind):
         """Makes the TensorFlow operations, and tells `lowering` the lowered outputs."""
         raise NotImplementedError(f"{type(self).__name__} cannot be lowered: {self}")
 
+    # -- operations inside it, and rewriting
+
+    @property
+    def loop(self) -> Optional[Loop]:
+        """What is inside it, if it is a loop; None by default."""
+        return None
+
+    @property
+    def inner_operations(self) -> Sequence[Operation]:
+        """The operations that it lowers itself, such as those of a loop; none by default."""
+        loop = self.loop
+        return () if loop is None else loop.operations
+
+    def replace_inputs(self, mapping: Mapping[Tensor, Tensor]) -> None:
+        """Makes it read other Tensors, in its inputs and wherever else it refers to them.
+
+        The default serves a class that keeps Tensors as attributes of its own, alone or in lists;
+        one that keeps them in another way does more. Operations inside it are told one by one.
+
+        Args:
+          mapping: from Tensors to those that take their places.
+        """
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, mapping.get(value, value))
+            elif type(value) in (list, tuple) and name != "_outputs":
+                if any(isinstance(x, Tensor) and x in mapping for x in value):
+                    new = (mapping.get(x, x) if isinstance(x, Tensor) else x for x in value)
+                    setattr(self, name, type(value)(new))
+
     def cloned_from(self, original: Operation, mapping: Mapping[Tensor, Tensor]) -> None:
-        """Is called on a fresh copy of `original`, to mend what refers to other tensors.
+        """Is called on a fresh copy of `original`, which reads copies of its inputs already.
+
+        A class that refers to operations makes its copy refer to theirs.
 
         Args:
           original: the operation that was copied.
@@ -248,6 +296,36 @@ class Operation(metaclass=_LeavesNothingBehind):
             ),
         )
 
+    def cost_key(self) -> Hashable:
+        """Returns what its cost and its sums depend on, besides its class, shapes and dtypes.
+
+        Operations of one class with equal keys and shapes cost the same under every layout. By
+        default that is nothing; or, for a class with a cost or sums of its own, the operation
+        itself, which is like no other.
+        """
+        return self if any(map(self._has_own, _COSTS)) else None
+
+    def _has_own(self, method: str) -> bool:
+        """Whether its class has a method of its own."""
+        return getattr(type(self), method) is not getattr(Operation, method)
+
+    # -- memory
+
+    @property
+    def takes_memory(self) -> bool:
+        """Whether its outputs are in memory of their own; they are by default."""
+        return True
+
+    def passes_on(self, split: Collection[str]) -> Mapping[Tensor, Tensor]:
+        """Returns those of its outputs that are the very values of inputs, with these inputs.
+
+        Args:
+          split: names of the dimensions that a layout may split.
+        """
+        return {}
+
+    # -- sums that await communication
+
     def delays_sums(self, mesh_impl: Any, pending: PendingSums) -> bool:
         """Whether it works on inputs that still await an allreduce, without asking for it.
 
@@ -265,3 +343,30 @@ class Operation(metaclass=_LeavesNothingBehind):
           pending: those of its inputs that are pending and that it did not ask for.
         """
         return {}
+
+    def may_begin_sum(self, split: Collection[str]) -> bool:
+        """Whether an output may await a sum, under some layout, though no input does.
+
+        Args:
+          split: names of the dimensions that a layout may split.
+        """
+        return self._has_own("pending_sums")
+
+    def may_delay_sums(self, pending: int) -> bool:
+        """Whether it may work, under some layout, on inputs that await sums.
+
+        Args:
+          pending: how many of its inputs do.
+        """
+        return self._has_own("delays_sums")
+
+
+def with_inner_operations(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Yields operations, each before those inside it.
+
+    Args:
+      operations: Operations.
+    """
+    for op in operations:
+        yield op
+        yield from with_inner_operations(op.inner_operations)

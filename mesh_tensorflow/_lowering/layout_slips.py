@@ -7,10 +7,9 @@ from typing import Any
 
 from mesh_tensorflow._core.graph import Mesh
 from mesh_tensorflow._core.layout import LayoutRules
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.strictness import did_you_mean, slip
-from mesh_tensorflow._lowering.inner_operations import with_inner_operations
 
 __all__ = ["check_rules_apply", "rules_that_apply"]
 

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.cost import Collective
 from mesh_tensorflow._core.errors import NotInLoweringError, WrongTypeError
 from mesh_tensorflow._core.graph import Graph, Mesh
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._lowering.counters import (
     communication_table,
@@ -19,8 +19,8 @@ from mesh_tensorflow._lowering.counters import (
     pretty_print_counters,
     write_log,
 )
-from mesh_tensorflow._lowering.inner_operations import with_inner_operations
 from mesh_tensorflow._lowering.layout_slips import check_rules_apply
+from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.utils import outside_all_rewrites
 
@@ -164,6 +164,24 @@ class Lowering:
         if merged and hasattr(laid_out_tensor, "of_shape"):
             laid_out_tensor = laid_out_tensor.of_shape(tensor.shape)
         self.tensors[tensor] = laid_out_tensor
+
+    def set_partial_sum(
+        self, tensor: Tensor, summands: Any, mesh_axes: Sequence[int], label: str
+    ) -> None:
+        """Notes that a Tensor is a sum over groups of processors, made when it is needed.
+
+        Args:
+          tensor: a Tensor.
+          summands: the LaidOutTensor of what each processor adds; the value itself if there are no
+            mesh axes.
+          mesh_axes: the axes to sum over, in the order in which the counter names them.
+          label: what sums, such as "einsum_op".
+        """
+        if mesh_axes:
+            count = self.allreduce_counter(mesh_axes, tensor, label)
+            impl = self.mesh_impl(tensor)
+            summands = LazyAllreduceSum(impl, summands, sorted(mesh_axes), count)
+        self.set_tensor_lowering(tensor, summands)
 
     def verify_slice_shapes(self, tensor: Tensor, laid_out_tensor: Any) -> None:
         """Checks that slices have the shape that the layout says.

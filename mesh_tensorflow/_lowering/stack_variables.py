@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._lowering.inner_operations import INNER_OPERATIONS, with_inner_operations
 from mesh_tensorflow.ops._assign import Assign, ReadVariable
 from mesh_tensorflow.ops._control import Depend
 from mesh_tensorflow.ops._split_concat import StackOperation, UnstackOperation
@@ -132,27 +131,12 @@ def _rewritten(
         if op in replaced:
             rewritten += replaced[op][1]  # type: ignore[index]
             continue
-        redirect(op, value_of)
+        for inner in with_inner_operations([op]):
+            inner.replace_inputs(value_of)
         if isinstance(op, Assign) and any(v in replaced for v in op.variables):
             rewritten += _stack_assignment(graph, op, replaced)
         rewritten.append(op)
     return rewritten
-
-
-def redirect(op: Operation, value_of: Mapping[Tensor, Tensor]) -> None:
-    """Makes an operation, and those inside it, use other tensors as inputs."""
-    op._inputs = [value_of.get(x, x) for x in op._inputs]
-    for name, value in vars(op).items():
-        if name in ("_inputs", "_outputs"):
-            continue
-        if isinstance(value, Tensor):
-            setattr(op, name, value_of.get(value, value))
-        elif isinstance(value, list) and value:
-            if isinstance(value[0], Tensor):
-                setattr(op, name, [value_of.get(x, x) for x in value])
-            elif isinstance(value[0], Operation) and name in INNER_OPERATIONS:
-                for inner in value:
-                    redirect(inner, value_of)
 
 
 def _stack_assignment(

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Union
 
 from mesh_tensorflow._core.layout import LayoutRules
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow.auto_mtf._space import LayoutSpace
-from mesh_tensorflow.auto_mtf._steps import all_operations
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
 from mesh_tensorflow.ops._assign import Assign
 from mesh_tensorflow.ops._control import CustomGradientOperation
@@ -38,7 +37,7 @@ def layout_space(operations: Iterable[Operation], validator: LayoutValidator) ->
       operations: its Operations.
       validator: its LayoutValidator.
     """
-    every = list(all_operations(operations))
+    every = list(with_inner_operations(operations))
     # A tensor that has a name twice cannot be split along it.
     repeated = {
         name

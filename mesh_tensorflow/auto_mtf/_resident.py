@@ -9,14 +9,11 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.loop import Loop
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.auto_mtf import scheduler
-from mesh_tensorflow.auto_mtf._steps import Loop, inner_loop
 from mesh_tensorflow.ops._assign import Assign
-from mesh_tensorflow.ops._control import CustomGradientOperation, StopGradient
-from mesh_tensorflow.ops._reshape import ReshapeOperation
-from mesh_tensorflow.ops._source import Constant
 from mesh_tensorflow.ops._variable import Variable
 
 __all__ = ["Held", "ResidentMemory"]
@@ -89,7 +86,7 @@ class ResidentMemory:
             self._columns.setdefault(block.dims, len(self._columns))
         self._inner: dict[str, list[list[_Block]]] = {}
         for item in self._items:
-            loop = inner_loop(item.op)
+            loop = item.op.loop
             if loop is not None:
                 self._inner[item.name] = self._moments_of(loop)
         as_listed = scheduler.minimize_peak_memory(self, "LIST")  # type: ignore[arg-type]
@@ -107,51 +104,39 @@ class ResidentMemory:
 
     def _make_items(self, operations: Iterable[Operation]) -> Iterator[_Item]:
         for op in operations:
-            passed = self._passed_on(op)
-            for y, x in zip(op.outputs, passed):
-                self._root[y] = self._root[x]
+            passed = op.passes_on(self._candidates)
+            self._root.update((y, self._root[x]) for y, x in passed.items())
             if passed:
                 continue
             for y in op.outputs:
                 self._root[y] = y.name
                 block = self._block(y, self._kinds[op])
-                self._blocks[y.name] = block._replace(bytes=0) if _takes_nothing(op) else block
+                self._blocks[y.name] = block if op.takes_memory else block._replace(bytes=0)
             inputs = [self._root[t] for t in op.inputs]
             outputs = [y.name for y in op.outputs]
             if isinstance(op, Assign):
                 for i, name in enumerate(inputs):
                     yield _Item(f"{op.name}/{i}", op, [name], [])
                 continue
-            loop = inner_loop(op)
+            loop = op.loop
             if loop is not None:
-                inputs += [name for name in self._tapes(op) if name not in inputs]
+                inputs += [name for name in self._tapes(loop) if name not in inputs]
                 outputs += self._make_tape(op, loop)
             yield _Item(op.name, op, inputs, outputs)
-
-    def _passed_on(self, op: Operation) -> list[Tensor]:
-        """Returns the inputs that are its outputs, if it makes none."""
-        if isinstance(op, StopGradient):
-            return op.inputs
-        if isinstance(op, CustomGradientOperation):
-            return op.inputs[len(op.inputs) - len(op.outputs) :]
-        if isinstance(op, ReshapeOperation):
-            x, y = op.inputs[0], op.outputs[0]
-            kept = [[n for n in t.shape.dimension_names if n in self._candidates] for t in (x, y)]
-            return [x] if kept[0] == kept[1] else []
-        return []
 
     def _make_tape(self, op: Operation, loop: Loop) -> list[str]:
         names = []
         for t in loop.tape:
             block = self._block(t, "loop tape")
             name = f"{op.name}/tape/{t.name}"
-            self._blocks[name] = block._replace(name=name, bytes=int(block.bytes * loop.rounds))
+            self._blocks[name] = block._replace(name=name, bytes=int(block.bytes * loop.iterations))
             names.append(name)
         return names
 
-    def _tapes(self, op: Operation) -> list[str]:
-        forward = getattr(op, "_forward", None)
-        return [n for n in self._blocks if forward and n.startswith(f"{forward.name}/tape/")]
+    def _tapes(self, loop: Loop) -> list[str]:
+        if loop.tape_of is None:
+            return []
+        return [n for n in self._blocks if n.startswith(f"{loop.tape_of.name}/tape/")]
 
     def _moments_of(self, loop: Loop) -> list[list[_Block]]:
         """Returns what an iteration has in memory while each of its operations runs."""
@@ -162,20 +147,14 @@ class ResidentMemory:
         live: dict[Tensor, _Block] = {}
         moments = []
         for i, op in enumerate(loop.operations):
-            if not _takes_nothing(op) and not self._is_view(op):
+            if op.takes_memory and not op.passes_on(self._candidates):
                 live.update((y, self._block(y, "activations")) for y in op.outputs)
-            inner = inner_loop(op)
-            below = self._moments_of(inner) if inner is not None else [[]]
+            below = [[]] if op.loop is None else self._moments_of(op.loop)
             moments += [[*live.values(), *more] for more in below]
             for block in live.values():
                 self._columns.setdefault(block.dims, len(self._columns))
             live = {t: block for t, block in live.items() if last[t] > i}
         return moments
-
-    def _is_view(self, op: Operation) -> bool:
-        return isinstance(op, StopGradient) or bool(
-            isinstance(op, ReshapeOperation) and self._passed_on(op)
-        )
 
     # -- what scheduler.minimize_peak_memory asks of a graph
 
@@ -357,13 +336,6 @@ def _parts(
     return math.prod(mesh_sizes[layout[d]] for d in dims if d in layout)
 
 
-def _takes_nothing(op: Operation) -> bool:
-    """Whether its outputs are no memory of their own: made at each use, or a variable's."""
-    if isinstance(op, Variable):
-        return op.slice_dtype == op.activation_dtype
-    return isinstance(op, Constant)
-
-
 def _variables(operations: Iterable[Operation], candidates: frozenset[str]) -> Iterator[_Block]:
     for op in operations:
         if isinstance(op, Variable):
@@ -377,7 +349,7 @@ def _kinds(operations: Sequence[Operation]) -> dict[Operation, str]:
     backward: Optional[int] = None
     kinds = {}
     for i, op in enumerate(operations):
-        if "gradients" in op.name.split("/"):
+        if op.gradient_of is not None:
             backward = i if backward is None else backward
             kinds[op] = "recomputed" if op.original is not None else "gradients"
         else:

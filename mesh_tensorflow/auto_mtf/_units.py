@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import functools
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Optional
-
-import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.pending import Walk
 from mesh_tensorflow.auto_mtf._seconds import CostModel, Seconds
 from mesh_tensorflow.auto_mtf._steps import Step
 from mesh_tensorflow.ops._assign import Assign
-from mesh_tensorflow.ops._binary import AddOperation
-from mesh_tensorflow.ops._einsum import EinsumOperation
-from mesh_tensorflow.ops._reduce_broadcast import ReduceOperation
-from mesh_tensorflow.ops._variable import VariableDType
 
 __all__ = ["Unit", "program_units"]
-
-# What differs between operations that cost the same.
-_OWN = {
-    "_inputs", "_outputs", "_mesh", "_graph", "_name", "_mark", "original",
-    "_splittable_dims", "_unsplittable_dims", "_master", "_store", "_initializer",
-}  # fmt: skip
 
 
 class Unit(NamedTuple):
@@ -158,7 +144,7 @@ class _Sums:
         """Returns units in which each sum is made at once."""
         units = []
         for place, event in self.events:
-            if event.op is None or type(event.op).delays_sums is not Operation.delays_sums:
+            if event.op is None or event.op.may_delay_sums(len(event.op.inputs)):
                 continue
             part = _Sums()
             part.layer = self.layer
@@ -217,11 +203,11 @@ class _SumFinder:
 
     def _operation(self, op: Operation, step: Step) -> None:
         pending = [x for x in op.inputs if x in self._sums]
-        if pending and not _may_delay(op, len(pending)):
+        if pending and not op.may_delay_sums(len(pending)):
             for x in pending:
                 self._need(x, step.times)
             pending = []
-        if not pending and not self._may_begin(op):
+        if not pending and not op.may_begin_sum(self._candidates):
             return
         sums = self._joined([self._sums[x] for x in pending])
         sums.layer = sums.layer or step.layer
@@ -242,62 +228,15 @@ class _SumFinder:
                 self._sums[x] = first
         return first
 
-    def _may_begin(self, op: Operation) -> bool:
-        """Whether it may leave a sum pending that none of its inputs was."""
-        if isinstance(op, EinsumOperation) or (isinstance(op, ReduceOperation) and op._is_sum()):
-            (y,) = op.outputs
-            reduced = {n for x in op.inputs for n in x.shape.dimension_names}
-            return bool((reduced - set(y.shape.dimension_names)) & self._candidates)
-        if type(op).pending_sums is Operation.pending_sums:
-            return False
-        # Those of the package that delay sums begin none.
-        return not (_may_delay(op, 2) and type(op).__module__.startswith("mesh_tensorflow.ops"))
-
-
-def _may_delay(op: Operation, pending: int) -> bool:
-    if isinstance(op, AddOperation):  # two sums are added before they are made, one is not
-        return pending == 2
-    return type(op).delays_sums is not Operation.delays_sums
-
 
 # -- which operations cost the same
 
 
-def signature(op: Operation) -> Any:
+def signature(op: Operation) -> Hashable:
     """Returns what is equal only for operations that cost the same under every layout.
 
     Args:
       op: an Operation.
     """
-    shapes = _plain([op.inputs, op.outputs])
-    methods = ("cost", "delays_sums", "pending_sums")
-    if all(getattr(type(op), name) is getattr(Operation, name) for name in methods):
-        return type(op), shapes  # the default looks at nothing else
-    rest = tuple((k, _plain(v)) for k, v in sorted(vars(op).items()) if k not in _OWN)
-    return type(op), shapes, rest
-
-
-def _plain(value: Any) -> Any:
-    """Returns a hashable form, equal for values that mean the same to a cost."""
-    for kind, form in _PLAIN.items():
-        if isinstance(value, kind):
-            return form(value)
-    return id(value)  # nothing is known of it, so it is like nothing else
-
-
-def _plain_operation(op: Operation) -> Any:
-    return type(op), _plain(op.outputs), _plain(vars(op).get("_dtype"))
-
-
-_PLAIN: dict[Any, Callable[[Any], Any]] = {
-    (bool, int, float, str, type(None), tf.DType): lambda v: v,
-    Tensor: lambda v: (tuple(v.shape), v.dtype),
-    Shape: tuple,
-    Operation: _plain_operation,
-    (tuple, list): lambda v: tuple(map(_plain, v)),
-    Mapping: lambda v: tuple(sorted((str(k), _plain(w)) for k, w in v.items())),
-    (set, frozenset): lambda v: tuple(sorted(map(repr, map(_plain, v)))),
-    VariableDType: lambda v: (v.slice_dtype, v.activation_dtype),
-    types.FunctionType: lambda v: v.__code__,
-    types.MethodType: lambda v: v.__func__.__code__,
-}
+    shapes = tuple((tuple(t.shape), t.dtype) for t in op.inputs + op.outputs)
+    return type(op), len(op.inputs), shapes, op.cost_key()

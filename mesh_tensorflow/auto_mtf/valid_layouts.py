@@ -8,8 +8,8 @@ from typing import Any
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.operation import with_inner_operations
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
-from mesh_tensorflow.auto_mtf._steps import all_operations
 
 __all__ = ["LayoutValidator"]
 
@@ -42,7 +42,7 @@ class LayoutValidator:
             )
         self._divisor: dict[str, int] = {}
         forbidden: set[str] = set()
-        for operation in all_operations(mtf_graph.operations):
+        for operation in with_inner_operations(mtf_graph.operations):
             forbidden |= operation.unsplittable_dims
             for tensor in operation.outputs:
                 for d in tensor.shape:

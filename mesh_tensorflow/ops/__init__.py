@@ -69,6 +69,7 @@ from mesh_tensorflow.ops._split_concat import *
 from mesh_tensorflow.ops._training import *
 from mesh_tensorflow.ops._unary import *
 from mesh_tensorflow.ops._variable import *
+from mesh_tensorflow.ops._variable_dtype import *
 from mesh_tensorflow.ops._while_loop import *
 
 # Lowerings use operations, so they come after them.

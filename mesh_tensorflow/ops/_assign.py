@@ -135,6 +135,9 @@ class Assign(Operation):
             operations.append(lowering.variables[v].assign_to_slices(self._assign_fn, values))
         lowering.operations[self] = operations[0] if len(operations) == 1 else tf.group(operations)
 
+    def cost_key(self) -> tuple:
+        return tuple(v.slice_dtype for v in self._variables)
+
     def cost(self, mesh_impl: Any) -> Cost:
         moved = sum(
             2 * mesh_impl.laid_out_size(v.shape) * v.slice_dtype.size for v in self._variables

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -107,8 +107,17 @@ class StopGradient(Operation):
     def cost(self, mesh_impl: Any) -> Cost:
         return Cost()
 
+    def cost_key(self) -> None:
+        return None
+
+    def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
+        return {self.outputs[0]: self.inputs[0]}
+
     def delays_sums(self, mesh_impl: Any, pending: Any) -> bool:
         return True
+
+    def may_begin_sum(self, split: Collection[str]) -> bool:
+        return False
 
     def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
         axes = pending.get(self.inputs[0])
@@ -186,10 +195,7 @@ class CustomGradientOperation(Operation):
             lowering.set_tensor_lowering(y, lowering.tensors[x])
 
     def cloned_from(self, original: Operation, mapping: Any) -> None:
-        """Makes a clone refer to the tensors of the clones; see Operation."""
-        for attribute in ("_explicit_inputs", "_all_inputs", "_fn_outputs"):
-            tensors = getattr(self, attribute)
-            setattr(self, attribute, [mapping.get(x, x) for x in tensors])
+        """Makes a copy refer to the copies of the forward operations; see Operation."""
         self._forward_operations = [
             mapping[op.outputs[0]].operation if op.outputs and op.outputs[0] in mapping else op
             for op in self._forward_operations
@@ -198,8 +204,17 @@ class CustomGradientOperation(Operation):
     def cost(self, mesh_impl: Any) -> Cost:
         return Cost()
 
+    def cost_key(self) -> None:
+        return None
+
+    def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
+        return dict(zip(self.outputs, self.inputs[len(self._all_inputs) :]))
+
     def delays_sums(self, mesh_impl: Any, pending: Any) -> bool:
         return True
+
+    def may_begin_sum(self, split: Collection[str]) -> bool:
+        return False
 
     def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
         inner = self.inputs[len(self._all_inputs) :]

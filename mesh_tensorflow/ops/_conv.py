@@ -12,7 +12,6 @@ from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import list_product
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow.ops._binary import check_dtypes
 from mesh_tensorflow.ops._conv_kind import (
     FILTER,
@@ -145,11 +144,8 @@ class ConvNdOperation(Operation):
         result = mesh_impl.slicewise(
             self._slice_fn(mesh_impl), *[lowering.tensors[x] for x in self.inputs]
         )
-        summed = self._summed_axes(mesh_impl)
-        if summed:
-            count = lowering.allreduce_counter(summed, output, self._sum_label)
-            result = LazyAllreduceSum(mesh_impl, result, sorted(summed), count)
-        lowering.set_tensor_lowering(output, result)
+        axes = self._summed_axes(mesh_impl)
+        lowering.set_partial_sum(output, result, axes, self._sum_label)
 
     def _slice_fn(self, mesh_impl: Any) -> Any:
         """Returns a function of one processor's slices of the inputs."""
@@ -193,6 +189,9 @@ class ConvNdOperation(Operation):
     def cost(self, mesh_impl: Any) -> Cost:
         multiply_adds = self._multiply_adds(NARROW, mesh_impl.slice_shape) * mesh_impl.size
         return Cost(flops=2 * multiply_adds, bytes=super().cost(mesh_impl).bytes)
+
+    def cost_key(self) -> tuple:
+        return self._kind, tuple(self._roles)
 
     def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
         summed = self._summed_axes(mesh_impl)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Optional
 
 import mesh_tensorflow.ops as mtf
@@ -19,7 +19,6 @@ from mesh_tensorflow._core.shape import (
 )
 from mesh_tensorflow._core.strictness import did_you_mean, slip
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
-from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.slice_fns import einsum_slice
 from mesh_tensorflow.ops._binary import check_dtypes
 
@@ -151,11 +150,8 @@ class EinsumOperation(Operation):
         result = mesh_impl.slicewise(
             lambda *slices: einsum_slice(slices, shapes, output.shape, mesh_impl.einsum), *values
         )
-        if summed:
-            axes = self._as_counted(mesh_impl, summed)
-            count = lowering.allreduce_counter(axes, output, "einsum_op")
-            result = LazyAllreduceSum(mesh_impl, result, summed, count)
-        lowering.set_tensor_lowering(output, result)
+        axes = self._as_counted(mesh_impl, summed)
+        lowering.set_partial_sum(output, result, axes, "einsum_op")
 
     def _gathers(self, mesh_impl: Any) -> list[Collective]:
         gathered, _ = self._plan(mesh_impl)
@@ -185,6 +181,13 @@ class EinsumOperation(Operation):
             whole = axis is None or d in gathered
             elements *= d.size if whole else d.size // mesh_impl.shape[axis].size
         return elements
+
+    def cost_key(self) -> None:
+        return None
+
+    def may_begin_sum(self, split: Collection[str]) -> bool:
+        kept = self._outputs[0].shape.dimension_names
+        return any(d.name in split and d.name not in kept for d in self._all_dims())
 
     def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
         _, summed = self._plan(mesh_impl)

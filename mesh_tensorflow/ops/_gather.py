@@ -14,7 +14,6 @@ from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import constant
-from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 
 __all__ = ["GatherOperation"]
 
@@ -95,16 +94,17 @@ class GatherOperation(Operation):
             values.append(mesh_impl.laid_out_pcoord(mesh_impl.splitting_axis(self._dim)))
         result = mesh_impl.slicewise(take, *values)
         mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
-        if mesh_axis is not None:
-            count = lowering.allreduce_counter([mesh_axis], output, "einsum_op")
-            result = LazyAllreduceSum(mesh_impl, result, [mesh_axis], count)
-        lowering.set_tensor_lowering(output, result)
+        axes = [] if mesh_axis is None else [mesh_axis]
+        lowering.set_partial_sum(output, result, axes, "einsum_op")
 
     def cost(self, mesh_impl: Any) -> Cost:
         indices, output = self._inputs[1], self._outputs[0]
         written = mesh_impl.laid_out_size(output.shape)
         read = mesh_impl.laid_out_size(indices.shape) * indices.dtype.size
         return Cost(written, 2 * written * output.dtype.size + read)
+
+    def cost_key(self) -> Dimension:
+        return self._dim
 
     def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
         split = self._split_over(mesh_impl)

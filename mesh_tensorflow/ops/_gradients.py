@@ -53,7 +53,7 @@ def gradients(
                 continue
             if not any(x in needed for x in op.inputs):
                 continue
-            with graph.scope(f"{op.name}/gradients"):
+            with graph.gradient_scope(op):
                 dxs = op.gradient(dys)
                 for x, dx in zip(op.inputs, dxs, strict=True):
                     if dx is not None and x in needed:

@@ -255,6 +255,9 @@ class TopKOperation(Operation):
 
         return mesh_impl.slicewise(choose, values, indices)
 
+    def cost_key(self) -> Dimension:
+        return self._reduced_dim
+
     def cost(self, mesh_impl: Any) -> Cost:
         base = super().cost(mesh_impl)
         mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._reduced_dim)

@@ -41,6 +41,9 @@ class _AlongDimension(Operation):
         )
         return mesh_impl.allreduce(local, [mesh_axis], "SUM")
 
+    def cost_key(self) -> Dimension:
+        return self._dim
+
     def cost(self, mesh_impl: Any) -> Cost:
         return cost_along(self, mesh_impl, self._dim, _FLOPS_PER_ELEMENT)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
@@ -44,6 +44,12 @@ class DelayOperation(Operation):
 
     def cost(self, mesh_impl: Any) -> Cost:
         return Cost()
+
+    def cost_key(self) -> None:
+        return None
+
+    def may_begin_sum(self, split: Collection[str]) -> bool:
+        return False
 
     def delays_sums(self, mesh_impl: Any, pending: Any) -> bool:
         # One can wait for summands, and with them, as well as for sums.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
@@ -17,7 +17,6 @@ from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import constant
-from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.slice_fns import reduction_fn, transpose_slice
 from mesh_tensorflow.ops._source import check_dimension
 
@@ -85,14 +84,12 @@ class ReduceOperation(Operation):
             lowering.tensors[x],
         )
         axes = self._reduced_mesh_axes(mesh_impl)
+        if self._is_sum():
+            lowering.set_partial_sum(y, value, axes, "reduce_op")
+            return
         if axes:
-            count = lowering.allreduce_counter(axes, y, "reduce_op")
-            axes = sorted(axes)
-            if self._is_sum():
-                value = LazyAllreduceSum(mesh_impl, value, axes, count)
-            else:
-                count()
-                value = mesh_impl.allreduce(value, axes, self._reduction_fn_string)
+            lowering.allreduce_counter(axes, y, "reduce_op")()
+            value = mesh_impl.allreduce(value, sorted(axes), self._reduction_fn_string)
         lowering.set_tensor_lowering(y, value)
 
     def cost(self, mesh_impl: Any) -> Cost:
@@ -106,6 +103,15 @@ class ReduceOperation(Operation):
             )
         moved = super().cost(mesh_impl).bytes
         return Cost(mesh_impl.laid_out_size(x.shape), moved, collectives)
+
+    def cost_key(self) -> str:
+        return self._reduction_fn_string
+
+    def may_begin_sum(self, split: Collection[str]) -> bool:
+        x, y = self._inputs[0].shape, self._outputs[0].shape
+        return self._is_sum() and any(
+            n in split and n not in y.dimension_names for n in x.dimension_names
+        )
 
     def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
         axes = self._reduced_mesh_axes(mesh_impl)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -178,6 +178,17 @@ class ReshapeOperation(Operation):
             return Cost()  # the elements stay where they are, under other sizes
         moved = super().cost(mesh_impl).bytes
         return Cost(0, moved, tuple(self._collectives(mesh_impl)))
+
+    def cost_key(self) -> None:
+        return None
+
+    def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
+        x, y = self._inputs[0], self._outputs[0]
+        kept = [[n for n in t.shape.dimension_names if n in split] for t in (x, y)]
+        return {y: x} if kept[0] == kept[1] else {}
+
+    def may_begin_sum(self, split: Collection[str]) -> bool:
+        return False
 
     def delays_sums(self, mesh_impl: Any, pending: Any) -> bool:
         return self._inputs[0] in pending and not self._moves(mesh_impl)

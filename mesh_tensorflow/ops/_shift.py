@@ -124,6 +124,9 @@ class ShiftOperation(Operation):
         paddings[self._axis] = [size - kept, 0] if self._offset > 0 else [0, size - kept]
         return tf.pad(inside, paddings)
 
+    def cost_key(self) -> tuple:
+        return self._offset, self._dim, self._wrap
+
     def cost(self, mesh_impl: Any) -> Cost:
         moved = super().cost(mesh_impl).bytes
         mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)

@@ -12,7 +12,6 @@ from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
 from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
-from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 
 __all__ = ["GenericGradOperation", "SlicewiseOperation", "cwise", "slicewise"]
 
@@ -152,15 +151,15 @@ class GenericGradOperation(Operation):
 
         values = mesh_impl.slicewise(grad_fn, *[lowering.tensors[x] for x in self.inputs])
         for y, value, axes in zip(self.outputs, values, summed):
-            if axes:
-                count = lowering.allreduce_counter(axes, y, "slicewise_op")
-                value = LazyAllreduceSum(mesh_impl, value, axes, count)
-            lowering.set_tensor_lowering(y, value)
+            lowering.set_partial_sum(y, value, axes, "slicewise_op")
 
     def _share(self, mesh_impl: Any, y: Tensor, summed: Sequence[Sequence[int]]) -> int:
         """Returns how many processors have the same part of an output, where that is summed."""
         equal = {axis for axes in summed for axis in axes} - self._split_over(mesh_impl, y.shape)
         return list_product(mesh_impl.shape[axis].size for axis in equal)
+
+    def cost_key(self) -> tuple:
+        return self._num_forward, tuple(self._given)
 
     def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
         axes = {y: tuple(self._summed_axes(mesh_impl, y)) for y in self._outputs}

@@ -93,6 +93,9 @@ class SoftmaxOperation(Operation):
             return mesh_impl.slicewise(lambda t, s: t - tf.log(s), shifted, total)
         return mesh_impl.slicewise(tf.divide, exps, total)
 
+    def cost_key(self) -> Dimension:
+        return self._dim
+
     def cost(self, mesh_impl: Any) -> Cost:
         return cost_along(self, mesh_impl, self._dim, _FLOPS_PER_ELEMENT)
 

@@ -68,6 +68,14 @@ class Constant(Operation):
         lazy = LazyLaidOutTensor(lambda: mesh_impl.slicewise(fill), sizes)
         lowering.set_tensor_lowering(y, lazy)
 
+    @property
+    def takes_memory(self) -> bool:
+        """False: it is made where it is used."""
+        return False
+
+    def cost_key(self) -> None:
+        return None
+
     def cost(self, mesh_impl: Any) -> Cost:
         return Cost()
 

@@ -18,50 +18,14 @@ from mesh_tensorflow._mesh.initial_values import checked_value, seeded_initializ
 from mesh_tensorflow._mesh.master import MasterVariable, make_master
 from mesh_tensorflow._mesh.stored_master import StoredMaster
 from mesh_tensorflow._mesh.variable_store import VariableStore, store_of
+from mesh_tensorflow.ops._variable_dtype import VariableDType
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = [
     "StackedVariable",
     "Variable",
-    "VariableDType",
     "get_variable",
 ]
-
-
-class VariableDType:
-    """The dtypes of a variable: in checkpoints, in memory and in computation."""
-
-    def __init__(
-        self,
-        master_dtype: tf.DType = tf.float32,
-        slice_dtype: Optional[tf.DType] = None,
-        activation_dtype: Optional[tf.DType] = None,
-    ):
-        """Makes a VariableDType.
-
-        Args:
-          master_dtype: of the master, which checkpoints hold.
-          slice_dtype: of the slices, which are kept and updated; `master_dtype` if None.
-          activation_dtype: of the value; `master_dtype` if None.
-        """
-        self._master_dtype = tf.as_dtype(master_dtype)
-        self._slice_dtype = tf.as_dtype(slice_dtype or master_dtype)
-        self._activation_dtype = tf.as_dtype(activation_dtype or master_dtype)
-
-    @property
-    def master_dtype(self) -> tf.DType:
-        """Dtype of the master, which checkpoints hold."""
-        return self._master_dtype
-
-    @property
-    def slice_dtype(self) -> tf.DType:
-        """Dtype of the slices, which are kept and updated."""
-        return self._slice_dtype
-
-    @property
-    def activation_dtype(self) -> tf.DType:
-        """Dtype of the value in computation."""
-        return self._activation_dtype
 
 
 class Variable(Operation):
@@ -255,6 +219,14 @@ class Variable(Operation):
         if self.slice_dtype == self.activation_dtype:
             return laid_out
         return mesh_impl.slicewise(lambda t: tf.cast(t, self.activation_dtype), laid_out)
+
+    @property
+    def takes_memory(self) -> bool:
+        """Whether its value is not that of its slices, in memory already, but of another dtype."""
+        return self.slice_dtype != self.activation_dtype
+
+    def cost_key(self) -> tuple:
+        return self.slice_dtype, self.activation_dtype
 
     def cost(self, mesh_impl: Any) -> Cost:
         if self.slice_dtype == self.activation_dtype:

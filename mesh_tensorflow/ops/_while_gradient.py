@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.loop import Loop
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import inside_loop
@@ -86,6 +87,19 @@ class WhileGradientOperation(Operation):
     def input_gradients(self) -> list[Optional[Tensor]]:
         """The gradient of each input of the forward loop, or None."""
         return self._input_gradients
+
+    @property
+    def loop(self) -> Loop:
+        """The body again and its gradient; see Operation."""
+        n = len(self._carried)
+        return Loop(
+            self._operations,
+            self._results[:n],
+            list(zip(self.outputs[n:], self._results[n:])),
+            self._forward.iterations,
+            [],
+            self._forward,
+        )
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         raise NotImplementedError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
@@ -10,6 +11,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.loop import Loop
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import inside_loop
@@ -104,6 +106,25 @@ class WhileLoopOperation(Operation):
     def body_operations(self) -> list[Operation]:
         """The operations of the body."""
         return self._body_ops
+
+    @property
+    def loop(self) -> Loop:
+        """The condition and the body; see Operation."""
+        n = self._num_vars
+        return Loop(
+            self._cond_ops + self._body_ops,
+            [self._cond_output, *self._body_outputs[:n]],
+            list(zip(self.outputs[n:], self._body_outputs[n:])),
+            self.iterations,
+            self.taped() if self._keeps_tape else [],
+            None,
+        )
+
+    @property
+    def iterations(self) -> float:
+        """The number of iterations, if `maximum_iterations` is one; else 1."""
+        most = self._tf_kwargs.get("maximum_iterations")
+        return max(1, int(most)) if isinstance(most, numbers.Integral) else 1
 
     def _dimension_names(self) -> frozenset[str]:
         inner = (n for op in self._body_ops for n in op._dimension_names())

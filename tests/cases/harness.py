@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import placement_mesh_impl
 from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.operation import with_inner_operations
 from mesh_tensorflow._mesh import simd_sharing
 from mesh_tensorflow._mesh.pending import walk
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
@@ -83,16 +84,6 @@ def session() -> tf.Session:
 # -- layouts
 
 
-def flat_operations(operations: Iterable[Any]) -> list[Any]:
-    """Returns operations, and those inside of loops."""
-    found = []
-    for op in operations:
-        found.append(op)
-        for inside in ("_cond_ops", "_body_ops", "_operations"):
-            found += flat_operations(getattr(op, inside, []))
-    return found
-
-
 def splittable(operations: Sequence[Any], whole: Iterable[str] = ()) -> list[str]:
     """Returns the dimension names that a layout may split, by what the operations say."""
     names = {n for op in operations for n in op._dimension_names()}
@@ -113,7 +104,7 @@ def is_legal(rules: dict[str, int], shapes: Iterable[tuple], sizes: Sequence[int
 
 def legal_layouts(graph: Any, mesh: str, whole: Iterable[str] = (), limit: int = 4000) -> list:
     """Returns the legal layouts of a program on a mesh, as dictionaries from name to axis."""
-    operations = flat_operations(graph.operations)
+    operations = list(with_inner_operations(graph.operations))
     names = splittable(operations, whole)
     tensors = [t for op in operations for t in op.inputs + op.outputs]
     shapes = {tuple(t.shape) for t in tensors}
@@ -137,7 +128,7 @@ def legal_layouts(graph: Any, mesh: str, whole: Iterable[str] = (), limit: int =
 
 def random_layout(graph: Any, mesh: str, seed: int) -> dict[str, int]:
     """Returns a legal layout that splits as many dimensions as it happens to."""
-    operations = flat_operations(graph.operations)
+    operations = list(with_inner_operations(graph.operations))
     shapes = {tuple(t.shape) for op in operations for t in op.inputs + op.outputs}
     sizes = mtf.convert_to_shape(mesh).to_integer_list
     rng = random.Random(seed)

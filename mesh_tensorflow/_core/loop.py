@@ -1,0 +1,31 @@
+"""Loop: what an operation that is a loop tells of itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Optional
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._core.operation import Operation
+    from mesh_tensorflow._core.tensor import Tensor
+
+__all__ = ["Loop"]
+
+
+class Loop(NamedTuple):
+    """What is inside a loop, and what goes in and out of an iteration.
+
+    Attributes:
+      operations: those of an iteration, in order.
+      needed: Tensors whose values are needed at the end of an iteration.
+      sums: pairs (output of the loop, Tensor of an iteration) that are summed over iterations.
+      iterations: the number of iterations; 1 if it is not known.
+      tape: Tensors of each iteration that are kept for the gradient.
+      tape_of: the loop whose tape an iteration reads, or None.
+    """
+
+    operations: list[Operation]
+    needed: list[Tensor]
+    sums: list[tuple[Tensor, Tensor]]
+    iterations: float
+    tape: list[Tensor]
+    tape_of: Optional[Operation]
