@@ -26,10 +26,10 @@ def main() -> None:
     """Takes turns, and prints medians and the median of the ratios."""
     import tensorflow.compat.v1 as tf
 
-    from mesh_tensorflow._mesh import random_slices
+    from mesh_tensorflow._mesh.slices import random_values
     tf.disable_v2_behavior()
-    ours = random_slices.random_slice(
-        random_slices.new_key(1), SIZES, [0, 0], SIZES, random_slices.keep_mask,
+    ours = random_values.random_slice(
+        random_values.new_key(1), SIZES, [0, 0], SIZES, random_values.keep_mask,
         {"keep_prob": KEEP})
     plain = tf.cast(tf.random.uniform(SIZES) < KEEP, tf.float32) / KEEP
     with tf.Session() as session:

@@ -182,7 +182,7 @@ def report_sums(rounds: int) -> None:
     import tensorflow.compat.v1 as tf
 
     from mesh_tensorflow import simd_mesh_impl
-    from mesh_tensorflow._mesh.tf_collectives import TfCollectives
+    from mesh_tensorflow._mesh.simd.collectives import TfCollectives
 
     sums: list[int] = []
     allreduce, replicate = TfCollectives.allreduce, simd_mesh_impl.replicate

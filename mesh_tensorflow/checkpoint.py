@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import tensor_bundle_pb2
 
+from mesh_tensorflow._core.reasons import reason
 from mesh_tensorflow._core.strictness import slip
-from mesh_tensorflow._mesh.reasons import reason
 
 __all__ = ["CheckpointError", "Saver", "check_checkpoint", "init_from_checkpoint"]
 

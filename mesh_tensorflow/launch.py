@@ -26,7 +26,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
 
-from mesh_tensorflow._mesh.peers import (
+from mesh_tensorflow._processes.environment import addresses_and_index
+from mesh_tensorflow._processes.peers import (
     Lookout,
     Peer,
     PeerLostError,
@@ -35,7 +36,6 @@ from mesh_tensorflow._mesh.peers import (
     wait_at_end,
     wait_for,
 )
-from mesh_tensorflow._mesh.process_environment import addresses_and_index
 
 __all__ = ["Processes", "main", "processes"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
@@ -11,8 +12,8 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, processor_groups
 from mesh_tensorflow._core.shape import Shape, list_product
+from mesh_tensorflow._core.tables import table_lookup
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh import random_slices
 from mesh_tensorflow._mesh.constants import at_device
 from mesh_tensorflow._mesh.devices import (
     check_devices,
@@ -23,19 +24,20 @@ from mesh_tensorflow._mesh.devices import (
     merged_processors,
 )
 from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
-from mesh_tensorflow._mesh.matrix_product import contract
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.placed_tensor import PlacedTensor
-from mesh_tensorflow._mesh.placed_variable import PlacedVariable
-from mesh_tensorflow._mesh.placement_collectives import Reducer
-from mesh_tensorflow._mesh.placement_rings import (
+from mesh_tensorflow._mesh.mesh_pair import MeshPair
+from mesh_tensorflow._mesh.placement.collectives import Reducer
+from mesh_tensorflow._mesh.placement.rings import (
     allconcat_ring,
     allreduce_ring,
     allreduce_ring_single_shard,
     alltoall_pointtwise,
     alltoall_ring,
 )
-from mesh_tensorflow._mesh.slice_fns import table_lookup
+from mesh_tensorflow._mesh.placement.tensor import PlacedTensor
+from mesh_tensorflow._mesh.placement.variable import PlacedVariable
+from mesh_tensorflow._mesh.slices import random_values
+from mesh_tensorflow._mesh.slices.matrix_product import contract
 
 __all__ = [
     "PlacementMeshImpl",
@@ -56,8 +58,11 @@ class PlacementMeshImpl(MeshImpl):
 
     Attributes:
       copy_master_to_slice_ops: the copies made so far, in order.
+      merges_devices: whether processors of one device may be executed as one; not so for
+        subclasses, unless they say so.
     """
 
+    merges_devices = True
     LaidOutTensor = PlacedTensor
     LaidOutVariable = PlacedVariable
 
@@ -101,47 +106,27 @@ class PlacementMeshImpl(MeshImpl):
             {"device": self._devices, "memory": self._domains, "none": None}, merge, "merge"
         )
         self._allreduce = allreduce
-        self._merged: Optional[MeshImpl] = None
-        self._asked: Optional[MeshImpl] = None  # the mesh of which this is the merged form
         self._reducer = Reducer(self._devices, self._domains, allreduce)
         self.copy_master_to_slice_ops: list[tf.Operation] = []
 
-    @property
-    def execution_impl(self) -> MeshImpl:
-        """The MeshImpl that programs are lowered through, with equal devices merged."""
-        if self._merged is None:
-            self._merged = self._merge_devices()
-        return self._merged
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # A subclass may lower in a way of its own, which merging would go round.
+        cls.merges_devices = vars(cls).get("merges_devices", False)
 
     def check_processors(self) -> None:
         """Calls it a slip if this process lacks devices of a program of TensorFlow 2."""
         check_devices_exist(self._devices)
 
-    def _merge_devices(self) -> MeshImpl:
-        # A subclass may lower in a way of its own, which merging would go round.
-        if self._places is None or type(self) is not PlacementMeshImpl:
+    @functools.cached_property
+    def execution_impl(self) -> MeshImpl:
+        """The MeshImpl that programs are executed on, with equal devices merged."""
+        if self._places is None or not self.merges_devices:
             return self
         shape, kept = merged_processors(self.shape, self._places)
         if shape == self.shape:
             return self
-        devices = [self._devices[p] for p in kept]
-        merged = PlacementMeshImpl(
-            shape, self.layout_rules, devices, allreduce=self._allreduce, merge="none"
-        )
-        merged._asked = self
-        return merged
-
-    def tensor_layout(self, arg: Any) -> TensorLayout:
-        """Returns the layout of a Tensor or of a Shape; see MeshImpl."""
-        if self._asked is not None:  # what is wrong there must not pass here
-            self._asked.tensor_layout(arg)
-        return super().tensor_layout(arg)
-
-    def slice_shape(self, tensor_shape: Shape) -> list[int]:
-        """Returns the sizes of one processor's slice of a tensor; see MeshImpl."""
-        if self._asked is not None:
-            self._asked.slice_shape(tensor_shape)
-        return super().slice_shape(tensor_shape)
+        return _MergedMeshImpl(self, shape, [self._devices[p] for p in kept])
 
     @property
     def devices(self) -> list[str]:
@@ -192,9 +177,7 @@ class PlacementMeshImpl(MeshImpl):
                 'are merged; make the mesh with merge="none" to have a slice for each, or use '
                 "lowering.mesh_impl(mesh), which fits what the Lowering holds"
             )
-        merged = self.execution_impl
-        whole = merged.combine_slices(x.tensor_list, x.tensor_shape)
-        return self.make_slices(whole, x.tensor_shape)
+        return MeshPair.of(self, True).requested_slices(x.tensor_list, x.tensor_shape)
 
     def _own(self, x: Any) -> PlacedTensor:
         """Returns a value with a slice for each processor of this mesh."""
@@ -228,17 +211,17 @@ class PlacementMeshImpl(MeshImpl):
           tf_fn: tf.random.uniform, .normal or .truncated_normal, of which each processor makes
             its own slice; any other function is called once for the whole tensor.
           kwargs: keyword arguments of `tf_fn`, `seed` among them; and `key`, from
-            random_slices.new_key, in place of the seed.
+            random_values.new_key, in place of the seed.
         """
         kwargs = dict(kwargs)
         seed, key = kwargs.pop("seed", None), kwargs.pop("key", None)
-        if not random_slices.is_known(tf_fn):
+        if not random_values.is_known(tf_fn):
             with tf.device(self._devices[0]):
                 whole = tf_fn(shape.to_integer_list, seed=seed, **kwargs)
             return PlacedTensor(self.make_slices(whole, shape))
         if key is None:
             with tf.device(self._devices[0]):
-                key = random_slices.new_key(seed)
+                key = random_values.new_key(seed)
         sizes, slice_sizes = shape.to_integer_list, self.slice_shape(shape)
         made: dict[tuple, tf.Tensor] = {}
         slices = []
@@ -247,7 +230,7 @@ class PlacementMeshImpl(MeshImpl):
             place = (self._domains[pnum], *begin)
             if place not in made:
                 with tf.device(device):
-                    made[place] = random_slices.random_slice(
+                    made[place] = random_values.random_slice(
                         key, sizes, begin, slice_sizes, tf_fn, kwargs
                     )
             slices.append(made[place])
@@ -393,3 +376,22 @@ class PlacementMeshImpl(MeshImpl):
     def import_tf_tensor(self, x: Tensor, tf_x: tf.Tensor) -> PlacedTensor:
         """Returns the LaidOutTensor of a whole tf.Tensor."""
         return PlacedTensor(self.make_slices(tf_x, x.shape))
+
+
+class _MergedMeshImpl(PlacementMeshImpl):
+    """What a PlacementMeshImpl is executed on: fewer processors, and its checks."""
+
+    def __init__(self, requested: PlacementMeshImpl, shape: Shape, devices: Sequence[str]):
+        rest = {"allreduce": requested._allreduce, "merge": "none"}
+        super().__init__(shape, requested.layout_rules, devices, **rest)  # type: ignore[arg-type]
+        self._requested = requested
+
+    def tensor_layout(self, arg: Any) -> TensorLayout:
+        """Returns the layout of a Tensor or of a Shape, if the requested mesh has one."""
+        self._requested.tensor_layout(arg)
+        return super().tensor_layout(arg)
+
+    def slice_shape(self, tensor_shape: Shape) -> list[int]:
+        """Returns the sizes of a slice, if the requested mesh can cut the tensor."""
+        self._requested.slice_shape(tensor_shape)
+        return super().slice_shape(tensor_shape)

@@ -12,19 +12,20 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh import random_slices
 from mesh_tensorflow._mesh.constants import at_device, constant
 from mesh_tensorflow._mesh.devices import check_devices
 from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
-from mesh_tensorflow._mesh.matrix_product import contract
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.simd_program import SimdProgram, current_program, replicate
-from mesh_tensorflow._mesh.simd_tensor import SimdTensor
-from mesh_tensorflow._mesh.simd_variable import SimdVariable
-from mesh_tensorflow._mesh.tf_collectives import TfCollectives
-from mesh_tensorflow._mesh.tpu_context import tpu_context
-from mesh_tensorflow._mesh.tpu_program import TpuProgram
-from mesh_tensorflow._mesh.tpu_topology import (
+from mesh_tensorflow._mesh.simd.collectives import TfCollectives
+from mesh_tensorflow._mesh.simd.program import SimdProgram, current_program
+from mesh_tensorflow._mesh.simd.replicate import replicate
+from mesh_tensorflow._mesh.simd.tensor import SimdTensor
+from mesh_tensorflow._mesh.simd.variable import SimdVariable
+from mesh_tensorflow._mesh.slices import random_values
+from mesh_tensorflow._mesh.slices.matrix_product import contract
+from mesh_tensorflow._mesh.tpu.context import tpu_context
+from mesh_tensorflow._mesh.tpu.program import TpuProgram
+from mesh_tensorflow._mesh.tpu.topology import (
     HierarchicalTiling,
     auto_logical_to_physical_tpu,
     physical_shape_3d_from_topology_proto_4d,
@@ -211,18 +212,18 @@ class SimdMeshImpl(MeshImpl):
           tf_fn: tf.random.uniform, .normal or .truncated_normal, of which the processor makes its
             own slice; any other function is called once for the whole tensor.
           kwargs: keyword arguments of `tf_fn`, `seed` among them; and `key`, from
-            random_slices.new_key, in place of the seed.
+            random_values.new_key, in place of the seed.
         """
         kwargs = dict(kwargs)
         seed, key = kwargs.pop("seed", None), kwargs.pop("key", None)
-        if not random_slices.is_known(tf_fn):
+        if not random_values.is_known(tf_fn):
             whole = self.program.same_everywhere(
                 lambda: tf_fn(shape.to_integer_list, seed=seed, **kwargs))
             return self._own_slice(whole, shape)
         if key is None:
             key = self.random_key(seed)
         begin = tf.unstack(self._begin(shape)) if len(shape) else []
-        return SimdTensor([random_slices.random_slice(
+        return SimdTensor([random_values.random_slice(
             key, shape.to_integer_list, begin, self.slice_shape(shape), tf_fn, kwargs)])
 
     def random_key(self, seed: Optional[int]) -> tf.Tensor:

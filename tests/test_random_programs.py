@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core.cost import Cost
-from mesh_tensorflow._mesh.pending import walk
+from mesh_tensorflow._core.pending import walk
 
 SHAPES = ["x:1", "x:2", "x:3", "x:4", "x:6", "x:8", "x:2,y:2", "x:2,y:3", "x:3,y:2", "x:2,y:4",
           "x:4,y:2", "x:1,y:4", "x:2,y:2,z:2", "x:2,y:1,z:3"]

@@ -22,6 +22,7 @@ from mesh_tensorflow._lowering.counters import (
 from mesh_tensorflow._lowering.layout_slips import check_rules_apply
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.mesh_pair import MeshPair
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = ["Lowering"]
@@ -75,10 +76,7 @@ class Lowering:
         self.graph = graph
         self.mesh_to_impl = mesh_to_impl
         known = _all_of_package(graph.operations)
-        self._execution = {
-            mesh: getattr(impl, "execution_impl", impl) if known else impl
-            for mesh, impl in mesh_to_impl.items()
-        }
+        self._pairs = {mesh: MeshPair.of(impl, known) for mesh, impl in mesh_to_impl.items()}
         self.operations: dict[Operation, tf.Operation] = {}
         self.tensors: dict[Tensor, Any] = {}
         self.variables: dict[Any, Any] = {}
@@ -137,32 +135,34 @@ class Lowering:
         Raises:
           NotInLoweringError: none was given for it. It is a KeyError and a ValueError.
         """
-        return self._execution[self._mesh_of(m)]
+        return self._pair(m).executed
 
-    def layout_impl(self, m: Union[Mesh, Operation, Tensor]) -> Any:
-        """Returns the MeshImpl that the caller gave for a Mesh, by which things are counted."""
-        return self.mesh_to_impl[self._mesh_of(m)]
+    def requested_impl(self, m: Union[Mesh, Operation, Tensor]) -> Any:
+        """Returns the MeshImpl that the caller gave for a Mesh: things are counted by it."""
+        return self._pair(m).requested
 
-    def _mesh_of(self, m: Union[Mesh, Operation, Tensor]) -> Mesh:
+    def import_slices(self, tensor: Tensor, slices: Sequence[Any]) -> Any:
+        """Returns the LaidOutTensor of slices that the mesh which the caller gave has.
+
+        Args:
+          tensor: the Tensor whose slices they are.
+          slices: a list of tf.Tensors; all that a class of the caller's own has.
+        """
+        return self._pair(tensor).of_requested(tensor, slices)
+
+    def _pair(self, m: Union[Mesh, Operation, Tensor]) -> MeshPair:
         mesh = m if isinstance(m, Mesh) else m.mesh
-        if mesh not in self.mesh_to_impl:
+        if mesh not in self._pairs:
             raise NotInLoweringError(
                 f"no mesh implementation for mesh {mesh.name!r}: give Lowering a dictionary "
                 "{mesh: mtf.placement_mesh_impl.PlacementMeshImpl(...)}"
             )
-        return mesh
+        return self._pairs[mesh]
 
     def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: Any) -> None:
         """Notes the lowered form of a Tensor, after checking the shape of its slices."""
-        layout_impl, mesh_impl = self.layout_impl(tensor), self.mesh_impl(tensor)
-        merged = mesh_impl is not layout_impl
-        if merged and len(getattr(laid_out_tensor, "all_slices", ())) == layout_impl.size:
-            # Made with the mesh that was asked for, which has more processors.
-            whole = layout_impl.combine_slices(laid_out_tensor.all_slices, tensor.shape)
-            laid_out_tensor = mesh_impl.import_tf_tensor(tensor, whole)
+        laid_out_tensor = self._pair(tensor).executed_form(tensor, laid_out_tensor)
         self.verify_slice_shapes(tensor, laid_out_tensor)
-        if merged and hasattr(laid_out_tensor, "of_shape"):
-            laid_out_tensor = laid_out_tensor.of_shape(tensor.shape)
         self.tensors[tensor] = laid_out_tensor
 
     def set_partial_sum(
@@ -202,7 +202,7 @@ class Lowering:
 
     def laid_out_size(self, tensor: Tensor) -> int:
         """Returns the number of elements of all slices of a Tensor."""
-        return self.layout_impl(tensor).laid_out_size(tensor.shape)
+        return self.requested_impl(tensor).laid_out_size(tensor.shape)
 
     def autostack(self) -> None:
         """Joins small variables that are alike, if a mesh has more than one processor."""
@@ -215,7 +215,8 @@ class Lowering:
             num_slices += self.mesh_impl(v.mesh).size
         largest = _LARGE_STACKED_SLICE if num_slices >= _MANY_SLICES else _MAX_STACKED_SLICE
         self.graph.rewrite_stack_variables(
-            mesh_to_impl=self._execution, max_combined_slice_size=largest
+            mesh_to_impl={mesh: pair.executed for mesh, pair in self._pairs.items()},
+            max_combined_slice_size=largest
         )
 
     # -- results
@@ -308,19 +309,19 @@ class Lowering:
           op: an operation.
           label: what does it, such as "einsum_op"; None if the counters are added elsewhere.
         """
-        layout_impl = self.layout_impl(op)
-        for collective in op.cost(layout_impl).collectives:
-            self._count_collective(layout_impl, collective, label)
+        requested = self.requested_impl(op)
+        for collective in op.cost(requested).collectives:
+            self._count_collective(requested, collective, label)
 
     def _count_collective(
-        self, layout_impl: Any, collective: Collective, label: Optional[str]
+        self, requested: Any, collective: Collective, label: Optional[str]
     ) -> None:
         axes: Any = list(collective.mesh_axes)
         if label is not None:
             where = axes if collective.kind == "allreduce" else axes[0]
             self.add_counter(f"{collective.kind}/{where}/{label}", collective.elements)
         kind = type(self._at).__name__ if self._at is not None else "export"
-        self._collectives.append((kind, layout_impl, collective))
+        self._collectives.append((kind, requested, collective))
 
     def allreduce_counter(
         self, mesh_axes: Sequence[int], x: Tensor, label: str
@@ -332,14 +333,14 @@ class Lowering:
           x: a Tensor.
           label: what sums, such as "einsum_op".
         """
-        layout_impl = self.layout_impl(x)
-        elements = layout_impl.laid_out_size(x.shape)
+        requested = self.requested_impl(x)
+        elements = requested.laid_out_size(x.shape)
         axes = tuple(sorted(mesh_axes))
         collective = Collective("allreduce", axes, elements, elements * x.dtype.size)
 
         def count() -> None:
             self.add_counter(f"allreduce/{list(mesh_axes)}/{label}", elements)
-            self._count_collective(layout_impl, collective, None)
+            self._count_collective(requested, collective, None)
 
         return count
 

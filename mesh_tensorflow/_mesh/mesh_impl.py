@@ -18,9 +18,9 @@ from mesh_tensorflow._core.processors import (
 )
 from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh import slice_fns, slicing
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
-from mesh_tensorflow._mesh.random_slices import new_key
+from mesh_tensorflow._mesh.slices import cutting, functions
+from mesh_tensorflow._mesh.slices.random_values import new_key
 
 __all__ = ["MeshImpl"]
 
@@ -322,8 +322,8 @@ class MeshImpl:
         """
         sizes = self.slice_shape(new_shape)
         return self.slicewise(
-            lambda x: slice_fns.tile_slice(
-                slice_fns.broadcast_slice(x, old_shape, new_shape), sizes
+            lambda x: functions.tile_slice(
+                functions.broadcast_slice(x, old_shape, new_shape), sizes
             ),
             old_slices,
         )
@@ -331,7 +331,7 @@ class MeshImpl:
     def make_slices(self, tf_tensor: tf.Tensor, tensor_shape: Shape) -> list[tf.Tensor]:
         """Cuts a whole tf.Tensor into a list with a slice for each processor."""
         self.slice_shape(tensor_shape)  # checks that it can be cut
-        return slicing.make_slices(tf_tensor, self.tensor_layout(tensor_shape), self._shape)
+        return cutting.make_slices(tf_tensor, self.tensor_layout(tensor_shape), self._shape)
 
     def combine_slices(
         self, slices: Sequence[tf.Tensor], tensor_shape: Shape, device: Optional[str] = None
@@ -339,7 +339,7 @@ class MeshImpl:
         """Puts a list with a slice for each processor together to a whole tf.Tensor."""
         if self.tensor_layout(tensor_shape).is_fully_replicated:
             return slices[0]
-        return slicing.combine_slices(
+        return cutting.combine_slices(
             slices, self.tensor_layout(tensor_shape), self._shape, device
         )
 

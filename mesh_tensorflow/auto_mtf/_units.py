@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Optional
 
 from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.pending import Walk
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.pending import Walk
 from mesh_tensorflow.auto_mtf._seconds import CostModel, Seconds
 from mesh_tensorflow.auto_mtf._steps import Step
 from mesh_tensorflow.ops._assign import Assign

@@ -7,7 +7,7 @@ import sys as _sys
 
 import tensorflow.compat.v1 as _tf
 
-from mesh_tensorflow._mesh.peers import PeerLostError as PeerLostError
+from mesh_tensorflow._processes.peers import PeerLostError as PeerLostError
 from mesh_tensorflow.estimator import experimental as experimental
 from mesh_tensorflow.estimator import export as export
 from mesh_tensorflow.estimator import tpu as tpu

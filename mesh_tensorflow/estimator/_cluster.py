@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.peers import check_address
+from mesh_tensorflow._processes.peers import check_address
 
 __all__ = ["TaskType", "Cluster", "device_filters", "read_cluster", "read_tf_config"]
 

@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.peers import ANSWER_SECS, Peer, PeerLostError, answers, wait_for
+from mesh_tensorflow._processes.peers import ANSWER_SECS, Peer, PeerLostError, answers, wait_for
 
 __all__ = ["Watch", "peers_of"]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.random_slices import keys_by_step
+from mesh_tensorflow._mesh.slices.random_values import keys_by_step
 from mesh_tensorflow.checkpoint import Saver, check_checkpoint
 from mesh_tensorflow.estimator._checkpoints import WarmStartSettings, warm_start
 from mesh_tensorflow.estimator._hooks import (

@@ -36,12 +36,13 @@ from mesh_tensorflow._mesh.laid_out import (
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.parallel import parallel
-from mesh_tensorflow._mesh.slice_fns import binary_reduction_fn, reduction_fn
-from mesh_tensorflow._mesh.tpu_processors import (
+from mesh_tensorflow._mesh.slices.functions import binary_reduction_fn, reduction_fn
+from mesh_tensorflow._mesh.tpu.processors import (
     pnum_to_processor_coordinates_nd,
     processor_coordinates_to_pnum_map_nd,
 )
-from mesh_tensorflow._mesh.variable_store import VariableStore, function
+from mesh_tensorflow._mesh.variables.function import function
+from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow.ops._assign import *
 from mesh_tensorflow.ops._binary import *
 from mesh_tensorflow.ops._checkpoint import *

@@ -20,7 +20,7 @@ from mesh_tensorflow._core.shape import (
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.laid_out import compatible_lazy_allreduce_sums
-from mesh_tensorflow._mesh.slice_fns import broadcast_slice, tile_slice
+from mesh_tensorflow._mesh.slices.functions import broadcast_slice, tile_slice
 from mesh_tensorflow.ops._beside import beside, check_scalar
 
 __all__ = [

@@ -140,7 +140,7 @@ class ConvNdOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         output = self.outputs[0]
-        self._count(lowering, lowering.layout_impl(self))
+        self._count(lowering, lowering.requested_impl(self))
         result = mesh_impl.slicewise(
             self._slice_fn(mesh_impl), *[lowering.tensors[x] for x in self.inputs]
         )

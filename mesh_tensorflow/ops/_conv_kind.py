@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._mesh.slice_fns import table_lookup
+from mesh_tensorflow._core.tables import table_lookup
 
 __all__: list[str] = []
 

@@ -19,7 +19,7 @@ from mesh_tensorflow._core.shape import (
 )
 from mesh_tensorflow._core.strictness import did_you_mean, slip
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
-from mesh_tensorflow._mesh.slice_fns import einsum_slice
+from mesh_tensorflow._mesh.slices.functions import einsum_slice
 from mesh_tensorflow.ops._binary import check_dtypes
 
 __all__ = ["EinsumOperation", "einsum", "matmul"]
@@ -143,7 +143,7 @@ class EinsumOperation(Operation):
                     )
             values.append(value)
         lowering.count_collectives(self, "einsum_op")
-        lowering.add_counter("einsum", self._computed_elements(lowering.layout_impl(self)))
+        lowering.add_counter("einsum", self._computed_elements(lowering.requested_impl(self)))
         lowering.add_counter("einsum_unique", list_product(d.size for d in self._all_dims()))
         shapes = [x.shape for x in self.inputs]
         output = self.outputs[0]

@@ -65,7 +65,7 @@ class GatherOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         mesh_impl = lowering.mesh_impl(self)
-        self._split_over(lowering.layout_impl(self))
+        self._split_over(mesh_impl)
         weights, indices = self.inputs
         output = self.outputs[0]
         axis = weights.shape.dims.index(self._dim)

@@ -14,8 +14,8 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, list_product
 from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._core.tables import table_lookup
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.slice_fns import table_lookup
 from mesh_tensorflow.ops._binary import check_dtypes
 from mesh_tensorflow.ops._reduce_broadcast import reduce_first, reduce_mean
 from mesh_tensorflow.ops._slicewise import check_not_split

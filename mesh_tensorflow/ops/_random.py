@@ -15,8 +15,8 @@ from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import convert_to_shape
 from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh import random_slices
-from mesh_tensorflow._mesh.random_slices import program_seed
+from mesh_tensorflow._mesh.slices import random_values
+from mesh_tensorflow._mesh.slices.random_values import program_seed
 
 __all__ = [
     "RandomOperation",
@@ -53,7 +53,7 @@ class RandomOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         kwargs = dict(self._kwargs)
-        if self in lowering.random_keys and random_slices.is_known(self._tf_fn):
+        if self in lowering.random_keys and random_values.is_known(self._tf_fn):
             kwargs["key"] = lowering.random_keys[self]
         kwargs["seed"] = self.seed()
         y = self.outputs[0]
@@ -154,7 +154,7 @@ def dropout(
         )
     with tf.variable_scope(name, default_name="dropout"):
         mask = RandomOperation(
-            x.mesh, noise_shape, random_slices.keep_mask, keep_prob=keep_prob, dtype=x.dtype
+            x.mesh, noise_shape, random_values.keep_mask, keep_prob=keep_prob, dtype=x.dtype
         ).outputs[0]
         return x * mask
 

@@ -17,7 +17,7 @@ from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import constant
-from mesh_tensorflow._mesh.slice_fns import reduction_fn, transpose_slice
+from mesh_tensorflow._mesh.slices.functions import reduction_fn, transpose_slice
 from mesh_tensorflow.ops._source import check_dimension
 
 __all__ = [

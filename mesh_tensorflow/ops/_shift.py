@@ -96,11 +96,11 @@ class ShiftOperation(Operation):
         lowering.set_tensor_lowering(self.outputs[0], parts[0])
 
     def _count(self, lowering: Any) -> None:
-        layout_impl = lowering.layout_impl(self)
-        mesh_axis = layout_impl.tensor_dimension_to_mesh_axis(self._dim)
+        requested = lowering.requested_impl(self)
+        mesh_axis = requested.tensor_dimension_to_mesh_axis(self._dim)
         if mesh_axis is None:
             return
-        for processors, elements in self._kept_pieces(layout_impl, mesh_axis):
+        for processors, elements in self._kept_pieces(requested, mesh_axis):
             lowering.add_counter(f"shift[{processors}]", elements)
         lowering.count_collectives(self, None)
 

@@ -81,7 +81,7 @@ def check_not_split(op: Operation, lowering: Any) -> None:
     Raises:
       ValueError: one is; the message names the operation, the tensors and what to do.
     """
-    mesh_impl = lowering.layout_impl(op)
+    mesh_impl = lowering.requested_impl(op)
     for t in op.inputs + op.outputs:
         for d in t.shape:
             axis = mesh_impl.tensor_dimension_to_mesh_axis(d)

@@ -300,10 +300,8 @@ class ImportLaidOutTensorOperation(Operation):
 
     def lower(self, lowering: Any) -> None:
         y, value = self.outputs[0], self._laid_out_tensor
-        mesh_impl, layout_impl = lowering.mesh_impl(self), lowering.layout_impl(self)
-        if mesh_impl is not layout_impl:
-            whole = layout_impl.combine_slices(_slices_of(value), y.shape)
-            value = mesh_impl.import_tf_tensor(y, whole)
+        if lowering.mesh_impl(self) is not lowering.requested_impl(self):
+            value = lowering.import_slices(y, _slices_of(value))
         lowering.set_tensor_lowering(y, value)
 
 

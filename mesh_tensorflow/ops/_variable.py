@@ -14,10 +14,10 @@ from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.initial_values import checked_value, seeded_initializer
-from mesh_tensorflow._mesh.master import MasterVariable, make_master
-from mesh_tensorflow._mesh.stored_master import StoredMaster
-from mesh_tensorflow._mesh.variable_store import VariableStore, store_of
+from mesh_tensorflow._mesh.variables.initial_values import checked_value, seeded_initializer
+from mesh_tensorflow._mesh.variables.master import MasterVariable, make_master
+from mesh_tensorflow._mesh.variables.store import VariableStore, store_of
+from mesh_tensorflow._mesh.variables.stored_master import StoredMaster
 from mesh_tensorflow.ops._variable_dtype import VariableDType
 from mesh_tensorflow.utils import outside_all_rewrites
 

@@ -11,9 +11,9 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.loop import Loop
 from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import inside_loop
-from mesh_tensorflow._mesh.pending import walk
 from mesh_tensorflow.ops._control import external_inputs
 from mesh_tensorflow.ops._loop_state import (
     LoopState,

@@ -13,10 +13,10 @@ from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.loop import Loop
 from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import inside_loop
-from mesh_tensorflow._mesh.pending import walk
-from mesh_tensorflow._mesh.random_slices import fold_key
+from mesh_tensorflow._mesh.slices.random_values import fold_key
 from mesh_tensorflow.ops._control import external_inputs
 from mesh_tensorflow.ops._loop_state import (
     LoopState,

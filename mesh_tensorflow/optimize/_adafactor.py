@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.strictness import check_flag
-from mesh_tensorflow._mesh.slice_fns import table_lookup
+from mesh_tensorflow._core.tables import table_lookup
 from mesh_tensorflow.optimize._base import Optimizer, scalar_like, skip_without_gradient
 from mesh_tensorflow.utils import steps_done
 

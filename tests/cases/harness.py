@@ -17,8 +17,8 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import placement_mesh_impl
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.operation import with_inner_operations
-from mesh_tensorflow._mesh import simd_sharing
-from mesh_tensorflow._mesh.pending import walk
+from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow._mesh.simd import sharing
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 MESHES = ["x:1", "x:2", "x:4", "x:2,y:2", "x:2,y:4", "x:8"]
@@ -217,7 +217,7 @@ def lower(graph: Any, mesh: Any, placing: Placing, targets: Sequence[Any]) -> Lo
         lowerings.append(mtf.Lowering(graph, {mesh: placing.impl()}, autostack=False))
         return [lowerings[0].export_to_tf_tensor(t) for t in targets]
 
-    with patch, scope, mock.patch.object(simd_sharing, "LEAST_ELEMENTS", 1):
+    with patch, scope, mock.patch.object(sharing, "LEAST_ELEMENTS", 1):
         if placing.simd:
             exports = replicate(program, devices=placing.cpus, share_memory=placing.share)
         else:

@@ -10,7 +10,7 @@ from cases import harness
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import placement_mesh_impl as placement
-from mesh_tensorflow._mesh.placement_collectives import Reducer
+from mesh_tensorflow._mesh.placement.collectives import Reducer
 
 SIZES = [1, 2, 3, 4, 5]
 FNS = {"SUM": np.sum, "MAX": np.max, "MIN": np.min}

@@ -15,8 +15,8 @@ import tensorflow.compat.v1 as tf
 from test_simd import network, train
 
 from mesh_tensorflow import launch
-from mesh_tensorflow._mesh import peers
-from mesh_tensorflow._mesh.peers import Peer, PeerLostError
+from mesh_tensorflow._processes import peers
+from mesh_tensorflow._processes.peers import Peer, PeerLostError
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 HERE = os.path.dirname(os.path.abspath(__file__))

@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh import simd_sharing
+from mesh_tensorflow._mesh.simd import sharing
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 ROWS, COLS, WIDE = mtf.Dimension("rows", 12), mtf.Dimension("cols", 24), mtf.Dimension("wide", 48)
@@ -16,7 +16,7 @@ VALUES = np.random.RandomState(0).randn(12, 24).astype(np.float32)
 
 @pytest.fixture(autouse=True)
 def own_graph(monkeypatch):
-    monkeypatch.setattr(simd_sharing, "LEAST_ELEMENTS", 32)
+    monkeypatch.setattr(sharing, "LEAST_ELEMENTS", 32)
     with tf.Graph().as_default():
         tf.set_random_seed(3)
         yield

@@ -9,8 +9,8 @@ import xla_cpu_replicas
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.constants import at_device, constant
-from mesh_tensorflow._mesh.random_slices import keys_by_step
-from mesh_tensorflow._mesh.tpu_context import outside_tpu_context
+from mesh_tensorflow._mesh.slices.random_values import keys_by_step
+from mesh_tensorflow._mesh.tpu.context import outside_tpu_context
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 from mesh_tensorflow.tpu_variables import ReplicatedVariable

@@ -10,7 +10,9 @@ import tensorflow.compat.v1 as tf
 from test_simd import network, new_session, train
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.random_slices import keys_by_step
+from mesh_tensorflow._mesh.placement import collectives
+from mesh_tensorflow._mesh.simd.replicate import _first_key
+from mesh_tensorflow._mesh.slices.random_values import keys_by_step
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 from mesh_tensorflow.utils import counted_steps, steps_done
@@ -114,15 +116,13 @@ def test_steps_are_the_thread_s_own(all_at_once):
 
 def test_groups_of_collectives_have_numbers_of_their_own(all_at_once):
     """Two groups under one number would wait for each other."""
-    from mesh_tensorflow._mesh import placement_collectives, simd_program
-
     barrier = threading.Barrier(THREADS, timeout=60)
 
     def take(number):
         barrier.wait()
-        mine = [placement_collectives.group_key([f"/cpu:{i}", f"/thread:{number}"])
+        mine = [collectives.group_key([f"/cpu:{i}", f"/thread:{number}"])
                 for i in range(200)]
-        return mine, [simd_program._first_key(["/cpu:77"]) for _ in range(200)]
+        return mine, [_first_key(["/cpu:77"]) for _ in range(200)]
 
     groups, programs = zip(*all_at_once(take))
     assert len(set().union(*groups)) == len(set().union(*programs)) == 200 * THREADS

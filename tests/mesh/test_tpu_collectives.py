@@ -22,7 +22,7 @@ import xla_cpu_replicas
 
 from mesh_tensorflow import Shape
 from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
-from mesh_tensorflow._mesh.tpu_collectives import TpuCollectives
+from mesh_tensorflow._mesh.tpu.collectives import TpuCollectives
 
 MESH = Shape([("a", 2), ("b", 4)])
 L2P = [0, 3, 5, 6, 1, 7, 2, 4]

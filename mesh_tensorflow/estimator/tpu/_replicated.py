@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.simd_program import replicate
+from mesh_tensorflow._mesh.simd.replicate import replicate
 from mesh_tensorflow.estimator._cluster_watch import peers_of
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator._run_cluster import in_cluster

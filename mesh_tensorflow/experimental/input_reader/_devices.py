@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.simd_program import SimdProgram
+from mesh_tensorflow._mesh.simd.program import SimdProgram
 
 __all__ = ["ProcessDevices", "_host_id_to_tf_device"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.simd_program import SimdProgram
+from mesh_tensorflow._mesh.simd.program import SimdProgram
 from mesh_tensorflow.experimental.input_reader._batches import (
     batched,
     convert_shapes,

@@ -23,7 +23,7 @@ from typing import Any, Optional, Union
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.slice_fns import static_arange
+from mesh_tensorflow._mesh.slices.functions import static_arange
 
 __all__ = [
     "fold_key",

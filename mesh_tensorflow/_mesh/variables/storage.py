@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
-__all__ = ["Piece", "PieceSaveable", "SliceStorage", "WholeStorage"]
+__all__ = ["Piece", "PieceSaveable", "VariableStorage", "WholeStorage"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Piece:
         return " ".join(map(str, whole)) + " " + ranges
 
 
-class SliceStorage(abc.ABC):
+class VariableStorage(abc.ABC):
     """The pieces that a whole value consists of."""
 
     @abc.abstractmethod
@@ -71,7 +71,7 @@ class SliceStorage(abc.ABC):
         return list(groups.values())
 
 
-class WholeStorage(SliceStorage):
+class WholeStorage(VariableStorage):
     """One tf variable."""
 
     def __init__(self, tf_variable: Any):

@@ -20,7 +20,7 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.simd_reductions import Reduction
+from mesh_tensorflow._mesh.simd.reductions import Reduction
 
 __all__ = ["Sharing"]
 

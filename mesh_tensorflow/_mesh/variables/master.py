@@ -7,8 +7,8 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.slice_storage import SliceStorage, WholeStorage
-from mesh_tensorflow._mesh.whole_variable import WholeVariable
+from mesh_tensorflow._mesh.variables.storage import VariableStorage, WholeStorage
+from mesh_tensorflow._mesh.variables.whole_variable import WholeVariable
 
 __all__ = ["MasterVariable", "make_master"]
 
@@ -36,7 +36,7 @@ class MasterVariable(WholeVariable):
         super().__init__(trainable)
         self._tf_variable = tf_variable
         self._initial: Any = tf_variable.initial_value
-        self._storage: SliceStorage = WholeStorage(tf_variable)
+        self._storage: VariableStorage = WholeStorage(tf_variable)
         self._in_use = False
 
     # -- where the value is
@@ -55,7 +55,7 @@ class MasterVariable(WholeVariable):
         """Makes the tf variable stay beside the slices of a Lowering."""
         self._in_use = True
 
-    def bind(self, storage: SliceStorage) -> None:
+    def bind(self, storage: VariableStorage) -> None:
         """Makes slices the only place of the value.
 
         Args:
@@ -70,7 +70,7 @@ class MasterVariable(WholeVariable):
         self._in_use = True
         return self._tf_variable
 
-    def _at_storage(self) -> SliceStorage:
+    def _at_storage(self) -> VariableStorage:
         if not self.is_bound:
             self._in_use = True
         return self._storage

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.devices import memory_domain
-from mesh_tensorflow._mesh.simd_sharing import Sharing
-
-if TYPE_CHECKING:
-    from mesh_tensorflow._mesh.simd_program import SimdProgram
+from mesh_tensorflow._mesh.simd.program import SimdProgram
+from mesh_tensorflow._mesh.simd.sharing import Sharing
 
 __all__ = ["call_on_each", "results_of"]
 

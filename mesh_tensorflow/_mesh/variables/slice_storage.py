@@ -1,4 +1,4 @@
-"""PlacedStorage: the slices of a PlacedVariable as the only place of a variable's value."""
+"""SliceStorage: the slices of a PlacedVariable as the only place of a variable's value."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.slice_storage import Piece, SliceStorage
+from mesh_tensorflow._mesh.variables.storage import Piece, VariableStorage
 
-__all__ = ["PlacedStorage", "bind_masters"]
+__all__ = ["SliceStorage", "bind_masters"]
 
 
-class PlacedStorage(SliceStorage):
+class SliceStorage(VariableStorage):
     """The slices of one variable, or of one part of a stack of variables."""
 
     def __init__(self, placed: Any, variable: Any, index: Optional[int] = None):
@@ -97,5 +97,5 @@ def bind_masters(placed: Any, variable: Any) -> bool:
         return False
     for i, (part, master) in enumerate(zip(variable.parts, masters)):
         index = i if variable.is_stacked else None
-        master.bind(PlacedStorage(placed, part, index))
+        master.bind(SliceStorage(placed, part, index))
     return True

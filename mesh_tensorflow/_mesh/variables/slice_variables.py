@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.placed_storage import bind_masters
+from mesh_tensorflow._mesh.variables.slice_storage import bind_masters
 
 __all__ = ["SliceVariables"]
 

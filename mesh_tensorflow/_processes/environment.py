@@ -13,7 +13,7 @@ from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import
     expand_tasks_per_node,
 )
 
-from mesh_tensorflow._mesh.peers import check_address
+from mesh_tensorflow._processes.peers import check_address
 
 __all__ = ["addresses_and_index"]
 

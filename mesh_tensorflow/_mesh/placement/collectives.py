@@ -9,8 +9,9 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.placement_rings import allreduce_ring
-from mesh_tensorflow._mesh.slice_fns import binary_reduction_fn, table_lookup
+from mesh_tensorflow._core.tables import table_lookup
+from mesh_tensorflow._mesh.placement.rings import allreduce_ring
+from mesh_tensorflow._mesh.slices.functions import binary_reduction_fn
 
 __all__ = ["Reducer"]
 

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.slice_variables import SliceVariables
+from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
 
 __all__ = ["SimdVariable"]
 

@@ -11,8 +11,8 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, processor_groups
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.constants import constant
-from mesh_tensorflow._mesh.simd_program import SimdProgram
-from mesh_tensorflow._mesh.simd_reductions import Reduction
+from mesh_tensorflow._mesh.simd.program import SimdProgram
+from mesh_tensorflow._mesh.simd.reductions import Reduction
 
 __all__ = ["TfCollectives"]
 

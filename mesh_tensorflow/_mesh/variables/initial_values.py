@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.random_slices import program_seed
+from mesh_tensorflow._mesh.slices.random_values import program_seed
 
 __all__ = ["checked_value", "initial_value", "seeded_initializer"]
 

@@ -10,8 +10,9 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, processor_groups
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._mesh.slice_fns import reduction_fn, table_lookup
-from mesh_tensorflow._mesh.tpu_context import (
+from mesh_tensorflow._core.tables import table_lookup
+from mesh_tensorflow._mesh.slices.functions import reduction_fn
+from mesh_tensorflow._mesh.tpu.context import (
     outside_tpu_context,
     tpu_context,
     within_tpu_context,

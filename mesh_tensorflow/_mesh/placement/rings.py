@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.slice_fns import binary_reduction_fn
+from mesh_tensorflow._mesh.slices.functions import binary_reduction_fn
 
 __all__ = [
     "allconcat_ring",

@@ -10,9 +10,9 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._mesh import random_slices
-from mesh_tensorflow._mesh.tpu_collectives import TpuCollectives
-from mesh_tensorflow._mesh.tpu_context import outside_tpu_context, tpu_context
+from mesh_tensorflow._mesh.slices import random_values
+from mesh_tensorflow._mesh.tpu.collectives import TpuCollectives
+from mesh_tensorflow._mesh.tpu.context import outside_tpu_context, tpu_context
 
 __all__ = ["TpuProgram"]
 
@@ -120,9 +120,9 @@ class TpuProgram:
 
     def random_key(self, seed: Optional[int]) -> tf.Tensor:
         """Returns a new key for random numbers, the same one on all cores."""
-        if random_slices.key_is_of_step(seed):
-            return random_slices.new_key(seed)
-        return self.same_everywhere(lambda: random_slices.new_key(seed))
+        if random_values.key_is_of_step(seed):
+            return random_values.new_key(seed)
+        return self.same_everywhere(lambda: random_values.new_key(seed))
 
     def same_everywhere(self, make: Callable[[], tf.Tensor]) -> tf.Tensor:
         """Returns a new random value, the same one on all cores.

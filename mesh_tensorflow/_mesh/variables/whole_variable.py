@@ -10,7 +10,7 @@ from typing import Any, Optional
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.slice_storage import PieceSaveable, SliceStorage
+from mesh_tensorflow._mesh.variables.storage import PieceSaveable, VariableStorage
 
 __all__ = ["WholeVariable"]
 
@@ -44,7 +44,7 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):  # type: igno
         self._trainable = trainable
 
     @abc.abstractmethod
-    def _at_storage(self) -> SliceStorage:
+    def _at_storage(self) -> VariableStorage:
         """Returns where the value is, for something that will use it there."""
 
     # -- what a tf.Variable tells about itself

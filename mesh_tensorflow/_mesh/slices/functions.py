@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.shape import Shape, list_product
+from mesh_tensorflow._core.tables import table_lookup
 from mesh_tensorflow._mesh.constants import constant
 
 __all__ = [
@@ -18,19 +19,7 @@ __all__ = [
     "einsum_equation",
     "einsum_slice",
     "reduction_fn",
-    "table_lookup",
 ]
-
-
-def table_lookup(table: dict[str, Any], key: str, what: str) -> Any:
-    """Returns `table[key]`.
-
-    Raises:
-      ValueError: the key is not in the table; the message lists those that are.
-    """
-    if key not in table:
-        raise ValueError(f"unknown {what} {key!r}; known are {', '.join(sorted(table))}")
-    return table[key]
 
 
 # Products of matrices take longer than elementwise ones if a matrix, or all of them together,

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.slice_storage import Piece, SliceStorage
-from mesh_tensorflow._mesh.variable_store import VariableStore
-from mesh_tensorflow._mesh.whole_variable import WholeVariable
+from mesh_tensorflow._mesh.variables.storage import Piece, VariableStorage
+from mesh_tensorflow._mesh.variables.store import VariableStore
+from mesh_tensorflow._mesh.variables.whole_variable import WholeVariable
 
 __all__ = ["StoredMaster"]
 
 
-class _InStore(SliceStorage):
+class _InStore(VariableStorage):
     """The slices that a store holds at present, whose layout another Lowering may change."""
 
     def __init__(self, variable: Any):
@@ -77,7 +77,7 @@ class StoredMaster(WholeVariable):
         self._variable = variable
         self._storage = _InStore(variable)
 
-    def _at_storage(self) -> SliceStorage:
+    def _at_storage(self) -> VariableStorage:
         if self._variable.name not in self._variable.store.names:
             raise ValueError(
                 f"variable {self._variable.name!r} has no value yet: in a tf.function the "

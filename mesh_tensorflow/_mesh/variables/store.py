@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
 import tensorflow as tf2
@@ -17,10 +16,10 @@ from tensorflow.python.ops.variable_scope import get_variable_scope_store
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._mesh.initial_values import initial_value
-from mesh_tensorflow._mesh.slicing import combine_slices, make_slices, slice_coordinates
+from mesh_tensorflow._mesh.slices.cutting import combine_slices, make_slices, slice_coordinates
+from mesh_tensorflow._mesh.variables.initial_values import initial_value
 
-__all__ = ["VariableStore", "function", "store_of"]
+__all__ = ["VariableStore", "store_of"]
 
 
 class _Active(threading.local):
@@ -315,34 +314,3 @@ def _differs(name: str, known: _Form, form: _Form, same: bool) -> str:
         else "Use another name or another VariableStore"
     )
     return f"variable {name!r} is stored as {known}, but is asked for as {form}. {why}"
-
-
-def function(fn: Optional[Callable] = None, **kwargs: Any) -> Any:
-    """Is tf.function for functions that build and lower mtf programs.
-
-    The variables of the programs are made at the first call and kept in `.store`, a
-    VariableStore.
-
-    Args:
-      fn: a function of eager tensors.
-      **kwargs: arguments of tf.function; autograph is off unless asked for.
-    """
-    if fn is None:
-        return functools.partial(function, **kwargs)
-    store = VariableStore()
-    kwargs.setdefault("autograph", False)
-
-    @functools.wraps(fn)
-    def within_store(*args: Any, **named: Any) -> Any:
-        with store.scope():
-            return fn(*args, **named)
-
-    traced = tf2.function(within_store, **kwargs)
-
-    @functools.wraps(fn)
-    def call(*args: Any, **named: Any) -> Any:
-        return traced(*args, **named)
-
-    call.store = store  # type: ignore[attr-defined]
-    call.tf_function = traced  # type: ignore[attr-defined]
-    return call

@@ -1,0 +1,1 @@
+"""Slices as separate tensors, each on its device."""

@@ -1,0 +1,1 @@
+"""One program that all processors run, on CPUs and GPUs."""

@@ -1,0 +1,1 @@
+"""One processor's slice: cutting, filling and computing it."""

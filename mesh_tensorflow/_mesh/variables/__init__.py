@@ -1,0 +1,1 @@
+"""Variables: their slices, masters and stores."""
