@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Union
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.bert import tokenization
 from mesh_tensorflow.bert._glue import InputExample, PaddingInputExample
-from mesh_tensorflow.bert._records import write_records
+from mesh_tensorflow.bert._records import record_batches, training_order, write_records
 
 __all__ = [
     "InputFeatures",
     "convert_examples_to_features",
     "convert_single_example",
     "file_based_convert_examples_to_features",
+    "file_based_input_fn_builder",
+    "input_fn_builder",
 ]
 
 _SHOWN = 5
 _LOGGED_EVERY = 10000
+_FEATURES = ("input_ids", "input_mask", "segment_ids")
 
 Example = Union[InputExample, PaddingInputExample]
 
@@ -145,3 +149,51 @@ def file_based_convert_examples_to_features(
             "label_ids": [f.label_id], "is_real_example": [int(f.is_real_example)],
         }
         for f in converted))
+
+
+def input_fn_builder(
+    features: Sequence[InputFeatures], seq_length: int, is_training: bool, drop_remainder: bool
+) -> Callable[[Any], Any]:
+    """Returns an input function of features in memory.
+
+    Args:
+      features: InputFeatures.
+      seq_length: their length.
+      is_training: whether to mix them, and repeat them.
+      drop_remainder: whether a last batch that is not full is left out.
+
+    Returns:
+      A function of `params`, which have "batch_size".
+    """
+    columns = {
+        name: np.array([getattr(f, name) for f in features], np.int32).reshape(-1, seq_length)
+        for name in _FEATURES}
+    columns["label_ids"] = np.array([f.label_id for f in features], np.int32)
+    columns["is_real_example"] = np.array([f.is_real_example for f in features], np.int32)
+
+    def input_fn(params: Any) -> Any:
+        data = training_order(tf.data.Dataset.from_tensor_slices(columns), is_training)
+        return data.batch(params["batch_size"], drop_remainder=drop_remainder)
+
+    return input_fn
+
+
+def file_based_input_fn_builder(
+    input_file: str, seq_length: int, is_training: bool, drop_remainder: bool
+) -> Callable[[Any], Any]:
+    """Returns an input function of records.
+
+    Args:
+      input_file: what `file_based_convert_examples_to_features` wrote.
+      seq_length: the length of the features.
+      is_training: whether to mix them, and repeat them.
+      drop_remainder: whether a last batch that is not full is left out.
+
+    Returns:
+      A function of `params`, which have "batch_size".
+    """
+    shapes = {
+        **{name: [seq_length] for name in _FEATURES}, "label_ids": [], "is_real_example": []}
+    return record_batches(
+        input_file, {n: tf.io.FixedLenFeature(s, tf.int64) for n, s in shapes.items()},
+        is_training, drop_remainder)

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow.bert._records import int64_features
+from mesh_tensorflow.bert._records import int64_features, record_batches
 from mesh_tensorflow.bert._squad_examples import SquadExample
 
-__all__ = ["FeatureWriter", "InputFeatures", "convert_examples_to_features"]
+__all__ = [
+    "FeatureWriter", "InputFeatures", "convert_examples_to_features", "input_fn_builder",
+]
 
 _FIRST_ID = 1000000000
 _SHOWN = 20
@@ -267,3 +269,26 @@ def convert_examples_to_features(
             if feature.unique_id < _FIRST_ID + _SHOWN:
                 tf.logging.info("Example %s: %s", example.qas_id, " ".join(feature.tokens))
             output_fn(feature)
+
+
+def input_fn_builder(
+    input_file: str, seq_length: int, is_training: bool, drop_remainder: bool
+) -> Callable[[Any], Any]:
+    """Returns an input function of records.
+
+    Args:
+      input_file: what a FeatureWriter wrote.
+      seq_length: the length of the features.
+      is_training: whether they have answers, and are mixed and repeated.
+      drop_remainder: whether a last batch that is not full is left out.
+
+    Returns:
+      A function of `params`, which have "batch_size".
+    """
+    shapes: dict[str, list[int]] = {
+        "unique_ids": [],
+        **{name: [seq_length] for name in ("input_ids", "input_mask", "segment_ids")},
+        **({"start_positions": [], "end_positions": []} if is_training else {})}
+    return record_batches(
+        input_file, {n: tf.io.FixedLenFeature(s, tf.int64) for n, s in shapes.items()},
+        is_training, drop_remainder)

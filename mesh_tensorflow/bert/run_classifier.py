@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
@@ -24,6 +23,8 @@ from mesh_tensorflow.bert._classifier_features import (
     convert_examples_to_features,
     convert_single_example,
     file_based_convert_examples_to_features,
+    file_based_input_fn_builder,
+    input_fn_builder,
 )
 from mesh_tensorflow.bert._flags import FLAGS, MESH_FLAGS, TEXT_FLAGS, TRAINING_FLAGS, define
 from mesh_tensorflow.bert._glue import (
@@ -36,7 +37,6 @@ from mesh_tensorflow.bert._glue import (
     PaddingInputExample,
     XnliProcessor,
 )
-from mesh_tensorflow.bert._records import record_batches, training_order
 from mesh_tensorflow.bert._training import (
     Program,
     import_features,
@@ -83,57 +83,6 @@ define((
 _DROPOUT = 0.1
 _DEVIATION = 0.02  # of the initial weights
 _FEATURES = ("input_ids", "input_mask", "segment_ids")
-
-
-# -- data
-
-
-def input_fn_builder(
-    features: Sequence[InputFeatures], seq_length: int, is_training: bool, drop_remainder: bool
-) -> Callable[[Any], Any]:
-    """Returns an input function of features in memory.
-
-    Args:
-      features: InputFeatures.
-      seq_length: their length.
-      is_training: whether to mix them, and repeat them.
-      drop_remainder: whether a last batch that is not full is left out.
-
-    Returns:
-      A function of `params`, which have "batch_size".
-    """
-    columns = {
-        name: np.array([getattr(f, name) for f in features], np.int32).reshape(-1, seq_length)
-        for name in _FEATURES}
-    columns["label_ids"] = np.array([f.label_id for f in features], np.int32)
-    columns["is_real_example"] = np.array([f.is_real_example for f in features], np.int32)
-
-    def input_fn(params: Any) -> Any:
-        data = training_order(tf.data.Dataset.from_tensor_slices(columns), is_training)
-        return data.batch(params["batch_size"], drop_remainder=drop_remainder)
-
-    return input_fn
-
-
-def file_based_input_fn_builder(
-    input_file: str, seq_length: int, is_training: bool, drop_remainder: bool
-) -> Callable[[Any], Any]:
-    """Returns an input function of records.
-
-    Args:
-      input_file: what `file_based_convert_examples_to_features` wrote.
-      seq_length: the length of the features.
-      is_training: whether to mix them, and repeat them.
-      drop_remainder: whether a last batch that is not full is left out.
-
-    Returns:
-      A function of `params`, which have "batch_size".
-    """
-    shapes = {
-        **{name: [seq_length] for name in _FEATURES}, "label_ids": [], "is_real_example": []}
-    return record_batches(
-        input_file, {n: tf.io.FixedLenFeature(s, tf.int64) for n, s in shapes.items()},
-        is_training, drop_remainder)
 
 
 # -- the model

@@ -20,12 +20,12 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator, layers
 from mesh_tensorflow.bert import tokenization
 from mesh_tensorflow.bert._flags import FLAGS, MESH_FLAGS, TEXT_FLAGS, TRAINING_FLAGS, define
-from mesh_tensorflow.bert._records import record_batches
 from mesh_tensorflow.bert._squad_examples import SquadExample, read_squad_examples
 from mesh_tensorflow.bert._squad_features import (
     FeatureWriter,
     InputFeatures,
     convert_examples_to_features,
+    input_fn_builder,
 )
 from mesh_tensorflow.bert._squad_predictions import RawResult, write_predictions
 from mesh_tensorflow.bert._squad_text import get_final_text
@@ -79,32 +79,6 @@ define((
 
 _DEVIATION = 0.02  # of the initial weights
 _SEED = 12345
-
-
-# -- data
-
-
-def input_fn_builder(
-    input_file: str, seq_length: int, is_training: bool, drop_remainder: bool
-) -> Callable[[Any], Any]:
-    """Returns an input function of records.
-
-    Args:
-      input_file: what a FeatureWriter wrote.
-      seq_length: the length of the features.
-      is_training: whether they have answers, and are mixed and repeated.
-      drop_remainder: whether a last batch that is not full is left out.
-
-    Returns:
-      A function of `params`, which have "batch_size".
-    """
-    shapes: dict[str, list[int]] = {
-        "unique_ids": [],
-        **{name: [seq_length] for name in ("input_ids", "input_mask", "segment_ids")},
-        **({"start_positions": [], "end_positions": []} if is_training else {})}
-    return record_batches(
-        input_file, {n: tf.io.FixedLenFeature(s, tf.int64) for n, s in shapes.items()},
-        is_training, drop_remainder)
 
 
 # -- the model

@@ -1,0 +1,231 @@
+"""Processes: those that run one program, and which of them this is."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Optional
+
+from mesh_tensorflow._processes.environment import addresses_and_index
+from mesh_tensorflow._processes.peers import (
+    Lookout,
+    Peer,
+    PeerLostError,
+    answers,
+    naming_port,
+    wait_at_end,
+    wait_for,
+)
+
+__all__ = ["Processes", "processes"]
+
+_POLL_SECONDS = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """The processes of a program, and which of them this is.
+
+    Attributes:
+      addresses: "host:port" of each.
+      index: the number of this process.
+      job: the name of the TensorFlow job that they are tasks of.
+    """
+
+    addresses: tuple[str, ...] = ("localhost:0",)
+    index: int = 0
+    job: str = "worker"
+    _lookouts: list[Lookout] = dataclasses.field(
+        default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.addresses)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the one that reports, initializes and saves."""
+        return self.index == 0
+
+    def devices(self, kind: str = "CPU", per_process: int = 1) -> list[str]:
+        """Returns the devices of all processes, in order.
+
+        Args:
+          kind: "CPU" or "GPU".
+          per_process: how many each has.
+        """
+        return [
+            f"/job:{self.job}/replica:0/task:{task}/device:{kind}:{i}"
+            for task in range(self.count) for i in range(per_process)
+        ]
+
+    def local(self, per_process: int = 1) -> list[int]:
+        """Returns the numbers of this process's devices among those of `devices`."""
+        return list(range(self.index * per_process, (self.index + 1) * per_process))
+
+    def config(self, per_process: int = 1) -> Any:
+        """Returns a tf.ConfigProto for servers and sessions of these processes."""
+        import tensorflow.compat.v1 as tf
+
+        config = tf.ConfigProto(device_count={"CPU": per_process})
+        leader = f"/job:{self.job}/replica:0/task:0"
+        config.experimental.collective_group_leader = leader
+        return config
+
+    @property
+    def peers(self) -> list[Peer]:
+        """All processes."""
+        return [Peer(self.job, task, address) for task, address in enumerate(self.addresses)]
+
+    def start_server(self, per_process: int = 1, wait_seconds: float = 300.0) -> Any:
+        """Starts this process's tf.distribute.Server, waits for the others', and returns it.
+
+        Args:
+          per_process: how many logical CPUs it is to have.
+          wait_seconds: how long to wait for the other processes, at most.
+
+        Raises:
+          PeerLostError: a process has not been started; the message names it.
+          RuntimeError: the server cannot be started, as when its port is in use.
+        """
+        import tensorflow as tf2
+
+        # By default a call to a process that is gone waits for it for ever.
+        os.environ.setdefault("GRPC_FAIL_FAST", "true")
+        cluster = tf2.train.ClusterSpec({self.job: list(self.addresses)})
+        with naming_port(self.peers[self.index]):
+            server = tf2.distribute.Server(
+                cluster, job_name=self.job, task_index=self.index, config=self.config(per_process))
+        # A connection that is refused at first would fail for some time.
+        others = self.peers[:self.index] + self.peers[self.index + 1:]
+        wait_for(others, self.peers[self.index], wait_seconds)
+        self._lookouts[:] = [Lookout(others)]
+        return server
+
+    def run(self, session: Any, fetches: Any, feed_dict: Any = None,
+            timeout_seconds: float = 600.0) -> Any:
+        """Runs a step as `session.run` does, but does not wait for a lost process for ever.
+
+        Args:
+          session: a tf.Session on this process's server.
+          fetches: as for `session.run`.
+          feed_dict: likewise.
+          timeout_seconds: how long the step may take, the wait for other processes included.
+
+        Returns:
+          what was fetched.
+
+        Raises:
+          PeerLostError: a process is gone; the message names it.
+          tf.errors.DeadlineExceededError: all are there, but the step took too long.
+        """
+        import tensorflow.compat.v1 as tf
+
+        limit = tf.RunOptions(timeout_in_ms=int(1000 * timeout_seconds))
+        with self._naming_lost_peers():
+            return session.run(fetches, feed_dict, options=limit)
+
+    @contextlib.contextmanager
+    def _naming_lost_peers(self) -> Iterator[None]:
+        """Raises PeerLostError in place of what a session raises when a process is gone."""
+        import tensorflow.compat.v1 as tf
+
+        try:
+            yield
+        except (tf.errors.OpError, PeerLostError) as error:
+            lost = self._lost()
+            if not lost:
+                raise
+            names = ", ".join(map(str, lost))
+            how = ("" if isinstance(error, PeerLostError)
+                   else f" (the session raised {type(error).__name__})")
+            raise PeerLostError(
+                f"{self.peers[self.index]} lost {names}, which does not answer: see what it wrote "
+                f"last; all processes have to be started again, from the last checkpoint{how}",
+                lost[0]) from error
+
+    def _lost(self) -> list[Peer]:
+        """Returns the processes that are lost, but not those that ended for want of them."""
+        if self._lookouts:
+            return self._lookouts[0].confirmed()
+        return [peer for peer in self.peers if not answers(peer.address)]
+
+    def finish(self, server: Any) -> None:
+        """Waits until all processes have come here; to be called at the end of each.
+
+        A process whose work is done may still be needed: the chief knows the groups of collectives,
+        also those that it has no part in.
+
+        Args:
+          server: what `start_server` returned.
+
+        Raises:
+          PeerLostError: a process is gone and has not come here; the chief's message names it.
+        """
+        with self._naming_lost_peers():
+            wait_at_end(self.peers, self.index, server)
+
+    def initialize(self, session: Any, checkpoint: Optional[str] = None,
+                   timeout_seconds: float = 1800.0) -> None:
+        """Gives all variables their first values, or those of a checkpoint.
+
+        Each process calls it, after its graph is complete. The chief initializes or restores the
+        variables of meshes, wherever their slices are; the others wait for it. Other variables,
+        such as the global step, are each process's own.
+
+        Args:
+          session: a tf.Session on this process's server.
+          checkpoint: a path, such as tf.train.latest_checkpoint returns; None for first values.
+          timeout_seconds: how long it may take, the wait for the chief included. A process that is
+            gone is found at once.
+
+        Raises:
+          PeerLostError: a process is gone; the message names it.
+          TimeoutError: all are there, but it took too long.
+        """
+        import tensorflow.compat.v1 as tf
+
+        variables = tf.global_variables()
+        saved = set(tf.train.load_checkpoint(checkpoint).get_variable_to_shape_map()
+                    if checkpoint else ())
+        mine = [v for v in variables if self.is_chief or not getattr(v, "is_bound", False)]
+        new = [v for v in mine if v.op.name not in saved]
+        restored = [v for v in mine if v.op.name in saved]
+        missing = tf.report_uninitialized_variables(variables)
+        initializer = tf.variables_initializer(new + tf.local_variables())
+        saver = tf.train.Saver(restored) if restored else None
+        graph = tf.get_default_graph()
+
+        def initialize() -> None:
+            with graph.as_default():
+                session.run(initializer)
+                if saver is not None:
+                    saver.restore(session, checkpoint)
+                while session.run(missing).size:
+                    time.sleep(_POLL_SECONDS)
+
+        lookout = self._lookouts[0] if self._lookouts else Lookout([])
+        chief = self.peers[0]
+        what = f"{self.peers[self.index]}: Processes.initialize, which waits for {chief},"
+        with self._naming_lost_peers():
+            lookout.call(initialize, timeout_seconds, what)
+
+
+def processes(environment: Optional[Mapping[str, str]] = None) -> Processes:
+    """Returns the processes of this program, as the environment tells.
+
+    Args:
+      environment: environment variables; those of the process if None. TF_CONFIG is read as
+        TensorFlow documents it; else SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST and
+        SLURM_STEP_TASKS_PER_NODE. If there is neither, it is the only process.
+
+    Raises:
+      ValueError: TF_CONFIG or the SLURM variables are not as they should be.
+    """
+    environment = os.environ if environment is None else environment
+    found = addresses_and_index(environment)
+    return Processes(*found) if found else Processes()
