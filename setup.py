@@ -18,8 +18,14 @@ VERSION = re.search(r'^__version__ = "([^"]+)"', read("mesh_tensorflow", "__init
 
 TRANSFORMER = ["safetensors>=0.5", "sentencepiece", "tensorflow-datasets"]
 TESTS = [
-    "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "scikit-learn", "matplotlib",
-    "safetensors>=0.5", "sentencepiece",
+    "hypothesis",
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+    "scikit-learn",
+    "matplotlib",
+    "safetensors>=0.5",
+    "sentencepiece",
 ]
 TESTS_TPU = ["jax"]  # runs TPU programs on XLA's CPU replicas
 TESTS_T5 = ["torch", "transformers"]  # with which converted models are compared; large

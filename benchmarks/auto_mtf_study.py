@@ -64,9 +64,7 @@ def row(name: str, cores: int) -> str:
     """Returns a row of the table."""
     with tf.Graph().as_default():
         program = models.language_model(**MODELS[name], **COMMON, batch=SEQUENCES * cores)
-    estimator = step_time.StepEstimator(
-        program.graph, [("all", cores)], program.outputs, HARDWARE
-    )
+    estimator = step_time.StepEstimator(program.graph, [("all", cores)], program.outputs, HARDWARE)
     limit = estimator.hardware.memory_bytes
     plain = estimator.estimate("batch:all")
     weights = sum(v.size for v in program.graph.trainable_variables)

@@ -6,6 +6,7 @@ Each system has variables of the same total size: Mesh TensorFlow on a 2x2 mesh 
 each matrix split over both dimensions; the classic release likewise; and plain TensorFlow. Each
 run is a new process, and the systems take turns. See README.md.
 """
+
 import argparse
 import json
 import os
@@ -48,6 +49,7 @@ class PeakWatch:
 def resident_mb() -> float:
     """Memory resident now, in MiB."""
     import resource
+
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
 
@@ -55,14 +57,16 @@ def resident_mb() -> float:
 def build_tf(tf: Any, count: int) -> tuple[Any, Any, Any]:
     """Plain variables; returns the operations before saving, after restoring, and a saver."""
     for i in range(count):
-        tf.get_variable(f"v{i}", [ROWS, COLUMNS], initializer=tf.random_uniform_initializer(),
-                        use_resource=True)
+        tf.get_variable(
+            f"v{i}", [ROWS, COLUMNS], initializer=tf.random_uniform_initializer(), use_resource=True
+        )
     return tf.no_op(), tf.no_op(), tf.train.Saver()
 
 
 def build_mtf(tf: Any, count: int, classic: bool) -> tuple[Any, Any, Any]:
     """Variables on a mesh; returns the same."""
     from systems import import_mtf
+
     mtf = import_mtf(classic)
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
@@ -70,8 +74,10 @@ def build_mtf(tf: Any, count: int, classic: bool) -> tuple[Any, Any, Any]:
     for i in range(count):
         mtf.get_variable(mesh, f"v{i}", shape, initializer=tf.random_uniform_initializer())
     impl = mtf.placement_mesh_impl.PlacementMeshImpl(
-        mtf.convert_to_shape("x:2;y:2"), mtf.convert_to_layout_rules("rows:x;columns:y"),
-        [f"cpu:{i}" for i in range(4)])
+        mtf.convert_to_shape("x:2;y:2"),
+        mtf.convert_to_layout_rules("rows:x;columns:y"),
+        [f"cpu:{i}" for i in range(4)],
+    )
     lowering = mtf.Lowering(graph, {mesh: impl}, autostack=False)
     saver = tf.train.Saver(tf.global_variables())
     return lowering.copy_slices_to_masters(), lowering.copy_masters_to_slices(), saver
@@ -80,11 +86,13 @@ def build_mtf(tf: Any, count: int, classic: bool) -> tuple[Any, Any, Any]:
 def work(system: str, mib: int, directory: str) -> dict[str, float]:
     """What one process measures."""
     import tensorflow.compat.v1 as tf
+
     tf.disable_v2_behavior()
     tf.disable_eager_execution()
     count = mib * 2**20 // (4 * ROWS * COLUMNS)
     before_save, after_restore, saver = (
-        build_tf(tf, count) if system == "tf" else build_mtf(tf, count, system == "classic"))
+        build_tf(tf, count) if system == "tf" else build_mtf(tf, count, system == "classic")
+    )
     init = tf.global_variables_initializer()
     config = tf.ConfigProto(device_count={"CPU": 4})
     found: dict[str, float] = {}
@@ -124,21 +132,31 @@ def run(system: str, arguments: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as directory:
         done = subprocess.run(
             [python, __file__, "--worker", system, directory, "--mib", str(arguments.mib)],
-            env=environment, capture_output=True, text=True)
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
     if done.returncode:
         raise SystemExit(f"{system} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
 HEADINGS = {
-    "resident": "resident", "peak_init": "peak, init", "peak_save": "peak, save",
-    "peak_restore": "peak, restore", "save_s": "save MiB/s", "restore_s": "restore MiB/s"}
+    "resident": "resident",
+    "peak_init": "peak, init",
+    "peak_save": "peak, save",
+    "peak_restore": "peak, restore",
+    "save_s": "save MiB/s",
+    "restore_s": "restore MiB/s",
+}
 
 
 def table(rounds: dict[str, list[dict[str, float]]], mib: int) -> str:
     """Medians, and ratios to plain TensorFlow within a round."""
-    lines = [f"{mib} MiB of variables; memory as a multiple of that, beyond the empty session's",
-             " " * 10 + "".join(f"{h:>16}" for h in HEADINGS.values())]
+    lines = [
+        f"{mib} MiB of variables; memory as a multiple of that, beyond the empty session's",
+        " " * 10 + "".join(f"{h:>16}" for h in HEADINGS.values()),
+    ]
     for system, rows in rounds.items():
         cells = []
         for key in HEADINGS:
@@ -151,8 +169,7 @@ def table(rounds: dict[str, list[dict[str, float]]], mib: int) -> str:
         cells = []
         for key in HEADINGS:
             ratios = [row[key] / base[key] for row, base in zip(rows, rounds["tf"])]
-            cells.append(f"{statistics.median(ratios):.2f}"
-                         f" ({min(ratios):.2f}-{max(ratios):.2f})")
+            cells.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
         lines.append(f"{system + '/tf':10}" + "".join(f"{c:>16}" for c in cells))
     return "\n".join(lines) + "\n(ratios of seconds, where they are of speeds)"
 
@@ -160,14 +177,17 @@ def table(rounds: dict[str, list[dict[str, float]]], mib: int) -> str:
 def main() -> None:
     """Runs the systems in turns, or is one of them."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worker", nargs=2, metavar=("SYSTEM", "DIRECTORY"),
-                        help=argparse.SUPPRESS)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--worker", nargs=2, metavar=("SYSTEM", "DIRECTORY"), help=argparse.SUPPRESS
+    )
     parser.add_argument("--mib", type=int, default=1024, help="size of all variables")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", default="", help="write everything to this file")
-    parser.add_argument("--oracle_python", default="",
-                        help="a Python that has the classic mesh-tensorflow 0.1.21")
+    parser.add_argument(
+        "--oracle_python", default="", help="a Python that has the classic mesh-tensorflow 0.1.21"
+    )
     arguments = parser.parse_args()
     if arguments.worker:
         print(json.dumps(work(arguments.worker[0], arguments.mib, arguments.worker[1])))
@@ -175,7 +195,7 @@ def main() -> None:
     names = [s for s in SYSTEMS if s != "classic" or arguments.oracle_python]
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for turn in range(arguments.rounds):
-        for name in names[turn % len(names):] + names[:turn % len(names)]:
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
             rounds[name].append(run(name, arguments))
     print(table(rounds, arguments.mib))
     if arguments.json:

@@ -1,4 +1,5 @@
 """Initial values that come in by feeding, so that no graph holds large constants."""
+
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,11 @@ class Feeds:
         """A tensor read from an untrained variable, so that it is not folded away."""
         array = self._arrays[key]
         variable = tf.get_variable(
-            f"data_{key}", array.shape, dtype=array.dtype, trainable=False,
-            initializer=self.initializer(key), use_resource=True)
+            f"data_{key}",
+            array.shape,
+            dtype=array.dtype,
+            trainable=False,
+            initializer=self.initializer(key),
+            use_resource=True,
+        )
         return variable.read_value()

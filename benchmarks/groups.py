@@ -1,4 +1,5 @@
 """What is run against what: configurations in groups, comparisons and targets."""
+
 import dataclasses
 
 import workloads
@@ -25,8 +26,16 @@ class Config:
 
     def arguments(self) -> list[str]:
         """The command line of its worker."""
-        return ["--system", self.system, "--workload", self.workload,
-                "--mesh", self.mesh, "--placement", self.placement]
+        return [
+            "--system",
+            self.system,
+            "--workload",
+            self.workload,
+            "--mesh",
+            self.mesh,
+            "--placement",
+            self.placement,
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +61,8 @@ class Group:
 class Target:
     """An upper limit for a ratio of `mtf` to another system."""
 
-    metric: str     # a key of report.METRICS
-    against: str    # a system
+    metric: str  # a key of report.METRICS
+    against: str  # a system
     limit: float
     placement: str | None = None  # None: all that are compared
 
@@ -68,45 +77,61 @@ def targets(workload: str, mesh: str) -> list[Target]:
     if mesh != "2x2" or workload.endswith(DROPOUT):
         return []
     steps = {
-        "a": [*_placed("step_ms", "tf", 0.95), Target("step_ms", "classic", 0.90),
-              Target("step_ms", "mtf", 1.05, "simd")],
+        "a": [
+            *_placed("step_ms", "tf", 0.95),
+            Target("step_ms", "classic", 0.90),
+            Target("step_ms", "mtf", 1.05, "simd"),
+        ],
         "b4": _placed("step_ms", "tf", 1.00),
         "b12": [*_placed("step_ms", "tf", 1.00), Target("step_ms", "mtf", 1.05, "simd")],
         "b_small": [Target("step_ms", "classic", 0.70)],
         "t12": [Target("step_ms", "classic", 0.90)],
         "t12_adafactor": [Target("step_ms", "classic", 0.90)],
-        "t6x6": [Target("step_ms", "classic", 0.90)]}
+        "t6x6": [Target("step_ms", "classic", 0.90)],
+    }
     return steps.get(workload, []) + [
         Target("build_s", "classic", 0.50),
         Target("nodes", "classic", 0.25, "one"),
-        Target("nodes", "classic", 0.65, "logical")]
+        Target("nodes", "classic", 0.65, "logical"),
+    ]
 
 
-def _mesh_configs(workload: str, mesh: str, systems: list[str],
-                  placements: list[str]) -> list[Config]:
+def _mesh_configs(
+    workload: str, mesh: str, systems: list[str], placements: list[str]
+) -> list[Config]:
     """Ours and the classic one on a mesh."""
-    return [Config(system, workload, mesh, placement)
-            for system in ("mtf", "classic") if system in systems
-            for placement in placements if (system, placement) != ("classic", "simd")]
+    return [
+        Config(system, workload, mesh, placement)
+        for system in ("mtf", "classic")
+        if system in systems
+        for placement in placements
+        if (system, placement) != ("classic", "simd")
+    ]
 
 
 def group(workload: str, mesh: str, systems: list[str], placements: list[str]) -> Group:
     """All systems on one workload."""
     w = workloads.WORKLOADS[workload]
-    peers = [Config(s, workload) for s in ("tf", "tf_xla")
-             if s in systems and not w.uses_package]
+    peers = [Config(s, workload) for s in ("tf", "tf_xla") if s in systems and not w.uses_package]
     ours = _mesh_configs(workload, mesh, systems, placements)
     comparisons = [Comparison(c, peer) for c in ours for peer in peers]
     comparisons += [
-        Comparison(c, d) for c in ours for d in ours
+        Comparison(c, d)
+        for c in ours
+        for d in ours
         if ((c.system, d.system) == ("mtf", "classic") and c.placement == d.placement)
-        or (c.label, d.label) == ("mtf simd", "mtf logical")]
-    return Group(f"{workload}@{mesh}", f"{w.title}; mesh {mesh}", tuple(peers + ours),
-                 tuple(comparisons), step_factor=5 if workload == "b_small" else 1)
+        or (c.label, d.label) == ("mtf simd", "mtf logical")
+    ]
+    return Group(
+        f"{workload}@{mesh}",
+        f"{w.title}; mesh {mesh}",
+        tuple(peers + ours),
+        tuple(comparisons),
+        step_factor=5 if workload == "b_small" else 1,
+    )
 
 
-def dropout_group(workload: str, mesh: str, systems: list[str],
-                  placements: list[str]) -> Group:
+def dropout_group(workload: str, mesh: str, systems: list[str], placements: list[str]) -> Group:
     """Each system with dropout against itself without, and against plain TensorFlow."""
     w = workloads.WORKLOADS[workload + DROPOUT]
     plain = [Config("tf", workload)] if "tf" in systems else []
@@ -114,9 +139,13 @@ def dropout_group(workload: str, mesh: str, systems: list[str],
     wet = [dataclasses.replace(c, workload=workload + DROPOUT) for c in plain]
     comparisons = [Comparison(c, d) for c, d in zip(wet, plain)]
     comparisons += [Comparison(c, wet[0]) for c in wet[1:] if wet[0].system == "tf"]
-    return Group(f"dropout_{workload}@{mesh}", f"{w.title}; mesh {mesh}",
-                 tuple(plain + wet), tuple(comparisons),
-                 step_factor=5 if workload == "b_small" else 1)
+    return Group(
+        f"dropout_{workload}@{mesh}",
+        f"{w.title}; mesh {mesh}",
+        tuple(plain + wet),
+        tuple(comparisons),
+        step_factor=5 if workload == "b_small" else 1,
+    )
 
 
 def all_groups(systems: list[str], placements: list[str], quick: bool) -> list[Group]:
@@ -126,15 +155,21 @@ def all_groups(systems: list[str], placements: list[str], quick: bool) -> list[G
     result = [group(name, "2x2", systems, placements) for name in names + of_package]
     result += [dropout_group(name, "2x2", systems, placements) for name in ("b4", "b_small")]
     if not quick:
-        result += [group(name, mesh, systems, placements)
-                   for mesh in ("1", "2", "4", "8") for name in names]
+        result += [
+            group(name, mesh, systems, placements)
+            for mesh in ("1", "2", "4", "8")
+            for name in names
+        ]
     return result
 
 
 def determinism_configs(placements: list[str]) -> list[Config]:
     """Programs of ours that must end alike whenever they are run."""
-    return [Config("mtf", name, "2x2", placement)
-            for name in ("b_small", "b_small_dropout", "c") for placement in placements]
+    return [
+        Config("mtf", name, "2x2", placement)
+        for name in ("b_small", "b_small_dropout", "c")
+        for placement in placements
+    ]
 
 
 def wanted(name: str, only: str) -> bool:

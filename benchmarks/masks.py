@@ -2,6 +2,7 @@
 
 python benchmarks/masks.py
 """
+
 import os
 import statistics
 import sys
@@ -27,10 +28,11 @@ def main() -> None:
     import tensorflow.compat.v1 as tf
 
     from mesh_tensorflow._mesh.slices import random_values
+
     tf.disable_v2_behavior()
     ours = random_values.random_slice(
-        random_values.new_key(1), SIZES, [0, 0], SIZES, random_values.keep_mask,
-        {"keep_prob": KEEP})
+        random_values.new_key(1), SIZES, [0, 0], SIZES, random_values.keep_mask, {"keep_prob": KEEP}
+    )
     plain = tf.cast(tf.random.uniform(SIZES) < KEEP, tf.float32) / KEEP
     with tf.Session() as session:
         runs = [session.make_callable(mask.op) for mask in (ours, plain)]
@@ -39,8 +41,10 @@ def main() -> None:
         times = [[cpu_ms(run) for run in runs] for _ in range(ROUNDS)]
     medians = [statistics.median(column) for column in zip(*times)]
     ratio = statistics.median(a / b for a, b in times)
-    print(f"a mask of {SIZES[0]} x {SIZES[1]}: {medians[0]:.2f} ms, by tf.random.uniform "
-          f"{medians[1]:.2f} ms; ratio {ratio:.2f}")
+    print(
+        f"a mask of {SIZES[0]} x {SIZES[1]}: {medians[0]:.2f} ms, by tf.random.uniform "
+        f"{medians[1]:.2f} ms; ratio {ratio:.2f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """The workloads as Mesh TensorFlow programs, for this package and the classic one."""
+
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -57,11 +58,22 @@ class MtfModel:
         """Two dense layers without bias."""
         dense = self._mtf.layers.dense
         hidden = dense(
-            x, self._ff, reduced_dims=[self._model], use_bias=False, activation=activation,
-            kernel_initializer=self._feeds.initializer(f"{prefix}/wi"), name="wi")
+            x,
+            self._ff,
+            reduced_dims=[self._model],
+            use_bias=False,
+            activation=activation,
+            kernel_initializer=self._feeds.initializer(f"{prefix}/wi"),
+            name="wi",
+        )
         return dense(
-            self._dropout(hidden), self._model, reduced_dims=[self._ff], use_bias=False,
-            kernel_initializer=self._feeds.initializer(f"{prefix}/wo"), name="wo")
+            self._dropout(hidden),
+            self._model,
+            reduced_dims=[self._ff],
+            use_bias=False,
+            kernel_initializer=self._feeds.initializer(f"{prefix}/wo"),
+            name="wo",
+        )
 
     def _attention(self, x: Any, prefix: str) -> Any:
         """Multi-head self-attention without a mask."""
@@ -73,15 +85,16 @@ class MtfModel:
 
         def weight(name: str, dims: Any) -> Any:
             initializer = self._feeds.initializer(f"{prefix}/{name}")
-            return mtf.get_variable(
-                self._mesh, name, mtf.Shape(dims), initializer=initializer)
+            return mtf.get_variable(self._mesh, name, mtf.Shape(dims), initializer=initializer)
 
         m = mtf.rename_dimension(x, length.name, memory.name)
         q, k, v = [
-            mtf.einsum([source, weight(name, [self._model, heads, d_kv])],
-                       reduced_dims=[self._model])
-            for name, source in (("q", x), ("k", m), ("v", m))]
-        logits = mtf.einsum([q, k], reduced_dims=[d_kv]) * (self._w.d_kv ** -0.5)
+            mtf.einsum(
+                [source, weight(name, [self._model, heads, d_kv])], reduced_dims=[self._model]
+            )
+            for name, source in (("q", x), ("k", m), ("v", m))
+        ]
+        logits = mtf.einsum([q, k], reduced_dims=[d_kv]) * (self._w.d_kv**-0.5)
         weights = self._dropout(mtf.softmax(logits, memory))
         mixed = mtf.einsum([weights, v], reduced_dims=[memory])
         output = weight("o", [heads, d_kv, self._model])
@@ -91,29 +104,50 @@ class MtfModel:
         """Two convolutions over images in blocks, two dense layers, ten classes."""
         mtf, w, init = self._mtf, self._w, self._feeds.initializer
         row_blocks, col_blocks = [
-            mtf.Dimension(name, IMAGE_BLOCKS) for name in ("row_blocks", "col_blocks")]
+            mtf.Dimension(name, IMAGE_BLOCKS) for name in ("row_blocks", "col_blocks")
+        ]
         rows, cols = [mtf.Dimension(name, BLOCK_SIZE) for name in ("image_rows", "image_cols")]
         channel = mtf.Dimension("channel", 1)
         classes = mtf.Dimension("classes", NUM_CLASSES)
         blocks = [w.batch, IMAGE_BLOCKS, BLOCK_SIZE, IMAGE_BLOCKS, BLOCK_SIZE, 1]
         x = mtf.import_tf_tensor(
-            self._mesh, tf.reshape(self._feeds.data("x"), blocks),
-            mtf.Shape([self._batch, row_blocks, rows, col_blocks, cols, channel]))
+            self._mesh,
+            tf.reshape(self._feeds.data("x"), blocks),
+            mtf.Shape([self._batch, row_blocks, rows, col_blocks, cols, channel]),
+        )
         x = mtf.transpose(x, [self._batch, row_blocks, col_blocks, rows, cols, channel])
         for i in range(w.layers):
-            x = mtf.relu(mtf.layers.conv2d_with_blocks(
-                x, mtf.Dimension(f"filters{i}", w.d_model),
-                filter_size=[FILTER_SIZE, FILTER_SIZE], strides=[1, 1], padding="SAME",
-                h_blocks_dim=row_blocks, w_blocks_dim=col_blocks,
-                filter_initializer=init(f"conv{i}"), name=f"conv{i}"))
+            x = mtf.relu(
+                mtf.layers.conv2d_with_blocks(
+                    x,
+                    mtf.Dimension(f"filters{i}", w.d_model),
+                    filter_size=[FILTER_SIZE, FILTER_SIZE],
+                    strides=[1, 1],
+                    padding="SAME",
+                    h_blocks_dim=row_blocks,
+                    w_blocks_dim=col_blocks,
+                    filter_initializer=init(f"conv{i}"),
+                    name=f"conv{i}",
+                )
+            )
         for name in ("hidden1", "hidden2"):
             x = mtf.layers.dense(
-                x, mtf.Dimension(name, w.d_ff), reduced_dims=x.shape.dims[1:],
-                activation=mtf.relu, kernel_initializer=init(name), name=name)
+                x,
+                mtf.Dimension(name, w.d_ff),
+                reduced_dims=x.shape.dims[1:],
+                activation=mtf.relu,
+                kernel_initializer=init(name),
+                name=name,
+            )
         logits = mtf.layers.dense(
-            x, classes, reduced_dims=x.shape.dims[-1:], kernel_initializer=init("logits"),
-            name="logits")
+            x,
+            classes,
+            reduced_dims=x.shape.dims[-1:],
+            kernel_initializer=init("logits"),
+            name="logits",
+        )
         labels = self._import("target", mtf.Shape([self._batch]))
         one_hot = mtf.one_hot(labels, classes)
         return mtf.reduce_mean(
-            mtf.layers.softmax_cross_entropy_with_logits(logits, one_hot, classes))
+            mtf.layers.softmax_cross_entropy_with_logits(logits, one_hot, classes)
+        )

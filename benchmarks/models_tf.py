@@ -1,4 +1,5 @@
 """The workloads in plain TensorFlow, on one device."""
+
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,18 @@ class TfModel:
                     self._add(f"block_{i}/{norm}/scale", [workload.d_model], ones)
                     self._add(f"block_{i}/{norm}/bias", [workload.d_model], zeros)
         if workload.kind == "conv":
-            for name, size in (("hidden1", workload.d_ff), ("hidden2", workload.d_ff),
-                               ("logits", NUM_CLASSES)):
+            for name, size in (
+                ("hidden1", workload.d_ff),
+                ("hidden2", workload.d_ff),
+                ("logits", NUM_CLASSES),
+            ):
                 self._add(f"{name}/bias", [size], zeros)
 
     def _add(self, name: str, shape: Any, initializer: Any) -> None:
         """Makes a resource variable."""
         self.variables[name] = tf.get_variable(
-            name, shape, initializer=initializer, use_resource=True)
+            name, shape, initializer=initializer, use_resource=True
+        )
 
     def loss(self, weights: dict[str, Any], x: Any, target: Any) -> Any:
         """The scalar loss as a function of the weights and data."""
@@ -74,7 +79,7 @@ class TfModel:
             return tf.transpose(y, [0, 2, 1, 3])
 
         q, k, v = project("q"), project("k"), project("v")
-        logits = tf.matmul(q, k, transpose_b=True) * (w.d_kv ** -0.5)
+        logits = tf.matmul(q, k, transpose_b=True) * (w.d_kv**-0.5)
         mixed = tf.matmul(self._dropout(tf.nn.softmax(logits)), v)
         mixed = tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [-1, w.d_model])
         return tf.matmul(mixed, tf.reshape(weights[prefix + "o"], square))
@@ -89,7 +94,8 @@ class TfModel:
             x = tf.nn.relu(tf.matmul(x, weights[name]) + weights[f"{name}/bias"])
         logits = tf.matmul(x, weights["logits"]) + weights["logits/bias"]
         return tf.reduce_mean(
-            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=target, logits=logits))
+            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=target, logits=logits)
+        )
 
 
 def _layer_norm(x: Any, weights: dict[str, Any], prefix: str) -> Any:
@@ -108,8 +114,9 @@ def whole_image_weights(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return result
 
 
-def sgd_step(model: TfModel, x: Any, target: Any, rate: float,
-             names: list[str] | None = None) -> Any:
+def sgd_step(
+    model: TfModel, x: Any, target: Any, rate: float, names: list[str] | None = None
+) -> Any:
     """Reads every weight once, and returns the loss after adding the updates."""
     names = names or list(model.variables)
     weights = {name: model.variables[name].read_value() for name in names}
@@ -117,6 +124,8 @@ def sgd_step(model: TfModel, x: Any, target: Any, rate: float,
     gradients = tf.gradients(loss, [weights[name] for name in names])
     updates = [
         tf.raw_ops.ResourceApplyGradientDescent(
-            var=model.variables[name].handle, alpha=tf.constant(rate), delta=gradient)
-        for name, gradient in zip(names, gradients)]
+            var=model.variables[name].handle, alpha=tf.constant(rate), delta=gradient
+        )
+        for name, gradient in zip(names, gradients)
+    ]
     return loss, updates

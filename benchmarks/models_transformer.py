@@ -1,4 +1,5 @@
 """Models of the transformer package, of this release and the classic one."""
+
 import functools
 from typing import Any
 
@@ -37,10 +38,12 @@ class TransformerModel:
         """A language model with learnt positions, or T5 with a bias by distance."""
         if self._w.kind == "lm":
             return self._side(autoregressive=True)
-        encoder = self._side(name="encoder", autoregressive=False, output_vocab_size=None,
-                             positional_embedding=False)
-        decoder = self._side(name="decoder", autoregressive=True, crossed=True,
-                             positional_embedding=False)
+        encoder = self._side(
+            name="encoder", autoregressive=False, output_vocab_size=None, positional_embedding=False
+        )
+        decoder = self._side(
+            name="decoder", autoregressive=True, crossed=True, positional_embedding=False
+        )
         return self._transformer.Bitransformer(encoder, decoder)
 
     def _side(self, crossed: bool = False, **options: Any) -> Any:
@@ -53,12 +56,24 @@ class TransformerModel:
             layers.append([self._layers.EncDecAttention, heads])
         layers.append([self._layers.DenseReluDense, {"hidden_size": w.d_ff}])
         stack = t.make_layer_stack(
-            layers=layers, num_layers=w.layers,
+            layers=layers,
+            num_layers=w.layers,
             layer_stack_cls=functools.partial(
-                t.LayerStack, sublayers_initial=[],
+                t.LayerStack,
+                sublayers_initial=[],
                 sublayers_per_layer=[
-                    t.sublayer_rms_norm, t.sublayer_call_layer, t.sublayer_residual],
-                sublayers_final=[t.sublayer_rms_norm]))
-        arguments = {"d_model": w.d_model, "input_vocab_size": w.vocab,
-                     "output_vocab_size": w.vocab, "max_length": w.length, **options}
+                    t.sublayer_rms_norm,
+                    t.sublayer_call_layer,
+                    t.sublayer_residual,
+                ],
+                sublayers_final=[t.sublayer_rms_norm],
+            ),
+        )
+        arguments = {
+            "d_model": w.d_model,
+            "input_vocab_size": w.vocab,
+            "output_vocab_size": w.vocab,
+            "max_length": w.length,
+            **options,
+        }
         return t.Unitransformer(stack, **arguments)

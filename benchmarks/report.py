@@ -1,4 +1,5 @@
 """Turns what workers told into medians, ratios, tables and verdicts."""
+
 import math
 import os
 import platform
@@ -24,7 +25,8 @@ METRICS: dict[str, Any] = {
     "lowering_s": ("lower s", "{:.3f}"),
     "build_s": ("build s", "{:.3f}"),
     "init_s": ("init s", "{:.2f}"),
-    "first_s": ("first s", "{:.2f}")}
+    "first_s": ("first s", "{:.2f}"),
+}
 
 
 def machine_facts() -> dict[str, Any]:
@@ -35,9 +37,13 @@ def machine_facts() -> dict[str, Any]:
             version = version or metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return {"cores": os.cpu_count(), "machine": platform.machine(),
-            "tensorflow": version, "python": platform.python_version(),
-            "load_average": os.getloadavg()[0]}
+    return {
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "tensorflow": version,
+        "python": platform.python_version(),
+        "load_average": os.getloadavg()[0],
+    }
 
 
 def measures(result: dict[str, Any]) -> dict[str, float]:
@@ -52,7 +58,8 @@ def measures(result: dict[str, Any]) -> dict[str, float]:
         "lowering_s": seconds["lowering"],
         "build_s": seconds["build"] + seconds["lowering"],
         "init_s": result["init_seconds"],
-        "first_s": result["first_step_seconds"]}
+        "first_s": result["first_step_seconds"],
+    }
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -67,18 +74,26 @@ def loss_difference(result: dict[str, Any], reference: dict[str, Any]) -> float:
     return float("inf") if any(map(math.isnan, differences)) else max(differences)
 
 
-def _row(config: groups.Config, rounds: list[dict[str, Any]],
-         reference: str | None) -> dict[str, Any]:
+def _row(
+    config: groups.Config, rounds: list[dict[str, Any]], reference: str | None
+) -> dict[str, Any]:
     """The summary of one configuration."""
     results = [r[config.label] for r in rounds if config.label in r]
     row: dict[str, Any] = {
-        "label": config.label, "system": config.system, "workload": config.workload,
-        "placement": config.placement, "mesh": config.mesh, "rounds": len(results),
+        "label": config.label,
+        "system": config.system,
+        "workload": config.workload,
+        "placement": config.placement,
+        "mesh": config.mesh,
+        "rounds": len(results),
         "tf_version": results[0]["tf_version"],
         "metrics": {key: spread([measures(r)[key] for r in results]) for key in METRICS},
-        "phases": {key: statistics.median(r["seconds"][key] for r in results)
-                   for key in results[0]["seconds"]},
-        "last_checked_loss": results[0]["losses"][CHECKED_STEPS - 1]}
+        "phases": {
+            key: statistics.median(r["seconds"][key] for r in results)
+            for key in results[0]["seconds"]
+        },
+        "last_checked_loss": results[0]["losses"][CHECKED_STEPS - 1],
+    }
     references = [r[reference] for r in rounds if config.label in r and reference in r]
     if references:
         row["loss_difference"] = max(map(loss_difference, results, references))
@@ -88,46 +103,76 @@ def _row(config: groups.Config, rounds: list[dict[str, Any]],
     return row
 
 
-def summarize(group: Group, rounds: list[dict[str, Any]],
-              errors: dict[str, str]) -> dict[str, Any]:
+def summarize(group: Group, rounds: list[dict[str, Any]], errors: dict[str, str]) -> dict[str, Any]:
     """Rows, ratios and verdicts of a group."""
     # Plain TensorFlow, or else the classic, says what the losses have to be.
-    references = {c.workload: c.label for system in ("classic", "tf") for c in group.configs
-                  if c.system == system}
+    references = {
+        c.workload: c.label
+        for system in ("classic", "tf")
+        for c in group.configs
+        if c.system == system
+    }
     ran = [c for c in group.configs if any(c.label in r for r in rounds)]
     rows = [_row(c, rounds, references.get(c.workload)) for c in ran]
     agrees = {row["label"]: row.get("loss_agrees") for row in rows}
     ratios = []
     for comparison in group.comparisons:
         a, b = comparison.config, comparison.against
-        both = [(measures(r[a.label]), measures(r[b.label])) for r in rounds
-                if a.label in r and b.label in r]
+        both = [
+            (measures(r[a.label]), measures(r[b.label]))
+            for r in rounds
+            if a.label in r and b.label in r
+        ]
         if not both:
             continue
-        ratios.append({
-            "label": a.label, "against": b.label, "system": a.system,
-            "against_system": b.system, "placement": a.placement,
-            "counts": bool(agrees[a.label]),
-            "metrics": {key: spread([x[key] / y[key] for x, y in both])
-                        for key in METRICS if all(y[key] for _, y in both)}})
+        ratios.append(
+            {
+                "label": a.label,
+                "against": b.label,
+                "system": a.system,
+                "against_system": b.system,
+                "placement": a.placement,
+                "counts": bool(agrees[a.label]),
+                "metrics": {
+                    key: spread([x[key] / y[key] for x, y in both])
+                    for key in METRICS
+                    if all(y[key] for _, y in both)
+                },
+            }
+        )
     workload, _, mesh = group.name.partition("@")
     verdicts = [v for t in groups.targets(workload, mesh) for v in _verdicts(t, ratios)]
-    return {"name": group.name, "title": group.title, "rows": rows, "ratios": ratios,
-            "verdicts": verdicts, "errors": errors}
+    return {
+        "name": group.name,
+        "title": group.title,
+        "rows": rows,
+        "ratios": ratios,
+        "verdicts": verdicts,
+        "errors": errors,
+    }
 
 
 def _verdicts(target: groups.Target, ratios: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A target held against the ratios it is about."""
     result = []
     for ratio in ratios:
-        fits = (ratio["system"] == "mtf" and ratio["against_system"] == target.against
-                and target.placement in (None, ratio["placement"]))
+        fits = (
+            ratio["system"] == "mtf"
+            and ratio["against_system"] == target.against
+            and target.placement in (None, ratio["placement"])
+        )
         if fits and target.metric in ratio["metrics"]:
             value = ratio["metrics"][target.metric]["median"]
-            result.append({
-                "metric": target.metric, "against": target.against, "limit": target.limit,
-                "placement": ratio["placement"], "ratio": value,
-                "met": value <= target.limit and ratio["counts"]})
+            result.append(
+                {
+                    "metric": target.metric,
+                    "against": target.against,
+                    "limit": target.limit,
+                    "placement": ratio["placement"],
+                    "ratio": value,
+                    "met": value <= target.limit and ratio["counts"],
+                }
+            )
     return result
 
 
@@ -144,8 +189,10 @@ def _table(rows: list[list[str]]) -> str:
 
 def format_header(header: dict[str, Any]) -> str:
     """One line about the machine."""
-    return ("{cores} cores ({machine}), TensorFlow {tensorflow}, Python {python}, load "
-            "{load_average:.1f}; {rounds} rounds of {steps} steps").format(**header)
+    return (
+        "{cores} cores ({machine}), TensorFlow {tensorflow}, Python {python}, load "
+        "{load_average:.1f}; {rounds} rounds of {steps} steps"
+    ).format(**header)
 
 
 def _loss_cell(row: dict[str, Any]) -> str:
@@ -158,9 +205,12 @@ def _loss_cell(row: dict[str, Any]) -> str:
 def format_group(group: dict[str, Any]) -> str:
     """The tables of a group: medians, then ratios with their range."""
     head = [""] + [title for title, _ in METRICS.values()] + ["loss diff"]
-    rows = [[row["label"]] + [form.format(row["metrics"][key]["median"])
-                              for key, (_, form) in METRICS.items()] + [_loss_cell(row)]
-            for row in group["rows"]]
+    rows = [
+        [row["label"]]
+        + [form.format(row["metrics"][key]["median"]) for key, (_, form) in METRICS.items()]
+        + [_loss_cell(row)]
+        for row in group["rows"]
+    ]
     parts = ["", "== {name}: {title} ({seconds:.0f} s)".format(**group), _table([head] + rows)]
     keys = ["step_ms", "cpu_ms", "peak_mb", "nodes", "build_s", "first_s"]
     lines = [["ratio of medians a round"] + [METRICS[key][0] for key in keys]]
@@ -183,11 +233,17 @@ def format_targets(all_groups: list[dict[str, Any]]) -> str:
     lines = [["target", "placement", "limit", "measured", ""]]
     for group in all_groups:
         for verdict in group["verdicts"]:
-            lines.append([
-                "{}: {} / {}".format(group["name"], METRICS[verdict["metric"]][0],
-                                     verdict["against"]),
-                verdict["placement"], "{:.2f}".format(verdict["limit"]),
-                "{:.2f}".format(verdict["ratio"]), "met" if verdict["met"] else "NOT MET"])
+            lines.append(
+                [
+                    "{}: {} / {}".format(
+                        group["name"], METRICS[verdict["metric"]][0], verdict["against"]
+                    ),
+                    verdict["placement"],
+                    "{:.2f}".format(verdict["limit"]),
+                    "{:.2f}".format(verdict["ratio"]),
+                    "met" if verdict["met"] else "NOT MET",
+                ]
+            )
     return "\n" + _table(lines) if len(lines) > 1 else "\nno targets measured"
 
 

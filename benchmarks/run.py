@@ -5,6 +5,7 @@
 
 See README.md for what is measured and how.
 """
+
 import argparse
 import json
 import os
@@ -41,8 +42,13 @@ class Process:
             environment.pop("PYTHONPATH", None)
         self._log = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            [python, str(HERE / "worker.py")] + config.arguments(), text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment)
+            [python, str(HERE / "worker.py")] + config.arguments(),
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+        )
         self.times: list[float] = []
         self.cpu = 0.0
         self.ready = self._read()
@@ -94,8 +100,9 @@ def start(config: Config, oracle_python: str, errors: dict[str, str]) -> Process
         return None
 
 
-def run_round(group: Group, steps: int, oracle_python: str,
-              errors: dict[str, str], turn: int) -> dict[str, dict[str, Any]]:
+def run_round(
+    group: Group, steps: int, oracle_python: str, errors: dict[str, str], turn: int
+) -> dict[str, dict[str, Any]]:
     """One round: new processes, built one after the other, then steps in turns."""
     shift = turn % len(group.configs)
     order = group.configs[shift:] + group.configs[:shift]
@@ -140,33 +147,45 @@ def run_determinism(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             process.steps(DETERMINISM_STEPS)
             ends.append(process.end()["losses"][-1])
         same = len(ends) == DETERMINISM_RUNS and len({loss.hex() for loss in ends}) == 1
-        results.append({"workload": config.workload, "placement": config.placement,
-                        "mesh": config.mesh, "losses": ends, "same": same,
-                        "error": errors.get(config.label, "")})
+        results.append(
+            {
+                "workload": config.workload,
+                "placement": config.placement,
+                "mesh": config.mesh,
+                "losses": ends,
+                "same": same,
+                "error": errors.get(config.label, ""),
+            }
+        )
     return results
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40, help="measured steps in a round")
-    parser.add_argument("--only", default="", help="names of groups, workloads or meshes, "
-                        "with commas; also dropout and determinism")
-    parser.add_argument("--quick", action="store_true",
-                        help="mesh 2x2 only, 2 rounds of 12 steps")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="names of groups, workloads or meshes, with commas; also dropout and determinism",
+    )
+    parser.add_argument("--quick", action="store_true", help="mesh 2x2 only, 2 rounds of 12 steps")
     parser.add_argument("--placement", default="all", choices=["one", "logical", "simd", "all"])
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--json", default="", help="write everything to this file")
-    parser.add_argument("--oracle_python", default="",
-                        help="a Python that has the classic mesh-tensorflow 0.1.21")
+    parser.add_argument(
+        "--oracle_python", default="", help="a Python that has the classic mesh-tensorflow 0.1.21"
+    )
     arguments = parser.parse_args()
     arguments.systems = arguments.systems.split(",")
     if not arguments.oracle_python and "classic" in arguments.systems:
         arguments.systems.remove("classic")
-    arguments.placements = (["one", "logical", "simd"] if arguments.placement == "all"
-                            else [arguments.placement])
+    arguments.placements = (
+        ["one", "logical", "simd"] if arguments.placement == "all" else [arguments.placement]
+    )
     if arguments.quick:
         arguments.rounds, arguments.steps = 2, 12
     return arguments

@@ -30,8 +30,11 @@ LAYERS = 4
 WEIGHT_MB = 256
 # Freed memory goes back to the system at once, so that what is resident is what is in use.
 # (oneDNN's allocator would keep it.)
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536",
-             "TF_ENABLE_ONEDNN_OPTS": "0"}
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+}
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -52,7 +55,8 @@ def transformer_loss(mtf: Any, mesh: Any) -> Any:
         with tf.variable_scope(f"layer_{i}"):
             norm = mtf.layers.layer_norm(x, d_model, name="norm")
             x += mtf.layers.masked_local_attention_1d(
-                norm, d_kv, heads, is_training=True, window_size=16, name="attention")
+                norm, d_kv, heads, is_training=True, window_size=16, name="attention"
+            )
             x += mtf.layers.dense_relu_dense(x, d_ff, is_training=True, name="ff")
     return mtf.reduce_mean(mtf.square(x))
 
@@ -65,8 +69,10 @@ def train_op(mtf: Any, graph: Any, loss: Any, mesh_impl: Any) -> dict[str, Any]:
     gradients = mtf.gradients([loss], [v.outputs[0] for v in variables])
     updates = mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, variables)
     lowering = mtf.Lowering(graph, {loss.mesh: mesh_impl})
-    return {"loss": lowering.export_to_tf_tensor(loss),
-            "train": tf.group([lowering.lowered_operation(op) for op in updates])}
+    return {
+        "loss": lowering.export_to_tf_tensor(loss),
+        "train": tf.group([lowering.lowered_operation(op) for op in updates]),
+    }
 
 
 def measure_size(processors: int, kind: str) -> dict[str, float]:
@@ -112,8 +118,11 @@ def report_size(rounds: int) -> None:
             found = [measure_size(processors, kind) for _ in range(rounds)]
             seconds = statistics.median(x["seconds"] for x in found)
             first = first or seconds
-            print(f"{processors:10} {kind:>10} {found[0]['program']:8} {found[0]['outside']:8} "
-                  f"{seconds:8.2f} {seconds / first:6.2f}", flush=True)
+            print(
+                f"{processors:10} {kind:>10} {found[0]['program']:8} {found[0]['outside']:8} "
+                f"{seconds:8.2f} {seconds / first:6.2f}",
+                flush=True,
+            )
 
 
 def memory_worker(path: str, size_mb: int) -> None:
@@ -133,14 +142,14 @@ def memory_worker(path: str, size_mb: int) -> None:
         hidden = mtf.Dimension("hidden", max(4, size_mb * 2**20 // 4 // 1024))
         x = mtf.import_tf_tensor(mesh, tf.ones([4, 1024]), [batch, d_in])
         w = mtf.get_variable(
-            mesh, "w", mtf.Shape([d_in, hidden]), initializer=tf.zeros_initializer())
+            mesh, "w", mtf.Shape([d_in, hidden]), initializer=tf.zeros_initializer()
+        )
         loss = mtf.reduce_mean(mtf.square(mtf.einsum([x, w], reduced_dims=[d_in]) - 1.0))
         impl = mtf.simd_mesh_impl.SimdMeshImpl(f"all:{mine.count}", "hidden:all")
         return train_op(mtf, graph, loss, impl)
 
     with tf.Graph().as_default():
-        step = mtf.simd_mesh_impl.replicate(
-            program, devices=mine.devices(), local=mine.local())
+        step = mtf.simd_mesh_impl.replicate(program, devices=mine.devices(), local=mine.local())
         with tf.Session(server.target, config=mine.config()) as session:
             mine.initialize(session)
             for _ in range(3):
@@ -159,9 +168,21 @@ def held_by_processes(count: int, size_mb: int) -> list[float]:
         paths = [str(HERE.parent), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         subprocess.run(
-            [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", str(count),
-             str(HERE / "simd.py"), "--worker", path, "--size_mb", str(size_mb)],
-            check=True, env=environment)
+            [
+                sys.executable,
+                "-m",
+                "mesh_tensorflow.launch",
+                "--processes",
+                str(count),
+                str(HERE / "simd.py"),
+                "--worker",
+                path,
+                "--size_mb",
+                str(size_mb),
+            ],
+            check=True,
+            env=environment,
+        )
         return [json.loads(pathlib.Path(f"{path}.{i}").read_text()) for i in range(count)]
 
 
@@ -219,7 +240,8 @@ def report_sums(rounds: int) -> None:
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=["size", "memory", "sums"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -230,8 +252,10 @@ def main() -> None:
         memory_worker(arguments.worker, arguments.size_mb)
         return
     reports = {
-        "size": lambda: report_size(arguments.rounds), "memory": report_memory,
-        "sums": lambda: report_sums(arguments.rounds)}
+        "size": lambda: report_size(arguments.rounds),
+        "memory": report_memory,
+        "sums": lambda: report_sums(arguments.rounds),
+    }
     for name, report in reports.items():
         if arguments.only in (None, name):
             report()

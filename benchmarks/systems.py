@@ -1,4 +1,5 @@
 """Builds a training step of a workload in each of the systems compared."""
+
 import dataclasses
 import random
 import sys
@@ -18,7 +19,7 @@ SEED = 17
 class Program:
     """A program whose graph is complete, with what its construction took."""
 
-    step: Any                    # what to fetch to train one step
+    step: Any  # what to fetch to train one step
     loss: Any
     feeds: Feeds
     copy_masters: Any | None  # to run after initialisation
@@ -49,6 +50,7 @@ def import_mtf(classic: bool, with_transformer: bool) -> Any:
     import mesh_tensorflow as mtf
     import mesh_tensorflow.layers
     import mesh_tensorflow.optimize
+
     if with_transformer:
         if classic:
             sys.modules.setdefault("tensorflow_datasets", mock.MagicMock())  # which it imports
@@ -76,6 +78,7 @@ def build_mtf(w: workloads.Workload, mtf: Any, mesh_name: str, placement: str) -
     """The program in Mesh TensorFlow: ours or the classic one."""
     from models_mtf import MtfModel  # after the import of either package
     from models_transformer import TransformerModel
+
     feeds = Feeds({**workloads.make_weights(w), **workloads.make_data(w)})
     clock = Clock()
     graph = mtf.Graph()
@@ -112,6 +115,7 @@ def build_mtf(w: workloads.Workload, mtf: Any, mesh_name: str, placement: str) -
 def build_tf(w: workloads.Workload, use_xla: bool) -> Program:
     """The same in plain TensorFlow on one device, as one XLA program if wanted."""
     from models_tf import TfModel, sgd_step, whole_image_weights
+
     weights = whole_image_weights(workloads.make_weights(w))
     feeds = Feeds({**weights, **workloads.make_data(w)})
     clock = Clock()

@@ -3,6 +3,7 @@
 It prints a line of JSON when it is ready, reads commands from its input (`steps
 N`, `end`) and answers each with a line of JSON. `run.py` is what starts it.
 """
+
 import argparse
 import gc
 import json
@@ -20,16 +21,17 @@ HERE = Path(__file__).resolve().parent
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--system", required=True,
-                        choices=["mtf", "classic", "tf", "tf_xla"])
+    parser.add_argument("--system", required=True, choices=["mtf", "classic", "tf", "tf_xla"])
     parser.add_argument("--workload", required=True)
     parser.add_argument("--mesh", default="2x2")
     parser.add_argument("--placement", default="one", choices=["one", "logical", "simd"])
     parser.add_argument("--warm_up", type=int, default=3)
-    parser.add_argument("--profile", default="",
-                        help="write a Python profile of building and lowering to this file")
-    parser.add_argument("--trace", default="",
-                        help="write a TensorFlow timeline of one step to this file")
+    parser.add_argument(
+        "--profile", default="", help="write a Python profile of building and lowering to this file"
+    )
+    parser.add_argument(
+        "--trace", default="", help="write a TensorFlow timeline of one step to this file"
+    )
     return parser.parse_args()
 
 
@@ -57,9 +59,11 @@ class Worker:
         import systems
         import tensorflow.compat.v1 as tf
         import workloads
+
         self._arguments = arguments
-        build = systems.build(arguments.system, arguments.workload, arguments.mesh,
-                              arguments.placement)
+        build = systems.build(
+            arguments.system, arguments.workload, arguments.mesh, arguments.placement
+        )
         # A collection of what TensorFlow made at import would land anywhere in what is measured.
         gc.collect()
         gc.freeze()
@@ -81,15 +85,20 @@ class Worker:
         first_seconds = self.run(1)["times"][0]
         self.run(arguments.warm_up)
         self.ready = {
-            "nodes": nodes, "seconds": program.seconds, "init_seconds": init_seconds,
-            "first_step_seconds": first_seconds, "tf_version": tf.__version__,
-            "base_mb": self._base_mb}
+            "nodes": nodes,
+            "seconds": program.seconds,
+            "init_seconds": init_seconds,
+            "first_step_seconds": first_seconds,
+            "tf_version": tf.__version__,
+            "base_mb": self._base_mb,
+        }
 
     def _build(self, build: Any) -> Any:
         """Builds the program, under a profiler if wanted."""
         if not self._arguments.profile:
             return build()
         import cProfile
+
         profiler = cProfile.Profile()
         program = profiler.runcall(build)
         profiler.dump_stats(self._arguments.profile)
@@ -110,11 +119,11 @@ class Worker:
         """Writes the timeline of one step, to look at in a browser."""
         import tensorflow.compat.v1 as tf
         from tensorflow.python.client import timeline
+
         metadata = tf.RunMetadata()
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
         self._session.run(self._fetches, options=options, run_metadata=metadata)
-        Path(path).write_text(timeline.Timeline(
-            metadata.step_stats).generate_chrome_trace_format())
+        Path(path).write_text(timeline.Timeline(metadata.step_stats).generate_chrome_trace_format())
 
     def end(self) -> dict[str, Any]:
         """What is known only at the end."""

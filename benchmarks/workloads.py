@@ -2,6 +2,7 @@
 
 Nothing here imports TensorFlow, so the driver can use it too.
 """
+
 import dataclasses
 import zlib
 
@@ -51,37 +52,92 @@ class Workload:
 
 def _all_workloads() -> list[Workload]:
     """The list of workloads; those with dropout follow their plain forms."""
-    ff = Workload("a", "ff", "4 feed-forward blocks, d_model 512, d_ff 2048, 1024 tokens",
-                  layers=4, d_model=512, d_ff=2048, batch=1024, learning_rate=0.1)
-    small = Workload("b_small", "transformer", "transformer, d_model 64, 128 tokens, 4 layers",
-                     layers=4, d_model=64, d_ff=256, batch=8, length=16, learning_rate=0.05)
-    b4 = Workload("b4", "transformer", "transformer, d_model 256, 512 tokens, 4 layers",
-                  layers=4, d_model=256, d_ff=1024, batch=8, length=64, learning_rate=0.05)
+    ff = Workload(
+        "a",
+        "ff",
+        "4 feed-forward blocks, d_model 512, d_ff 2048, 1024 tokens",
+        layers=4,
+        d_model=512,
+        d_ff=2048,
+        batch=1024,
+        learning_rate=0.1,
+    )
+    small = Workload(
+        "b_small",
+        "transformer",
+        "transformer, d_model 64, 128 tokens, 4 layers",
+        layers=4,
+        d_model=64,
+        d_ff=256,
+        batch=8,
+        length=16,
+        learning_rate=0.05,
+    )
+    b4 = Workload(
+        "b4",
+        "transformer",
+        "transformer, d_model 256, 512 tokens, 4 layers",
+        layers=4,
+        d_model=256,
+        d_ff=1024,
+        batch=8,
+        length=64,
+        learning_rate=0.05,
+    )
     b12 = dataclasses.replace(
-        b4, name="b12", layers=12, title="transformer, d_model 256, 512 tokens, 12 layers")
-    conv = Workload("c", "conv", "MNIST, two 9x9 convolutions in blocks, batch 200",
-                    layers=2, d_model=16, d_ff=512, batch=200, learning_rate=0.01)
+        b4, name="b12", layers=12, title="transformer, d_model 256, 512 tokens, 12 layers"
+    )
+    conv = Workload(
+        "c",
+        "conv",
+        "MNIST, two 9x9 convolutions in blocks, batch 200",
+        layers=2,
+        d_model=16,
+        d_ff=512,
+        batch=200,
+        learning_rate=0.01,
+    )
     t12 = dataclasses.replace(
-        b12, name="t12", kind="lm", vocab=1024, learning_rate=0.01,
-        title="language model of the package, d_model 256, 512 tokens, 12 layers")
+        b12,
+        name="t12",
+        kind="lm",
+        vocab=1024,
+        learning_rate=0.01,
+        title="language model of the package, d_model 256, 512 tokens, 12 layers",
+    )
     adafactor = dataclasses.replace(
-        t12, name="t12_adafactor", optimizer="adafactor", learning_rate=0.001,
-        title=t12.title + ", Adafactor")
+        t12,
+        name="t12_adafactor",
+        optimizer="adafactor",
+        learning_rate=0.001,
+        title=t12.title + ", Adafactor",
+    )
     t6x6 = dataclasses.replace(
-        t12, name="t6x6", kind="encdec", layers=6,
-        title="T5 of the package, d_model 256, 512 tokens, 6 + 6 layers")
+        t12,
+        name="t6x6",
+        kind="encdec",
+        layers=6,
+        title="T5 of the package, d_model 256, 512 tokens, 6 + 6 layers",
+    )
     plain = [ff, small, b4, b12, conv, t12, adafactor, t6x6]
     return plain + [
-        dataclasses.replace(w, name=w.name + "_dropout", dropout=0.1,
-                            title=w.title + ", dropout 0.1")
-        for w in (small, b4)]
+        dataclasses.replace(
+            w, name=w.name + "_dropout", dropout=0.1, title=w.title + ", dropout 0.1"
+        )
+        for w in (small, b4)
+    ]
 
 
 WORKLOADS: dict[str, Workload] = {w.name: w for w in _all_workloads()}
 
 # Mesh name to mesh shape, in the string form that both packages read.
 MESHES: dict[str, str] = {
-    "1": "all:1", "2": "all:2", "4": "all:4", "8": "all:8", "2x2": "rows:2;cols:2"}
+    "1": "all:1",
+    "2": "all:2",
+    "4": "all:4",
+    "8": "all:8",
+    "2x2": "rows:2;cols:2",
+}
 
 
 def mesh_size(mesh: str) -> int:
@@ -115,7 +171,7 @@ def weight_shapes(w: Workload) -> dict[str, tuple[Shape, int]]:
         pixels = (IMAGE_BLOCKS, IMAGE_BLOCKS, BLOCK_SIZE, BLOCK_SIZE)
         shapes["conv0"] = ((FILTER_SIZE, FILTER_SIZE, 1, w.d_model), f2)
         shapes["conv1"] = ((FILTER_SIZE, FILTER_SIZE, w.d_model, w.d_model), f2 * w.d_model)
-        shapes["hidden1"] = (pixels + (w.d_model, w.d_ff), IMAGE_SIZE ** 2 * w.d_model)
+        shapes["hidden1"] = (pixels + (w.d_model, w.d_ff), IMAGE_SIZE**2 * w.d_model)
         shapes["hidden2"] = ((w.d_ff, w.d_ff), w.d_ff)
         shapes["logits"] = ((w.d_ff, NUM_CLASSES), w.d_ff)
         return shapes
@@ -138,7 +194,8 @@ def make_weights(w: Workload) -> dict[str, np.ndarray]:
     """The initial weights, the same in every process and system."""
     return {
         name: (_generator(name).standard_normal(shape) / np.sqrt(precision)).astype(np.float32)
-        for name, (shape, precision) in weight_shapes(w).items()}
+        for name, (shape, precision) in weight_shapes(w).items()
+    }
 
 
 def make_weight(name: str, shape: Shape) -> np.ndarray:
@@ -162,8 +219,12 @@ def make_data(w: Workload) -> dict[str, np.ndarray]:
         return {"x": ids[0], "target": ids[1]}
     if w.kind == "conv":
         shape: Shape = (w.batch, IMAGE_SIZE, IMAGE_SIZE)
-        return {"x": rng.random(shape, dtype=np.float32),
-                "target": rng.integers(0, NUM_CLASSES, (w.batch,), dtype=np.int32)}
+        return {
+            "x": rng.random(shape, dtype=np.float32),
+            "target": rng.integers(0, NUM_CLASSES, (w.batch,), dtype=np.int32),
+        }
     shape = (w.batch, w.d_model) if w.kind == "ff" else (w.batch, w.length, w.d_model)
-    return {"x": rng.standard_normal(shape, dtype=np.float32),
-            "target": rng.standard_normal(shape, dtype=np.float32)}
+    return {
+        "x": rng.standard_normal(shape, dtype=np.float32),
+        "target": rng.standard_normal(shape, dtype=np.float32),
+    }

@@ -53,8 +53,12 @@ def tensor(axes, x, y, size, split, held=None):
         if mine:
             face = colour(0 in split, 1 in split, *place)
             outline(
-                axes, x + j * width / counts[1], y + height - (i + 1) * height / counts[0],
-                width / counts[1], height / counts[0], face,
+                axes,
+                x + j * width / counts[1],
+                y + height - (i + 1) * height / counts[0],
+                width / counts[1],
+                height / counts[0],
+                face,
             )
 
 

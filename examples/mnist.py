@@ -174,7 +174,10 @@ def mesh_of(options: Options) -> mtf.placement_mesh_impl.PlacementMeshImpl:
 
 
 def model_fn(
-    features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, params: dict[str, Any],
+    features: dict[str, tf.Tensor],
+    labels: tf.Tensor,
+    mode: str,
+    params: dict[str, Any],
     config: estimator.RunConfig,
 ) -> estimator.EstimatorSpec:
     """Builds and lowers the network, and its training step or its test.

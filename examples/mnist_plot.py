@@ -15,8 +15,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(header, *rows)]
     lines = [header, ["-" * width for width in widths], *rows]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip()
-        for line in lines
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines
     )
 
 

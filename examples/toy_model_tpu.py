@@ -77,8 +77,13 @@ def toy_model(x: mtf.Tensor, params: dict[str, Any]) -> mtf.Tensor:
         # Neighbouring layers have dimensions of different names, of which the layout splits one.
         hidden = mtf.Dimension("hidden" if i % 2 == 0 else "hidden_2", params["hidden_size"])
         h = mtf.layers.dense(
-            h, [hidden], reduced_dims=[reduced], use_bias=False, activation=mtf.relu,
-            variable_dtype=dtype, name=f"hidden_{i}",
+            h,
+            [hidden],
+            reduced_dims=[reduced],
+            use_bias=False,
+            activation=mtf.relu,
+            variable_dtype=dtype,
+            name=f"hidden_{i}",
         )
         reduced = hidden
     return mtf.layers.dense(
@@ -87,7 +92,10 @@ def toy_model(x: mtf.Tensor, params: dict[str, Any]) -> mtf.Tensor:
 
 
 def model_fn(
-    features: tf.Tensor, labels: tf.Tensor, mode: str, params: dict[str, Any],
+    features: tf.Tensor,
+    labels: tf.Tensor,
+    mode: str,
+    params: dict[str, Any],
     config: tpu.RunConfig,
 ) -> tpu.TPUEstimatorSpec:
     """Builds and lowers the network, and its training step or its test.
@@ -102,9 +110,7 @@ def model_fn(
     global_step = tf.train.get_global_step()
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "toy")
-    shape = [
-        mtf.Dimension("batch", params["batch_size"]), mtf.Dimension("io", params["io_size"])
-    ]
+    shape = [mtf.Dimension("batch", params["batch_size"]), mtf.Dimension("io", params["io_size"])]
     dtype = tf.as_dtype(params["activation_dtype"])
     x = mtf.import_tf_tensor(mesh, tf.cast(features, dtype), shape)
     target = mtf.import_tf_tensor(mesh, tf.cast(labels, dtype), shape)
@@ -181,8 +187,7 @@ def config_of(params: dict[str, Any], model_dir: str, use_tpu: bool) -> tpu.RunC
         session_config=None if use_tpu else tf.ConfigProto(device_count={"CPU": processors}),
         save_checkpoints_steps=params["steps_per_checkpoint"],
         log_step_count_steps=params["iterations"],
-        tpu_config=tpu.TPUConfig(
-            iterations_per_loop=params["iterations"], num_shards=processors),
+        tpu_config=tpu.TPUConfig(iterations_per_loop=params["iterations"], num_shards=processors),
     )
 
 
@@ -190,7 +195,11 @@ def run(params: dict[str, Any], config: tpu.RunConfig, use_tpu: bool) -> dict[st
     """Trains and tests; returns the test's results."""
     size, seed = params.pop("batch_size"), params["seed"]
     toy = tpu.TPUEstimator(
-        model_fn, config=config, params=params, use_tpu=use_tpu, train_batch_size=size,
+        model_fn,
+        config=config,
+        params=params,
+        use_tpu=use_tpu,
+        train_batch_size=size,
         eval_batch_size=size,
     )
     path = toy.latest_checkpoint()
@@ -205,8 +214,16 @@ def run(params: dict[str, Any], config: tpu.RunConfig, use_tpu: bool) -> dict[st
 
 def check(params: dict[str, Any]) -> None:
     """Raises ValueError for what makes no sense."""
-    for name in ["batch_size", "io_size", "hidden_size", "num_hidden_layers", "iterations",
-                 "train_steps", "eval_steps", "steps_per_checkpoint"]:
+    for name in [
+        "batch_size",
+        "io_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "iterations",
+        "train_steps",
+        "eval_steps",
+        "steps_per_checkpoint",
+    ]:
         if params[name] < 1:
             raise ValueError(f"--{name} is {params[name]}: it has to be 1 or more")
     for name in ["master_dtype", "slice_dtype", "activation_dtype"]:

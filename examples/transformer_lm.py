@@ -93,7 +93,8 @@ def load(pattern: str) -> Corpus:
 def check_sizes(corpus: Corpus, length: int, rows: int) -> None:
     """Raises ValueError if there is too little text for a test of `rows` rows, and to train on."""
     for name, text, needed in [
-        ("to train on", corpus.train, 2 * length), ("held out", corpus.held_out, rows * length),
+        ("to train on", corpus.train, 2 * length),
+        ("held out", corpus.held_out, rows * length),
     ]:
         if len(text) < needed:
             raise ValueError(
@@ -156,9 +157,7 @@ def act(model: Model, options: Options, corpus: Corpus) -> float:
         bits.append(test())
         return f"held out {bits[-1]:.3f} bits per byte"
 
-    model.train(
-        lambda: dataset(lambda: train_rows(corpus.train, length, options.seed), model), say
-    )
+    model.train(lambda: dataset(lambda: train_rows(corpus.train, length, options.seed), model), say)
     print(f"held out, by the byte before alone: {pair_bits(corpus):.3f} bits per byte")
     last = bits[-1] if bits else test()
     print(f"held out, by the model: {last:.3f} bits per byte", flush=True)
@@ -177,7 +176,8 @@ def run(options: Options) -> float:
     corpus = load(options.text)
     print(
         f"data  {corpus.source}: {len(corpus.train)} bytes to train on, "
-        f"{len(corpus.held_out)} held out", flush=True,
+        f"{len(corpus.held_out)} held out",
+        flush=True,
     )
     usual = {"batch_size": 16, "train_steps": 2000, "steps_per_checkpoint": 500}
     if options.quick:

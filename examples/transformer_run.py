@@ -158,9 +158,7 @@ class Model:
     def decode(self, inputs: Sequence[str], model_type: str) -> list[str]:
         """Returns what the latest checkpoint makes of texts."""
         length = self.sequence_length.get("inputs", self.sequence_length["targets"])
-        ids = utils.encode_inputs(
-            inputs, self.vocabulary, model_type, self.batch_size, length
-        )
+        ids = utils.encode_inputs(inputs, self.vocabulary, model_type, self.batch_size, length)
 
         def input_fn(params: Any) -> tf.data.Dataset:
             return tf.data.Dataset.from_tensor_slices({"inputs": ids}).batch(params["batch_size"])
@@ -169,9 +167,7 @@ class Model:
         return list(utils.decode(self.estimator, input_fn, self.vocabulary))[: len(inputs)]
 
 
-def run(
-    options: Options, gin_file: str, act: Callable[[Model], Outcome], **usual: int
-) -> Outcome:
+def run(options: Options, gin_file: str, act: Callable[[Model], Outcome], **usual: int) -> Outcome:
     """Makes the model that a gin file describes on the mesh of the flags, and acts on it.
 
     Args:
@@ -187,11 +183,19 @@ def run(
     outcomes = []
 
     def train_model_fn(
-        estimator: Any, vocabulary: Any, sequence_length: Any, batch_size: int, train_steps: int,
+        estimator: Any,
+        vocabulary: Any,
+        sequence_length: Any,
+        batch_size: int,
+        train_steps: int,
         **unused: Any,
     ) -> None:
         model = Model(
-            estimator, vocabulary, sequence_length, batch_size, train_steps,
+            estimator,
+            vocabulary,
+            sequence_length,
+            batch_size,
+            train_steps,
             numbers["steps_per_checkpoint"],
         )
         outcomes.append(act(model))
@@ -214,8 +218,13 @@ def run(
     with contextlib.ExitStack() as stack:
         model_dir = options.model_dir or stack.enter_context(tempfile.TemporaryDirectory())
         utils.run(
-            tpu_job_name=None, tpu=None, gcp_project=None, tpu_zone=None, model_dir=model_dir,
-            vocabulary=vocabulary.ByteVocabulary(), train_model_fn=train_model_fn,
+            tpu_job_name=None,
+            tpu=None,
+            gcp_project=None,
+            tpu_zone=None,
+            model_dir=model_dir,
+            vocabulary=vocabulary.ByteVocabulary(),
+            train_model_fn=train_model_fn,
             keep_checkpoint_max=2,
         )
     return outcomes[0]
@@ -259,7 +268,9 @@ def command(make_options: type[Options], act: Callable[[Any], Any]) -> None:
     # So that --help shows them: as those of the example.
     flags.disclaim_key_flags()
     define: dict[str, Callable[..., Any]] = {
-        "int": flags.DEFINE_integer, "float": flags.DEFINE_float, "bool": flags.DEFINE_bool
+        "int": flags.DEFINE_integer,
+        "float": flags.DEFINE_float,
+        "bool": flags.DEFINE_bool,
     }
     fields = dataclasses.fields(make_options)
     for field in fields:

@@ -113,17 +113,13 @@ def act(model: Model, options: Options) -> float:
             f"{found['sequence_accuracy']:.2%} of strings"
         )
 
-    model.train(
-        lambda: dataset(lambda: strings(options.seed, False), options.task, model), say
-    )
+    model.train(lambda: dataset(lambda: strings(options.seed, False), options.task, model), say)
     outputs = model.decode(held_out, "bitransformer")
     right = [out == TASKS[options.task](text) for text, out in zip(held_out, outputs)]
     for text, out, good in list(zip(held_out, outputs, right))[:SHOWN]:
         print(f"{text:>{LENGTHS[1]}} -> {out:<{LENGTHS[1]}} {'right' if good else 'wrong'}")
     score = float(np.mean(right))
-    print(
-        f"exact match {score:.2%} of {len(right)} held-out strings, by beam search", flush=True
-    )
+    print(f"exact match {score:.2%} of {len(right)} held-out strings, by beam search", flush=True)
     return score
 
 

@@ -113,7 +113,9 @@ def train(folder: str) -> float:
         print(
             f"step {step}/{total}  loss {trained['loss']:.3f}  held out: voxels right "
             f"{tested['accuracy_of_all_classes']:.2%}, lesion Dice "
-            f"{tested['lesion_dice_global']:.3f}  {time.time() - start:.0f} s", flush=True)
+            f"{tested['lesion_dice_global']:.3f}  {time.time() - start:.0f} s",
+            flush=True,
+        )
 
     return model_executor.train_and_eval(report).get("lesion_dice_global", 0.0)
 
@@ -130,7 +132,9 @@ def main(_: Any) -> None:
         write_scans(folder, FLAGS.ct_resolution, FLAGS.seed)
         print(
             f"{SCANS['train']} volumes of {FLAGS.ct_resolution} voxels a side to train on, "
-            f"{SCANS['eval']} held out; mesh {FLAGS.mesh_shape}, layout {FLAGS.layout}", flush=True)
+            f"{SCANS['eval']} held out; mesh {FLAGS.mesh_shape}, layout {FLAGS.layout}",
+            flush=True,
+        )
         dice = train(folder)
     print(f"lesion Dice {dice:.3f} on held-out volumes")
 

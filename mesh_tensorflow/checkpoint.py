@@ -22,8 +22,13 @@ _LONGEST_LIST = 12
 # What a session raises for the program's sake, not for the files': a monitored session takes some
 # of these for a sign to begin again.
 _OF_THE_PROGRAM = (
-    tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError,
-    tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError, tf.errors.UnavailableError)
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InvalidArgumentError,
+    tf.errors.UnavailableError,
+)
 
 
 class CheckpointError(ValueError):
@@ -84,8 +89,9 @@ class Saver(tf.train.Saver):
             check_checkpoint(save_path, self._wanted, read=True)
             raise CheckpointError(f"checkpoint {save_path} could not be read: {reason(e)}") from e
 
-    def save(self, sess: tf.Session, save_path: str, global_step: Any = None,
-             **kwargs: Any) -> Optional[str]:
+    def save(
+        self, sess: tf.Session, save_path: str, global_step: Any = None, **kwargs: Any
+    ) -> Optional[str]:
         """Saves the variables, wholly or not at all.
 
         Args:
@@ -122,14 +128,17 @@ def _path(given: Any) -> str:
     if given is None:
         raise CheckpointError(
             "restore: save_path is None: tf.train.latest_checkpoint returns None where there is "
-            "none yet. Initialize the variables in that case, or name a checkpoint")
+            "none yet. Initialize the variables in that case, or name a checkpoint"
+        )
     if not isinstance(given, (str, os.PathLike)):
         raise CheckpointError(
-            f"restore: save_path should be a path, as `save` returns it, but is {given!r}")
+            f"restore: save_path should be a path, as `save` returns it, but is {given!r}"
+        )
     if not os.fspath(given):
         raise CheckpointError(
             "restore: save_path is '', the empty string: name a checkpoint, such as "
-            "'model.ckpt-1000' in its directory, or see what tf.train.latest_checkpoint returns")
+            "'model.ckpt-1000' in its directory, or see what tf.train.latest_checkpoint returns"
+        )
     return os.fspath(given)
 
 
@@ -179,15 +188,19 @@ def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
             variable.assign(reader.get_tensor(name))
         return
     several = {
-        name: v for name, v in variables.items() if len(v._gather_saveables_for_checkpoint()) > 1}
+        name: v for name, v in variables.items() if len(v._gather_saveables_for_checkpoint()) > 1
+    }
     one = {name: v for name, v in variables.items() if name not in several}
     if one:
         tf.train.init_from_checkpoint(path, one)
     for name, variable in several.items():
         with tf.device("/device:CPU:0"), tf.name_scope("init_from_checkpoint"):
             [value] = tf.raw_ops.RestoreV2(
-                prefix=path, tensor_names=[name], shape_and_slices=[""],
-                dtypes=[variable.dtype.base_dtype])
+                prefix=path,
+                tensor_names=[name],
+                shape_and_slices=[""],
+                dtypes=[variable.dtype.base_dtype],
+            )
             variable._initial_value = tf.ensure_shape(value, variable.shape)
 
 
@@ -206,9 +219,7 @@ def check_checkpoint(
     Raises:
       CheckpointError: it has not; the message says which file and which variables.
     """
-    if not isinstance(wanted, Mapping) or not all(
-        isinstance(w, Wanted) for w in wanted.values()
-    ):
+    if not isinstance(wanted, Mapping) or not all(isinstance(w, Wanted) for w in wanted.values()):
         wanted = _wanted(wanted)
     path = os.fspath(path)
     if not tf.train.checkpoint_exists(path):
@@ -218,17 +229,16 @@ def check_checkpoint(
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     except (tf.errors.OpError, ValueError, RuntimeError) as e:
         others = _others(path, "Other checkpoints")
-        raise CheckpointError(
-            f"{path}.index cannot be read: {reason(e)}.{others}"
-        ) from e
+        raise CheckpointError(f"{path}.index cannot be read: {reason(e)}.{others}") from e
     _check_names(path, wanted, shapes, dtypes)
     _check_files(path)
     if read:
         _check_data(path, wanted)
 
 
-def _check_names(path: str, wanted: Mapping[str, Wanted], shapes: Mapping[str, Any],
-                 dtypes: Mapping[str, Any]) -> None:
+def _check_names(
+    path: str, wanted: Mapping[str, Wanted], shapes: Mapping[str, Any], dtypes: Mapping[str, Any]
+) -> None:
     """Raises an error if what is wanted is not there, in shape and dtype."""
     missing = [f"{n} {list(w.shape)}" for n, w in wanted.items() if n not in shapes]
     differs = [
@@ -305,9 +315,13 @@ def _check_data(path: str, wanted: Mapping[str, Wanted]) -> None:
         for name, (_, dtype) in wanted.items():
             if dtype not in readers:
                 [value] = tf.raw_ops.RestoreV2(
-                    prefix=path, tensor_names=[name_of], shape_and_slices=[""], dtypes=[dtype])
-                readers[dtype] = (tf.reduce_any(tf.math.is_nan(value)) if dtype.is_floating
-                                  else tf.size(value) < 0)
+                    prefix=path, tensor_names=[name_of], shape_and_slices=[""], dtypes=[dtype]
+                )
+                readers[dtype] = (
+                    tf.reduce_any(tf.math.is_nan(value))
+                    if dtype.is_floating
+                    else tf.size(value) < 0
+                )
             try:
                 if session.run(readers[dtype], {name_of: name}):
                     not_numbers.append(name)
@@ -322,10 +336,12 @@ def _check_data(path: str, wanted: Mapping[str, Wanted]) -> None:
         )
     if not_numbers:
         more = ", ..." if len(not_numbers) > _LONGEST_LIST else ""
-        slip(f"checkpoint {path} has values that are not numbers (NaN) in {len(not_numbers)} of "
-             f"{len(wanted)} variables: {', '.join(not_numbers[:_LONGEST_LIST])}{more}. What is "
-             f"computed with them will be NaN too; go on from one before."
-             f"{_others(path, 'Other checkpoints')}")
+        slip(
+            f"checkpoint {path} has values that are not numbers (NaN) in {len(not_numbers)} of "
+            f"{len(wanted)} variables: {', '.join(not_numbers[:_LONGEST_LIST])}{more}. What is "
+            f"computed with them will be NaN too; go on from one before."
+            f"{_others(path, 'Other checkpoints')}"
+        )
 
 
 def _list(title: str, lines: list[str]) -> str:

@@ -47,8 +47,16 @@ def _ending_with_launcher(command: Sequence[str]) -> list[str]:
     program = shutil.which(command[0])
     if sys.platform != "linux" or program is None:
         return list(command)
-    return [sys.executable, "-I", "-S", "-c", _ENDS_WITH_LAUNCHER, str(os.getpid()), program,
-            *command[1:]]
+    return [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        _ENDS_WITH_LAUNCHER,
+        str(os.getpid()),
+        program,
+        *command[1:],
+    ]
 
 
 class _Child:
@@ -56,14 +64,18 @@ class _Child:
 
     def __init__(self, command: Sequence[str], index: int, addresses: Sequence[str], shown: bool):
         kind, number = ("worker", index - 1) if index else ("chief", 0)
-        config = {"cluster": {"chief": [addresses[0]], "worker": list(addresses[1:])},
-                  "task": {"type": kind, "index": number}}
+        config = {
+            "cluster": {"chief": [addresses[0]], "worker": list(addresses[1:])},
+            "task": {"type": kind, "index": number},
+        }
         self.index = index
         self.name = f"process {index} ({kind} {number}, {addresses[index]})"
         self.process = subprocess.Popen(
-            _ending_with_launcher(command), env=dict(os.environ, TF_CONFIG=json.dumps(config)),
+            _ending_with_launcher(command),
+            env=dict(os.environ, TF_CONFIG=json.dumps(config)),
             stdout=None if shown else subprocess.PIPE,
-            stderr=None if shown else subprocess.STDOUT)
+            stderr=None if shown else subprocess.STDOUT,
+        )
         self.lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self._reader: Optional[threading.Thread] = None
         if not shown:
@@ -90,8 +102,11 @@ class _Child:
         if self._reader is not None:
             self._reader.join(1)
         status = self.process.returncode
-        how = (f"was killed by {signal.Signals(-status).name}" if status < 0
-               else f"ended with status {status}")
+        how = (
+            f"was killed by {signal.Signals(-status).name}"
+            if status < 0
+            else f"ended with status {status}"
+        )
         wrote = "".join(f"\n    {line}" for line in self.lines)
         return f"{self.name} {how}{wrote}"
 
@@ -127,13 +142,18 @@ def run(command: Sequence[str], count: int, show_all: bool = False) -> int:
         while True:
             statuses = [child.process.poll() for child in children]
             # One that was killed first: others may have failed for want of it.
-            failed = sorted((status, child.index) for status, child in zip(statuses, children)
-                            if status)
+            failed = sorted(
+                (status, child.index) for status, child in zip(statuses, children) if status
+            )
             if failed:
                 sys.stdout.flush()
                 first = children[failed[0][1]]
-                print(f"mesh_tensorflow.launch: {first.how_it_ended()}\n"
-                      f"Ending the other {count - 1}.", file=sys.stderr, flush=True)
+                print(
+                    f"mesh_tensorflow.launch: {first.how_it_ended()}\n"
+                    f"Ending the other {count - 1}.",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 return 1
             if all(status == 0 for status in statuses):
                 return 0
@@ -148,12 +168,21 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m mesh_tensorflow.launch",
         description="Starts several processes of a script on this machine, which find each other "
-        "by mesh_tensorflow.launch.processes(). Ends all if one fails.")
+        "by mesh_tensorflow.launch.processes(). Ends all if one fails.",
+    )
     parser.add_argument("--processes", type=int, required=True, help="how many")
-    parser.add_argument("--show_all", action="store_true",
-                        help="show what every process writes, not the first alone")
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, default=[],
-                        help="a module in place of a script, and its arguments")
+    parser.add_argument(
+        "--show_all",
+        action="store_true",
+        help="show what every process writes, not the first alone",
+    )
+    parser.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        default=[],
+        help="a module in place of a script, and its arguments",
+    )
     parser.add_argument("script", nargs="?", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
     parsed = parser.parse_args(arguments)

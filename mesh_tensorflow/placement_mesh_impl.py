@@ -238,9 +238,7 @@ class PlacementMeshImpl(MeshImpl):
 
     # -- communication
 
-    def allreduce(
-        self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str
-    ) -> PlacedTensor:
+    def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> PlacedTensor:
         """Reduces slices over groups of processors; see MeshImpl."""
         x = self._own(x)
         mesh_axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
@@ -274,9 +272,7 @@ class PlacementMeshImpl(MeshImpl):
         members = self._group_slices(x, mesh_axis)
         return self.slicewise(lambda *pieces: tf.concat(pieces, concat_axis), *members)
 
-    def alltoall(
-        self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int
-    ) -> PlacedTensor:
+    def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> PlacedTensor:
         """Has each processor send a part of its slice to every other; see MeshImpl."""
         n = self.shape[mesh_axis].size
         if n == 1:
@@ -321,9 +317,7 @@ class PlacementMeshImpl(MeshImpl):
         """Returns, for each coordinate along an axis, what the member with it holds."""
         x = self._own(x)
         return [
-            PlacedTensor(
-                [x.tensor_list[self._member(p, mesh_axis, c)] for p in range(self.size)]
-            )
+            PlacedTensor([x.tensor_list[self._member(p, mesh_axis, c)] for p in range(self.size)])
             for c in range(self.shape[mesh_axis].size)
         ]
 

@@ -116,8 +116,12 @@ class SimdMeshImpl(MeshImpl):
             self._collectives = TfCollectives(self.shape, program, self._l2p)
         elif self._device_assignment is not None or tpu_context()[0] is not None:
             self.program = TpuProgram(
-                self.shape, self._device_assignment, self._l2p, ReplicatedVariable,
-                self._wide_groups)
+                self.shape,
+                self._device_assignment,
+                self._l2p,
+                ReplicatedVariable,
+                self._wide_groups,
+            )
             self._devices = self.program.devices
             self._collectives = self.program.collectives
         else:
@@ -199,10 +203,15 @@ class SimdMeshImpl(MeshImpl):
             return super().Print(x, data, message, **kwargs)
         x = x.to_laid_out_tensor().one_slice
         shown = [d.to_laid_out_tensor().one_slice for d in data]
-        return SimdTensor([tf.cond(
-            tf.equal(self.pnum_tensor, 0),
-            lambda: tf.Print(x, shown, message, **kwargs),
-            lambda: tf.identity(x))])
+        return SimdTensor(
+            [
+                tf.cond(
+                    tf.equal(self.pnum_tensor, 0),
+                    lambda: tf.Print(x, shown, message, **kwargs),
+                    lambda: tf.identity(x),
+                )
+            ]
+        )
 
     def random(self, shape: Shape, tf_fn: Callable, kwargs: dict) -> SimdTensor:
         """Returns a laid-out random tensor; its value depends on the seed, not on the layout.
@@ -218,13 +227,19 @@ class SimdMeshImpl(MeshImpl):
         seed, key = kwargs.pop("seed", None), kwargs.pop("key", None)
         if not random_values.is_known(tf_fn):
             whole = self.program.same_everywhere(
-                lambda: tf_fn(shape.to_integer_list, seed=seed, **kwargs))
+                lambda: tf_fn(shape.to_integer_list, seed=seed, **kwargs)
+            )
             return self._own_slice(whole, shape)
         if key is None:
             key = self.random_key(seed)
         begin = tf.unstack(self._begin(shape)) if len(shape) else []
-        return SimdTensor([random_values.random_slice(
-            key, shape.to_integer_list, begin, self.slice_shape(shape), tf_fn, kwargs)])
+        return SimdTensor(
+            [
+                random_values.random_slice(
+                    key, shape.to_integer_list, begin, self.slice_shape(shape), tf_fn, kwargs
+                )
+            ]
+        )
 
     def random_key(self, seed: Optional[int]) -> tf.Tensor:
         """Returns a new key for random numbers, the same one for all processors."""
@@ -232,9 +247,7 @@ class SimdMeshImpl(MeshImpl):
 
     # -- communication
 
-    def allreduce(
-        self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str
-    ) -> SimdTensor:
+    def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> SimdTensor:
         """Reduces slices over groups of processors; see MeshImpl."""
         x = x.to_laid_out_tensor()
         mesh_axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
@@ -244,10 +257,12 @@ class SimdMeshImpl(MeshImpl):
         for axis in mesh_axes:
             group *= self.shape[axis].size
         t = x.one_slice
-        widen = (t.dtype == tf.bfloat16 and reduction_fn_string == "SUM"
-                 and group > self._wide_groups)
+        widen = (
+            t.dtype == tf.bfloat16 and reduction_fn_string == "SUM" and group > self._wide_groups
+        )
         y = self._collectives.allreduce(
-            tf.cast(t, tf.float32) if widen else t, mesh_axes, reduction_fn_string)
+            tf.cast(t, tf.float32) if widen else t, mesh_axes, reduction_fn_string
+        )
         return SimdTensor([tf.cast(y, t.dtype)])
 
     def allconcat(
@@ -268,19 +283,16 @@ class SimdMeshImpl(MeshImpl):
         join = tf.stack if stack else tf.concat
         return SimdTensor([join(pieces, concat_axis)])
 
-    def alltoall(
-        self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int
-    ) -> SimdTensor:
+    def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> SimdTensor:
         """Has each processor send a part of its slice to every other; see MeshImpl."""
         x = x.to_laid_out_tensor()
         if self.shape[mesh_axis].size == 1:
             return x
-        return SimdTensor([
-            self._collectives.alltoall(x.one_slice, mesh_axis, split_axis, concat_axis)])
+        return SimdTensor(
+            [self._collectives.alltoall(x.one_slice, mesh_axis, split_axis, concat_axis)]
+        )
 
-    def receive(
-        self, x: Any, mesh_axis: int, source_pcoord: Sequence[Optional[int]]
-    ) -> SimdTensor:
+    def receive(self, x: Any, mesh_axis: int, source_pcoord: Sequence[Optional[int]]) -> SimdTensor:
         """Has each processor take the slice of a member of its group; see MeshImpl."""
         x = x.to_laid_out_tensor()
         if list(source_pcoord) == list(range(self.shape[mesh_axis].size)):
@@ -294,7 +306,8 @@ class SimdMeshImpl(MeshImpl):
     def _begin(self, tensor_shape: Shape) -> tf.Tensor:
         """Returns where the processor's slice begins, an int32 vector."""
         return self._collectives.own(
-            [self.slice_begin(tensor_shape, pnum) for pnum in range(self.size)])
+            [self.slice_begin(tensor_shape, pnum) for pnum in range(self.size)]
+        )
 
     def slice(self, tf_tensor: tf.Tensor, tensor_shape: Shape) -> tf.Tensor:
         """Returns the processor's part of a whole tf.Tensor."""

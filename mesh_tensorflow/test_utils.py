@@ -64,9 +64,7 @@ class NumpyConverter:
         self.session.run(lowering.copy_masters_to_slices())
         return self.session.run(x_tf)
 
-    def convert_mtf_tensor_to_tf_tensor(
-        self, mtf_tensor: mtf.Tensor
-    ) -> tuple[Lowering, tf.Tensor]:
+    def convert_mtf_tensor_to_tf_tensor(self, mtf_tensor: mtf.Tensor) -> tuple[Lowering, tf.Tensor]:
         """Returns (a Lowering of the graph, the Tensor's value as a tf.Tensor)."""
         mesh_impl = PlacementMeshImpl(shape=[], layout={}, devices=[""])
         lowering = Lowering(self._graph, {self._mesh: mesh_impl})

@@ -38,7 +38,8 @@ def outside_all_rewrites() -> Iterator[None]:
 
 
 _steps_done: contextvars.ContextVar[Optional[tf.Tensor]] = contextvars.ContextVar(
-    "steps_done", default=None)
+    "steps_done", default=None
+)
 
 
 @contextlib.contextmanager
@@ -131,11 +132,13 @@ def create_host_call(model_dir: str) -> Optional[tuple]:
         writer = tf2.summary.create_file_writer(model_dir)
         # What tf.summary.scalar writes, which only works where TensorBoard is installed.
         scalars = tf.SummaryMetadata(
-            plugin_data=tf.SummaryMetadata.PluginData(plugin_name="scalars"))
+            plugin_data=tf.SummaryMetadata.PluginData(plugin_name="scalars")
+        )
         with writer.as_default(), tf2.summary.record_if(True):
             for name, value in zip(names, tensors):
                 tf2.summary.write(
-                    name, tf.reduce_mean(value), step=global_step[0], metadata=scalars)
+                    name, tf.reduce_mean(value), step=global_step[0], metadata=scalars
+                )
             return tf.summary.all_v2_summary_ops()
 
     return write, [step, *columns]

@@ -35,8 +35,11 @@ class Builder:
             self.inputs.append(mtf.import_tf_tensor(self.mesh, value, shape))
         self.variables = [
             mtf.get_variable(
-                self.mesh, f"v{i}", [DIMS[d] for d in places],
-                initializer=tf.random_normal_initializer(stddev=0.5))
+                self.mesh,
+                f"v{i}",
+                [DIMS[d] for d in places],
+                initializer=tf.random_normal_initializer(stddev=0.5),
+            )
             for i, places in enumerate(VARIABLES)
         ]
         self.pool = [*self.inputs, *self.variables]
@@ -276,7 +279,8 @@ def _loop(b, x, y, k):
         return [i + 1, u - mtf.reduce_mean(u) * 0.5, mtf.reduce_sum(u, output_shape=y.shape)]
 
     _, last, total = mtf.while_loop(
-        lambda i, _: mtf.less(i, 1 + k % 3), body, [zero, x], has_accumulators=True)
+        lambda i, _: mtf.less(i, 1 + k % 3), body, [zero, x], has_accumulators=True
+    )
     return last + total * 0.1
 
 
@@ -295,10 +299,40 @@ def _cwise(b, x, y, k):
 
 
 OPS = [
-    _unary, _number, _binary, _extreme, _einsum, _einsum, _einsum, _reduce, _reduce_max,
-    _sum_of_sums, _broadcast, _rename, _transpose, _merge, _cut, _shift, _halo, _softmax, _cumsum,
-    _joined, _ranges, _parts, _unstack, _top_k, _gather, _where, _dropout, _random, _depend,
-    _recompute, _custom, _loop, _slicewise, _cwise,
+    _unary,
+    _number,
+    _binary,
+    _extreme,
+    _einsum,
+    _einsum,
+    _einsum,
+    _reduce,
+    _reduce_max,
+    _sum_of_sums,
+    _broadcast,
+    _rename,
+    _transpose,
+    _merge,
+    _cut,
+    _shift,
+    _halo,
+    _softmax,
+    _cumsum,
+    _joined,
+    _ranges,
+    _parts,
+    _unstack,
+    _top_k,
+    _gather,
+    _where,
+    _dropout,
+    _random,
+    _depend,
+    _recompute,
+    _custom,
+    _loop,
+    _slicewise,
+    _cwise,
 ]
 
 
@@ -330,6 +364,7 @@ def build(instructions, recompute=False):
     grads = mtf.gradients([loss], wrt)
     updates = [
         mtf.assign_sub(v, g * 0.1)
-        for v, g in zip(b.variables, grads[len(b.inputs) :]) if g is not None
+        for v, g in zip(b.variables, grads[len(b.inputs) :])
+        if g is not None
     ]
     return b, [*made, loss, *[g for g in grads if g is not None]], updates

@@ -101,7 +101,8 @@ def targets(node):
         names = [node.module]
         # `from package import module` names the module.
         names += [
-            f"{node.module}.{alias.name}" for alias in node.names
+            f"{node.module}.{alias.name}"
+            for alias in node.names
             if is_module(f"{node.module}.{alias.name}")
         ]
         if len(names) > 1:
@@ -120,7 +121,8 @@ def is_module(name):
 def imports_of(path):
     return [
         Import(module_name(path), target, late)
-        for node, late in imports_below(parse(path)) for target in targets(node)
+        for node, late in imports_below(parse(path))
+        for target in targets(node)
     ]
 
 
@@ -221,7 +223,8 @@ def undocumented(module):
             yield name
         if inspect.isclass(thing):
             methods = [
-                m for m, value in vars(thing).items()
+                m
+                for m, value in vars(thing).items()
                 if not m.startswith("_") and (callable(value) or isinstance(value, property))
             ]
             yield from (f"{name}.{m}" for m in methods if not inspect.getdoc(getattr(thing, m)))
@@ -235,15 +238,15 @@ def test_documented(path):
     assert list(undocumented(imported_module(path))) == []
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in FILES if p.name != "__init__.py"], ids=module_name)
+@pytest.mark.parametrize("path", [p for p in FILES if p.name != "__init__.py"], ids=module_name)
 def test_all_is_declared(path):
     """Public names by `__all__`; modules that only join others have none."""
     tree = parse(path)
     joins = all(isinstance(n, (ast.ImportFrom, ast.Import, ast.Expr)) for n in tree.body)
     declared = [
         target.id
-        for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))
+        for node in tree.body
+        if isinstance(node, (ast.Assign, ast.AnnAssign))
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
     ]

@@ -11,12 +11,15 @@ import mesh_tensorflow as mtf
 
 # Legal, hardly meant, and right all the same.
 SLIPS = {
-    "einsum_broadcast_output", "einsum_broadcast_middle",
-    "reshape_relabel_equal_sizes", "reshape_relabel_three",
+    "einsum_broadcast_output",
+    "einsum_broadcast_middle",
+    "reshape_relabel_equal_sizes",
+    "reshape_relabel_three",
 }
 PARAMS = [
     pytest.param(c, t, id=f"{c.name}-{t}", marks=[pytest.mark.slips] if c.name in SLIPS else [])
-    for c in CASES for t in c.dtypes
+    for c in CASES
+    for t in c.dtypes
 ]
 # Neighbouring float32 results differ by rounding only; bfloat16 has 8 bits.
 TOLERANCE = {"float32": 1.0, "bfloat16": 3000.0, "int32": 1.0}

@@ -142,8 +142,7 @@ def test_converter():
     converter = NumpyConverter()
     x = converter.convert_np_array_to_mtf_tensor([[1, 2], [3, 4]], dtype=tf.float32)
     w = mtf.get_variable(converter.mesh, "w", x.shape, initializer=tf.ones_initializer())
-    np.testing.assert_array_equal(
-        converter.convert_mtf_tensor_to_np_array(x + w), [[2, 3], [4, 5]])
+    np.testing.assert_array_equal(converter.convert_mtf_tensor_to_np_array(x + w), [[2, 3], [4, 5]])
     with tf.Graph().as_default():
         converter = NumpyConverter()
         x = converter.convert_np_array_to_mtf_tensor([1, 2])
@@ -232,7 +231,8 @@ def test_initializers():
         np.testing.assert_array_equal(value("v"), 4 * [7])
     np.testing.assert_array_equal(value("count", dtype=tf.int32), 4 * [0])
     np.testing.assert_array_equal(
-        value("f", initializer=lambda shape, dtype, partition_info: tf.ones(shape, dtype)), 4 * [1])
+        value("f", initializer=lambda shape, dtype, partition_info: tf.ones(shape, dtype)), 4 * [1]
+    )
     for found in (None, tf.ones([3])):
         with pytest.raises(ValueError, match="the initializer of variable 'bad' returned"):
             value("bad", initializer=lambda shape, dtype, found=found: found)

@@ -14,35 +14,73 @@ V, T = ValueError, TypeError
 # -- what is found when a program is lowered
 
 LOWER = {
-    "not_divisible": (lambda w: w.tensor([("a", 10)]), "x:4", "a:x",
+    "not_divisible": (
+        lambda w: w.tensor([("a", 10)]),
+        "x:4",
+        "a:x",
         r"not divisible.*a=10 of Shape\[a=10\] .*x=4.*multiple of 4 \(for instance 8 or 12\)"
-        r".*divides 10 \(1, 2, 5, 10\).*drop the layout rule a:x"),
-    "two_dims_on_one_axis": (lambda w: w.x * 2, "x:2", "a:x,b:x",
+        r".*divides 10 \(1, 2, 5, 10\).*drop the layout rule a:x",
+    ),
+    "two_dims_on_one_axis": (
+        lambda w: w.x * 2,
+        "x:2",
+        "a:x,b:x",
         r"Two Tensor Dimensions may not map to the same Mesh Dimension: a=8, b=16"
-        r".*x=2.*mtf.rename_dimension"),
-    "one_dim_on_two_axes": (lambda w: w.x * 2, "x:2,y:2", "a:x,a:y",
-        r"a=8 maps to multiple mesh dimensions x=2, y=2.*mtf.replace_dimensions"),
-    "concat": (lambda w: mtf.concat([w.x, w.x], "b"), "x:2", "b:x",
-        r"b=16 of .*x=2, but ConcatOperation concat cannot.*rule b:x.*rename_dimension\(x, \"b\""),
+        r".*x=2.*mtf.rename_dimension",
+    ),
+    "one_dim_on_two_axes": (
+        lambda w: w.x * 2,
+        "x:2,y:2",
+        "a:x,a:y",
+        r"a=8 maps to multiple mesh dimensions x=2, y=2.*mtf.replace_dimensions",
+    ),
+    "concat": (
+        lambda w: mtf.concat([w.x, w.x], "b"),
+        "x:2",
+        "b:x",
+        r"b=16 of .*x=2, but ConcatOperation concat cannot.*rule b:x.*rename_dimension\(x, \"b\"",
+    ),
     "split": (lambda w: mtf.split(w.x, B, 2), "x:2", "b:x", r"SplitOperation split cannot"),
     "stack": (lambda w: mtf.stack([w.x, w.x], "new"), "x:2", "new:x", r"new=2 of .*StackOperation"),
     "unstack": (lambda w: mtf.unstack(w.x, A), "x:2", "a:x", "UnstackOperation"),
     "slice": (lambda w: mtf.slice(w.x, 0, 4, "b"), "x:2", "b:x", "SliceOperation slice cannot"),
     "pad": (lambda w: mtf.pad(w.x, [1, 1], "b"), "x:2", "b:x", "PadOperation pad cannot"),
-    "slicewise": (lambda w: mtf.slicewise(tf.sort, [w.x], splittable_dims=[A]), "x:2", "b:x",
-        r"b=16 of .*SlicewiseOperation slicewise cannot work on parts"),
+    "slicewise": (
+        lambda w: mtf.slicewise(tf.sort, [w.x], splittable_dims=[A]),
+        "x:2",
+        "b:x",
+        r"b=16 of .*SlicewiseOperation slicewise cannot work on parts",
+    ),
     "top_k": (lambda w: mtf.top_k(w.x, B, mtf.Dimension("k", 4)), "x:2", "k:x", r"k=4"),
-    "conv": (lambda w: mtf.Conv2dOperation(
-        w.tensor([A, ("h", 6), ("w", 6), B]),
-        w.tensor([("fh", 3), ("fw", 3), B, ("o", 4)]), [1, 1, 1, 1], "SAME"), "x:2", "h:x",
-        r"h=6 of .*is split over mesh dimension x=2, but Conv2dOperation"),
-    "pool": (lambda w: mtf.PoolOperation(w.tensor([A, ("h", 6), ("w", 6), B]), (2, 2), (2, 2),
-        "MAX_2D"),
-        "x:2", "h:x", r"h=6 of .*PoolOperation"),
-    "random_int": (lambda w: mtf.random_uniform(w.mesh, [A], dtype=tf.int32), "x:2", "",
-        "needs maxval"),
-    "random_argument": (lambda w: mtf.random_uniform(w.mesh, [A], mean=1.0), "x:2", "",
-        r"random_uniform does not take mean; it takes dtype, seed, minval, maxval"),
+    "conv": (
+        lambda w: mtf.Conv2dOperation(
+            w.tensor([A, ("h", 6), ("w", 6), B]),
+            w.tensor([("fh", 3), ("fw", 3), B, ("o", 4)]),
+            [1, 1, 1, 1],
+            "SAME",
+        ),
+        "x:2",
+        "h:x",
+        r"h=6 of .*is split over mesh dimension x=2, but Conv2dOperation",
+    ),
+    "pool": (
+        lambda w: mtf.PoolOperation(w.tensor([A, ("h", 6), ("w", 6), B]), (2, 2), (2, 2), "MAX_2D"),
+        "x:2",
+        "h:x",
+        r"h=6 of .*PoolOperation",
+    ),
+    "random_int": (
+        lambda w: mtf.random_uniform(w.mesh, [A], dtype=tf.int32),
+        "x:2",
+        "",
+        "needs maxval",
+    ),
+    "random_argument": (
+        lambda w: mtf.random_uniform(w.mesh, [A], mean=1.0),
+        "x:2",
+        "",
+        r"random_uniform does not take mean; it takes dtype, seed, minval, maxval",
+    ),
 }
 
 
@@ -107,6 +145,7 @@ def test_a_name_that_tensorflow_has(tf_graph):
 
 # -- meshes and layouts
 
+
 def _replicated(devices, local=None):
     with tf.Graph().as_default():
         return mtf.simd_mesh_impl.replicate(lambda: tf.zeros([]), devices=devices, local=local)
@@ -122,60 +161,115 @@ TWO = ["/cpu:0", "/cpu:1"]
 
 
 MESHES = {
-    "devices": (lambda: PlacementMeshImpl("x:2,y:4", "", [""] * 6), V,
-        r"x=2, y=4 needs 8 devices, but there are 6.*shapes that fit 6: .*x:2,y:3"),
-    "devices_set": (lambda: PlacementMeshImpl("x:2", "", {"", "cpu:0"}), T,
-        r"a list of device strings, not set: pass list\(devices\)"),
+    "devices": (
+        lambda: PlacementMeshImpl("x:2,y:4", "", [""] * 6),
+        V,
+        r"x=2, y=4 needs 8 devices, but there are 6.*shapes that fit 6: .*x:2,y:3",
+    ),
+    "devices_set": (
+        lambda: PlacementMeshImpl("x:2", "", {"", "cpu:0"}),
+        T,
+        r"a list of device strings, not set: pass list\(devices\)",
+    ),
     "devices_string": (lambda: PlacementMeshImpl("x:2", "", "cpu"), T, "not str"),
-    "strict": (lambda: PlacementMeshImpl("x:2", "a:x,b:z", ["", ""], strict_layout=True), V,
-        r"unknown mesh dimension 'z' in LayoutRules{a:x, b:z}: the mesh has x=2"),
-    "allreduce": (lambda: PlacementMeshImpl("x:1", "", [""], allreduce="fast"), V,
-        r"unknown allreduce method 'fast'; known are auto, collective, ring"),
-    "mesh_string": (lambda: PlacementMeshImpl("x=2", "", []), V,
-        r"malformed shape 'x=2': 'x=2' is not a pair"),
-    "mesh_size": (lambda: PlacementMeshImpl("x:two", "", []), V,
-        r"the size 'two' of 'x' is not a whole"),
-    "mesh_colons": (lambda: PlacementMeshImpl("x:2:3", "", []), V,
-        r"'x:2:3' is not a pair left:right"),
-    "mesh_negative": (lambda: PlacementMeshImpl("x:-2", "", []), V,
-        "dimension 'x' cannot have the size -2"),
-    "mesh_empty": (lambda: PlacementMeshImpl("x:2,y:0", "", []), V,
-        r"a mesh with y=0 has no processors: Shape\[x=2, y=0\]"),
-    "device_malformed": (lambda: PlacementMeshImpl("x:2", "", ["cpu:0", "cpu:one"]), V,
-        "'cpu:one' is no device. Devices are strings such as \"cpu:0\""),
+    "strict": (
+        lambda: PlacementMeshImpl("x:2", "a:x,b:z", ["", ""], strict_layout=True),
+        V,
+        r"unknown mesh dimension 'z' in LayoutRules{a:x, b:z}: the mesh has x=2",
+    ),
+    "allreduce": (
+        lambda: PlacementMeshImpl("x:1", "", [""], allreduce="fast"),
+        V,
+        r"unknown allreduce method 'fast'; known are auto, collective, ring",
+    ),
+    "mesh_string": (
+        lambda: PlacementMeshImpl("x=2", "", []),
+        V,
+        r"malformed shape 'x=2': 'x=2' is not a pair",
+    ),
+    "mesh_size": (
+        lambda: PlacementMeshImpl("x:two", "", []),
+        V,
+        r"the size 'two' of 'x' is not a whole",
+    ),
+    "mesh_colons": (
+        lambda: PlacementMeshImpl("x:2:3", "", []),
+        V,
+        r"'x:2:3' is not a pair left:right",
+    ),
+    "mesh_negative": (
+        lambda: PlacementMeshImpl("x:-2", "", []),
+        V,
+        "dimension 'x' cannot have the size -2",
+    ),
+    "mesh_empty": (
+        lambda: PlacementMeshImpl("x:2,y:0", "", []),
+        V,
+        r"a mesh with y=0 has no processors: Shape\[x=2, y=0\]",
+    ),
+    "device_malformed": (
+        lambda: PlacementMeshImpl("x:2", "", ["cpu:0", "cpu:one"]),
+        V,
+        "'cpu:one' is no device. Devices are strings such as \"cpu:0\"",
+    ),
     "device_of_replicate": (lambda: _replicated(["cpu:0", "third"]), V, "'third' is no device"),
     "device_number": (lambda: PlacementMeshImpl("x:2", "", [0, 1]), V, "0 is no device"),
     "no_devices_of_replicate": (lambda: _replicated([]), V, "replicate: devices is empty"),
-    "local_none": (lambda: _replicated(TWO, []), V,
-        r"local must have numbers from 0 to 1, .*/cpu:0, /cpu:1.* It is \[\]; None means all"),
+    "local_none": (
+        lambda: _replicated(TWO, []),
+        V,
+        r"local must have numbers from 0 to 1, .*/cpu:0, /cpu:1.* It is \[\]; None means all",
+    ),
     "local_too_large": (lambda: _replicated(TWO, [2]), V, r"from 0 to 1, .*It is \[2\]"),
     "local_negative": (lambda: _replicated(TWO, [-1]), V, r"from 0 to 1, .*It is \[-1\]"),
     "local_twice": (lambda: _replicated(TWO, [0, 0]), V, r"each at most once.*It is \[0, 0\]"),
-    "mesh_none": (lambda: PlacementMeshImpl(None, "", []), T,
-        r'None is no mesh shape: write it as "rows:2,cols:2"'),
+    "mesh_none": (
+        lambda: PlacementMeshImpl(None, "", []),
+        T,
+        r'None is no mesh shape: write it as "rows:2,cols:2"',
+    ),
     "mesh_int": (lambda: PlacementMeshImpl(2, "", []), T, r"2 \(int\) is no shape"),
     "mesh_dict": (lambda: PlacementMeshImpl({"x": 2}, "", []), T, r"\(dict\) is no shape"),
-    "mesh_fraction": (lambda: PlacementMeshImpl("x:1.5", "", []), V,
-        r"the size '1.5' is not a whole number"),
-    "layout_none": (lambda: PlacementMeshImpl("x:1", None, []), T, r"None \(NoneType\) is no layout"),
+    "mesh_fraction": (
+        lambda: PlacementMeshImpl("x:1.5", "", []),
+        V,
+        r"the size '1.5' is not a whole number",
+    ),
+    "layout_none": (
+        lambda: PlacementMeshImpl("x:1", None, []),
+        T,
+        r"None \(NoneType\) is no layout",
+    ),
     "layout_int": (lambda: PlacementMeshImpl("x:1", 3, []), T, r"3 \(int\) is no layout"),
     "layout_dict": (lambda: PlacementMeshImpl("x:1", {"a": "x"}, []), T, r"\(dict\) is no layout"),
     "layout_single": (lambda: PlacementMeshImpl("x:1", ["a"], []), V, r"'a' .*is no pair of names"),
-    "lowering_none": (lambda: _lowered_with(lambda m: None), T,
-        r"mesh_to_impl must be a dictionary.*not None"),
-    "lowering_value_none": (lambda: _lowered_with(lambda m: {m: None}), T,
-        r"must be a dictionary from mtf.Mesh to a MeshImpl"),
+    "lowering_none": (
+        lambda: _lowered_with(lambda m: None),
+        T,
+        r"mesh_to_impl must be a dictionary.*not None",
+    ),
+    "lowering_value_none": (
+        lambda: _lowered_with(lambda m: {m: None}),
+        T,
+        r"must be a dictionary from mtf.Mesh to a MeshImpl",
+    ),
     "lowering_layout": (lambda: _lowered_with(lambda m: {m: "x:1"}), T, r"not 'x:1'"),
     "layout_string": (lambda: PlacementMeshImpl("x:1", "a:", []), V, r"malformed layout 'a:'"),
     "layout_space": (lambda: PlacementMeshImpl("x:1", "a : x", []), V, "no space around it"),
-    "size_per_split": (lambda: mtf.tensor_dim_to_size_per_split("a:x", "x:3", A), V,
-        r"a=8 cannot be cut into 3 equal parts .*multiple of 3"),
+    "size_per_split": (
+        lambda: mtf.tensor_dim_to_size_per_split("a:x", "x:3", A),
+        V,
+        r"a=8 cannot be cut into 3 equal parts .*multiple of 3",
+    ),
     "dimension": (lambda: mtf.convert_to_dimension("a"), V, r"'a' to Dimension: .*\(str, int\)"),
     "combined": (lambda: mtf.combined_dimension([]), V, "without a name"),
     "transposed": (lambda: mtf.transpose_list_of_lists([]), V, "empty"),
     "parallel_tuple": (lambda: mtf.parallel(("", ""), lambda: 0), V, "must be a list, not tuple"),
-    "parallel_length": (lambda: mtf.parallel(["", ""], lambda x: x, [1]), V,
-        r"each of 2 devices, got 1"),
+    "parallel_length": (
+        lambda: mtf.parallel(["", ""], lambda x: x, [1]),
+        V,
+        r"each of 2 devices, got 1",
+    ),
     "reduction": (lambda: mtf.reduction_fn("MEAN"), V, r"'MEAN'; known are MAX, MIN, SUM"),
 }
 
@@ -220,7 +314,8 @@ def test_gradient_of_random_loops_in_loops(tf_graph):
     def counted(body, x):
         zero = mtf.constant(x.mesh, 0, dtype=tf.int32)
         return mtf.while_loop(
-            lambda i, _: mtf.less(i, 2), lambda i, y: [i + 1, body(y)], [zero, x])[1]
+            lambda i, _: mtf.less(i, 2), lambda i, y: [i + 1, body(y)], [zero, x]
+        )[1]
 
     world = World()
     y = counted(lambda y: counted(lambda z: mtf.dropout(z, rate=0.5), y), world.x)

@@ -53,14 +53,20 @@ class Worker:
 
     def __init__(self, addresses, task, cpus):
         options = {
-            "cluster": addresses, "task": task, "cpus": cpus, "lifetime": LIFETIME_SECONDS,
+            "cluster": addresses,
+            "task": task,
+            "cpus": cpus,
+            "lifetime": LIFETIME_SECONDS,
         }
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
         environment = {k: v for k, v in environment.items() if not k.lower().endswith("_proxy")}
         self.process = subprocess.Popen(
             [sys.executable, str(WORKER), json.dumps(options)],
-            env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
         self._lines = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -171,7 +177,11 @@ def train(target, mesh_shape, layout, devices, **kwargs):
     losses, noise, dropped = zip(*steps)
     places = {name: [s.device for s in slices] for name, slices in program["slices"].items()}
     return {
-        "losses": losses, "noise": noise, "dropped": dropped, "weights": weights, "places": places,
+        "losses": losses,
+        "noise": noise,
+        "dropped": dropped,
+        "weights": weights,
+        "places": places,
     }
 
 
@@ -187,14 +197,23 @@ CASES = {
     "2 processors, model": ("cols:2", "hidden:cols", ("0:0", "1:0"), {"allreduce": "ring"}),
     "4 processors, default": ("rows:2,cols:2", BOTH, ("0:0", "0:1", "1:0", "1:1"), {}),
     "4 processors, ring": (
-        "rows:2,cols:2", BOTH, ("0:0", "0:1", "1:0", "1:1"), {"allreduce": "ring"}
+        "rows:2,cols:2",
+        BOTH,
+        ("0:0", "0:1", "1:0", "1:1"),
+        {"allreduce": "ring"},
     ),
     "4 processors, tasks along columns": (
-        "rows:2,cols:2", BOTH, ("0:0", "1:0", "0:1", "1:1"), {"allreduce": "ring"}
+        "rows:2,cols:2",
+        BOTH,
+        ("0:0", "1:0", "0:1", "1:1"),
+        {"allreduce": "ring"},
     ),
     "4 processors on 2 devices": ("rows:2,cols:2", BOTH, ("0:0", "0:0", "1:0", "1:0"), {}),
     "4 processors, collective": (
-        "rows:2,cols:2", BOTH, ("0:0", "0:1", "1:0", "1:1"), {"allreduce": "collective"}
+        "rows:2,cols:2",
+        BOTH,
+        ("0:0", "0:1", "1:0", "1:1"),
+        {"allreduce": "collective"},
     ),
 }
 

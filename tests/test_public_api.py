@@ -143,11 +143,13 @@ def assigned_attributes(cls):
         if c.__module__.startswith("mesh_tensorflow"):
             tree = ast.parse(textwrap.dedent(inspect.getsource(c)))
             names |= {
-                n.attr for n in ast.walk(tree)
+                n.attr
+                for n in ast.walk(tree)
                 if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
             }
             names |= {
-                n.target.id for n in ast.walk(tree)
+                n.target.id
+                for n in ast.walk(tree)
                 if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
             }
     return names
@@ -183,7 +185,8 @@ def entries(kind):
     """Returns pytest parameters (module, name, entry) for the modules that are complete."""
     return [
         pytest.param(module, name, entry, id=f"{module.removeprefix('mesh_tensorflow.')}.{name}")
-        for module in MODULES for name, entry in API[module].get(kind, {}).items()
+        for module in MODULES
+        for name, entry in API[module].get(kind, {}).items()
     ]
 
 
@@ -232,7 +235,8 @@ def test_names_that_hide_builtins():
 
 
 @pytest.mark.parametrize(
-    "module, selector", [(m, s) for m in MODULES for s in API[m].get("gin", [])])
+    "module, selector", [(m, s) for m in MODULES for s in API[m].get("gin", [])]
+)
 def test_gin_selector(module, selector):
     importlib.import_module(module)
     assert callable(gin.get_configurable(selector))
@@ -284,5 +288,6 @@ print("unchanged")
 def test_importing_changes_nothing_else():
     """A fresh process: TensorFlow is as it was, and its devices can still be configured."""
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTING], capture_output=True, text=True, env=dict(os.environ))
+        [sys.executable, "-c", IMPORTING], capture_output=True, text=True, env=dict(os.environ)
+    )
     assert done.stdout.strip() == "unchanged", done.stderr[-2000:]

@@ -11,11 +11,27 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.pending import walk
 
-SHAPES = ["x:1", "x:2", "x:3", "x:4", "x:6", "x:8", "x:2,y:2", "x:2,y:3", "x:3,y:2", "x:2,y:4",
-          "x:4,y:2", "x:1,y:4", "x:2,y:2,z:2", "x:2,y:1,z:3"]
+SHAPES = [
+    "x:1",
+    "x:2",
+    "x:3",
+    "x:4",
+    "x:6",
+    "x:8",
+    "x:2,y:2",
+    "x:2,y:3",
+    "x:3,y:2",
+    "x:2,y:4",
+    "x:4,y:2",
+    "x:1,y:4",
+    "x:2,y:2,z:2",
+    "x:2,y:1,z:3",
+]
 
 INSTRUCTION = st.tuples(
-    st.integers(0, len(random_programs.OPS) - 1), st.integers(0, 3), st.integers(0, 15),
+    st.integers(0, len(random_programs.OPS) - 1),
+    st.integers(0, 3),
+    st.integers(0, 15),
     st.integers(0, 31),
 )
 
@@ -36,7 +52,8 @@ def run(instructions, mesh, layout_seed, recompute=False, **kind):
             to_masters = lowering.copy_slices_to_masters()
         predicted = harness.collectives_of(walk(builder.graph.operations, impl, targets).costs)
         counted = harness.collectives_of(
-            (kind, Cost(collectives=(c,))) for kind, _, c in lowering.collectives)
+            (kind, Cost(collectives=(c,))) for kind, _, c in lowering.collectives
+        )
         assert counted == predicted, placing
         with harness.session() as session:
             session.run(tf.global_variables_initializer())
@@ -55,8 +72,10 @@ def run(instructions, mesh, layout_seed, recompute=False, **kind):
 )
 def test_any_layout(instructions, first_mesh, second_mesh, seed):
     _, expected = run(instructions, "", 0)
-    kinds = [{"merge": ["none", "memory"][seed % 2]},
-             {"apart": True, "merge": "device", "pairs": seed % 3 == 0}]
+    kinds = [
+        {"merge": ["none", "memory"][seed % 2]},
+        {"apart": True, "merge": "device", "pairs": seed % 3 == 0},
+    ]
     for mesh, kind in zip((first_mesh, second_mesh), kinds):
         placing, values = run(instructions, mesh, seed, **kind)
         assert len(values) == len(expected)

@@ -21,7 +21,17 @@ PACKAGE = pathlib.Path(mtf.__file__).parent
 TEXT = (pathlib.Path(__file__).parents[1] / "docs" / "security.md").read_text()
 # Functions that make code of data, and modules that do.
 RUNS = {"eval", "exec", "compile", "__import__"}
-MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "torch"}
+MODULES = {
+    "pickle",
+    "cPickle",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "marshal",
+    "shelve",
+    "yaml",
+    "torch",
+}
 DOWNLOADS = {"urllib", "requests", "http", "ftplib", "wget", "httpx"}
 # What makes names that can be foreseen.
 NAMES = {"mktemp"}
@@ -122,7 +132,8 @@ def test_safetensors_are_data(evil):
 def test_gin_files_are_code(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "imported_by_gin.py").write_text(
-        "import pathlib\npathlib.Path(__file__).with_name('mark').touch()\n")
+        "import pathlib\npathlib.Path(__file__).with_name('mark').touch()\n"
+    )
     (tmp_path / "file.gin").write_text("import imported_by_gin\n")
     try:
         gin.parse_config_files_and_bindings([str(tmp_path / "file.gin")], [], finalize_config=False)
@@ -142,10 +153,14 @@ def test_servers_listen_on_all_interfaces_as_the_document_says():
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         if pathlib.Path(table).exists():
             rows = [line.split() for line in pathlib.Path(table).read_text().splitlines()[1:]]
-            listening += [row[1].rpartition(":")[0] for row in rows
-                          if row[1].endswith(f":{number}") and row[3] == "0A"]
+            listening += [
+                row[1].rpartition(":")[0]
+                for row in rows
+                if row[1].endswith(f":{number}") and row[3] == "0A"
+            ]
     assert listening and all(set(host) == {"0"} for host in listening), (
-        "the server listens on some interfaces only: docs/security.md says otherwise")
+        "the server listens on some interfaces only: docs/security.md says otherwise"
+    )
     assert "**It listens on all interfaces**" in re.sub(r"\s+", " ", TEXT)
 
 
@@ -154,8 +169,10 @@ def test_texts_come_to_their_place_whole(tmp_path, monkeypatch):
     path, names = tmp_path / "texts", []
     rename = tf.io.gfile.rename
     monkeypatch.setattr(
-        tf.io.gfile, "rename",
-        lambda old, new, overwrite=False: (names.append(old), rename(old, new, overwrite))[1])
+        tf.io.gfile,
+        "rename",
+        lambda old, new, overwrite=False: (names.append(old), rename(old, new, overwrite))[1],
+    )
     for line in "ab":
         utils.write_lines_to_file([line], str(path))
     assert path.read_text() == "b\n" and [p.name for p in tmp_path.iterdir()] == ["texts"]

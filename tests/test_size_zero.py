@@ -13,11 +13,32 @@ import mesh_tensorflow as mtf
 HERE = os.path.dirname(os.path.abspath(__file__))
 # Of each kind of operation one that reduces, moves or keeps the dimension b, which has no elements.
 CASES = [
-    "sin", "maximum_suffix", "add_crossed", "einsum_summed_out", "einsum_outer",
-    "reduce_sum_dim", "reduce_sum_permuted_only", "reduce_all_dim", "reduce_any_to_scalar",
-    "softmax_a", "softmax_b", "log_softmax_b", "top_3_of_a", "argmax", "shift_lazy",
-    "transpose_3d", "anonymize", "shift_3_wrap", "shift_-5", "cumsum",
-    "recompute_grad", "slicewise", "dense", "layer_norm", "concat", "stack_first",
+    "sin",
+    "maximum_suffix",
+    "add_crossed",
+    "einsum_summed_out",
+    "einsum_outer",
+    "reduce_sum_dim",
+    "reduce_sum_permuted_only",
+    "reduce_all_dim",
+    "reduce_any_to_scalar",
+    "softmax_a",
+    "softmax_b",
+    "log_softmax_b",
+    "top_3_of_a",
+    "argmax",
+    "shift_lazy",
+    "transpose_3d",
+    "anonymize",
+    "shift_3_wrap",
+    "shift_-5",
+    "cumsum",
+    "recompute_grad",
+    "slicewise",
+    "dense",
+    "layer_norm",
+    "concat",
+    "stack_first",
 ]
 
 
@@ -25,8 +46,12 @@ def test_cases():
     worker = os.path.join(HERE, "size_zero_worker.py")
     environment = {**os.environ, "MTF_CASE_SIZES": "b:0"}
     done = subprocess.run(
-        [sys.executable, worker, *CASES], env=environment, capture_output=True, text=True,
-        check=False)
+        [sys.executable, worker, *CASES],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-3000:]
     placings = {line.split()[0]: int(line.split()[1]) for line in done.stdout.splitlines()}
     assert list(placings) == CASES

@@ -24,8 +24,10 @@ def weights(seed=0):
 
 def data(batch, seed=1):
     rng = np.random.RandomState(seed)
-    return (rng.normal(size=[batch, 8]).astype(np.float32),
-            rng.normal(size=[batch, 4]).astype(np.float32))
+    return (
+        rng.normal(size=[batch, 8]).astype(np.float32),
+        rng.normal(size=[batch, 4]).astype(np.float32),
+    )
 
 
 def numpy_step(w, x, t):
@@ -222,9 +224,12 @@ def test_another_layout_is_an_error():
         return tf2.function(step, autograph=False)(x, t)
 
     run("x:4", "hidden:x")
-    with pytest.raises(ValueError, match=r"'w1' is stored as Shape\[in=8, hidden=16\] float32 with "
-                       r"TensorLayout\(None, 0\) on mesh Shape\[x=4\], but is asked for as .*"
-                       r"Shape\[x=2\].*Use another VariableStore"):
+    with pytest.raises(
+        ValueError,
+        match=r"'w1' is stored as Shape\[in=8, hidden=16\] float32 with "
+        r"TensorLayout\(None, 0\) on mesh Shape\[x=4\], but is asked for as .*"
+        r"Shape\[x=2\].*Use another VariableStore",
+    ):
         run("x:2", "hidden:x")
 
 
@@ -252,8 +257,7 @@ def test_loops_and_their_gradients_within_a_function():
         mesh = mtf.Mesh(graph, "mesh")
         mx = mtf.import_tf_tensor(mesh, x, "a:8")
         zero = mtf.constant(mesh, 0, dtype=tf.int32)
-        _, y = mtf.while_loop(
-            lambda i, _: mtf.less(i, 3), lambda i, y: [i + 1, y * mx], [zero, mx])
+        _, y = mtf.while_loop(lambda i, _: mtf.less(i, 3), lambda i, y: [i + 1, y * mx], [zero, mx])
         [dx] = mtf.gradients([y], [mx])
         lowering = mtf.Lowering(graph, {mesh: PlacementMeshImpl("x:4", "a:x", [""] * 4)})
         return lowering.export_to_tf_tensor(y), lowering.export_to_tf_tensor(dx)
@@ -294,7 +298,9 @@ def check(run, values):
         np.testing.assert_allclose(value, e, rtol=1e-5)
 """
 
-SESSION = COMMON + """
+SESSION = (
+    COMMON
+    + """
 graph, mesh, tensors, updates = build()
 impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:4", "a:x", [f"cpu:{i}" for i in range(4)])
 lowering = mtf.Lowering(graph, {mesh: impl})
@@ -313,8 +319,11 @@ with tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as session:
     np.testing.assert_allclose(masters["u"], 1 - (x**2 + x + 1), rtol=1e-5)
 print("passed")
 """
+)
 
-LOGICAL_DEVICES = COMMON + """
+LOGICAL_DEVICES = (
+    COMMON
+    + """
 import tensorflow as tf2
 tf2.config.set_logical_device_configuration(
     tf2.config.list_physical_devices("CPU")[0], [tf2.config.LogicalDeviceConfiguration()] * 4)
@@ -334,16 +343,19 @@ assert sorted(v.device[-1] for v in step.store.variables) == sorted("01230123"),
     v.device for v in step.store.variables]
 print("passed")
 """
+)
 
 PROCESSES = {
     "v1_behaviour": "import tensorflow.compat.v1 as tf; tf.disable_v2_behavior()\n" + SESSION,
     "graph_mode": "import tensorflow.compat.v1 as tf; tf.disable_eager_execution()\n" + SESSION,
     "v1_control_flow": (
         "import tensorflow.compat.v1 as tf; tf.disable_eager_execution(); "
-        "tf.disable_control_flow_v2()\n" + SESSION),
+        "tf.disable_control_flow_v2()\n" + SESSION
+    ),
     "v1_variables": (
         "import tensorflow.compat.v1 as tf; tf.disable_eager_execution(); "
-        "tf.disable_resource_variables()\n" + SESSION),
+        "tf.disable_resource_variables()\n" + SESSION
+    ),
     "logical_devices": LOGICAL_DEVICES,
 }
 
@@ -351,6 +363,9 @@ PROCESSES = {
 @pytest.mark.parametrize("name", PROCESSES)
 def test_in_a_fresh_process(name):
     done = subprocess.run(
-        [sys.executable, "-c", PROCESSES[name]], capture_output=True, text=True,
-        env=dict(os.environ))
+        [sys.executable, "-c", PROCESSES[name]],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ),
+    )
     assert done.stdout.strip() == "passed", done.stderr[-3000:]

@@ -356,9 +356,7 @@ def leaves_no_node(fn: F) -> F:
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        graph = next(
-            (g for g in map(_graph_of, (*args, *kwargs.values())) if g is not None), None
-        )
+        graph = next((g for g in map(_graph_of, (*args, *kwargs.values())) if g is not None), None)
         if graph is None:
             return fn(*args, **kwargs)
         mark = graph.mark()

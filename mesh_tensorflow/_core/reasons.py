@@ -9,7 +9,8 @@ __all__ = ["reason"]
 # Lines that TensorFlow puts around the reason: where an operation was made, and its name.
 _AROUND = re.compile(
     r"Graph execution error:|Detected at node .*|Node: .*|\s+File .*|\s*\[\[.*|\d+ root error.*"
-    r"|Hint: .*|Original stack trace .*|\s*\(\d+\)\s*|No OpKernel .*")
+    r"|Hint: .*|Original stack trace .*|\s*\(\d+\)\s*|No OpKernel .*"
+)
 
 
 def reason(error: Exception) -> str:

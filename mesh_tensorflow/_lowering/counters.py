@@ -25,8 +25,9 @@ def pretty_print_counters(counters: Iterable[tuple[str, int]]) -> str:
         for depth in range(1, len(parts) + 1):
             totals["/".join(parts[:depth])] += value
     return "\n".join(
-        f"{' ' * name.count('/')}{name}: {total:.3g}" if total >= 1e6 else
-        f"{' ' * name.count('/')}{name}: {total:g}"
+        f"{' ' * name.count('/')}{name}: {total:.3g}"
+        if total >= 1e6
+        else f"{' ' * name.count('/')}{name}: {total:g}"
         for name, total in sorted(totals.items())
     )
 

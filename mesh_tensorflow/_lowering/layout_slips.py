@@ -67,7 +67,8 @@ def check_rules_apply(operations: Iterable[Operation], mesh_to_impl: Mapping[Mes
     """
     # A MeshImpl of a user may have a layout of a kind of its own.
     impls = [
-        impl for impl in mesh_to_impl.values()
+        impl
+        for impl in mesh_to_impl.values()
         if isinstance(getattr(impl, "layout_rules", None), LayoutRules)
     ]
     rules = sorted({rule for impl in impls for rule in impl.layout_rules.pairs})

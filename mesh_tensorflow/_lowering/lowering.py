@@ -216,7 +216,7 @@ class Lowering:
         largest = _LARGE_STACKED_SLICE if num_slices >= _MANY_SLICES else _MAX_STACKED_SLICE
         self.graph.rewrite_stack_variables(
             mesh_to_impl={mesh: pair.executed for mesh, pair in self._pairs.items()},
-            max_combined_slice_size=largest
+            max_combined_slice_size=largest,
         )
 
     # -- results
@@ -245,9 +245,7 @@ class Lowering:
         """
         if op in self.operations:
             return self.operations[op]
-        outputs = [
-            t for y in op.outputs for t in self.tensors[y].to_laid_out_tensor().all_slices
-        ]
+        outputs = [t for y in op.outputs for t in self.tensors[y].to_laid_out_tensor().all_slices]
         if not outputs:
             raise ValueError(
                 f"{op} is not in this Lowering. Operations given to graph.combine_assignments "

@@ -71,7 +71,8 @@ def check_devices_exist(devices: Sequence[str]) -> None:
         device
         for device, spec in specs.items()
         if spec.job in (None, "localhost")
-        and spec.device_type and (spec.device_type, spec.device_index or 0) not in here
+        and spec.device_type
+        and (spec.device_type, spec.device_index or 0) not in here
     ]
     if absent:
         slip(

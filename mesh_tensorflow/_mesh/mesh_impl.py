@@ -220,9 +220,7 @@ class MeshImpl:
         """
         raise NotImplementedError(f"{type(self).__name__} has no allreduce")
 
-    def allsplit(
-        self, x: Any, mesh_axis: int, split_axis: int, which: Optional[Any] = None
-    ) -> Any:
+    def allsplit(self, x: Any, mesh_axis: int, split_axis: int, which: Optional[Any] = None) -> Any:
         """Has each processor keep its part of a value that is equal along a mesh axis.
 
         Args:
@@ -339,9 +337,7 @@ class MeshImpl:
         """Puts a list with a slice for each processor together to a whole tf.Tensor."""
         if self.tensor_layout(tensor_shape).is_fully_replicated:
             return slices[0]
-        return cutting.combine_slices(
-            slices, self.tensor_layout(tensor_shape), self._shape, device
-        )
+        return cutting.combine_slices(slices, self.tensor_layout(tensor_shape), self._shape, device)
 
     def export_to_tf_tensor(self, x: Tensor, laid_out_x: Any) -> tf.Tensor:
         """Returns the whole value of a Tensor, given its lowered form."""

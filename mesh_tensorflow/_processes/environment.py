@@ -49,8 +49,8 @@ def _from_tf_config(text: str) -> tuple[tuple[str, ...], int]:
         kind, index = task["type"], int(task["index"])
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(
-            f"TF_CONFIG must be JSON such as {{\"cluster\": {{\"worker\": [\"host0:port\", "
-            f"\"host1:port\"]}}, \"task\": {{\"type\": \"worker\", \"index\": 0}}}}; got {text!r}"
+            f'TF_CONFIG must be JSON such as {{"cluster": {{"worker": ["host0:port", '
+            f'"host1:port"]}}, "task": {{"type": "worker", "index": 0}}}}; got {text!r}'
         ) from e
     if kind not in _TASKS:
         raise ValueError(
@@ -62,7 +62,8 @@ def _from_tf_config(text: str) -> tuple[tuple[str, ...], int]:
     index += len(chief) if kind == "worker" else 0
     if not 0 <= index < len(workers):
         raise ValueError(
-            f"TF_CONFIG: task {task} is not one of the {len(workers)} in the cluster {cluster}")
+            f"TF_CONFIG: task {task} is not one of the {len(workers)} in the cluster {cluster}"
+        )
     return tuple(workers), index
 
 
@@ -71,14 +72,16 @@ def _slurm_number(environment: Mapping[str, str], name: str, default: str = "") 
     if not text.strip().isdecimal():
         raise ValueError(
             f"{name} should be a number, as SLURM sets it, but is {text!r}. Unset it, or set "
-            "TF_CONFIG, if this is no task of SLURM")
+            "TF_CONFIG, if this is no task of SLURM"
+        )
     return int(text)
 
 
 def _from_slurm(environment: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
     nodes = _expand(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", ""))
-    counts = _expand_counts(environment.get("SLURM_STEP_TASKS_PER_NODE")
-                            or environment.get("SLURM_TASKS_PER_NODE", ""))
+    counts = _expand_counts(
+        environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE", "")
+    )
     count = _slurm_number(environment, "SLURM_NTASKS")
     index = _slurm_number(environment, "SLURM_PROCID")
     if len(nodes) != len(counts) or sum(counts) != count:
@@ -97,7 +100,8 @@ def _expand(nodes: str) -> list[str]:
     """
     if "[" in nodes and shutil.which("scontrol"):
         done = subprocess.run(
-            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False)
+            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False
+        )
         if done.returncode == 0 and done.stdout.split():
             return done.stdout.split()
     try:
@@ -115,6 +119,6 @@ def _expand_counts(counts: str) -> list[int]:
         return expand_tasks_per_node(counts) if counts else []
     except ValueError as e:
         raise ValueError(
-            "SLURM_STEP_TASKS_PER_NODE should be numbers, as SLURM sets it, such as \"2(x3),1\", "
+            'SLURM_STEP_TASKS_PER_NODE should be numbers, as SLURM sets it, such as "2(x3),1", '
             f"but is {counts!r}. Set TF_CONFIG, if this is no task of SLURM"
         ) from e

@@ -13,8 +13,17 @@ from typing import Any, NamedTuple
 
 from mesh_tensorflow._core.reasons import reason
 
-__all__ = ["ANSWER_SECS", "Lookout", "Peer", "PeerLostError", "answers", "check_address",
-           "naming_port", "wait_at_end", "wait_for"]
+__all__ = [
+    "ANSWER_SECS",
+    "Lookout",
+    "Peer",
+    "PeerLostError",
+    "answers",
+    "check_address",
+    "naming_port",
+    "wait_at_end",
+    "wait_for",
+]
 
 ANSWER_SECS = 5.0  # that a peer has to answer
 _PING_SECS = 0.5  # from one round of pings to the next
@@ -79,7 +88,8 @@ def naming_port(me: Peer) -> Iterator[None]:
         raise RuntimeError(
             f"{me}: its server cannot be started ({reason(error)}). Another process may use the "
             "port, as one that is left of an earlier run: end it, or give this process another "
-            "port in the TF_CONFIG of all") from error
+            "port in the TF_CONFIG of all"
+        ) from error
 
 
 def check_address(address: Any) -> None:
@@ -94,8 +104,9 @@ def check_address(address: Any) -> None:
     host, _, port = str(address).rpartition(":")
     if not isinstance(address, str) or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(
-            f"TF_CONFIG: the address {address!r} should be \"host:port\", with a port of 1 to "
-            "65535 that the process can be reached at")
+            f'TF_CONFIG: the address {address!r} should be "host:port", with a port of 1 to '
+            "65535 that the process can be reached at"
+        )
 
 
 def answers(address: str, seconds: float = ANSWER_SECS) -> bool:
@@ -139,7 +150,8 @@ def wait_for(peers: Iterable[Peer], me: Peer, seconds: float) -> None:
             raise PeerLostError(
                 f"{me} waited {seconds:g} s for {names}, in vain: start it with the same "
                 "TF_CONFIG but for its task, and see that nothing blocks the port",
-                missing[0])
+                missing[0],
+            )
         if not told:
             logging.getLogger("tensorflow").info("%s waits for %s.", me, names)
             told = True
@@ -161,8 +173,11 @@ class Lookout:
 
     def lost(self) -> list[Peer]:
         """Returns the peers that are lost, without those that ended for want of them."""
-        since = {peer: moment for peer, moment in self._silent_since.copy().items()
-                 if self._misses[peer] >= _MISSES}
+        since = {
+            peer: moment
+            for peer, moment in self._silent_since.copy().items()
+            if self._misses[peer] >= _MISSES
+        }
         first = min(since.values(), default=0.0)
         return [peer for peer in self._misses if since.get(peer, math.inf) < first + _STAY_SECS]
 
@@ -256,5 +271,7 @@ def wait_at_end(peers: Sequence[Peer], index: int, server: Any) -> None:
                 if lost:
                     raise PeerLostError(
                         f"{me} waits at its end for {', '.join(map(str, lost))}, which does not "
-                        "answer: see what it wrote last", lost[0])
+                        "answer: see what it wrote last",
+                        lost[0],
+                    )
                 time.sleep(_POLL_SECONDS)

@@ -39,7 +39,8 @@ class Processes:
     index: int = 0
     job: str = "worker"
     _lookouts: list[Lookout] = dataclasses.field(
-        default_factory=list, init=False, repr=False, compare=False)
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     @property
     def count(self) -> int:
@@ -60,7 +61,8 @@ class Processes:
         """
         return [
             f"/job:{self.job}/replica:0/task:{task}/device:{kind}:{i}"
-            for task in range(self.count) for i in range(per_process)
+            for task in range(self.count)
+            for i in range(per_process)
         ]
 
     def local(self, per_process: int = 1) -> list[int]:
@@ -99,15 +101,17 @@ class Processes:
         cluster = tf2.train.ClusterSpec({self.job: list(self.addresses)})
         with naming_port(self.peers[self.index]):
             server = tf2.distribute.Server(
-                cluster, job_name=self.job, task_index=self.index, config=self.config(per_process))
+                cluster, job_name=self.job, task_index=self.index, config=self.config(per_process)
+            )
         # A connection that is refused at first would fail for some time.
-        others = self.peers[:self.index] + self.peers[self.index + 1:]
+        others = self.peers[: self.index] + self.peers[self.index + 1 :]
         wait_for(others, self.peers[self.index], wait_seconds)
         self._lookouts[:] = [Lookout(others)]
         return server
 
-    def run(self, session: Any, fetches: Any, feed_dict: Any = None,
-            timeout_seconds: float = 600.0) -> Any:
+    def run(
+        self, session: Any, fetches: Any, feed_dict: Any = None, timeout_seconds: float = 600.0
+    ) -> Any:
         """Runs a step as `session.run` does, but does not wait for a lost process for ever.
 
         Args:
@@ -141,12 +145,16 @@ class Processes:
             if not lost:
                 raise
             names = ", ".join(map(str, lost))
-            how = ("" if isinstance(error, PeerLostError)
-                   else f" (the session raised {type(error).__name__})")
+            how = (
+                ""
+                if isinstance(error, PeerLostError)
+                else f" (the session raised {type(error).__name__})"
+            )
             raise PeerLostError(
                 f"{self.peers[self.index]} lost {names}, which does not answer: see what it wrote "
                 f"last; all processes have to be started again, from the last checkpoint{how}",
-                lost[0]) from error
+                lost[0],
+            ) from error
 
     def _lost(self) -> list[Peer]:
         """Returns the processes that are lost, but not those that ended for want of them."""
@@ -169,8 +177,9 @@ class Processes:
         with self._naming_lost_peers():
             wait_at_end(self.peers, self.index, server)
 
-    def initialize(self, session: Any, checkpoint: Optional[str] = None,
-                   timeout_seconds: float = 1800.0) -> None:
+    def initialize(
+        self, session: Any, checkpoint: Optional[str] = None, timeout_seconds: float = 1800.0
+    ) -> None:
         """Gives all variables their first values, or those of a checkpoint.
 
         Each process calls it, after its graph is complete. The chief initializes or restores the
@@ -190,8 +199,9 @@ class Processes:
         import tensorflow.compat.v1 as tf
 
         variables = tf.global_variables()
-        saved = set(tf.train.load_checkpoint(checkpoint).get_variable_to_shape_map()
-                    if checkpoint else ())
+        saved = set(
+            tf.train.load_checkpoint(checkpoint).get_variable_to_shape_map() if checkpoint else ()
+        )
         mine = [v for v in variables if self.is_chief or not getattr(v, "is_bound", False)]
         new = [v for v in mine if v.op.name not in saved]
         restored = [v for v in mine if v.op.name in saved]

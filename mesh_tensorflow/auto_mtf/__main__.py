@@ -113,9 +113,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
-def _explained(
-    build: Callable[[], Any], options: argparse.Namespace
-) -> explanation.Explanation:
+def _explained(build: Callable[[], Any], options: argparse.Namespace) -> explanation.Explanation:
     graph, outputs = _program(build())
     chosen = {
         "objective": options.objective,

@@ -324,15 +324,11 @@ class ResidentMemory:
         if time >= len(self._schedule) and self._schedule:
             start = self.at.index(self.at[time], len(self._schedule))
             blocks += self._inner[self.at[time]][time - start]
-        held = [
-            Held(b.name, b.kind, b.bytes // _parts(b.dims, layout, mesh_sizes)) for b in blocks
-        ]
+        held = [Held(b.name, b.kind, b.bytes // _parts(b.dims, layout, mesh_sizes)) for b in blocks]
         return sorted((h for h in held if h.bytes), key=lambda h: (-h.bytes, h.name))
 
 
-def _parts(
-    dims: Iterable[str], layout: Mapping[str, str], mesh_sizes: Mapping[str, int]
-) -> int:
+def _parts(dims: Iterable[str], layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> int:
     return math.prod(mesh_sizes[layout[d]] for d in dims if d in layout)
 
 

@@ -87,9 +87,7 @@ class CostModel:
             rate = tensors[0].dtype.name if tensors else ""
         return self.seconds(op.cost(impl), rate, tensors, impl)
 
-    def seconds(
-        self, cost: Cost, rate: str, tensors: Iterable[Tensor], impl: MeshImpl
-    ) -> Seconds:
+    def seconds(self, cost: Cost, rate: str, tensors: Iterable[Tensor], impl: MeshImpl) -> Seconds:
         """Returns what something takes.
 
         Args:

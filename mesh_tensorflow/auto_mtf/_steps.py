@@ -42,9 +42,7 @@ def program_steps(
     yield Step(None, tuple(outputs), (), 1.0, "outputs")
 
 
-def _steps(
-    operations: Iterable[Operation], times: float, layer: Optional[str]
-) -> Iterator[Step]:
+def _steps(operations: Iterable[Operation], times: float, layer: Optional[str]) -> Iterator[Step]:
     for op in operations:
         name = layer or op.name
         loop = op.loop

@@ -106,6 +106,7 @@ class TimeProgram:
 
     def _incumbent(self) -> Optional[Layout]:
         """Returns a layout that may be returned, found without a solver."""
+
         def allowed(layout: Layout) -> bool:
             return layout not in self._found and self._fits(layout)
 

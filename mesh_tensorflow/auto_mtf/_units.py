@@ -87,9 +87,12 @@ def _assignment_seconds(x: Tensor, size: int, model: CostModel, impl: MeshImpl) 
 
 
 def _dims(operations: Iterable[Operation], candidates: frozenset[str]) -> frozenset[str]:
-    return frozenset(
-        n for op in operations for t in op.inputs + op.outputs for n in t.shape.dimension_names
-    ) & candidates
+    return (
+        frozenset(
+            n for op in operations for t in op.inputs + op.outputs for n in t.shape.dimension_names
+        )
+        & candidates
+    )
 
 
 # -- sums that are left pending

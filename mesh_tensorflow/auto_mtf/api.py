@@ -111,9 +111,7 @@ def layout_and_mesh_shape(
 _Chooser = Callable[[Graph, Shape, Sequence[Tensor]], _Choice]
 
 
-def _objective(
-    name: str, limit: Optional[float], hardware: Union[str, Hardware, None]
-) -> _Chooser:
+def _objective(name: str, limit: Optional[float], hardware: Union[str, Hardware, None]) -> _Chooser:
     if name not in _OBJECTIVES:
         raise ValueError(f"objective {name!r} is none of {', '.join(map(repr, _OBJECTIVES))}")
     if limit is not None and not limit > 0:

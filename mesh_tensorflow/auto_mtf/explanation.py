@@ -252,9 +252,7 @@ def explain(
     if layout is None and objective == "time":
         layout = ranked[0].layout
     elif layout is None:
-        layout = api.layout(
-            mtf_graph, mesh_shape, outputs, objective, memory_limit_bytes, hardware
-        )
+        layout = api.layout(mtf_graph, mesh_shape, outputs, objective, memory_limit_bytes, hardware)
     chosen = estimator.estimate(layout)
     others = ranked
     if memory_limit_bytes is not None:  # what would be next, did it fit

@@ -224,9 +224,7 @@ def _fitted(machine: Hardware, placement: str, runs: int) -> Hardware:
                 step_time.StepEstimator(program.graph, _MESH, program.outputs, hardware)
                 for hardware in _unit_hardware(machine)
             ]
-        rows += [
-            [e.estimate(layout).seconds.total for e in estimators] for layout in _LAYOUTS
-        ]
+        rows += [[e.estimate(layout).seconds.total for e in estimators] for layout in _LAYOUTS]
     # Relative errors count, so that the smaller program matters as much as the larger.
     columns, target = np.array(rows) / np.array(measured)[:, None], np.ones(len(measured))
     slower, operation, latency, per_byte = _fit(columns, target)

@@ -40,8 +40,12 @@ class InputFeatures:
     """
 
     def __init__(
-        self, input_ids: Sequence[int], input_mask: Sequence[int], segment_ids: Sequence[int],
-        label_id: int, is_real_example: bool = True,
+        self,
+        input_ids: Sequence[int],
+        input_mask: Sequence[int],
+        segment_ids: Sequence[int],
+        label_id: int,
+        is_real_example: bool = True,
     ) -> None:
         self.input_ids = input_ids
         self.input_mask = input_mask
@@ -82,7 +86,8 @@ def convert_single_example(
     marks = 3 if example.text_b else 2
     if max_seq_length <= marks:
         raise ValueError(
-            f"max_seq_length is {max_seq_length}, but [CLS] and [SEP] take {marks}; make it longer")
+            f"max_seq_length is {max_seq_length}, but [CLS] and [SEP] take {marks}; make it longer"
+        )
     if example.label is None or example.label not in label_list:
         raise ValueError(
             f"example {example.guid} has the label {example.label!r}, which is none of "
@@ -90,7 +95,9 @@ def convert_single_example(
         )
     tokens_a, tokens_b = _truncated(
         tokenizer.tokenize(example.text_a),
-        tokenizer.tokenize(example.text_b) if example.text_b else [], max_seq_length - marks)
+        tokenizer.tokenize(example.text_b) if example.text_b else [],
+        max_seq_length - marks,
+    )
     tokens = ["[CLS]", *tokens_a, "[SEP]"]
     segment_ids = [0] * len(tokens)
     if example.text_b:
@@ -102,9 +109,11 @@ def convert_single_example(
     if ex_index < _SHOWN:
         text = " ".join(tokenization.printable_text(token) for token in tokens)
         tf.logging.info(
-            "Example %s: %s (label %s, %d)", example.guid, text, example.label, label_id)
+            "Example %s: %s (label %s, %d)", example.guid, text, example.label, label_id
+        )
     return InputFeatures(
-        input_ids + padding, [1] * len(tokens) + padding, segment_ids + padding, label_id)
+        input_ids + padding, [1] * len(tokens) + padding, segment_ids + padding, label_id
+    )
 
 
 def convert_examples_to_features(
@@ -123,12 +132,16 @@ def convert_examples_to_features(
         if number % _LOGGED_EVERY == 0:
             tf.logging.info("Converting example %d", number)
         features.append(
-            convert_single_example(number, example, label_list, max_seq_length, tokenizer))
+            convert_single_example(number, example, label_list, max_seq_length, tokenizer)
+        )
     return features
 
 
 def file_based_convert_examples_to_features(
-    examples: Iterable[Example], label_list: Sequence[str], max_seq_length: int, tokenizer: Any,
+    examples: Iterable[Example],
+    label_list: Sequence[str],
+    max_seq_length: int,
+    tokenizer: Any,
     output_file: str,
 ) -> None:
     """Writes the features of examples as records.
@@ -142,13 +155,21 @@ def file_based_convert_examples_to_features(
     """
     converted = (
         convert_single_example(number, example, label_list, max_seq_length, tokenizer)
-        for number, example in enumerate(examples))
-    write_records(output_file, (
-        {
-            "input_ids": f.input_ids, "input_mask": f.input_mask, "segment_ids": f.segment_ids,
-            "label_ids": [f.label_id], "is_real_example": [int(f.is_real_example)],
-        }
-        for f in converted))
+        for number, example in enumerate(examples)
+    )
+    write_records(
+        output_file,
+        (
+            {
+                "input_ids": f.input_ids,
+                "input_mask": f.input_mask,
+                "segment_ids": f.segment_ids,
+                "label_ids": [f.label_id],
+                "is_real_example": [int(f.is_real_example)],
+            }
+            for f in converted
+        ),
+    )
 
 
 def input_fn_builder(
@@ -167,7 +188,8 @@ def input_fn_builder(
     """
     columns = {
         name: np.array([getattr(f, name) for f in features], np.int32).reshape(-1, seq_length)
-        for name in _FEATURES}
+        for name in _FEATURES
+    }
     columns["label_ids"] = np.array([f.label_id for f in features], np.int32)
     columns["is_real_example"] = np.array([f.is_real_example for f in features], np.int32)
 
@@ -192,8 +214,10 @@ def file_based_input_fn_builder(
     Returns:
       A function of `params`, which have "batch_size".
     """
-    shapes = {
-        **{name: [seq_length] for name in _FEATURES}, "label_ids": [], "is_real_example": []}
+    shapes = {**{name: [seq_length] for name in _FEATURES}, "label_ids": [], "is_real_example": []}
     return record_batches(
-        input_file, {n: tf.io.FixedLenFeature(s, tf.int64) for n, s in shapes.items()},
-        is_training, drop_remainder)
+        input_file,
+        {n: tf.io.FixedLenFeature(s, tf.int64) for n, s in shapes.items()},
+        is_training,
+        drop_remainder,
+    )

@@ -25,8 +25,12 @@ _TF_BERT_KEYS = {
 }
 # Further keys of files that are published with TF BERT's models; they say nothing about the model.
 _WITHOUT_MEANING = {
-    "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
-    "pooler_size_per_head", "pooler_type",
+    "directionality",
+    "pooler_fc_size",
+    "pooler_num_attention_heads",
+    "pooler_num_fc_layers",
+    "pooler_size_per_head",
+    "pooler_type",
 }
 
 
@@ -105,11 +109,16 @@ class BertConfig:
           ValueError: a size is not a positive integer.
         """
         sizes = {
-            "vocab_size": vocab_size, "d_model": d_model, "num_blocks": num_blocks,
-            "max_position_embeddings": max_position_embeddings, "type_vocab_size": type_vocab_size,
-            "attention_num_heads": attention_num_heads, "moe_num_experts": moe_num_experts,
+            "vocab_size": vocab_size,
+            "d_model": d_model,
+            "num_blocks": num_blocks,
+            "max_position_embeddings": max_position_embeddings,
+            "type_vocab_size": type_vocab_size,
+            "attention_num_heads": attention_num_heads,
+            "moe_num_experts": moe_num_experts,
             "feedforward_intermediate_size": feedforward_intermediate_size,
-            "moe_intermediate_size": moe_intermediate_size}
+            "moe_intermediate_size": moe_intermediate_size,
+        }
         for name, size in sizes.items():
             _check_size(name, size)
         self.vocab_size = vocab_size
@@ -119,7 +128,9 @@ class BertConfig:
         self.num_blocks = num_blocks
         self.block_layers = (
             [name.strip() for name in block_layers.split(",")]
-            if isinstance(block_layers, str) else list(block_layers))
+            if isinstance(block_layers, str)
+            else list(block_layers)
+        )
         self.layer_output_dropout_prob = layer_output_dropout_prob
         self.residual_structure = residual_structure
         self.use_bias = use_bias
@@ -154,21 +165,26 @@ class BertConfig:
         """
         known = list(inspect.signature(cls.__init__).parameters)[1:]
         values = {
-            _TF_BERT_KEYS[key]: value for key, value in json_object.items() if key in _TF_BERT_KEYS}
+            _TF_BERT_KEYS[key]: value for key, value in json_object.items() if key in _TF_BERT_KEYS
+        }
         values.update(
-            {key: value for key, value in json_object.items() if key not in _TF_BERT_KEYS})
+            {key: value for key, value in json_object.items() if key not in _TF_BERT_KEYS}
+        )
         unknown = [key for key in values if key not in known and key not in _WITHOUT_MEANING]
         if unknown:
             near = [
-                name for key in unknown
-                for name in difflib.get_close_matches(key, [*known, *_TF_BERT_KEYS], 1)]
+                name
+                for key in unknown
+                for name in difflib.get_close_matches(key, [*known, *_TF_BERT_KEYS], 1)
+            ]
             raise ValueError(
                 f"BertConfig: unknown keys {', '.join(map(repr, sorted(unknown)))}; "
                 + (f"near names are {', '.join(near)}" if near else f"known are {', '.join(known)}")
             )
         if values.get("vocab_size") is None:
             raise ValueError(
-                "BertConfig: vocab_size is missing; it is the number of lines of the vocabulary")
+                "BertConfig: vocab_size is missing; it is the number of lines of the vocabulary"
+            )
         return cls(**{key: value for key, value in values.items() if key in known})
 
     @classmethod

@@ -123,7 +123,8 @@ class BertDims:
         """A head of attention: "attention_head"."""
         size = self.config.attention_head_size
         return mtf.Dimension(
-            "attention_head", size or self.config.d_model // self.config.attention_num_heads)
+            "attention_head", size or self.config.d_model // self.config.attention_num_heads
+        )
 
     @property
     def key_dim(self) -> mtf.Dimension:

@@ -97,8 +97,11 @@ class DataProcessor:
                 "convert the file, as by `iconv -f latin1 -t utf-8`"
             ) from error
         reader = csv.reader(
-            io.StringIO(text, newline="\n"), delimiter="\t", quotechar=quotechar,
-            quoting=csv.QUOTE_MINIMAL if quotechar else csv.QUOTE_NONE)
+            io.StringIO(text, newline="\n"),
+            delimiter="\t",
+            quotechar=quotechar,
+            quoting=csv.QUOTE_MINIMAL if quotechar else csv.QUOTE_NONE,
+        )
         try:
             return list(reader)
         except csv.Error as error:
@@ -172,7 +175,8 @@ class _TableProcessor(DataProcessor):
         if label not in self._labels:
             raise ValueError(f"the label is {label!r}, not one of {list(self._labels)}")
         return InputExample(
-            f"{split.name}-{guid}", text(split.text_a) or "", text(split.text_b), label)
+            f"{split.name}-{guid}", text(split.text_a) or "", text(split.text_b), label
+        )
 
 
 class ColaProcessor(_TableProcessor):
@@ -199,8 +203,7 @@ class MnliProcessor(_TableProcessor):
     _labels = ("contradiction", "entailment", "neutral")
     _train = _Split("train.tsv", "train", True, 8, 9, label=-1, guid=0)
     _dev = _Split("dev_matched.tsv", "dev_matched", True, 8, 9, label=-1, guid=0)
-    _test = _Split(
-        "test_matched.tsv", "test", True, 8, 9, constant_label="contradiction", guid=0)
+    _test = _Split("test_matched.tsv", "test", True, 8, 9, constant_label="contradiction", guid=0)
 
 
 class XnliProcessor(DataProcessor):
@@ -238,4 +241,8 @@ class XnliProcessor(DataProcessor):
 
 
 PROCESSORS: dict[str, type[DataProcessor]] = {
-    "cola": ColaProcessor, "mnli": MnliProcessor, "mrpc": MrpcProcessor, "xnli": XnliProcessor}
+    "cola": ColaProcessor,
+    "mnli": MnliProcessor,
+    "mrpc": MrpcProcessor,
+    "xnli": XnliProcessor,
+}

@@ -13,7 +13,11 @@ from mesh_tensorflow.ops._normalize import normalize
 __all__ = ["get_activation", "layer_norm"]
 
 _ACTIVATIONS: dict[str, Optional[Callable[[mtf.Tensor], mtf.Tensor]]] = {
-    "linear": None, "relu": mtf.relu, "gelu": mtf.gelu, "tanh": mtf.tanh}
+    "linear": None,
+    "relu": mtf.relu,
+    "gelu": mtf.gelu,
+    "tanh": mtf.tanh,
+}
 
 
 def get_activation(activation_string: Any) -> Any:
@@ -89,4 +93,5 @@ def layer_norm(
 
 def _vector(x: mtf.Tensor, dim: mtf.Dimension, name: str, initializer: Any) -> mtf.Tensor:
     return mtf.get_variable(
-        x.mesh, name, mtf.Shape([dim]), initializer=initializer, activation_dtype=x.dtype)
+        x.mesh, name, mtf.Shape([dim]), initializer=initializer, activation_dtype=x.dtype
+    )

@@ -24,11 +24,16 @@ _BUCKETS = 32
 _Z_LOSS = 1e-4
 _LITTLE = 1e-5
 _MOE_HPARAMS = {
-    "moe_gating": "top_2", "moe_group_size": 2048, "moe_loss_coef": 1e-3,
-    "moe_capacity_factor_train": 1.25, "moe_capacity_factor_eval": 8.0,
+    "moe_gating": "top_2",
+    "moe_group_size": 2048,
+    "moe_loss_coef": 1e-3,
+    "moe_capacity_factor_train": 1.25,
+    "moe_capacity_factor_eval": 8.0,
     "moe_use_second_place_loss": False,
-    "moe_second_policy_train": "random", "moe_second_policy_eval": "random",
-    "moe_second_threshold_train": 0.2, "moe_second_threshold_eval": 0.2,
+    "moe_second_policy_train": "random",
+    "moe_second_policy_eval": "random",
+    "moe_second_threshold_train": 0.2,
+    "moe_second_threshold_eval": 0.2,
 }
 
 
@@ -92,16 +97,22 @@ class BertModel(BertDims):
                 self.embedding_output = self._embedded(input_ids, token_type_ids)
             with tf.variable_scope("encoder"):
                 self.all_encoder_layers = self._encoded(
-                    input_mask, (layout, mesh_shape, input_mask, is_training))
+                    input_mask, (layout, mesh_shape, input_mask, is_training)
+                )
             self.sequence_output = (
-                self.all_encoder_layers[-1] if self.all_encoder_layers else self.embedding_output)
+                self.all_encoder_layers[-1] if self.all_encoder_layers else self.embedding_output
+            )
             if self.config.residual_structure == "direct":
                 self.sequence_output = self.normalize(self.sequence_output)
             with tf.variable_scope("pooler"):
                 self.pooled_output = layers.dense(
-                    mtf.gather(self.sequence_output, 0, self.seq_dim), [self.model_dim],
-                    reduced_dims=[self.model_dim], use_bias=self.config.use_bias,
-                    activation=mtf.tanh, kernel_initializer=self.dense_initializer)
+                    mtf.gather(self.sequence_output, 0, self.seq_dim),
+                    [self.model_dim],
+                    reduced_dims=[self.model_dim],
+                    use_bias=self.config.use_bias,
+                    activation=mtf.tanh,
+                    kernel_initializer=self.dense_initializer,
+                )
 
     # -- the model
 
@@ -111,18 +122,21 @@ class BertModel(BertDims):
         self.word_embedding_output = mtf.gather(self.embedding_table, input_ids, self.vocab_dim)
         types = self._embeddings("token_type_embeddings", self.token_type_vocab_dim)
         y = self.word_embedding_output + mtf.gather(
-            types, token_type_ids, self.token_type_vocab_dim)
+            types, token_type_ids, self.token_type_vocab_dim
+        )
         if self.config.position_signal == "embedding":
             positions = self._embeddings("position_embeddings", self.max_position_embeddings_dim)
             used = mtf.slice(positions, 0, self.seq_dim.size, self.max_position_embeddings_dim.name)
-            y += mtf.replace_dimensions(
-                used, used.shape.dims[0], self.seq_dim)
+            y += mtf.replace_dimensions(used, used.shape.dims[0], self.seq_dim)
         return self._dropped(self.normalize(y), self.config.layer_output_dropout_prob)
 
     def _embeddings(self, name: str, dim: mtf.Dimension) -> mtf.Tensor:
         return mtf.get_variable(
-            self._input_ids.mesh, name, mtf.Shape([dim, self.model_dim]),
-            initializer=self.embedding_initializer)
+            self._input_ids.mesh,
+            name,
+            mtf.Shape([dim, self.model_dim]),
+            initializer=self.embedding_initializer,
+        )
 
     def _encoded(self, input_mask: Optional[mtf.Tensor], moe_arguments: Any) -> list[mtf.Tensor]:
         """Returns the outputs of all blocks."""
@@ -149,19 +163,25 @@ class BertModel(BertDims):
         bias = None
         if input_mask is not None:
             seen = mtf.to_float(
-                mtf.rename_dimension(input_mask, self.seq_dim.name, self.memory_seq_dim.name))
+                mtf.rename_dimension(input_mask, self.seq_dim.name, self.memory_seq_dim.name)
+            )
             bias = (1.0 - seen) * _HIDDEN
         if self.config.position_signal != "relative_attention_bias":
             return bias
         mesh = self._input_ids.mesh
         distance = mtf.range(mesh, self.memory_seq_dim, tf.int32) - mtf.range(
-            mesh, self.seq_dim, tf.int32)
+            mesh, self.seq_dim, tf.int32
+        )
         buckets_dim = mtf.Dimension("buckets", _BUCKETS)
         table = mtf.get_variable(
-            mesh, "relative_attention_bias", mtf.Shape([*self._softmax_heads, buckets_dim]),
-            initializer=tf.zeros_initializer())
+            mesh,
+            "relative_attention_bias",
+            mtf.Shape([*self._softmax_heads, buckets_dim]),
+            initializer=tf.zeros_initializer(),
+        )
         by_distance = mtf.gather(
-            table, relative_position_bucket(distance, num_buckets=_BUCKETS), buckets_dim)
+            table, relative_position_bucket(distance, num_buckets=_BUCKETS), buckets_dim
+        )
         return by_distance if bias is None else bias + by_distance
 
     @property
@@ -173,8 +193,14 @@ class BertModel(BertDims):
 
     def _dense(self, x: mtf.Tensor, reduced: Any, new: Any, name: str, **kwargs: Any) -> mtf.Tensor:
         return layers.dense(
-            x, new, reduced_dims=reduced, use_bias=self.config.use_bias,
-            kernel_initializer=self.dense_initializer, name=name, **kwargs)
+            x,
+            new,
+            reduced_dims=reduced,
+            use_bias=self.config.use_bias,
+            kernel_initializer=self.dense_initializer,
+            name=name,
+            **kwargs,
+        )
 
     # -- layers
 
@@ -196,12 +222,14 @@ class BertModel(BertDims):
         value = self._dense(memory, [self.model_dim], heads, "value")
         kept = x.shape - self.model_dim + self.num_heads_dim
         logits = mtf.einsum(
-            [query * self.size_per_head_dim.size ** -0.5, key],
-            output_shape=kept + self.memory_seq_dim)
+            [query * self.size_per_head_dim.size**-0.5, key],
+            output_shape=kept + self.memory_seq_dim,
+        )
         if attention_bias is not None:
             logits += attention_bias
         weights = self._dropped(
-            mtf.softmax(logits, self.memory_seq_dim), self.config.attention_probs_dropout_prob)
+            mtf.softmax(logits, self.memory_seq_dim), self.config.attention_probs_dropout_prob
+        )
         y = mtf.einsum([weights, value], output_shape=kept + self.size_per_head_dim)
         return self._dense(y, heads, [self.model_dim], "output")
 
@@ -220,7 +248,11 @@ class BertModel(BertDims):
         return self._dense(h, [hidden], [self.model_dim], "dense_2")
 
     def moe(
-        self, x: mtf.Tensor, layout: Any, mesh_shape: Any, input_mask: Optional[mtf.Tensor],
+        self,
+        x: mtf.Tensor,
+        layout: Any,
+        mesh_shape: Any,
+        input_mask: Optional[mtf.Tensor],
         is_training: bool,
     ) -> mtf.Tensor:
         """Returns the output of experts, and adds their loss to `get_extra_loss()`.
@@ -237,12 +269,20 @@ class BertModel(BertDims):
         """
         hparams = moe_lib.HParams(
             moe_num_experts=self.config.moe_num_experts,
-            moe_hidden_size=self.config.moe_intermediate_size, **_MOE_HPARAMS)
+            moe_hidden_size=self.config.moe_intermediate_size,
+            **_MOE_HPARAMS,
+        )
         y, loss = moe_lib.transformer_moe_layer_v1(
-            x, self.model_dim, hparams, is_training,
-            mtf.VariableDType(tf.float32, tf.float32, x.dtype), layout=layout,
-            mesh_shape=mesh_shape, activation=self._activation,
-            nonpadding=None if input_mask is None else mtf.cast(input_mask, x.dtype))
+            x,
+            self.model_dim,
+            hparams,
+            is_training,
+            mtf.VariableDType(tf.float32, tf.float32, x.dtype),
+            layout=layout,
+            mesh_shape=mesh_shape,
+            activation=self._activation,
+            nonpadding=None if input_mask is None else mtf.cast(input_mask, x.dtype),
+        )
         self._extra_losses.append(loss)
         return y
 
@@ -278,17 +318,24 @@ class BertModel(BertDims):
         with tf.variable_scope("cls/predictions"):
             with tf.variable_scope("transform"):
                 x = layers.dense(
-                    x, [self.model_dim], reduced_dims=[self.model_dim],
-                    use_bias=self.config.use_bias, activation=self._activation,
-                    kernel_initializer=self.dense_initializer)
+                    x,
+                    [self.model_dim],
+                    reduced_dims=[self.model_dim],
+                    use_bias=self.config.use_bias,
+                    activation=self._activation,
+                    kernel_initializer=self.dense_initializer,
+                )
                 x = self.normalize(x)
             bias = mtf.get_variable(
-                x.mesh, "output_bias", mtf.Shape([self.vocab_dim]),
-                initializer=tf.zeros_initializer())
-            logits = mtf.einsum(
-                [x, self.embedding_table], reduced_dims=[self.model_dim]) + bias
+                x.mesh,
+                "output_bias",
+                mtf.Shape([self.vocab_dim]),
+                initializer=tf.zeros_initializer(),
+            )
+            logits = mtf.einsum([x, self.embedding_table], reduced_dims=[self.model_dim]) + bias
             each = layers.softmax_cross_entropy_with_logits(
-                logits, label_ids, self.vocab_dim, z_loss=_Z_LOSS)
+                logits, label_ids, self.vocab_dim, z_loss=_Z_LOSS
+            )
             total = mtf.reduce_sum(label_weights) + _LITTLE
             return mtf.reduce_sum(each * label_weights) / total, each, logits
 
@@ -305,9 +352,9 @@ class BertModel(BertDims):
         """
         class_dim = mtf.Dimension("class", 2)
         logits = self._dense(
-            self.pooled_output, [self.model_dim], [class_dim], "cls/seq_relationship")
-        each = layers.softmax_cross_entropy_with_logits(
-            logits, labels, class_dim, z_loss=_Z_LOSS)
+            self.pooled_output, [self.model_dim], [class_dim], "cls/seq_relationship"
+        )
+        each = layers.softmax_cross_entropy_with_logits(logits, labels, class_dim, z_loss=_Z_LOSS)
         return mtf.reduce_mean(each), each, logits
 
     # -- what there is

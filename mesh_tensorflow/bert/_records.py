@@ -19,9 +19,14 @@ def int64_features(values: Mapping[str, Sequence[int]]) -> tf.train.Example:
     Args:
       values: lists of integers by name.
     """
-    return tf.train.Example(features=tf.train.Features(feature={
-        name: tf.train.Feature(int64_list=tf.train.Int64List(value=list(value)))
-        for name, value in values.items()}))
+    return tf.train.Example(
+        features=tf.train.Features(
+            feature={
+                name: tf.train.Feature(int64_list=tf.train.Int64List(value=list(value)))
+                for name, value in values.items()
+            }
+        )
+    )
 
 
 def write_records(path: str, examples: Iterable[Mapping[str, Sequence[int]]]) -> None:
@@ -58,8 +63,7 @@ def parsed_record(record: tf.Tensor, features: Mapping[str, Any]) -> dict[str, t
       features: tf.io.FixedLenFeature by name.
     """
     example = tf.io.parse_single_example(record, features)
-    return {
-        name: tf.cast(x, tf.int32) if x.dtype == tf.int64 else x for name, x in example.items()}
+    return {name: tf.cast(x, tf.int32) if x.dtype == tf.int64 else x for name, x in example.items()}
 
 
 def record_batches(

@@ -78,7 +78,8 @@ def load_initial_checkpoint(init_checkpoint: Optional[str]) -> None:
     tf.logging.info("Initializing %d variables from %s", len(found), init_checkpoint)
     with outside_all_rewrites():
         checkpoint.init_from_checkpoint(
-            init_checkpoint, {v.op.name: v for v in tf.global_variables() if v.op.name in found})
+            init_checkpoint, {v.op.name: v for v in tf.global_variables() if v.op.name in found}
+        )
 
 
 def checkpoint_hook(
@@ -92,8 +93,12 @@ def checkpoint_hook(
       listener: a MtfCheckpointSaverListener.
     """
     saver = checkpoint.Saver(
-        tf.global_variables(), sharded=True, keep_checkpoint_every_n_hours=2,
-        save_relative_paths=True)
+        tf.global_variables(),
+        sharded=True,
+        keep_checkpoint_every_n_hours=2,
+        save_relative_paths=True,
+    )
     tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
     return tf.train.CheckpointSaverHook(
-        model_dir, save_steps=save_steps, saver=saver, listeners=[listener])
+        model_dir, save_steps=save_steps, saver=saver, listeners=[listener]
+    )

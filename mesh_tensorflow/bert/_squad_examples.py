@@ -85,9 +85,7 @@ def _words(text: str) -> tuple[list[str], list[int]]:
     return words, of_char
 
 
-def _answer(
-    question: Mapping[str, Any], words: list[str], of_char: list[int]
-) -> Optional[_Answer]:
+def _answer(question: Mapping[str, Any], words: list[str], of_char: list[int]) -> Optional[_Answer]:
     """Returns the answer to train on; None if the words do not hold its text."""
     found = question["answers"]
     if len(found) != 1:
@@ -97,18 +95,19 @@ def _answer(
         )
     text, offset = found[0]["text"], found[0]["answer_start"]
     start, end = of_char[offset], of_char[offset + len(text) - 1]
-    there = " ".join(words[start:end + 1])
+    there = " ".join(words[start : end + 1])
     if " ".join(tokenization.whitespace_tokenize(text)) not in there:
         tf.logging.warning(
-            "Could not find answer: '%s' vs. '%s' of question %s, which is left out", there, text,
-            question["id"])
+            "Could not find answer: '%s' vs. '%s' of question %s, which is left out",
+            there,
+            text,
+            question["id"],
+        )
         return None
     return _Answer(text, start, end)
 
 
-def _questions(
-    paragraph: Mapping[str, Any], is_training: bool
-) -> Iterator[SquadExample]:
+def _questions(paragraph: Mapping[str, Any], is_training: bool) -> Iterator[SquadExample]:
     words, of_char = _words(paragraph["context"])
     for question in paragraph["qas"]:
         impossible = False
@@ -118,8 +117,14 @@ def _questions(
             answer = _IMPOSSIBLE if impossible else _answer(question, words, of_char)
         if answer is not None:
             yield SquadExample(
-                question["id"], question["question"], words, answer.text, answer.start, answer.end,
-                impossible)
+                question["id"],
+                question["question"],
+                words,
+                answer.text,
+                answer.start,
+                answer.end,
+                impossible,
+            )
 
 
 def read_squad_examples(input_file: str, is_training: bool) -> list[SquadExample]:
@@ -142,8 +147,11 @@ def read_squad_examples(input_file: str, is_training: bool) -> list[SquadExample
         with tf.io.gfile.GFile(input_file, "r") as f:
             entries = json.load(f)["data"]
         return [
-            example for entry in entries for paragraph in entry["paragraphs"]
-            for example in _questions(paragraph, is_training)]
+            example
+            for entry in entries
+            for paragraph in entry["paragraphs"]
+            for example in _questions(paragraph, is_training)
+        ]
     except tf.errors.NotFoundError as error:
         raise ValueError(f"read_squad_examples: there is no file {input_file}") from error
     except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:

@@ -11,7 +11,10 @@ from mesh_tensorflow.bert._records import int64_features, record_batches
 from mesh_tensorflow.bert._squad_examples import SquadExample
 
 __all__ = [
-    "FeatureWriter", "InputFeatures", "convert_examples_to_features", "input_fn_builder",
+    "FeatureWriter",
+    "InputFeatures",
+    "convert_examples_to_features",
+    "input_fn_builder",
 ]
 
 _FIRST_ID = 1000000000
@@ -89,12 +92,17 @@ class FeatureWriter:
         """
         self.num_features += 1
         values: dict[str, Sequence[Any]] = {
-            "unique_ids": [feature.unique_id], "input_ids": feature.input_ids,
-            "input_mask": feature.input_mask, "segment_ids": feature.segment_ids}
+            "unique_ids": [feature.unique_id],
+            "input_ids": feature.input_ids,
+            "input_mask": feature.input_mask,
+            "segment_ids": feature.segment_ids,
+        }
         if self.is_training:
             values.update(
-                start_positions=[feature.start_position], end_positions=[feature.end_position],
-                is_impossible=[int(bool(feature.is_impossible))])
+                start_positions=[feature.start_position],
+                end_positions=[feature.end_position],
+                is_impossible=[int(bool(feature.is_impossible))],
+            )
         self._writer.write(int64_features(values).SerializeToString())
 
     def close(self) -> None:
@@ -131,12 +139,14 @@ def _spans(length: int, room: int, stride: int) -> list[_Span]:
 
 def _best_span(spans: Sequence[_Span], position: int) -> int:
     """Returns the number of the piece that has most on both sides of a token."""
+
     def context(index: int) -> float:
         span = spans[index]
         return min(position - span.start, span.end - position) + 0.01 * span.length
 
     return max(
-        (i for i, span in enumerate(spans) if span.start <= position <= span.end), key=context)
+        (i for i, span in enumerate(spans) if span.start <= position <= span.end), key=context
+    )
 
 
 # -- examples
@@ -160,9 +170,7 @@ def _tokenized(words: Sequence[str], tokenizer: Any) -> _Document:
     return document
 
 
-def _answer_tokens(
-    example: SquadExample, document: _Document, tokenizer: Any
-) -> tuple[int, int]:
+def _answer_tokens(example: SquadExample, document: _Document, tokenizer: Any) -> tuple[int, int]:
     """Returns the first and the last token of the answer.
 
     Its words may have more than the answer, such as "(1895-1943)." for "1895": the longest part of
@@ -176,14 +184,12 @@ def _answer_tokens(
     answer = tokenizer.tokenize(example.orig_answer_text)
     for start in range(first, after):
         for end in range(after - 1, start - 1, -1):
-            if document.tokens[start:end + 1] == answer:
+            if document.tokens[start : end + 1] == answer:
                 return start, end
     return first, after - 1
 
 
-def _position(
-    answer: tuple[int, int], span: _Span, offset: int
-) -> tuple[int, int]:
+def _position(answer: tuple[int, int], span: _Span, offset: int) -> tuple[int, int]:
     """Returns where the answer is among the tokens of a piece; (0, 0) if it is not."""
     start, end = answer
     if start < span.start or end > span.end:
@@ -195,7 +201,11 @@ class _Converter:
     """Makes features of examples, which it numbers."""
 
     def __init__(
-        self, tokenizer: Any, max_seq_length: int, doc_stride: int, max_query_length: int,
+        self,
+        tokenizer: Any,
+        max_seq_length: int,
+        doc_stride: int,
+        max_query_length: int,
         is_training: bool,
     ) -> None:
         self._tokenizer = tokenizer
@@ -207,17 +217,19 @@ class _Converter:
 
     def features(self, index: int, example: SquadExample) -> Iterable[InputFeatures]:
         """Yields the features of all pieces of an example's paragraph."""
-        query = self._tokenizer.tokenize(example.question_text)[:self._max_query_length]
+        query = self._tokenizer.tokenize(example.question_text)[: self._max_query_length]
         document = _tokenized(example.doc_tokens, self._tokenizer)
-        answer = (
-            _answer_tokens(example, document, self._tokenizer) if self._is_training else None)
+        answer = _answer_tokens(example, document, self._tokenizer) if self._is_training else None
         spans = _spans(len(document.tokens), self._length - len(query) - _MARKS, self._stride)
         for number in range(len(spans)):
             made = self._feature(query, document, spans, number)
             made.example_index = index
             if answer is not None:
-                made.start_position, made.end_position = _position(
-                    answer, spans[number], len(query) + 2) if not example.is_impossible else (0, 0)
+                made.start_position, made.end_position = (
+                    _position(answer, spans[number], len(query) + 2)
+                    if not example.is_impossible
+                    else (0, 0)
+                )
             made.is_impossible = example.is_impossible
             yield made
 
@@ -233,16 +245,26 @@ class _Converter:
         padding = [0] * (self._length - len(tokens))
         unique_id, self._next_id = self._next_id, self._next_id + 1
         return InputFeatures(
-            unique_id, 0, number, tokens,
+            unique_id,
+            0,
+            number,
+            tokens,
             {offset + i - span.start: document.word_of_token[i] for i in positions},
             {offset + i - span.start: _best_span(spans, i) == number for i in positions},
-            ids + padding, [1] * len(tokens) + padding,
-            [0] * offset + [1] * (len(tokens) - offset) + padding)
+            ids + padding,
+            [1] * len(tokens) + padding,
+            [0] * offset + [1] * (len(tokens) - offset) + padding,
+        )
 
 
 def convert_examples_to_features(
-    examples: Iterable[SquadExample], tokenizer: Any, max_seq_length: int, doc_stride: int,
-    max_query_length: int, is_training: bool, output_fn: Callable[[InputFeatures], Any],
+    examples: Iterable[SquadExample],
+    tokenizer: Any,
+    max_seq_length: int,
+    doc_stride: int,
+    max_query_length: int,
+    is_training: bool,
+    output_fn: Callable[[InputFeatures], Any],
 ) -> None:
     """Calls a function with the features of all examples.
 
@@ -288,7 +310,11 @@ def input_fn_builder(
     shapes: dict[str, list[int]] = {
         "unique_ids": [],
         **{name: [seq_length] for name in ("input_ids", "input_mask", "segment_ids")},
-        **({"start_positions": [], "end_positions": []} if is_training else {})}
+        **({"start_positions": [], "end_positions": []} if is_training else {}),
+    }
     return record_batches(
-        input_file, {n: tf.io.FixedLenFeature(s, tf.int64) for n, s in shapes.items()},
-        is_training, drop_remainder)
+        input_file,
+        {n: tf.io.FixedLenFeature(s, tf.int64) for n, s in shapes.items()},
+        is_training,
+        drop_remainder,
+    )

@@ -71,8 +71,7 @@ def _spans(
             continue
         for end in ends:
             if start <= end < start + max_answer_length:
-                yield _Span(
-                    feature, start, end, result.start_logits[start], result.end_logits[end])
+                yield _Span(feature, start, end, result.start_logits[start], result.end_logits[end])
 
 
 def _text(span: _Span, example: SquadExample, do_lower_case: bool) -> str:
@@ -80,10 +79,10 @@ def _text(span: _Span, example: SquadExample, do_lower_case: bool) -> str:
     feature = span.feature
     if feature is None:
         return ""
-    pieces = " ".join(feature.tokens[span.start:span.end + 1])
+    pieces = " ".join(feature.tokens[span.start : span.end + 1])
     joined = " ".join(pieces.replace(" ##", "").replace("##", "").split())
     first, last = (feature.token_to_orig_map[i] for i in (span.start, span.end))
-    return get_final_text(joined, " ".join(example.doc_tokens[first:last + 1]), do_lower_case)
+    return get_final_text(joined, " ".join(example.doc_tokens[first : last + 1]), do_lower_case)
 
 
 def _best_answers(
@@ -115,13 +114,18 @@ class _Predictions(NamedTuple):
 
 
 def _predicted(
-    example: SquadExample, pieces: Sequence[tuple[InputFeatures, Any]], n_best_size: int,
-    max_answer_length: int, do_lower_case: bool,
+    example: SquadExample,
+    pieces: Sequence[tuple[InputFeatures, Any]],
+    n_best_size: int,
+    max_answer_length: int,
+    do_lower_case: bool,
 ) -> _Predictions:
     """Returns the best answers to a question, from all pieces of its paragraph."""
     spans = [
-        span for feature, result in pieces
-        for span in _spans(feature, result, n_best_size, max_answer_length)]
+        span
+        for feature, result in pieces
+        for span in _spans(feature, result, n_best_size, max_answer_length)
+    ]
     with_none = FLAGS.version_2_with_negative
     null = _no_answer(pieces)
     if with_none:
@@ -134,10 +138,13 @@ def _predicted(
         answers.append(_Answer("empty", 0.0, 0.0))
     nbest = [
         {
-            "text": answer.text, "probability": probability,
-            "start_logit": answer.start_logit, "end_logit": answer.end_logit,
+            "text": answer.text,
+            "probability": probability,
+            "start_logit": answer.start_logit,
+            "end_logit": answer.end_logit,
         }
-        for answer, probability in zip(answers, _softmax([a.score for a in answers]))]
+        for answer, probability in zip(answers, _softmax([a.score for a in answers]))
+    ]
     if not with_none:
         return _Predictions(answers[0].text, nbest, None)
     best = next((answer for answer in answers if answer.text), None)
@@ -194,11 +201,13 @@ def write_predictions(
         pieces[feature.example_index].append((feature, results[feature.unique_id]))
     predictions = {
         example.qas_id: _predicted(
-            example, pieces[index], n_best_size, max_answer_length, do_lower_case)
-        for index, example in enumerate(all_examples)}
+            example, pieces[index], n_best_size, max_answer_length, do_lower_case
+        )
+        for index, example in enumerate(all_examples)
+    }
     _write(output_prediction_file, {key: p.answer for key, p in predictions.items()})
     _write(output_nbest_file, {key: p.nbest for key, p in predictions.items()})
     if FLAGS.version_2_with_negative:
         _write(
-            output_null_log_odds_file,
-            {key: p.score_difference for key, p in predictions.items()})
+            output_null_log_odds_file, {key: p.score_difference for key, p in predictions.items()}
+        )

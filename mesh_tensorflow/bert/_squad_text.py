@@ -58,4 +58,4 @@ def get_final_text(pred_text: str, orig_text: str, do_lower_case: bool) -> str:
     """
     tokenizer = tokenization.BasicTokenizer(do_lower_case=do_lower_case)
     place = _place(pred_text, orig_text, " ".join(tokenizer.tokenize(orig_text)))
-    return orig_text if place is None else orig_text[place[0]:place[1] + 1]
+    return orig_text if place is None else orig_text[place[0] : place[1] + 1]

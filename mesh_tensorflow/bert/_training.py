@@ -62,8 +62,7 @@ class Imported(NamedTuple):
 
     def of_each(self, x: tf.Tensor, *dims: mtf.Dimension) -> mtf.Tensor:
         """Returns a further feature as a Tensor [batch, dims...]."""
-        return mtf.import_tf_tensor(
-            self.input_ids.mesh, x, mtf.Shape([self.batch_dim, *dims]))
+        return mtf.import_tf_tensor(self.input_ids.mesh, x, mtf.Shape([self.batch_dim, *dims]))
 
 
 def import_features(mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]) -> Imported:
@@ -77,7 +76,8 @@ def import_features(mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]) -> Import
     batch_dim, seq_dim = mtf.Dimension("batch", batch), mtf.Dimension("seq", length)
     input_ids, input_mask, segment_ids = (
         mtf.import_tf_tensor(mesh, features[name], mtf.Shape([batch_dim, seq_dim]))
-        for name in ("input_ids", "input_mask", "segment_ids"))
+        for name in ("input_ids", "input_mask", "segment_ids")
+    )
     return Imported(input_ids, input_mask, segment_ids, batch_dim)
 
 
@@ -105,8 +105,12 @@ def _layout(graph: mtf.Graph, mesh_shape: mtf.Shape) -> mtf.LayoutRules:
     """Returns the rules of --layout, without those of its default that are for other models."""
     usual = mtf.convert_to_layout_rules(FLAGS["layout"].default or "").pairs
     return rules_that_apply(
-        mtf.convert_to_layout_rules(FLAGS.layout), graph.operations, mesh_shape,
-        {d for d, _ in usual}, {m for _, m in usual})
+        mtf.convert_to_layout_rules(FLAGS.layout),
+        graph.operations,
+        mesh_shape,
+        {d for d, _ in usual},
+        {m for _, m in usual},
+    )
 
 
 def _mesh_impl(params: Any, graph: mtf.Graph) -> Any:
@@ -146,7 +150,10 @@ def lowered(build: Callable[[mtf.Mesh], Program], params: Any) -> Lowered:
 
 
 def training_program(
-    loss: mtf.Tensor, learning_rate: float, num_train_steps: int, num_warmup_steps: int,
+    loss: mtf.Tensor,
+    learning_rate: float,
+    num_train_steps: int,
+    num_warmup_steps: int,
     max_optimized_variable_size: Optional[float] = None,
 ) -> Program:
     """Returns a training step, with the optimizer of the flags.
@@ -159,8 +166,14 @@ def training_program(
       max_optimized_variable_size: larger variables are not trained.
     """
     rate, updates = create_optimizer(
-        loss, learning_rate, num_train_steps, num_warmup_steps, max_optimized_variable_size,
-        FLAGS.optimizer, FLAGS.clip_gradients)
+        loss,
+        learning_rate,
+        num_train_steps,
+        num_warmup_steps,
+        max_optimized_variable_size,
+        FLAGS.optimizer,
+        FLAGS.clip_gradients,
+    )
     return Program({"loss": loss}, updates, rate)
 
 
@@ -176,11 +189,16 @@ def training_spec(done: Lowered, init_checkpoint: Optional[str]) -> estimator.tp
         train_op = tf.assign_add(tf.train.get_or_create_global_step(), 1)
     with outside_all_rewrites():
         saving = checkpoint_hook(
-            FLAGS.output_dir, FLAGS.save_checkpoints_steps,
-            mtf.MtfCheckpointSaverListener(done.lowering))
+            FLAGS.output_dir,
+            FLAGS.save_checkpoints_steps,
+            mtf.MtfCheckpointSaverListener(done.lowering),
+        )
     return estimator.tpu.TPUEstimatorSpec(
-        estimator.ModeKeys.TRAIN, loss=done.tensors["loss"], train_op=train_op,
-        training_hooks=[done.restore_hook, saving])
+        estimator.ModeKeys.TRAIN,
+        loss=done.tensors["loss"],
+        train_op=train_op,
+        training_hooks=[done.restore_hook, saving],
+    )
 
 
 # -- programs
@@ -244,17 +262,27 @@ def make_estimator(
     cluster = None
     if FLAGS.use_tpu and FLAGS.tpu_name:
         cluster = tf.distribute.cluster_resolver.TPUClusterResolver(
-            FLAGS.tpu_name, zone=FLAGS.tpu_zone, project=FLAGS.gcp_project)
+            FLAGS.tpu_name, zone=FLAGS.tpu_zone, project=FLAGS.gcp_project
+        )
     config = estimator.tpu.RunConfig(
-        cluster=cluster, master=FLAGS.master or None, model_dir=FLAGS.output_dir,
-        save_checkpoints_steps=None, save_checkpoints_secs=None,
+        cluster=cluster,
+        master=FLAGS.master or None,
+        model_dir=FLAGS.output_dir,
+        save_checkpoints_steps=None,
+        save_checkpoints_secs=None,
         tpu_config=estimator.tpu.TPUConfig(
-            iterations_per_loop=FLAGS.iterations_per_loop,
-            num_shards=_mesh_shape().size))
+            iterations_per_loop=FLAGS.iterations_per_loop, num_shards=_mesh_shape().size
+        ),
+    )
     return estimator.tpu.TPUEstimator(
-        model_fn=model_fn, config=config, use_tpu=FLAGS.use_tpu, params={},
-        train_batch_size=train_batch_size, eval_batch_size=eval_batch_size,
-        predict_batch_size=predict_batch_size)
+        model_fn=model_fn,
+        config=config,
+        use_tpu=FLAGS.use_tpu,
+        params={},
+        train_batch_size=train_batch_size,
+        eval_batch_size=eval_batch_size,
+        predict_batch_size=predict_batch_size,
+    )
 
 
 def predicted(

@@ -19,8 +19,13 @@ _MAX_NORM = 1.0
 
 _OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "adam": lambda rate: optimize.AdamWeightDecayOptimizer(
-        learning_rate=rate, weight_decay_rate=_WEIGHT_DECAY, beta_1=0.9, beta_2=0.999,
-        epsilon=1e-6, exclude_from_weight_decay=list(_NOT_DECAYED)),
+        learning_rate=rate,
+        weight_decay_rate=_WEIGHT_DECAY,
+        beta_1=0.9,
+        beta_2=0.999,
+        epsilon=1e-6,
+        exclude_from_weight_decay=list(_NOT_DECAYED),
+    ),
     "adafactor": lambda rate: optimize.AdafactorOptimizer(learning_rate=rate),
 }
 
@@ -102,10 +107,13 @@ def create_optimizer(
         )
     if num_train_steps < 1:
         raise ValueError(
-            f"create_optimizer: num_train_steps is {num_train_steps}; it should be 1 or more")
+            f"create_optimizer: num_train_steps is {num_train_steps}; it should be 1 or more"
+        )
     variables = [
-        v for v in loss.graph.trainable_variables
-        if max_optimized_variable_size is None or v.shape.size <= max_optimized_variable_size]
+        v
+        for v in loss.graph.trainable_variables
+        if max_optimized_variable_size is None or v.shape.size <= max_optimized_variable_size
+    ]
     if not variables:
         raise ValueError(
             "create_optimizer: no variable is trained: all are larger than "

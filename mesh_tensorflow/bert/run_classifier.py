@@ -70,15 +70,23 @@ __all__ = [
     "model_fn_builder",
 ]
 
-define((
-    *MESH_FLAGS, *TRAINING_FLAGS, *TEXT_FLAGS,
-    (flags.DEFINE_string, "data_dir", None, "Directory of the data, with .tsv files."),
-    (flags.DEFINE_string, "task_name", None, "cola, mnli, mrpc or xnli."),
-    (flags.DEFINE_integer, "max_seq_length", 128,
-     "Length of sequences: longer ones are cut, others padded."),
-    (flags.DEFINE_bool, "do_eval", False, "Whether to evaluate on the dev set."),
-    (flags.DEFINE_integer, "eval_batch_size", 32, "Sequences of a batch in evaluation."),
-))
+define(
+    (
+        *MESH_FLAGS,
+        *TRAINING_FLAGS,
+        *TEXT_FLAGS,
+        (flags.DEFINE_string, "data_dir", None, "Directory of the data, with .tsv files."),
+        (flags.DEFINE_string, "task_name", None, "cola, mnli, mrpc or xnli."),
+        (
+            flags.DEFINE_integer,
+            "max_seq_length",
+            128,
+            "Length of sequences: longer ones are cut, others padded.",
+        ),
+        (flags.DEFINE_bool, "do_eval", False, "Whether to evaluate on the dev set."),
+        (flags.DEFINE_integer, "eval_batch_size", 32, "Sequences of a batch in evaluation."),
+    )
+)
 
 _DROPOUT = 0.1
 _DEVIATION = 0.02  # of the initial weights
@@ -89,8 +97,14 @@ _FEATURES = ("input_ids", "input_mask", "segment_ids")
 
 
 def create_model(
-    bert_config: BertConfig, is_training: bool, input_ids: mtf.Tensor, input_mask: mtf.Tensor,
-    segment_ids: mtf.Tensor, labels: mtf.Tensor, num_labels_dim: mtf.Dimension, layout: Any,
+    bert_config: BertConfig,
+    is_training: bool,
+    input_ids: mtf.Tensor,
+    input_mask: mtf.Tensor,
+    segment_ids: mtf.Tensor,
+    labels: mtf.Tensor,
+    num_labels_dim: mtf.Dimension,
+    layout: Any,
     mesh_shape: Any,
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor, mtf.Tensor]:
     """Returns the loss and the probabilities of labels.
@@ -110,14 +124,26 @@ def create_model(
       (the mean loss, the loss of each [batch], logits [batch, labels], probabilities).
     """
     model = BertModel(
-        bert_config, is_training, input_ids, input_mask, segment_ids, mesh_shape=mesh_shape,
-        layout=layout)
+        bert_config,
+        is_training,
+        input_ids,
+        input_mask,
+        segment_ids,
+        mesh_shape=mesh_shape,
+        layout=layout,
+    )
     weights = mtf.get_variable(
-        input_ids.mesh, "output_weights", mtf.Shape([num_labels_dim, model.model_dim]),
-        initializer=tf.truncated_normal_initializer(stddev=_DEVIATION))
+        input_ids.mesh,
+        "output_weights",
+        mtf.Shape([num_labels_dim, model.model_dim]),
+        initializer=tf.truncated_normal_initializer(stddev=_DEVIATION),
+    )
     bias = mtf.get_variable(
-        input_ids.mesh, "output_bias", mtf.Shape([num_labels_dim]),
-        initializer=tf.zeros_initializer())
+        input_ids.mesh,
+        "output_bias",
+        mtf.Shape([num_labels_dim]),
+        initializer=tf.zeros_initializer(),
+    )
     with tf.variable_scope("loss"):
         x = mtf.dropout(model.get_pooled_output(), is_training, rate=_DROPOUT)
         logits = mtf.einsum([x, weights], reduced_dims=[model.model_dim]) + bias
@@ -127,8 +153,12 @@ def create_model(
 
 
 def model_fn_builder(
-    bert_config: BertConfig, num_labels: int, init_checkpoint: Optional[str],
-    learning_rate: float, num_train_steps: Optional[int], num_warmup_steps: Optional[int],
+    bert_config: BertConfig,
+    num_labels: int,
+    init_checkpoint: Optional[str],
+    learning_rate: float,
+    num_train_steps: Optional[int],
+    num_warmup_steps: Optional[int],
     use_tpu: bool,
 ) -> Callable[..., Any]:
     """Returns a model function for a TPUEstimator.
@@ -157,12 +187,24 @@ def model_fn_builder(
         def build(mesh: mtf.Mesh) -> Program:
             x = import_features(mesh, features)
             loss, each, logits, probabilities = create_model(
-                bert_config, mode == modes.TRAIN, x.input_ids, x.input_mask, x.segment_ids,
-                x.of_each(features["label_ids"]), num_labels_dim, FLAGS.layout, FLAGS.mesh_shape)
+                bert_config,
+                mode == modes.TRAIN,
+                x.input_ids,
+                x.input_mask,
+                x.segment_ids,
+                x.of_each(features["label_ids"]),
+                num_labels_dim,
+                FLAGS.layout,
+                FLAGS.mesh_shape,
+            )
             if mode == modes.TRAIN:
                 return training_program(
-                    loss, learning_rate, num_train_steps or 1, num_warmup_steps or 0,
-                    FLAGS.max_optimized_variable_size)
+                    loss,
+                    learning_rate,
+                    num_train_steps or 1,
+                    num_warmup_steps or 0,
+                    FLAGS.max_optimized_variable_size,
+                )
             if mode == modes.EVAL:
                 return Program({"loss": loss, "each": each, "logits": logits})
             return Program({"probabilities": probabilities})
@@ -174,10 +216,17 @@ def model_fn_builder(
         if mode == modes.EVAL:
             real = tf.cast(features["is_real_example"], tf.float32)
             return estimator.tpu.TPUEstimatorSpec(
-                mode, loss=tensors["loss"], evaluation_hooks=hooks, eval_metrics=(
-                    _metrics, [tensors["each"], features["label_ids"], tensors["logits"], real]))
+                mode,
+                loss=tensors["loss"],
+                evaluation_hooks=hooks,
+                eval_metrics=(
+                    _metrics,
+                    [tensors["each"], features["label_ids"], tensors["logits"], real],
+                ),
+            )
         return estimator.tpu.TPUEstimatorSpec(
-            mode, predictions={"probabilities": tensors["probabilities"]}, prediction_hooks=hooks)
+            mode, predictions={"probabilities": tensors["probabilities"]}, prediction_hooks=hooks
+        )
 
     return model_fn
 
@@ -206,14 +255,15 @@ def _processor() -> DataProcessor:
     name = FLAGS.task_name.lower()
     if name not in PROCESSORS:
         raise ValueError(
-            f"Task not found: {name}; --task_name should be one of {', '.join(PROCESSORS)}")
+            f"Task not found: {name}; --task_name should be one of {', '.join(PROCESSORS)}"
+        )
     return PROCESSORS[name]()
 
 
 def _check_flags() -> None:
     require_flags(
-        "run_classifier",
-        ["data_dir", "task_name", "vocab_file", "bert_config_file", "output_dir"])
+        "run_classifier", ["data_dir", "task_name", "vocab_file", "bert_config_file", "output_dir"]
+    )
     if not (FLAGS.do_train or FLAGS.do_eval or FLAGS.do_predict):
         raise ValueError(
             "At least one of `do_train`, `do_eval` or `do_predict` must be True: pass --do_train, "
@@ -236,7 +286,8 @@ class _Task:
         """Returns an input function; the records are written, unless they may be kept."""
         if not (keep and tf.io.gfile.exists(path)):
             file_based_convert_examples_to_features(
-                examples, self.labels, FLAGS.max_seq_length, self.tokenizer, path)
+                examples, self.labels, FLAGS.max_seq_length, self.tokenizer, path
+            )
         return file_based_input_fn_builder(path, FLAGS.max_seq_length, is_training, True)
 
 
@@ -247,7 +298,8 @@ def _evaluate(run: estimator.tpu.TPUEstimator, task: _Task) -> None:
     tf.logging.info("Evaluating %d examples", len(examples))
     result = run.evaluate(
         task.input_fn(padded, os.path.join(FLAGS.output_dir, "eval.tf_record"), False),
-        steps=len(padded) // FLAGS.eval_batch_size)
+        steps=len(padded) // FLAGS.eval_batch_size,
+    )
     with tf.io.gfile.GFile(os.path.join(FLAGS.output_dir, "eval_results.txt"), "w") as f:
         for key in sorted(result):
             tf.logging.info("  %s = %s", key, result[key])
@@ -285,10 +337,18 @@ def main(_: Any) -> None:
         steps = math.floor(len(examples) / FLAGS.train_batch_size * FLAGS.num_train_epochs)
     run = make_estimator(
         model_fn_builder(
-            config, len(task.labels), FLAGS.init_checkpoint, FLAGS.learning_rate, steps,
-            int(steps * FLAGS.warmup_proportion), FLAGS.use_tpu),
-        train_batch_size=FLAGS.train_batch_size, eval_batch_size=FLAGS.eval_batch_size,
-        predict_batch_size=FLAGS.predict_batch_size)
+            config,
+            len(task.labels),
+            FLAGS.init_checkpoint,
+            FLAGS.learning_rate,
+            steps,
+            int(steps * FLAGS.warmup_proportion),
+            FLAGS.use_tpu,
+        ),
+        train_batch_size=FLAGS.train_batch_size,
+        eval_batch_size=FLAGS.eval_batch_size,
+        predict_batch_size=FLAGS.predict_batch_size,
+    )
     if FLAGS.do_train:
         if not steps:
             raise ValueError(

@@ -33,22 +33,42 @@ from mesh_tensorflow.bert.bert import BertConfig, BertModel
 
 __all__ = ["FLAGS", "input_fn_builder", "main", "model_fn_builder"]
 
-define((
-    *MESH_FLAGS, *TRAINING_FLAGS,
-    (flags.DEFINE_string, "input_train_files", None,
-     "Patterns of the names of files to train on, with commas."),
-    (flags.DEFINE_string, "input_eval_files", None,
-     "Patterns of the names of files to evaluate on."),
-    (flags.DEFINE_integer, "max_seq_length", 128, "Length of the sequences in the records."),
-    (flags.DEFINE_integer, "max_predictions_per_seq", 20,
-     "How many hidden tokens a sequence of the records has."),
-    (flags.DEFINE_string, "mode", "train_and_eval", "train_and_eval, train or eval."),
-    (flags.DEFINE_integer, "eval_batch_size", 8, "Sequences of a batch in evaluation."),
-    (flags.DEFINE_integer, "num_train_steps", 100000, "The step to train to."),
-    (flags.DEFINE_integer, "num_warmup_steps", 10000, "In how many steps the learning rate grows."),
-    (flags.DEFINE_integer, "steps_per_eval", 5000, "Steps from one evaluation to the next."),
-    (flags.DEFINE_integer, "max_eval_steps", 100, "How many batches are evaluated."),
-))
+define(
+    (
+        *MESH_FLAGS,
+        *TRAINING_FLAGS,
+        (
+            flags.DEFINE_string,
+            "input_train_files",
+            None,
+            "Patterns of the names of files to train on, with commas.",
+        ),
+        (
+            flags.DEFINE_string,
+            "input_eval_files",
+            None,
+            "Patterns of the names of files to evaluate on.",
+        ),
+        (flags.DEFINE_integer, "max_seq_length", 128, "Length of the sequences in the records."),
+        (
+            flags.DEFINE_integer,
+            "max_predictions_per_seq",
+            20,
+            "How many hidden tokens a sequence of the records has.",
+        ),
+        (flags.DEFINE_string, "mode", "train_and_eval", "train_and_eval, train or eval."),
+        (flags.DEFINE_integer, "eval_batch_size", 8, "Sequences of a batch in evaluation."),
+        (flags.DEFINE_integer, "num_train_steps", 100000, "The step to train to."),
+        (
+            flags.DEFINE_integer,
+            "num_warmup_steps",
+            10000,
+            "In how many steps the learning rate grows.",
+        ),
+        (flags.DEFINE_integer, "steps_per_eval", 5000, "Steps from one evaluation to the next."),
+        (flags.DEFINE_integer, "max_eval_steps", 100, "How many batches are evaluated."),
+    )
+)
 
 _MODES = ("train_and_eval", "train", "eval")
 _SHUFFLE_BUFFER = 1000
@@ -56,8 +76,11 @@ _OF_PREDICTIONS = "max_predictions_per_seq"
 
 
 def input_fn_builder(
-    input_files: Sequence[str], max_seq_length: int, max_predictions_per_seq: int,
-    is_training: bool, num_cpu_threads: int = 4,
+    input_files: Sequence[str],
+    max_seq_length: int,
+    max_predictions_per_seq: int,
+    is_training: bool,
+    num_cpu_threads: int = 4,
 ) -> Callable[[Any], Any]:
     """Returns an input function of records.
 
@@ -72,13 +95,18 @@ def input_fn_builder(
       A function of `params`, which have "batch_size". It gives full batches only.
     """
     sizes = {
-        "input_ids": max_seq_length, "input_mask": max_seq_length, "segment_ids": max_seq_length,
-        "masked_lm_positions": max_predictions_per_seq, "masked_lm_ids": max_predictions_per_seq,
-        "masked_lm_weights": max_predictions_per_seq, "next_sentence_labels": 1}
+        "input_ids": max_seq_length,
+        "input_mask": max_seq_length,
+        "segment_ids": max_seq_length,
+        "masked_lm_positions": max_predictions_per_seq,
+        "masked_lm_ids": max_predictions_per_seq,
+        "masked_lm_weights": max_predictions_per_seq,
+        "next_sentence_labels": 1,
+    }
     features = {
-        name: tf.io.FixedLenFeature(
-            [size], tf.float32 if name == "masked_lm_weights" else tf.int64)
-        for name, size in sizes.items()}
+        name: tf.io.FixedLenFeature([size], tf.float32 if name == "masked_lm_weights" else tf.int64)
+        for name, size in sizes.items()
+    }
 
     def input_fn(params: Any) -> Any:
         # Training is in several calls, of which each should see something else.
@@ -111,8 +139,13 @@ def _evaluated(
 
 
 def _metrics(
-    masked_losses: tf.Tensor, masked_predictions: tf.Tensor, next_losses: tf.Tensor,
-    next_predictions: tf.Tensor, ids: tf.Tensor, weights: tf.Tensor, labels: tf.Tensor,
+    masked_losses: tf.Tensor,
+    masked_predictions: tf.Tensor,
+    next_losses: tf.Tensor,
+    next_predictions: tf.Tensor,
+    ids: tf.Tensor,
+    weights: tf.Tensor,
+    labels: tf.Tensor,
 ) -> dict[str, Any]:
     """Returns the metrics of both tasks."""
     return {
@@ -124,8 +157,11 @@ def _metrics(
 
 
 def model_fn_builder(
-    bert_config: BertConfig, init_checkpoint: Optional[str], learning_rate: float,
-    num_train_steps: int, num_warmup_steps: int,
+    bert_config: BertConfig,
+    init_checkpoint: Optional[str],
+    learning_rate: float,
+    num_train_steps: int,
+    num_warmup_steps: int,
 ) -> Callable[..., Any]:
     """Returns a model function for a TPUEstimator.
 
@@ -153,13 +189,23 @@ def model_fn_builder(
         def build(mesh: mtf.Mesh) -> Program:
             x = import_features(mesh, features)
             model = BertModel(
-                bert_config, mode == modes.TRAIN, x.input_ids, x.input_mask, x.segment_ids,
-                mesh_shape=FLAGS.mesh_shape, layout=FLAGS.layout)
+                bert_config,
+                mode == modes.TRAIN,
+                x.input_ids,
+                x.input_mask,
+                x.segment_ids,
+                mesh_shape=FLAGS.mesh_shape,
+                layout=FLAGS.layout,
+            )
             number = mtf.Dimension(
-                _OF_PREDICTIONS, features["masked_lm_positions"].shape.as_list()[1])
-            masked = model.get_masked_lm_output(*(
-                x.of_each(features[f"masked_lm_{name}"], number)
-                for name in ("positions", "ids", "weights")))
+                _OF_PREDICTIONS, features["masked_lm_positions"].shape.as_list()[1]
+            )
+            masked = model.get_masked_lm_output(
+                *(
+                    x.of_each(features[f"masked_lm_{name}"], number)
+                    for name in ("positions", "ids", "weights")
+                )
+            )
             following = model.get_next_sentence_output(x.of_each(next_labels))
             loss = masked[0] + following[0] + model.get_extra_loss()
             if mode == modes.TRAIN:
@@ -172,11 +218,11 @@ def model_fn_builder(
         tensors = dict(done.tensors)
         loss = tensors.pop("loss")
         tensors.update(
-            ids=features["masked_lm_ids"], weights=features["masked_lm_weights"],
-            labels=next_labels)
+            ids=features["masked_lm_ids"], weights=features["masked_lm_weights"], labels=next_labels
+        )
         return estimator.tpu.TPUEstimatorSpec(
-            mode, loss=loss, eval_metrics=(_metrics, tensors),
-            evaluation_hooks=[done.restore_hook])
+            mode, loss=loss, eval_metrics=(_metrics, tensors), evaluation_hooks=[done.restore_hook]
+        )
 
     return model_fn
 
@@ -187,8 +233,11 @@ def model_fn_builder(
 def _files(name: str) -> list[str]:
     """Returns the files that a flag's patterns match."""
     require_flags("run_pretraining", [name])
-    files = [path for pattern in getattr(FLAGS, name).split(",") for path in sorted(
-        tf.io.gfile.glob(pattern.strip()))]
+    files = [
+        path
+        for pattern in getattr(FLAGS, name).split(",")
+        for path in sorted(tf.io.gfile.glob(pattern.strip()))
+    ]
     if not files:
         raise ValueError(f"run_pretraining: no file matches --{name}={getattr(FLAGS, name)}")
     return files
@@ -196,7 +245,8 @@ def _files(name: str) -> list[str]:
 
 def _input_fn(files: Sequence[str], is_training: bool, seed: int = 0) -> Callable[[Any], Any]:
     input_fn = input_fn_builder(
-        files, FLAGS.max_seq_length, FLAGS.max_predictions_per_seq, is_training)
+        files, FLAGS.max_seq_length, FLAGS.max_predictions_per_seq, is_training
+    )
     return lambda params: input_fn({**params, "data_seed": seed})
 
 
@@ -227,9 +277,15 @@ def main(_: Any) -> None:
     tf.io.gfile.makedirs(FLAGS.output_dir)
     run = make_estimator(
         model_fn_builder(
-            config, FLAGS.init_checkpoint, FLAGS.learning_rate, FLAGS.num_train_steps,
-            FLAGS.num_warmup_steps),
-        train_batch_size=FLAGS.train_batch_size, eval_batch_size=FLAGS.eval_batch_size)
+            config,
+            FLAGS.init_checkpoint,
+            FLAGS.learning_rate,
+            FLAGS.num_train_steps,
+            FLAGS.num_warmup_steps,
+        ),
+        train_batch_size=FLAGS.train_batch_size,
+        eval_batch_size=FLAGS.eval_batch_size,
+    )
     if FLAGS.mode == "eval":
         _evaluate(run, eval_files)
         return

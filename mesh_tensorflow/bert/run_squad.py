@@ -59,23 +59,48 @@ __all__ = [
     "write_predictions",
 ]
 
-define((
-    *MESH_FLAGS, *TRAINING_FLAGS, *TEXT_FLAGS,
-    (flags.DEFINE_string, "train_file", None, "JSON file of questions to train on."),
-    (flags.DEFINE_string, "predict_file", None, "JSON file of questions to answer."),
-    (flags.DEFINE_integer, "max_seq_length", 384,
-     "Length of sequences: paragraphs are read in pieces of it."),
-    (flags.DEFINE_integer, "doc_stride", 128, "Tokens from one piece of a paragraph to the next."),
-    (flags.DEFINE_integer, "max_query_length", 64, "How many tokens of a question are kept."),
-    (flags.DEFINE_integer, "n_best_size", 20, "How many answers to a question are written."),
-    (flags.DEFINE_integer, "max_answer_length", 30, "How many tokens an answer may have."),
-    (flags.DEFINE_bool, "verbose_logging", False,
-     "Whether to log answers that are not found in the text."),
-    (flags.DEFINE_bool, "version_2_with_negative", False,
-     "Whether questions may have no answer, as in SQuAD 2.0."),
-    (flags.DEFINE_float, "null_score_diff_threshold", 0.0,
-     "There is no answer if that much more speaks for none than for the best."),
-))
+define(
+    (
+        *MESH_FLAGS,
+        *TRAINING_FLAGS,
+        *TEXT_FLAGS,
+        (flags.DEFINE_string, "train_file", None, "JSON file of questions to train on."),
+        (flags.DEFINE_string, "predict_file", None, "JSON file of questions to answer."),
+        (
+            flags.DEFINE_integer,
+            "max_seq_length",
+            384,
+            "Length of sequences: paragraphs are read in pieces of it.",
+        ),
+        (
+            flags.DEFINE_integer,
+            "doc_stride",
+            128,
+            "Tokens from one piece of a paragraph to the next.",
+        ),
+        (flags.DEFINE_integer, "max_query_length", 64, "How many tokens of a question are kept."),
+        (flags.DEFINE_integer, "n_best_size", 20, "How many answers to a question are written."),
+        (flags.DEFINE_integer, "max_answer_length", 30, "How many tokens an answer may have."),
+        (
+            flags.DEFINE_bool,
+            "verbose_logging",
+            False,
+            "Whether to log answers that are not found in the text.",
+        ),
+        (
+            flags.DEFINE_bool,
+            "version_2_with_negative",
+            False,
+            "Whether questions may have no answer, as in SQuAD 2.0.",
+        ),
+        (
+            flags.DEFINE_float,
+            "null_score_diff_threshold",
+            0.0,
+            "There is no answer if that much more speaks for none than for the best.",
+        ),
+    )
+)
 
 _DEVIATION = 0.02  # of the initial weights
 _SEED = 12345
@@ -87,15 +112,21 @@ _SEED = 12345
 def _span_logits(model: BertModel) -> tuple[mtf.Tensor, mtf.Tensor]:
     class_dim = mtf.Dimension("class", 2)
     logits = layers.dense(
-        model.get_sequence_output(), [class_dim], reduced_dims=[model.model_dim],
+        model.get_sequence_output(),
+        [class_dim],
+        reduced_dims=[model.model_dim],
         kernel_initializer=tf.truncated_normal_initializer(stddev=_DEVIATION),
-        name="cls/squad/output")
+        name="cls/squad/output",
+    )
     start, end = mtf.unstack(logits, class_dim)
     return start, end
 
 
 def create_model(
-    bert_config: BertConfig, is_training: bool, input_ids: mtf.Tensor, input_mask: mtf.Tensor,
+    bert_config: BertConfig,
+    is_training: bool,
+    input_ids: mtf.Tensor,
+    input_mask: mtf.Tensor,
     segment_ids: mtf.Tensor,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Returns the logits of each token, to be the first or the last one of the answer.
@@ -114,12 +145,21 @@ def create_model(
 
 
 def _model(
-    bert_config: BertConfig, is_training: bool, input_ids: mtf.Tensor, input_mask: mtf.Tensor,
+    bert_config: BertConfig,
+    is_training: bool,
+    input_ids: mtf.Tensor,
+    input_mask: mtf.Tensor,
     segment_ids: mtf.Tensor,
 ) -> BertModel:
     return BertModel(
-        bert_config, is_training, input_ids, input_mask, segment_ids, mesh_shape=FLAGS.mesh_shape,
-        layout=FLAGS.layout)
+        bert_config,
+        is_training,
+        input_ids,
+        input_mask,
+        segment_ids,
+        mesh_shape=FLAGS.mesh_shape,
+        layout=FLAGS.layout,
+    )
 
 
 def _loss(logits: mtf.Tensor, positions: mtf.Tensor) -> mtf.Tensor:
@@ -130,8 +170,12 @@ def _loss(logits: mtf.Tensor, positions: mtf.Tensor) -> mtf.Tensor:
 
 
 def model_fn_builder(
-    bert_config: BertConfig, init_checkpoint: Optional[str], learning_rate: float,
-    num_train_steps: Optional[int], num_warmup_steps: Optional[int], use_tpu: bool,
+    bert_config: BertConfig,
+    init_checkpoint: Optional[str],
+    learning_rate: float,
+    num_train_steps: Optional[int],
+    num_warmup_steps: Optional[int],
+    use_tpu: bool,
 ) -> Callable[..., Any]:
     """Returns a model function for a TPUEstimator.
 
@@ -162,23 +206,35 @@ def model_fn_builder(
         def build(mesh: mtf.Mesh) -> Program:
             x = import_features(mesh, features)
             model = _model(
-                bert_config, mode == modes.TRAIN, x.input_ids, x.input_mask, x.segment_ids)
+                bert_config, mode == modes.TRAIN, x.input_ids, x.input_mask, x.segment_ids
+            )
             start, end = _span_logits(model)
             if mode == modes.PREDICT:
                 return Program({"start_logits": start, "end_logits": end})
-            loss = 0.5 * (
-                _loss(start, x.of_each(features["start_positions"]))
-                + _loss(end, x.of_each(features["end_positions"]))) + model.get_extra_loss()
+            loss = (
+                0.5
+                * (
+                    _loss(start, x.of_each(features["start_positions"]))
+                    + _loss(end, x.of_each(features["end_positions"]))
+                )
+                + model.get_extra_loss()
+            )
             return training_program(
-                loss, learning_rate, num_train_steps or 1, num_warmup_steps or 0,
-                FLAGS.max_optimized_variable_size)
+                loss,
+                learning_rate,
+                num_train_steps or 1,
+                num_warmup_steps or 0,
+                FLAGS.max_optimized_variable_size,
+            )
 
         done = lowered(build, params if use_tpu else None)
         if mode == modes.TRAIN:
             return training_spec(done, init_checkpoint)
         return estimator.tpu.TPUEstimatorSpec(
-            mode, predictions={"unique_ids": features["unique_ids"], **done.tensors},
-            prediction_hooks=[done.restore_hook])
+            mode,
+            predictions={"unique_ids": features["unique_ids"], **done.tensors},
+            prediction_hooks=[done.restore_hook],
+        )
 
     return model_fn
 
@@ -218,14 +274,23 @@ def validate_flags_or_throw(bert_config: BertConfig) -> None:
 
 
 def _write_features(
-    examples: Sequence[SquadExample], tokenizer: Any, path: str, is_training: bool,
+    examples: Sequence[SquadExample],
+    tokenizer: Any,
+    path: str,
+    is_training: bool,
     batch_size: int = 1,
 ) -> list[InputFeatures]:
     """Writes features of examples, and as many more of the last as fill a batch."""
     features: list[InputFeatures] = []
     convert_examples_to_features(
-        examples, tokenizer, FLAGS.max_seq_length, FLAGS.doc_stride, FLAGS.max_query_length,
-        is_training, features.append)
+        examples,
+        tokenizer,
+        FLAGS.max_seq_length,
+        FLAGS.doc_stride,
+        FLAGS.max_query_length,
+        is_training,
+        features.append,
+    )
     writer = FeatureWriter(path, is_training)
     for feature in features + features[-1:] * (-len(features) % batch_size):
         writer.process_feature(feature)
@@ -259,11 +324,18 @@ def _predict(run: estimator.tpu.TPUEstimator, tokenizer: Any) -> None:
     input_fn = input_fn_builder(path, FLAGS.max_seq_length, False, True)
     results = [
         RawResult(int(p["unique_ids"]), p["start_logits"].tolist(), p["end_logits"].tolist())
-        for p in predicted(run, input_fn, len(features))]
+        for p in predicted(run, input_fn, len(features))
+    ]
     names = ("predictions.json", "nbest_predictions.json", "null_odds.json")
     write_predictions(
-        examples, features, results, FLAGS.n_best_size, FLAGS.max_answer_length,
-        FLAGS.do_lower_case, *(os.path.join(FLAGS.output_dir, name) for name in names))
+        examples,
+        features,
+        results,
+        FLAGS.n_best_size,
+        FLAGS.max_answer_length,
+        FLAGS.do_lower_case,
+        *(os.path.join(FLAGS.output_dir, name) for name in names),
+    )
 
 
 def main(_: Any) -> None:
@@ -289,9 +361,16 @@ def main(_: Any) -> None:
     tf.io.gfile.makedirs(FLAGS.output_dir)
     run = make_estimator(
         model_fn_builder(
-            config, FLAGS.init_checkpoint, FLAGS.learning_rate, steps,
-            int(steps * FLAGS.warmup_proportion), FLAGS.use_tpu),
-        train_batch_size=FLAGS.train_batch_size, predict_batch_size=FLAGS.predict_batch_size)
+            config,
+            FLAGS.init_checkpoint,
+            FLAGS.learning_rate,
+            steps,
+            int(steps * FLAGS.warmup_proportion),
+            FLAGS.use_tpu,
+        ),
+        train_batch_size=FLAGS.train_batch_size,
+        predict_batch_size=FLAGS.predict_batch_size,
+    )
     if FLAGS.do_train:
         _train(run, examples, steps, tokenizer)
     if FLAGS.do_predict:

@@ -28,9 +28,16 @@ __all__ = [
     "whitespace_tokenize",
 ]
 
-define([(
-    flags.DEFINE_bool, "preserve_unused_tokens", False,
-    "Whether [unused1] and its kin in a text stay whole.")])
+define(
+    [
+        (
+            flags.DEFINE_bool,
+            "preserve_unused_tokens",
+            False,
+            "Whether [unused1] and its kin in a text stay whole.",
+        )
+    ]
+)
 
 _UNUSED = re.compile(r"\[unused\d+\]")
 _UNKNOWN = "[UNK]"
@@ -39,12 +46,15 @@ _INNER = "##"  # in front of pieces that do not begin a word
 # Chinese characters, of which each is a token; not Korean, nor Japanese syllables.
 _CHINESE = re.compile(
     "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b73f"
-    "\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\U0002f800-\U0002fa1f]")
+    "\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\U0002f800-\U0002fa1f]"
+)
 
 # Names of published models, before "/bert_model.ckpt".
 _MODEL_NAME = re.compile(r"([A-Za-z0-9_-]+)/bert_model\.ckpt")
 _LOWERED = {
-    "uncased_L-24_H-1024_A-16", "uncased_L-12_H-768_A-12", "multilingual_L-12_H-768_A-12",
+    "uncased_L-24_H-1024_A-16",
+    "uncased_L-12_H-768_A-12",
+    "multilingual_L-12_H-768_A-12",
     "chinese_L-12_H-768_A-12",
 }
 _CASED = {"cased_L-12_H-768_A-12", "cased_L-24_H-1024_A-16", "multi_cased_L-12_H-768_A-12"}
@@ -57,13 +67,10 @@ def preserve_token(token: str, vocab: Collection[str]) -> bool:
       token: a string.
       vocab: the vocabulary; only tokens in it stay.
     """
-    return bool(
-        FLAGS.preserve_unused_tokens and _UNUSED.fullmatch(token) and token in vocab)
+    return bool(FLAGS.preserve_unused_tokens and _UNUSED.fullmatch(token) and token in vocab)
 
 
-def validate_case_matches_checkpoint(
-    do_lower_case: bool, init_checkpoint: Optional[str]
-) -> None:
+def validate_case_matches_checkpoint(do_lower_case: bool, init_checkpoint: Optional[str]) -> None:
     """Checks that text is lowered for models that were trained so, and not for others.
 
     Args:
@@ -222,8 +229,7 @@ def _cleaned(text: str) -> str:
 
 
 def _without_accents(text: str) -> str:
-    return "".join(
-        c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn")
+    return "".join(c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn")
 
 
 def _split_off_punctuation(word: str) -> str:
@@ -272,7 +278,9 @@ class WordpieceTokenizer:
     """
 
     def __init__(
-        self, vocab: Collection[str], unk_token: str = _UNKNOWN,
+        self,
+        vocab: Collection[str],
+        unk_token: str = _UNKNOWN,
         max_input_chars_per_word: int = 200,
     ) -> None:
         self.vocab = vocab

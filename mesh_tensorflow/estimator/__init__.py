@@ -54,9 +54,21 @@ VocabInfo = _tf.train.VocabInfo
 
 # What else tf.estimator had: models that are ready-made, and more.
 _NOT_HERE = (
-    "Baseline", "BoostedTrees", "DNN", "Linear", "BinaryClassHead", "Head", "LogisticRegression",
-    "MultiClassHead", "MultiHead", "MultiLabelHead", "PoissonRegression", "RegressionHead",
-    "add_metrics", "classifier_parse_example_spec", "inputs",
+    "Baseline",
+    "BoostedTrees",
+    "DNN",
+    "Linear",
+    "BinaryClassHead",
+    "Head",
+    "LogisticRegression",
+    "MultiClassHead",
+    "MultiHead",
+    "MultiLabelHead",
+    "PoissonRegression",
+    "RegressionHead",
+    "add_metrics",
+    "classifier_parse_example_spec",
+    "inputs",
     "regressor_parse_example_spec",
 )
 

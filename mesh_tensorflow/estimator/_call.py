@@ -7,8 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 __all__ = [
-    "MODEL_FN_ARGUMENTS", "call_input_fn", "call_model_fn", "check_input_fn", "check_model_fn",
-    "function_name", "takes",
+    "MODEL_FN_ARGUMENTS",
+    "call_input_fn",
+    "call_model_fn",
+    "check_input_fn",
+    "check_model_fn",
+    "function_name",
+    "takes",
 ]
 
 MODEL_FN_ARGUMENTS = ("features", "labels", "mode", "params", "config")
@@ -68,8 +73,10 @@ def check_model_fn(model_fn: Any, known: Iterable[str] = MODEL_FN_ARGUMENTS) -> 
             f"names, and may take {', '.join(known)}"
         )
     unknown = [
-        p.name for p in _parameters(model_fn)
-        if p.name not in known and p.default is p.empty
+        p.name
+        for p in _parameters(model_fn)
+        if p.name not in known
+        and p.default is p.empty
         and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     ]
     if unknown:
@@ -127,10 +134,16 @@ def call_input_fn(input_fn: Any, mode: str, params: Any, config: Any) -> Any:
       ValueError: it needs an argument that is not one of these.
     """
     given: Mapping[str, Any] = {
-        "mode": mode, "params": params, "config": config, "input_context": None}
+        "mode": mode,
+        "params": params,
+        "config": config,
+        "input_context": None,
+    }
     unknown = [
-        p.name for p in _parameters(input_fn)
-        if p.name not in given and p.default is p.empty
+        p.name
+        for p in _parameters(input_fn)
+        if p.name not in given
+        and p.default is p.empty
         and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     ]
     if unknown:
@@ -157,5 +170,3 @@ def check_input_fn(input_fn: Any, called: str) -> None:
             f"{called}: input_fn should be a function that returns a tf.data.Dataset or (features, "
             f"labels), but is {input_fn!r}: give the function, not what it returns"
         )
-
-

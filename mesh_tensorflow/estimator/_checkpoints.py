@@ -11,8 +11,16 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import checkpoint
 
-__all__ = ["WarmStartSettings", "as_warm_start_settings", "find_checkpoint", "has_other_source",
-           "load_global_step", "no_checkpoint_error", "saved_step", "warm_start"]
+__all__ = [
+    "WarmStartSettings",
+    "as_warm_start_settings",
+    "find_checkpoint",
+    "has_other_source",
+    "load_global_step",
+    "no_checkpoint_error",
+    "saved_step",
+    "warm_start",
+]
 
 
 class _WarmStartFields(NamedTuple):
@@ -57,8 +65,12 @@ class WarmStartSettings(_WarmStartFields):
                 "vars_to_warm_start, and give them an initializer"
             )
         return super().__new__(
-            cls, os.fspath(ckpt_to_initialize_from), vars_to_warm_start,
-            dict(var_name_to_vocab_info or {}), dict(var_name_to_prev_var_name or {}))
+            cls,
+            os.fspath(ckpt_to_initialize_from),
+            vars_to_warm_start,
+            dict(var_name_to_vocab_info or {}),
+            dict(var_name_to_prev_var_name or {}),
+        )
 
 
 def as_warm_start_settings(given: Any) -> Optional[WarmStartSettings]:
@@ -110,15 +122,15 @@ def warm_start(settings: WarmStartSettings) -> list[str]:
             "are called there by var_name_to_prev_var_name"
         )
     if names:
-        checkpoint.init_from_checkpoint(
-            path, {old: variables[new] for new, old in names.items()})
+        checkpoint.init_from_checkpoint(path, {old: variables[new] for new, old in names.items()})
     return sorted(names)
 
 
 def _exists(path: str) -> bool:
     # Not tf.train.checkpoint_exists, which warns that it is deprecated.
     return tf.io.gfile.exists(f"{path}.index") or (
-        tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path))
+        tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)
+    )
 
 
 def _checkpoint_at(path: str) -> str:

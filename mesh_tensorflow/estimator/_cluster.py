@@ -120,8 +120,16 @@ def _one_of_many(tf_config: Any, task: Any, spec: Any, service: Any) -> Cluster:
     task_type, task_id = _checked_task(task, jobs)
     if task_type == TaskType.EVALUATOR:
         return Cluster(
-            tf.train.ClusterSpec({}), task_type, task_id, False, "",
-            tf_config.get("eval_session_master", ""), 0, 0, None, service,
+            tf.train.ClusterSpec({}),
+            task_type,
+            task_id,
+            False,
+            "",
+            tf_config.get("eval_session_master", ""),
+            0,
+            0,
+            None,
+            service,
         )
     order = [chief_job, *sorted({TaskType.MASTER, TaskType.CHIEF, TaskType.WORKER} - {chief_job})]
     order += [job for job in sorted(jobs) if job not in [*order, TaskType.PS]] + [TaskType.PS]

@@ -35,7 +35,8 @@ def peers_of(cluster_spec: tf.train.ClusterSpec) -> list[Peer]:
     """
     return [
         Peer(job, task, cluster_spec.task_address(job, task))
-        for job in cluster_spec.jobs for task in cluster_spec.task_indices(job)
+        for job in cluster_spec.jobs
+        for task in cluster_spec.task_indices(job)
     ]
 
 
@@ -119,7 +120,9 @@ class Watch:
         return PeerLostError(
             f"{self._lost_peer} does not answer any more: the process ended, or its machine or the "
             f"network is down. {self._me} stops. Training resumes from the last checkpoint when "
-            "all processes are started again", self._lost_peer)
+            "all processes are started again",
+            self._lost_peer,
+        )
 
     def _run(self) -> None:
         while not self._stopped.wait(PING_SECS):

@@ -11,8 +11,12 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow.estimator._random_step import STEP_DONE
 
 __all__ = [
-    "make_early_stopping_hook", "read_eval_metrics", "stop_if_higher_hook", "stop_if_lower_hook",
-    "stop_if_no_decrease_hook", "stop_if_no_increase_hook",
+    "make_early_stopping_hook",
+    "read_eval_metrics",
+    "stop_if_higher_hook",
+    "stop_if_lower_hook",
+    "stop_if_no_decrease_hook",
+    "stop_if_no_increase_hook",
 ]
 
 
@@ -38,7 +42,9 @@ class _StopHook(tf.train.SessionRunHook):
     """Asks from time to time whether to stop."""
 
     def __init__(
-        self, should_stop_fn: Callable[[], bool], every_secs: Optional[float],
+        self,
+        should_stop_fn: Callable[[], bool],
+        every_secs: Optional[float],
         every_steps: Optional[int],
     ) -> None:
         self._should_stop_fn = should_stop_fn
@@ -69,7 +75,9 @@ class _StopHook(tf.train.SessionRunHook):
 
 
 def make_early_stopping_hook(
-    estimator: Any, should_stop_fn: Callable[[], bool], run_every_secs: Optional[float] = 60,
+    estimator: Any,
+    should_stop_fn: Callable[[], bool],
+    run_every_secs: Optional[float] = 60,
     run_every_steps: Optional[int] = None,
 ) -> tf.train.SessionRunHook:
     """Returns a hook that ends training when a function says so.
@@ -98,15 +106,20 @@ def make_early_stopping_hook(
 
 
 def _hook_of_metrics(
-    estimator: Any, metric_name: str, eval_dir: Optional[str], min_steps: int,
-    run_every_secs: Optional[float], run_every_steps: Optional[int],
+    estimator: Any,
+    metric_name: str,
+    eval_dir: Optional[str],
+    min_steps: int,
+    run_every_secs: Optional[float],
+    run_every_steps: Optional[int],
     should_stop: Callable[[list[tuple[int, float]]], bool],
 ) -> tf.train.SessionRunHook:
     directory = eval_dir or estimator.eval_dir()
 
     def should_stop_fn() -> bool:
         values = [
-            (step, metrics[metric_name]) for step, metrics in read_eval_metrics(directory).items()
+            (step, metrics[metric_name])
+            for step, metrics in read_eval_metrics(directory).items()
             if metric_name in metrics and step >= min_steps
         ]
         return bool(values) and should_stop(values)
@@ -115,8 +128,12 @@ def _hook_of_metrics(
 
 
 def stop_if_higher_hook(
-    estimator: Any, metric_name: str, threshold: float, eval_dir: Optional[str] = None,
-    min_steps: int = 0, run_every_secs: Optional[float] = 60,
+    estimator: Any,
+    metric_name: str,
+    threshold: float,
+    eval_dir: Optional[str] = None,
+    min_steps: int = 0,
+    run_every_secs: Optional[float] = 60,
     run_every_steps: Optional[int] = None,
 ) -> tf.train.SessionRunHook:
     """Returns a hook that ends training once a metric is above a threshold.
@@ -134,13 +151,23 @@ def stop_if_higher_hook(
       a hook.
     """
     return _hook_of_metrics(
-        estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps,
-        lambda values: any(value > threshold for _, value in values))
+        estimator,
+        metric_name,
+        eval_dir,
+        min_steps,
+        run_every_secs,
+        run_every_steps,
+        lambda values: any(value > threshold for _, value in values),
+    )
 
 
 def stop_if_lower_hook(
-    estimator: Any, metric_name: str, threshold: float, eval_dir: Optional[str] = None,
-    min_steps: int = 0, run_every_secs: Optional[float] = 60,
+    estimator: Any,
+    metric_name: str,
+    threshold: float,
+    eval_dir: Optional[str] = None,
+    min_steps: int = 0,
+    run_every_secs: Optional[float] = 60,
     run_every_steps: Optional[int] = None,
 ) -> tf.train.SessionRunHook:
     """Returns a hook that ends training once a metric is below a threshold.
@@ -158,8 +185,14 @@ def stop_if_lower_hook(
       a hook.
     """
     return _hook_of_metrics(
-        estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps,
-        lambda values: any(value < threshold for _, value in values))
+        estimator,
+        metric_name,
+        eval_dir,
+        min_steps,
+        run_every_secs,
+        run_every_steps,
+        lambda values: any(value < threshold for _, value in values),
+    )
 
 
 def _is_stale(values: list[tuple[int, float]], most_steps: int, sign: int) -> bool:
@@ -172,8 +205,12 @@ def _is_stale(values: list[tuple[int, float]], most_steps: int, sign: int) -> bo
 
 
 def stop_if_no_increase_hook(
-    estimator: Any, metric_name: str, max_steps_without_increase: int,
-    eval_dir: Optional[str] = None, min_steps: int = 0, run_every_secs: Optional[float] = 60,
+    estimator: Any,
+    metric_name: str,
+    max_steps_without_increase: int,
+    eval_dir: Optional[str] = None,
+    min_steps: int = 0,
+    run_every_secs: Optional[float] = 60,
     run_every_steps: Optional[int] = None,
 ) -> tf.train.SessionRunHook:
     """Returns a hook that ends training once a metric has not risen for some steps.
@@ -191,13 +228,23 @@ def stop_if_no_increase_hook(
       a hook.
     """
     return _hook_of_metrics(
-        estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps,
-        lambda values: _is_stale(values, max_steps_without_increase, 1))
+        estimator,
+        metric_name,
+        eval_dir,
+        min_steps,
+        run_every_secs,
+        run_every_steps,
+        lambda values: _is_stale(values, max_steps_without_increase, 1),
+    )
 
 
 def stop_if_no_decrease_hook(
-    estimator: Any, metric_name: str, max_steps_without_decrease: int,
-    eval_dir: Optional[str] = None, min_steps: int = 0, run_every_secs: Optional[float] = 60,
+    estimator: Any,
+    metric_name: str,
+    max_steps_without_decrease: int,
+    eval_dir: Optional[str] = None,
+    min_steps: int = 0,
+    run_every_secs: Optional[float] = 60,
     run_every_steps: Optional[int] = None,
 ) -> tf.train.SessionRunHook:
     """Returns a hook that ends training once a metric has not fallen for some steps.
@@ -215,5 +262,11 @@ def stop_if_no_decrease_hook(
       a hook.
     """
     return _hook_of_metrics(
-        estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps,
-        lambda values: _is_stale(values, max_steps_without_decrease, -1))
+        estimator,
+        metric_name,
+        eval_dir,
+        min_steps,
+        run_every_secs,
+        run_every_steps,
+        lambda values: _is_stale(values, max_steps_without_decrease, -1),
+    )

@@ -220,7 +220,8 @@ class Estimator:
         check_steps("evaluate", steps=steps)
         hooks = check_hooks(hooks, "hooks")
         return run_evaluation(
-            self._model(), input_fn, steps, hooks, checkpoint_path, self.eval_dir(name))
+            self._model(), input_fn, steps, hooks, checkpoint_path, self.eval_dir(name)
+        )
 
     def predict(
         self,
@@ -251,7 +252,8 @@ class Estimator:
         check_input_fn(input_fn, "predict")
         hooks = check_hooks(hooks, "hooks")
         return run_prediction(
-            self._model(), input_fn, predict_keys, hooks, checkpoint_path, yield_single_examples)
+            self._model(), input_fn, predict_keys, hooks, checkpoint_path, yield_single_examples
+        )
 
     def export_saved_model(
         self,
@@ -279,8 +281,12 @@ class Estimator:
           ValueError: there is no checkpoint, or no signature suits the receiver.
         """
         return self.experimental_export_all_saved_models(
-            export_dir_base, {experimental_mode: serving_input_receiver_fn}, assets_extra, as_text,
-            checkpoint_path)
+            export_dir_base,
+            {experimental_mode: serving_input_receiver_fn},
+            assets_extra,
+            as_text,
+            checkpoint_path,
+        )
 
     def export_savedmodel(
         self,
@@ -305,8 +311,14 @@ class Estimator:
           the new directory, as bytes.
         """
         return export_all(
-            self._exported_model(), export_dir_base, {ModeKeys.PREDICT: serving_input_receiver_fn},
-            assets_extra, as_text, checkpoint_path, strip_default_attrs)
+            self._exported_model(),
+            export_dir_base,
+            {ModeKeys.PREDICT: serving_input_receiver_fn},
+            assets_extra,
+            as_text,
+            checkpoint_path,
+            strip_default_attrs,
+        )
 
     def experimental_export_all_saved_models(
         self,
@@ -332,8 +344,14 @@ class Estimator:
           ValueError: there is no checkpoint, or no signature suits the receiver.
         """
         return export_all(
-            self._exported_model(), export_dir_base, input_receiver_fn_map, assets_extra, as_text,
-            checkpoint_path, strip_default_attrs=True)
+            self._exported_model(),
+            export_dir_base,
+            input_receiver_fn_map,
+            assets_extra,
+            as_text,
+            checkpoint_path,
+            strip_default_attrs=True,
+        )
 
     # -- what other kinds of estimators change
 
@@ -347,7 +365,8 @@ class Estimator:
         config = self.config
         return Model(
             call_model_fn=lambda features, labels, mode: self._call_model_fn(
-                features, labels, mode, config),
+                features, labels, mode, config
+            ),
             call_input_fn=self._call_input_fn,
             config=config,
             model_dir=self._model_dir,

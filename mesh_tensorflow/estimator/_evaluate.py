@@ -19,7 +19,11 @@ LOSS = "loss"
 
 
 def run_evaluation(
-    model: Model, input_fn: Any, steps: Optional[int], hooks: Any, checkpoint_path: Optional[str],
+    model: Model,
+    input_fn: Any,
+    steps: Optional[int],
+    hooks: Any,
+    checkpoint_path: Optional[str],
     directory: str,
 ) -> dict[str, Any]:
     """Evaluates, and writes the results as summaries.
@@ -45,13 +49,20 @@ def run_evaluation(
         inputs = model.inputs(input_fn, ModeKeys.EVAL)
         if steps is None and not inputs.may_end:
             tf.logging.warning(
-                "evaluate: input_fn returns tensors that never end, and steps is None: give steps=")
+                "evaluate: input_fn returns tensors that never end, and steps is None: give steps="
+            )
         spec = model.spec(inputs, ModeKeys.EVAL)
         values, update = _metrics(spec, global_step)
         creator = session_creator(model, spec, checkpoint_path, "evaluate")
         counter, final = StopAfterBatches(steps), tf.train.FinalOpsHook(values)
         all_hooks = [
-            *inputs.hooks, *hooks, *spec.evaluation_hooks, SummaryWritersHook(), counter, final]
+            *inputs.hooks,
+            *hooks,
+            *spec.evaluation_hooks,
+            SummaryWritersHook(),
+            counter,
+            final,
+        ]
         started = time.monotonic()
         tf.logging.info("Starting evaluation at %s", time.strftime("%Y-%m-%dT%H:%M:%S"))
         with tf.train.MonitoredSession(session_creator=creator, hooks=all_hooks) as session:
@@ -99,11 +110,20 @@ def write_results(results: Any, directory: str, checkpoint_path: Optional[str]) 
     writer.add_summary(summary, step)
     if checkpoint_path:
         tensor = tf.make_tensor_proto(checkpoint_path, dtype=tf.string)
-        writer.add_summary(tf.Summary(value=[tf.Summary.Value(
-            tag="checkpoint_path", tensor=tensor,
-            metadata=tf.SummaryMetadata(
-                plugin_data=tf.SummaryMetadata.PluginData(plugin_name="text")),
-        )]), step)
+        writer.add_summary(
+            tf.Summary(
+                value=[
+                    tf.Summary.Value(
+                        tag="checkpoint_path",
+                        tensor=tensor,
+                        metadata=tf.SummaryMetadata(
+                            plugin_data=tf.SummaryMetadata.PluginData(plugin_name="text")
+                        ),
+                    )
+                ]
+            ),
+            step,
+        )
     writer.flush()
 
 

@@ -72,7 +72,8 @@ def export_all(
     temporary = os.path.join(base, f"temp-{os.path.basename(final)}")
     try:
         _write(
-            model, temporary, receiver_fns, assets_extra or {}, as_text, path, strip_default_attrs)
+            model, temporary, receiver_fns, assets_extra or {}, as_text, path, strip_default_attrs
+        )
     except BaseException:
         if tf.io.gfile.exists(temporary):
             tf.io.gfile.rmtree(temporary)
@@ -82,16 +83,21 @@ def export_all(
 
 
 def _write(
-    model: Model, directory: str, receiver_fns: Mapping[str, Any], assets_extra: Mapping[str, str],
-    as_text: bool, path: str, strip_default_attrs: bool,
+    model: Model,
+    directory: str,
+    receiver_fns: Mapping[str, Any],
+    assets_extra: Mapping[str, str],
+    as_text: bool,
+    path: str,
+    strip_default_attrs: bool,
 ) -> None:
     builder = tf.saved_model.Builder(directory)
     with_variables = True
     for mode in STANDARD_MODES:
         if mode in receiver_fns:
             _add_graph(
-                builder, model, mode, receiver_fns[mode], path, strip_default_attrs,
-                with_variables)
+                builder, model, mode, receiver_fns[mode], path, strip_default_attrs, with_variables
+            )
             with_variables = False
     builder.save(as_text)
     for name, source in assets_extra.items():
@@ -127,8 +133,13 @@ def _new_directory(base: str) -> str:
 
 
 def _add_graph(
-    builder: Any, model: Model, mode: str, receiver_fn: Any, path: str,
-    strip_default_attrs: bool, with_variables: bool,
+    builder: Any,
+    model: Model,
+    mode: str,
+    receiver_fn: Any,
+    path: str,
+    strip_default_attrs: bool,
+    with_variables: bool,
 ) -> None:
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(model.config.effective_seed)
@@ -173,8 +184,7 @@ def _main_op(spec: Any, mode: str) -> tf.Operation:
     if not lowerings or spec.scaffold.local_init_op is not None:
         return operation
     with outside_all_rewrites():
-        return tf.group(
-            operation, *[lowering.copy_masters_to_slices() for lowering in lowerings])
+        return tf.group(operation, *[lowering.copy_masters_to_slices() for lowering in lowerings])
 
 
 def _signatures(spec: Any, receiver: Any, mode: str) -> dict[str, Any]:

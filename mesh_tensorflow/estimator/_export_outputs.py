@@ -11,7 +11,11 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow.estimator._modes import DEFAULT_SIGNATURE, ModeKeys
 
 __all__ = [
-    "ClassificationOutput", "EvalOutput", "ExportOutput", "PredictOutput", "RegressionOutput",
+    "ClassificationOutput",
+    "EvalOutput",
+    "ExportOutput",
+    "PredictOutput",
+    "RegressionOutput",
     "complete_export_outputs",
 ]
 
@@ -95,7 +99,8 @@ class ClassificationOutput(ExportOutput):
         """
         examples = _one_string_input(receiver_tensors, "classification")
         return tf.saved_model.signature_def_utils.classification_signature_def(
-            examples, self._classes, self._scores)
+            examples, self._classes, self._scores
+        )
 
 
 class RegressionOutput(ExportOutput):
@@ -173,7 +178,8 @@ class PredictOutput(ExportOutput):
           a SignatureDef.
         """
         return tf.saved_model.signature_def_utils.predict_signature_def(
-            dict(receiver_tensors), self._outputs)
+            dict(receiver_tensors), self._outputs
+        )
 
 
 _METHODS = {
@@ -186,7 +192,10 @@ class EvalOutput(ExportOutput):
     """Loss, predictions and metrics of a model that is exported for evaluation or training."""
 
     def __init__(
-        self, loss: Any = None, predictions: Any = None, metrics: Any = None,
+        self,
+        loss: Any = None,
+        predictions: Any = None,
+        metrics: Any = None,
         mode: str = ModeKeys.EVAL,
     ) -> None:
         """Makes one.

@@ -22,8 +22,12 @@ class Exporter(abc.ABC):
 
     @abc.abstractmethod
     def export(
-        self, estimator: Any, export_path: str, checkpoint_path: str,
-        eval_result: Mapping[str, Any], is_the_final_export: bool,
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
     ) -> Optional[bytes]:
         """Exports, if it is to be done after this evaluation.
 
@@ -43,8 +47,12 @@ class _SavedModelExporter(Exporter):
     """Exports SavedModels, and removes old ones."""
 
     def __init__(
-        self, name: str, serving_input_receiver_fn: Any, assets_extra: Any = None,
-        as_text: bool = False, exports_to_keep: Optional[int] = None,
+        self,
+        name: str,
+        serving_input_receiver_fn: Any,
+        assets_extra: Any = None,
+        as_text: bool = False,
+        exports_to_keep: Optional[int] = None,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ValueError(f"{type(self).__name__}: name is {name!r}; it should be a string")
@@ -71,8 +79,12 @@ class _SavedModelExporter(Exporter):
 
     def _save(self, estimator: Any, export_path: str, checkpoint_path: str) -> bytes:
         path = estimator.export_saved_model(
-            export_path, self._receiver_fn, assets_extra=self._assets_extra, as_text=self._as_text,
-            checkpoint_path=checkpoint_path)
+            export_path,
+            self._receiver_fn,
+            assets_extra=self._assets_extra,
+            as_text=self._as_text,
+            checkpoint_path=checkpoint_path,
+        )
         self._remove_old(export_path)
         return path
 
@@ -89,8 +101,12 @@ class LatestExporter(_SavedModelExporter):
     """Exports after each evaluation, and keeps the last few."""
 
     def __init__(
-        self, name: str, serving_input_receiver_fn: Callable[[], Any], assets_extra: Any = None,
-        as_text: bool = False, exports_to_keep: Optional[int] = 5,
+        self,
+        name: str,
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Any = None,
+        as_text: bool = False,
+        exports_to_keep: Optional[int] = 5,
     ) -> None:
         """Makes one.
 
@@ -107,8 +123,12 @@ class LatestExporter(_SavedModelExporter):
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
 
     def export(
-        self, estimator: Any, export_path: str, checkpoint_path: str,
-        eval_result: Mapping[str, Any], is_the_final_export: bool,
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
     ) -> Optional[bytes]:
         """Exports.
 
@@ -129,7 +149,10 @@ class FinalExporter(_SavedModelExporter):
     """Exports once, when training has ended."""
 
     def __init__(
-        self, name: str, serving_input_receiver_fn: Callable[[], Any], assets_extra: Any = None,
+        self,
+        name: str,
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Any = None,
         as_text: bool = False,
     ) -> None:
         """Makes one.
@@ -146,8 +169,12 @@ class FinalExporter(_SavedModelExporter):
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text)
 
     def export(
-        self, estimator: Any, export_path: str, checkpoint_path: str,
-        eval_result: Mapping[str, Any], is_the_final_export: bool,
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
     ) -> Optional[bytes]:
         """Exports at the end.
 
@@ -180,11 +207,14 @@ class BestExporter(_SavedModelExporter):
     """Exports whenever an evaluation is better than all before, also those of earlier runs."""
 
     def __init__(
-        self, name: str = "best_exporter",
+        self,
+        name: str = "best_exporter",
         serving_input_receiver_fn: Optional[Callable[[], Any]] = None,
         event_file_pattern: Optional[str] = "eval/*.tfevents.*",
-        compare_fn: Callable[..., bool] = _loss_smaller, assets_extra: Any = None,
-        as_text: bool = False, exports_to_keep: Optional[int] = 5,
+        compare_fn: Callable[..., bool] = _loss_smaller,
+        assets_extra: Any = None,
+        as_text: bool = False,
+        exports_to_keep: Optional[int] = 5,
     ) -> None:
         """Makes one.
 
@@ -212,8 +242,12 @@ class BestExporter(_SavedModelExporter):
         self._has_looked = False
 
     def export(
-        self, estimator: Any, export_path: str, checkpoint_path: str,
-        eval_result: Mapping[str, Any], is_the_final_export: bool,
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
     ) -> Optional[bytes]:
         """Exports if this evaluation is the best.
 
@@ -232,7 +266,8 @@ class BestExporter(_SavedModelExporter):
             self._best = self._best_before(estimator, int(eval_result["global_step"]))
         self._has_looked = True
         better = self._best is None or self._compare_fn(
-            best_eval_result=self._best, current_eval_result=eval_result)
+            best_eval_result=self._best, current_eval_result=eval_result
+        )
         if not better:
             return None
         self._best = eval_result
@@ -244,12 +279,14 @@ class BestExporter(_SavedModelExporter):
         for path in sorted(tf.io.gfile.glob(os.path.join(estimator.model_dir, self._pattern))):
             for event in tf.train.summary_iterator(path):
                 values = {
-                    value.tag: value.simple_value for value in event.summary.value
+                    value.tag: value.simple_value
+                    for value in event.summary.value
                     if value.HasField("simple_value")
                 }
                 if not values or event.step >= step:
                     continue
                 if best is None or self._compare_fn(
-                        best_eval_result=best, current_eval_result=values):
+                    best_eval_result=best, current_eval_result=values
+                ):
                     best = values
         return best

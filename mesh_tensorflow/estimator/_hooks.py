@@ -10,7 +10,11 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 __all__ = [
-    "NanLossError", "NanLossHook", "OtherWriterListener", "StopAfterBatches", "SummaryWritersHook",
+    "NanLossError",
+    "NanLossHook",
+    "OtherWriterListener",
+    "StopAfterBatches",
+    "SummaryWritersHook",
     "savers_last",
 ]
 
@@ -169,7 +173,8 @@ class SummaryWritersHook(tf.train.SessionRunHook):
         self._initializers = tf.get_collection(self.COLLECTION)
         with tf.control_dependencies(None):
             self._flush = [
-                tf.raw_ops.FlushSummaryWriter(writer=op.inputs[0]) for op in self._initializers]
+                tf.raw_ops.FlushSummaryWriter(writer=op.inputs[0]) for op in self._initializers
+            ]
 
     def after_create_session(self, session: tf.Session, coord: Any) -> None:
         """Opens them.
@@ -215,7 +220,10 @@ class OtherWriterListener(tf.train.CheckpointSaverListener):
             tf.logging.warning(
                 "%s was written since this training wrote %s: another program writes to the same "
                 "model_dir. Each deletes and goes on from the other's checkpoints; end one, or "
-                "give it a model_dir of its own.", newest, os.path.basename(self._newest))
+                "give it a model_dir of its own.",
+                newest,
+                os.path.basename(self._newest),
+            )
 
     def after_save(self, session: tf.Session, global_step_value: int) -> None:
         """Remembers the newest checkpoint.

@@ -14,8 +14,12 @@ __all__ = ["install", "uninstall"]
 
 # What is a module `tf` to some program.
 _ROOTS = (
-    "tensorflow", "tensorflow.compat.v1", "tensorflow.compat.v2", "tensorflow._api.v2.v2",
-    "tensorflow._api.v2.compat.v1", "tensorflow._api.v2.compat.v2",
+    "tensorflow",
+    "tensorflow.compat.v1",
+    "tensorflow.compat.v2",
+    "tensorflow._api.v2.v2",
+    "tensorflow._api.v2.compat.v1",
+    "tensorflow._api.v2.compat.v2",
 )
 _PARTS = ("experimental", "export", "tpu")
 # Modules of the package `tensorflow_estimator`, and of `tensorflow.python.estimator` before it,
@@ -99,8 +103,10 @@ def _install_old_packages() -> None:
     whole = {f"{_OLD_PACKAGE}.{name}": "" for name in ("estimator", "compat.v1.estimator")}
     for root, modules in [
         (_OLD_PACKAGE, whole),
-        (_OLD_PACKAGE, {f"{_OLD_PACKAGE}.python.estimator.{n}": p
-                        for n, p in _OLD_MODULES.items()}),
+        (
+            _OLD_PACKAGE,
+            {f"{_OLD_PACKAGE}.python.estimator.{n}": p for n, p in _OLD_MODULES.items()},
+        ),
         (_OLDER_PACKAGE, {f"{_OLDER_PACKAGE}.{n}": p for n, p in _OLD_MODULES.items()}),
     ]:
         if root not in sys.modules or root in _made():

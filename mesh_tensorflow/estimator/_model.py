@@ -121,4 +121,5 @@ def session_creator(
     elif path is None and not has_other_source(spec.scaffold):
         raise no_checkpoint_error(model.model_dir, called)
     return session_creator_for(
-        model.config, spec.scaffold, evaluation=True, checkpoint_filename_with_path=path)
+        model.config, spec.scaffold, evaluation=True, checkpoint_filename_with_path=path
+    )

@@ -15,7 +15,11 @@ __all__ = ["run_prediction"]
 
 
 def run_prediction(
-    model: Model, input_fn: Any, predict_keys: Any, hooks: Any, checkpoint_path: Optional[str],
+    model: Model,
+    input_fn: Any,
+    predict_keys: Any,
+    hooks: Any,
+    checkpoint_path: Optional[str],
     yield_single_examples: bool,
 ) -> Iterator[Any]:
     """Yields predictions until the data end.
@@ -42,7 +46,8 @@ def run_prediction(
         inputs = model.inputs(input_fn, ModeKeys.PREDICT, features_only=True)
         if not inputs.may_end:
             tf.logging.warning(
-                "predict: input_fn returns tensors that never end, so predictions do not either")
+                "predict: input_fn returns tensors that never end, so predictions do not either"
+            )
         spec = model.spec(inputs, ModeKeys.PREDICT)
         predictions = _chosen(spec.predictions, predict_keys)
         session = tf.train.MonitoredSession(

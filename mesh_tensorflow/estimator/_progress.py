@@ -99,7 +99,8 @@ class ProgressHook(tf.train.SessionRunHook):
             end = f" of {self._last_step}" if self._last_step else ""
             rest = ", ".join([f"{seconds:.3f} sec", f"{self._rate:.4g} steps/s", *self._eta(step)])
             self._say(
-                f"loss = {loss:.7g}, step = {step}{end} ({rest})", self._text(step, loss), logs)
+                f"loss = {loss:.7g}, step = {step}{end} ({rest})", self._text(step, loss), logs
+            )
 
     def end(self, session: tf.Session) -> None:
         """Ends the live line.

@@ -24,7 +24,8 @@ class RandomStepHook(tf.train.SessionRunHook):
           step: the number of steps done, a tf.Tensor.
         """
         self.step = tf.placeholder_with_default(
-            tf.zeros([], tf.int64), [], name="steps_done_for_random")
+            tf.zeros([], tf.int64), [], name="steps_done_for_random"
+        )
         self._number: Any = None
         self._done = 0
 

@@ -8,8 +8,11 @@ from typing import Any, NamedTuple, Optional
 import tensorflow.compat.v1 as tf
 
 __all__ = [
-    "ServingInputReceiver", "SupervisedInputReceiver", "TensorServingInputReceiver",
-    "build_parsing_serving_input_receiver_fn", "build_raw_serving_input_receiver_fn",
+    "ServingInputReceiver",
+    "SupervisedInputReceiver",
+    "TensorServingInputReceiver",
+    "build_parsing_serving_input_receiver_fn",
+    "build_raw_serving_input_receiver_fn",
     "build_raw_supervised_input_receiver_fn",
 ]
 

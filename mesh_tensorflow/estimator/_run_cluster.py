@@ -126,7 +126,8 @@ def session_creator_for(
     if _watch is None:
         master = config.evaluation_master if evaluation else config.master
         return tf.train.ChiefSessionCreator(
-            scaffold, master=master, config=session_config, **kwargs)
+            scaffold, master=master, config=session_config, **kwargs
+        )
     session_config = copy.deepcopy(session_config)
     if config.session_config is None:
         del session_config.device_filters[:]  # which would hide the workers
@@ -134,7 +135,8 @@ def session_creator_for(
     session_config.isolate_session_state = True
     _set_leader(session_config, config)
     creator = tf.train.ChiefSessionCreator(
-        scaffold, master=_own_address(config), config=session_config, **kwargs)
+        scaffold, master=_own_address(config), config=session_config, **kwargs
+    )
     return WatchedSessionCreator(creator.create_session, _watch)
 
 
@@ -155,7 +157,8 @@ def _set_leader(session_config: tf.ConfigProto, config: RunConfig) -> None:
     if not session_config.experimental.collective_group_leader:
         chief = _chief(peers_of(config.cluster_spec), config)
         session_config.experimental.collective_group_leader = (
-            f"/job:{chief.job}/replica:0/task:{chief.task}")
+            f"/job:{chief.job}/replica:0/task:{chief.task}"
+        )
 
 
 def _server(config: RunConfig) -> tf.distribute.Server:
@@ -169,8 +172,12 @@ def _server(config: RunConfig) -> tf.distribute.Server:
     address = config.cluster_spec.task_address(config.task_type, config.task_id)
     with naming_port(Peer(config.task_type, config.task_id, address)):
         return tf.distribute.Server(
-            config.cluster_spec, job_name=config.task_type, task_index=config.task_id,
-            protocol=config.protocol, config=given)
+            config.cluster_spec,
+            job_name=config.task_type,
+            task_index=config.task_id,
+            protocol=config.protocol,
+            config=given,
+        )
 
 
 # -- the end of the chief's program, as news in a queue of each process
@@ -183,9 +190,13 @@ def _queue(peer: Peer) -> tf.queue.FIFOQueue:
 
 def _session(server: tf.distribute.Server, *peers: Peer) -> tf.Session:
     # The filters let a session be made although other processes are gone.
-    return tf.Session(server.target, config=tf.ConfigProto(
-        device_filters=[peer.device for peer in peers],
-        operation_timeout_in_ms=_TELL_SECS * 1000))
+    return tf.Session(
+        server.target,
+        config=tf.ConfigProto(
+            device_filters=[peer.device for peer in peers],
+            operation_timeout_in_ms=_TELL_SECS * 1000,
+        ),
+    )
 
 
 def _tell(server: tf.distribute.Server, me: Peer, peer: Peer, news: bytes) -> None:

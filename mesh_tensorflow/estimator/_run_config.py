@@ -322,13 +322,14 @@ class RunConfig:
         if given is not None:
             return given
         return tf.ConfigProto(
-            allow_soft_placement=True, device_filters=device_filters(self._cluster) or [])
+            allow_soft_placement=True, device_filters=device_filters(self._cluster) or []
+        )
 
 
 _SAVING = ("save_checkpoints_steps", "save_checkpoints_secs")
 _FIELDS = tuple(
-    name for name in RunConfig.__init__.__code__.co_varnames[
-        1 : RunConfig.__init__.__code__.co_argcount]
+    name
+    for name in RunConfig.__init__.__code__.co_varnames[1 : RunConfig.__init__.__code__.co_argcount]
 )
 
 

@@ -48,7 +48,8 @@ class StopSignals:
         self._received = number
         tf.logging.warning(
             "%s: training stops after this step and saves. A second signal stops it at once.",
-            _name(number))
+            _name(number),
+        )
 
     def _error(self, number: int, text: str) -> BaseException:
         if number == signal.SIGINT:

@@ -23,7 +23,10 @@ class TrainSpec(_TrainFields):
     """How to train."""
 
     def __new__(
-        cls, input_fn: Callable[..., Any], max_steps: Optional[int] = None, hooks: Any = None,
+        cls,
+        input_fn: Callable[..., Any],
+        max_steps: Optional[int] = None,
+        hooks: Any = None,
         saving_listeners: Any = None,
     ) -> TrainSpec:
         """Makes one.
@@ -44,7 +47,8 @@ class TrainSpec(_TrainFields):
         check_input_fn(input_fn, "TrainSpec")
         _check_number("TrainSpec", "max_steps", max_steps, 1)
         return super().__new__(
-            cls, input_fn, max_steps, check_hooks(hooks, "hooks"), tuple(saving_listeners or ()))
+            cls, input_fn, max_steps, check_hooks(hooks, "hooks"), tuple(saving_listeners or ())
+        )
 
 
 class _EvalFields(NamedTuple):
@@ -61,8 +65,13 @@ class EvalSpec(_EvalFields):
     """How and how often to evaluate, and what to export then."""
 
     def __new__(
-        cls, input_fn: Callable[..., Any], steps: Optional[int] = 100, name: Optional[str] = None,
-        hooks: Any = None, exporters: Any = None, start_delay_secs: float = 120,
+        cls,
+        input_fn: Callable[..., Any],
+        steps: Optional[int] = 100,
+        name: Optional[str] = None,
+        hooks: Any = None,
+        exporters: Any = None,
+        start_delay_secs: float = 120,
         throttle_secs: float = 600,
     ) -> EvalSpec:
         """Makes one.
@@ -92,8 +101,15 @@ class EvalSpec(_EvalFields):
         if name is not None and not isinstance(name, str):
             raise TypeError(f"EvalSpec: name is {name!r}; it should be a string")
         return super().__new__(
-            cls, input_fn, steps, name, check_hooks(hooks, "hooks"), _checked_exporters(exporters),
-            start_delay_secs, throttle_secs)
+            cls,
+            input_fn,
+            steps,
+            name,
+            check_hooks(hooks, "hooks"),
+            _checked_exporters(exporters),
+            start_delay_secs,
+            throttle_secs,
+        )
 
 
 def _check_number(called: str, name: str, value: Any, least: int) -> None:

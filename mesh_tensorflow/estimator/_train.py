@@ -76,8 +76,7 @@ def run_training(model: Model, input_fn: Any, request: Request) -> Optional[floa
         step = _step(spec, global_step)
         _add_saver(spec, config)
         _check_checkpoint(spec, model.model_dir)
-        hooks = [random_step.follow(step.number),
-                 *_hooks(model, spec, step, request, inputs.hooks)]
+        hooks = [random_step.follow(step.number), *_hooks(model, spec, step, request, inputs.hooks)]
         progress = next(h for h in hooks if isinstance(h, ProgressHook))
         try:
             loss, number = _loop(model, spec, step, hooks, signals)
@@ -102,8 +101,11 @@ def device_fn(config: Any) -> Any:
         return config.device_fn
     worker = f"/job:{config.task_type}/task:{config.task_id}"
     return tf.train.replica_device_setter(
-        ps_tasks=config.num_ps_replicas, worker_device=worker, merge_devices=True,
-        cluster=config.cluster_spec)
+        ps_tasks=config.num_ps_replicas,
+        worker_device=worker,
+        merge_devices=True,
+        cluster=config.cluster_spec,
+    )
 
 
 def _step(spec: Any, global_step: tf.Variable) -> _Step:
@@ -117,13 +119,16 @@ def _step(spec: Any, global_step: tf.Variable) -> _Step:
 def _add_saver(spec: Any, config: Any) -> None:
     """Puts a saver where a Scaffold looks for it, unless the model function made one."""
     if spec.scaffold.saver is None and not tf.get_collection(tf.GraphKeys.SAVERS):
-        tf.add_to_collection(tf.GraphKeys.SAVERS, Saver(
-            sharded=True,
-            max_to_keep=config.keep_checkpoint_max,
-            keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
-            defer_build=True,
-            save_relative_paths=True,
-        ))
+        tf.add_to_collection(
+            tf.GraphKeys.SAVERS,
+            Saver(
+                sharded=True,
+                max_to_keep=config.keep_checkpoint_max,
+                keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
+                defer_build=True,
+                save_relative_paths=True,
+            ),
+        )
 
 
 def _check_checkpoint(spec: Any, model_dir: str) -> None:
@@ -161,10 +166,14 @@ def _hooks(
     if config.is_chief and len(savers) == 1:
         _add_listeners(savers, [OtherWriterListener(model.model_dir)])
     nan = NanLossHook(
-        step.loss, step.number, spec.scaffold, model.model_dir if config.is_chief else None,
-        lambda: _listeners(savers), _fails_on_nan(hooks))
-    progress = ProgressHook(
-        step.loss, step.number, config.log_step_count_steps, request.last_step)
+        step.loss,
+        step.number,
+        spec.scaffold,
+        model.model_dir if config.is_chief else None,
+        lambda: _listeners(savers),
+        _fails_on_nan(hooks),
+    )
+    progress = ProgressHook(step.loss, step.number, config.log_step_count_steps, request.last_step)
     return savers_last([nan, *hooks, progress])
 
 
@@ -179,13 +188,15 @@ def _default_savers(model: Model, spec: Any) -> list[Any]:
     config = model.config
     if not (config.save_checkpoints_secs or config.save_checkpoints_steps):
         return []
-    return [tf.train.CheckpointSaverHook(
-        model.model_dir,
-        save_secs=config.save_checkpoints_secs,
-        save_steps=config.save_checkpoints_steps,
-        scaffold=spec.scaffold,
-        save_graph_def=config.checkpoint_save_graph_def,
-    )]
+    return [
+        tf.train.CheckpointSaverHook(
+            model.model_dir,
+            save_secs=config.save_checkpoints_secs,
+            save_steps=config.save_checkpoints_steps,
+            scaffold=spec.scaffold,
+            save_graph_def=config.checkpoint_save_graph_def,
+        )
+    ]
 
 
 def _listeners(savers: Sequence[Any]) -> list[Any]:
@@ -258,8 +269,11 @@ def _chief_session(
     if config.log_step_count_steps:
         more.append(_StepCounter(step, config.log_step_count_steps, model.model_dir))
     if config.save_summary_steps:
-        more.append(_SummarySaver(
-            step, config.save_summary_steps, output_dir=model.model_dir, scaffold=spec.scaffold))
+        more.append(
+            _SummarySaver(
+                step, config.save_summary_steps, output_dir=model.model_dir, scaffold=spec.scaffold
+            )
+        )
     creator = session_creator_for(config, spec.scaffold, checkpoint_dir=model.model_dir)
     return tf.train.MonitoredSession(creator, [*more, *hooks])
 

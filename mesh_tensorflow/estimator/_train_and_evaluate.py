@@ -38,12 +38,14 @@ def train_and_evaluate(
       ValueError: nothing is ever saved, or TF_CONFIG names several processes.
     """
     for name, value, kind in [
-        ("estimator", estimator, Estimator), ("train_spec", train_spec, TrainSpec),
+        ("estimator", estimator, Estimator),
+        ("train_spec", train_spec, TrainSpec),
         ("eval_spec", eval_spec, EvalSpec),
     ]:
         if not isinstance(value, kind):
             raise TypeError(
-                f"train_and_evaluate: {name} should be of type {kind.__name__}, but is {value!r}")
+                f"train_and_evaluate: {name} should be of type {kind.__name__}, but is {value!r}"
+            )
     config = estimator.config
     several = config.num_worker_replicas + config.num_ps_replicas > 1
     if config.task_type == "evaluator" or (several and not in_cluster()):
@@ -75,9 +77,7 @@ def train_and_evaluate(
 class _Evaluator(tf.train.CheckpointSaverListener):
     """Evaluates and exports after checkpoints."""
 
-    def __init__(
-        self, estimator: Estimator, eval_spec: EvalSpec, max_steps: Optional[int]
-    ) -> None:
+    def __init__(self, estimator: Estimator, eval_spec: EvalSpec, max_steps: Optional[int]) -> None:
         self._estimator = estimator
         self._spec = eval_spec
         self._max_steps = max_steps
@@ -92,7 +92,8 @@ class _Evaluator(tf.train.CheckpointSaverListener):
             self._is_first_save = False
             return
         due = self._last_start is None or (
-            time.monotonic() - self._last_start >= self._spec.throttle_secs)
+            time.monotonic() - self._last_start >= self._spec.throttle_secs
+        )
         if due:
             self._evaluate(global_step_value)
 
@@ -108,13 +109,18 @@ class _Evaluator(tf.train.CheckpointSaverListener):
         self._last_start, self._last_step = time.monotonic(), step
         path = self._estimator.latest_checkpoint()
         metrics = self._estimator.evaluate(
-            self._spec.input_fn, steps=self._spec.steps, hooks=self._spec.hooks,
-            checkpoint_path=path, name=self._spec.name)
+            self._spec.input_fn,
+            steps=self._spec.steps,
+            hooks=self._spec.hooks,
+            checkpoint_path=path,
+            name=self._spec.name,
+        )
         final = is_the_end or self._was_final(step)
         directory = os.path.join(self._estimator.model_dir, "export")
         exported = [
             exporter.export(
-                self._estimator, os.path.join(directory, exporter.name), path, metrics, final)
+                self._estimator, os.path.join(directory, exporter.name), path, metrics, final
+            )
             for exporter in self._spec.exporters
         ]
         self.result = (metrics, exported)

@@ -36,8 +36,8 @@ def parse_scan(record: tf.Tensor, reso: int) -> tuple[tf.Tensor, tf.Tensor]:
     feature = tf.io.FixedLenFeature([], tf.string)
     found = tf.io.parse_single_example(record, {IMAGE: feature, LABEL: feature})
     image, label = (
-        tf.reshape(tf.io.decode_raw(found[name], tf.float32), [reso] * 3)
-        for name in (IMAGE, LABEL))
+        tf.reshape(tf.io.decode_raw(found[name], tf.float32), [reso] * 3) for name in (IMAGE, LABEL)
+    )
     return image, label
 
 
@@ -70,15 +70,18 @@ def read_scans(flag: str, shuffled: bool, at_a_time: int) -> Any:
     files = sorted(tf.io.gfile.glob(pattern)) if pattern else []
     if not files:
         raise ValueError(
-            f"--{flag}={pattern!r} names no file; give a pattern such as /data/scan-*.tfrecords")
+            f"--{flag}={pattern!r} names no file; give a pattern such as /data/scan-*.tfrecords"
+        )
     ds = tf2.data.Dataset.from_tensor_slices(files)
     if shuffled:
         ds = ds.shuffle(len(files))
     options: dict[str, Any] = {"cycle_length": 1}
     if shuffled:
         options = {
-            "cycle_length": min(at_a_time, len(files)), "num_parallel_calls": tf2.data.AUTOTUNE,
-            "deterministic": False}
+            "cycle_length": min(at_a_time, len(files)),
+            "num_parallel_calls": tf2.data.AUTOTUNE,
+            "deterministic": False,
+        }
     return ds.interleave(
         lambda path: tf2.data.TFRecordDataset(path, compression_type=COMPRESSION), **options
     ).repeat()

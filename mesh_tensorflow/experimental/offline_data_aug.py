@@ -32,20 +32,27 @@ from mesh_tensorflow.experimental._scans import (
 __all__ = ["FLAGS", "apply_data_aug", "main", "save_to_tfrecord"]
 
 _DEFINITIONS: tuple[Flag, ...] = (
-    (flags.DEFINE_integer, "ct_resolution", 128,
-     "Size of a scan along each of its three axes, in voxels."),
+    (
+        flags.DEFINE_integer,
+        "ct_resolution",
+        128,
+        "Size of a scan along each of its three axes, in voxels.",
+    ),
     (flags.DEFINE_string, "input_file_pattern", "", "Files of scans in Hounsfield units."),
     (flags.DEFINE_string, "output_folder", "", "Directory of the files that are written."),
     (flags.DEFINE_string, "output_file_prefix", "augmented", "How their names begin."),
     (flags.DEFINE_integer, "num_data_aug", 1000, "How many scans to write."),
     (flags.DEFINE_integer, "process_no", None, "Number of this process, a part of file names."),
     (flags.DEFINE_float, "gen_fake_probability", 0.5, "How often lesions are made up."),
-    (flags.DEFINE_float, "min_fake_lesion_ratio", 0.05,
-     "Least part of the liver that these are, on average."),
+    (
+        flags.DEFINE_float,
+        "min_fake_lesion_ratio",
+        0.05,
+        "Least part of the liver that these are, on average.",
+    ),
 )
 
 define(_DEFINITIONS)
-
 
 
 def save_to_tfrecord(
@@ -75,8 +82,9 @@ def save_to_tfrecord(
             f"{np.shape(label)}; each voxel needs a class"
         )
     features = {
-        name: tf.train.Feature(bytes_list=tf.train.BytesList(
-            value=[np.ascontiguousarray(array, np.float32).tobytes()]))
+        name: tf.train.Feature(
+            bytes_list=tf.train.BytesList(value=[np.ascontiguousarray(array, np.float32).tobytes()])
+        )
         for name, array in ((IMAGE, image), (LABEL, label))
     }
     example = tf.train.Example(features=tf.train.Features(feature=features))
@@ -89,8 +97,12 @@ def _augmented(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns a scan with other lesions, turned."""
     image, label = parse_scan(record, FLAGS.ct_resolution)
     image, label = data_aug_lib.maybe_gen_fake_data_based_on_real_data(
-        scaled(image), label, FLAGS.ct_resolution, FLAGS.min_fake_lesion_ratio,
-        FLAGS.gen_fake_probability)
+        scaled(image),
+        label,
+        FLAGS.ct_resolution,
+        FLAGS.min_fake_lesion_ratio,
+        FLAGS.gen_fake_probability,
+    )
     for axis in range(3):
         image, label = data_aug_lib.maybe_rot180(image, label, axis)
     return tf.clip_by_value(image, 0.0, 1.0), label
@@ -119,8 +131,13 @@ def apply_data_aug() -> None:
             for idx in range(FLAGS.num_data_aug):
                 image, label = session.run(scan)
                 save_to_tfrecord(
-                    image, label, FLAGS.process_no, idx, FLAGS.output_folder,
-                    FLAGS.output_file_prefix)
+                    image,
+                    label,
+                    FLAGS.process_no,
+                    idx,
+                    FLAGS.output_folder,
+                    FLAGS.output_file_prefix,
+                )
                 tf.logging.info("Wrote scan %d of %d", idx + 1, FLAGS.num_data_aug)
 
 

@@ -52,9 +52,7 @@ def conv1d(
     batch, length, channels = _sequence_dims("conv1d", x)
     height = mtf.Dimension("fake_height", 1)
     image = mtf.reshape(x, mtf.Shape([*batch, height, length, channels]))
-    y = conv2d(
-        image, output_dim, filter_size=(1, filter_size), strides=(1, stride), **kw_args
-    )
+    y = conv2d(image, output_dim, filter_size=(1, filter_size), strides=(1, stride), **kw_args)
     return mtf.reshape(y, y.shape - height)
 
 
@@ -108,18 +106,20 @@ def separable_conv1d(
     pointwise = VarianceScalingInitializer(scale=pointwise_filter_initializer_scale)
     with tf.variable_scope(name, default_name="separable_conv1d"):
         with tf.variable_scope("depthwise_conv_hack"):
-            summed = mtf.add_n([
-                dense(
-                    mtf.shift(x, -position, length, wrap=False),
-                    [channels],
-                    reduced_dims=[],
-                    use_bias=use_bias and i == 0,
-                    kernel_initializer=depthwise,
-                    kernel_weights=weight,
-                    name=f"depthwise_dense_{i}",
-                )
-                for i, (position, weight) in enumerate(zip(positions, weights))
-            ])
+            summed = mtf.add_n(
+                [
+                    dense(
+                        mtf.shift(x, -position, length, wrap=False),
+                        [channels],
+                        reduced_dims=[],
+                        use_bias=use_bias and i == 0,
+                        kernel_initializer=depthwise,
+                        kernel_weights=weight,
+                        name=f"depthwise_dense_{i}",
+                    )
+                    for i, (position, weight) in enumerate(zip(positions, weights))
+                ]
+            )
         return dense(
             summed,
             [output_dim],

@@ -90,9 +90,7 @@ class VarianceScalingInitializer(DenseInitializer):
       distribution: "normal" or "uniform".
     """
 
-    def __init__(
-        self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "normal"
-    ):
+    def __init__(self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "normal"):
         self.scale = scale
         self.mode = mode.lower()
         self.distribution = distribution.lower()
@@ -284,9 +282,7 @@ def _without_clashes(
     x: mtf.Tensor, reduced_dims: Sequence[mtf.Dimension], new_dims: Sequence[mtf.Dimension]
 ) -> tuple[mtf.Tensor, list[mtf.Dimension]]:
     """Returns `x` and its reduced dimensions, with those renamed that are also new ones."""
-    inner = [
-        mtf.Dimension("_" + d.name, d.size) if d in new_dims else d for d in reduced_dims
-    ]
+    inner = [mtf.Dimension("_" + d.name, d.size) if d in new_dims else d for d in reduced_dims]
     for d, renamed in zip(reduced_dims, inner):
         if d != renamed:
             x = mtf.rename_dimension(x, d.name, renamed.name)

@@ -72,9 +72,7 @@ def multiplicative_jitter(x: mtf.Tensor, epsilon: float = 1e-2) -> mtf.Tensor:
 
 
 @gin.configurable(module="mesh_tensorflow.layers")
-def clip_activation_gradient(
-    x: mtf.Tensor, clip_rms_norm: Optional[float] = None
-) -> mtf.Tensor:
+def clip_activation_gradient(x: mtf.Tensor, clip_rms_norm: Optional[float] = None) -> mtf.Tensor:
     """Returns the value of `x`, whose gradient is scaled down to a root mean square.
 
     Summaries of `x` are written, see `summary_for_clip_activation_gradient`; an example is what

@@ -87,9 +87,7 @@ def _backwards(
     y1, y2 = wait_for([y1_again, y2_again], [dy1, dy2])
     *inner, addition = forward_operations
     residual = addition.inputs[1]
-    [residual], (dx2, *d_others) = computed_again(
-        inner, {x2: y1}, [residual], [x2, *others], [dy2]
-    )
+    [residual], (dx2, *d_others) = computed_again(inner, {x2: y1}, [residual], [x2, *others], [dy2])
     # The step before begins when this one is through, or inner values of both would be kept.
     [x1] = wait_for([y2 - residual], [d for d in d_others if d is not None])
     return [dy2, x1, dy1 if dx2 is None else dy1 + dx2, y1, *d_others]

@@ -47,9 +47,7 @@ def beside(what: str, x: Tensor, value: Any) -> Any:
             return value
         return value[()]
     found = f"{_kind(value)} of shape {tuple(sizes)}"
-    if len(sizes) != len(x.shape) or any(
-        n not in (None, d.size) for n, d in zip(sizes, x.shape)
-    ):
+    if len(sizes) != len(x.shape) or any(n not in (None, d.size) for n, d in zip(sizes, x.shape)):
         raise ValueError(
             f"{what}: {found} stands beside {x.name} {x.shape}, and its axes have no names. Only "
             "numbers, and arrays of that very shape, can stand beside a Tensor; give it dimensions "

@@ -236,9 +236,7 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
         (x1, x2), y, dy = self.inputs, self.outputs[0], grad_ys[0]
         first = mtf.equal(x1, y, output_shape=y.shape)
         masks = [first, mtf.logical_not(first)]
-        return [
-            _sum_to(dy * mtf.cast(mask, y.dtype), x) for x, mask in zip((x1, x2), masks)
-        ]
+        return [_sum_to(dy * mtf.cast(mask, y.dtype), x) for x, mask in zip((x1, x2), masks)]
 
 
 def binary_arguments_to_tensors(x1: Any, x2: Any) -> tuple[Tensor, Tensor]:

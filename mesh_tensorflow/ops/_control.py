@@ -157,9 +157,7 @@ class CustomGradientOperation(Operation):
         self._fn_outputs = list(fn_outputs)
         self._grad_fn = grad_fn
         self._forward_operations = list(forward_operations)
-        self._outputs = [
-            Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(fn_outputs)
-        ]
+        self._outputs = [Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(fn_outputs)]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         grads = [
@@ -274,11 +272,7 @@ def custom_gradient(fn: Callable, grad_fn: Callable, explicit_inputs: Sequence[T
     external = [x for x in external_inputs(forward, explicit_inputs) if x.dtype.is_floating]
     # Variables made by the function are inputs to it.
     external += [
-        y
-        for op in forward
-        if isinstance(op, Variable)
-        for y in op.outputs
-        if y not in external
+        y for op in forward if isinstance(op, Variable) for y in op.outputs if y not in external
     ]
     op = CustomGradientOperation(
         explicit_inputs, explicit_inputs + external, outputs, grad_fn, forward

@@ -93,9 +93,7 @@ class EinsumOperation(Operation):
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         dy = grad_ys[0]
         xs = self.inputs
-        return [
-            product([dy, *xs[:i], *xs[i + 1 :]], x.shape) for i, x in enumerate(xs)
-        ]
+        return [product([dy, *xs[:i], *xs[i + 1 :]], x.shape) for i, x in enumerate(xs)]
 
     def _plan(self, mesh_impl: Any) -> tuple[dict[Dimension, int], list[int]]:
         """Returns the dimensions to gather first, with their mesh axes, and the axes to sum.
@@ -138,9 +136,7 @@ class EinsumOperation(Operation):
             value = lowering.tensors[x]
             for axis_of_x, d in enumerate(x.shape):
                 if d in gathered:
-                    value = mesh_impl.allconcat(
-                        value.to_laid_out_tensor(), gathered[d], axis_of_x
-                    )
+                    value = mesh_impl.allconcat(value.to_laid_out_tensor(), gathered[d], axis_of_x)
             values.append(value)
         lowering.count_collectives(self, "einsum_op")
         lowering.add_counter("einsum", self._computed_elements(lowering.requested_impl(self)))

@@ -35,7 +35,11 @@ class GatherOperation(Operation):
     """The entries of a table at indices along a dimension; zeros where one is out of range."""
 
     def __init__(
-        self, weights: Tensor, indices: Tensor, dim: Dimension, output_shape: Shape,
+        self,
+        weights: Tensor,
+        indices: Tensor,
+        dim: Dimension,
+        output_shape: Shape,
         name: Optional[str] = None,
     ):
         """Makes the operation.

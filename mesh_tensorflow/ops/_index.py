@@ -310,9 +310,7 @@ def top_k(
 
 
 @leaves_no_node
-def top_1(
-    x: Tensor, reduced_dim: Dimension, name: Optional[str] = None
-) -> tuple[Tensor, Tensor]:
+def top_1(x: Tensor, reduced_dim: Dimension, name: Optional[str] = None) -> tuple[Tensor, Tensor]:
     """Returns the largest element along a dimension, which goes away, and its index."""
     one_dim = Dimension("_one", 1)
     values, indices = top_k(x, reduced_dim, one_dim, name=name)

@@ -35,8 +35,9 @@ class _AlongDimension(Operation):
             )
         share = 1.0 / max(1, self._dim.size)
         local = mesh_impl.slicewise(
-            lambda t: tf.reduce_sum(t, constant(self._axis), keepdims=True)
-            * constant(share, t.dtype),
+            lambda t: (
+                tf.reduce_sum(t, constant(self._axis), keepdims=True) * constant(share, t.dtype)
+            ),
             value,
         )
         return mesh_impl.allreduce(local, [mesh_axis], "SUM")
@@ -46,7 +47,6 @@ class _AlongDimension(Operation):
 
     def cost(self, mesh_impl: Any) -> Cost:
         return cost_along(self, mesh_impl, self._dim, _FLOPS_PER_ELEMENT)
-
 
 
 class NormalizeOperation(_AlongDimension):

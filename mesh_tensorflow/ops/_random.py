@@ -86,9 +86,7 @@ def random_normal(mesh: Mesh, shape: Any, **kwargs: Any) -> Tensor:
     return RandomOperation(mesh, shape, tf.random.normal, **kwargs).outputs[0]
 
 
-def _dropout_arguments(
-    is_training: Any, keep_prob: Any, rate: Any
-) -> tuple[bool, Any]:
+def _dropout_arguments(is_training: Any, keep_prob: Any, rate: Any) -> tuple[bool, Any]:
     """Returns (is_training, keep_prob) from the present and the earlier form of arguments."""
     flag = isinstance(is_training, bool)
     number = isinstance(is_training, (int, float)) and not flag

@@ -141,9 +141,7 @@ class ShiftOperation(Operation):
         return Cost(0, moved, tuple(found))
 
 
-def shift(
-    x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str] = None
-) -> Tensor:
+def shift(x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str] = None) -> Tensor:
     """Returns a Tensor moved by a constant along a dimension.
 
     Args:
@@ -185,7 +183,11 @@ def dynamic_shift(x: Tensor, offset: Tensor, dim: Dimension, wrap: bool) -> Tens
 
 
 def _margin(
-    x: Tensor, blocks_dim: Optional[Dimension], block_size_dim: Dimension, size: int, wrap: bool,
+    x: Tensor,
+    blocks_dim: Optional[Dimension],
+    block_size_dim: Dimension,
+    size: int,
+    wrap: bool,
     from_left: bool,
 ) -> list[Tensor]:
     """Returns the margin of `size` next to each block, as Tensors from left to right."""

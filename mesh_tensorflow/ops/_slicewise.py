@@ -226,8 +226,7 @@ def slicewise(
     xs = list(xs)
     check_tensors(name or "slicewise", xs)
     several = isinstance(output_shape, (list, tuple)) and any(
-        isinstance(s, (Shape, list, tuple)) and not isinstance(s, Dimension)
-        for s in output_shape
+        isinstance(s, (Shape, list, tuple)) and not isinstance(s, Dimension) for s in output_shape
     )
     if several:
         shapes = [convert_to_shape(s) for s in output_shape]
@@ -238,7 +237,13 @@ def slicewise(
     else:
         dtypes = [xs[0].dtype if output_dtype is None else tf.as_dtype(output_dtype)] * len(shapes)
     op = SlicewiseOperation(
-        tf_fn, xs, shapes, dtypes, splittable_dims or [], grad_function, name  # type: ignore
+        tf_fn,
+        xs,
+        shapes,  # type: ignore[arg-type]
+        dtypes,
+        splittable_dims or [],
+        grad_function,
+        name,
     )
     return tuple(op.outputs) if len(op.outputs) > 1 else op.outputs[0]
 

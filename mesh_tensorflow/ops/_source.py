@@ -352,4 +352,3 @@ def given_dimension(what: str, x: Tensor, dim: Dimension) -> Dimension:
             "x.shape.get_dim_by_name(name) returns one"
         )
     return Dimension(*dim)
-

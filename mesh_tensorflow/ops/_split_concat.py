@@ -183,9 +183,7 @@ def split(
 class StackOperation(Operation):
     """Tensors of one shape joined along a new dimension."""
 
-    def __init__(
-        self, xs: Sequence[Tensor], dim_name: str, axis: int, name: Optional[str] = None
-    ):
+    def __init__(self, xs: Sequence[Tensor], dim_name: str, axis: int, name: Optional[str] = None):
         """Makes the operation; see `stack`."""
         if not xs:
             raise ValueError("stack needs at least one tensor")
@@ -226,9 +224,7 @@ class StackOperation(Operation):
         lowering.set_tensor_lowering(self.outputs[0], value)
 
 
-def stack(
-    xs: Sequence[Tensor], dim_name: str, axis: int = 0, name: Optional[str] = None
-) -> Tensor:
+def stack(xs: Sequence[Tensor], dim_name: str, axis: int = 0, name: Optional[str] = None) -> Tensor:
     """Returns Tensors of one shape joined along a new dimension.
 
     Args:

@@ -112,8 +112,6 @@ def serialize_training_step(
     outputs = {}
     for name, is_batched, y in zip(names, batched, results):
         if is_batched:
-            y = mtf.reshape(
-                y, mtf.replace_dimensions(y.shape, [small_dim, micro_dim], batch_dim)
-            )
+            y = mtf.reshape(y, mtf.replace_dimensions(y.shape, [small_dim, micro_dim], batch_dim))
         outputs[name] = y
     return list(results[len(names) :]), outputs

@@ -169,18 +169,14 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def _gelu_forward(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    scale, cubic = (
-        constant(c, x.dtype) for c in (_GELU_SCALE, _GELU_SCALE * _GELU_CUBIC)
-    )
+    scale, cubic = (constant(c, x.dtype) for c in (_GELU_SCALE, _GELU_SCALE * _GELU_CUBIC))
     half = constant(0.5, x.dtype)
     t = tf.tanh(x * (cubic * tf.square(x) + scale))
     return x * (half * t + half), t
 
 
 def _gelu_grad(x: tf.Tensor, t: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
-    scale, cubic = (
-        constant(c, x.dtype) for c in (_GELU_SCALE, 3.0 * _GELU_SCALE * _GELU_CUBIC)
-    )
+    scale, cubic = (constant(c, x.dtype) for c in (_GELU_SCALE, 3.0 * _GELU_SCALE * _GELU_CUBIC))
     half_dy = dy * constant(0.5, x.dtype)
     through_tanh = _raw.TanhGrad(y=t, dy=half_dy * x)
     return (half_dy * t + half_dy) + through_tanh * (cubic * tf.square(x) + scale)

@@ -92,8 +92,10 @@ class Variable(Operation):
                 )
             return make_master(next_creator, **settings)
 
-        with tf.device(self._mesh.variable_placer_fn), outside_all_rewrites(), (
-            tf.variable_creator_scope(make_checked)
+        with (
+            tf.device(self._mesh.variable_placer_fn),
+            outside_all_rewrites(),
+            tf.variable_creator_scope(make_checked),
         ):
             self._master = tf.get_variable(
                 name,

@@ -55,9 +55,7 @@ class WhileGradientOperation(Operation):
 
         def build() -> tuple[list[Tensor], list[Optional[Tensor]]]:
             grads = mtf.gradients(ys, starts + external, dys, operations=forward.body_operations)
-            back = [
-                mtf.zeros_like(x) if g is None else g for x, g in zip(starts, grads)
-            ]
+            back = [mtf.zeros_like(x) if g is None else g for x, g in zip(starts, grads)]
             return back, grads[len(starts) :]
 
         (back, external_grads), grad_ops = forward.graph.take_operations(build)

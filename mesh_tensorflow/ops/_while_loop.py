@@ -231,7 +231,8 @@ class WhileLoopOperation(Operation):
         """
         mesh_impl = lowering.mesh_impl(self)
         return {
-            op: lowering.random_keys[op] if op in lowering.random_keys
+            op: lowering.random_keys[op]
+            if op in lowering.random_keys
             else mesh_impl.random_key(op.seed())
             for op in self.random_operations()
         }

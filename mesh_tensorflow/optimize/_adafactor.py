@@ -101,7 +101,8 @@ class AdafactorOptimizer(Optimizer):
         """
         write = "AdafactorOptimizer(learning_rate={value})"
         for name, value in (
-            ("multiply_by_parameter_scale", multiply_by_parameter_scale), ("factored", factored)
+            ("multiply_by_parameter_scale", multiply_by_parameter_scale),
+            ("factored", factored),
         ):
             check_flag("AdafactorOptimizer", name, value, write)
         self._multiply_by_parameter_scale = multiply_by_parameter_scale
@@ -155,9 +156,7 @@ class AdafactorOptimizer(Optimizer):
             trainable=False,
         )
 
-    def apply_grad(
-        self, grad: Optional[mtf.Tensor], var: mtf.Variable
-    ) -> list[mtf.Operation]:
+    def apply_grad(self, grad: Optional[mtf.Tensor], var: mtf.Variable) -> list[mtf.Operation]:
         if skip_without_gradient(grad, var):
             return []
         grad = mtf.to_float(grad)  # type: ignore[arg-type]

@@ -68,9 +68,7 @@ class AdamWeightDecayOptimizer(Optimizer):
                 f"beta_2={beta_1})"
             )
 
-    def apply_grad(
-        self, grad: Optional[mtf.Tensor], var: mtf.Variable
-    ) -> list[mtf.Operation]:
+    def apply_grad(self, grad: Optional[mtf.Tensor], var: mtf.Variable) -> list[mtf.Operation]:
         if skip_without_gradient(grad, var):
             return []
         grad = mtf.to_float(grad)  # type: ignore[arg-type]

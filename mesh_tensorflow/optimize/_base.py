@@ -44,9 +44,7 @@ class Optimizer:
             return []
         return variables[0].graph.combine_assignments(assignments)
 
-    def apply_grad(
-        self, grad: Optional[mtf.Tensor], var: mtf.Variable
-    ) -> list[mtf.Operation]:
+    def apply_grad(self, grad: Optional[mtf.Tensor], var: mtf.Variable) -> list[mtf.Operation]:
         """Returns operations that update one variable.
 
         Args:

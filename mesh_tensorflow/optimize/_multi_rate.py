@@ -67,7 +67,9 @@ class _WithAlternatives:
         if any(re.search(pattern, var.name) for pattern in earlier):
             tf.logging.warning(
                 "%s matches one of %r, but only the last expression, %r, has an effect",
-                var.name, earlier, last,
+                var.name,
+                earlier,
+                last,
             )
         return rate
 

@@ -30,9 +30,7 @@ class SgdOptimizer(Optimizer):
         """The learning rate."""
         return self._lr
 
-    def apply_grad(
-        self, grad: Optional[mtf.Tensor], var: mtf.Variable
-    ) -> list[mtf.Operation]:
+    def apply_grad(self, grad: Optional[mtf.Tensor], var: mtf.Variable) -> list[mtf.Operation]:
         if skip_without_gradient(grad, var):
             return []
         if isinstance(self.lr, mtf.Tensor):
@@ -74,9 +72,7 @@ class MomentumOptimizer(Optimizer):
         """How much of the running sum stays."""
         return self._momentum
 
-    def apply_grad(
-        self, grad: Optional[mtf.Tensor], var: mtf.Variable
-    ) -> list[mtf.Operation]:
+    def apply_grad(self, grad: Optional[mtf.Tensor], var: mtf.Variable) -> list[mtf.Operation]:
         if skip_without_gradient(grad, var):
             return []
         v = mtf.get_variable(

@@ -84,9 +84,7 @@ def product_learning_rate(
 
 
 @gin.configurable(module=_MODULE)
-def linear_warmup(
-    step: Any, total_train_steps: int, steps_or_fraction: float = 10000
-) -> tf.Tensor:
+def linear_warmup(step: Any, total_train_steps: int, steps_or_fraction: float = 10000) -> tf.Tensor:
     """Returns a line from 0 at step 0 to 1, which then stays 1.
 
     Args:

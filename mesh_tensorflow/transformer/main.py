@@ -30,15 +30,27 @@ __all__ = ["FLAGS", "main"]
 
 _DEFAULT_DIRECTORY = "/tmp/transformer_standalone"
 _DEFINITIONS: tuple[Flag, ...] = (
-    (flags.DEFINE_string, "tpu_job_name", None,
-     "Name of the TPU's job, if it is not the default, tpu_worker."),
-    (flags.DEFINE_string, "model_dir", _DEFAULT_DIRECTORY,
-     "Directory of checkpoints and what goes with them."),
+    (
+        flags.DEFINE_string,
+        "tpu_job_name",
+        None,
+        "Name of the TPU's job, if it is not the default, tpu_worker.",
+    ),
+    (
+        flags.DEFINE_string,
+        "model_dir",
+        _DEFAULT_DIRECTORY,
+        "Directory of checkpoints and what goes with them.",
+    ),
     (flags.DEFINE_string, "tpu", None, 'Name or grpc address of a TPU; "" or nothing without one.'),
     (flags.DEFINE_string, "gcp_project", None, "The TPU's project."),
     (flags.DEFINE_string, "tpu_zone", None, "The TPU's zone."),
-    (flags.DEFINE_multi_string, "module_import", None,
-     "Modules to import, such as those that register data with gin."),
+    (
+        flags.DEFINE_multi_string,
+        "module_import",
+        None,
+        "Modules to import, such as those that register data with gin.",
+    ),
 )
 
 define(_DEFINITIONS)
@@ -62,7 +74,9 @@ def _warn_of_shared_directory(model_dir: str) -> None:
             f"model_dir is {_DEFAULT_DIRECTORY}, the default: a name that all users of this "
             "machine know, in a folder where all may write; checkpoints, the gin configuration and "
             "the command line are written there. Pass --model_dir=DIR, a folder of your own",
-            MeshTensorFlowWarning, stacklevel=2)
+            MeshTensorFlowWarning,
+            stacklevel=2,
+        )
 
 
 def main(_: Any) -> None:
@@ -82,8 +96,12 @@ def main(_: Any) -> None:
     utils.parse_gin_defaults_and_flags()
     with strict(is_set("MTF_STRICT", True)):
         utils.run(
-            tpu_job_name=FLAGS.tpu_job_name, tpu=FLAGS.tpu, gcp_project=FLAGS.gcp_project,
-            tpu_zone=FLAGS.tpu_zone, model_dir=FLAGS.model_dir)
+            tpu_job_name=FLAGS.tpu_job_name,
+            tpu=FLAGS.tpu,
+            gcp_project=FLAGS.gcp_project,
+            tpu_zone=FLAGS.tpu_zone,
+            model_dir=FLAGS.model_dir,
+        )
 
 
 if __name__ == "__main__":

@@ -84,9 +84,7 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
         read = self._spread(weights, indices, x.shape - model_dim)
         return mtf.einsum([read, values], output_shape=x.shape)
 
-    def get_indices(
-        self, keys: mtf.Tensor, query: mtf.Tensor
-    ) -> tuple[mtf.Tensor, mtf.Tensor]:
+    def get_indices(self, keys: mtf.Tensor, query: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns the best products of keys.
 
         Args:
@@ -113,9 +111,7 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
         indices = mtf.gather(pairs(row * self.n_keys, column), places, pairs_dim)
         return scores, indices
 
-    def _spread(
-        self, weights: mtf.Tensor, indices: mtf.Tensor, shape: mtf.Shape
-    ) -> mtf.Tensor:
+    def _spread(self, weights: mtf.Tensor, indices: mtf.Tensor, shape: mtf.Shape) -> mtf.Tensor:
         """Returns each position's weight of each vector, with dimensions [..., n_values].
 
         By two short one-hots, of the row and of the column that an index stands for, in place

@@ -31,7 +31,8 @@ class T2tVocabulary(vocabulary.Vocabulary):
         except ImportError as e:
             # Its declared dependencies hold TensorFlow back, and this module needs none of them.
             raise vocabulary.missing_package(
-                "T2tVocabulary", "tensor2tensor", "pip install --no-deps tensor2tensor") from e
+                "T2tVocabulary", "tensor2tensor", "pip install --no-deps tensor2tensor"
+            ) from e
         self._encoder = text_encoder.SubwordTextEncoder(filepath)
 
     @property

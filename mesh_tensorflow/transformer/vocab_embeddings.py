@@ -174,9 +174,7 @@ class _TableWithContexts:
     ) -> mtf.Tensor:
         """Returns logits with dimensions [..., component_dim, vocab_dim]."""
         rest = hidden.shape - self._output_dim + component_dim
-        copied = mtf.rename_dimension(
-            hidden, self._output_dim.name, self._copy_output_dim.name
-        )
+        copied = mtf.rename_dimension(hidden, self._output_dim.name, self._copy_output_dim.name)
         mapped = mtf.einsum([copied, maps], output_shape=rest + self._output_dim)
         if bias is not None:
             mapped = mtf.add(mapped, bias, output_shape=mapped.shape)
@@ -364,9 +362,7 @@ class Mixtape(_TableWithContexts):
         vectors = mtf.einsum(
             [hidden, self._prior_weights], output_shape=rest + self._gate_embedding_dim
         )
-        vectors = mtf.tanh(
-            mtf.add(vectors, self._prior_weights_bias, output_shape=vectors.shape)
-        )
+        vectors = mtf.tanh(mtf.add(vectors, self._prior_weights_bias, output_shape=vectors.shape))
         vectors = self._dropout(vectors, context)
         shared = mtf.einsum([hidden, self._prior_gates_vector], output_shape=rest)
         own = mtf.einsum(

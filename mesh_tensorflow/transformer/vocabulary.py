@@ -58,7 +58,8 @@ def tfds_function(user: str, function: str) -> Callable[..., Any]:
         import tensorflow_datasets as tfds
     except ImportError as e:
         raise missing_package(
-            user, "tensorflow-datasets", "pip install 'mesh-tensorflow[transformer]'") from e
+            user, "tensorflow-datasets", "pip install 'mesh-tensorflow[transformer]'"
+        ) from e
     # Where it cannot import its parts, it logs that, and is empty.
     if not hasattr(tfds, function):
         raise ImportError(
@@ -111,6 +112,7 @@ class Vocabulary:
         Returns:
           An int32 tf Tensor [length].
         """
+
         def encode(text: Any) -> np.ndarray:
             # Bytes in a graph, an array of one outside.
             text = np.asarray(text, object).item().decode("utf-8", "replace")
@@ -131,6 +133,7 @@ class Vocabulary:
         Returns:
           A tf Tensor [...] of type string.
         """
+
         def decode(ids: np.ndarray) -> np.ndarray:
             rows = ids.reshape([-1, ids.shape[-1]]).tolist() if ids.size else []
             texts = [self.decode(row).encode("utf-8") for row in rows]
@@ -305,8 +308,10 @@ class SentencePieceVocabulary(Vocabulary):
             import sentencepiece
         except ImportError as e:
             raise missing_package(
-                "SentencePieceVocabulary", "sentencepiece",
-                "pip install 'mesh-tensorflow[transformer]'") from e
+                "SentencePieceVocabulary",
+                "sentencepiece",
+                "pip install 'mesh-tensorflow[transformer]'",
+            ) from e
         if extra_ids < 0:
             raise ValueError(f"SentencePieceVocabulary: extra_ids {extra_ids} is negative")
         with tf.io.gfile.GFile(sentencepiece_model_file, "rb") as f:

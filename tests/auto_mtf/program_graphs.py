@@ -56,10 +56,12 @@ def classic_program(name):
 
 def two_products():
     """Returns (graph, outputs): X [a, b], Y [b, c], and their products Z [a, c] and W [b, c]."""
-    graph, tensors = build([
-        ["X", [], [["a:4,b:6", "int32"]], []],
-        ["Y", [], [["b:6,c:8", "int32"]], []],
-        ["Z", ["X:0", "Y:0"], [["a:4,c:8", "int32"]], []],
-        ["W", ["X:0", "Y:0"], [["b:6,c:8", "int32"]], []],
-    ])
+    graph, tensors = build(
+        [
+            ["X", [], [["a:4,b:6", "int32"]], []],
+            ["Y", [], [["b:6,c:8", "int32"]], []],
+            ["Z", ["X:0", "Y:0"], [["a:4,c:8", "int32"]], []],
+            ["W", ["X:0", "Y:0"], [["b:6,c:8", "int32"]], []],
+        ]
+    )
     return graph, [tensors["Z:0"]]

@@ -15,13 +15,18 @@ def dims(names):
 
 def variable(mesh, names):
     return mtf.get_variable(
-        mesh, f"v{len(mesh.graph.all_variables)}", mtf.Shape(dims(names)),
-        initializer=tf.zeros_initializer())
+        mesh,
+        f"v{len(mesh.graph.all_variables)}",
+        mtf.Shape(dims(names)),
+        initializer=tf.zeros_initializer(),
+    )
 
 
 def _einsum(draw, mesh, xs):
     x = draw(st.sampled_from(xs))
-    w = variable(mesh, draw(st.lists(st.sampled_from(sorted(SIZES)), min_size=1, max_size=3, unique=True)))
+    w = variable(
+        mesh, draw(st.lists(st.sampled_from(sorted(SIZES)), min_size=1, max_size=3, unique=True))
+    )
     known = list(dict.fromkeys(x.shape.dims + w.shape.dims))
     kept = draw(st.lists(st.sampled_from(known), unique=True, max_size=3))
     return mtf.einsum([x, w], output_shape=mtf.Shape(kept))
@@ -47,7 +52,15 @@ def _rename(draw, mesh, xs):
     return mtf.relu(mtf.rename_dimension(x, d.name, f"{d.name}2"[:2]))
 
 
-KINDS = [_einsum, _einsum, _add, _add, _reduce, lambda draw, mesh, xs: mtf.relu(draw(st.sampled_from(xs))), _rename]
+KINDS = [
+    _einsum,
+    _einsum,
+    _add,
+    _add,
+    _reduce,
+    lambda draw, mesh, xs: mtf.relu(draw(st.sampled_from(xs))),
+    _rename,
+]
 
 
 @st.composite
@@ -83,8 +96,12 @@ def loop_program(iterations=5, gradients=False):
 
     zero = mtf.constant(mesh, 0, dtype=tf.int32)
     _, y, total = mtf.while_loop(
-        lambda i, y: mtf.less(i, iterations), body, [zero, x], has_accumulators=True,
-        maximum_iterations=iterations)
+        lambda i, y: mtf.less(i, iterations),
+        body,
+        [zero, x],
+        has_accumulators=True,
+        maximum_iterations=iterations,
+    )
     loss = mtf.reduce_sum(mtf.square(y)) + mtf.reduce_sum(mtf.square(total))
     if gradients:
         mtf.gradients([loss], [w])

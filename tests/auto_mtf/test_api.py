@@ -19,7 +19,8 @@ def perceptron(batch=8, layers=2):
     constant = mtf.layers.VarianceScalingInitializer(scale=1.0)
     for i in range(layers):
         y = mtf.layers.dense(
-            x, h, reduced_dims=[d], activation=mtf.relu, name=f"in{i}", kernel_initializer=constant)
+            x, h, reduced_dims=[d], activation=mtf.relu, name=f"in{i}", kernel_initializer=constant
+        )
         x += mtf.layers.dense(y, d, reduced_dims=[h], name=f"out{i}", kernel_initializer=constant)
     loss = mtf.reduce_mean(mtf.square(x - inputs))
     grads = mtf.gradients([loss], [v.value for v in graph.trainable_variables])
@@ -34,7 +35,9 @@ def step(mesh_shape, layout):
         tf.train.get_or_create_global_step()
         graph, mesh, loss, updates = perceptron()
         mesh_shape = mtf.convert_to_shape(mesh_shape)
-        impl = mtf.placement_mesh_impl.PlacementMeshImpl(mesh_shape, layout, ["cpu:0"] * mesh_shape.size)
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl(
+            mesh_shape, layout, ["cpu:0"] * mesh_shape.size
+        )
         lowering = mtf.Lowering(graph, {mesh: impl})
         fetch = lowering.export_to_tf_tensor(loss)
         update = [lowering.lowered_operation(u) for u in updates]
@@ -88,14 +91,24 @@ def test_errors():
     with pytest.raises(ValueError, match=r"x=0 has no processors: Shape\[x=0\]. Sizes .* from 1"):
         mtf.auto_mtf.layout(graph, "x:0")
     for count, dims in [(0, 2), (4, 0)]:
-        with pytest.raises(ValueError, match=f"num_machines={count} and max_mesh_shape_dimensions={dims}"):
+        with pytest.raises(
+            ValueError, match=f"num_machines={count} and max_mesh_shape_dimensions={dims}"
+        ):
             mtf.auto_mtf.layout_and_mesh_shape(mtf.Graph(), count, (), dims)
 
 
-@pytest.mark.parametrize("count, dims, shapes", [
-    (1, 2, [[1]]), (8, 1, [[8]]), (8, 2, [[8], [4, 2]]), (64, 2, [[64], [32, 2], [16, 4], [8, 8]]),
-    (64, 3, [[64], [32, 2], [16, 4], [16, 2, 2], [8, 8], [8, 4, 2], [4, 4, 4]]),
-    (12, None, [[12], [6, 2], [4, 3], [3, 2, 2]]), (7, 2, [[7]]), (8, 0, []),
-])
+@pytest.mark.parametrize(
+    "count, dims, shapes",
+    [
+        (1, 2, [[1]]),
+        (8, 1, [[8]]),
+        (8, 2, [[8], [4, 2]]),
+        (64, 2, [[64], [32, 2], [16, 4], [8, 8]]),
+        (64, 3, [[64], [32, 2], [16, 4], [16, 2, 2], [8, 8], [8, 4, 2], [4, 4, 4]]),
+        (12, None, [[12], [6, 2], [4, 3], [3, 2, 2]]),
+        (7, 2, [[7]]),
+        (8, 0, []),
+    ],
+)
 def test_mesh_shapes(count, dims, shapes):
     assert list(api._mesh_shape_iterator(count, dims)) == shapes

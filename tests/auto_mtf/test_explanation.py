@@ -12,7 +12,16 @@ from mesh_tensorflow.auto_mtf import __main__ as command
 from mesh_tensorflow.auto_mtf import _plot, _times, explanation, hardware, measure, models
 from mesh_tensorflow.auto_mtf.step_time import StepEstimator
 
-TINY = {"batch": 8, "length": 8, "vocab": 16, "d_model": 16, "layers": 2, "heads": 4, "d_kv": 4, "d_ff": 32}
+TINY = {
+    "batch": 8,
+    "length": 8,
+    "vocab": 16,
+    "d_model": 16,
+    "layers": 2,
+    "heads": 4,
+    "d_kv": 4,
+    "d_ff": 32,
+}
 SLOW = hardware.Hardware("slow", {"float32": 1e9}, 1e8, 1e9, hardware.Link(1e8, 1e-6))
 LIMIT = 67.5e3
 
@@ -21,7 +30,8 @@ LIMIT = 67.5e3
 def explained(tf_graph):
     program = models.language_model(**TINY)
     return mtf.auto_mtf.explain(
-        program.graph, "m:2,n:2", program.outputs, memory_limit_bytes=LIMIT, hardware=SLOW)
+        program.graph, "m:2,n:2", program.outputs, memory_limit_bytes=LIMIT, hardware=SLOW
+    )
 
 
 def test_explains_the_best(explained):
@@ -53,14 +63,18 @@ def test_explains_the_others(explained):
 def test_explains_a_layout(tf_graph):
     program = models.language_model(**TINY, optimizer=None)
     given = explanation.explain(
-        program.graph, "m:2,n:2", program.outputs, layout="batch:m", hardware=SLOW, alternatives=2)
+        program.graph, "m:2,n:2", program.outputs, layout="batch:m", hardware=SLOW, alternatives=2
+    )
     assert given.chosen.layout == {"batch": "m"}
     best = given.alternatives[0]
     assert best.estimate.seconds.total < given.chosen.seconds.total and " -" in best.why
     assert "DOES NOT FIT" not in str(given)
     small = hardware.PROFILES["tpu_v2"].replace(memory_bytes=1e3)
-    assert "DOES NOT FIT in 1 kB" in str(explanation.explain(
-        program.graph, "m:2,n:2", program.outputs, layout="", hardware=small, alternatives=0))
+    assert "DOES NOT FIT in 1 kB" in str(
+        explanation.explain(
+            program.graph, "m:2,n:2", program.outputs, layout="", hardware=small, alternatives=0
+        )
+    )
     memory = explanation.explain(program.graph, "m:2,n:2", program.outputs, objective="memory")
     rules = mtf.auto_mtf.layout(program.graph, "m:2,n:2", program.outputs)
     assert set(memory.chosen.layout.items()) == rules._pairs
@@ -129,14 +143,17 @@ def test_command_with_a_function(capsys):
     assert "optimizer" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--memory_limit_bytes=100"], "no layout fits in 100 bytes"),
-    (["--model=nowhere:build"], "--model=nowhere:build: No module named"),
-    (["--model=language_model"], "is no function: write it as package.module:function"),
-    (["--hardware=abacus"], "unknown hardware 'abacus'"),
-    (["--layout=batch"], "malformed layout"),
-    (["--gin_param=language_model.optimizer='newton'"], "optimizer 'newton' is none of sgd"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--memory_limit_bytes=100"], "no layout fits in 100 bytes"),
+        (["--model=nowhere:build"], "--model=nowhere:build: No module named"),
+        (["--model=language_model"], "is no function: write it as package.module:function"),
+        (["--hardware=abacus"], "unknown hardware 'abacus'"),
+        (["--layout=batch"], "malformed layout"),
+        (["--gin_param=language_model.optimizer='newton'"], "optimizer 'newton' is none of sgd"),
+    ],
+)
 def test_command_that_fails(capsys, arguments, message):
     assert command.main(["--mesh_shape=m:2", *BINDINGS, *arguments]) == 1
     assert message in capsys.readouterr().err
@@ -179,12 +196,26 @@ def test_measured_profile(placement, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("kind", ["lm_base", "bi_base"])
 def test_transformers_of_gin_files(kind, capsys):
     sizes = {
-        "num_layers": 1, "d_model": 16, "d_ff": 32, "num_heads": 4, "d_kv": 4, "utils.run.sequence_length":
-        "{'inputs': 16, 'targets': 8}", "gin_transformer.vocab_size": 32, "gin_transformer.batch_size": 8}
+        "num_layers": 1,
+        "d_model": 16,
+        "d_ff": 32,
+        "num_heads": 4,
+        "d_kv": 4,
+        "utils.run.sequence_length": "{'inputs': 16, 'targets': 8}",
+        "gin_transformer.vocab_size": 32,
+        "gin_transformer.batch_size": 8,
+    }
     arguments = [f"--gin_param={k}={v}" for k, v in sizes.items()]
-    code = command.main([
-        "--mesh_shape=rows:2,cols:2", "--model=mesh_tensorflow.auto_mtf.gin_models:gin_transformer",
-        "--gin_file=defaults.gin", f"--gin_file=models/{kind}.gin", "--alternatives=0", *arguments])
+    code = command.main(
+        [
+            "--mesh_shape=rows:2,cols:2",
+            "--model=mesh_tensorflow.auto_mtf.gin_models:gin_transformer",
+            "--gin_file=defaults.gin",
+            f"--gin_file=models/{kind}.gin",
+            "--alternatives=0",
+            *arguments,
+        ]
+    )
     printed = capsys.readouterr()
     assert code == 0, printed.err
     assert ("encoder/" in printed.out) == (kind == "bi_base")

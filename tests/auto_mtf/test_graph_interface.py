@@ -35,11 +35,18 @@ def test_names_and_shapes(products):
     assert products.is_tensor_final("Z:0") and not products.is_tensor_final("W:0")
 
 
-@pytest.mark.parametrize("layout, sizes, entries", [
-    (None, None, 24), ({}, None, 24), ({"a": "m"}, {"m": 2}, 12), ({"c": "m"}, {"m": 2}, 24),
-    ({"a": "m", "b": "n"}, {"m": 2, "n": 3}, 4),
-    ({"a": "m"}, {"m": 5}, 5), ({"a": "m", "b": "n"}, {"m": 32, "n": 7}, 1),
-])
+@pytest.mark.parametrize(
+    "layout, sizes, entries",
+    [
+        (None, None, 24),
+        ({}, None, 24),
+        ({"a": "m"}, {"m": 2}, 12),
+        ({"c": "m"}, {"m": 2}, 24),
+        ({"a": "m", "b": "n"}, {"m": 2, "n": 3}, 4),
+        ({"a": "m"}, {"m": 5}, 5),
+        ({"a": "m", "b": "n"}, {"m": 32, "n": 7}, 1),
+    ],
+)
 def test_sizes(products, layout, sizes, entries):
     assert products.get_tensor_num_entries("X:0", layout, sizes) == entries
     assert products.get_tensor_size("X:0", layout, sizes) == 4 * entries
@@ -62,7 +69,11 @@ def test_unknown_names(products):
 def test_memory_contents(products):
     contents = products.compute_memory_contents_under_schedule
     assert contents([0, 1, 3, 2]) == [
-        {"X:0"}, {"X:0", "Y:0"}, {"X:0", "Y:0", "W:0"}, {"X:0", "Y:0", "Z:0"}]
+        {"X:0"},
+        {"X:0", "Y:0"},
+        {"X:0", "Y:0", "W:0"},
+        {"X:0", "Y:0", "Z:0"},
+    ]
     assert contents(range(4))[-1] == {"X:0", "Y:0", "Z:0", "W:0"}
     assert contents([0]) == [{"X:0"}]
 
@@ -70,7 +81,11 @@ def test_memory_contents(products):
 def test_cost_graph(products):
     nodes = products.compute_cost_graph(devices=["/device:CPU:0"]).node
     assert [(n.name, n.id, n.is_final) for n in nodes] == [
-        ("X", 0, False), ("Y", 1, False), ("Z", 2, True), ("W", 3, False)]
+        ("X", 0, False),
+        ("Y", 1, False),
+        ("Z", 2, True),
+        ("W", 3, False),
+    ]
     assert [i.preceding_node for i in nodes[2].input_info] == [0, 1]
     (output,) = nodes[2].output_info
     assert output.size == 128 and output.dtype == tf.int32.as_datatype_enum
@@ -136,10 +151,17 @@ def test_loops_have_no_schedule(tf_graph):
 
 
 def test_validator():
-    graph, _ = build([
-        ["P", [], [["d:6", "float32"], ["d:4,_anonymous_3:4", "float32"], ["e:4,f:8", "float32"]], []],
-        ["Q", ["P:2"], [["h:4", "float32"]], ["e"]],
-    ])
+    graph, _ = build(
+        [
+            [
+                "P",
+                [],
+                [["d:6", "float32"], ["d:4,_anonymous_3:4", "float32"], ["e:4,f:8", "float32"]],
+                [],
+            ],
+            ["Q", ["P:2"], [["h:4", "float32"]], ["e"]],
+        ]
+    )
     validator = LayoutValidator(graph, "m:2,n:4")
     assert validator.splittable_mtf_dimension_names == {"d", "f", "h"}
     assert validator.mesh_dimension_name_to_size == {"m": 2, "n": 4}

@@ -60,7 +60,9 @@ def programs(draw, sizes):
     return operations, final
 
 
-MESHES = st.sampled_from(["m:2", "m:4", "m:2,n:2", "m:4,n:2", "m:2,n:3", "m:2,n:2,o:2", "m:1,n:2", ""])
+MESHES = st.sampled_from(
+    ["m:2", "m:4", "m:2,n:2", "m:4,n:2", "m:2,n:3", "m:2,n:2,o:2", "m:1,n:2", ""]
+)
 
 
 def check_against_brute_force(program, mesh_shape, tolerance=0.0):
@@ -103,7 +105,14 @@ def test_solvers_agree(name, monkeypatch):
 def test_evaluate():
     graph, outputs = two_products()
     optimizer = optimizer_of(graph, "m:4,n:2", outputs)
-    expected = {"": 480.0, "a:m": 408.0, "b:m": 200.0, "a:m;c:m": 120.0, "b:n, c:m": 104.0, "q:m": 480.0}
+    expected = {
+        "": 480.0,
+        "a:m": 408.0,
+        "b:m": 200.0,
+        "a:m;c:m": 120.0,
+        "b:n, c:m": 104.0,
+        "q:m": 480.0,
+    }
     assert {text: optimizer.evaluate_layout(text) for text in expected} == expected
     assert optimizer.evaluate_layout(mtf.LayoutRules([("b", "n"), ("c", "m")])) == 104.0
     with pytest.raises(KeyError, match="the mesh has no dimension 'o'"):
@@ -130,7 +139,9 @@ def test_program_does_not_grow_with_layers():
                 [f"x{i + 1}", [f"h{i}:0", f"w{i}:0"], [["batch:8,d:16", "float32"]], []],
             ]
         for i in reversed(range(count)):  # what a gradient reads
-            operations.append([f"g{i}", [f"h{i}:0", f"x{i}:0", f"w{i}:0"], [["d:16,h:32", "float32"]], []])
+            operations.append(
+                [f"g{i}", [f"h{i}:0", f"x{i}:0", f"w{i}:0"], [["d:16,h:32", "float32"]], []]
+            )
         return build(operations)[0]
 
     sizes = {}
@@ -146,7 +157,14 @@ def test_variables_by_name():
     assert layout_optimizer._global_var_name("a", "m1") == "x_(a:m1)"
     assert layout_optimizer._local_var_name(frozenset(["b", "a"]), {"a": "m1"}) == "y_(a:m1,b)"
     assert layout_optimizer._generate_assignments({"a", "b"}, {"m": 2, "n": 4}) == [
-        {}, {"a": "m"}, {"a": "n"}, {"b": "m"}, {"b": "n"}, {"a": "m", "b": "n"}, {"a": "n", "b": "m"}]
+        {},
+        {"a": "m"},
+        {"a": "n"},
+        {"b": "m"},
+        {"b": "n"},
+        {"a": "m", "b": "n"},
+        {"a": "n", "b": "m"},
+    ]
     graph, outputs = two_products()
     optimizer = optimizer_of(graph, "m:4,n:2", outputs)
     names = {v.name for v in optimizer._model.variables()}

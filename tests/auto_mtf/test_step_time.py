@@ -20,9 +20,24 @@ from mesh_tensorflow.ops._assign import Assign
 SLOW = Hardware("slow", {"float32": 1e9}, 1e8, 1e9, Link(1e7, 1e-6), operation_seconds=1e-6)
 RING = SLOW.replace(link=Link(1e7, 1e-6, "ring"))
 SHARED = SLOW.replace(one_memory=True)
-TINY = {"batch": 8, "length": 8, "vocab": 16, "d_model": 16, "layers": 2, "heads": 4, "d_kv": 4, "d_ff": 32}
+TINY = {
+    "batch": 8,
+    "length": 8,
+    "vocab": 16,
+    "d_model": 16,
+    "layers": 2,
+    "heads": 4,
+    "d_kv": 4,
+    "d_ff": 32,
+}
 PAPER = {
-    "batch": 256, "length": 256, "vocab": 32000, "d_model": 1024, "layers": 6, "heads": 256, "d_kv": 256,
+    "batch": 256,
+    "length": 256,
+    "vocab": 32000,
+    "d_model": 1024,
+    "layers": 6,
+    "heads": 256,
+    "d_kv": 256,
     "d_ff": 262144,
 }
 
@@ -31,7 +46,9 @@ def all_layouts(estimator):
     layouts = [{}]
     for d in estimator.space.dims:
         layouts += [
-            {**rules, n: m} for rules in layouts for n, m in estimator.space.pairs
+            {**rules, n: m}
+            for rules in layouts
+            for n, m in estimator.space.pairs
             if n == d and estimator.space.is_legal({**rules, n: m})
         ]
     return layouts
@@ -59,7 +76,9 @@ def directly(graph, outputs, estimator, layout):
     return compute, total
 
 
-@pytest.mark.parametrize("optimizer, recompute", [(None, False), ("sgd", False), ("adafactor", True)])
+@pytest.mark.parametrize(
+    "optimizer, recompute", [(None, False), ("sgd", False), ("adafactor", True)]
+)
 def test_units_add_up_to_the_program(tf_graph, optimizer, recompute):
     """Sums that are delayed, shared and asked for are those of a walk over all operations."""
     program = models.language_model(**TINY, optimizer=optimizer, recompute=recompute)
@@ -106,7 +125,9 @@ def test_layouts_in_order(tf_graph):
     best = [e.seconds.total for e in estimator.best(8)]
     assert best == sorted(best)
     distinct = sorted({float(f"{t:.6g}") for t in every})
-    assert {float(f"{t:.6g}") for t in best} == set(distinct[: len({float(f"{t:.6g}") for t in best})])
+    assert {float(f"{t:.6g}") for t in best} == set(
+        distinct[: len({float(f"{t:.6g}") for t in best})]
+    )
 
 
 def test_collectives_by_hand():
@@ -157,8 +178,12 @@ def test_one_memory(tf_graph):
     free = SHARED.replace(operation_seconds=0.0, link=Link(1e7, 0.0), memory_bandwidth=1e30)
     model = CostModel(mtf.Shape([("m", 4)]), free)
     for layout in [{}, {"a": "m"}, {"b": "m"}]:
-        assert model.operation(y.operation, model.impl(layout)).compute == pytest.approx(2 * 8**3 / 1e9)
-    calls = CostModel(mtf.Shape([("m", 4)]), SHARED.replace(flops={"float32": 1e30}, memory_bandwidth=1e30))
+        assert model.operation(y.operation, model.impl(layout)).compute == pytest.approx(
+            2 * 8**3 / 1e9
+        )
+    calls = CostModel(
+        mtf.Shape([("m", 4)]), SHARED.replace(flops={"float32": 1e30}, memory_bandwidth=1e30)
+    )
     times = [calls.operation(y.operation, calls.impl(x)).compute for x in ({}, {"a": "m"})]
     assert times == pytest.approx([1e-6, 4e-6])
     total = StepEstimator(graph, "m:4", [y], free).estimate("b:m").seconds.communication
@@ -256,7 +281,8 @@ def test_language_model_of_the_paper(tf_graph, training):
 def test_the_smaller_model_of_the_paper(tf_graph, optimizer):
     program = models.language_model(**{**PAPER, "d_ff": 8192, "heads": 8}, optimizer=optimizer)
     layout = mtf.auto_mtf.layout(
-        program.graph, "rows:2,cols:4", program.outputs, objective="time", hardware="tpu_v2")
+        program.graph, "rows:2,cols:4", program.outputs, objective="time", hardware="tpu_v2"
+    )
     split = {d for d, _ in layout._pairs}
     assert {"batch", "d_ff", "heads"} <= split and not split & {"length", "memory_length"}
 
@@ -281,7 +307,8 @@ def test_objectives(tf_graph):
     fast = mtf.auto_mtf.layout(graph, "m:2,n:2", outputs, objective="time", hardware=SLOW)
     assert fast._pairs == set(StepEstimator(graph, "m:2,n:2", outputs, SLOW).solve().layout.items())
     layout, shape = mtf.auto_mtf.layout_and_mesh_shape(
-        graph, 8, outputs, 3, objective="time", hardware=SLOW)
+        graph, 8, outputs, 3, objective="time", hardware=SLOW
+    )
     times = [
         StepEstimator(graph, mesh, outputs, SLOW).solve().seconds.total
         for mesh in ["mesh_0:8", "mesh_0:4,mesh_1:2", "mesh_0:2,mesh_1:2,mesh_2:2"]
@@ -298,13 +325,17 @@ def test_objectives(tf_graph):
 def test_limits_that_nothing_meets(tf_graph):
     program = models.language_model(**TINY)
     for objective in ["time", "memory"]:
-        with pytest.raises(MemoryLimitError, match=r"no layout fits in 1,000 bytes.* too many") as e:
+        with pytest.raises(
+            MemoryLimitError, match=r"no layout fits in 1,000 bytes.* too many"
+        ) as e:
             mtf.auto_mtf.layout(
-                program.graph, "m:2", program.outputs, objective=objective, memory_limit_bytes=1000)
+                program.graph, "m:2", program.outputs, objective=objective, memory_limit_bytes=1000
+            )
         assert e.value.missing_bytes > 0
     with pytest.raises(MemoryLimitError) as e:
         mtf.auto_mtf.layout_and_mesh_shape(
-            program.graph, 8, program.outputs, objective="time", memory_limit_bytes=1000)
+            program.graph, 8, program.outputs, objective="time", memory_limit_bytes=1000
+        )
     text = str(e.value)
     assert "bytes activations; less with a smaller batch, mtf.recompute_grad" in text
     assert "bytes weights; less with more processors" in text
@@ -316,7 +347,9 @@ def test_estimates_of_what_cannot_be(tf_graph):
     assert estimator.estimate("batch:m,unknown:n,d_ff:rows").layout == {"batch": "m"}
     with pytest.raises(ValueError, match="splits 'batch' over both 'm' and 'n'"):
         estimator.estimate("batch:m;batch:n")
-    with pytest.raises(ValueError, match="mesh dimension n=3 does not divide all sizes of dimension 'd_ff'"):
+    with pytest.raises(
+        ValueError, match="mesh dimension n=3 does not divide all sizes of dimension 'd_ff'"
+    ):
         estimator.estimate({"d_ff": "n"})
     with pytest.raises(ValueError, match="malformed layout"):
         estimator.estimate("batch")

@@ -269,7 +269,12 @@ def test_best_candidates():
         rows, length = dims("batch:4,triple_beam:6"), mtf.Dimension("length", 5)
         given = [
             mtf.import_tf_tensor(mesh, tf.constant(value), mtf.Shape(shape))
-            for value, shape in ((seq, rows + [length]), (scores, rows), (other, rows), (flags, rows))
+            for value, shape in (
+                (seq, rows + [length]),
+                (scores, rows),
+                (other, rows),
+                (flags, rows),
+            )
         ]
         return package.compute_topk_scores_and_seq(*given, mtf.Dimension("beam", 2))
 

@@ -53,9 +53,7 @@ def decoded(table, forced=None, **kwargs):
         given = {} if forced is None else {"forced_ids": imported(mesh, forced, "batch:4,length:6")}
         start = [mtf.zeros(mesh, [batch], tf.int32)]
         return [
-            mtf.beam_search.greedy_decode(
-                logits_fn, ids, initial_states=start, **given, **kwargs
-            )
+            mtf.beam_search.greedy_decode(logits_fn, ids, initial_states=start, **given, **kwargs)
         ]
 
     return build

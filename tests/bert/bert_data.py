@@ -11,9 +11,16 @@ WORDS = """the cat sat on mat a dog ran far good bad movie was is very where did
 . , ?""".split()
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 CONFIG = {
-    "vocab_size": len(TOKENS), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "intermediate_size": 16, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1, "max_position_embeddings": 32, "type_vocab_size": 2,
+    "vocab_size": len(TOKENS),
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 32,
+    "type_vocab_size": 2,
     "initializer_range": 0.3,
 }
 PARAGRAPHS = [
@@ -54,10 +61,19 @@ def write_cola(directory, train=16, dev=7, test=5):
 def write_squad(directory):
     """Questions with answers; returns the answers by question."""
     paragraphs = [
-        {"context": context, "qas": [{
-            "id": f"q{i}", "question": question, "is_impossible": False,
-            "answers": [{"text": answer, "answer_start": context.index(answer)}]}]}
-        for i, (context, question, answer) in enumerate(PARAGRAPHS)]
+        {
+            "context": context,
+            "qas": [
+                {
+                    "id": f"q{i}",
+                    "question": question,
+                    "is_impossible": False,
+                    "answers": [{"text": answer, "answer_start": context.index(answer)}],
+                }
+            ],
+        }
+        for i, (context, question, answer) in enumerate(PARAGRAPHS)
+    ]
     with open(os.path.join(directory, "squad.json"), "w") as f:
         json.dump({"data": [{"title": "t", "paragraphs": paragraphs}]}, f)
     return {f"q{i}": answer for i, (_, _, answer) in enumerate(PARAGRAPHS)}
@@ -73,20 +89,28 @@ def write_hidden_tokens(directory, files=2, count=12, length=12, hidden=3):
                 label, start = r.randint(2), r.randint(5, 9)
                 ids = np.concatenate([[2], start + np.arange(length - 1)])
                 if label:
-                    ids[length // 2:] = ids[length // 2:][::-1]
+                    ids[length // 2 :] = ids[length // 2 :][::-1]
                 places = 1 + r.permutation(length - 1)[:hidden]
                 values = {
-                    "input_mask": np.ones(length, int), "masked_lm_positions": places,
+                    "input_mask": np.ones(length, int),
+                    "masked_lm_positions": places,
                     "segment_ids": (np.arange(length) >= length // 2).astype(int),
-                    "masked_lm_ids": ids[places], "next_sentence_labels": [label]}
+                    "masked_lm_ids": ids[places],
+                    "next_sentence_labels": [label],
+                }
                 ids = ids.copy()
                 ids[places] = 4
                 values["input_ids"] = ids
                 feature = {
                     name: tf.train.Feature(int64_list=tf.train.Int64List(value=list(map(int, v))))
-                    for name, v in values.items()}
+                    for name, v in values.items()
+                }
                 feature["masked_lm_weights"] = tf.train.Feature(
-                    float_list=tf.train.FloatList(value=[1.0] * (hidden - 1) + [0.0]))
-                writer.write(tf.train.Example(
-                    features=tf.train.Features(feature=feature)).SerializeToString())
+                    float_list=tf.train.FloatList(value=[1.0] * (hidden - 1) + [0.0])
+                )
+                writer.write(
+                    tf.train.Example(
+                        features=tf.train.Features(feature=feature)
+                    ).SerializeToString()
+                )
     return os.path.join(directory, "hidden*.tfrecord")

@@ -22,34 +22,62 @@ def parsed_flags():
 def common(tmp_path):
     bert_data.write_model(tmp_path)
     return {
-        "bert_config_file": str(tmp_path / "config.json"), "vocab_file": str(tmp_path / "vocab.txt"),
-        "output_dir": str(tmp_path / "out"), "data_dir": str(tmp_path), "task_name": "cola",
-        "max_seq_length": 16, "max_query_length": 8, "mesh_shape": "batch:1"}
+        "bert_config_file": str(tmp_path / "config.json"),
+        "vocab_file": str(tmp_path / "vocab.txt"),
+        "output_dir": str(tmp_path / "out"),
+        "data_dir": str(tmp_path),
+        "task_name": "cola",
+        "max_seq_length": 16,
+        "max_query_length": 8,
+        "mesh_shape": "batch:1",
+    }
 
 
 ERRORS = {
-    "no_directory": ("classifier", {"output_dir": None}, "run_classifier: --output_dir must be given"),
+    "no_directory": (
+        "classifier",
+        {"output_dir": None},
+        "run_classifier: --output_dir must be given",
+    ),
     "nothing_to_do": ("classifier", {}, "At least one of `do_train`.*pass --do_train"),
     "task": ("classifier", {"do_train": True, "task_name": "x"}, "Task not found: x; .*cola, mnli"),
     "no_data": ("classifier", {"do_train": True}, "ColaProcessor: there is no file .*train.tsv"),
     "no_vocabulary": ("classifier", {"do_train": True, "vocab_file": "/none"}, "no file /none"),
     "no_config": ("classifier", {"do_eval": True, "bert_config_file": "/none"}, "no file /none"),
-    "long": ("classifier", {"do_eval": True, "max_seq_length": 64}, "Cannot use sequence length 64.*32"),
+    "long": (
+        "classifier",
+        {"do_eval": True, "max_seq_length": 64},
+        "Cannot use sequence length 64.*32",
+    ),
     "case": (
-        "classifier", {"do_eval": True, "init_checkpoint": "cased_L-12_H-768_A-12/bert_model.ckpt"},
-        "trained with text as it is: pass --do_lower_case=False"),
+        "classifier",
+        {"do_eval": True, "init_checkpoint": "cased_L-12_H-768_A-12/bert_model.ckpt"},
+        "trained with text as it is: pass --do_lower_case=False",
+    ),
     "squad_nothing": ("squad", {}, "At least one of `do_train` or `do_predict`"),
     "squad_file": ("squad", {"do_train": True}, "If `do_train` is True, then `train_file` must be"),
     "squad_predict": ("squad", {"do_predict": True}, "then `predict_file` must be specified"),
     "squad_query": (
-        "squad", {"do_predict": True, "predict_file": "x", "max_query_length": 13},
-        r"max_seq_length \(16\) must be greater than max_query_length \(13\)"),
-    "squad_no_file": ("squad", {"do_train": True, "train_file": "/none.json"}, "no file /none.json"),
+        "squad",
+        {"do_predict": True, "predict_file": "x", "max_query_length": 13},
+        r"max_seq_length \(16\) must be greater than max_query_length \(13\)",
+    ),
+    "squad_no_file": (
+        "squad",
+        {"do_train": True, "train_file": "/none.json"},
+        "no file /none.json",
+    ),
     "squad_long": (
-        "squad", {"do_predict": True, "predict_file": "x", "max_seq_length": 64},
-        "Cannot use sequence length 64"),
+        "squad",
+        {"do_predict": True, "predict_file": "x", "max_seq_length": 64},
+        "Cannot use sequence length 64",
+    ),
     "mode": ("pretraining", {"mode": "infer"}, "Unknown mode: 'infer'; .*train_and_eval, train"),
-    "no_records": ("pretraining", {"input_train_files": "/none*"}, "no file matches --input_train_files"),
+    "no_records": (
+        "pretraining",
+        {"input_train_files": "/none*"},
+        "no file matches --input_train_files",
+    ),
     "no_records_flag": ("pretraining", {"mode": "eval"}, "--input_eval_files must be given"),
 }
 
@@ -103,16 +131,24 @@ def test_unknown_tokens():
         tokenization.convert_tokens_to_ids({"a": 1}, ["a", "b"])
 
 
-@pytest.mark.parametrize("order", ["run_squad run_classifier run_pretraining", "run_pretraining run_squad"])
+@pytest.mark.parametrize(
+    "order", ["run_squad run_classifier run_pretraining", "run_pretraining run_squad"]
+)
 def test_programs_in_one_process(order):
     """In any order, also with the transformer's; the first one's defaults are in force."""
     lines = [f"from mesh_tensorflow.bert import {name}" for name in order.split()]
-    program = "\n".join([
-        *lines, "from mesh_tensorflow.transformer import main",
-        "from absl import flags", "flags.FLAGS(['x', '--mode=eval', '--tpu_zone=z'])",
-        "print(flags.FLAGS.mode, flags.FLAGS.max_seq_length, flags.FLAGS.tpu_zone)"])
+    program = "\n".join(
+        [
+            *lines,
+            "from mesh_tensorflow.transformer import main",
+            "from absl import flags",
+            "flags.FLAGS(['x', '--mode=eval', '--tpu_zone=z'])",
+            "print(flags.FLAGS.mode, flags.FLAGS.max_seq_length, flags.FLAGS.tpu_zone)",
+        ]
+    )
     found = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert found.returncode == 0, found.stderr[-500:]
     length = "384" if order.startswith("run_squad") else "128"
     assert found.stdout.split() == ["eval", length, "z"]

@@ -11,9 +11,16 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.bert import bert, optimization
 
 SMALL = {
-    "vocab_size": 20, "d_model": 8, "num_blocks": 1, "attention_num_heads": 2, "type_vocab_size": 2,
-    "feedforward_intermediate_size": 8, "max_position_embeddings": 8, "moe_num_experts": 4,
-    "moe_intermediate_size": 8, "layer_output_dropout_prob": 0.0,
+    "vocab_size": 20,
+    "d_model": 8,
+    "num_blocks": 1,
+    "attention_num_heads": 2,
+    "type_vocab_size": 2,
+    "feedforward_intermediate_size": 8,
+    "max_position_embeddings": 8,
+    "moe_num_experts": 4,
+    "moe_intermediate_size": 8,
+    "layer_output_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }
 
@@ -28,8 +35,7 @@ def build(is_training=False, length=6, mesh_shape="", layout="", mask=None, **op
     x = mtf.import_tf_tensor(mesh, ids, shape)
     if mask is not None:
         mask = mtf.import_tf_tensor(mesh, tf.constant(mask, tf.int32), shape)
-    model = bert.BertModel(
-        config, is_training, x, mask, mesh_shape=mesh_shape, layout=layout)
+    model = bert.BertModel(config, is_training, x, mask, mesh_shape=mesh_shape, layout=layout)
     return model, mesh
 
 
@@ -51,9 +57,14 @@ def graph():
         yield
 
 
-@pytest.mark.parametrize("option", [
-    "layer_output_dropout_prob", "attention_probs_dropout_prob",
-    "feedforward_intermediate_dropout_prob"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "layer_output_dropout_prob",
+        "attention_probs_dropout_prob",
+        "feedforward_intermediate_dropout_prob",
+    ],
+)
 def test_dropout_is_applied_in_training_alone(option):
     model, mesh = build(True, **{option: 0.5})
     first, second = evaluated([model.sequence_output], mesh, runs=2)
@@ -73,8 +84,11 @@ def test_mixture_of_experts():
         with tf.Graph().as_default():
             tf.set_random_seed(1)
             model, mesh = build(
-                block_layers="attention,moe", mesh_shape=mesh_shape, layout=layout,
-                mask=[[1] * 5 + [0]] * 4)
+                block_layers="attention,moe",
+                mesh_shape=mesh_shape,
+                layout=layout,
+                mask=[[1] * 5 + [0]] * 4,
+            )
             loss = model.get_extra_loss()
             assert loss.shape.dims == []
             found += evaluated([model.sequence_output, loss], mesh, mesh_shape, layout)
@@ -91,11 +105,11 @@ def test_without_mixture_there_is_no_extra_loss():
 
 def test_padding_is_not_seen():
     first, mesh = build(mask=[[1] * 4 + [0] * 2] * 4)
-    (values,), = evaluated([first.sequence_output], mesh)
+    ((values,),) = evaluated([first.sequence_output], mesh)
     with tf.Graph().as_default():
         tf.set_random_seed(1)
         short, mesh = build(length=4, mask=[[1] * 4] * 4)
-        (others,), = evaluated([short.sequence_output], mesh)
+        ((others,),) = evaluated([short.sequence_output], mesh)
     # The first sequence of both has the ids 0 to 3.
     np.testing.assert_allclose(values[0, :4], others[0], atol=1e-5)
 
@@ -103,14 +117,17 @@ def test_padding_is_not_seen():
 # -- errors
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"position_signal": "sinusoid"}, "unknown position_signal 'sinusoid'.*'embedding'"),
-    ({"residual_structure": "x"}, "unknown residual_structure 'x'.*'original', 'direct'"),
-    ({"block_layers": "attention,conv"}, "unknown layer type 'conv'.*'attention'"),
-    ({"feedforward_intermediate_act": "swish"}, "Unsupported activation: 'swish'.*'gelu'"),
-    ({"length": 9}, "sequence length 9: max_position_embeddings is 8"),
-    ({"attention_num_heads": 3}, r"hidden size \(8\) is not a multiple of the number.*\(3\)"),
-])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"position_signal": "sinusoid"}, "unknown position_signal 'sinusoid'.*'embedding'"),
+        ({"residual_structure": "x"}, "unknown residual_structure 'x'.*'original', 'direct'"),
+        ({"block_layers": "attention,conv"}, "unknown layer type 'conv'.*'attention'"),
+        ({"feedforward_intermediate_act": "swish"}, "Unsupported activation: 'swish'.*'gelu'"),
+        ({"length": 9}, "sequence length 9: max_position_embeddings is 8"),
+        ({"attention_num_heads": 3}, r"hidden size \(8\) is not a multiple of the number.*\(3\)"),
+    ],
+)
 def test_errors_of_models(options, message):
     with pytest.raises(ValueError, match=message):
         build(**options)
@@ -120,7 +137,9 @@ def test_errors_of_models(options, message):
 def test_dimensions_that_are_not_defined():
     model, _ = build()
     for name in ("key_dim", "key_heads_dims", "value_dim", "value_heads_dims"):
-        with pytest.raises(ValueError, match=r"is not defined: the configuration has no attention_"):
+        with pytest.raises(
+            ValueError, match=r"is not defined: the configuration has no attention_"
+        ):
             getattr(model, name)
 
 
@@ -156,24 +175,43 @@ def test_configuration_to_json_and_back():
 
 
 def test_keys_of_tf_bert():
-    config = bert.BertConfig.from_dict({
-        "vocab_size": 7, "hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 4,
-        "intermediate_size": 5, "hidden_act": "relu", "hidden_dropout_prob": 0.3, "d_model": 16,
-        "pooler_type": "first_token_transform", "directionality": "bidi"})
+    config = bert.BertConfig.from_dict(
+        {
+            "vocab_size": 7,
+            "hidden_size": 8,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "intermediate_size": 5,
+            "hidden_act": "relu",
+            "hidden_dropout_prob": 0.3,
+            "d_model": 16,
+            "pooler_type": "first_token_transform",
+            "directionality": "bidi",
+        }
+    )
     assert (config.d_model, config.num_blocks, config.attention_num_heads) == (16, 3, 4)
     assert config.feedforward_intermediate_act == "relu"
     assert config.layer_output_dropout_prob == 0.3
 
 
-@pytest.mark.parametrize("text, message", [
-    ('{"vocab_size": 5, "d_modle": 3}', "c.json.*unknown keys 'd_modle'; near names are d_model"),
-    ('{"d_model": 3}', "vocab_size is missing"),
-    ("{", "is no JSON"),
-    ("[1]", "holds no dictionary"),
-    ('{"vocab_size": "ten"}', "c.json: BertConfig: vocab_size should be a positive integer.*'ten'"),
-    ('{"vocab_size": -1}', "vocab_size should be .*: the number of lines of the .* but is -1"),
-    ('{"vocab_size": 5, "d_model": 1.5}', "d_model should be a positive integer, but is 1.5"),
-])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (
+            '{"vocab_size": 5, "d_modle": 3}',
+            "c.json.*unknown keys 'd_modle'; near names are d_model",
+        ),
+        ('{"d_model": 3}', "vocab_size is missing"),
+        ("{", "is no JSON"),
+        ("[1]", "holds no dictionary"),
+        (
+            '{"vocab_size": "ten"}',
+            "c.json: BertConfig: vocab_size should be a positive integer.*'ten'",
+        ),
+        ('{"vocab_size": -1}', "vocab_size should be .*: the number of lines of the .* but is -1"),
+        ('{"vocab_size": 5, "d_model": 1.5}', "d_model should be a positive integer, but is 1.5"),
+    ],
+)
 def test_errors_of_configurations(tmp_path, text, message):
     path = tmp_path / "c.json"
     path.write_text(text)
@@ -193,11 +231,20 @@ def saved(directory, **shapes):
 
 
 def test_assignment_map(tmp_path):
-    path = saved(tmp_path, **{
-        "bert/a": [2], "bert/a/adam_m": [2], "b_slot_v": [2], "global_step": [], "other": [3]})
+    path = saved(
+        tmp_path,
+        **{"bert/a": [2], "bert/a/adam_m": [2], "b_slot_v": [2], "global_step": [], "other": [3]},
+    )
     variables = [
-        tf.get_variable(n, s) for n, s in
-        {"bert/a": [2], "bert/a/adam_m": [2], "b_slot_v": [2], "global_step": [], "new": [1]}.items()]
+        tf.get_variable(n, s)
+        for n, s in {
+            "bert/a": [2],
+            "bert/a/adam_m": [2],
+            "b_slot_v": [2],
+            "global_step": [],
+            "new": [1],
+        }.items()
+    ]
     mapping, names = bert.get_assignment_map_from_checkpoint(variables, path)
     assert dict(mapping) == {"bert/a": "bert/a"}
     assert names == {"bert/a": 1, "bert/a:0": 1}
@@ -205,7 +252,9 @@ def test_assignment_map(tmp_path):
 
 def test_errors_of_initial_checkpoints(tmp_path):
     path = saved(tmp_path, **{"bert/a": [2]})
-    with pytest.raises(ValueError, match=r"has bert/a of shape \[2\], but in the model it has \[3\]"):
+    with pytest.raises(
+        ValueError, match=r"has bert/a of shape \[2\], but in the model it has \[3\]"
+    ):
         bert.get_assignment_map_from_checkpoint([tf.get_variable("bert/a", [3])], path)
     with pytest.raises(ValueError, match=r"is no checkpoint, such as model.ckpt-1000"):
         bert.get_assignment_map_from_checkpoint([], str(tmp_path / "none"))
@@ -220,10 +269,13 @@ def loss_of_variables():
     return mtf.reduce_sum(mtf.square(v))
 
 
-@pytest.mark.parametrize("warmup, expected", [
-    (4, {0: 0.0, 1: 0.25, 3: 0.75, 4: 0.6, 5: 0.5, 10: 0.0, 12: 0.0}),
-    (0, {0: 1.0, 5: 0.5, 10: 0.0}),
-])
+@pytest.mark.parametrize(
+    "warmup, expected",
+    [
+        (4, {0: 0.0, 1: 0.25, 3: 0.75, 4: 0.6, 5: 0.5, 10: 0.0, 12: 0.0}),
+        (0, {0: 1.0, 5: 0.5, 10: 0.0}),
+    ],
+)
 def test_learning_rate(warmup, expected):
     """Grows from 0, then is the share of steps that are left."""
     step = tf.train.get_or_create_global_step()
@@ -235,11 +287,17 @@ def test_learning_rate(warmup, expected):
             assert session.run(rate) == pytest.approx(0.1 * share, abs=1e-7)
 
 
-@pytest.mark.parametrize("arguments, message", [
-    ({"optimizer": "sgd"}, "unknown optimizer 'sgd'.*'adam', 'adafactor'"),
-    ({"max_optimized_variable_size": 2}, "no variable is trained.*max_optimized_variable_size=2"),
-    ({"num_train_steps": 0}, "num_train_steps is 0; it should be 1 or more"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"optimizer": "sgd"}, "unknown optimizer 'sgd'.*'adam', 'adafactor'"),
+        (
+            {"max_optimized_variable_size": 2},
+            "no variable is trained.*max_optimized_variable_size=2",
+        ),
+        ({"num_train_steps": 0}, "num_train_steps is 0; it should be 1 or more"),
+    ],
+)
 def test_errors_of_optimizers(arguments, message):
     arguments = {"num_train_steps": 10, "num_warmup_steps": 1, **arguments}
     with pytest.raises(ValueError, match=message):

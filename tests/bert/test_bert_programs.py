@@ -15,19 +15,39 @@ ONE = {"mesh_shape": "batch:1"}
 MESH = {"mesh_shape": "batch:2;model:2"}
 SIMD = {**MESH, "use_tpu": True}
 CLASSIFIER = {
-    "task_name": "CoLA", "max_seq_length": 12, "train_batch_size": 4, "eval_batch_size": 4,
-    "predict_batch_size": 4, "learning_rate": 0.01, "num_train_epochs": 12.0,
+    "task_name": "CoLA",
+    "max_seq_length": 12,
+    "train_batch_size": 4,
+    "eval_batch_size": 4,
+    "predict_batch_size": 4,
+    "learning_rate": 0.01,
+    "num_train_epochs": 12.0,
     "save_checkpoints_steps": 100,
 }
 SQUAD = {
-    "max_seq_length": 24, "max_query_length": 8, "doc_stride": 8, "train_batch_size": 4,
-    "predict_batch_size": 4, "learning_rate": 0.01, "num_train_epochs": 60.0, "n_best_size": 3,
-    "max_answer_length": 4, "save_checkpoints_steps": 1000,
+    "max_seq_length": 24,
+    "max_query_length": 8,
+    "doc_stride": 8,
+    "train_batch_size": 4,
+    "predict_batch_size": 4,
+    "learning_rate": 0.01,
+    "num_train_epochs": 60.0,
+    "n_best_size": 3,
+    "max_answer_length": 4,
+    "save_checkpoints_steps": 1000,
 }
 PRETRAINING = {
-    "max_seq_length": 12, "max_predictions_per_seq": 3, "train_batch_size": 8, "eval_batch_size": 4,
-    "num_train_steps": 30, "num_warmup_steps": 3, "steps_per_eval": 20, "max_eval_steps": 5,
-    "learning_rate": 0.02, "save_checkpoints_steps": 100, "mode": "train_and_eval",
+    "max_seq_length": 12,
+    "max_predictions_per_seq": 3,
+    "train_batch_size": 8,
+    "eval_batch_size": 4,
+    "num_train_steps": 30,
+    "num_warmup_steps": 3,
+    "steps_per_eval": 20,
+    "max_eval_steps": 5,
+    "learning_rate": 0.02,
+    "save_checkpoints_steps": 100,
+    "mode": "train_and_eval",
 }
 
 
@@ -93,8 +113,14 @@ def test_classifier_goes_on_from_records_and_checkpoint(data):
     assert step == 48
     # Another training begins with its variables, but not with its step.
     begun, _ = classify(
-        data, "begun", ONE, cached_train_file=cached, num_train_epochs=1.0, learning_rate=0.0,
-        init_checkpoint=os.path.join(whole, "model.ckpt-48"))
+        data,
+        "begun",
+        ONE,
+        cached_train_file=cached,
+        num_train_epochs=1.0,
+        learning_rate=0.0,
+        init_checkpoint=os.path.join(whole, "model.ckpt-48"),
+    )
     assert os.path.getmtime(cached) == first
     before, after = results(whole), results(begun)
     assert after.pop("global_step") == 4
@@ -128,9 +154,19 @@ def test_squad_with_questions_without_answer(data):
     bert_data.write_squad(data)
     squad = str(data / "squad.json")
     output = run(
-        run_squad, data, "out", SQUAD, do_train=True, train_file=squad, do_predict=True,
-        predict_file=squad, version_2_with_negative=True, num_train_epochs=2.0,
-        null_score_diff_threshold=-1e9, **MESH)
+        run_squad,
+        data,
+        "out",
+        SQUAD,
+        do_train=True,
+        train_file=squad,
+        do_predict=True,
+        predict_file=squad,
+        version_2_with_negative=True,
+        num_train_epochs=2.0,
+        null_score_diff_threshold=-1e9,
+        **MESH,
+    )
     with open(os.path.join(output, "predictions.json")) as f:
         assert set(json.load(f).values()) == {""}
     with open(os.path.join(output, "null_odds.json")) as f:
@@ -157,13 +193,24 @@ def test_pretraining(data):
 def test_mixture_of_experts_and_adafactor(data):
     """Pre-training of what the classic cannot build."""
     bert_data.write_model(
-        data, block_layers=["attention", "moe"], moe_num_experts=4, moe_intermediate_size=16,
-        residual_structure="direct", position_signal="relative_attention_bias", use_bias=False,
-        initializer_range=None)
+        data,
+        block_layers=["attention", "moe"],
+        moe_num_experts=4,
+        moe_intermediate_size=16,
+        residual_structure="direct",
+        position_signal="relative_attention_bias",
+        use_bias=False,
+        initializer_range=None,
+    )
     files = bert_data.write_hidden_tokens(data)
     options = {
-        **PRETRAINING, "optimizer": "adafactor", "steps_per_eval": 30, "learning_rate": 0.1,
-        "input_train_files": files, "input_eval_files": files}
+        **PRETRAINING,
+        "optimizer": "adafactor",
+        "steps_per_eval": 30,
+        "learning_rate": 0.1,
+        "input_train_files": files,
+        "input_eval_files": files,
+    }
     output = run(run_pretraining, data, "out", options, **MESH)
     assert results(output)["masked_lm_loss"] < 3.0
     names = {name for name, _ in tf.train.list_variables(tf.train.latest_checkpoint(output))}
@@ -178,7 +225,13 @@ class HParams:
         self.__dict__.update(values)
 
 
-PARAMS = [None, {}, {"use_tpu": True, "batch_size": 4}, HParams(), HParams(use_tpu=True, context=None)]
+PARAMS = [
+    None,
+    {},
+    {"use_tpu": True, "batch_size": 4},
+    HParams(),
+    HParams(use_tpu=True, context=None),
+]
 
 
 @pytest.mark.parametrize("mode", ["eval", "infer"])
@@ -188,12 +241,16 @@ def test_model_functions_with_parameters_of_others(mode):
     found = []
     for params in PARAMS:
         model_fn = run_classifier.model_fn_builder(
-            config, 2, None, 0.1, None, None, use_tpu=params is not None)
+            config, 2, None, 0.1, None, None, use_tpu=params is not None
+        )
         with tf.Graph().as_default(), flagsaver.flagsaver(**ONE):
             ids = tf.constant([[2, 5, 6, 3], [2, 7, 3, 0]])
             features = {
-                "input_ids": ids, "input_mask": tf.sign(ids), "segment_ids": 0 * ids,
-                "label_ids": tf.constant([0, 1]), "is_real_example": tf.constant([1, 1]),
+                "input_ids": ids,
+                "input_mask": tf.sign(ids),
+                "segment_ids": 0 * ids,
+                "label_ids": tf.constant([0, 1]),
+                "is_real_example": tf.constant([1, 1]),
             }
             spec = model_fn(features, None, mode, params)
             fetched = spec.loss if mode == "eval" else spec.predictions["probabilities"]

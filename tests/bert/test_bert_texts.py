@@ -98,18 +98,30 @@ def test_only_no_answer_among_the_best(directory, flags):
 def test_a_vocabulary_in_another_encoding(directory, tmp_path):
     path = tmp_path / "vocab.txt"
     path.write_bytes("[UNK]\ncaf\u00e9\n".encode("latin1"))
-    with pytest.raises(ValueError, match=rf"line 2 of {path} is not in UTF-8 .* at byte 3: "
-                       r"b'caf.xe9'\), so its token would not be found"):
+    with pytest.raises(
+        ValueError,
+        match=rf"line 2 of {path} is not in UTF-8 .* at byte 3: "
+        r"b'caf.xe9'\), so its token would not be found",
+    ):
         tokenization.load_vocab(str(path))
     path.write_bytes("[UNK]\ncaf\u00e9\n".encode())
     assert tokenization.load_vocab(str(path)) == {"[UNK]": 0, "caf\u00e9": 1}
 
 
-@pytest.mark.parametrize("line, message", [
-    ("1\t2\t3\tcaf\u00e9\tx".encode("latin1"), r"line 2 of .*train.tsv is not in UTF-8 .*iconv"),
-    (b"1\t2\t3\t" + b"w " * 100_000 + b"\tx", r"line 2 of .*train.tsv cannot be read: field larger"),
-    (b"1\t2", r"line 2 of .*train.tsv has 2 columns, \['1', '2'\], and cannot be read"),
-])
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        (
+            "1\t2\t3\tcaf\u00e9\tx".encode("latin1"),
+            r"line 2 of .*train.tsv is not in UTF-8 .*iconv",
+        ),
+        (
+            b"1\t2\t3\t" + b"w " * 100_000 + b"\tx",
+            r"line 2 of .*train.tsv cannot be read: field larger",
+        ),
+        (b"1\t2", r"line 2 of .*train.tsv has 2 columns, \['1', '2'\], and cannot be read"),
+    ],
+)
 def test_tables_that_cannot_be_read(tmp_path, line, message):
     (tmp_path / "train.tsv").write_bytes(b"Quality\tid\tid\ts1\ts2\n" + line)
     with pytest.raises(ValueError, match=message):

@@ -49,7 +49,8 @@ def test_text(graph, x):
     assert text == repr(graph) and len(text.splitlines()) == 2
     assert text.splitlines()[1] == (
         "SlicewiseOperation[exp: Inputs=(import:0 Shape[a=4, b=8] float32) "
-        "Outputs=(exp:0 Shape[a=4, b=8] float32)]")
+        "Outputs=(exp:0 Shape[a=4, b=8] float32)]"
+    )
     assert repr(x) == x.to_string == "Tensor[import:0, Shape[a=4, b=8], <dtype: 'float32'>]"
 
 
@@ -111,19 +112,28 @@ def test_gradient_names(graph, mesh):
     assert names and all(n.startswith("model/product/gradients/") for n in names)
 
 
-@pytest.mark.parametrize("make, split, whole", [
-    (lambda x: mtf.exp(x), {"a", "b"}, set()),
-    (lambda x: mtf.einsum([x], output_shape=[A]), {"a", "b"}, set()),
-    (lambda x: mtf.concat([x, x], "b"), {"a"}, {"b"}),
-    (lambda x: mtf.slice(x, 0, 2, "a"), {"b"}, {"a"}),
-    (lambda x: mtf.stack([x, x], "new"), {"a", "b"}, {"new"}),
-    (lambda x: mtf.slicewise(tf.sort, [x], splittable_dims=[A]), {"a"}, {"b"}),
-    (lambda x: mtf.slicewise(tf.sort, [x]), set(), {"a", "b"}),
-    (lambda x: mtf.top_k(x, B, mtf.Dimension("k", 2))[0], {"a", "b"}, {"k"}),
-    (lambda x: mtf.while_loop(
-        lambda y: mtf.less(mtf.reduce_sum(y), 1.0),
-        lambda y: [mtf.slice(mtf.concat([y, y], "b"), 0, 8, "b")], [x])[0], {"a"}, {"b"}),
-])
+@pytest.mark.parametrize(
+    "make, split, whole",
+    [
+        (lambda x: mtf.exp(x), {"a", "b"}, set()),
+        (lambda x: mtf.einsum([x], output_shape=[A]), {"a", "b"}, set()),
+        (lambda x: mtf.concat([x, x], "b"), {"a"}, {"b"}),
+        (lambda x: mtf.slice(x, 0, 2, "a"), {"b"}, {"a"}),
+        (lambda x: mtf.stack([x, x], "new"), {"a", "b"}, {"new"}),
+        (lambda x: mtf.slicewise(tf.sort, [x], splittable_dims=[A]), {"a"}, {"b"}),
+        (lambda x: mtf.slicewise(tf.sort, [x]), set(), {"a", "b"}),
+        (lambda x: mtf.top_k(x, B, mtf.Dimension("k", 2))[0], {"a", "b"}, {"k"}),
+        (
+            lambda x: mtf.while_loop(
+                lambda y: mtf.less(mtf.reduce_sum(y), 1.0),
+                lambda y: [mtf.slice(mtf.concat([y, y], "b"), 0, 8, "b")],
+                [x],
+            )[0],
+            {"a"},
+            {"b"},
+        ),
+    ],
+)
 def test_splittable_dims(make, split, whole, x):
     op = make(x).operation
     assert op.splittable_dims == split and op.unsplittable_dims == whole
@@ -145,7 +155,10 @@ def test_clone_operations(graph, mesh, x):
     clones, mapping = graph.clone_operations(forward, {x: new})
     assert graph.operations[before:] == clones
     assert [type(op).__name__ for op in clones] == [
-        "EinsumOperation", "AddOperation", "SlicewiseOperation"]
+        "EinsumOperation",
+        "AddOperation",
+        "SlicewiseOperation",
+    ]
     assert clones[0].inputs == [new, w] and clones[1].inputs[1] is noise
     assert mapping[y].operation is clones[2] and mapping[x] is new
     assert clones[2].original is y.operation and clones[2].name != y.operation.name
@@ -167,20 +180,23 @@ def test_gradients_walk_given_operations_only(graph, x):
     assert mtf.gradients([z], [x])[0].shape == x.shape
 
 
-@pytest.mark.parametrize("call, same", [
-    (lambda x: mtf.cast(x, tf.float32), True),
-    (lambda x: mtf.broadcast(x, x.shape), True),
-    (lambda x: mtf.reduce_sum(x, output_shape=x.shape), True),
-    (lambda x: mtf.reduce_mean(x, output_shape=x.shape), True),
-    (lambda x: mtf.reduce_max(x, output_shape=x.shape), True),
-    (lambda x: mtf.halo_exchange(x, A, B, 0), True),
-    (lambda x: mtf.left_halo_exchange(x, A, B, 0), True),
-    (lambda x: mtf.reshape(x, x.shape), False),
-    (lambda x: mtf.anonymize(x), False),
-    (lambda x: mtf.rename_dimension(x, "a", "a"), False),
-    (lambda x: mtf.transpose(x, x.shape), False),
-    (lambda x: mtf.shift(x, 0, A, True), False),
-])
+@pytest.mark.parametrize(
+    "call, same",
+    [
+        (lambda x: mtf.cast(x, tf.float32), True),
+        (lambda x: mtf.broadcast(x, x.shape), True),
+        (lambda x: mtf.reduce_sum(x, output_shape=x.shape), True),
+        (lambda x: mtf.reduce_mean(x, output_shape=x.shape), True),
+        (lambda x: mtf.reduce_max(x, output_shape=x.shape), True),
+        (lambda x: mtf.halo_exchange(x, A, B, 0), True),
+        (lambda x: mtf.left_halo_exchange(x, A, B, 0), True),
+        (lambda x: mtf.reshape(x, x.shape), False),
+        (lambda x: mtf.anonymize(x), False),
+        (lambda x: mtf.rename_dimension(x, "a", "a"), False),
+        (lambda x: mtf.transpose(x, x.shape), False),
+        (lambda x: mtf.shift(x, 0, A, True), False),
+    ],
+)
 def test_what_returns_its_argument(call, same, x):
     assert (call(x) is x) == same
 

@@ -12,10 +12,19 @@ A, B, C = mtf.Dimension("a", 8), mtf.Dimension("b", 12), mtf.Dimension("c", 3)
 
 
 @pytest.mark.slips
-@pytest.mark.parametrize("rules", [
-    "a:x,b:y", "a:x;b:y", " b:y a:x", [("a", "x"), ("b", "y")], {("a", "x"), ("b", "y")},
-    mtf.LayoutRules([("b", "y"), ("a", "x")]), "a:x,b:y,a:x", "a:x,b:y,q:z",
-])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        "a:x,b:y",
+        "a:x;b:y",
+        " b:y a:x",
+        [("a", "x"), ("b", "y")],
+        {("a", "x"), ("b", "y")},
+        mtf.LayoutRules([("b", "y"), ("a", "x")]),
+        "a:x,b:y,a:x",
+        "a:x,b:y,q:z",
+    ],
+)
 def test_tensor_layout(rules):
     rules = mtf.convert_to_layout_rules(rules)
     layout = rules.tensor_layout([C, B, A], MESH)
@@ -75,20 +84,27 @@ def test_processor_groups(group_dims):
         assert {mtf.pnum_to_group(mesh, group_dims, p) for p in group} == {number}
 
 
-@pytest.mark.parametrize("size, offset, wrap, expected", [
-    (4, 1, False, [None, 0, 1, 2]),
-    (4, 1, True, [3, 0, 1, 2]),
-    (4, -1, False, [1, 2, 3, None]),
-    (4, -6, True, [2, 3, 0, 1]),
-    (4, 9, False, [None] * 4),
-    (3, 0, False, [0, 1, 2]),
-])
+@pytest.mark.parametrize(
+    "size, offset, wrap, expected",
+    [
+        (4, 1, False, [None, 0, 1, 2]),
+        (4, 1, True, [3, 0, 1, 2]),
+        (4, -1, False, [1, 2, 3, None]),
+        (4, -6, True, [2, 3, 0, 1]),
+        (4, 9, False, [None] * 4),
+        (3, 0, False, [0, 1, 2]),
+    ],
+)
 def test_shifted_sources(size, offset, wrap, expected):
     assert shifted_sources(size, offset, wrap) == expected
 
 
 def test_mesh_shapes_that_fit():
     assert mesh_shapes_that_fit(mtf.convert_to_shape("x:2,y:4").dims, 6) == [
-        "x:2,y:3", "x:1,y:6", "x:3,y:2", "x:6,y:1"]
+        "x:2,y:3",
+        "x:1,y:6",
+        "x:3,y:2",
+        "x:6,y:1",
+    ]
     assert mesh_shapes_that_fit([], 6) == []
     assert len(mesh_shapes_that_fit(mtf.convert_to_shape("x:2,y:4,z:8").dims, 64)) == 8

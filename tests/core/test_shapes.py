@@ -19,8 +19,19 @@ def test_dimension():
     assert isinstance(mtf.convert_to_dimension(("a", 2)), D)
 
 
-@pytest.mark.parametrize("x", [S([A, B]), [A, B], "a:2,b:3", [("a", 2), ("b", 3)], "a:2;b:3",
-                               " a:2  b:3 ", "a:2. b:3", (A, B)])
+@pytest.mark.parametrize(
+    "x",
+    [
+        S([A, B]),
+        [A, B],
+        "a:2,b:3",
+        [("a", 2), ("b", 3)],
+        "a:2;b:3",
+        " a:2  b:3 ",
+        "a:2. b:3",
+        (A, B),
+    ],
+)
 def test_convert_to_shape(x):
     assert mtf.convert_to_shape(x) == S([A, B])
 
@@ -95,15 +106,18 @@ def test_cumprod_to_tensor_axis():
     assert s.cumprod_to_tensor_axis(6) is None
 
 
-@pytest.mark.parametrize("first, second, expected", [
-    ([A, B], [B], [A, B]),
-    ([B], [A, B], [A, B]),
-    ([A, C], [A, B, C], [A, B, C]),
-    ([A, B], [B, C], [A, B, C]),
-    ([B, A], [A, B], [B, A]),
-    ([], [A], [A]),
-    ([A, B], [D("a", 5)], [A, B, D("a", 5)]),
-])
+@pytest.mark.parametrize(
+    "first, second, expected",
+    [
+        ([A, B], [B], [A, B]),
+        ([B], [A, B], [A, B]),
+        ([A, C], [A, B, C], [A, B, C]),
+        ([A, B], [B, C], [A, B, C]),
+        ([B, A], [A, B], [B, A]),
+        ([], [A], [A]),
+        ([A, B], [D("a", 5)], [A, B, D("a", 5)]),
+    ],
+)
 def test_broadcast_shape(first, second, expected):
     assert broadcast_shape(S(first), S(second), None) == S(expected)
 

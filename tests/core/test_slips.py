@@ -34,41 +34,67 @@ def _lowered(layout, mesh_shape="rows:2,cols:2"):
 
 
 SLIPS = {
-    "einsum_sizes": (lambda w: mtf.einsum([w.x, w.other_a], output_shape=[B]),
+    "einsum_sizes": (
+        lambda w: mtf.einsum([w.x, w.other_a], output_shape=[B]),
         r"einsum: the name 'a' has two sizes in one operation, 8 and 4: Shape\[a=8, b=16\], "
-        r"Shape\[a=4\]\. .* mtf.rename_dimension"),
+        r"Shape\[a=4\]\. .* mtf.rename_dimension",
+    ),
     "add_sizes": (lambda w: w.x + w.other_a, "add: the name 'a' has two sizes"),
     "compare_sizes": (lambda w: mtf.less(w.x, w.other_a), "'a' has two sizes"),
-    "einsum_broadcast": (lambda w: mtf.einsum([w.x], output_shape=[A, ("bb", 16)]),
+    "einsum_broadcast": (
+        lambda w: mtf.einsum([w.x], output_shape=[A, ("bb", 16)]),
         r"einsum: the output has bb=16, which none of the inputs Shape\[a=8, b=16\] has; did you "
-        r"mean b=16\? .* mtf.broadcast"),
-    "stack_name": (lambda w: mtf.stack([w.x, w.x], "a"),
-        r"stack: the result Shape\[a=2, a=8, b=16\] has two dimensions called 'a', of sizes 2 and 8"),
-    "top_k_name": (lambda w: mtf.top_k(w.x, B, OTHER_A),
-        r"top_k: the result Shape\[a=8, a=4\] has two dimensions called 'a'"),
-    "rename_name": (lambda w: mtf.rename_dimension(w.x, "a", "b"),
-        r"the result Shape\[b=8, b=16\] has two dimensions called 'b'"),
-    "reshape_order": (lambda w: mtf.reshape(w.x, [B, ("one", 1), A]),
-        r"becomes Shape\[b=16, one=1, a=8\], which has a=8, b=16 in another order.*mtf.transpose"),
-    "rule_twice": (lambda w: mtf.convert_to_layout_rules("a:rows, b:cols, a:rows"),
-        "layout rule a:rows is given more than once in a:rows,b:cols,a:rows"),
-    "rule_of_mesh": (_lowered("a:row"),
+        r"mean b=16\? .* mtf.broadcast",
+    ),
+    "stack_name": (
+        lambda w: mtf.stack([w.x, w.x], "a"),
+        r"stack: the result Shape\[a=2, a=8, b=16\] has two dimensions called 'a', of sizes 2 and 8",
+    ),
+    "top_k_name": (
+        lambda w: mtf.top_k(w.x, B, OTHER_A),
+        r"top_k: the result Shape\[a=8, a=4\] has two dimensions called 'a'",
+    ),
+    "rename_name": (
+        lambda w: mtf.rename_dimension(w.x, "a", "b"),
+        r"the result Shape\[b=8, b=16\] has two dimensions called 'b'",
+    ),
+    "reshape_order": (
+        lambda w: mtf.reshape(w.x, [B, ("one", 1), A]),
+        r"becomes Shape\[b=16, one=1, a=8\], which has a=8, b=16 in another order.*mtf.transpose",
+    ),
+    "rule_twice": (
+        lambda w: mtf.convert_to_layout_rules("a:rows, b:cols, a:rows"),
+        "layout rule a:rows is given more than once in a:rows,b:cols,a:rows",
+    ),
+    "rule_of_mesh": (
+        _lowered("a:row"),
         "layout rule a:row splits nothing: 'row' is not there. The mesh has rows, cols; did you "
-        "mean rows"),
-    "rule_of_program": (_lowered("a:rows,insider:cols"),
+        "mean rows",
+    ),
+    "rule_of_program": (
+        _lowered("a:rows,insider:cols"),
         "layout rule insider:cols splits nothing: 'insider' is not there. The program has a, b, "
-        "inside; did you mean inside"),
+        "inside; did you mean inside",
+    ),
     "rule_of_neither": (_lowered("qq:rows"), "The program has a, b, inside. Correct the rule"),
     "rule_reversed": (_lowered("rows:a"), "A rule names the program's first; did you mean a:rows"),
-    "adafactor": (lambda w: mtf.optimize.AdafactorOptimizer(0.02),
+    "adafactor": (
+        lambda w: mtf.optimize.AdafactorOptimizer(0.02),
         "multiply_by_parameter_scale is true or false, but was given 0.02.*; write "
-        r"AdafactorOptimizer\(learning_rate=0.02\)"),
-    "adam": (lambda w: mtf.optimize.AdamWeightDecayOptimizer(1e-3, 0.9, 0.999),
-        r"write AdamWeightDecayOptimizer\(learning_rate, beta_1=0.9, beta_2=0.999\)"),
-    "batch_norm": (lambda w: mtf.layers.batch_norm(w.x, 0.9, 1e-6),
-        r"is_training is true or false, but was given 0.9.*batch_norm\(x, is_training, momentum=0.9"),
-    "dense": (lambda w: mtf.layers.dense(w.x, C, [B], None, mtf.relu),
-        r"use_bias is true or false.*activation="),
+        r"AdafactorOptimizer\(learning_rate=0.02\)",
+    ),
+    "adam": (
+        lambda w: mtf.optimize.AdamWeightDecayOptimizer(1e-3, 0.9, 0.999),
+        r"write AdamWeightDecayOptimizer\(learning_rate, beta_1=0.9, beta_2=0.999\)",
+    ),
+    "batch_norm": (
+        lambda w: mtf.layers.batch_norm(w.x, 0.9, 1e-6),
+        r"is_training is true or false, but was given 0.9.*batch_norm\(x, is_training, momentum=0.9",
+    ),
+    "dense": (
+        lambda w: mtf.layers.dense(w.x, C, [B], None, mtf.relu),
+        r"use_bias is true or false.*activation=",
+    ),
 }
 
 
@@ -120,7 +146,9 @@ RIGHT = {
     "adam": lambda w: mtf.optimize.AdamWeightDecayOptimizer(1e-3, 0.1, 0.9, 0.999),
     "axis_from_the_end": lambda w: [
         mtf.stack([w.x, w.x], "new", axis=axis).shape.dimension_names.index("new") == 3 + axis
-        or pytest.fail(f"axis {axis}") for axis in (-1, -2, -3)],
+        or pytest.fail(f"axis {axis}")
+        for axis in (-1, -2, -3)
+    ],
 }
 
 
@@ -146,8 +174,12 @@ def test_rules_of_other_programs_are_left_out(tf_graph):
     world = World()
     rules = mtf.convert_to_layout_rules("a:rows,experts:rows,ensemble:ensemble,axx:rows,b:colls")
     left = rules_that_apply(
-        rules, world.graph.operations, mtf.convert_to_shape("rows:2"),
-        {"a", "experts", "ensemble"}, {"ensemble"})
+        rules,
+        world.graph.operations,
+        mtf.convert_to_shape("rows:2"),
+        {"a", "experts", "ensemble"},
+        {"ensemble"},
+    )
     assert left.pairs == [("a", "rows"), ("axx", "rows"), ("b", "colls")]
 
 
@@ -188,7 +220,8 @@ def test_filters_and_threads():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         threads = [
-            threading.Thread(target=strictness.slip, args=(f"from {i}", "one key")) for i in range(8)
+            threading.Thread(target=strictness.slip, args=(f"from {i}", "one key"))
+            for i in range(8)
         ]
         for thread in threads:
             thread.start()

@@ -15,7 +15,9 @@ from mesh_tensorflow import estimator as tf_estimator  # was: from tensorflow.co
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples"))
 import mnist_dataset as dataset
 
-flags.DEFINE_string("data_dir", "", "Directory of the MNIST files; if empty, scikit-learn's digits.")
+flags.DEFINE_string(
+    "data_dir", "", "Directory of the MNIST files; if empty, scikit-learn's digits."
+)
 flags.DEFINE_string("model_dir", "/tmp/mnist_model", "Directory of checkpoints.")
 flags.DEFINE_integer("batch_size", 200, "Examples in a step.")
 flags.DEFINE_integer("hidden_size", 512, "Size of the hidden layers.")
@@ -40,24 +42,38 @@ def mnist_model(image, labels, mesh):
     hidden2 = mtf.Dimension("hidden2", FLAGS.hidden_size)
 
     x = mtf.import_tf_tensor(
-        mesh, tf.reshape(image, [FLAGS.batch_size, 4, 7, 4, 7, 1]),
-        mtf.Shape([batch_dim, row_blocks, rows, col_blocks, cols, channel]))
+        mesh,
+        tf.reshape(image, [FLAGS.batch_size, 4, 7, 4, 7, 1]),
+        mtf.Shape([batch_dim, row_blocks, rows, col_blocks, cols, channel]),
+    )
     x = mtf.transpose(x, [batch_dim, row_blocks, col_blocks, rows, cols, channel])
     filters = mtf.Dimension("filters", 4)
-    x = mtf.relu(mtf.layers.conv2d_with_blocks(
-        x, filters, filter_size=[3, 3], strides=[1, 1], padding="SAME",
-        h_blocks_dim=row_blocks, w_blocks_dim=col_blocks, name="conv0"))
+    x = mtf.relu(
+        mtf.layers.conv2d_with_blocks(
+            x,
+            filters,
+            filter_size=[3, 3],
+            strides=[1, 1],
+            padding="SAME",
+            h_blocks_dim=row_blocks,
+            w_blocks_dim=col_blocks,
+            name="conv0",
+        )
+    )
     x = mtf.reduce_mean(x, reduced_dim=filters)
     h = mtf.layers.dense(
-        x, hidden1, reduced_dims=x.shape.dims[-4:], activation=mtf.relu, name="hidden1")
+        x, hidden1, reduced_dims=x.shape.dims[-4:], activation=mtf.relu, name="hidden1"
+    )
     h = mtf.layers.dense(h, hidden2, reduced_dims=[hidden1], activation=mtf.relu, name="hidden2")
     logits = mtf.layers.dense(h, classes, reduced_dims=[hidden2], name="logits")
     if labels is None:
         return logits, None
     labels = mtf.import_tf_tensor(
-        mesh, tf.reshape(labels, [FLAGS.batch_size]), mtf.Shape([batch_dim]))
+        mesh, tf.reshape(labels, [FLAGS.batch_size]), mtf.Shape([batch_dim])
+    )
     loss = mtf.layers.softmax_cross_entropy_with_logits(
-        logits, mtf.one_hot(labels, classes), classes)
+        logits, mtf.one_hot(labels, classes), classes
+    )
     return logits, mtf.reduce_mean(loss)
 
 
@@ -72,7 +88,8 @@ def model_fn(features, labels, mode, params):
     mesh_shape = mtf.convert_to_shape(FLAGS.mesh_shape)
     layout_rules = mtf.convert_to_layout_rules(FLAGS.layout)
     mesh_impl = mtf.placement_mesh_impl.PlacementMeshImpl(
-        mesh_shape, layout_rules, ["cpu:0"] * mesh_shape.size)
+        mesh_shape, layout_rules, ["cpu:0"] * mesh_shape.size
+    )
 
     if mode == tf_estimator.ModeKeys.TRAIN:
         var_grads = mtf.gradients([loss], [v.outputs[0] for v in graph.trainable_variables])
@@ -91,19 +108,28 @@ def model_fn(features, labels, mode, params):
         tf_update_ops.append(tf.assign_add(global_step, 1))
         train_op = tf.group(tf_update_ops)
         saver = tf.train.Saver(
-            tf.global_variables(), sharded=True, max_to_keep=10,
-            keep_checkpoint_every_n_hours=2, defer_build=False, save_relative_paths=True)
+            tf.global_variables(),
+            sharded=True,
+            max_to_keep=10,
+            keep_checkpoint_every_n_hours=2,
+            defer_build=False,
+            save_relative_paths=True,
+        )
         tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
         saver_listener = mtf.MtfCheckpointSaverListener(lowering)
         saver_hook = tf.train.CheckpointSaverHook(
-            FLAGS.model_dir, save_steps=1000, saver=saver, listeners=[saver_listener])
+            FLAGS.model_dir, save_steps=1000, saver=saver, listeners=[saver_listener]
+        )
         accuracy = tf.metrics.accuracy(labels=labels, predictions=tf.argmax(tf_logits, axis=1))
         tf.identity(tf_loss, "cross_entropy")
         tf.identity(accuracy[1], name="train_accuracy")
         tf.summary.scalar("train_accuracy", accuracy[1])
         return tf_estimator.EstimatorSpec(
-            tf_estimator.ModeKeys.TRAIN, loss=tf_loss, train_op=train_op,
-            training_chief_hooks=[restore_hook, saver_hook])
+            tf_estimator.ModeKeys.TRAIN,
+            loss=tf_loss,
+            train_op=train_op,
+            training_chief_hooks=[restore_hook, saver_hook],
+        )
 
     if mode == tf_estimator.ModeKeys.PREDICT:
         predictions = {
@@ -111,15 +137,22 @@ def model_fn(features, labels, mode, params):
             "probabilities": tf.nn.softmax(tf_logits),
         }
         return tf_estimator.EstimatorSpec(
-            mode=tf_estimator.ModeKeys.PREDICT, predictions=predictions,
+            mode=tf_estimator.ModeKeys.PREDICT,
+            predictions=predictions,
             prediction_hooks=[restore_hook],
-            export_outputs={"classify": tf_estimator.export.PredictOutput(predictions)})
+            export_outputs={"classify": tf_estimator.export.PredictOutput(predictions)},
+        )
 
     return tf_estimator.EstimatorSpec(
-        mode=tf_estimator.ModeKeys.EVAL, loss=tf_loss, evaluation_hooks=[restore_hook],
+        mode=tf_estimator.ModeKeys.EVAL,
+        loss=tf_loss,
+        evaluation_hooks=[restore_hook],
         eval_metric_ops={
-            "accuracy": tf.metrics.accuracy(labels=labels, predictions=tf.argmax(tf_logits, axis=1)),
-        })
+            "accuracy": tf.metrics.accuracy(
+                labels=labels, predictions=tf.argmax(tf_logits, axis=1)
+            ),
+        },
+    )
 
 
 def run_mnist():
@@ -136,14 +169,15 @@ def run_mnist():
         return tf.data.make_one_shot_iterator(ds).get_next()
 
     logging_hook = tf.train.LoggingTensorHook(
-        tensors={"accuracy": "train_accuracy"}, every_n_iter=100)
+        tensors={"accuracy": "train_accuracy"}, every_n_iter=100
+    )
     for _ in range(FLAGS.train_epochs // FLAGS.epochs_between_evals):
         mnist_classifier.train(input_fn=train_input_fn, hooks=[logging_hook])
         eval_results = mnist_classifier.evaluate(
-            input_fn=eval_input_fn, steps=FLAGS.eval_steps or None)
+            input_fn=eval_input_fn, steps=FLAGS.eval_steps or None
+        )
         print(f"\nEvaluation results:\n\t{eval_results}\n")
-    right = [
-        int(p["classes"]) for p in mnist_classifier.predict(input_fn=eval_input_fn)]
+    right = [int(p["classes"]) for p in mnist_classifier.predict(input_fn=eval_input_fn)]
     print("predicted", len(right))
 
 

@@ -36,7 +36,8 @@ def model_fn(features, labels, mode, config):
     step = tf.assign_add(tf.train.get_global_step(), 1)
     train_op = tf.group([step, *(lowering.lowered_operation(op) for op in updates)])
     return estimator.EstimatorSpec(
-        mode, loss=tf_loss, train_op=train_op, training_chief_hooks=[restore])
+        mode, loss=tf_loss, train_op=train_op, training_chief_hooks=[restore]
+    )
 
 
 class Tell(tf.train.SessionRunHook):
@@ -70,15 +71,20 @@ class TellOfSaving(tf.train.CheckpointSaverListener):
 def main():
     directory, steps, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     config = estimator.RunConfig(
-        model_dir=directory, save_checkpoints_steps=5, session_creation_timeout_secs=60)
+        model_dir=directory, save_checkpoints_steps=5, session_creation_timeout_secs=60
+    )
     est = estimator.Estimator(model_fn, config=config)
 
     def train():
         step = 0
         if est.latest_checkpoint():
             step = int(est.get_variable_value("global_step"))
-        est.train(lambda: models.dataset(skip=step), [Tell(seconds)], max_steps=steps,
-                  saving_listeners=[TellOfSaving(seconds)])
+        est.train(
+            lambda: models.dataset(skip=step),
+            [Tell(seconds)],
+            max_steps=steps,
+            saving_listeners=[TellOfSaving(seconds)],
+        )
         results = est.evaluate(lambda: models.dataset().take(4))
         print(f"evaluated {results['global_step']} {results['loss']:.8f}", flush=True)
         return "trained"

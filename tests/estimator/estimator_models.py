@@ -38,10 +38,14 @@ def linear_model(features, labels, mode, params):
     loss = tf.reduce_mean((outputs - labels) ** 2)
     if mode == estimator.ModeKeys.EVAL:
         return estimator.EstimatorSpec(
-            mode, loss=loss, predictions={"p": outputs},
-            eval_metric_ops={"mae": tf.metrics.mean(tf.abs(outputs - labels))})
+            mode,
+            loss=loss,
+            predictions={"p": outputs},
+            eval_metric_ops={"mae": tf.metrics.mean(tf.abs(outputs - labels))},
+        )
     train_op = tf.train.GradientDescentOptimizer(params["lr"]).minimize(
-        loss, global_step=tf.train.get_global_step())
+        loss, global_step=tf.train.get_global_step()
+    )
     tf.summary.scalar("user", loss)
     return estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
@@ -63,11 +67,20 @@ def mesh_model(features, labels, mode, params):
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
     size = features["x"].shape[0] or params.get("predict_batch", BATCH)
-    batch, d_in, d_out = mtf.Dimension("batch", size), mtf.Dimension("d_in", 2), mtf.Dimension("out", 1)
+    batch, d_in, d_out = (
+        mtf.Dimension("batch", size),
+        mtf.Dimension("d_in", 2),
+        mtf.Dimension("out", 1),
+    )
     x = mtf.import_tf_tensor(mesh, features["x"], [batch, d_in])
     y = mtf.layers.dense(
-        x, [d_out], reduced_dims=[d_in], use_bias=False, name="linear",
-        kernel_initializer=tf.zeros_initializer())
+        x,
+        [d_out],
+        reduced_dims=[d_in],
+        use_bias=False,
+        name="linear",
+        kernel_initializer=tf.zeros_initializer(),
+    )
     if mode != estimator.ModeKeys.PREDICT:
         loss = mtf.reduce_mean(mtf.square(y - mtf.import_tf_tensor(mesh, labels, [batch, d_out])))
     if mode == estimator.ModeKeys.TRAIN:
@@ -75,30 +88,48 @@ def mesh_model(features, labels, mode, params):
         make = params.get("optimizer", lambda: mtf.optimize.SgdOptimizer(params["lr"]))
         updates = make().apply_grads(grads, graph.trainable_variables)
     shape = mtf.convert_to_shape(params["mesh_shape"])
-    impl = mtf.placement_mesh_impl.PlacementMeshImpl(shape, params["layout"], ["cpu:0"] * shape.size)
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl(
+        shape, params["layout"], ["cpu:0"] * shape.size
+    )
     lowering = mtf.Lowering(graph, {mesh: impl})
     restore_hook = mtf.MtfRestoreHook(lowering)
     tf_y = lowering.export_to_tf_tensor(y)
     if mode == estimator.ModeKeys.PREDICT:
         return estimator.EstimatorSpec(
-            mode, predictions={"p": tf_y}, prediction_hooks=[restore_hook],
-            export_outputs={"out": estimator.export.PredictOutput({"p": tf_y})})
+            mode,
+            predictions={"p": tf_y},
+            prediction_hooks=[restore_hook],
+            export_outputs={"out": estimator.export.PredictOutput({"p": tf_y})},
+        )
     tf_loss = lowering.export_to_tf_tensor(loss)
     if mode == estimator.ModeKeys.EVAL:
         return estimator.EstimatorSpec(
-            mode, loss=tf_loss, evaluation_hooks=[restore_hook],
-            eval_metric_ops={"mae": tf.metrics.mean(tf.abs(tf_y - labels))})
+            mode,
+            loss=tf_loss,
+            evaluation_hooks=[restore_hook],
+            eval_metric_ops={"mae": tf.metrics.mean(tf.abs(tf_y - labels))},
+        )
     train_op = tf.group(
-        [lowering.lowered_operation(op) for op in updates] + [tf.assign_add(global_step, 1)])
+        [lowering.lowered_operation(op) for op in updates] + [tf.assign_add(global_step, 1)]
+    )
     saver = tf.train.Saver(
-        tf.global_variables(), sharded=True, max_to_keep=10, keep_checkpoint_every_n_hours=2,
-        defer_build=False, save_relative_paths=True)
+        tf.global_variables(),
+        sharded=True,
+        max_to_keep=10,
+        keep_checkpoint_every_n_hours=2,
+        defer_build=False,
+        save_relative_paths=True,
+    )
     tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
     saver_hook = tf.train.CheckpointSaverHook(
-        params["model_dir"], save_steps=params.get("save_steps", 4), saver=saver,
-        listeners=[mtf.MtfCheckpointSaverListener(lowering)])
+        params["model_dir"],
+        save_steps=params.get("save_steps", 4),
+        saver=saver,
+        listeners=[mtf.MtfCheckpointSaverListener(lowering)],
+    )
     return estimator.EstimatorSpec(
-        mode, loss=tf_loss, train_op=train_op, training_chief_hooks=[restore_hook, saver_hook])
+        mode, loss=tf_loss, train_op=train_op, training_chief_hooks=[restore_hook, saver_hook]
+    )
 
 
 def events(directory):

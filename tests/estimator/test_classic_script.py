@@ -13,12 +13,23 @@ SCRIPT = pathlib.Path(__file__).with_name("classic_mnist_script.py")
 
 def run(model_dir, *flags):
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), f"--model_dir={model_dir}", "--batch_size=100",
-         "--hidden_size=32", *flags],
-        capture_output=True, text=True, timeout=300)
+        [
+            sys.executable,
+            str(SCRIPT),
+            f"--model_dir={model_dir}",
+            "--batch_size=100",
+            "--hidden_size=32",
+            *flags,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     steps = [int(s) for s in re.findall(r"'global_step': (?:np\.int64\()?(\d+)", done.stdout)]
-    accuracies = [float(a) for a in re.findall(r"'accuracy': (?:np\.float32\()?([\d.]+)", done.stdout)]
+    accuracies = [
+        float(a) for a in re.findall(r"'accuracy': (?:np\.float32\()?([\d.]+)", done.stdout)
+    ]
     assert "predicted 300" in done.stdout
     return steps, accuracies, done.stderr
 
@@ -32,8 +43,12 @@ def test_trained_evaluated_and_resumed(tmp_path):
     assert accuracies[0] > 0.5 and accuracies[1] > 0.8
     assert "accuracy = " in log and "Loss for final step" in log
     again, more, _ = run(
-        tmp_path, "--train_epochs=2", "--epochs_between_evals=2", "--mesh_shape=all:2",
-        "--layout=batch:all")
+        tmp_path,
+        "--train_epochs=2",
+        "--epochs_between_evals=2",
+        "--mesh_shape=all:2",
+        "--layout=batch:all",
+    )
     assert again[0] - steps[1] in (28, 29) and more[0] > accuracies[0]
     names = {name for name, _ in tf.train.list_variables(str(tmp_path))}
     assert {"global_step", "conv0/kernel", "hidden1/kernel", "logits/bias"} <= names

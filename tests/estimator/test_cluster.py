@@ -43,14 +43,20 @@ class Process:
         environment = {k: v for k, v in environment.items() if not k.lower().endswith("_proxy")}
         if cluster is not None:
             environment["TF_CONFIG"] = json.dumps(
-                {"cluster": cluster, "task": {"type": job, "index": 0}})
+                {"cluster": cluster, "task": {"type": job, "index": 0}}
+            )
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAM), str(directory), str(steps), str(seconds)],
-            env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         self.lines, self.errors = [], []
         self._threads = [
             threading.Thread(target=self._read, args=pair, daemon=True)
-            for pair in [(self.process.stdout, self.lines), (self.process.stderr, self.errors)]]
+            for pair in [(self.process.stdout, self.lines), (self.process.stderr, self.errors)]
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -121,8 +127,7 @@ def assert_same(process, alone, first_step):
     losses, evaluation = alone
     expected = {step: loss for step, loss in losses.items() if step >= first_step}
     assert list(process.losses) == list(expected)
-    np.testing.assert_allclose(
-        list(process.losses.values()), list(expected.values()), rtol=1e-5)
+    np.testing.assert_allclose(list(process.losses.values()), list(expected.values()), rtol=1e-5)
     np.testing.assert_allclose(process.evaluation, evaluation, rtol=1e-5)
 
 
@@ -223,7 +228,8 @@ def test_a_process_that_was_never_started():
     assert str(raised.value) == (
         f"/job:chief/task:0 at 127.0.0.1:1 waited 0.3 s for /job:worker/task:3 at 127.0.0.1:{port}, "
         "in vain: start it with the same TF_CONFIG but for its task, and see that nothing blocks "
-        "the port")
+        "the port"
+    )
     assert raised.value.peer == peer
 
 
@@ -234,11 +240,14 @@ def test_no_session_in_place_of_one_of_a_lost_process(monkeypatch):
     watch = cluster_watch.Watch([peer], ME)
     made = []
     creator = cluster_watch.WatchedSessionCreator(
-        lambda: made.append(tf.Session(graph=tf.Graph())) or made[-1], watch)
+        lambda: made.append(tf.Session(graph=tf.Graph())) or made[-1], watch
+    )
     session = creator.create_session()
     watch.start()
     try:
-        with pytest.raises(estimator.PeerLostError, match=f"task:0 at 127.0.0.1:{port} does not ans"):
+        with pytest.raises(
+            estimator.PeerLostError, match=f"task:0 at 127.0.0.1:{port} does not ans"
+        ):
             creator.create_session()
     finally:
         watch.stop()
@@ -255,8 +264,14 @@ def test_one_process_runs_the_function():
 def test_mistakes(monkeypatch):
     with pytest.raises(TypeError, match="config should be a RunConfig, but is 3"):
         estimator.run_cluster(lambda: None, 3)
-    monkeypatch.setenv("TF_CONFIG", json.dumps({
-        "cluster": {"chief": ["a:1"], "worker": ["b:1"]},
-        "task": {"type": "evaluator", "index": 0}}))
+    monkeypatch.setenv(
+        "TF_CONFIG",
+        json.dumps(
+            {
+                "cluster": {"chief": ["a:1"], "worker": ["b:1"]},
+                "task": {"type": "evaluator", "index": 0},
+            }
+        ),
+    )
     with pytest.raises(ValueError, match="makes this process an evaluator, which is not part"):
         estimator.run_cluster(lambda: None, estimator.RunConfig())

@@ -17,7 +17,8 @@ def run(directory, make_hook, lr=0.1, max_steps=20):
     est = estimator.Estimator(model_fn, str(directory), config, {"lr": lr})
     train = estimator.TrainSpec(models.train_data, max_steps, hooks=[make_hook(est)])
     metrics, _ = estimator.train_and_evaluate(
-        est, train, estimator.EvalSpec(models.eval_data, throttle_secs=0))
+        est, train, estimator.EvalSpec(models.eval_data, throttle_secs=0)
+    )
     return metrics["global_step"]
 
 
@@ -32,18 +33,23 @@ def test_thresholds(tmp_path):
         return experimental.stop_if_higher_hook(est, "loss", 0.0, min_steps=6, **EVERY)
 
     end = run(tmp_path / "lower", lower)
-    losses = {step: v for step, tag, v in models.events(tmp_path / "lower" / "eval") if tag == "loss"}
+    losses = {
+        step: v for step, tag, v in models.events(tmp_path / "lower" / "eval") if tag == "loss"
+    }
     # The evaluation that is low enough is seen in the step after it.
     below = min(step for step, loss in losses.items() if loss < 0.5)
     assert end == below + 1 < 20
     assert run(tmp_path / "higher", higher) == 7
 
 
-@pytest.mark.parametrize("name, lr, end", [
-    ("stop_if_no_increase_hook", 0.1, 7),  # the loss falls: the first is the highest
-    ("stop_if_no_decrease_hook", 1.5, 7),  # it grows: the first is the lowest
-    ("stop_if_no_decrease_hook", 0.1, 20),
-])
+@pytest.mark.parametrize(
+    "name, lr, end",
+    [
+        ("stop_if_no_increase_hook", 0.1, 7),  # the loss falls: the first is the highest
+        ("stop_if_no_decrease_hook", 1.5, 7),  # it grows: the first is the lowest
+        ("stop_if_no_decrease_hook", 0.1, 20),
+    ],
+)
 def test_no_progress(name, lr, end, tmp_path):
     def hook(est):
         return getattr(experimental, name)(est, "loss", 4, **EVERY)

@@ -99,7 +99,11 @@ def test_predict_tensors_and_chosen_keys(trained):
         spec = models.linear_model(features, labels, mode, params)
         predictions = spec.predictions["p"]
         if params.get("several"):
-            predictions = {"p": predictions, "q": 2 * predictions, "all": tf.reduce_sum(predictions)}
+            predictions = {
+                "p": predictions,
+                "q": 2 * predictions,
+                "all": tf.reduce_sum(predictions),
+            }
         return estimator.EstimatorSpec(mode, predictions=predictions)
 
     one = list(with_model(trained, model_fn).predict(models.eval_data))
@@ -111,7 +115,9 @@ def test_predict_tensors_and_chosen_keys(trained):
         next(est.predict(models.eval_data))
     with pytest.raises(ValueError, match="predict_keys has 'x', but the model predicts 'p', 'q', "):
         next(est.predict(models.eval_data, predict_keys="x"))
-    with pytest.raises(ValueError, match="the model's prediction is one tensor: leave predict_keys"):
+    with pytest.raises(
+        ValueError, match="the model's prediction is one tensor: leave predict_keys"
+    ):
         next(with_model(trained, model_fn).predict(models.eval_data, predict_keys=["p"]))
 
 
@@ -136,12 +142,15 @@ def test_no_checkpoint(tmp_path):
         est.evaluate(models.eval_data)
     with pytest.raises(ValueError, match="predict" + text):
         next(est.predict(models.eval_data))
-    with pytest.raises(ValueError, match="evaluate: there is no checkpoint at checkpoint_path='/x'"):
+    with pytest.raises(
+        ValueError, match="evaluate: there is no checkpoint at checkpoint_path='/x'"
+    ):
         est.evaluate(models.eval_data, checkpoint_path="/x")
 
 
 def test_values_that_are_not_from_a_checkpoint(trained, tmp_path):
     """A model function that fills its variables needs none."""
+
     def from_another(features, labels, mode, params):
         spec = models.linear_model(features, labels, mode, params)
         tf.train.init_from_checkpoint(trained.model_dir, {"w": "w"})
@@ -157,9 +166,9 @@ def test_values_that_are_not_from_a_checkpoint(trained, tmp_path):
         results = est.evaluate(models.eval_data)
         np.testing.assert_allclose(results["loss"], np.mean(ERROR**2), rtol=1e-5)
     est = estimator.Estimator(
-        models.linear_model, str(tmp_path), None, {"lr": 0.1}, warm_start_from=trained.model_dir)
-    np.testing.assert_allclose(
-        est.evaluate(models.eval_data)["loss"], np.mean(ERROR**2), rtol=1e-5)
+        models.linear_model, str(tmp_path), None, {"lr": 0.1}, warm_start_from=trained.model_dir
+    )
+    np.testing.assert_allclose(est.evaluate(models.eval_data)["loss"], np.mean(ERROR**2), rtol=1e-5)
 
 
 def test_mistakes(trained):
@@ -174,5 +183,7 @@ def test_mistakes(trained):
         spec = models.linear_model(features, labels, mode, params)
         return spec._replace(eval_metric_ops={"loss": tf.metrics.mean(spec.loss)})
 
-    with pytest.raises(ValueError, match="has a metric 'loss', the name of a result that is always"):
+    with pytest.raises(
+        ValueError, match="has a metric 'loss', the name of a result that is always"
+    ):
         with_model(trained, model_fn).evaluate(models.eval_data)

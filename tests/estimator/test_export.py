@@ -22,26 +22,30 @@ def model_fn(features, labels, mode, params):
     outputs = spec.predictions["p"]
     labels = tf.as_string(tf.argmax(tf.concat([outputs, -outputs], 1), 1))
     return estimator.EstimatorSpec(
-        mode, predictions=spec.predictions,
+        mode,
+        predictions=spec.predictions,
         export_outputs={
             "serving_default": export.PredictOutput({"p": outputs}),
             "regress": export.RegressionOutput(outputs),
             "classify": export.ClassificationOutput(tf.sigmoid(outputs), labels[:, None]),
-        })
+        },
+    )
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     est = estimator.Estimator(
-        model_fn, str(tmp_path_factory.mktemp("model")),
-        estimator.RunConfig(save_checkpoints_steps=2), {"lr": 0.1})
+        model_fn,
+        str(tmp_path_factory.mktemp("model")),
+        estimator.RunConfig(save_checkpoints_steps=2),
+        {"lr": 0.1},
+    )
     return est.train(models.train_data, max_steps=6)
 
 
 def raw_receiver():
     with tf.Graph().as_default():
-        return export.build_raw_serving_input_receiver_fn(
-            {"x": tf.placeholder(tf.float32, [5, 2])})
+        return export.build_raw_serving_input_receiver_fn({"x": tf.placeholder(tf.float32, [5, 2])})
 
 
 def run_v1(path, name, feed):
@@ -49,7 +53,8 @@ def run_v1(path, name, feed):
         signature = tf.saved_model.load(session, ["serve"], path).signature_def[name]
         outputs = {key: info.name for key, info in signature.outputs.items()}
         return session.run(
-            outputs, {signature.inputs[key].name: value for key, value in feed.items()})
+            outputs, {signature.inputs[key].name: value for key, value in feed.items()}
+        )
 
 
 def test_features_as_they_are(trained, tmp_path):
@@ -60,12 +65,14 @@ def test_features_as_they_are(trained, tmp_path):
     assert os.listdir(tmp_path) == [os.path.basename(path)]
     x = models.X[:3]
     np.testing.assert_allclose(
-        run_v1(path, "serving_default", {"x": x})["p"], x @ WEIGHTS, rtol=1e-5)
+        run_v1(path, "serving_default", {"x": x})["p"], x @ WEIGHTS, rtol=1e-5
+    )
     loaded = tf2.saved_model.load(path)
     # The two others need one string.
     assert list(loaded.signatures) == ["serving_default"]
     np.testing.assert_allclose(
-        loaded.signatures["serving_default"](x=tf2.constant(x))["p"], x @ WEIGHTS, rtol=1e-5)
+        loaded.signatures["serving_default"](x=tf2.constant(x))["p"], x @ WEIGHTS, rtol=1e-5
+    )
 
 
 def examples(x):
@@ -78,7 +85,8 @@ def examples(x):
 
 def test_serialized_examples(trained, tmp_path):
     receiver = export.build_parsing_serving_input_receiver_fn(
-        {"x": tf.io.FixedLenFeature([2], tf.float32)})
+        {"x": tf.io.FixedLenFeature([2], tf.float32)}
+    )
     path = trained.export_savedmodel(str(tmp_path), receiver).decode()
     x = models.X[:3]
     serialized = examples(x)
@@ -88,7 +96,9 @@ def test_serialized_examples(trained, tmp_path):
     np.testing.assert_allclose(outputs["outputs"], x @ WEIGHTS, rtol=1e-5)
     outputs = run_v1(path, "classify", {"inputs": serialized})
     np.testing.assert_allclose(outputs["scores"], 1 / (1 + np.exp(-x @ WEIGHTS)), rtol=1e-5)
-    assert [c[0] for c in outputs["classes"]] == [b"0" if y > 0 else b"1" for y in (x @ WEIGHTS)[:, 0]]
+    assert [c[0] for c in outputs["classes"]] == [
+        b"0" if y > 0 else b"1" for y in (x @ WEIGHTS)[:, 0]
+    ]
 
 
 def test_alternatives(trained, tmp_path):
@@ -124,9 +134,12 @@ def test_a_single_tensor_as_features(tmp_path):
 def test_older_checkpoint_text_and_further_files(trained, tmp_path):
     (tmp_path / "words.txt").write_text("a b")
     path = trained.export_saved_model(
-        str(tmp_path / "export"), raw_receiver(), as_text=True,
+        str(tmp_path / "export"),
+        raw_receiver(),
+        as_text=True,
         assets_extra={"lists/words.txt": str(tmp_path / "words.txt")},
-        checkpoint_path=f"{trained.model_dir}/model.ckpt-2").decode()
+        checkpoint_path=f"{trained.model_dir}/model.ckpt-2",
+    ).decode()
     assert os.path.exists(os.path.join(path, "saved_model.pbtxt"))
     with open(os.path.join(path, "assets.extra", "lists", "words.txt")) as file:
         assert file.read() == "a b"
@@ -139,13 +152,19 @@ def test_for_evaluation_and_prediction(trained, tmp_path):
     with tf.Graph().as_default():
         supervised = build_raw_supervised_input_receiver_fn(
             {"x": tf.placeholder(tf.float32, [None, 2])},
-            {"y": tf.placeholder(tf.float32, [None, 1])})
-    path = trained.experimental_export_all_saved_models(str(tmp_path), {
-        "infer": raw_receiver(), "eval": lambda: with_one_label(supervised())}).decode()
+            {"y": tf.placeholder(tf.float32, [None, 1])},
+        )
+    path = trained.experimental_export_all_saved_models(
+        str(tmp_path), {"infer": raw_receiver(), "eval": lambda: with_one_label(supervised())}
+    ).decode()
     with tf.Graph().as_default(), tf.Session() as session:
         signature = tf.saved_model.load(session, ["eval"], path).signature_def["eval"]
         assert set(signature.outputs) == {
-            "loss", "predictions/p", "metrics/mae/value", "metrics/mae/update_op"}
+            "loss",
+            "predictions/p",
+            "metrics/mae/value",
+            "metrics/mae/update_op",
+        }
         feed = {signature.inputs["x"].name: models.X, signature.inputs["y"].name: models.Y}
         loss = session.run(signature.outputs["loss"].name, feed)
         session.run(signature.outputs["metrics/mae/update_op"].name, feed)
@@ -166,13 +185,19 @@ def test_names_do_not_clash(trained, tmp_path):
 
 def test_mistakes(trained, tmp_path):
     new = estimator.Estimator(model_fn, str(tmp_path / "new"))
-    with pytest.raises(ValueError, match=r"export_saved_model: there is no checkpoint in .*: train f"):
+    with pytest.raises(
+        ValueError, match=r"export_saved_model: there is no checkpoint in .*: train f"
+    ):
         new.export_saved_model(str(tmp_path), raw_receiver())
     with pytest.raises(TypeError, match="serving_input_receiver_fn should be a function"):
         trained.export_saved_model(str(tmp_path), {"x": 1})
-    with pytest.raises(ValueError, match="serving_input_receiver_fn returned 3; it should return a S"):
+    with pytest.raises(
+        ValueError, match="serving_input_receiver_fn returned 3; it should return a S"
+    ):
         trained.export_saved_model(str(tmp_path), lambda: 3)
-    with pytest.raises(ValueError, match="the mode 'test' is not known; it should be one of 'train'"):
+    with pytest.raises(
+        ValueError, match="the mode 'test' is not known; it should be one of 'train'"
+    ):
         trained.export_saved_model(str(tmp_path), raw_receiver(), experimental_mode="test")
     with pytest.raises(ValueError, match="features and labels are both called x: rename them"):
         build_raw_supervised_input_receiver_fn({"x": 1}, {"x": 2})
@@ -180,9 +205,13 @@ def test_mistakes(trained, tmp_path):
     def only_regression(features, labels, mode, params):
         spec = models.linear_model(features, labels, mode, params)
         return estimator.EstimatorSpec(
-            mode, predictions=spec.predictions,
-            export_outputs={"r": export.RegressionOutput(spec.predictions["p"])})
+            mode,
+            predictions=spec.predictions,
+            export_outputs={"r": export.RegressionOutput(spec.predictions["p"])},
+        )
 
     est = estimator.Estimator(only_regression, trained.model_dir, params={"lr": 0.1})
-    with pytest.raises(ValueError, match="no default signature: a regression signature takes one st"):
+    with pytest.raises(
+        ValueError, match="no default signature: a regression signature takes one st"
+    ):
         est.export_saved_model(str(tmp_path), raw_receiver())

@@ -15,7 +15,12 @@ MESHES = [("x:1", ""), ("x:2", "batch:x"), ("x:2,y:2", "batch:x,d_in:y"), ("x:2"
 def make(tmp_path, mesh, **params):
     mesh_shape, layout = mesh
     params = {
-        "lr": 0.1, "mesh_shape": mesh_shape, "layout": layout, "model_dir": str(tmp_path), **params}
+        "lr": 0.1,
+        "mesh_shape": mesh_shape,
+        "layout": layout,
+        "model_dir": str(tmp_path),
+        **params,
+    }
     config = estimator.RunConfig(save_checkpoints_steps=3, log_step_count_steps=None)
     return estimator.Estimator(models.mesh_model, str(tmp_path), config, params)
 
@@ -46,12 +51,15 @@ def test_trained_evaluated_and_used(mesh, tmp_path):
 def test_resumed_on_another_mesh(mesh, tmp_path):
     whole = models.Losses()
     make(tmp_path / "whole", MESHES[0], optimizer=adam).train(
-        models.train_data, hooks=[whole], max_steps=8)
+        models.train_data, hooks=[whole], max_steps=8
+    )
     parts = [models.Losses(), models.Losses()]
     make(tmp_path / "parts", MESHES[2], optimizer=adam).train(
-        models.train_data, hooks=[parts[0]], steps=3)
+        models.train_data, hooks=[parts[0]], steps=3
+    )
     make(tmp_path / "parts", mesh, optimizer=adam).train(
-        lambda: models.dataset(skip=3), hooks=[parts[1]], max_steps=8)
+        lambda: models.dataset(skip=3), hooks=[parts[1]], max_steps=8
+    )
     assert parts[0].steps + parts[1].steps == whole.steps == list(range(1, 9))
     np.testing.assert_allclose(parts[0].losses + parts[1].losses, whole.losses, rtol=1e-5)
 
@@ -74,14 +82,14 @@ def test_exported(mesh, tmp_path):
     weights = est.get_variable_value("linear/kernel")
     with tf.Graph().as_default():
         receiver = estimator.export.build_raw_serving_input_receiver_fn(
-            {"x": tf.placeholder(tf.float32, [None, 2])}, default_batch_size=models.BATCH)
+            {"x": tf.placeholder(tf.float32, [None, 2])}, default_batch_size=models.BATCH
+        )
     path = est.export_saved_model(str(tmp_path / "export"), receiver).decode()
     x = models.X[: models.BATCH]
     with tf.Graph().as_default(), tf.Session() as session:
         loaded = tf.saved_model.load(session, ["serve"], path)
         signature = loaded.signature_def["serving_default"]
-        output = session.run(
-            signature.outputs["p"].name, {signature.inputs["x"].name: x})
+        output = session.run(signature.outputs["p"].name, {signature.inputs["x"].name: x})
     np.testing.assert_allclose(output, x @ weights, rtol=1e-5)
     loaded = tf2.saved_model.load(path)
     output = loaded.signatures["serving_default"](x=tf2.constant(x))
@@ -94,7 +102,8 @@ def test_warm_started_from_another_mesh(mesh, tmp_path):
     losses, weights = models.Losses(), models.descent(4)[1]
     est = make(tmp_path / "b", mesh)
     est = estimator.Estimator(
-        models.mesh_model, est.model_dir, est.config, est.params, str(tmp_path / "a"))
+        models.mesh_model, est.model_dir, est.config, est.params, str(tmp_path / "a")
+    )
     results = est.evaluate(lambda: models.dataset().take(4))
     error = models.X @ weights - models.Y
     np.testing.assert_allclose(results["loss"], np.mean(error**2), rtol=1e-4)

@@ -17,7 +17,8 @@ from mesh_tensorflow.estimator._progress import ProgressHook
 def make(directory, **config):
     config = {"save_checkpoints_steps": 100, **config}
     return estimator.Estimator(
-        models.linear_model, str(directory), estimator.RunConfig(**config), {"lr": 0.1})
+        models.linear_model, str(directory), estimator.RunConfig(**config), {"lr": 0.1}
+    )
 
 
 def test_log_lines(tmp_path, caplog):
@@ -114,12 +115,15 @@ def test_profile(tmp_path):
     assert any(event.get("name") == "MatMul" for event in found)
 
 
-@pytest.mark.parametrize("arguments, text", [
-    ({}, "give every_n_steps=, such as 1000, or steps=, such as"),
-    ({"every_n_steps": 1, "steps": [1]}, "give every_n_steps=, such as 1000, or steps="),
-    ({"every_n_steps": 0}, "steps count from 1, but 0 is given"),
-    ({"steps": [0, 1]}, "steps count from 1, but 0 is given"),
-])
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ({}, "give every_n_steps=, such as 1000, or steps=, such as"),
+        ({"every_n_steps": 1, "steps": [1]}, "give every_n_steps=, such as 1000, or steps="),
+        ({"every_n_steps": 0}, "steps count from 1, but 0 is given"),
+        ({"steps": [0, 1]}, "steps count from 1, but 0 is given"),
+    ],
+)
 def test_mistakes(arguments, text, tmp_path):
     with pytest.raises(ValueError, match="ProfileHook: " + text):
         estimator.ProfileHook(tmp_path, **arguments)

@@ -52,8 +52,11 @@ def make_model_fn(losses, width=4, own_saver=False, optimizer="momentum"):
         if own_saver:
             tf.add_to_collection(tf.GraphKeys.SAVERS, tf.train.Saver(sharded=True))
         return estimator.EstimatorSpec(
-            mode, loss=tf_loss, train_op=train,
-            training_hooks=[mtf.MtfRestoreHook(lowering), Record(tf_loss, losses)])
+            mode,
+            loss=tf_loss,
+            train_op=train,
+            training_hooks=[mtf.MtfRestoreHook(lowering), Record(tf_loss, losses)],
+        )
 
     return model_fn
 
@@ -83,4 +86,5 @@ def test_a_checkpoint_of_another_model(own_saver, tmp_path):
     with pytest.raises(CheckpointError, match=r"model.ckpt-1 is not of this program") as error:
         other.train(input_fn, steps=1)
     assert "a/kernel: float32 [16, 4] in the file, float32 [16, 8] in the program" in str(
-        error.value)
+        error.value
+    )

@@ -41,7 +41,8 @@ PROGRAM = """
 def test_a_signal_saves_and_ends(number, code, tmp_path):
     program = textwrap.dedent(PROGRAM).format(here=HERE, directory=str(tmp_path))
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     for _ in range(5):
         assert process.stdout.readline() == "step\n"
     process.send_signal(number)
@@ -137,13 +138,15 @@ def nan_model(features, labels, mode, params):
     saver = tf.train.Saver(tf.global_variables())
     tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
     saver_hook = tf.train.CheckpointSaverHook(
-        params["model_dir"], save_steps=2, saver=saver,
-        listeners=[mtf.MtfCheckpointSaverListener(lowering)])
+        params["model_dir"],
+        save_steps=2,
+        saver=saver,
+        listeners=[mtf.MtfCheckpointSaverListener(lowering)],
+    )
     hooks = [mtf.MtfRestoreHook(lowering), saver_hook]
     if params.get("warn"):
         hooks.append(tf.train.NanTensorHook(loss, fail_on_nan_loss=False))
-    return estimator.EstimatorSpec(
-        mode, loss=loss, train_op=train_op, training_chief_hooks=hooks)
+    return estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_chief_hooks=hooks)
 
 
 def test_nan_saves_apart_and_raises(tmp_path):
@@ -155,7 +158,8 @@ def test_nan_saves_apart_and_raises(tmp_path):
     assert isinstance(error, estimator.NanLossError) and error.step == 3
     assert str(error).startswith(
         f"the loss is NaN in step 3. The variables after it were saved as {kept}. Training resumes "
-        f"from {tmp_path / 'model.ckpt-2'}. Look for")
+        f"from {tmp_path / 'model.ckpt-2'}. Look for"
+    )
     values = tf.train.load_checkpoint(kept)
     np.testing.assert_array_equal(values.get_tensor("w"), [3, 3, 3, 3])
     # Training starts from before.
@@ -179,5 +183,7 @@ def test_nan_without_checkpoints(tmp_path):
 
     config = estimator.RunConfig(save_checkpoints_steps=None)
     est = estimator.Estimator(model_fn, str(tmp_path), config)
-    with pytest.raises(estimator.NanLossError, match=r"step 1\. The variables .*ckpt-1\. Look for a"):
+    with pytest.raises(
+        estimator.NanLossError, match=r"step 1\. The variables .*ckpt-1\. Look for a"
+    ):
         est.train(models.train_data, max_steps=10)

@@ -11,8 +11,7 @@ import pytest
 
 from mesh_tensorflow import estimator
 
-API = json.loads(
-    (pathlib.Path(__file__).parents[1] / "data" / "estimator_api.json").read_text())
+API = json.loads((pathlib.Path(__file__).parents[1] / "data" / "estimator_api.json").read_text())
 
 
 def find(name):
@@ -39,9 +38,12 @@ def same(listed, function, where):
             assert by_name[name].default is inspect.Parameter.empty, f"{where}: {name}"
         elif default != "other":
             assert repr(by_name[name].default) == default, f"{where}: {name}"
-    extra = names[len(listed):]
-    assert all(by_name[name].default is not inspect.Parameter.empty for name in extra
-               if by_name[name].kind.name.startswith("POSITIONAL")), f"{where}: {extra}"
+    extra = names[len(listed) :]
+    assert all(
+        by_name[name].default is not inspect.Parameter.empty
+        for name in extra
+        if by_name[name].kind.name.startswith("POSITIONAL")
+    ), f"{where}: {extra}"
 
 
 @pytest.mark.parametrize("name", sorted(API))

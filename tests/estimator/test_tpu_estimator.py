@@ -34,11 +34,13 @@ class Tpu:
             return tpu.TPUEstimatorSpec(mode, predictions={"p": outputs})
         loss = tf.reduce_mean((outputs - labels) ** 2)
         if mode == "eval":
+
             def metric_fn(outputs, labels):
                 return {"mae": tf.metrics.mean(tf.abs(outputs - labels))}
 
             return tpu.TPUEstimatorSpec(
-                mode, loss=loss, eval_metrics=(metric_fn, [outputs, labels]))
+                mode, loss=loss, eval_metrics=(metric_fn, [outputs, labels])
+            )
         step = tf.train.get_global_step()
         call = None
         if self.host_call:
@@ -49,11 +51,17 @@ class Tpu:
 
 def make(directory, model_fn, use_tpu=False, every=1, **kwargs):
     config = tpu.RunConfig(
-        model_dir=str(directory), save_checkpoints_steps=4,
-        tpu_config=tpu.TPUConfig(iterations_per_loop=4, experimental_host_call_every_n_steps=every))
+        model_dir=str(directory),
+        save_checkpoints_steps=4,
+        tpu_config=tpu.TPUConfig(iterations_per_loop=4, experimental_host_call_every_n_steps=every),
+    )
     kwargs = {
-        "params": {"lr": 0.1}, "train_batch_size": 8, "eval_batch_size": 16,
-        "predict_batch_size": 4, **kwargs}
+        "params": {"lr": 0.1},
+        "train_batch_size": 8,
+        "eval_batch_size": 16,
+        "predict_batch_size": 4,
+        **kwargs,
+    }
     return tpu.TPUEstimator(model_fn, config=config, use_tpu=use_tpu, **kwargs)
 
 
@@ -93,6 +101,7 @@ def test_host_call(every, tmp_path):
 
 def test_host_call_that_writes_summaries(tmp_path):
     """With the writers of TensorFlow 2 in a graph, as create_host_call of old made them."""
+
     def host_call(step, loss):
         writer = tf2.summary.create_file_writer(str(tmp_path / "host"))
         with writer.as_default(), tf2.summary.record_if(True):
@@ -104,8 +113,10 @@ def test_host_call_that_writes_summaries(tmp_path):
     for path in (tmp_path / "host").glob("events*"):
         for event in tf.train.summary_iterator(str(path)):
             found += [
-                float(tf.make_ndarray(value.tensor)) for value in event.summary.value
-                if value.tag == "host_loss"]
+                float(tf.make_ndarray(value.tensor))
+                for value in event.summary.value
+                if value.tag == "host_loss"
+            ]
     np.testing.assert_allclose(found, models.descent(3)[0], rtol=1e-5)
 
 
@@ -113,17 +124,25 @@ def mesh_tpu_model(features, labels, mode, params):
     spec = models.mesh_model(features, labels, mode, params)
     if mode == "train":
         return tpu.TPUEstimatorSpec(
-            mode, loss=spec.loss, train_op=spec.train_op,
-            training_hooks=list(spec.training_chief_hooks))
+            mode,
+            loss=spec.loss,
+            train_op=spec.train_op,
+            training_hooks=list(spec.training_chief_hooks),
+        )
     if mode == "eval":
+
         def metric_fn(loss):
             return {"mean_loss": tf.metrics.mean(loss)}
 
         return tpu.TPUEstimatorSpec(
-            mode, loss=spec.loss, evaluation_hooks=list(spec.evaluation_hooks),
-            eval_metrics=(metric_fn, {"loss": spec.loss}))
+            mode,
+            loss=spec.loss,
+            evaluation_hooks=list(spec.evaluation_hooks),
+            eval_metrics=(metric_fn, {"loss": spec.loss}),
+        )
     return tpu.TPUEstimatorSpec(
-        mode, predictions=spec.predictions, prediction_hooks=list(spec.prediction_hooks))
+        mode, predictions=spec.predictions, prediction_hooks=list(spec.prediction_hooks)
+    )
 
 
 def test_a_mesh(tmp_path):
@@ -136,7 +155,8 @@ def test_a_mesh(tmp_path):
     error = models.X @ weights - models.Y
     results = est.evaluate(input_fn, steps=4)
     np.testing.assert_allclose(
-        [results["loss"], results["mean_loss"]], np.mean(error**2), rtol=1e-4)
+        [results["loss"], results["mean_loss"]], np.mean(error**2), rtol=1e-4
+    )
     found = [p["p"] for p in est.predict(lambda params: input_fn(params).take(4))]
     np.testing.assert_allclose(found, models.X @ weights, rtol=1e-4, atol=1e-6)
 
@@ -171,11 +191,13 @@ def test_exported_and_warm_started(tmp_path):
     loaded = tf2.saved_model.load(path).signatures["serving_default"]
     weights = models.descent(6)[1]
     np.testing.assert_allclose(
-        loaded(x=tf2.constant(models.X))["p"], models.X @ weights, rtol=1e-5, atol=1e-6)
+        loaded(x=tf2.constant(models.X))["p"], models.X @ weights, rtol=1e-5, atol=1e-6
+    )
     other = make(tmp_path / "b", Tpu(), warm_start_from=str(tmp_path / "a"))
     other.train(input_fn, max_steps=1)
     np.testing.assert_allclose(
-        other.get_variable_value("w"), models.descent(1, weights)[1], rtol=1e-5)
+        other.get_variable_value("w"), models.descent(1, weights)[1], rtol=1e-5
+    )
 
 
 class HParams:
@@ -211,7 +233,8 @@ def test_params_that_are_no_dict(tmp_path):
 def test_without_batch_sizes(tmp_path):
     model = Tpu()
     est = make(
-        tmp_path, model, train_batch_size=None, eval_batch_size=None, predict_batch_size=None)
+        tmp_path, model, train_batch_size=None, eval_batch_size=None, predict_batch_size=None
+    )
     est.train(models.train_data, max_steps=1)
     assert model.params == [("train", {"use_tpu": False})]
 
@@ -221,7 +244,8 @@ def test_tpus(tmp_path):
     text = (
         "use_tpu is True, but there is no TPU, and this estimator runs on CPUs and GPUs: pass "
         "use_tpu=False, for a model_fn with a PlacementMeshImpl; or, for one with a SimdMeshImpl, give "
-        "TPUConfig\\(num_shards=N\\), N being the number of processors of the mesh")
+        "TPUConfig\\(num_shards=N\\), N being the number of processors of the mesh"
+    )
     for name, call in [
         ("train", lambda: est.train(input_fn, max_steps=1)),
         ("evaluate", lambda: est.evaluate(input_fn)),
@@ -239,8 +263,13 @@ def test_config():
     assert tpu.TPUConfig(per_host_input_for_training=False).per_host_input_for_training == 1
     assert tpu.TPUConfig(iterations_per_loop="60m").iterations_per_loop == "60m"
     pipeline = tpu.InputPipelineConfig
-    assert (pipeline.PER_SHARD_V1, pipeline.PER_HOST_V1, pipeline.PER_HOST_V2,
-            pipeline.BROADCAST, pipeline.SLICED) == (1, 2, 3, 4, 5)
+    assert (
+        pipeline.PER_SHARD_V1,
+        pipeline.PER_HOST_V1,
+        pipeline.PER_HOST_V2,
+        pipeline.BROADCAST,
+        pipeline.SLICED,
+    ) == (1, 2, 3, 4, 5)
 
     class Resolver:
         def master(self):
@@ -251,52 +280,130 @@ def test_config():
     assert config.cluster.master() == "grpc://somewhere" and config.tpu_config == tpu.TPUConfig()
 
 
-@pytest.mark.parametrize("make_it, error, text", [
-    (lambda: tpu.TPUConfig(iterations_per_loop=0), ValueError, "iterations_per_loop is 0; it should"),
-    (lambda: tpu.TPUConfig(iterations_per_loop="1d"), ValueError, "iterations_per_loop is '1d'"),
-    (lambda: tpu.TPUConfig(num_shards=0), ValueError, "num_shards is 0; it should be 1 or more"),
-    (lambda: tpu.TPUConfig(num_cores_per_replica=3), ValueError,
-     "num_cores_per_replica is 3; it should be one of 1, 2, 4"),
-    (lambda: tpu.RunConfig(tpu_config=3), TypeError, "tpu_config should be a TPUConfig, but is 3"),
-    (lambda: tpu.RunConfig(cluster=1, master=""), ValueError, "cluster and master are both given"),
-    (lambda: make("/x", Tpu(), params={"batch_size": 1}), ValueError,
-     "params has 'batch_size', which the estimator sets: leave it out, and give train_batch_size"),
-    (lambda: make("/x", Tpu(), params=[1]), TypeError, "params should be a dict, to which batch_siz"),
-    (lambda: make("/x", Tpu(), train_batch_size=0), ValueError, "train_batch_size is 0; it should be"),
-    (lambda: make("/x", Tpu(), predict_batch_size="a"), ValueError, "predict_batch_size is 'a'"),
-    (lambda: make("/x", Tpu(), embedding_config_spec=1), ValueError, "embedding_config_spec should be"),
-    (lambda: tpu.TPUEstimator(Tpu(), config=estimator.RunConfig()), TypeError,
-     "config should be an estimator.tpu.RunConfig"),
-    (lambda: tpu.TPUEstimatorSpec("x"), ValueError, "mode is 'x'; it should be a ModeKeys value"),
-    (lambda: tpu.TPUEstimatorSpec("train", loss=1.0), ValueError, "for mode 'train' has no train_op"),
-    (lambda: tpu.TPUEstimatorSpec("infer"), ValueError, "for mode 'infer' has no predictions"),
-    (lambda: tpu.TPUEstimatorSpec("eval"), ValueError, "for mode 'eval' has no loss"),
-    (lambda: tpu.TPUEstimatorSpec("eval", loss=1.0, eval_metrics={"a": 1}), ValueError,
-     r"eval_metrics should be a pair \(function, tensors\), but is"),
-    (lambda: tpu.TPUEstimatorSpec("eval", loss=1.0, eval_metrics=(lambda a: 1, [1, 2])), ValueError,
-     "the function of eval_metrics cannot take 2 tensors: too many positional arguments"),
-    (lambda: tpu.TPUEstimatorSpec("train", loss=1.0, host_call=3), ValueError,
-     "host_call should be a pair"),
-    (lambda: tpu.TPUEstimatorSpec("eval", loss=1.0, host_call=(max, 3)), ValueError,
-     "the tensors of host_call should be a list or a dict, but are 3"),
-    (lambda: tpu.TPUEstimatorSpec("eval", loss=1.0, scaffold_fn=3), TypeError,
-     "scaffold_fn should be a function, but is 3"),
-    (lambda: tpu.TPUEstimatorSpec(
-        "eval", loss=1.0, eval_metrics=(lambda: 3, [])).as_estimator_spec(), ValueError,
-     r"the function of eval_metrics should return a dict of \(value, update operation\), but return"),
-])
+@pytest.mark.parametrize(
+    "make_it, error, text",
+    [
+        (
+            lambda: tpu.TPUConfig(iterations_per_loop=0),
+            ValueError,
+            "iterations_per_loop is 0; it should",
+        ),
+        (
+            lambda: tpu.TPUConfig(iterations_per_loop="1d"),
+            ValueError,
+            "iterations_per_loop is '1d'",
+        ),
+        (
+            lambda: tpu.TPUConfig(num_shards=0),
+            ValueError,
+            "num_shards is 0; it should be 1 or more",
+        ),
+        (
+            lambda: tpu.TPUConfig(num_cores_per_replica=3),
+            ValueError,
+            "num_cores_per_replica is 3; it should be one of 1, 2, 4",
+        ),
+        (
+            lambda: tpu.RunConfig(tpu_config=3),
+            TypeError,
+            "tpu_config should be a TPUConfig, but is 3",
+        ),
+        (
+            lambda: tpu.RunConfig(cluster=1, master=""),
+            ValueError,
+            "cluster and master are both given",
+        ),
+        (
+            lambda: make("/x", Tpu(), params={"batch_size": 1}),
+            ValueError,
+            "params has 'batch_size', which the estimator sets: leave it out, and give train_batch_size",
+        ),
+        (
+            lambda: make("/x", Tpu(), params=[1]),
+            TypeError,
+            "params should be a dict, to which batch_siz",
+        ),
+        (
+            lambda: make("/x", Tpu(), train_batch_size=0),
+            ValueError,
+            "train_batch_size is 0; it should be",
+        ),
+        (
+            lambda: make("/x", Tpu(), predict_batch_size="a"),
+            ValueError,
+            "predict_batch_size is 'a'",
+        ),
+        (
+            lambda: make("/x", Tpu(), embedding_config_spec=1),
+            ValueError,
+            "embedding_config_spec should be",
+        ),
+        (
+            lambda: tpu.TPUEstimator(Tpu(), config=estimator.RunConfig()),
+            TypeError,
+            "config should be an estimator.tpu.RunConfig",
+        ),
+        (
+            lambda: tpu.TPUEstimatorSpec("x"),
+            ValueError,
+            "mode is 'x'; it should be a ModeKeys value",
+        ),
+        (
+            lambda: tpu.TPUEstimatorSpec("train", loss=1.0),
+            ValueError,
+            "for mode 'train' has no train_op",
+        ),
+        (lambda: tpu.TPUEstimatorSpec("infer"), ValueError, "for mode 'infer' has no predictions"),
+        (lambda: tpu.TPUEstimatorSpec("eval"), ValueError, "for mode 'eval' has no loss"),
+        (
+            lambda: tpu.TPUEstimatorSpec("eval", loss=1.0, eval_metrics={"a": 1}),
+            ValueError,
+            r"eval_metrics should be a pair \(function, tensors\), but is",
+        ),
+        (
+            lambda: tpu.TPUEstimatorSpec("eval", loss=1.0, eval_metrics=(lambda a: 1, [1, 2])),
+            ValueError,
+            "the function of eval_metrics cannot take 2 tensors: too many positional arguments",
+        ),
+        (
+            lambda: tpu.TPUEstimatorSpec("train", loss=1.0, host_call=3),
+            ValueError,
+            "host_call should be a pair",
+        ),
+        (
+            lambda: tpu.TPUEstimatorSpec("eval", loss=1.0, host_call=(max, 3)),
+            ValueError,
+            "the tensors of host_call should be a list or a dict, but are 3",
+        ),
+        (
+            lambda: tpu.TPUEstimatorSpec("eval", loss=1.0, scaffold_fn=3),
+            TypeError,
+            "scaffold_fn should be a function, but is 3",
+        ),
+        (
+            lambda: tpu.TPUEstimatorSpec(
+                "eval", loss=1.0, eval_metrics=(lambda: 3, [])
+            ).as_estimator_spec(),
+            ValueError,
+            r"the function of eval_metrics should return a dict of \(value, update operation\), but return",
+        ),
+    ],
+)
 def test_mistakes(make_it, error, text, tf_graph):
     with pytest.raises(error, match=text):
         make_it()
 
 
 def test_an_input_function_without_params(tmp_path):
-    with pytest.raises(ValueError, match="input_fn train_data takes no argument `params`, in which"):
+    with pytest.raises(
+        ValueError, match="input_fn train_data takes no argument `params`, in which"
+    ):
         make(tmp_path, Tpu()).train(models.train_data, max_steps=1)
 
 
 def test_random_numbers_of_a_mesh(tmp_path):
     """Random numbers of a mesh program are there in training, under the seed of the RunConfig."""
+
     def model_fn(features, labels, mode, params):
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
@@ -305,7 +412,8 @@ def test_random_numbers_of_a_mesh(tmp_path):
         lowering = mtf.Lowering(graph, {mesh: impl})
         loss = lowering.export_to_tf_tensor(x)
         return tpu.TPUEstimatorSpec(
-            mode, loss=loss, train_op=tf.assign_add(tf.train.get_global_step(), 1))
+            mode, loss=loss, train_op=tf.assign_add(tf.train.get_global_step(), 1)
+        )
 
     found = []
     for name in ("a", "b"):

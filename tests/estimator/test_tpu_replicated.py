@@ -27,7 +27,8 @@ def mesh_impl_of(params):
     assignment = context.device_assignment
     physical = list(assignment.topology.mesh_shape)
     order = auto_logical_to_physical_tpu(
-        SHAPE.to_integer_list, physical, device_assignment=assignment)
+        SHAPE.to_integer_list, physical, device_assignment=assignment
+    )
     return SimdMeshImpl(SHAPE, LAYOUT, [""] * 4, assignment, logical_to_physical=order)
 
 
@@ -49,22 +50,28 @@ def model_fn(features, labels, mode, params, config):
         mtf.scalar_summary("mean_output", mtf.reduce_mean(y))
         gradients = mtf.gradients([loss], [v.outputs[0] for v in graph.trainable_variables])
         updates = mtf.optimize.AdafactorOptimizer(0.1).apply_grads(
-            gradients, graph.trainable_variables)
+            gradients, graph.trainable_variables
+        )
     lowering = mtf.Lowering(graph, {mesh: mesh_impl_of(params)})
     outputs = lowering.export_to_tf_tensor(y)
     with mtf.utils.outside_all_rewrites():
         restore = mtf.MtfRestoreHook(lowering)
     if mode == "infer":
         return tpu.TPUEstimatorSpec(
-            mode, predictions={"y": outputs, "x": features["x"]}, prediction_hooks=[restore])
+            mode, predictions={"y": outputs, "x": features["x"]}, prediction_hooks=[restore]
+        )
     tf_loss = lowering.export_to_tf_tensor(loss)
     if mode == "eval":
+
         def metric_fn(outputs, labels):
             return {"mae": tf.metrics.mean(tf.abs(outputs - labels))}
 
         return tpu.TPUEstimatorSpec(
-            mode, loss=tf_loss, eval_metrics=(metric_fn, [outputs, labels]),
-            evaluation_hooks=[restore])
+            mode,
+            loss=tf_loss,
+            eval_metrics=(metric_fn, [outputs, labels]),
+            evaluation_hooks=[restore],
+        )
     host_call = mtf.utils.create_host_call(config.model_dir)
     mtf.utils.remove_summaries()
     step = tf.train.get_global_step()
@@ -73,21 +80,37 @@ def model_fn(features, labels, mode, params, config):
         saver = tf.train.Saver(tf.global_variables(), save_relative_paths=True)
         tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
         save = tf.train.CheckpointSaverHook(
-            config.model_dir, save_steps=3, saver=saver,
-            listeners=[mtf.MtfCheckpointSaverListener(lowering)])
+            config.model_dir,
+            save_steps=3,
+            saver=saver,
+            listeners=[mtf.MtfCheckpointSaverListener(lowering)],
+        )
     return tpu.TPUEstimatorSpec(
-        mode, loss=tf_loss, train_op=tf.group(train), host_call=host_call,
-        training_hooks=[restore, save])
+        mode,
+        loss=tf_loss,
+        train_op=tf.group(train),
+        host_call=host_call,
+        training_hooks=[restore, save],
+    )
 
 
 def make(directory, use_tpu, num_shards=4, model_fn=model_fn):
     config = tpu.RunConfig(
-        model_dir=str(directory), save_checkpoints_steps=4, tf_random_seed=1,
+        model_dir=str(directory),
+        save_checkpoints_steps=4,
+        tf_random_seed=1,
         session_config=None if use_tpu else tf.ConfigProto(device_count={"CPU": 4}),
-        tpu_config=tpu.TPUConfig(num_shards=num_shards))
+        tpu_config=tpu.TPUConfig(num_shards=num_shards),
+    )
     return tpu.TPUEstimator(
-        model_fn, config=config, use_tpu=use_tpu, params={}, train_batch_size=8,
-        eval_batch_size=16, predict_batch_size=4)
+        model_fn,
+        config=config,
+        use_tpu=use_tpu,
+        params={},
+        train_batch_size=8,
+        eval_batch_size=16,
+        predict_batch_size=4,
+    )
 
 
 def steps_of(directory):
@@ -120,8 +143,10 @@ def test_scalar_summaries_are_written_by_the_host_call(tmp_path):
     make(tmp_path, True).train(input_fn, max_steps=3)
     tags = {
         (value.tag, event.step)
-        for path in tmp_path.glob("events*") for event in tf.train.summary_iterator(str(path))
-        for value in event.summary.value}
+        for path in tmp_path.glob("events*")
+        for event in tf.train.summary_iterator(str(path))
+        for value in event.summary.value
+    }
     assert {step for tag, step in tags if tag == "mean_output"} >= {1, 2}
 
 

@@ -13,8 +13,12 @@ from mesh_tensorflow import estimator
 def make(directory, model_fn=models.linear_model, params=None, warm_start_from=None, **config):
     config = {"save_checkpoints_steps": 4, "log_step_count_steps": 3, **config}
     return estimator.Estimator(
-        model_fn, str(directory), estimator.RunConfig(**config), params or {"lr": 0.1},
-        warm_start_from)
+        model_fn,
+        str(directory),
+        estimator.RunConfig(**config),
+        params or {"lr": 0.1},
+        warm_start_from,
+    )
 
 
 def checkpoints(directory):
@@ -49,6 +53,7 @@ def test_steps_go_on_and_max_steps_is_where_it_ends(tmp_path):
 
 def test_resumed_in_the_same_data(tmp_path):
     """`skip(global_step)` goes on in the data where training stands."""
+
     def data():
         return models.dataset().skip(tf.train.get_global_step())
 
@@ -71,7 +76,8 @@ def test_seeds(tmp_path):
     def losses(name, **config):
         hook = models.Losses()
         make(tmp_path / name, random_model, **config).train(
-            models.train_data, hooks=[hook], steps=3)
+            models.train_data, hooks=[hook], steps=3
+        )
         return hook.losses
 
     first = losses("a")
@@ -111,8 +117,10 @@ def test_a_model_function_without_labels_and_a_callable_object(tmp_path):
         def __call__(self, features, mode, config):
             assert mode == "train" and config.save_checkpoints_steps == 4
             return estimator.EstimatorSpec(
-                mode, loss=tf.reduce_mean(features),
-                train_op=tf.assign_add(tf.train.get_global_step(), 1))
+                mode,
+                loss=tf.reduce_mean(features),
+                train_op=tf.assign_add(tf.train.get_global_step(), 1),
+            )
 
     make(tmp_path, Model()).train(lambda: tf.zeros([3]), steps=2)
     assert checkpoints(tmp_path) == [0, 2]
@@ -144,13 +152,17 @@ def test_summaries(tmp_path):
 
 def test_no_summaries_and_no_checkpoints(tmp_path):
     make(
-        tmp_path, save_summary_steps=None, save_checkpoints_steps=None, log_step_count_steps=None,
+        tmp_path,
+        save_summary_steps=None,
+        save_checkpoints_steps=None,
+        log_step_count_steps=None,
     ).train(models.train_data, max_steps=10)
     assert models.events(tmp_path) == [] and tf.train.latest_checkpoint(str(tmp_path)) is None
 
 
 def test_two_trainings_in_one_directory(tmp_path, caplog):
     """The one whose newest checkpoint is no longer the newest says so, once."""
+
     class Another(tf.train.SessionRunHook):
         """Copies a checkpoint to another name, as if another program had got further."""
 
@@ -160,7 +172,10 @@ def test_two_trainings_in_one_directory(tmp_path, caplog):
                 for path in tmp_path.glob("model.ckpt-4.*"):
                     path.with_name(path.name.replace("-4.", "-100.")).write_bytes(path.read_bytes())
                 tf.train.update_checkpoint_state(
-                    str(tmp_path), "model.ckpt-100", [*manager.all_model_checkpoint_paths, "model.ckpt-100"])
+                    str(tmp_path),
+                    "model.ckpt-100",
+                    [*manager.all_model_checkpoint_paths, "model.ckpt-100"],
+                )
 
     make(tmp_path / "alone").train(models.train_data, max_steps=12)
     assert "another program" not in caplog.text
@@ -172,7 +187,8 @@ def test_two_trainings_in_one_directory(tmp_path, caplog):
 
 def test_how_many_checkpoints_are_kept(tmp_path):
     make(tmp_path, save_checkpoints_steps=1, keep_checkpoint_max=2).train(
-        models.train_data, max_steps=6)
+        models.train_data, max_steps=6
+    )
     assert checkpoints(tmp_path) == [5, 6]
 
 
@@ -240,7 +256,8 @@ def renamed_model(features, labels, mode, params):
 def test_warm_start_of_chosen_and_renamed_variables(tmp_path):
     make(tmp_path / "a").train(models.train_data, max_steps=4)
     settings = estimator.WarmStartSettings(
-        str(tmp_path / "a"), vars_to_warm_start="new/w", var_name_to_prev_var_name={"new/w": "w"})
+        str(tmp_path / "a"), vars_to_warm_start="new/w", var_name_to_prev_var_name={"new/w": "w"}
+    )
     est = make(tmp_path / "b", renamed_model, warm_start_from=settings)
     est.train(models.train_data, max_steps=1)
     expected = models.descent(1, models.descent(4)[1])[1]
@@ -265,46 +282,87 @@ def test_warm_start_of_what_is_not_there(tmp_path):
 # -- mistakes
 
 
-@pytest.mark.parametrize("arguments, error, text", [
-    ({"steps": 0}, ValueError, "train: steps is 0; it should be a whole number of 1 or more"),
-    ({"max_steps": -1}, ValueError, "train: max_steps is -1"),
-    ({"steps": 2.5}, ValueError, "train: steps is 2.5"),
-    ({"steps": 1, "max_steps": 2}, ValueError,
-     "train: steps is 1 and max_steps is 2: give steps to go on from where training stands"),
-    ({"hooks": [3]}, TypeError, "hooks should hold tf.train.SessionRunHooks, but one is of type int"),
-    ({"steps": 1, "saving_listeners": [3]}, TypeError,
-     "saving_listeners should hold tf.train.CheckpointSaverListeners"),
-    ({"input_fn": "data"}, TypeError, "train: input_fn should be a function .*but is 'data'"),
-    ({"input_fn": lambda needed: None}, ValueError,
-     "input_fn <lambda> needs needed, but is given only mode, params and config"),
-    ({"input_fn": lambda: None}, ValueError, r"input_fn gives no features \(but None\)"),
-    ({"input_fn": lambda: ({}, 1)}, ValueError, "input_fn gives no features"),
-    ({"input_fn": lambda: (1, 2, 3)}, ValueError, "input_fn gives a tuple of 3; it should give"),
-])
+@pytest.mark.parametrize(
+    "arguments, error, text",
+    [
+        ({"steps": 0}, ValueError, "train: steps is 0; it should be a whole number of 1 or more"),
+        ({"max_steps": -1}, ValueError, "train: max_steps is -1"),
+        ({"steps": 2.5}, ValueError, "train: steps is 2.5"),
+        (
+            {"steps": 1, "max_steps": 2},
+            ValueError,
+            "train: steps is 1 and max_steps is 2: give steps to go on from where training stands",
+        ),
+        (
+            {"hooks": [3]},
+            TypeError,
+            "hooks should hold tf.train.SessionRunHooks, but one is of type int",
+        ),
+        (
+            {"steps": 1, "saving_listeners": [3]},
+            TypeError,
+            "saving_listeners should hold tf.train.CheckpointSaverListeners",
+        ),
+        ({"input_fn": "data"}, TypeError, "train: input_fn should be a function .*but is 'data'"),
+        (
+            {"input_fn": lambda needed: None},
+            ValueError,
+            "input_fn <lambda> needs needed, but is given only mode, params and config",
+        ),
+        ({"input_fn": lambda: None}, ValueError, r"input_fn gives no features \(but None\)"),
+        ({"input_fn": lambda: ({}, 1)}, ValueError, "input_fn gives no features"),
+        (
+            {"input_fn": lambda: (1, 2, 3)},
+            ValueError,
+            "input_fn gives a tuple of 3; it should give",
+        ),
+    ],
+)
 def test_arguments(arguments, error, text, tmp_path):
     arguments = {"input_fn": models.train_data, **arguments}
     with pytest.raises(error, match=text):
         make(tmp_path).train(**arguments)
 
 
-@pytest.mark.parametrize("model_fn, error, text", [
-    (lambda labels: 0, ValueError, "model_fn <lambda> takes no argument `features`"),
-    (lambda features, more: 0, ValueError,
-     "model_fn <lambda> takes more, but is given only features, labels, mode, params, config"),
-    (3, TypeError, "model_fn should be a function"),
-])
+@pytest.mark.parametrize(
+    "model_fn, error, text",
+    [
+        (lambda labels: 0, ValueError, "model_fn <lambda> takes no argument `features`"),
+        (
+            lambda features, more: 0,
+            ValueError,
+            "model_fn <lambda> takes more, but is given only features, labels, mode, params, config",
+        ),
+        (3, TypeError, "model_fn should be a function"),
+    ],
+)
 def test_model_functions_that_cannot_be_called(model_fn, error, text, tmp_path):
     with pytest.raises(error, match=text):
         make(tmp_path, model_fn)
 
 
-@pytest.mark.parametrize("model_fn, error, text", [
-    (lambda features, labels: None, ValueError, "model_fn returned None in mode 'train'; it should"),
-    (lambda features: None, ValueError,
-     "takes no argument `labels`, but input_fn returns labels in mode 'train'"),
-    (lambda features, labels, mode: estimator.EstimatorSpec("infer", predictions=tf.zeros([1])),
-     ValueError, "called with mode 'train', but returned an EstimatorSpec of mode 'infer'"),
-])
+@pytest.mark.parametrize(
+    "model_fn, error, text",
+    [
+        (
+            lambda features, labels: None,
+            ValueError,
+            "model_fn returned None in mode 'train'; it should",
+        ),
+        (
+            lambda features: None,
+            ValueError,
+            "takes no argument `labels`, but input_fn returns labels in mode 'train'",
+        ),
+        (
+            lambda features, labels, mode: estimator.EstimatorSpec(
+                "infer", predictions=tf.zeros([1])
+            ),
+            ValueError,
+            "called with mode 'train', but returned an EstimatorSpec of mode 'infer'",
+        ),
+    ],
+)
 def test_model_functions_that_return_something_else(model_fn, error, text, tmp_path):
     with pytest.raises(error, match=text):
         make(tmp_path, model_fn).train(models.train_data, steps=1)

@@ -14,7 +14,8 @@ from mesh_tensorflow import estimator
 def make(directory, **config):
     config = {"save_checkpoints_steps": 4, **config}
     return estimator.Estimator(
-        models.linear_model, str(directory), estimator.RunConfig(**config), {"lr": 0.1})
+        models.linear_model, str(directory), estimator.RunConfig(**config), {"lr": 0.1}
+    )
 
 
 def receiver():
@@ -33,17 +34,24 @@ class Recorder(estimator.Exporter):
         return "recorder"
 
     def export(self, estimator, export_path, checkpoint_path, eval_result, is_the_final_export):
-        self.calls.append((
-            os.path.relpath(export_path, estimator.model_dir),
-            os.path.basename(checkpoint_path), int(eval_result["global_step"]), is_the_final_export))
+        self.calls.append(
+            (
+                os.path.relpath(export_path, estimator.model_dir),
+                os.path.basename(checkpoint_path),
+                int(eval_result["global_step"]),
+                is_the_final_export,
+            )
+        )
         return str(len(self.calls)).encode()
 
 
 def run(est, max_steps, exporters=None, **spec):
     spec = {"throttle_secs": 0, **spec}
     return estimator.train_and_evaluate(
-        est, estimator.TrainSpec(models.train_data, max_steps=max_steps),
-        estimator.EvalSpec(models.eval_data, exporters=exporters, **spec))
+        est,
+        estimator.TrainSpec(models.train_data, max_steps=max_steps),
+        estimator.EvalSpec(models.eval_data, exporters=exporters, **spec),
+    )
 
 
 def call(step, final=False):
@@ -85,8 +93,10 @@ def test_throttled(tmp_path):
 def test_until_the_data_end(tmp_path):
     recorder = Recorder()
     estimator.train_and_evaluate(
-        make(tmp_path), estimator.TrainSpec(lambda: models.train_data().take(4)),
-        estimator.EvalSpec(models.eval_data, exporters=[recorder], throttle_secs=0))
+        make(tmp_path),
+        estimator.TrainSpec(lambda: models.train_data().take(4)),
+        estimator.EvalSpec(models.eval_data, exporters=[recorder], throttle_secs=0),
+    )
     assert recorder.calls == [call(4), call(4, True)]
 
 
@@ -125,9 +135,12 @@ def test_best_is_compared_with_earlier_runs(tmp_path):
 @pytest.mark.parametrize("task", [("chief", 0), ("evaluator", 0)])
 def test_several_processes(task, tmp_path, monkeypatch):
     cluster = {"chief": ["a:1"], "worker": ["b:1"]}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(
-        {"cluster": cluster, "task": {"type": task[0], "index": task[1]}}))
-    with pytest.raises(ValueError, match=f"one process, but TF_CONFIG makes this {task[0]} 0 of sev"):
+    monkeypatch.setenv(
+        "TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": task[0], "index": task[1]}})
+    )
+    with pytest.raises(
+        ValueError, match=f"one process, but TF_CONFIG makes this {task[0]} 0 of sev"
+    ):
         run(make(tmp_path), 2)
 
 

@@ -18,7 +18,10 @@ SMALL = ["--hidden_size=16", "--batch_size=300"]
 def run(*flags, code=0):
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "mnist.py"), *SMALL, *flags],
-        capture_output=True, text=True, timeout=300)
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 
@@ -32,7 +35,9 @@ def epochs(text):
 def test_prints_the_layout_and_a_line_for_each_epoch(tmp_path):
     text = run("--train_epochs=3", "--epochs_between_evals=2", f"--plot={tmp_path / 'mnist.png'}")
     assert "scikit-learn digits" in text
-    assert re.search(r"hidden1/kernel +4x4x7x7x16 +2x2x7x7x16 +row_blocks over b1, col_blocks ov", text)
+    assert re.search(
+        r"hidden1/kernel +4x4x7x7x16 +2x2x7x7x16 +row_blocks over b1, col_blocks ov", text
+    )
     assert re.search(r"ShiftOperation +shift +b1=2 ", text)
     lines = epochs(text)
     assert [line[:10] for line in lines] == ["epoch 1/3 ", "epoch 2/3 ", "epoch 3/3 "]
@@ -47,9 +52,15 @@ def test_resumes_on_another_mesh_as_if_it_had_not_stopped(tmp_path):
     parts = tmp_path / "parts"
     run("--train_epochs=2", "--eval_steps=1", f"--model_dir={parts}", "--seed=3")
     (parts / "checkpoint").write_text(
-        'model_checkpoint_path: "model.ckpt-4"\nall_model_checkpoint_paths: "model.ckpt-4"\n')
-    again = run("--train_epochs=2", f"--model_dir={parts}", "--seed=3", "--mesh_shape=all:2",
-                "--layout=batch:all")
+        'model_checkpoint_path: "model.ckpt-4"\nall_model_checkpoint_paths: "model.ckpt-4"\n'
+    )
+    again = run(
+        "--train_epochs=2",
+        f"--model_dir={parts}",
+        "--seed=3",
+        "--mesh_shape=all:2",
+        "--layout=batch:all",
+    )
     assert epochs(again) == whole[1:]
     done = run("--train_epochs=2", f"--model_dir={parts}")
     assert f"{parts} has been trained for 2 epochs already" in done
@@ -57,13 +68,19 @@ def test_resumes_on_another_mesh_as_if_it_had_not_stopped(tmp_path):
     assert "is of another network: hidden1/kernel should be of shape [4, 4, 7, 7, 32]" in other
 
 
-@pytest.mark.parametrize("flag, text", [
-    ({"layout": "rows:b1"}, "--layout splits 'rows' over 'b1', but the network has no dimension"),
-    ({"batch_size": 9999}, "--batch_size is 9999: there are 1438 examples"),
-    ({"train_epochs": 0}, "--train_epochs is 0: it has to be 1 or more"),
-    ({"optimizer": "lion"}, "--optimizer is 'lion': choose one of adafactor, adam, sgd"),
-    ({"plot": "/none/such.png"}, "--plot is /none/such.png: there is no such directory"),
-])
+@pytest.mark.parametrize(
+    "flag, text",
+    [
+        (
+            {"layout": "rows:b1"},
+            "--layout splits 'rows' over 'b1', but the network has no dimension",
+        ),
+        ({"batch_size": 9999}, "--batch_size is 9999: there are 1438 examples"),
+        ({"train_epochs": 0}, "--train_epochs is 0: it has to be 1 or more"),
+        ({"optimizer": "lion"}, "--optimizer is 'lion': choose one of adafactor, adam, sgd"),
+        ({"plot": "/none/such.png"}, "--plot is /none/such.png: there is no such directory"),
+    ],
+)
 def test_mistakes(flag, text):
     with pytest.raises(ValueError) as raised:
         mnist.run(mnist.Options(hidden_size=16, **flag))

@@ -196,10 +196,16 @@ def test_directory_that_is_none(tmp_path: pathlib.Path) -> None:
 LABELS_TO_10 = struct.pack(">II", 2049, 30) + bytes(i % 11 for i in range(30))
 
 WRONG = [
-    (TRAIN_IMAGES, idx_images(30)[:-5], "expected 23536 bytes for the 30 examples in its header, "
-     "found 23531 bytes"),
-    (TEST_LABELS, idx_labels(12) + b"x", "expected 20 bytes for the 12 examples in its header, "
-     "found 21 bytes"),
+    (
+        TRAIN_IMAGES,
+        idx_images(30)[:-5],
+        "expected 23536 bytes for the 30 examples in its header, found 23531 bytes",
+    ),
+    (
+        TEST_LABELS,
+        idx_labels(12) + b"x",
+        "expected 20 bytes for the 12 examples in its header, found 21 bytes",
+    ),
     (TEST_IMAGES, b"\0\0\x08\x03", "expected a header of 16 bytes, found 4 bytes"),
     (TRAIN_LABELS, b"", "expected a header of 8 bytes, found 0 bytes"),
     (TRAIN_IMAGES, idx_labels(30), "expected the magic number 2051, found 2049"),
@@ -314,7 +320,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content[:len(content) - self.server.missing_bytes])
+        self.wfile.write(content[: len(content) - self.server.missing_bytes])
 
     def log_message(self, format: str, *args: object) -> None:
         del format, args

@@ -12,7 +12,8 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "examples" / "toy_model_t
 
 def run(*flags, code=0):
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *flags], capture_output=True, text=True, timeout=300)
+        [sys.executable, str(SCRIPT), *flags], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == code, done.stderr
     return done
 
@@ -35,8 +36,12 @@ def test_the_loss_falls_and_training_resumes(tmp_path):
     run("--train_steps=100", parts, *flags)
     # On another mesh, in another layout.
     again = run(
-        "--train_steps=200", parts, "--mesh_shape=rows:2;cols:2", "--layout=batch:rows;io:cols",
-        *flags)
+        "--train_steps=200",
+        parts,
+        "--mesh_shape=rows:2;cols:2",
+        "--layout=batch:rows;io:cols",
+        *flags,
+    )
     assert losses(again.stderr)[151] == pytest.approx(found[151], rel=1e-3)
     tests = [re.fullmatch(r"step 200  test loss ([\d.]+)\n", r.stdout)[1] for r in (whole, again)]
     assert float(tests[0]) == pytest.approx(float(tests[1]), rel=1e-3)
@@ -44,23 +49,35 @@ def test_the_loss_falls_and_training_resumes(tmp_path):
 
 def test_bfloat16_and_a_nan():
     done = run(
-        "--train_steps=20", "--step_with_nan=5", "--slice_dtype=bfloat16",
-        "--activation_dtype=bfloat16", "--num_hidden_layers=2", code=1)
+        "--train_steps=20",
+        "--step_with_nan=5",
+        "--slice_dtype=bfloat16",
+        "--activation_dtype=bfloat16",
+        "--num_hidden_layers=2",
+        code=1,
+    )
     assert "error: the loss is NaN in step 5. The variables after it were saved" in done.stderr
 
 
-@pytest.mark.parametrize("flag, text", [
-    ("--slice_dtype=int8", "error: --slice_dtype is 'int8': choose one of float32, bfloat16"),
-    ("--batch_size=0", "error: --batch_size is 0: it has to be 1 or more"),
-])
+@pytest.mark.parametrize(
+    "flag, text",
+    [
+        ("--slice_dtype=int8", "error: --slice_dtype is 'int8': choose one of float32, bfloat16"),
+        ("--batch_size=0", "error: --batch_size is 0: it has to be 1 or more"),
+    ],
+)
 def test_mistakes(flag, text):
     assert text in run(flag, code=1).stderr
 
 
 @pytest.mark.slow
 def test_one_program_on_all_processors_computes_the_same():
-    flags = ["--mesh_shape=rows:2;cols:2", "--layout=batch:rows;hidden:cols", "--iterations=20",
-             "--train_steps=60"]
+    flags = [
+        "--mesh_shape=rows:2;cols:2",
+        "--layout=batch:rows;hidden:cols",
+        "--iterations=20",
+        "--train_steps=60",
+    ]
     placed, simd = (losses(run(*flags, *more).stderr) for more in ([], ["--use_tpu"]))
     assert len(placed) == 3
     assert simd == pytest.approx(placed, rel=1e-4)

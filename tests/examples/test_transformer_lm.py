@@ -15,13 +15,19 @@ sys.path.append(str(EXAMPLES))
 import transformer_lm  # noqa: E402
 
 SCRIPT = EXAMPLES / "transformer_lm.py"
-SMALL = ["--gin_param=d_model = 16", "--gin_param=d_ff = 32", "--gin_param=num_layers = 1",
-         "--gin_param=utils.run.sequence_length = {'targets': 32}", "--batch_size=4"]
+SMALL = [
+    "--gin_param=d_model = 16",
+    "--gin_param=d_ff = 32",
+    "--gin_param=num_layers = 1",
+    "--gin_param=utils.run.sequence_length = {'targets': 32}",
+    "--batch_size=4",
+]
 
 
 def run(*flags, code=0):
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *flags], capture_output=True, text=True, timeout=300)
+        [sys.executable, str(SCRIPT), *flags], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 
@@ -40,7 +46,9 @@ def steps(text):
 def test_quick_form_learns_more_than_the_frequencies_of_pairs():
     text = run("--quick")
     assert re.search(r"data  \d+ files .*: \d{7} bytes to train on, \d{6} held out", text)
-    assert held_out(text, "model") < min(transformer_lm.QUICK_BITS, held_out(text, "byte before alone"))
+    assert held_out(text, "model") < min(
+        transformer_lm.QUICK_BITS, held_out(text, "byte before alone")
+    )
     samples = re.findall(r"^--- .* goes on:\n([^-]+)", text, re.M)
     assert len(samples) == len(transformer_lm.PROMPTS)
     assert all(s.startswith(p) for s, p in zip(samples, transformer_lm.PROMPTS))
@@ -53,8 +61,11 @@ def test_resumes_after_ctrl_c_in_simd_as_if_it_had_not_stopped(tmp_path):
     assert list(whole) == [20, 40, 60]
     directory = f"--model_dir={tmp_path / 'parts'}"
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), *more, directory], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True)
+        [sys.executable, str(SCRIPT), *more, directory],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     for line in process.stdout:
         if line.startswith("step 20/60"):
             process.send_signal(signal.SIGINT)
@@ -62,8 +73,14 @@ def test_resumes_after_ctrl_c_in_simd_as_if_it_had_not_stopped(tmp_path):
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
     assert re.search(r"^stopped: .*checkpoint", errors, re.M) and "Traceback" not in errors
-    again = run(*more, directory, "--mesh_impl=simd", "--mesh_shape=all:2", "--layout=batch:all",
-                "--prompt=def f(")
+    again = run(
+        *more,
+        directory,
+        "--mesh_impl=simd",
+        "--mesh_shape=all:2",
+        "--layout=batch:all",
+        "--prompt=def f(",
+    )
     assert steps(again)[60] == pytest.approx(whole[60], abs=2e-3)
     assert "--- 'def f(' goes on:\ndef f(" in again
     done = run(*more, directory)
@@ -73,24 +90,39 @@ def test_resumes_after_ctrl_c_in_simd_as_if_it_had_not_stopped(tmp_path):
     assert "error: checkpoint" in other and "is not of this program" in other
 
 
-@pytest.mark.parametrize("flag, text", [
-    ({"layout": "bacth:rows"}, "--layout splits 'bacth' over 'rows', but the model has no dimension"),
-    ({"mesh_shape": "all:2"}, "--layout splits dimensions over 'cols', but --mesh_shape has no such"),
-    ({"mesh_impl": "tpu"}, "--mesh_impl is 'tpu': choose one of placement, simd"),
-    ({"batch_size": -1}, "--batch_size is -1: it has to be 0 or more"),
-    ({"text": "/none/*.txt"}, "/none/*.txt names 0 files, but two are needed at least"),
-])
+@pytest.mark.parametrize(
+    "flag, text",
+    [
+        (
+            {"layout": "bacth:rows"},
+            "--layout splits 'bacth' over 'rows', but the model has no dimension",
+        ),
+        (
+            {"mesh_shape": "all:2"},
+            "--layout splits dimensions over 'cols', but --mesh_shape has no such",
+        ),
+        ({"mesh_impl": "tpu"}, "--mesh_impl is 'tpu': choose one of placement, simd"),
+        ({"batch_size": -1}, "--batch_size is -1: it has to be 0 or more"),
+        ({"text": "/none/*.txt"}, "/none/*.txt names 0 files, but two are needed at least"),
+    ],
+)
 def test_mistakes(flag, text):
     with pytest.raises(ValueError) as raised:
         transformer_lm.run(transformer_lm.Options(**flag))
     assert text in str(raised.value)
 
 
-@pytest.mark.parametrize("flag, text", [
-    ("--batch_size=3", "error: Tensor dimension size not divisible by mesh dimension size: batch=3"),
-    ("--gin_param=d_model = = 3", "error: Unable to parse value."),
-    ("--gin_param=Unitransformer.d_modell = 3", "The nearest names are d_model."),
-])
+@pytest.mark.parametrize(
+    "flag, text",
+    [
+        (
+            "--batch_size=3",
+            "error: Tensor dimension size not divisible by mesh dimension size: batch=3",
+        ),
+        ("--gin_param=d_model = = 3", "error: Unable to parse value."),
+        ("--gin_param=Unitransformer.d_modell = 3", "The nearest names are d_model."),
+    ],
+)
 def test_mistakes_have_no_traceback(flag, text):
     errors = run(flag, code=1)
     assert text in errors and "Traceback" not in errors and "configurable 'run'" not in errors

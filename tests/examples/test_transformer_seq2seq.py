@@ -18,7 +18,8 @@ SCRIPT = EXAMPLES / "transformer_seq2seq.py"
 
 def run(*flags):
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *flags], capture_output=True, text=True, timeout=300)
+        [sys.executable, str(SCRIPT), *flags], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -35,8 +36,15 @@ def test_quick_form_learns_to_sort():
 
 @pytest.mark.slow
 def test_reverse_in_simd():
-    text = run("--task=reverse", "--batch_size=16", "--gin_param=num_layers = 1",
-               "--train_steps=20", "--mesh_impl=simd", "--mesh_shape=all:2", "--layout=batch:all")
+    text = run(
+        "--task=reverse",
+        "--batch_size=16",
+        "--gin_param=num_layers = 1",
+        "--train_steps=20",
+        "--mesh_impl=simd",
+        "--mesh_shape=all:2",
+        "--layout=batch:all",
+    )
     assert re.search(r"^step 20/20  held out: [\d.]+% of digits right", text, re.M)
     assert re.search(r"^exact match [\d.]+% of 128 held-out strings", text, re.M)
 

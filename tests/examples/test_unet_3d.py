@@ -17,7 +17,10 @@ import unet_3d as example  # noqa: E402
 def run(*flags, code=0):
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "unet_3d.py"), *flags],
-        capture_output=True, text=True, timeout=300)
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 
@@ -26,7 +29,9 @@ def run(*flags, code=0):
 @pytest.mark.parametrize("flags", [[], ["--nouse_tpu", "--mesh_shape=all:4", "--layout=batch:all"]])
 def test_quick_form_finds_lesions(flags):
     text = run("--quick", *flags)
-    lines = re.findall(r"^step (\d+)/300  loss ([-\d.]+)  held out: voxels right ([\d.]+)%", text, re.M)
+    lines = re.findall(
+        r"^step (\d+)/300  loss ([-\d.]+)  held out: voxels right ([\d.]+)%", text, re.M
+    )
     assert [int(step) for step, *_ in lines] == [50, 100, 150, 200, 250, 300]
     assert float(lines[-1][1]) < 0.5 * float(lines[0][1])
     dice = re.search(r"^lesion Dice ([\d.]+) on held-out volumes$", text, re.M)

@@ -7,10 +7,20 @@ from mesh_tensorflow.experimental import model_executor, offline_data_aug, unet 
 
 RESO = 8
 SETTINGS = {
-    "ct_resolution": RESO, "batch_size_train": 2, "batch_size_eval": 2, "image_nx_block": 2,
-    "image_ny_block": 2, "n_base_filters": 4, "network_depth": 2, "n_conv_per_block": 1,
-    "dropout_keep_p": 1.0, "mtf_dtype": "float32", "pred_downsample": 2, "n_dataset_processes": 2,
-    "layout": "image_nx_block:rows,image_ny_block:columns", "mesh_shape": "rows:2,columns:2",
+    "ct_resolution": RESO,
+    "batch_size_train": 2,
+    "batch_size_eval": 2,
+    "image_nx_block": 2,
+    "image_ny_block": 2,
+    "n_base_filters": 4,
+    "network_depth": 2,
+    "n_conv_per_block": 1,
+    "dropout_keep_p": 1.0,
+    "mtf_dtype": "float32",
+    "pred_downsample": 2,
+    "n_dataset_processes": 2,
+    "layout": "image_nx_block:rows,image_ny_block:columns",
+    "mesh_shape": "rows:2,columns:2",
 }
 
 

@@ -28,9 +28,13 @@ def main(layout, per_process, directory):
     def program():
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
         mesh_impl = SimdMeshImpl("rows:2,cols:2", layout)
-        readers.append(input_reader.SimdMeshImplInputReader(
-            mesh_impl, lambda: tf.data.Dataset.range(32).batch(4, drop_remainder=True),
-            [mtf.convert_to_shape(SHAPE)]))
+        readers.append(
+            input_reader.SimdMeshImplInputReader(
+                mesh_impl,
+                lambda: tf.data.Dataset.range(32).batch(4, drop_remainder=True),
+                [mtf.convert_to_shape(SHAPE)],
+            )
+        )
         [piece] = readers[-1].infeed_queue.generate_dequeue_op()
         x = mtf.import_laid_out_tensor(mesh, mesh_impl.LaidOutTensor([piece]), SHAPE)
         x = mtf.cast(x, tf.float32)
@@ -39,7 +43,8 @@ def main(layout, per_process, directory):
 
     with tf.Graph().as_default():
         whole = replicate(
-            program, devices=mine.devices(per_process=per_process), local=mine.local(per_process))
+            program, devices=mine.devices(per_process=per_process), local=mine.local(per_process)
+        )
         with tf.Session(server.target, config=mine.config(per_process)) as session:
             mine.initialize(session)
             readers[-1].start_infeed_thread(session)

@@ -82,11 +82,18 @@ def sampled(plane, numbers, nearest):
     if nearest:
         u, v = np.round(u), np.round(v)
     u, v = np.clip(u, -1, columns), np.clip(v, -1, rows)
-    i, j = np.minimum(np.floor(v), rows - 1).astype(int), np.minimum(np.floor(u), columns - 1).astype(int)
+    i, j = (
+        np.minimum(np.floor(v), rows - 1).astype(int),
+        np.minimum(np.floor(u), columns - 1).astype(int),
+    )
     s, t = v - i, u - j
     i, j = i + 1, j + 1
-    return (padded[i, j] * (1 - s) * (1 - t) + padded[i + 1, j] * s * (1 - t)
-            + padded[i, j + 1] * (1 - s) * t + padded[i + 1, j + 1] * s * t)
+    return (
+        padded[i, j] * (1 - s) * (1 - t)
+        + padded[i + 1, j] * s * (1 - t)
+        + padded[i, j + 1] * (1 - s) * t
+        + padded[i + 1, j + 1] * s * t
+    )
 
 
 NUMBERS = [
@@ -100,14 +107,16 @@ NUMBERS = [
 def test_projective_transform(monkeypatch, flat):
     drawn = iter(NUMBERS)
     monkeypatch.setattr(
-        _geometry, "_random_transform", lambda *_: tf.constant(next(drawn), tf.float32))
+        _geometry, "_random_transform", lambda *_: tf.constant(next(drawn), tf.float32)
+    )
     [(image, label)] = both(data_aug_lib.projective_transform, 8, 0.1, 0.1, sampled_2d_slices=flat)
     for nearest, start, found in ((False, IMAGE, image), (True, LABEL, label)):
         expected = start
         for numbers, axis in zip(NUMBERS[:1] if flat else NUMBERS, (2, 0, 1)):
             planes = np.moveaxis(expected, axis, 0)
             expected = np.moveaxis(
-                np.stack([sampled(p, numbers, nearest) for p in planes]), 0, axis)
+                np.stack([sampled(p, numbers, nearest) for p in planes]), 0, axis
+            )
         np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
@@ -145,9 +154,14 @@ def test_intensity_shift():
 
 def noise(times, scales, probability, ratio):
     zeros = np.zeros((8, 8, 8), np.float32)
-    return np.array(runs(
-        lambda: data_aug_lib.maybe_add_noise(
-            tf.constant(zeros), [8, 8, 8], *scales, probability, ratio), times))
+    return np.array(
+        runs(
+            lambda: data_aug_lib.maybe_add_noise(
+                tf.constant(zeros), [8, 8, 8], *scales, probability, ratio
+            ),
+            times,
+        )
+    )
 
 
 def test_noise_is_added_as_often_as_told():
@@ -157,8 +171,10 @@ def test_noise_is_added_as_often_as_told():
 
 
 # What the classic's noise has, over 400 images.
-@pytest.mark.parametrize("scales, stddev, correlation", [
-    ((1, 1), 0.79, 0.0), ((1, 2), 0.69, 0.24), ((2, 2), 0.585, 0.70), ((4, 4), 0.60, 0.88)])
+@pytest.mark.parametrize(
+    "scales, stddev, correlation",
+    [((1, 1), 0.79, 0.0), ((1, 2), 0.69, 0.24), ((2, 2), 0.585, 0.70), ((4, 4), 0.60, 0.88)],
+)
 def test_grains_of_noise(scales, stddev, correlation):
     found = noise(400, scales, 1.0, 1.0)
     assert np.abs(found).max() < 4
@@ -194,8 +210,14 @@ def test_corruption():
     image = np.ones((24, 24, 24), np.float32)
     parts = []
     for found in both(
-            data_aug_lib.image_corruption, 24, 0.2, 0.05, times=60, image=image,
-            label=label.astype(np.float32)):
+        data_aug_lib.image_corruption,
+        24,
+        0.2,
+        0.05,
+        times=60,
+        image=image,
+        label=label.astype(np.float32),
+    ):
         assert set(np.unique(found)) <= {0.0, 1.0} and found[label == 2].all()
         parts.append((found == 0).mean())
     # A third of the blobs is where lesions are.
@@ -218,8 +240,14 @@ def liver(reso=24):
 
 def fake(ratio, probability, times, image, label):
     return both(
-        data_aug_lib.maybe_gen_fake_data_based_on_real_data, 24, ratio, probability, times=times,
-        image=image, label=label)
+        data_aug_lib.maybe_gen_fake_data_based_on_real_data,
+        24,
+        ratio,
+        probability,
+        times=times,
+        image=image,
+        label=label,
+    )
 
 
 def test_made_up_lesions():
@@ -229,8 +257,9 @@ def test_made_up_lesions():
     for other_image, other_label in fake(0.3, 1.0, 20, image, label):
         assert np.array_equal(other_label > 0, label > 0)
         difference = other_image - image
-        np.testing.assert_allclose(difference, contrast * (
-            (label == 2).astype(float) - (other_label == 2)), atol=1e-5)
+        np.testing.assert_allclose(
+            difference, contrast * ((label == 2).astype(float) - (other_label == 2)), atol=1e-5
+        )
         parts.append((other_label == 2).sum() / (label > 0).sum())
     np.testing.assert_allclose(np.mean(parts), 0.3, atol=0.08)
 

@@ -33,9 +33,14 @@ def batch(step):
 def own(mesh_impl, step, pnum):
     """Returns a processor's slices of a batch."""
     return [
-        x[tuple(
-            slice(b, b + n) for b, n in zip(mesh_impl.slice_begin(shape, pnum), mesh_impl.slice_shape(shape)))]
-        for x, shape in zip(batch(step), map(mtf.convert_to_shape, SHAPES))]
+        x[
+            tuple(
+                slice(b, b + n)
+                for b, n in zip(mesh_impl.slice_begin(shape, pnum), mesh_impl.slice_shape(shape))
+            )
+        ]
+        for x, shape in zip(batch(step), map(mtf.convert_to_shape, SHAPES))
+    ]
 
 
 # -- placement
@@ -63,24 +68,36 @@ def test_placement(layout, tf_graph):
 SHAPES_OF = [mtf.convert_to_shape(shape) for shape in SHAPES]
 
 
-@pytest.mark.parametrize("shapes, text", [
-    (["batch:4,h:6,w:5", "batch:4,one:1"], r"batches of \[\[4, 6, 4\], \[4, 1\]\], but mtf_input_shapes"),
-    (["batch:4,h:6,w:4"], "the data set has batches of"),
-    (["batch:4,h:6,w:4", "b:4,one:1"], "begins with the dimension of the batch, the same for all"),
-    ([], "begins with the dimension of the batch"),
-])
+@pytest.mark.parametrize(
+    "shapes, text",
+    [
+        (
+            ["batch:4,h:6,w:5", "batch:4,one:1"],
+            r"batches of \[\[4, 6, 4\], \[4, 1\]\], but mtf_input_shapes",
+        ),
+        (["batch:4,h:6,w:4"], "the data set has batches of"),
+        (
+            ["batch:4,h:6,w:4", "b:4,one:1"],
+            "begins with the dimension of the batch, the same for all",
+        ),
+        ([], "begins with the dimension of the batch"),
+    ],
+)
 def test_wrong_shapes(shapes, text, tf_graph):
     mesh_impl = PlacementMeshImpl("rows:2,cols:2", "", ["cpu:0"] * 4)
     with pytest.raises(ValueError, match=text):
         input_reader.PlacementMeshImplInputReader(
-            mesh_impl, creator, [mtf.convert_to_shape(s) for s in shapes])
+            mesh_impl, creator, [mtf.convert_to_shape(s) for s in shapes]
+        )
 
 
 # -- one program on each of four logical CPUs
 
 
-@pytest.mark.parametrize("layout, l2p", [
-    *[(layout, None) for layout in LAYOUTS[1:]], ("batch:rows,w:cols", [2, 0, 3, 1])])
+@pytest.mark.parametrize(
+    "layout, l2p",
+    [*[(layout, None) for layout in LAYOUTS[1:]], ("batch:rows,w:cols", [2, 0, 3, 1])],
+)
 def test_simd(layout, l2p, tf_graph):
     readers = []
 
@@ -96,7 +113,8 @@ def test_simd(layout, l2p, tf_graph):
         assert [x.shape.as_list() for x in slices] == [mesh_impl.slice_shape(s) for s in SHAPES_OF]
         xs = [
             mtf.import_laid_out_tensor(mesh, mesh_impl.LaidOutTensor([x]), shape)
-            for x, shape in zip(slices, SHAPES_OF)]
+            for x, shape in zip(slices, SHAPES_OF)
+        ]
         lowering = mtf.Lowering(graph, {mesh: mesh_impl})
         return [lowering.export_to_tf_tensor(x) for x in xs]
 
@@ -118,13 +136,26 @@ def test_simd(layout, l2p, tf_graph):
 def test_processes_read_for_their_own_processors(count, layout, tmp_path):
     worker = pathlib.Path(__file__).with_name("reader_worker.py")
     done = subprocess.run(
-        [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", str(count), str(worker),
-         layout, str(4 // count), str(tmp_path)],
-        capture_output=True, text=True, timeout=240)
+        [
+            sys.executable,
+            "-m",
+            "mesh_tensorflow.launch",
+            "--processes",
+            str(count),
+            str(worker),
+            layout,
+            str(4 // count),
+            str(tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr
     for index in range(count):
         np.testing.assert_array_equal(
-            np.load(tmp_path / f"{index}.npy"), np.arange(32).reshape(2, 4, 4))
+            np.load(tmp_path / f"{index}.npy"), np.arange(32).reshape(2, 4, 4)
+        )
 
 
 # -- TPUs: the graphs that feed them
@@ -134,13 +165,15 @@ def assignment(hosts=1):
     """Returns an assignment of the 8 cores of 2 x 2 chips, on one host or two."""
     cores = np.array(list(itertools.product(range(2), range(2), range(1), range(2))))
     topology = tf.tpu.experimental.Topology(
-        mesh_shape=[2, 2, 1, 2], device_coordinates=cores.reshape(hosts, -1, 4))
+        mesh_shape=[2, 2, 1, 2], device_coordinates=cores.reshape(hosts, -1, 4)
+    )
     return tf.tpu.experimental.DeviceAssignment(topology, cores[:8, None])
 
 
 def tpu_mesh(hosts, l2p=None, layout="batch:rows,w:cols"):
     return SimdMeshImpl(
-        "rows:4,cols:2", layout, device_assignment=assignment(hosts), logical_to_physical=l2p)
+        "rows:4,cols:2", layout, device_assignment=assignment(hosts), logical_to_physical=l2p
+    )
 
 
 # What the classic says.
@@ -154,10 +187,12 @@ def test_process_devices(l2p, tf_graph):
     assert found.ordered_ordinals == ORDINALS[l2p]
     assert found.ordered_host_ids == HOSTS[l2p]
     assert found.ordered_tpus == [
-        f"/task:{host}/device:TPU:{core}" for host, core in zip(HOSTS[l2p], ORDINALS[l2p])]
+        f"/task:{host}/device:TPU:{core}" for host, core in zip(HOSTS[l2p], ORDINALS[l2p])
+    ]
     assert found.ordered_hosts == [f"/task:{host}/device:CPU:0" for host in HOSTS[l2p]]
     assert found.host_id_to_its_pnums == {
-        host: [pnum for pnum in range(8) if HOSTS[l2p][pnum] == host] for host in (0, 1)}
+        host: [pnum for pnum in range(8) if HOSTS[l2p][pnum] == host] for host in (0, 1)
+    }
     assert (found.num_cores, found.num_hosts, found.num_cores_per_host) == (8, 2, 4)
 
 
@@ -170,7 +205,9 @@ def enqueued(graph):
     """Returns (device, ordinal, inputs) of what is sent to each core."""
     return [
         (op.device, op.get_attr("device_ordinal"), list(op.inputs))
-        for op in graph.get_operations() if op.type == "InfeedEnqueueTuple"]
+        for op in graph.get_operations()
+        if op.type == "InfeedEnqueueTuple"
+    ]
 
 
 def values_without_devices(graph, tensors, initializers, steps):
@@ -194,7 +231,8 @@ def values_without_devices(graph, tensors, initializers, steps):
 def test_tpus_are_sent_their_slices(hosts, l2p, is_eval, tf_graph):
     mesh_impl = tpu_mesh(hosts, l2p)
     reader = input_reader.SimdMeshImplInputReader(
-        mesh_impl, creator, SHAPES_OF, external_worker=True, is_eval_mode=is_eval)
+        mesh_impl, creator, SHAPES_OF, external_worker=True, is_eval_mode=is_eval
+    )
     sent = enqueued(tf_graph)
     places = input_reader.ProcessDevices(mesh_impl)
     assert [device for device, *_ in sent] == places.ordered_hosts
@@ -217,8 +255,11 @@ def test_program_of_a_tpu_takes_what_is_sent(tf_graph):
     reader = input_reader.SimdMeshImplInputReader(tpu_mesh(1), creator, SHAPES_OF)
     given = []
     tf.tpu.replicate(
-        lambda *inputs: given.append(inputs) or tf.reduce_sum(inputs[0]), [[]] * 8,
-        infeed_queue=reader.infeed_queue, device_assignment=assignment())
+        lambda *inputs: given.append(inputs) or tf.reduce_sum(inputs[0]),
+        [[]] * 8,
+        infeed_queue=reader.infeed_queue,
+        device_assignment=assignment(),
+    )
     [taken] = [op for op in tf_graph.get_operations() if op.type == "InfeedDequeueTuple"]
     assert "_tpu_replicate" in taken.node_def.attr
     assert [x.shape.as_list() for x in given[0]] == [[1, 6, 2], [1, 1]]
@@ -254,8 +295,14 @@ def test_thread_that_sends(number_steps, expected, tf_graph):
 def test_slices_of_a_part_of_the_batch(tf_graph):
     mesh_impl = tpu_mesh(1)
     slicer = input_reader.SubBatchSlicer(
-        lambda: creator().batch(1, drop_remainder=True), 0, [[2, 3], [2]], mesh_impl, SHAPES_OF,
-        False, False)
+        lambda: creator().batch(1, drop_remainder=True),
+        0,
+        [[2, 3], [2]],
+        mesh_impl,
+        SHAPES_OF,
+        False,
+        False,
+    )
     slices = list(slicer.get_slices())
     assert [(pnum, number) for _, pnum, number in slices] == [(2, 0), (3, 0), (2, 1)]
     with tf.Session() as session:

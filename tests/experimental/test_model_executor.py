@@ -23,10 +23,15 @@ def run(tmp_path):
 
     def run(**values):
         usual = {
-            "train_file_pattern": str(tmp_path / "ready-*"), "save_checkpoints_steps": 2,
-            "eval_file_pattern": str(tmp_path / "raw-*"), "num_training_loops": 2,
-            "checkpoint_dir": str(tmp_path / "checkpoints"), "num_train_iterations_per_loop": 3,
-            "num_eval_iterations_per_loop": 2, "use_tpu": False}
+            "train_file_pattern": str(tmp_path / "ready-*"),
+            "save_checkpoints_steps": 2,
+            "eval_file_pattern": str(tmp_path / "raw-*"),
+            "num_training_loops": 2,
+            "checkpoint_dir": str(tmp_path / "checkpoints"),
+            "num_train_iterations_per_loop": 3,
+            "num_eval_iterations_per_loop": 2,
+            "use_tpu": False,
+        }
         set_flags(**{**usual, **values})
         reports = []
         with tf.Graph().as_default():
@@ -38,9 +43,17 @@ def run(tmp_path):
 
 
 SCORES = {
-    "loss", "lesion_pred_ratio", "lesion_label_ratio", "accuracy_of_all_classes",
-    "lesion_dice_per_case", "lesion_dice_global", "loss_xen", "loss_dice", "loss_dice_per_case",
-    "loss_dice_global"}
+    "loss",
+    "lesion_pred_ratio",
+    "lesion_label_ratio",
+    "accuracy_of_all_classes",
+    "lesion_dice_per_case",
+    "lesion_dice_global",
+    "loss_xen",
+    "loss_dice",
+    "loss_dice_per_case",
+    "loss_dice_global",
+}
 
 
 def steps_in(folder):
@@ -61,13 +74,18 @@ def summaries(folder):
 @pytest.mark.parametrize("use_tpu", [False, True])
 def test_checkpoints_predictions_and_summaries(run, tmp_path, use_tpu):
     reports, scores = run(
-        use_tpu=use_tpu, pred_output_dir=str(tmp_path / "pred"), summary_dir=str(tmp_path / "sum"))
+        use_tpu=use_tpu, pred_output_dir=str(tmp_path / "pred"), summary_dir=str(tmp_path / "sum")
+    )
     assert [step for step, *_ in reports] == [3, 6]
     assert all(set(trained) == set(tested) == SCORES for _, trained, tested in reports)
     assert reports[1][2] == scores and np.isfinite(list(scores.values())).all()
     assert steps_in(tmp_path / "checkpoints") == [3, 4, 6]
-    files = {f"{name}_{step}_{i}.npy" for name in ("pred_liver", "pred_lesion", "label")
-             for step in (3, 6) for i in range(4)}
+    files = {
+        f"{name}_{step}_{i}.npy"
+        for name in ("pred_liver", "pred_lesion", "label")
+        for step in (3, 6)
+        for i in range(4)
+    }
     assert set(os.listdir(tmp_path / "pred")) == files
     lesions = np.load(tmp_path / "pred" / "pred_lesion_6_0.npy")
     assert lesions.shape == (4, 4, 4) and 0 <= lesions.min() and lesions.max() <= 1
@@ -99,9 +117,12 @@ def test_training_goes_on_the_other_way(run, tmp_path, first, second):
 
 # What the classic trains, and what its optimizer keeps.
 KERNELS = {
-    "conv_down_0_0/kernel": [3, 3, 3, 1, 4], "conv_down_1_0/kernel": [3, 3, 3, 4, 8],
-    "deconv_0_0/kernel": [2, 2, 2, 4, 8], "conv_up_0_0/kernel": [3, 3, 3, 8, 4],
-    "final_conv_3/kernel": [1, 1, 1, 4, 3]}
+    "conv_down_0_0/kernel": [3, 3, 3, 1, 4],
+    "conv_down_1_0/kernel": [3, 3, 3, 4, 8],
+    "deconv_0_0/kernel": [2, 2, 2, 4, 8],
+    "conv_up_0_0/kernel": [3, 3, 3, 8, 4],
+    "final_conv_3/kernel": [1, 1, 1, 4, 3],
+}
 
 
 def test_checkpoints_are_those_of_the_classic(run, tmp_path):
@@ -115,8 +136,14 @@ def test_checkpoints_are_those_of_the_classic(run, tmp_path):
 @pytest.mark.slow
 def test_loss_and_dice_get_better(run):
     reports, scores = run(
-        num_training_loops=4, num_train_iterations_per_loop=40, n_base_filters=8, lr=0.03, lr_drop_steps=60.0,
-        save_checkpoints_steps=1000, pred_downsample=1)
+        num_training_loops=4,
+        num_train_iterations_per_loop=40,
+        n_base_filters=8,
+        lr=0.03,
+        lr_drop_steps=60.0,
+        save_checkpoints_steps=1000,
+        pred_downsample=1,
+    )
     losses = [trained["loss"] for _, trained, _ in reports]
     assert losses[-1] < 0.3 * losses[0] and scores["lesion_dice_global"] > 0.7
 
@@ -124,8 +151,12 @@ def test_loss_and_dice_get_better(run):
 @pytest.mark.parametrize("use_tpu", [False, True])
 def test_slices_of_scans(run, tmp_path, use_tpu):
     _, scores = run(
-        sampled_2d_slices=True, use_tpu=use_tpu, num_training_loops=1, output_ground_truth=False,
-        pred_output_dir=str(tmp_path / "pred"))
+        sampled_2d_slices=True,
+        use_tpu=use_tpu,
+        num_training_loops=1,
+        output_ground_truth=False,
+        pred_output_dir=str(tmp_path / "pred"),
+    )
     assert set(scores) == SCORES and len(os.listdir(tmp_path / "pred")) == 8
     assert np.load(tmp_path / "pred" / "pred_liver_3_0.npy").shape == (4, 4)
 
@@ -135,9 +166,15 @@ def test_without_directories(run, tmp_path):
     assert set(scores) == SCORES and not (tmp_path / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("flag", [
-    "num_training_loops", "num_train_iterations_per_loop", "num_eval_iterations_per_loop",
-    "save_checkpoints_steps"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "num_training_loops",
+        "num_train_iterations_per_loop",
+        "num_eval_iterations_per_loop",
+        "save_checkpoints_steps",
+    ],
+)
 def test_numbers_that_make_no_sense(flag):
     set_flags(**{flag: 0})
     with pytest.raises(ValueError, match=f"--{flag}=0 must be 1 at least"):
@@ -158,8 +195,12 @@ print(len(model_executor.train_and_eval()), "scores")
 """
     path = os.pathsep.join([os.path.dirname(__file__), *(p for p in sys.path if p)])
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100,
-        env=dict(os.environ, PYTHONPATH=path))
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=dict(os.environ, PYTHONPATH=path),
+    )
     assert done.stdout == "10 scores\n", done.stderr
 
 
@@ -209,7 +250,8 @@ class TpuSession:
     def run(self, topology):
         cores = np.array(list(itertools.product(range(2), range(2), range(1), range(2))))
         return tf.tpu.experimental.Topology(
-            mesh_shape=[2, 2, 1, 2], device_coordinates=cores[None]).serialized()
+            mesh_shape=[2, 2, 1, 2], device_coordinates=cores[None]
+        ).serialized()
 
 
 def test_context_of_a_tpu(tf_graph):
@@ -227,13 +269,18 @@ def test_program_of_a_tpu(tmp_path, tf_graph, mode):
     """Built as tpu.replicate builds it; its operations looked at, as there is no TPU to run it."""
     write(tmp_path, 2)
     set_flags(
-        use_tpu=True, mesh_shape="rows:2,columns:2,cores:2", on_gcp=False,
+        use_tpu=True,
+        mesh_shape="rows:2,columns:2,cores:2",
+        on_gcp=False,
         layout="batch:cores,image_nx_block:rows,image_ny_block:columns",
-        train_file_pattern=str(tmp_path / "ready-*"), eval_file_pattern=str(tmp_path / "raw-*"))
+        train_file_pattern=str(tmp_path / "ready-*"),
+        eval_file_pattern=str(tmp_path / "raw-*"),
+    )
     model = _model.Model.__new__(_model.Model)
     model._mode = mode
     model._context = model_executor.MeshContext(
-        TpuSession(), True, model_executor.FLAGS.mesh_shape, model_executor.FLAGS.layout)
+        TpuSession(), True, model_executor.FLAGS.mesh_shape, model_executor.FLAGS.layout
+    )
     with tf.variable_scope("", use_resource=True):
         results = model._built(tf.constant(0.1))
     assert set(results["scores"]) == SCORES and ("record" in results) == (mode == "eval")
@@ -253,9 +300,16 @@ def test_program_of_a_tpu(tmp_path, tf_graph, mode):
 
 def command(module, **flags):
     done = subprocess.run(
-        [sys.executable, "-m", f"mesh_tensorflow.experimental.{module}",
-         *[f"--{name}={value}" for name, value in flags.items()]],
-        capture_output=True, text=True, timeout=200)
+        [
+            sys.executable,
+            "-m",
+            f"mesh_tensorflow.experimental.{module}",
+            *[f"--{name}={value}" for name, value in flags.items()],
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -264,15 +318,30 @@ def test_commands(tmp_path):
     """With what no flag is given for as it is by default."""
     write(tmp_path, 2)
     log = command(
-        "offline_data_aug", input_file_pattern=tmp_path / "raw-*", output_folder=tmp_path,
-        process_no=0, num_data_aug=3, ct_resolution=8)
+        "offline_data_aug",
+        input_file_pattern=tmp_path / "raw-*",
+        output_folder=tmp_path,
+        process_no=0,
+        num_data_aug=3,
+        ct_resolution=8,
+    )
     assert log.count("Wrote scan 3 of 3") == 1
     log = command(
-        "model_executor", train_file_pattern=tmp_path / "augmented-*",
-        eval_file_pattern=tmp_path / "raw-*", ct_resolution=8, batch_size_train=1,
-        batch_size_eval=1, image_nx_block=2, image_ny_block=1, network_depth=2, n_base_filters=2,
-        mesh_shape="rows:2", layout="image_nx_block:rows", num_train_iterations_per_loop=2,
-        num_training_loops=1)
+        "model_executor",
+        train_file_pattern=tmp_path / "augmented-*",
+        eval_file_pattern=tmp_path / "raw-*",
+        ct_resolution=8,
+        batch_size_train=1,
+        batch_size_eval=1,
+        image_nx_block=2,
+        image_ny_block=1,
+        network_depth=2,
+        n_base_filters=2,
+        mesh_shape="rows:2",
+        layout="image_nx_block:rows",
+        num_train_iterations_per_loop=2,
+        num_training_loops=1,
+    )
     assert log.count("Step 2: training {'loss'") == 1
 
 

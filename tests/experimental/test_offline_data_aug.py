@@ -17,13 +17,18 @@ def read(path):
     features = tf.train.Example.FromString(record).features.feature
     return [
         np.frombuffer(features[name].bytes_list.value[0], np.float32).reshape([RESO] * 3)
-        for name in ("image/ct_image", "image/label")]
+        for name in ("image/ct_image", "image/label")
+    ]
 
 
 def augment(folder, **values):
     set_flags(
-        input_file_pattern=str(folder / "raw-*"), output_folder=str(folder / "out"),
-        process_no=7, num_data_aug=12, **values)
+        input_file_pattern=str(folder / "raw-*"),
+        output_folder=str(folder / "out"),
+        process_no=7,
+        num_data_aug=12,
+        **values,
+    )
     with tf.Graph().as_default():
         tf.set_random_seed(1)
         offline_data_aug.main([])
@@ -52,8 +57,11 @@ def test_turned_scans(tmp_path):
 def test_made_up_lesions(tmp_path):
     scans = write(tmp_path, 2)
     found = augment(tmp_path, gen_fake_probability=1.0, min_fake_lesion_ratio=0.3)
-    real = {np.flip(label, plane).tobytes() for _, label in scans
-            for plane in ((), (0, 1), (0, 2), (1, 2))}
+    real = {
+        np.flip(label, plane).tobytes()
+        for _, label in scans
+        for plane in ((), (0, 1), (0, 2), (1, 2))
+    }
     assert not any(label.tobytes() in real for _, label in found)
     livers = {(label > 0).sum() for _, label in scans}
     assert {(label > 0).sum() for _, label in found} <= livers
@@ -62,10 +70,16 @@ def test_made_up_lesions(tmp_path):
 
 def test_what_is_missing(tmp_path):
     set_flags(output_folder=str(tmp_path), process_no=None)
-    with pytest.raises(ValueError, match="--process_no must be a number, else processes would write"):
+    with pytest.raises(
+        ValueError, match="--process_no must be a number, else processes would write"
+    ):
         offline_data_aug.apply_data_aug()
     set_flags(output_folder=str(tmp_path), process_no=0, input_file_pattern="")
     with pytest.raises(ValueError, match="--input_file_pattern='' names no file"):
         offline_data_aug.apply_data_aug()
-    with pytest.raises(ValueError, match=r"the image has the shape \(2, 2\), but its label \(2, 3\)"):
-        offline_data_aug.save_to_tfrecord(np.ones([2, 2]), np.ones([2, 3]), 0, 0, str(tmp_path), "x")
+    with pytest.raises(
+        ValueError, match=r"the image has the shape \(2, 2\), but its label \(2, 3\)"
+    ):
+        offline_data_aug.save_to_tfrecord(
+            np.ones([2, 2]), np.ones([2, 3]), 0, 0, str(tmp_path), "x"
+        )

@@ -34,7 +34,9 @@ def steps_of_attention(mesh, given):
 def steps_of_local_attention(mesh, given):
     x = given("batch:4,length:12,io:8")
     batch, length, io = x.shape.dims
-    whole = layers.masked_local_attention_1d(x, KV, HEADS, True, 4, length_per_split=4, name="local")
+    whole = layers.masked_local_attention_1d(
+        x, KV, HEADS, True, 4, length_per_split=4, name="local"
+    )
     state = [mtf.zeros(mesh, [batch, HEADS, mtf.Dimension("window", 4), KV])] * 2
     rows = []
     for step, row in enumerate(mtf.unstack(x, length)):
@@ -55,7 +57,9 @@ def steps_from_encoder(mesh, given):
             mesh, HEADS, x.shape.dims[2], KV, tf.float32, tf.float32, tf.float32
         )
     batch, memory_length = memory.shape.dims[:2]
-    k, v = (mtf.einsum([memory, w], output_shape=[batch, HEADS, memory_length, KV]) for w in (wk, wv))
+    k, v = (
+        mtf.einsum([memory, w], output_shape=[batch, HEADS, memory_length, KV]) for w in (wk, wv)
+    )
     rows = [
         layers.multihead_encdec_attention_incremental(row, wq, wo, k, v, mask)
         for row in mtf.unstack(x, x.shape.dims[1])

@@ -72,7 +72,9 @@ def test_blocks_with_other_batch_dims(text):
     harness.assert_close(y.reshape(expected.shape), expected, 1e-6)
 
 
-@pytest.mark.parametrize("text", ["rows:2,columns:2,h:2,w:2,io:8", "a:2,b:2,rows:2,columns:2,h:2,w:2,io:8"])
+@pytest.mark.parametrize(
+    "text", ["rows:2,columns:2,h:2,w:2,io:8", "a:2,b:2,rows:2,columns:2,h:2,w:2,io:8"]
+)
 def test_2d_blocks_with_other_batch_dims(text):
     def layer(mesh, given):
         x = given(text)
@@ -123,7 +125,10 @@ def test_length_of_blocks(window, per_split, block):
             given("batch:2,length:12,io:8"), KV, HEADS, True, window, length_per_split=per_split
         )
         dims_of_blocks = {
-            d.size for op in mesh.graph.operations for t in op.outputs for d in t.shape
+            d.size
+            for op in mesh.graph.operations
+            for t in op.outputs
+            for d in t.shape
             if d.name == "query_block_length"
         }
         assert dims_of_blocks == {block}

@@ -15,19 +15,41 @@ BF16 = mtf.VariableDType(tf.bfloat16, tf.float32, tf.bfloat16)
 
 KERNELS = {
     "conv1d": ("b:2,l:5,c:3", {}, "conv2d/kernel", "fh:1,fw:3,c:3,out:2", "b:2,l:5,out:2"),
-    "conv2d_transpose": ("b:2,h:3,w:3,c:3", {}, "conv2d_transpose/kernel", "fh:2,fw:2,out:2,c:3",
-        "b:2,h:6,w:6,out:2"),
-    "conv3d_transpose": ("b:2,d:1,h:2,w:3,c:3", {"name": "up", "strides": (2, 1, 1)}, "up/kernel",
-        "fd:2,fh:2,fw:2,out:2,c:3", "b:2,d:2,h:2,w:3,out:2"),
-    "conv2d_transpose_with_blocks": ("b:2,hb:2,h:3,w:3,c:3", {}, "conv2d_transpose/kernel",
-        "fh:2,fw:2,out:2,c:3", "b:2,hb:2,h:6,w:6,out:2"),
-    "conv3d_transpose_with_blocks": ("b:2,db:2,d:1,h:2,w:3,c:3", {"name": "up"}, "up/kernel",
-        "fd:2,fh:2,fw:2,out:2,c:3", "b:2,db:2,d:2,h:4,w:6,out:2"),
+    "conv2d_transpose": (
+        "b:2,h:3,w:3,c:3",
+        {},
+        "conv2d_transpose/kernel",
+        "fh:2,fw:2,out:2,c:3",
+        "b:2,h:6,w:6,out:2",
+    ),
+    "conv3d_transpose": (
+        "b:2,d:1,h:2,w:3,c:3",
+        {"name": "up", "strides": (2, 1, 1)},
+        "up/kernel",
+        "fd:2,fh:2,fw:2,out:2,c:3",
+        "b:2,d:2,h:2,w:3,out:2",
+    ),
+    "conv2d_transpose_with_blocks": (
+        "b:2,hb:2,h:3,w:3,c:3",
+        {},
+        "conv2d_transpose/kernel",
+        "fh:2,fw:2,out:2,c:3",
+        "b:2,hb:2,h:6,w:6,out:2",
+    ),
+    "conv3d_transpose_with_blocks": (
+        "b:2,db:2,d:1,h:2,w:3,c:3",
+        {"name": "up"},
+        "up/kernel",
+        "fd:2,fh:2,fw:2,out:2,c:3",
+        "b:2,db:2,d:2,h:4,w:6,out:2",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("dtype, variable_dtype", [(tf.float32, None), (tf.bfloat16, None), (tf.bfloat16, BF16)])
+@pytest.mark.parametrize(
+    "dtype, variable_dtype", [(tf.float32, None), (tf.bfloat16, None), (tf.bfloat16, BF16)]
+)
 def test_kernel(name, dtype, variable_dtype, tf_graph):
     shape, kwargs, variable, kernel, output = KERNELS[name]
     run = LayerGraph()
@@ -46,7 +68,13 @@ def test_conv1d_passes_arguments_on(tf_graph):
     run = LayerGraph()
     x = run.tensor(np.arange(5.0).reshape(1, 5, 1), "b:1,l:5,c:1")
     y = layers.conv1d(
-        x, dims("o:1")[0], 2, 2, padding="VALID", filter_initializer=tf.ones_initializer(), name="sum"
+        x,
+        dims("o:1")[0],
+        2,
+        2,
+        padding="VALID",
+        filter_initializer=tf.ones_initializer(),
+        name="sum",
     )
     assert [v.name for v in run.graph.all_variables] == ["sum/kernel"]
     np.testing.assert_allclose(run.values([y])[0].ravel(), [1.0, 5.0])
@@ -64,8 +92,9 @@ def test_separable_conv1d_looks_at_positions(mesh_shape, layout, tf_graph):
     [kernel] = run.graph.all_variables
     assert kernel.name == "sum/pointwise_dense/kernel"
     one = tf.ones([2, 1])
-    value = run.values([y], before=lambda session: session.run(
-        tf.assign(tf.global_variables()[0], one)))[0]
+    value = run.values(
+        [y], before=lambda session: session.run(tf.assign(tf.global_variables()[0], one))
+    )[0]
     np.testing.assert_allclose(value.ravel(), [2100, 3210, 4321, 5432, 6543, 654])
 
 
@@ -78,7 +107,9 @@ def test_separable_conv1d_keeps_the_scale(scales, tf_graph):
     tf.set_random_seed(0)
     run = LayerGraph()
     layers.separable_conv1d(run.normal("b:1,l:4,c:2000"), dims("o:50")[0], -3, 1, *scales)
-    values = {v.name.split("/")[-2] + "/" + v.name.split("/")[-1]: v for v in run.graph.all_variables}
+    values = {
+        v.name.split("/")[-2] + "/" + v.name.split("/")[-1]: v for v in run.graph.all_variables
+    }
     assert sorted(values) == sorted(
         ["depthwise_dense_0/bias", "pointwise_dense/bias", "pointwise_dense/kernel"]
         + [f"depthwise_dense_{i}/kernel" for i in range(5)]
@@ -97,21 +128,36 @@ def of(fn, shape, *args, **kwargs):
 ONE, IMAGE, BLOCKS = "l:8", "b:2,h:4,w:4,c:2", "b:2,hb:2,wb:2,h:4,w:4,c:2"
 WITH_BLOCKS = {"h_blocks_dim": dims("hb:2")[0], "w_blocks_dim": dims("wb:2")[0]}
 ERRORS = {
-    "conv1d": (of(layers.conv1d, ONE), r"conv1d: .* must be \[batch..., length, channels\], not Shape\[l=8\]"),
+    "conv1d": (
+        of(layers.conv1d, ONE),
+        r"conv1d: .* must be \[batch..., length, channels\], not Shape\[l=8\]",
+    ),
     "separable": (of(layers.separable_conv1d, ONE), r"separable_conv1d: .* must be \[batch"),
     "no_positions": (of(layers.separable_conv1d, IMAGE, 1, 0), "from 1 to 0 there are 0 positions"),
     "weights": (
         lambda w: layers.separable_conv1d(w.x, OUT, kernel_depth_weights=[w.i]),
-        "3 positions, with 1 kernel_depth_weights; there must be at least one, and a weight for each"),
-    "filter": (of(layers.conv2d_transpose, IMAGE, (2, 2, 2)),
-        r"conv2d_transpose: filter_size and strides must have 2 positive numbers each, got \(2, 2, 2\)"),
-    "strides": (of(layers.conv2d_transpose_with_blocks, BLOCKS, strides=(0, 1), **WITH_BLOCKS),
-        r"2 positive numbers each, got \(2, 2\) and \(0, 1\)"),
-    "filter_of_conv": (of(layers.conv3d, IMAGE, (2, 2)), r"conv3d: .* 3 positive numbers each, got \(2, 2\)"),
-    "padding": (of(layers.conv2d_transpose_with_blocks, BLOCKS, padding="FULL", **WITH_BLOCKS),
-        "conv2d_transpose_with_blocks: padding must be \"SAME\" or \"VALID\", not 'FULL'"),
-    "valid": (of(layers.conv2d_transpose_with_blocks, BLOCKS, padding="VALID", **WITH_BLOCKS),
-        'with blocks hb=2, wb=2 the padding must be "SAME"'),
+        "3 positions, with 1 kernel_depth_weights; there must be at least one, and a weight for each",
+    ),
+    "filter": (
+        of(layers.conv2d_transpose, IMAGE, (2, 2, 2)),
+        r"conv2d_transpose: filter_size and strides must have 2 positive numbers each, got \(2, 2, 2\)",
+    ),
+    "strides": (
+        of(layers.conv2d_transpose_with_blocks, BLOCKS, strides=(0, 1), **WITH_BLOCKS),
+        r"2 positive numbers each, got \(2, 2\) and \(0, 1\)",
+    ),
+    "filter_of_conv": (
+        of(layers.conv3d, IMAGE, (2, 2)),
+        r"conv3d: .* 3 positive numbers each, got \(2, 2\)",
+    ),
+    "padding": (
+        of(layers.conv2d_transpose_with_blocks, BLOCKS, padding="FULL", **WITH_BLOCKS),
+        'conv2d_transpose_with_blocks: padding must be "SAME" or "VALID", not \'FULL\'',
+    ),
+    "valid": (
+        of(layers.conv2d_transpose_with_blocks, BLOCKS, padding="VALID", **WITH_BLOCKS),
+        'with blocks hb=2, wb=2 the padding must be "SAME"',
+    ),
 }
 
 

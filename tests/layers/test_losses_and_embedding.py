@@ -90,18 +90,31 @@ def embed(ids):
 
 
 ERRORS = {
-    "sigmoid_shapes": (lambda w: layers.sigmoid_cross_entropy_with_logits(w.x, w.y),
-        r"targets .*Shape\[b=16, c=24\].* must have the shape.*Shape\[a=8, b=16\].*mtf.transpose"),
-    "sigmoid_dtypes": (lambda w: layers.sigmoid_cross_entropy_with_logits(w.x, mtf.to_int32(w.x)),
-        "int32 must have.*dtype of logits.*float32; use mtf.transpose or mtf.cast"),
-    "softmax_vocab": (lambda w: layers.softmax_cross_entropy_with_logits(w.x, w.i, V),
-        r"vocab_dim v=6 must be in logits .*Shape\[a=8, b=16\]"),
-    "softmax_hard": (lambda w: layers.softmax_cross_entropy_with_logits(w.x, w.i, A),
-        r"integer targets .*Shape\[a=8\] must have.*without a=8"),
-    "softmax_soft": (lambda w: layers.softmax_cross_entropy_with_logits(w.x, w.y, B),
-        r"floating targets .*Shape\[b=16, c=24\] must have.*Shape\[a=8, b=16\]"),
+    "sigmoid_shapes": (
+        lambda w: layers.sigmoid_cross_entropy_with_logits(w.x, w.y),
+        r"targets .*Shape\[b=16, c=24\].* must have the shape.*Shape\[a=8, b=16\].*mtf.transpose",
+    ),
+    "sigmoid_dtypes": (
+        lambda w: layers.sigmoid_cross_entropy_with_logits(w.x, mtf.to_int32(w.x)),
+        "int32 must have.*dtype of logits.*float32; use mtf.transpose or mtf.cast",
+    ),
+    "softmax_vocab": (
+        lambda w: layers.softmax_cross_entropy_with_logits(w.x, w.i, V),
+        r"vocab_dim v=6 must be in logits .*Shape\[a=8, b=16\]",
+    ),
+    "softmax_hard": (
+        lambda w: layers.softmax_cross_entropy_with_logits(w.x, w.i, A),
+        r"integer targets .*Shape\[a=8\] must have.*without a=8",
+    ),
+    "softmax_soft": (
+        lambda w: layers.softmax_cross_entropy_with_logits(w.x, w.y, B),
+        r"floating targets .*Shape\[b=16, c=24\] must have.*Shape\[a=8, b=16\]",
+    ),
     "embedding_float": (embed("x"), r"indices .*float32 must be integers.*mtf.to_int32"),
-    "embedding_vocab": (embed("i"), r"must be integers without the dimension a=8.*rename_dimension"),
+    "embedding_vocab": (
+        embed("i"),
+        r"must be integers without the dimension a=8.*rename_dimension",
+    ),
 }
 
 

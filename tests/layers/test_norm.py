@@ -38,7 +38,8 @@ def test_what_training_learns_evaluation_uses(tf_graph):
         z, none = batch_norm(x, False, 0.0, name="bn")
     assert none == []
     assert [v.name for v in run.graph.trainable_variables] == [
-        "net/bn/batch_norm_scale", "net/bn/batch_norm_bias"
+        "net/bn/batch_norm_scale",
+        "net/bn/batch_norm_bias",
     ]
     y, z = run.values([y, z], updates, steps=1)
     np.testing.assert_allclose(z, y, rtol=1e-5, atol=1e-6)
@@ -50,7 +51,11 @@ def test_initial_values(init_zero, scale, tf_graph):
     run = LayerGraph()
     batch_norm(run.normal("b:8,c:1000"), True, 0.9, init_zero=init_zero)
     values = run.values([v.value for v in run.graph.all_variables])
-    assert [np.unique(v).tolist() for v in (values[0], values[1], values[3])] == [[scale], [0.0], [1.0]]
+    assert [np.unique(v).tolist() for v in (values[0], values[1], values[3])] == [
+        [scale],
+        [0.0],
+        [1.0],
+    ]
     assert abs(values[2].mean()) < 0.15 and abs(values[2].std() - 1.0) < 0.1
 
 
@@ -65,7 +70,10 @@ def test_gradients_reach_scale_and_bias_only(tf_graph):
 def test_corr_of_a_dimension_in_the_middle(tf_graph):
     run = LayerGraph("x:2", "b:x")
     x = run.normal("b:6,c:3,l:4")
-    named, same = mtf.layers.corr(x, x.shape.dims[1]), mtf.layers.corr(x * 3.0 + 2.0, dims("c:3")[0])
+    named, same = (
+        mtf.layers.corr(x, x.shape.dims[1]),
+        mtf.layers.corr(x * 3.0 + 2.0, dims("c:3")[0]),
+    )
     assert named.shape == mtf.Shape(dims("c_1:3,c_2:3"))
     x, named, same = run.values([x, named, same])
     np.testing.assert_allclose(named, np.corrcoef(x.transpose(1, 0, 2).reshape(3, -1)), rtol=1e-5)
@@ -78,11 +86,20 @@ def test_corr_of_what_does_not_vary(tf_graph):
     np.testing.assert_allclose(run.values([y])[0], [[0.0, 0.0], [0.0, 1.0]], atol=1e-6)
 
 
-@pytest.mark.parametrize("call, text", [
-    (lambda w: batch_norm(w.x, True, 0.9, dims_idx_start=2),
-        r"Shape\[a=8, b=16\] has no dimensions at \[2:-1\].*dims_idx_start"),
-    (lambda w: mtf.layers.corr(w.x, mtf.Dimension("b", 8)), r"Shape\[a=8, b=16\] has no dimension b=8"),
-], ids=["batch_norm", "corr"])
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (
+            lambda w: batch_norm(w.x, True, 0.9, dims_idx_start=2),
+            r"Shape\[a=8, b=16\] has no dimensions at \[2:-1\].*dims_idx_start",
+        ),
+        (
+            lambda w: mtf.layers.corr(w.x, mtf.Dimension("b", 8)),
+            r"Shape\[a=8, b=16\] has no dimension b=8",
+        ),
+    ],
+    ids=["batch_norm", "corr"],
+)
 def test_errors(call, text, tf_graph):
     world = World()
     before = world.state()

@@ -126,8 +126,14 @@ RANGE = r"init_rate must be at least 0 and below 1, and start_step before end_st
 ERRORS = {
     "no_rate": (lambda w: layers.annealed_dropout(w.x, True, 0, 10), RANGE + "init_rate=None"),
     "rate": (lambda w: layers.annealed_dropout(w.x, True, 0, 10, 1.0), RANGE + r"init_rate=1.0"),
-    "steps": (lambda w: layers.annealed_dropout(w.x, True, 10, 10, 0.5), "start_step=10, end_step=10"),
-    "clip": (lambda w: layers.clip_activation_gradient(w.x, -1.0), "must not be negative, got -1.0"),
+    "steps": (
+        lambda w: layers.annealed_dropout(w.x, True, 10, 10, 0.5),
+        "start_step=10, end_step=10",
+    ),
+    "clip": (
+        lambda w: layers.clip_activation_gradient(w.x, -1.0),
+        "must not be negative, got -1.0",
+    ),
 }
 
 

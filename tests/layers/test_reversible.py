@@ -69,7 +69,9 @@ def values(recompute, *args, **kwargs):
 
 
 @pytest.mark.parametrize("uses_last_only", [False, True])
-@pytest.mark.parametrize("mesh_shape, layout", [("", ""), ("x:2", "h:x"), ("x:2,y:2", "batch:x,h:y")])
+@pytest.mark.parametrize(
+    "mesh_shape, layout", [("", ""), ("x:2", "h:x"), ("x:2,y:2", "batch:x,h:y")]
+)
 def test_same_gradients(mesh_shape, layout, uses_last_only):
     """Also of variables that the layers make, with the same dropout in both computations."""
     plain = values(False, uses_last_only=uses_last_only)
@@ -138,6 +140,7 @@ def gradients_inside(around):
         def network(x, recompute=True):
             state = (x, None, x * 0.5, None)
             for i in range(3):
+
                 def f(y, i=i):
                     return mtf.layers.dense(mtf.tanh(y), [D], reduced_dims=[D], name=f"layer{i}")
 
@@ -160,9 +163,11 @@ def differentiated(graph, loss):
 
 INSIDE = {
     "microbatches": lambda graph, network, x: mtf.serialize_training_step(
-        {"x": x}, lambda features: {"loss": network(features["x"])}, BATCH, 4)[0],
+        {"x": x}, lambda features: {"loss": network(features["x"])}, BATCH, 4
+    )[0],
     "recompute_grad": lambda graph, network, x: differentiated(
-        graph, mtf.recompute_grad(network, [x])),
+        graph, mtf.recompute_grad(network, [x])
+    ),
 }
 
 
@@ -177,7 +182,9 @@ def test_inside_of(name):
 
 def peak(recompute, num_layers):
     with tf.Graph().as_default():
-        network = Network(recompute, num_layers, mtf.Dimension("batch", 256), mtf.Dimension("h", 512))
+        network = Network(
+            recompute, num_layers, mtf.Dimension("batch", 256), mtf.Dimension("h", 512)
+        )
         metadata = tf.RunMetadata()
         network.run(metadata=metadata, fetch=tf.reduce_sum)
         return peak_bytes(metadata)
@@ -192,10 +199,18 @@ def test_memory_does_not_grow_with_depth():
 
 
 ERRORS = {
-    "shapes": (lambda w: reversible(w.x, None, w.y, None, mtf.tanh), "x1 and x2 must have one shape"),
-    "dtypes": (lambda w: reversible(w.x, None, mtf.to_bfloat16(w.x), None, mtf.tanh), "one dtype.*bfloat16"),
-    "function": (lambda w: reversible(w.x, None, w.x, None, lambda x: mtf.reduce_sum(x)),
-        r"x1 and f\(x2\) must have one shape.*Shape\[\]"),
+    "shapes": (
+        lambda w: reversible(w.x, None, w.y, None, mtf.tanh),
+        "x1 and x2 must have one shape",
+    ),
+    "dtypes": (
+        lambda w: reversible(w.x, None, mtf.to_bfloat16(w.x), None, mtf.tanh),
+        "one dtype.*bfloat16",
+    ),
+    "function": (
+        lambda w: reversible(w.x, None, w.x, None, lambda x: mtf.reduce_sum(x)),
+        r"x1 and f\(x2\) must have one shape.*Shape\[\]",
+    ),
 }
 
 

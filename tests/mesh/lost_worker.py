@@ -13,7 +13,8 @@ from mesh_tensorflow import launch
 def run(addresses, index, log):
     """Writes the error that `initialize` raises to a file."""
     os.environ["TF_CONFIG"] = json.dumps(
-        {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
+        {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    )
     tf.disable_v2_behavior()
     mine = launch.processes()
     server = mine.start_server()

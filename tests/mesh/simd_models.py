@@ -32,8 +32,9 @@ def mnist(mesh):
     logits = mnist_example.network(images, 64)
     classes = logits.shape[-1]
     digits = mtf.import_tf_tensor(mesh, tf.constant(DIGITS), logits.shape - classes)
-    return mtf.reduce_mean(mtf.layers.softmax_cross_entropy_with_logits(
-        logits, mtf.one_hot(digits, classes), classes))
+    return mtf.reduce_mean(
+        mtf.layers.softmax_cross_entropy_with_logits(logits, mtf.one_hot(digits, classes), classes)
+    )
 
 
 def toy(mesh):
@@ -52,18 +53,29 @@ def transformer(mesh):
     ids = mtf.import_tf_tensor(mesh, tf.constant(IDS[:, :-1]), [batch, length])
     targets = mtf.import_tf_tensor(mesh, tf.constant(IDS[:, 1:]), [batch, length])
     embedding = mtf.get_variable(
-        mesh, "embedding", [vocab, d_model], initializer=tf.random_normal_initializer(stddev=0.5))
+        mesh, "embedding", [vocab, d_model], initializer=tf.random_normal_initializer(stddev=0.5)
+    )
     x = mtf.gather(embedding, ids, vocab)
     norm = mtf.layers.layer_norm
     x += mtf.layers.masked_local_attention_1d(
-        norm(x, d_model, name="norm_1"), d_kv, heads, is_training=True, window_size=4,
-        name="attention")
+        norm(x, d_model, name="norm_1"),
+        d_kv,
+        heads,
+        is_training=True,
+        window_size=4,
+        name="attention",
+    )
     x += mtf.layers.dense_relu_dense(
-        norm(x, d_model, name="norm_2"), mtf.Dimension("d_ff", 32), dropout=0.1, is_training=True,
-        name="ff")
+        norm(x, d_model, name="norm_2"),
+        mtf.Dimension("d_ff", 32),
+        dropout=0.1,
+        is_training=True,
+        name="ff",
+    )
     logits = mtf.einsum([norm(x, d_model, name="norm_3"), embedding], reduced_dims=[d_model])
-    return mtf.reduce_mean(mtf.layers.softmax_cross_entropy_with_logits(
-        logits, mtf.one_hot(targets, vocab), vocab))
+    return mtf.reduce_mean(
+        mtf.layers.softmax_cross_entropy_with_logits(logits, mtf.one_hot(targets, vocab), vocab)
+    )
 
 
 MODELS = {"mnist": mnist, "toy": toy, "transformer": transformer}

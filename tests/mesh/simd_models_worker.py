@@ -19,8 +19,10 @@ def losses_of(name, mine, server):
     with tf.Graph().as_default():
         tf.set_random_seed(3)
         step = replicate(
-            lambda: simd_models.step_of(name, SimdMeshImpl), devices=mine.devices(),
-            local=mine.local())
+            lambda: simd_models.step_of(name, SimdMeshImpl),
+            devices=mine.devices(),
+            local=mine.local(),
+        )
         limit = tf.RunOptions(timeout_in_ms=60000)
         with tf.Session(server.target, config=mine.config()) as session:
             mine.initialize(session)

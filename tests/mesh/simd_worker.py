@@ -26,7 +26,9 @@ def main(mesh_shape, layout, per_process, directory, fail="", resume=""):
         tf.set_random_seed(3)
         step = replicate(
             lambda: network(lambda: SimdMeshImpl(mesh_shape, layout)),
-            devices=mine.devices(per_process=per_process), local=mine.local(per_process))
+            devices=mine.devices(per_process=per_process),
+            local=mine.local(per_process),
+        )
         saver = mtf.checkpoint.Saver(sharded=True)
         masters = {v.op.name: v for v in tf.global_variables()}
         limit = tf.RunOptions(timeout_in_ms=60000)
@@ -36,13 +38,17 @@ def main(mesh_shape, layout, per_process, directory, fail="", resume=""):
             if fail and mine.index == int(fail):
                 os.kill(os.getpid(), 9)
             seconds = 20 if fail else 60
-            losses = [mine.run(session, step, timeout_seconds=seconds)["loss"]
-                      for _ in range(STEPS)]
+            losses = [
+                mine.run(session, step, timeout_seconds=seconds)["loss"] for _ in range(STEPS)
+            ]
             if mine.is_chief:
                 weights = session.run(masters, options=limit)
                 saver.save(session, os.path.join(directory, "model"), write_meta_graph=False)
-                np.savez(os.path.join(directory, "chief.npz"), losses=losses,
-                         **{name.replace("/", "|"): w for name, w in weights.items()})
+                np.savez(
+                    os.path.join(directory, "chief.npz"),
+                    losses=losses,
+                    **{name.replace("/", "|"): w for name, w in weights.items()},
+                )
                 print("chief is done", flush=True)
             else:
                 print("not to be shown", flush=True)

@@ -12,11 +12,14 @@ import mesh_tensorflow as mtf
 
 A, B = mtf.Dimension("a", 8), mtf.Dimension("b", 16)
 SAVED = {
-    "u": np.arange(8.0, dtype=np.float32), "v": -np.arange(8.0, dtype=np.float32),
+    "u": np.arange(8.0, dtype=np.float32),
+    "v": -np.arange(8.0, dtype=np.float32),
     "scope/matrix": np.arange(128.0, dtype=np.float32).reshape(8, 16),
 }
 PLACINGS = [
-    Placing("x:1", ""), Placing("x:4", "a:x"), Placing("x:2,y:4", "a:x,b:y"),
+    Placing("x:1", ""),
+    Placing("x:4", "a:x"),
+    Placing("x:2,y:4", "a:x,b:y"),
     Placing("x:2,y:2", "b:x", apart=True),
 ]
 
@@ -32,27 +35,38 @@ def train(placing, directory, steps, initial):
         mesh = mtf.Mesh(graph, "mesh")
         variables = {
             name: mtf.get_variable(
-                mesh, name, [A, B][: value.ndim],
-                initializer=tf.constant_initializer(value if initial else -99.0))
+                mesh,
+                name,
+                [A, B][: value.ndim],
+                initializer=tf.constant_initializer(value if initial else -99.0),
+            )
             for name, value in SAVED.items()
         }
         updates = [mtf.assign_add(v, mtf.ones_like(v)) for v in variables.values()]
         lowering = mtf.Lowering(graph, {mesh: placing.impl()})
         train_op = tf.group(
-            tf.assign_add(step, 1), *[lowering.lowered_operation(op) for op in updates])
+            tf.assign_add(step, 1), *[lowering.lowered_operation(op) for op in updates]
+        )
         exports = {n: lowering.export_to_tf_tensor(v) for n, v in variables.items()}
         saver = tf.train.Saver(tf.global_variables(), sharded=True, max_to_keep=10)
         tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
         hooks = [
             mtf.MtfRestoreHook(lowering),
             tf.train.CheckpointSaverHook(
-                directory, save_steps=1000, saver=saver,
-                listeners=[mtf.MtfCheckpointSaverListener(lowering)]),
+                directory,
+                save_steps=1000,
+                saver=saver,
+                listeners=[mtf.MtfCheckpointSaverListener(lowering)],
+            ),
         ]
         config = tf.ConfigProto(device_count={"CPU": harness.CPUS})
         with tf.train.MonitoredTrainingSession(
-            checkpoint_dir=directory, hooks=hooks, save_checkpoint_secs=None,
-            save_summaries_steps=None, log_step_count_steps=None, config=config,
+            checkpoint_dir=directory,
+            hooks=hooks,
+            save_checkpoint_secs=None,
+            save_summaries_steps=None,
+            log_step_count_steps=None,
+            config=config,
         ) as session:
             while session.run(step) < steps:
                 session.run(train_op)

@@ -79,8 +79,10 @@ def test_rings_need_a_tensor_for_each_device(tf_graph):
 
 @pytest.mark.parametrize("method", ["ring", "collective", "auto"])
 @pytest.mark.parametrize("reduction", FNS)
-@pytest.mark.parametrize("domains", [
-    ["m"] * 4, ["m0", "m1", "m2", "m3"], ["m0", "m0", "m1", "m1"], ["m0", "m1", "m0", "m1"]])
+@pytest.mark.parametrize(
+    "domains",
+    [["m"] * 4, ["m0", "m1", "m2", "m3"], ["m0", "m0", "m1", "m1"], ["m0", "m1", "m0", "m1"]],
+)
 def test_reducer(method, reduction, domains, tf_graph):
     """All in one memory, each in its own, and two and two."""
     xs = arrays(4, [5, 6])
@@ -148,8 +150,9 @@ def test_allreduce(impl, axes):
     for name, fn in FNS.items():
         expected = fn(np.reshape(xs, [2, 3, 6, 6]), axis=tuple(axes), keepdims=True)
         expected = np.broadcast_to(expected, [2, 3, 6, 6]).reshape(6, 6, 6)
-        np.testing.assert_allclose(slices_of(impl.allreduce(x, axes, name)), expected, rtol=1e-5,
-                                   atol=1e-6)
+        np.testing.assert_allclose(
+            slices_of(impl.allreduce(x, axes, name)), expected, rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("mesh_axis", [0, 1])
@@ -294,8 +297,6 @@ def test_processor_numbers_of_a_tpu():
     assert numbers(chips, [2, 4, 1]) == [0, 2, 4, 6, 8, 10, 12, 14]
     assert numbers(chips, [8, 2, 1]) == [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
     assert numbers(chips, [2, 8]) == [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15]
-    assert numbers(cores, [8, 1, 2]) == [
-        1, 1, 5, 5, 9, 9, 13, 13, 3, 3, 7, 7, 11, 11, 15, 15]
-    assert numbers(cores, [2, 8]) == [
-        1, 9, 3, 11, -1, -1, -1, -1, 5, 13, 7, 15, -1, -1, -1, -1]
+    assert numbers(cores, [8, 1, 2]) == [1, 1, 5, 5, 9, 9, 13, 13, 3, 3, 7, 7, 11, 11, 15, 15]
+    assert numbers(cores, [2, 8]) == [1, 9, 3, 11, -1, -1, -1, -1, 5, 13, 7, 15, -1, -1, -1, -1]
     assert mtf.utils.topology_rank(cores.topology) == 4

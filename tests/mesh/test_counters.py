@@ -31,18 +31,21 @@ def test_einsum_over_a_split_dimension(tf_graph):
     lowering = lowered(lambda x, y: [mtf.einsum([x, y])], "x:4,y:2", "b:x,a:y")
     # Four processors along x have partial sums of all of [a, c]; a is in two parts along y.
     assert lowering.counters == [
-        ("output/ImportOperation", 128), ("output_unique/ImportOperation", 128),
-        ("output/ImportOperation", 128), ("output_unique/ImportOperation", 64),
-        ("einsum", 512), ("einsum_unique", 512),
-        ("output/EinsumOperation", 128), ("output_unique/EinsumOperation", 32),
+        ("output/ImportOperation", 128),
+        ("output_unique/ImportOperation", 128),
+        ("output/ImportOperation", 128),
+        ("output_unique/ImportOperation", 64),
+        ("einsum", 512),
+        ("einsum_unique", 512),
+        ("output/EinsumOperation", 128),
+        ("output_unique/EinsumOperation", 32),
         ("allreduce/[0]/einsum_op", 128),
     ]
     assert [c for _, _, c in lowering.collectives] == [Collective("allreduce", (0,), 128, 512)]
 
 
 def test_sums_over_two_axes(tf_graph):
-    lowering = lowered(
-        lambda x, y: [mtf.reduce_sum(x), mtf.reduce_max(x)], "x:4,y:2", "a:x,b:y")
+    lowering = lowered(lambda x, y: [mtf.reduce_sum(x), mtf.reduce_max(x)], "x:4,y:2", "a:x,b:y")
     assert total(lowering, "allreduce/[0, 1]/reduce_op") == 16
 
 
@@ -56,15 +59,21 @@ def test_mesh_axes_are_counted_in_the_order_of_dimensions(tf_graph):
     def build(x, y):  # [a, b], [b, c]
         z = mtf.zeros(x.mesh, [A])
         return [
-            mtf.reduce_sum(x), mtf.reduce_max(x), mtf.reduce_sum(y), mtf.einsum([x, z], []),
+            mtf.reduce_sum(x),
+            mtf.reduce_max(x),
+            mtf.reduce_sum(y),
+            mtf.einsum([x, z], []),
             mtf.einsum([z, mtf.reduce_sum(x, output_shape=[B])], []),
         ]
 
     lowering = lowered(build, "x:4,y:2", layout)
     # An einsum goes by the input that has all dimensions, or by the names of dimensions.
     assert sorted(sums_of(lowering)) == sorted(
-        ["allreduce/[1, 0]/reduce_op"] * 2 + ["allreduce/[0, 1]/reduce_op"]
-        + ["allreduce/[1, 0]/einsum_op"] * 2 + ["allreduce/[1]/reduce_op"])
+        ["allreduce/[1, 0]/reduce_op"] * 2
+        + ["allreduce/[0, 1]/reduce_op"]
+        + ["allreduce/[1, 0]/einsum_op"] * 2
+        + ["allreduce/[1]/reduce_op"]
+    )
     assert {c.mesh_axes for _, _, c in lowering.collectives} == {(0, 1), (1,)}
 
 
@@ -95,13 +104,11 @@ def test_a_sum_of_sums_is_made_once(tf_graph):
 def test_reshape(tf_graph):
     cases = {
         "allconcat/0/reshape_op": (lambda x, y: [mtf.rename_dimension(x, "b", "z")], 512),
-        "alltoall/0/reshape_op": (
-            lambda x, y: [mtf.reshape(x, [("b", 8), ("z", 16)])], 128),
+        "alltoall/0/reshape_op": (lambda x, y: [mtf.reshape(x, [("b", 8), ("z", 16)])], 128),
     }
     lowering = lowered(cases["allconcat/0/reshape_op"][0], "x:4", "b:x")
     assert total(lowering, "allconcat/0/reshape_op") == 512
-    lowering = lowered(
-        lambda x, y: [mtf.reshape(x, [("z", 8), ("q", 16)])], "x:4", "b:x,z:x")
+    lowering = lowered(lambda x, y: [mtf.reshape(x, [("z", 8), ("q", 16)])], "x:4", "b:x,z:x")
     assert total(lowering, "alltoall/0/reshape_op") == 128
     lowering = lowered(lambda x, y: [mtf.rename_dimension(x, "b", "z")], "x:4", "z:x")
     assert lowering.collectives == []  # cutting needs no communication
@@ -113,15 +120,18 @@ def test_shift(tf_graph):
     assert sorted(c.elements for _, _, c in lowering.collectives) == [32, 96]
 
 
-@pytest.mark.parametrize("offset, wrap, expected", [
-    (5, False, {"shift[1]": 96, "shift[2]": 32}),
-    (14, False, {"shift[3]": 64}),  # the rest would go four processors further on
-    (-13, False, {"shift[-3]": 96}),
-    (14, True, {"shift[3]": 64, "shift[4]": 64}),
-    (16, False, {}),
-    (-40, False, {}),
-    (1, False, {"shift[0]": 96, "shift[1]": 32}),
-])
+@pytest.mark.parametrize(
+    "offset, wrap, expected",
+    [
+        (5, False, {"shift[1]": 96, "shift[2]": 32}),
+        (14, False, {"shift[3]": 64}),  # the rest would go four processors further on
+        (-13, False, {"shift[-3]": 96}),
+        (14, True, {"shift[3]": 64, "shift[4]": 64}),
+        (16, False, {}),
+        (-40, False, {}),
+        (1, False, {"shift[0]": 96, "shift[1]": 32}),
+    ],
+)
 def test_what_is_shifted_out_is_not_counted(tf_graph, offset, wrap, expected):
     lowering = lowered(lambda x, y: [mtf.shift(x, offset, B, wrap)], "x:4", "b:x")
     assert {k: v for k, v in lowering.counters if k.startswith("shift")} == expected
@@ -161,9 +171,17 @@ def test_variables(tf_graph):
 
 def test_pretty_print_counters():
     text = mtf.pretty_print_counters(
-        [("b/x", 1), ("a/b/c", 2), ("a/b/d", 3), ("a/b/c", 10), ("big", 12_345_678)])
+        [("b/x", 1), ("a/b/c", 2), ("a/b/d", 3), ("a/b/c", 10), ("big", 12_345_678)]
+    )
     assert text.splitlines() == [
-        "a: 15", " a/b: 15", "  a/b/c: 12", "  a/b/d: 3", "b: 1", " b/x: 1", "big: 1.23e+07"]
+        "a: 15",
+        " a/b: 15",
+        "  a/b/c: 12",
+        "  a/b/d: 3",
+        "b: 1",
+        " b/x: 1",
+        "big: 1.23e+07",
+    ]
 
 
 def test_log_file(tf_graph, tmp_path):
@@ -197,7 +215,8 @@ def test_log_variable_sizes(tf_graph, tmp_path):
 
 def test_communication_table(tf_graph):
     lowering = lowered(
-        lambda x, y: [mtf.einsum([x, y]), mtf.shift(x, 4, B, True)], "x:4,y:2", "b:x,a:y")
+        lambda x, y: [mtf.einsum([x, y]), mtf.shift(x, 4, B, True)], "x:4,y:2", "b:x,a:y"
+    )
     rows = [line.split("  ") for line in lowering.communication_table().splitlines()]
     rows = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert rows[0] == ["operation", "collective", "mesh axes", "count", "elements", "bytes"]
@@ -212,7 +231,10 @@ def test_cost():
     second = Cost(10, 20, (Collective("allreduce", (1,), 2, 8),))
     both = first + second
     assert (both.flops, both.bytes, both.collectives) == (
-        11, 22, first.collectives + second.collectives)
+        11,
+        22,
+        first.collectives + second.collectives,
+    )
     assert first + None is first
 
 

@@ -26,8 +26,11 @@ def build(sizes, names=("u", "v"), value=1.0):
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
     values = [
-        mtf.get_variable(mesh, name, list(zip("ab", sizes)),
-                         initializer=tf.constant_initializer(value)) for name in names]
+        mtf.get_variable(
+            mesh, name, list(zip("ab", sizes)), initializer=tf.constant_initializer(value)
+        )
+        for name in names
+    ]
     lowering = mtf.Lowering(graph, {mesh: SPLIT.impl()}, autostack=False)
     return [lowering.export_to_tf_tensor(v) for v in values]
 
@@ -90,12 +93,19 @@ def lose_index(path):
 
 
 DAMAGE = {
-    cut: (r"the data of checkpoint .*model-20 is damaged or cut short \(.*no variable was changed",
-          r"Variables that cannot be read \(\d\):\n    [uv]"),
-    overwrite: (r"the data of checkpoint .*model-20 is damaged or cut short \(.*",
-                r"Variables that cannot be read \(\d\):\n    [uv]"),
+    cut: (
+        r"the data of checkpoint .*model-20 is damaged or cut short \(.*no variable was changed",
+        r"Variables that cannot be read \(\d\):\n    [uv]",
+    ),
+    overwrite: (
+        r"the data of checkpoint .*model-20 is damaged or cut short \(.*",
+        r"Variables that cannot be read \(\d\):\n    [uv]",
+    ),
     cut_index: (r"model-20.index cannot be read: ", "Other checkpoints in .*: model-10"),
-    lose_data: (r"model-20 has not all of its data files: model-20.data-.* is missing", "Other checkpoints in .*: model-10"),
+    lose_data: (
+        r"model-20 has not all of its data files: model-20.data-.* is missing",
+        "Other checkpoints in .*: model-10",
+    ),
     lose_index: (r"there is no checkpoint .*model-20", "Checkpoints in .*: model-10"),
 }
 
@@ -112,12 +122,22 @@ def test_damage(saved, damage, sharded, tmp_path):
     assert restore(saved[0])[0] is None
 
 
-@pytest.mark.parametrize("sizes, names, expected", [
-    ((8, 16), ("u", "w"), "Missing in the file (1):\n    w [8, 16]\n"
-     "  In the file only (1):\n    v [8, 16]\n"),
-    ((16, 8), ("u", "v"), "Of another shape or dtype (2):\n"
-     "    u: float32 [8, 16] in the file, float32 [16, 8] in the program\n"),
-])
+@pytest.mark.parametrize(
+    "sizes, names, expected",
+    [
+        (
+            (8, 16),
+            ("u", "w"),
+            "Missing in the file (1):\n    w [8, 16]\n  In the file only (1):\n    v [8, 16]\n",
+        ),
+        (
+            (16, 8),
+            ("u", "v"),
+            "Of another shape or dtype (2):\n"
+            "    u: float32 [8, 16] in the file, float32 [16, 8] in the program\n",
+        ),
+    ],
+)
 def test_of_another_program(saved, sizes, names, expected):
     error, values = restore(saved[-1], sizes, names)
     assert error.startswith(f"checkpoint {saved[-1]} is not of this program; no variable was")
@@ -173,11 +193,17 @@ def test_files_of_a_save_that_was_killed_do_not_spoil_the_next_one(saved, tmp_pa
     assert f"{saved[-1]} has not all of its data files: {lost.name} is missing" in error
 
 
-@pytest.mark.parametrize("path, text", [
-    (None, r"restore: save_path is None: .*latest_checkpoint returns None where there is none yet"),
-    ("", r"restore: save_path is '', .*name a checkpoint"),
-    (7, r"restore: save_path should be a path, .* but is 7"),
-])
+@pytest.mark.parametrize(
+    "path, text",
+    [
+        (
+            None,
+            r"restore: save_path is None: .*latest_checkpoint returns None where there is none yet",
+        ),
+        ("", r"restore: save_path is '', .*name a checkpoint"),
+        (7, r"restore: save_path should be a path, .* but is 7"),
+    ],
+)
 def test_a_path_that_is_none(path, text):
     error, values = restore(path)
     assert re.match(text, error), error
@@ -207,8 +233,11 @@ def test_a_full_disk_is_said_and_nothing_half_written_stays(saved, sharded, tmp_
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     text = str(raised.value)
-    assert re.match(r"checkpoint .*model-30 could not be written: .*model-30.*; File too large\. "
-                    r"The checkpoints before it are as they were\. .*model-20", text), text
+    assert re.match(
+        r"checkpoint .*model-30 could not be written: .*model-30.*; File too large\. "
+        r"The checkpoints before it are as they were\. .*model-20",
+        text,
+    ), text
     assert "Graph execution error" not in text
     assert sorted(os.listdir(tmp_path)) == before
     assert restore(saved[-1])[0] is None
@@ -225,7 +254,10 @@ def test_nan_is_said_once(tmp_path, monkeypatch):
         restore(path)
     assert error is None and np.isnan(values[0]).all()
     [text] = [str(w.message) for w in found if w.category is mtf.MeshTensorFlowWarning]
-    assert re.match(r"checkpoint .*model-1 has values that are not numbers \(NaN\) in 2 of 2 "
-                    r"variables: u, v\. ", text), text
+    assert re.match(
+        r"checkpoint .*model-1 has values that are not numbers \(NaN\) in 2 of 2 "
+        r"variables: u, v\. ",
+        text,
+    ), text
     with mtf.strict(), pytest.raises(ValueError, match="not numbers"):
         restore(path)

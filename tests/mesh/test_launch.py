@@ -26,10 +26,19 @@ def run_script(directory, count, *arguments, extra=(), script="simd_worker.py"):
     """Launches a worker script; returns the finished process."""
     path = [HERE, os.path.dirname(HERE), *(p for p in sys.path if p)]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path), TF_CPP_MIN_LOG_LEVEL="3")
-    command = [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", str(count), *extra,
-               os.path.join(HERE, script), *map(str, arguments)]
+    command = [
+        sys.executable,
+        "-m",
+        "mesh_tensorflow.launch",
+        "--processes",
+        str(count),
+        *extra,
+        os.path.join(HERE, script),
+        *map(str, arguments),
+    ]
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, cwd=directory)
+        command, env=environment, capture_output=True, text=True, timeout=240, cwd=directory
+    )
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +49,13 @@ def placed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count, mesh_shape, layout, per_process", [
-    (4, "x:2,y:2", "batch:x,hidden:y", 1),
-    (2, "x:2,y:4", "hidden:y,width:x", 4),
-])
+@pytest.mark.parametrize(
+    "count, mesh_shape, layout, per_process",
+    [
+        (4, "x:2,y:2", "batch:x,hidden:y", 1),
+        (2, "x:2,y:4", "hidden:y,width:x", 4),
+    ],
+)
 def test_training_equals_placement(count, mesh_shape, layout, per_process, placed, tmp_path):
     done = run_script(tmp_path, count, mesh_shape, layout, per_process, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -52,7 +64,8 @@ def test_training_equals_placement(count, mesh_shape, layout, per_process, place
     np.testing.assert_allclose(found["losses"], placed[0], rtol=1e-5)
     for name, weight in placed[1].items():
         np.testing.assert_allclose(
-            found[name.replace("/", "|")], weight, rtol=1e-4, atol=1e-5, err_msg=name)
+            found[name.replace("/", "|")], weight, rtol=1e-4, atol=1e-5, err_msg=name
+        )
     reader = tf.train.load_checkpoint(str(tmp_path / "model"))
     assert set(reader.get_variable_to_shape_map()) == set(placed[1])
     for name in placed[1]:
@@ -86,21 +99,39 @@ def test_on_a_cluster_a_process_that_is_killed_is_named(tmp_path):
     addresses = launch._free_addresses(2)
     cluster = {"chief": addresses[:1], "worker": addresses[1:]}
     path = os.pathsep.join([HERE, os.path.dirname(HERE), *(p for p in sys.path if p)])
-    script = [sys.executable, os.path.join(HERE, "simd_worker.py"), "x:2", "batch:x", "1",
-              str(tmp_path), "1"]
+    script = [
+        sys.executable,
+        os.path.join(HERE, "simd_worker.py"),
+        "x:2",
+        "batch:x",
+        "1",
+        str(tmp_path),
+        "1",
+    ]
     started = [
         subprocess.Popen(
-            script, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3",
-                 **tf_config(cluster, kind, 0)})
-        for kind in ("chief", "worker")]
+            script,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+                **tf_config(cluster, kind, 0),
+            },
+        )
+        for kind in ("chief", "worker")
+    ]
     chief, worker = started
     _, text = chief.communicate(timeout=120)
     assert worker.wait(10) == -9
     assert chief.returncode == 1
     assert re.search(
         rf"/job:worker/task:0 at {addresses[0]} lost /job:worker/task:1 at {addresses[1]}, which "
-        "does not answer", text), text
+        "does not answer",
+        text,
+    ), text
 
 
 GROUPS = """
@@ -143,10 +174,21 @@ def test_processes_wait_for_each_other_at_their_end(fails, tmp_path):
     path = os.pathsep.join(p for p in sys.path if p)
     start = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", "4", "groups.py",
-         str(fails)],
-        capture_output=True, text=True, cwd=tmp_path, timeout=200,
-        env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"})
+        [
+            sys.executable,
+            "-m",
+            "mesh_tensorflow.launch",
+            "--processes",
+            "4",
+            "groups.py",
+            str(fails),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=200,
+        env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
     assert time.monotonic() - start < 90
     assert (done.returncode == 0) == ("finished" in done.stdout) == (fails < 0), done.stderr
     if fails >= 0:
@@ -162,12 +204,16 @@ time.sleep(120)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent ended")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a child that its parent ended"
+)
 def test_no_process_outlives_a_launcher_that_is_killed(tmp_path):
     (tmp_path / "sleeps.py").write_text(SLEEPS)
     started = subprocess.Popen(
         [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", "2", "sleeps.py"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)})
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
 
     def wait_until(condition):
         deadline = time.monotonic() + 90
@@ -193,8 +239,11 @@ def is_running(pid):
 
 def test_a_process_that_is_missing_is_named():
     mine = launch.Processes(tuple(launch._free_addresses(2)), 0)
-    with pytest.raises(PeerLostError, match=rf"waited 1 s for /job:worker/task:1 at "
-                       rf"{mine.addresses[1]}, in vain: start it"):
+    with pytest.raises(
+        PeerLostError,
+        match=rf"waited 1 s for /job:worker/task:1 at "
+        rf"{mine.addresses[1]}, in vain: start it",
+    ):
         mine.start_server(wait_seconds=1)
 
 
@@ -202,16 +251,30 @@ def tf_config(cluster, kind, index):
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
 
 
-@pytest.mark.parametrize("environment, addresses, index", [
-    ({}, ("localhost:0",), 0),
-    (tf_config({"worker": ["a:1", "b:2"]}, "worker", 1), ("a:1", "b:2"), 1),
-    (tf_config({"chief": ["c:0"], "worker": ["a:1", "b:2"]}, "worker", 1), ("c:0", "a:1", "b:2"), 2),
-    (tf_config({"chief": ["c:0"], "worker": ["a:1"]}, "chief", 0), ("c:0", "a:1"), 0),
-    ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, ("localhost:0",), 0),
-    ({"SLURM_NTASKS": "5", "SLURM_PROCID": "4", "SLURM_STEP_NODELIST": "gpu[08-09],big",
-      "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"},
-     ("gpu08:8476", "gpu08:8477", "gpu09:8476", "gpu09:8477", "big:8476"), 4),
-])
+@pytest.mark.parametrize(
+    "environment, addresses, index",
+    [
+        ({}, ("localhost:0",), 0),
+        (tf_config({"worker": ["a:1", "b:2"]}, "worker", 1), ("a:1", "b:2"), 1),
+        (
+            tf_config({"chief": ["c:0"], "worker": ["a:1", "b:2"]}, "worker", 1),
+            ("c:0", "a:1", "b:2"),
+            2,
+        ),
+        (tf_config({"chief": ["c:0"], "worker": ["a:1"]}, "chief", 0), ("c:0", "a:1"), 0),
+        ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, ("localhost:0",), 0),
+        (
+            {
+                "SLURM_NTASKS": "5",
+                "SLURM_PROCID": "4",
+                "SLURM_STEP_NODELIST": "gpu[08-09],big",
+                "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+            },
+            ("gpu08:8476", "gpu08:8477", "gpu09:8476", "gpu09:8477", "big:8476"),
+            4,
+        ),
+    ],
+)
 def test_processes_are_read_from_the_environment(environment, addresses, index):
     found = launch.processes(environment)
     assert (found.addresses, found.index) == (addresses, index)
@@ -222,12 +285,18 @@ def test_slurm_says_which_nodes_there_are(tmp_path, monkeypatch):
     """Its command knows more forms than TensorFlow; here a script stands for it."""
     command = tmp_path / "scontrol"
     command.write_text(
-        '#!/bin/sh\n[ "$*" = "show hostnames r[1-2]n[1-2]" ] && printf "r1n1\\nr1n2\\nr2n1\\nr2n2\\n"\n')
+        '#!/bin/sh\n[ "$*" = "show hostnames r[1-2]n[1-2]" ] && printf "r1n1\\nr1n2\\nr2n1\\nr2n2\\n"\n'
+    )
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    found = launch.processes({
-        "SLURM_NTASKS": "4", "SLURM_PROCID": "2", "SLURM_STEP_NODELIST": "r[1-2]n[1-2]",
-        "SLURM_STEP_TASKS_PER_NODE": "1(x4)"})
+    found = launch.processes(
+        {
+            "SLURM_NTASKS": "4",
+            "SLURM_PROCID": "2",
+            "SLURM_STEP_NODELIST": "r[1-2]n[1-2]",
+            "SLURM_STEP_TASKS_PER_NODE": "1(x4)",
+        }
+    )
     assert found.addresses == ("r1n1:8476", "r1n2:8476", "r2n1:8476", "r2n2:8476")
     assert found.index == 2
 
@@ -235,42 +304,85 @@ def test_slurm_says_which_nodes_there_are(tmp_path, monkeypatch):
 def test_devices():
     mine = launch.Processes(("a:1", "b:2"), 1)
     assert mine.devices(per_process=2)[1:3] == [
-        "/job:worker/replica:0/task:0/device:CPU:1", "/job:worker/replica:0/task:1/device:CPU:0"]
+        "/job:worker/replica:0/task:0/device:CPU:1",
+        "/job:worker/replica:0/task:1/device:CPU:0",
+    ]
     assert mine.local(2) == [2, 3]
     assert mine.devices("GPU") == [f"/job:worker/replica:0/task:{i}/device:GPU:0" for i in (0, 1)]
 
 
-@pytest.mark.parametrize("environment, text", [
-    ({"TF_CONFIG": "{"}, "TF_CONFIG must be JSON such as"),
-    ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "TF_CONFIG must be JSON such as"),
-    (tf_config({"worker": ["a:1", "b"]}, "worker", 0), "the address 'b' should be \"host:port\""),
-    (tf_config({"worker": ["a:port"]}, "worker", 0), "the address 'a:port' should be"),
-    (tf_config({"worker": ["a:1", 7]}, "worker", 0), "the address 7 should be"),
-    (tf_config({"worker": ["a:1"], "ps": ["b:1"]}, "ps", 0), "this task is ps 0, but all processes"),
-    (tf_config({"worker": ["a:1"]}, "evaluator", 0), "this task is evaluator 0, .* make it a worker"),
-    ({"SLURM_NTASKS": "two", "SLURM_PROCID": "0"}, "SLURM_NTASKS should be a number, .* is 'two'"),
-    ({"SLURM_NTASKS": "2", "SLURM_PROCID": "-1"}, "SLURM_PROCID should be a number, .* is '-1'"),
-    (tf_config({"worker": ["a:1"]}, "worker", 3), "is not one of the 1 in the cluster"),
-    ({"SLURM_NTASKS": "3", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a,b",
-      "SLURM_STEP_TASKS_PER_NODE": "2"}, r"3 tasks, but the nodes are \['a', 'b'\] with \[2\]"),
-    ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a,b",
-      "SLURM_STEP_TASKS_PER_NODE": "two"}, "SLURM_STEP_TASKS_PER_NODE should be .* but is 'two'"),
-    ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "r[1-2]n[1-2]",
-      "SLURM_STEP_TASKS_PER_NODE": "1(x4)"},
-     r"cannot tell which nodes 'r\[1-2\]n\[1-2\]' are: 'scontrol show hostnames'"),
-])
+@pytest.mark.parametrize(
+    "environment, text",
+    [
+        ({"TF_CONFIG": "{"}, "TF_CONFIG must be JSON such as"),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "TF_CONFIG must be JSON such as"),
+        (
+            tf_config({"worker": ["a:1", "b"]}, "worker", 0),
+            "the address 'b' should be \"host:port\"",
+        ),
+        (tf_config({"worker": ["a:port"]}, "worker", 0), "the address 'a:port' should be"),
+        (tf_config({"worker": ["a:1", 7]}, "worker", 0), "the address 7 should be"),
+        (
+            tf_config({"worker": ["a:1"], "ps": ["b:1"]}, "ps", 0),
+            "this task is ps 0, but all processes",
+        ),
+        (
+            tf_config({"worker": ["a:1"]}, "evaluator", 0),
+            "this task is evaluator 0, .* make it a worker",
+        ),
+        (
+            {"SLURM_NTASKS": "two", "SLURM_PROCID": "0"},
+            "SLURM_NTASKS should be a number, .* is 'two'",
+        ),
+        (
+            {"SLURM_NTASKS": "2", "SLURM_PROCID": "-1"},
+            "SLURM_PROCID should be a number, .* is '-1'",
+        ),
+        (tf_config({"worker": ["a:1"]}, "worker", 3), "is not one of the 1 in the cluster"),
+        (
+            {
+                "SLURM_NTASKS": "3",
+                "SLURM_PROCID": "0",
+                "SLURM_STEP_NODELIST": "a,b",
+                "SLURM_STEP_TASKS_PER_NODE": "2",
+            },
+            r"3 tasks, but the nodes are \['a', 'b'\] with \[2\]",
+        ),
+        (
+            {
+                "SLURM_NTASKS": "2",
+                "SLURM_PROCID": "0",
+                "SLURM_STEP_NODELIST": "a,b",
+                "SLURM_STEP_TASKS_PER_NODE": "two",
+            },
+            "SLURM_STEP_TASKS_PER_NODE should be .* but is 'two'",
+        ),
+        (
+            {
+                "SLURM_NTASKS": "4",
+                "SLURM_PROCID": "0",
+                "SLURM_STEP_NODELIST": "r[1-2]n[1-2]",
+                "SLURM_STEP_TASKS_PER_NODE": "1(x4)",
+            },
+            r"cannot tell which nodes 'r\[1-2\]n\[1-2\]' are: 'scontrol show hostnames'",
+        ),
+    ],
+)
 def test_a_wrong_environment(environment, text, monkeypatch):
     monkeypatch.setenv("PATH", "")  # where SLURM's commands would be
     with pytest.raises(ValueError, match=text):
         launch.processes(environment)
 
 
-@pytest.mark.parametrize("arguments, text", [
-    (["--processes", "2", "nowhere.py"], "there is no script nowhere.py"),
-    (["--processes", "0", __file__], "--processes must be at least 1, got 0"),
-    (["--processes", "1"], "name a script, or a module by -m"),
-    (["--processes", "1", "-m"], "name a script, or a module by -m"),
-])
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["--processes", "2", "nowhere.py"], "there is no script nowhere.py"),
+        (["--processes", "0", __file__], "--processes must be at least 1, got 0"),
+        (["--processes", "1"], "name a script, or a module by -m"),
+        (["--processes", "1", "-m"], "name a script, or a module by -m"),
+    ],
+)
 def test_a_wrong_command_line(arguments, text, capsys):
     with pytest.raises(SystemExit):
         launch.main(arguments)
@@ -289,8 +401,10 @@ def test_a_process_that_is_lost_before_the_variables_are_initialized_is_named(tm
         context.set_forkserver_preload(["lost_worker"])
         addresses = launch._free_addresses(3)
         logs = [tmp_path / f"{i}.log" for i in range(3)]
-        started = [context.Process(target=lost_worker.run, args=(addresses, i, str(logs[i])))
-                   for i in range(3)]
+        started = [
+            context.Process(target=lost_worker.run, args=(addresses, i, str(logs[i])))
+            for i in range(3)
+        ]
         for process in started:
             process.start()
         started[2].join(120)
@@ -303,7 +417,8 @@ def test_a_process_that_is_lost_before_the_variables_are_initialized_is_named(tm
         text = logs[i].read_text()
         assert text.startswith(
             f"PeerLostError: /job:worker/task:{i} at {addresses[i]} lost /job:worker/task:2 at "
-            f"{addresses[2]}, which does not answer: see what it wrote last"), text
+            f"{addresses[2]}, which does not answer: see what it wrote last"
+        ), text
 
 
 def test_who_is_lost_and_who_merely_ended(monkeypatch):
@@ -342,6 +457,9 @@ def test_a_port_that_is_in_use_is_named(by_server):
             assert launch.Processes((address,), 0).start_server()
         else:
             other.listen()
-        with pytest.raises(RuntimeError, match=rf"/job:worker/task:0 at {address}: its server "
-                           r"cannot be started \(Could not start gRPC server\)\. Another process"):
+        with pytest.raises(
+            RuntimeError,
+            match=rf"/job:worker/task:0 at {address}: its server "
+            r"cannot be started \(Could not start gRPC server\)\. Another process",
+        ):
             launch.Processes((address,), 0).start_server()

@@ -16,7 +16,9 @@ import mesh_tensorflow as mtf
 A, B = mtf.Dimension("a", 8), mtf.Dimension("b", 16)
 VALUE = np.arange(128.0, dtype=np.float32).reshape(8, 16)
 PLACINGS = [
-    Placing("x:1", ""), Placing("x:4", "a:x"), Placing("x:2,y:4", "a:x,b:y"),
+    Placing("x:1", ""),
+    Placing("x:4", "a:x"),
+    Placing("x:2,y:4", "a:x,b:y"),
     Placing("x:2,y:2", "b:x", apart=True),
 ]
 SPLIT = Placing("x:2,y:2", "a:x,b:y", apart=True)
@@ -25,8 +27,9 @@ SPLIT = Placing("x:2,y:2", "a:x,b:y", apart=True)
 class Program:
     """A matrix, and vectors that are stacked, in one layout; each step adds 1."""
 
-    def __init__(self, placing, dtype=tf.float32, before=None, names=("v", "w"), reused=False,
-                 **options):
+    def __init__(
+        self, placing, dtype=tf.float32, before=None, names=("v", "w"), reused=False, **options
+    ):
         self.graph = graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
         dtype = mtf.VariableDType(dtype, tf.float32, tf.float32)
@@ -34,7 +37,8 @@ class Program:
         self.values = {"m": mtf.get_variable(mesh, "m", [A, B], dtype, initializer=start(VALUE))}
         for i, name in enumerate(names):
             self.values[name] = mtf.get_variable(
-                mesh, name, [A], dtype, initializer=start(VALUE[i, :8]))
+                mesh, name, [A], dtype, initializer=start(VALUE[i, :8])
+            )
         updates = [mtf.assign_add(v, mtf.ones_like(v)) for v in self.values.values()]
         updates = graph.combine_assignments(updates)
         self.before = before() if before else None
@@ -63,11 +67,15 @@ def tensors_in_memory(session, program):
     graph = tf.get_default_graph()
     handles = [op for op in graph.get_operations() if op.type == "VarHandleOp"]
     with graph.as_default():
-        held = session.run([
-            tf.raw_ops.VarIsInitializedOp(resource=op.outputs[0]) for op in handles])
+        held = session.run(
+            [tf.raw_ops.VarIsInitializedOp(resource=op.outputs[0]) for op in handles]
+        )
     del program
-    return {op.name: math.prod(d.size for d in op.get_attr("shape").dim)
-            for op, is_held in zip(handles, held) if is_held}
+    return {
+        op.name: math.prod(d.size for d in op.get_attr("shape").dim)
+        for op, is_held in zip(handles, held)
+        if is_held
+    }
 
 
 @pytest.mark.parametrize("placing", PLACINGS)
@@ -96,11 +104,15 @@ def test_only_slices_hold_memory():
     }
 
 
-@pytest.mark.parametrize("ask", [
-    lambda: tf.global_variables_initializer(),
-    lambda: tf.train.Saver(),
-    lambda: [v.read_value() for v in tf.global_variables()],
-], ids=["initializer", "saver", "read"])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: tf.global_variables_initializer(),
+        lambda: tf.train.Saver(),
+        lambda: [v.read_value() for v in tf.global_variables()],
+    ],
+    ids=["initializer", "saver", "read"],
+)
 def test_masters_in_use_before_the_lowering_stay(ask):
     p = Program(SPLIT, before=ask)
     assert all(v.in_use and not v.is_bound for v in p.masters.values())
@@ -162,7 +174,10 @@ def test_a_saver_may_rename(tmp_path):
         session.run(tf.global_variables_initializer())
         path = saver.save(session, str(tmp_path / "model"))
         assert tf.train.load_checkpoint(path).get_variable_to_shape_map() == {
-            "other/m": [8, 16], "other/v": [8], "other/w": [8]}
+            "other/m": [8, 16],
+            "other/v": [8],
+            "other/w": [8],
+        }
         session.run(p.update)
         saver.restore(session, path)
         np.testing.assert_array_equal(session.run(p.exports["m"]), VALUE)
@@ -299,7 +314,9 @@ def test_values_of_a_checkpoint_to_begin_with(placing, tmp_path):
         with pytest.raises(mtf.checkpoint.CheckpointError, match=r"Missing in the file(.|\n)*none"):
             mtf.checkpoint.init_from_checkpoint(path, {"none": p.masters["m"]})
         (tmp_path / "empty").mkdir()
-        with pytest.raises(ValueError, match=r"there is no checkpoint in .*empty.*lists none. Give"):
+        with pytest.raises(
+            ValueError, match=r"there is no checkpoint in .*empty.*lists none. Give"
+        ):
             mtf.checkpoint.init_from_checkpoint(str(tmp_path / "empty"), {"m": p.masters["m"]})
         with new_session() as session:
             session.run(tf.global_variables_initializer())

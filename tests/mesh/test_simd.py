@@ -14,8 +14,11 @@ from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 BATCH, WIDTH, HIDDEN, STEPS = 8, 16, 32, 4
 DATA = np.random.RandomState(0).randn(BATCH, WIDTH).astype(np.float32)
 LAYOUTS = [
-    ("x:2", "batch:x"), ("x:2,y:2", "batch:x,hidden:y"), ("x:2,y:4", "hidden:y,width:x"),
-    ("x:8", "batch:x"), ("x:2,y:2,z:2", "batch:x,hidden:z"),
+    ("x:2", "batch:x"),
+    ("x:2,y:2", "batch:x,hidden:y"),
+    ("x:2,y:4", "hidden:y,width:x"),
+    ("x:8", "batch:x"),
+    ("x:2,y:2,z:2", "batch:x,hidden:z"),
 ]
 
 
@@ -100,8 +103,11 @@ def test_checkpoints_go_from_one_implementation_to_the_other(tmp_path):
     def placement():
         return network(lambda: PlacementMeshImpl("x:4", "hidden:x", [""] * 4, merge="none"))
 
-    builders = [lambda: simd("x:2,y:2", "batch:x,hidden:y"), placement,
-                lambda: simd("x:4", "width:x")]
+    builders = [
+        lambda: simd("x:2,y:2", "batch:x,hidden:y"),
+        placement,
+        lambda: simd("x:4", "width:x"),
+    ]
     expected, path = None, None
     for build in builders:
         with tf.Graph().as_default(), new_session() as session:
@@ -131,7 +137,10 @@ def test_a_halo_moves_nothing_but_the_halo():
     mesh = mtf.Mesh(graph, "mesh")
     rows, columns = mtf.Dimension("blocks", 4), mtf.Dimension("rows", 8)
     x = mtf.import_tf_tensor(
-        mesh, tf.reshape(tf.range(4 * 8 * 16.0), [4, 8, 16]), [rows, columns, mtf.Dimension("c", 16)])
+        mesh,
+        tf.reshape(tf.range(4 * 8 * 16.0), [4, 8, 16]),
+        [rows, columns, mtf.Dimension("c", 16)],
+    )
     y = mtf.halo_exchange(x, rows, columns, 2)
     summed, graphs = mtf.reduce_sum(y), []
 
@@ -146,7 +155,7 @@ def test_a_halo_moves_nothing_but_the_halo():
     assert moved == {"CollectiveBcastSendV2": 2 * 2 * 16 * 4}  # two halos of two rows
     with new_session() as session:
         whole = np.arange(4 * 8 * 16.0).reshape(32, 16)
-        halos = sum(whole[8 * i - 2: 8 * i + 2].sum() for i in (1, 2, 3))
+        halos = sum(whole[8 * i - 2 : 8 * i + 2].sum() for i in (1, 2, 3))
         np.testing.assert_allclose(session.run(total), whole.sum() + halos, rtol=1e-6)
 
 
@@ -162,8 +171,11 @@ def test_many_independent_collectives_do_not_deadlock(share):
     for i in range(12):
         y = x * float(i + 1)
         results += [
-            mtf.reduce_sum(y), mtf.reduce_sum(y, reduced_dim=a), mtf.reduce_max(y, reduced_dim=b),
-            mtf.shift(y, 1, a, wrap=True), mtf.shift(y, -2, b, wrap=True),
+            mtf.reduce_sum(y),
+            mtf.reduce_sum(y, reduced_dim=a),
+            mtf.reduce_max(y, reduced_dim=b),
+            mtf.shift(y, 1, a, wrap=True),
+            mtf.shift(y, -2, b, wrap=True),
             mtf.rename_dimension(y, "a", "whole"),
             mtf.reshape(y, [mtf.Dimension("c", 8), mtf.Dimension("a", 8)]),
         ]
@@ -185,6 +197,7 @@ def test_many_independent_collectives_do_not_deadlock(share):
 
 def test_a_step_that_waits_for_a_processor_can_be_limited():
     """A processor that is not there; afterwards the session is as good as before."""
+
     def loss():
         return network(lambda: SimdMeshImpl("x:2", "batch:x"))["loss"]
 
@@ -217,15 +230,20 @@ def test_the_program_does_not_grow_with_the_mesh():
 
 
 @pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16, tf.float64, tf.int32, tf.int64, tf.bool])
+@pytest.mark.parametrize(
+    "dtype", [tf.bfloat16, tf.float16, tf.float64, tf.int32, tf.int64, tf.bool]
+)
 def test_dtypes(dtype, share):
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
     a, b = mtf.Dimension("a", 4), mtf.Dimension("b", 4)
     values = np.arange(16).reshape(4, 4)
     x = mtf.import_tf_tensor(mesh, tf.cast(tf.constant(values), dtype), [a, b])
-    ys = [mtf.rename_dimension(x, "a", "whole"), mtf.shift(x, 1, a, wrap=False),
-          mtf.reshape(x, [mtf.Dimension("c", 4), mtf.Dimension("a", 4)])]
+    ys = [
+        mtf.rename_dimension(x, "a", "whole"),
+        mtf.shift(x, 1, a, wrap=False),
+        mtf.reshape(x, [mtf.Dimension("c", 4), mtf.Dimension("a", 4)]),
+    ]
     if dtype is not tf.bool:
         ys += [mtf.reduce_sum(x, reduced_dim=a), mtf.reduce_max(x, reduced_dim=a)]
 
@@ -249,8 +267,7 @@ def test_sums_of_bfloat16_in_large_groups_are_made_in_float32():
     def sums(limit):
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
-        x = mtf.import_tf_tensor(
-            mesh, tf.ones([4], tf.bfloat16), [mtf.Dimension("a", 4)])
+        x = mtf.import_tf_tensor(mesh, tf.ones([4], tf.bfloat16), [mtf.Dimension("a", 4)])
         y, types = mtf.reduce_sum(x), []
 
         def program():
@@ -270,7 +287,9 @@ def test_sums_of_bfloat16_in_large_groups_are_made_in_float32():
 def test_errors():
     with pytest.raises(ValueError, match=r"within a program that all processors run.*replicate"):
         SimdMeshImpl("x:2", "")
-    with pytest.raises(ValueError, match=r"x=2, y=2 needs 4 devices, but there are 2.*Mesh shapes that fit 2"):
+    with pytest.raises(
+        ValueError, match=r"x=2, y=2 needs 4 devices, but there are 2.*Mesh shapes that fit 2"
+    ):
         replicate(lambda: SimdMeshImpl("x:2,y:2", ""), devices=cpus("x:2"))
     with pytest.raises(ValueError, match=r"each of 0 to 1 once.*\[1, 1\]"):
         replicate(lambda: SimdMeshImpl("x:2", "", logical_to_physical=[1, 1]), devices=cpus("x:2"))
@@ -337,10 +356,14 @@ def test_random_values_are_those_of_placement():
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
     shape = mtf.convert_to_shape("a:8,b:16")
-    ys = [mtf.random_uniform(mesh, shape), mtf.random_normal(mesh, shape),
-          mtf.dropout(mtf.ones(mesh, shape), True, 0.5, noise_shape=shape[:1])]
+    ys = [
+        mtf.random_uniform(mesh, shape),
+        mtf.random_normal(mesh, shape),
+        mtf.dropout(mtf.ones(mesh, shape), True, 0.5, noise_shape=shape[:1]),
+    ]
     outputs = []
     for mesh_shape, layout in [("x:2,y:2", "a:x,b:y"), ("x:4", "b:x")]:
+
         def program(mesh_shape=mesh_shape, layout=layout):
             lowering = mtf.Lowering(graph, {mesh: SimdMeshImpl(mesh_shape, layout)})
             return [lowering.export_to_tf_tensor(y) for y in ys]

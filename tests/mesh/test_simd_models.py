@@ -12,9 +12,9 @@ from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 CPUS = [f"/cpu:{i}" for i in range(4)]
 WAYS = {
     "placement": lambda name: simd_models.step_of(
-        name, lambda shape, layout: PlacementMeshImpl(shape, layout, CPUS)),
-    "simd": lambda name: replicate(
-        lambda: simd_models.step_of(name, SimdMeshImpl), devices=CPUS),
+        name, lambda shape, layout: PlacementMeshImpl(shape, layout, CPUS)
+    ),
+    "simd": lambda name: replicate(lambda: simd_models.step_of(name, SimdMeshImpl), devices=CPUS),
 }
 
 

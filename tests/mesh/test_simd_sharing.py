@@ -50,7 +50,9 @@ def functions():
     library = tf.get_default_graph().as_graph_def().library
     return {
         f.signature.name[-1]: collections.Counter(node.op for node in f.node_def)
-        for f in library.function if "_on_" in f.signature.name}
+        for f in library.function
+        if "_on_" in f.signature.name
+    }
 
 
 def losses(step, config=None, target=""):
@@ -59,17 +61,22 @@ def losses(step, config=None, target=""):
         return [float(session.run(step)["loss"]) for _ in range(4)]
 
 
-@pytest.mark.parametrize("mesh_shape, layout, n", [
-    ("x:2,y:2", "rows:x,wide:y", 4), ("x:3,y:2", "rows:x,wide:y", 6), ("x:4", "cols:x", 4),
-    ("x:2,y:2,z:2", "rows:x,wide:z", 8), ("x:3", "", 3),
-])
+@pytest.mark.parametrize(
+    "mesh_shape, layout, n",
+    [
+        ("x:2,y:2", "rows:x,wide:y", 4),
+        ("x:3,y:2", "rows:x,wide:y", 6),
+        ("x:4", "cols:x", 4),
+        ("x:2,y:2,z:2", "rows:x,wide:z", 8),
+        ("x:3", "", 3),
+    ],
+)
 def test_losses_are_those_of_programs_that_share_nothing(mesh_shape, layout, n):
     found = []
     for share in (True, False):
         with tf.Graph().as_default():
             tf.set_random_seed(3)
-            step = replicate(
-                lambda: model(mesh_shape, layout), devices=cpus(n), share_memory=share)
+            step = replicate(lambda: model(mesh_shape, layout), devices=cpus(n), share_memory=share)
             assert len(functions()) == (n if share else 0)
             found.append(losses(step))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
@@ -102,14 +109,17 @@ def test_large_meshes_run_the_one_program():
 def test_whatever_executes_the_graph(optimizers, where):
     """Functions have to become part of the graph, or what they send stays within them."""
     config = tf.ConfigProto(
-        device_count={"CPU": 4}, operation_timeout_in_ms=60000, isolate_session_state=True)
+        device_count={"CPU": 4}, operation_timeout_in_ms=60000, isolate_session_state=True
+    )
     if optimizers == "none":
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         config.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
     server = tf.train.Server.create_local_server(config=config) if where == "server" else None
     found = losses(
-        replicate(lambda: model("x:2,y:2", "rows:x,wide:y"), devices=cpus(4)), config,
-        server.target if server else "")
+        replicate(lambda: model("x:2,y:2", "rows:x,wide:y"), devices=cpus(4)),
+        config,
+        server.target if server else "",
+    )
     with tf.Graph().as_default():
         tf.set_random_seed(3)
         one = losses(replicate(lambda: model("x:1", ""), devices=cpus(1)))
@@ -118,11 +128,12 @@ def test_whatever_executes_the_graph(optimizers, where):
 
 def test_processors_of_a_named_task():
     server = tf.train.Server(
-        {"worker": ["localhost:0"]}, config=tf.ConfigProto(device_count={"CPU": 4}))
+        {"worker": ["localhost:0"]}, config=tf.ConfigProto(device_count={"CPU": 4})
+    )
     devices = [f"/job:worker/task:0/cpu:{i}" for i in (2, 0, 3, 1)]
     found = losses(
-        replicate(lambda: model("x:2,y:2", "rows:x,wide:y"), devices=devices),
-        target=server.target)
+        replicate(lambda: model("x:2,y:2", "rows:x,wide:y"), devices=devices), target=server.target
+    )
     assert len(functions()) == 4
     with tf.Graph().as_default():
         tf.set_random_seed(3)
@@ -146,11 +157,13 @@ def test_two_programs_in_one_step():
     with tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as session:
         for _ in range(20):
             np.testing.assert_allclose(
-                session.run(both), [VALUES.sum(), 10 * VALUES.sum()], rtol=1e-4)
+                session.run(both), [VALUES.sum(), 10 * VALUES.sum()], rtol=1e-4
+            )
 
 
 def test_collectives_are_run_by_all():
     """Nothing is made of what the last processors receive; still, the others wait for them."""
+
     def program():
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
@@ -161,13 +174,15 @@ def test_collectives_are_run_by_all():
         return [tf.where(tf.equal(impl.pnum_tensor, 0), first, tf.zeros_like(first))]
 
     [found] = replicate(program, devices=cpus(4))
-    with tf.Session(config=tf.ConfigProto(
-            device_count={"CPU": 4}, operation_timeout_in_ms=60000)) as session:
+    with tf.Session(
+        config=tf.ConfigProto(device_count={"CPU": 4}, operation_timeout_in_ms=60000)
+    ) as session:
         np.testing.assert_array_equal(session.run(found), np.roll(VALUES, 1, axis=0)[:3])
 
 
 def test_tables_within_loops_are_not_those_outside():
     """In the loop, all processors have the same; what has the same name outside is their own."""
+
     def program():
         impl = SimdMeshImpl("x:4", "rows:x")
         names = []

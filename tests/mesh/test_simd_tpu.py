@@ -28,8 +28,7 @@ OPTIMIZERS = {
 def device_assignment(replicas=8):
     """Returns an assignment of cores of a TPU of 2 x 2 chips with two cores each."""
     cores = np.array(list(itertools.product(range(2), range(2), range(1), range(2))))
-    topology = tf.tpu.experimental.Topology(
-        mesh_shape=[2, 2, 1, 2], device_coordinates=cores[None])
+    topology = tf.tpu.experimental.Topology(mesh_shape=[2, 2, 1, 2], device_coordinates=cores[None])
     return tf.tpu.experimental.DeviceAssignment(topology, cores[:replicas, None])
 
 
@@ -41,7 +40,8 @@ def network(make_impl, x, keep_prob, optimizer):
     x = mtf.import_tf_tensor(mesh, x, [batch, d])
     h = mtf.layers.layer_norm(x, d)
     h = mtf.layers.dense(
-        h, [mtf.Dimension("hidden", HIDDEN)], reduced_dims=[d], activation=mtf.relu, name="in")
+        h, [mtf.Dimension("hidden", HIDDEN)], reduced_dims=[d], activation=mtf.relu, name="in"
+    )
     h = mtf.dropout(h, True, keep_prob=keep_prob)
     y = x + mtf.layers.dense(h, [d], reduced_dims=h.shape.dims[-1:], name="out")
     loss = mtf.reduce_mean(mtf.square(y - mtf.sin(x)))
@@ -67,8 +67,7 @@ class Step:
 
     def __call__(self, x):
         tf.set_random_seed(3)
-        loss, train, self.lowering = network(
-            lambda: simd(**self.options), x, *self.arguments)
+        loss, train, self.lowering = network(lambda: simd(**self.options), x, *self.arguments)
         with tf.control_dependencies([train]):
             return tf.identity(loss)
 
@@ -82,7 +81,8 @@ def placed(keep_prob, optimizer="adam"):
     with tf.Graph().as_default(), tf.Session() as session:
         tf.set_random_seed(3)
         loss, train, _ = network(
-            lambda: PlacementMeshImpl("x:1", "", [""]), tf.constant(DATA), keep_prob, optimizer)
+            lambda: PlacementMeshImpl("x:1", "", [""]), tf.constant(DATA), keep_prob, optimizer
+        )
         session.run(tf.global_variables_initializer())
         loss, _ = session.run([loss, train])
         return loss, session.run({v.op.name: v for v in tf.global_variables()})
@@ -102,13 +102,13 @@ def inside(op):
 # -- a training step
 
 
-@pytest.mark.parametrize("keep_prob, optimizer, l2p", [
-    (1.0, "sgd", None), (0.75, "adam", L2P)])
+@pytest.mark.parametrize("keep_prob, optimizer, l2p", [(1.0, "sgd", None), (0.75, "adam", L2P)])
 def test_a_training_step_is_that_of_placement(keep_prob, optimizer, l2p):
     pytest.importorskip("jax")
     step = Step(keep_prob, optimizer, logical_to_physical=l2p)
     program = xla_cpu_replicas.Program(
-        lambda x: step(x), [[DATA]] * 8, device_assignment=device_assignment(), start=step.start)
+        lambda x: step(x), [[DATA]] * 8, device_assignment=device_assignment(), start=step.start
+    )
     [results] = xla_cpu_replicas.run([program])
     loss, weights = placed(keep_prob, optimizer)
     np.testing.assert_allclose([own[0] for own in results], loss, rtol=1e-5)
@@ -126,8 +126,10 @@ def test_operations_of_a_training_step():
     types = {}
     for op in graph.get_operations():
         types.setdefault((op.type, inside(op)), []).append(op)
-    groups = [tf.make_ndarray(op.inputs[1].op.get_attr("value")).tolist()
-              for op in types["CrossReplicaSum", True]]
+    groups = [
+        tf.make_ndarray(op.inputs[1].op.get_attr("value")).tolist()
+        for op in types["CrossReplicaSum", True]
+    ]
     along_x = [[L2P[i], L2P[i + 4]] for i in range(4)]
     along_y = [L2P[:4], L2P[4:]]
     # Over hidden the second product and the gradient of the first one's input; over the batch the
@@ -135,7 +137,9 @@ def test_operations_of_a_training_step():
     assert groups.count(along_y) == 2 and groups.count(along_x) == 7 and len(groups) == 9
     # One key, from the host.
     assert len(types["RandomUniformInt", False]) == 1
-    assert not [t for t, on_tpu in types if on_tpu and t.startswith(("Random", "Print", "Collective"))]
+    assert not [
+        t for t, on_tpu in types if on_tpu and t.startswith(("Random", "Print", "Collective"))
+    ]
 
 
 def test_host_and_computation_share_nothing():
@@ -178,15 +182,18 @@ def test_loops_and_recomputation():
         [last] = mtf.while_loop(
             lambda i, s: mtf.less(i, 3),
             lambda i, s: [i + 1, mtf.shift(s, 1, hidden, wrap=True) * x],
-            [mtf.zeros(mesh, [], tf.int32), x])[1:]
+            [mtf.zeros(mesh, [], tf.int32), x],
+        )[1:]
         y = mtf.recompute_grad(lambda z: mtf.square(mtf.sin(z)), [x])
         [gradient] = mtf.gradients([mtf.reduce_sum(y)], [x])
         lowering = mtf.Lowering(graph, {mesh: make_impl()})
         return [lowering.export_to_tf_tensor(t) for t in (last, y, gradient)]
 
     program = xla_cpu_replicas.Program(
-        lambda x: results(lambda: simd(logical_to_physical=L2P), x), [[DATA]] * 8,
-        device_assignment=device_assignment())
+        lambda x: results(lambda: simd(logical_to_physical=L2P), x),
+        [[DATA]] * 8,
+        device_assignment=device_assignment(),
+    )
     [found] = xla_cpu_replicas.run([program])
     expected = DATA
     for _ in range(3):
@@ -216,17 +223,26 @@ def test_what_goes_on_without_variables():
             mtf.reduce_sum(mtf.cast(x, tf.bfloat16), reduced_dim=a),
             mtf.cumsum(x, b),
         ]
-        impl = SimdMeshImpl("x:2,y:4", "a:x,b:y,c:y", device_assignment=device_assignment(),
-                            logical_to_physical=L2P)
+        impl = SimdMeshImpl(
+            "x:2,y:4", "a:x,b:y,c:y", device_assignment=device_assignment(), logical_to_physical=L2P
+        )
         lowering = mtf.Lowering(graph, {mesh: impl})
         return [lowering.export_to_tf_tensor(y) for y in ys]
 
     program = xla_cpu_replicas.Program(
-        computation, [[values]] * 8, device_assignment=device_assignment())
+        computation, [[values]] * 8, device_assignment=device_assignment()
+    )
     [results] = xla_cpu_replicas.run([program])
     shifted = np.concatenate([values[2:], np.zeros([2, 8])])
-    expected = [values, values, np.roll(values, 3, 1), shifted, values.max(1), values.sum(0),
-                values.cumsum(1)]
+    expected = [
+        values,
+        values,
+        np.roll(values, 3, 1),
+        shifted,
+        values.max(1),
+        values.sum(0),
+        values.cumsum(1),
+    ]
     for own in results:
         for i, (found, value) in enumerate(zip(own, expected)):
             tolerance = 0.1 if i == 5 else 1e-5
@@ -245,8 +261,9 @@ def variable_names(reuse):
         mesh = mtf.Mesh(graph, "mesh")
         with tf.variable_scope("enc"):
             w = mtf.get_variable(mesh, "w", [mtf.Dimension("a", 4), mtf.Dimension("b", 4)])
-        impl = SimdMeshImpl("x:2,y:4", "a:x,b:y", device_assignment=device_assignment(),
-                            logical_to_physical=L2P)
+        impl = SimdMeshImpl(
+            "x:2,y:4", "a:x,b:y", device_assignment=device_assignment(), logical_to_physical=L2P
+        )
         with tf.variable_scope("L", reuse=reuse):
             lowerings.append(mtf.Lowering(graph, {mesh: impl}))
         return lowerings[-1].export_to_tf_tensor(w)
@@ -274,8 +291,11 @@ def test_slices(reuse, prefix):
     assert "CPU" in master.device
     [laid_out] = lowering.variables.values()
     assert isinstance(laid_out._own, ReplicatedVariable) and laid_out._own.name == "enc/w"
-    [handle] = [op for op in graph.get_operations()
-                if op.type == "TPUReplicatedInput" and op.outputs[0].dtype == tf.resource]
+    [handle] = [
+        op
+        for op in graph.get_operations()
+        if op.type == "TPUReplicatedInput" and op.outputs[0].dtype == tf.resource
+    ]
     assert [x.op.name for x in handle.inputs] == list(slices)
     impl = laid_out.mesh_impl
     assert impl.devices == [device_assignment().tpu_device(replica=p) for p in L2P]
@@ -287,7 +307,8 @@ def test_values_of_slices():
     [laid_out] = lowering.variables.values()
     whole = np.arange(16.0).reshape(4, 4)
     config = tf.ConfigProto(
-        graph_options=tf.GraphOptions(place_pruned_graph=True), allow_soft_placement=True)
+        graph_options=tf.GraphOptions(place_pruned_graph=True), allow_soft_placement=True
+    )
     with graph.as_default(), tf.Session(config=config) as session:
         session.run([v.initializer for v in slices.values()])
         assert not any(v.any() for v in session.run(slices).values())
@@ -296,7 +317,7 @@ def test_values_of_slices():
         assert not any(v.any() for v in session.run(slices).values())
         session.run(lowering.copy_masters_to_slices())
         for pnum, value in session.run(laid_out.slices).items():
-            np.testing.assert_array_equal(value, whole[pnum // 4 * 2:][:2, pnum % 4:][:, :1])
+            np.testing.assert_array_equal(value, whole[pnum // 4 * 2 :][:2, pnum % 4 :][:, :1])
         session.run([master.assign(0 * whole)])
         session.run(lowering.copy_slices_to_masters())
         np.testing.assert_array_equal(session.run(master), whole)
@@ -309,6 +330,7 @@ def test_a_loop_reads_variables_in_each_iteration(toggle):
             step = Step(1.0)
             with tf.control_dependencies([step(x)]):
                 return i + 1
+
         return tf.while_loop(lambda i: i < 3, body, [0])
 
     before = tf.control_flow_v2_enabled()
@@ -322,7 +344,9 @@ def test_a_loop_reads_variables_in_each_iteration(toggle):
         assert reads
         assert all(op._get_control_flow_context().IsWhileContext() for op in reads)
     else:
-        [body] = [f for f in graph.as_graph_def().library.function if "while_body" in f.signature.name]
+        [body] = [
+            f for f in graph.as_graph_def().library.function if "while_body" in f.signature.name
+        ]
         assert not reads and "ReadVariableOp" in {node.op for node in body.node_def}
 
 
@@ -351,10 +375,12 @@ def test_random_values_in_a_loop(tf_fn):
         def body(i, values):
             here = tf.one_hot(i, 3)[:, None, None]
             return i + 1, values + here * random_values(x, tf_fn)
+
         return tf.while_loop(lambda i, _: i < 3, body, [0, tf.zeros([3, 8, 8])])[1]
 
     program = xla_cpu_replicas.Program(
-        computation, [[DATA]] * 8, device_assignment=device_assignment())
+        computation, [[DATA]] * 8, device_assignment=device_assignment()
+    )
     [results] = xla_cpu_replicas.run([program])
     values = results[0][0]
     for own in results:
@@ -385,7 +411,8 @@ def test_print_and_depend():
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
         x = mtf.import_tf_tensor(
-            mesh, x, [mtf.Dimension("batch", BATCH), mtf.Dimension("width", WIDTH)])
+            mesh, x, [mtf.Dimension("batch", BATCH), mtf.Dimension("width", WIDTH)]
+        )
         y = mtf.Print(x, [x], "x: ")
         if wait:
             y = mtf.depend(y, [x])
@@ -406,8 +433,9 @@ def test_errors():
     with pytest.raises(ValueError, match=r"x=2 has 2 processors.*has 8 replicas.*num_replicas=2"):
         made("x:2", LAYOUT, device_assignment=device_assignment())
     with pytest.raises(ValueError, match=r"each of 0 to 7 once"):
-        made(MESH, LAYOUT, device_assignment=device_assignment(),
-             logical_to_physical=[(0, 0, 0)] * 8)
+        made(
+            MESH, LAYOUT, device_assignment=device_assignment(), logical_to_physical=[(0, 0, 0)] * 8
+        )
     outside = simd()
     assert not outside.supports_control_dependencies and outside.l2p(3) == 3
     with pytest.raises(ValueError, match="outside of a replicated computation"):

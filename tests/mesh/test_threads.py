@@ -53,8 +53,9 @@ def test_replicated_programs(share, all_at_once):
     def build_and_train(number):
         with tf.Graph().as_default():
             tf.set_random_seed(3)
-            return train(replicate(lambda: network(make), devices=["/cpu:0", "/cpu:1"],
-                                   share_memory=share))[0]
+            return train(
+                replicate(lambda: network(make), devices=["/cpu:0", "/cpu:1"], share_memory=share)
+            )[0]
 
     results = all_at_once(build_and_train)
     with tf.Graph().as_default():
@@ -76,8 +77,11 @@ def test_loops_and_devices(all_at_once):
             for _ in range(8):
                 [x] = mtf.while_loop(
                     lambda x: mtf.less(mtf.reduce_sum(x), 1000.0),
-                    lambda x: [x * 2.0 + mtf.cast(mtf.mtf_range(mesh, COUNT, tf.int32),
-                                                  tf.float32)], [x])
+                    lambda x: [
+                        x * 2.0 + mtf.cast(mtf.mtf_range(mesh, COUNT, tf.int32), tf.float32)
+                    ],
+                    [x],
+                )
                 x *= 0.5
             lowering = mtf.Lowering(graph, {mesh: make()})
             return session.run(lowering.export_to_tf_tensor(x))
@@ -120,8 +124,7 @@ def test_groups_of_collectives_have_numbers_of_their_own(all_at_once):
 
     def take(number):
         barrier.wait()
-        mine = [collectives.group_key([f"/cpu:{i}", f"/thread:{number}"])
-                for i in range(200)]
+        mine = [collectives.group_key([f"/cpu:{i}", f"/thread:{number}"]) for i in range(200)]
         return mine, [_first_key(["/cpu:77"]) for _ in range(200)]
 
     groups, programs = zip(*all_at_once(take))

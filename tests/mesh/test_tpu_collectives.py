@@ -35,8 +35,7 @@ P2L = [L2P.index(p) for p in range(8)]
 def device_assignment(replicas):
     """Returns an assignment of cores of a TPU of 2 x 2 chips with two cores each."""
     cores = np.array(list(itertools.product(range(2), range(2), range(1), range(2))))
-    topology = tf.tpu.experimental.Topology(
-        mesh_shape=[2, 2, 1, 2], device_coordinates=cores[None])
+    topology = tf.tpu.experimental.Topology(mesh_shape=[2, 2, 1, 2], device_coordinates=cores[None])
     return tf.tpu.experimental.DeviceAssignment(topology, cores[:replicas, None])
 
 
@@ -50,8 +49,11 @@ def build(fn, mesh=MESH, l2p=None, dtype=tf.float32, shape=(4, 8), **kwargs):
         return tf.ones([])
 
     with tf.Graph().as_default() as graph:
-        tf.tpu.replicate(computation, [[tf.zeros(shape)]] * mesh.size,
-                         device_assignment=device_assignment(mesh.size))
+        tf.tpu.replicate(
+            computation,
+            [[tf.zeros(shape)]] * mesh.size,
+            device_assignment=device_assignment(mesh.size),
+        )
         operations = {}
         for op in graph.get_operations():
             operations.setdefault(op.type, []).append(op)
@@ -65,7 +67,7 @@ def value(tensor):
 def test_pnum():
     (pnum, again), ops = build(lambda c, x: (c.pnum(), c.pnum()), l2p=L2P)
     assert pnum is again and pnum.dtype == tf.int32 and pnum.shape.as_list() == []
-    numbers, = (op for op in ops["TPUReplicatedInput"] if "pnum" in op.name)
+    (numbers,) = (op for op in ops["TPUReplicatedInput"] if "pnum" in op.name)
     assert [value(x) for x in numbers.inputs] == list(range(8))
     assert "_tpu_replicate" not in numbers.node_def.attr
     assert "_tpu_replicate" in pnum.op.node_def.attr
@@ -87,25 +89,33 @@ def test_pnum_of_two_computations():
 def test_pnum_within_shard():
     collectives = TpuCollectives(Shape([("a", 2)]), [1, 0])
     with tf.Graph().as_default():
-        y, = tf.tpu.shard(lambda x: x + tf.cast(collectives.pnum(), tf.float32),
-                          [tf.zeros([4])], num_shards=2)
+        (y,) = tf.tpu.shard(
+            lambda x: x + tf.cast(collectives.pnum(), tf.float32), [tf.zeros([4])], num_shards=2
+        )
         assert y.shape.as_list() == [4]
 
 
-@pytest.mark.parametrize("toggle, loop_op", [
-    (tf.enable_control_flow_v2, "StatelessWhile"), (tf.disable_control_flow_v2, "Enter")])
+@pytest.mark.parametrize(
+    "toggle, loop_op",
+    [(tf.enable_control_flow_v2, "StatelessWhile"), (tf.disable_control_flow_v2, "Enter")],
+)
 def test_pnum_first_needed_in_a_loop(control_flow, toggle, loop_op):
     toggle()
 
     def loop(c, x):
-        return tf.while_loop(
-            lambda i, s: i < 3, lambda i, s: (i + 1, s + c.pnum() + c.own([5, 6, 7, 8] * 2)),
-            [0, 0])[1] + c.pnum()
+        return (
+            tf.while_loop(
+                lambda i, s: i < 3,
+                lambda i, s: (i + 1, s + c.pnum() + c.own([5, 6, 7, 8] * 2)),
+                [0, 0],
+            )[1]
+            + c.pnum()
+        )
 
     total, ops = build(loop)
     assert any("pnum" in x.name for op in ops[loop_op] for x in op.inputs)
     assert total.dtype == tf.int32
-    numbers, = (op for op in ops["TPUReplicatedInput"] if "pnum" in op.name)
+    (numbers,) = (op for op in ops["TPUReplicatedInput"] if "pnum" in op.name)
     assert [x.op.type for x in numbers.inputs] == ["Const"] * 8
 
 
@@ -128,24 +138,37 @@ GROUPS_OF_B = [[0, 3, 5, 6], [1, 7, 2, 4]]
 GROUPS_OF_A = [[0, 1], [3, 7], [5, 2], [6, 4]]
 
 
-@pytest.mark.parametrize("axes, groups", [
-    ([0], GROUPS_OF_A), ([1], GROUPS_OF_B), ([1, 0], [[0, 3, 5, 6, 1, 7, 2, 4]])])
+@pytest.mark.parametrize(
+    "axes, groups", [([0], GROUPS_OF_A), ([1], GROUPS_OF_B), ([1, 0], [[0, 3, 5, 6, 1, 7, 2, 4]])]
+)
 def test_sum(axes, groups):
     y, ops = build(lambda c, x: c.allreduce(x, axes, "SUM"), l2p=L2P)
-    op, = ops["CrossReplicaSum"]
+    (op,) = ops["CrossReplicaSum"]
     assert y is op.outputs[0] and value(op.inputs[1]) == groups
     assert "Cast" not in ops and "AllToAll" not in ops
 
 
-@pytest.mark.parametrize("dtype, limit, summed_as", [
-    (tf.float32, 8, tf.float32), (tf.float64, 8, tf.float64), (tf.float16, 8, tf.float32),
-    (tf.bfloat16, 8, tf.bfloat16), (tf.bfloat16, 7, tf.float32), (tf.int32, 8, tf.int32),
-    (tf.uint32, 8, tf.uint32), (tf.bool, 8, tf.int32), (tf.uint8, 8, tf.int32),
-])
+@pytest.mark.parametrize(
+    "dtype, limit, summed_as",
+    [
+        (tf.float32, 8, tf.float32),
+        (tf.float64, 8, tf.float64),
+        (tf.float16, 8, tf.float32),
+        (tf.bfloat16, 8, tf.bfloat16),
+        (tf.bfloat16, 7, tf.float32),
+        (tf.int32, 8, tf.int32),
+        (tf.uint32, 8, tf.uint32),
+        (tf.bool, 8, tf.int32),
+        (tf.uint8, 8, tf.int32),
+    ],
+)
 def test_dtype_of_sums(dtype, limit, summed_as):
-    y, ops = build(lambda c, x: c.allreduce(x, [0, 1], "SUM"), dtype=dtype,
-                   allreduce_in_bfloat16_max_group_size=limit)
-    op, = ops["CrossReplicaSum"]
+    y, ops = build(
+        lambda c, x: c.allreduce(x, [0, 1], "SUM"),
+        dtype=dtype,
+        allreduce_in_bfloat16_max_group_size=limit,
+    )
+    (op,) = ops["CrossReplicaSum"]
     assert op.inputs[0].dtype == summed_as and y.dtype == dtype
 
 
@@ -155,9 +178,15 @@ def test_sum_of_what_tpus_do_not_sum():
     assert [op.get_attr("split_count") for op in ops["AllToAll"]] == [2, 4]
 
 
-@pytest.mark.parametrize("reduction, dtype, kind", [
-    ("MAX", tf.float32, "Max"), ("MIN", tf.bfloat16, "Min"), ("MAX", tf.bool, "Any"),
-    ("MIN", tf.bool, "All")])
+@pytest.mark.parametrize(
+    "reduction, dtype, kind",
+    [
+        ("MAX", tf.float32, "Max"),
+        ("MIN", tf.bfloat16, "Min"),
+        ("MAX", tf.bool, "Any"),
+        ("MIN", tf.bool, "All"),
+    ],
+)
 def test_maximum(reduction, dtype, kind):
     y, ops = build(lambda c, x: c.allreduce(x, [0, 1], reduction), dtype=dtype, l2p=L2P)
     assert y.dtype == dtype and y.shape.as_list() == [4, 8]
@@ -169,7 +198,8 @@ def test_maximum(reduction, dtype, kind):
 def test_axes_of_size_one():
     mesh = Shape([("a", 1), ("b", 4)])
     (x, y, z), ops = build(
-        lambda c, x: (x, c.allreduce(x, [0], "SUM"), c.allreduce(x, [], "MAX")), mesh=mesh)
+        lambda c, x: (x, c.allreduce(x, [0], "SUM"), c.allreduce(x, [], "MAX")), mesh=mesh
+    )
     assert x is y is z
     _, ops = build(lambda c, x: c.allreduce(x, [0, 1, 0], "MAX"), mesh=mesh)
     assert [op.get_attr("split_count") for op in ops["AllToAll"]] == [4]
@@ -177,17 +207,19 @@ def test_axes_of_size_one():
 
 def test_gather():
     y, ops = build(lambda c, x: c.allgather(x, 1), l2p=L2P)
-    op, = ops["AllToAll"]
-    assert y is op.outputs[0] and y.shape.as_list() == [4, 4, 8] and value(
-        op.inputs[1]) == GROUPS_OF_B
+    (op,) = ops["AllToAll"]
+    assert (
+        y is op.outputs[0] and y.shape.as_list() == [4, 4, 8] and value(op.inputs[1]) == GROUPS_OF_B
+    )
     assert [op.get_attr(a + "_dimension") for a in ("split", "concat")] == [0, 0]
 
 
-@pytest.mark.parametrize("split, concat, shape", [(0, 1, [1, 32]), (-1, 0, [16, 2]),
-                                                  (1, 1, [4, 8])])
+@pytest.mark.parametrize(
+    "split, concat, shape", [(0, 1, [1, 32]), (-1, 0, [16, 2]), (1, 1, [4, 8])]
+)
 def test_alltoall(split, concat, shape):
     y, ops = build(lambda c, x: c.alltoall(x, 1, split, concat), l2p=L2P)
-    op, = ops["AllToAll"]
+    (op,) = ops["AllToAll"]
     assert value(op.inputs[1]) == GROUPS_OF_B and op.inputs[0].dtype == tf.float32
     attributes = ("split_dimension", "concat_dimension", "split_count")
     assert [op.get_attr(a) for a in attributes] == [split % 2, concat, 4]
@@ -196,20 +228,30 @@ def test_alltoall(split, concat, shape):
 
 def test_permute():
     y, ops = build(lambda c, x: c.permute(x, 1, [3, None, 1, 0]), l2p=L2P)
-    op, = ops["CollectivePermute"]
-    assert value(op.inputs[1]) == [
-        [6, 0], [3, 5], [0, 6], [4, 1], [7, 2], [1, 4]]
+    (op,) = ops["CollectivePermute"]
+    assert value(op.inputs[1]) == [[6, 0], [3, 5], [0, 6], [4, 1], [7, 2], [1, 4]]
     assert "TPUReplicatedInput" in ops and not [
-        op for op in ops["TPUReplicatedInput"] if "pnum" in op.name]
+        op for op in ops["TPUReplicatedInput"] if "pnum" in op.name
+    ]
 
 
-@pytest.mark.parametrize("dtype, moved_as", [
-    (tf.float32, tf.float32), (tf.bfloat16, tf.bfloat16), (tf.int32, tf.int32),
-    (tf.bool, tf.int32), (tf.uint8, tf.int32), (tf.float16, tf.float32), (tf.int64, tf.int32),
-    (tf.uint32, tf.int32), (tf.float64, tf.int32)])
+@pytest.mark.parametrize(
+    "dtype, moved_as",
+    [
+        (tf.float32, tf.float32),
+        (tf.bfloat16, tf.bfloat16),
+        (tf.int32, tf.int32),
+        (tf.bool, tf.int32),
+        (tf.uint8, tf.int32),
+        (tf.float16, tf.float32),
+        (tf.int64, tf.int32),
+        (tf.uint32, tf.int32),
+        (tf.float64, tf.int32),
+    ],
+)
 def test_dtype_of_permute(dtype, moved_as):
     y, ops = build(lambda c, x: c.permute(x, 0, [1, 0]), dtype=dtype)
-    op, = ops["CollectivePermute"]
+    (op,) = ops["CollectivePermute"]
     assert op.inputs[0].dtype == moved_as
     assert y.dtype == dtype and y.shape.as_list() == [4, 8]
 
@@ -250,14 +292,25 @@ def test_other_numbers_of_replicas():
             tf.tpu.rewrite(lambda: collectives.pnum() + 1)
 
 
-@pytest.mark.parametrize("fn, text", [
-    (lambda c, x: c.allreduce(x, [0], "MEAN"), "unknown reduction 'MEAN'; known are MAX, MIN, SUM"),
-    (lambda c, x: c.alltoall(x[:, :6], 1, 1, 0),
-     r"axis 1 of a slice of shape \(4, 6\) in 4 parts, for the mesh dimension b=4, which does not"),
-    (lambda c, x: c.permute(x, 1, [0, 1]),
-     r"each of the 4 coordinates along the mesh dimension b=4, another of them or None; got \[0, 1"),
-    (lambda c, x: c.permute(x, 1, [0, 1, 4, None]), r"got \[0, 1, 4, None\]"),
-], ids=["reduction", "parts", "sources", "source"])
+@pytest.mark.parametrize(
+    "fn, text",
+    [
+        (
+            lambda c, x: c.allreduce(x, [0], "MEAN"),
+            "unknown reduction 'MEAN'; known are MAX, MIN, SUM",
+        ),
+        (
+            lambda c, x: c.alltoall(x[:, :6], 1, 1, 0),
+            r"axis 1 of a slice of shape \(4, 6\) in 4 parts, for the mesh dimension b=4, which does not",
+        ),
+        (
+            lambda c, x: c.permute(x, 1, [0, 1]),
+            r"each of the 4 coordinates along the mesh dimension b=4, another of them or None; got \[0, 1",
+        ),
+        (lambda c, x: c.permute(x, 1, [0, 1, 4, None]), r"got \[0, 1, 4, None\]"),
+    ],
+    ids=["reduction", "parts", "sources", "source"],
+)
 def test_errors(fn, text):
     with pytest.raises(ValueError, match=text):
         build(fn)
@@ -270,9 +323,13 @@ def members(logical, mesh_axes):
     """Returns the logical numbers of a processor's group, in order."""
     own = pnum_to_processor_coordinates(MESH, logical)
     return [
-        pnum for pnum in range(MESH.size)
-        if all(c == o for axis, (c, o) in enumerate(
-            zip(pnum_to_processor_coordinates(MESH, pnum), own)) if axis not in mesh_axes)
+        pnum
+        for pnum in range(MESH.size)
+        if all(
+            c == o
+            for axis, (c, o) in enumerate(zip(pnum_to_processor_coordinates(MESH, pnum), own))
+            if axis not in mesh_axes
+        )
     ]
 
 
@@ -292,7 +349,8 @@ def gathered(axis):
 def exchanged(axis, split, concat):
     n = MESH[axis].size
     return lambda xs, l: np.concatenate(
-        [np.split(xs[m], n, split)[coordinate(l, axis)] for m in members(l, [axis])], concat)
+        [np.split(xs[m], n, split)[coordinate(l, axis)] for m in members(l, [axis])], concat
+    )
 
 
 def permuted(axis, sources):
@@ -307,11 +365,17 @@ ANY = ["float32", "bfloat16", "int32", "bool", "int64", "float16", "uint8", "uin
 # name: (what the core does, what comes out, dtypes).
 CASES = {
     "pnum": (lambda c, x: c.pnum(), lambda xs, l: np.int32(l), ["float32"]),
-    "own": (lambda c, x: c.own([p * p for p in range(8)]), lambda xs, l: np.int32(l * l),
-            ["float32"]),
+    "own": (
+        lambda c, x: c.own([p * p for p in range(8)]),
+        lambda xs, l: np.int32(l * l),
+        ["float32"],
+    ),
     "sum a": (lambda c, x: c.allreduce(x, [0], "SUM"), reduced([0], "SUM"), ANY),
-    "sum ab": (lambda c, x: c.allreduce(x, [0, 1], "SUM"), reduced([0, 1], "SUM"),
-               ["float32", "int32", "int64", "uint8"]),
+    "sum ab": (
+        lambda c, x: c.allreduce(x, [0, 1], "SUM"),
+        reduced([0, 1], "SUM"),
+        ["float32", "int32", "int64", "uint8"],
+    ),
     "max b": (lambda c, x: c.allreduce(x, [1], "MAX"), reduced([1], "MAX"), ANY),
     "min ab": (lambda c, x: c.allreduce(x, [1, 0], "MIN"), reduced([0, 1], "MIN"), ANY),
     "gather a": (lambda c, x: c.allgather(x, 0), gathered(0), ANY),
@@ -322,13 +386,19 @@ CASES = {
     "wrap": (lambda c, x: c.permute(x, 1, [3, 0, 1, 2]), permuted(1, [3, 0, 1, 2]), ["float32"]),
     "swap": (lambda c, x: c.permute(x, 0, [1, 0]), permuted(0, [1, 0]), ["float32"]),
     "stay": (lambda c, x: c.permute(x, 1, [0, 2, 1, 3]), permuted(1, [0, 2, 1, 3]), ["float32"]),
-    "broadcast": (lambda c, x: c.permute(x, 1, [2, 2, None, 0]), permuted(1, [2, 2, None, 0]),
-                  ["float32", "int64", "bool"]),
+    "broadcast": (
+        lambda c, x: c.permute(x, 1, [2, 2, None, 0]),
+        permuted(1, [2, 2, None, 0]),
+        ["float32", "int64", "bool"],
+    ),
     "nobody": (lambda c, x: c.permute(x, 1, [None] * 4), permuted(1, [None] * 4), ["float32"]),
-    "scalar": (lambda c, x: c.permute(c.allreduce(x[0, 0], [1], "MAX"), 0, [1, None]),
-               lambda xs, l: permuted(0, [1, None])(
-                   [reduced([1], "MAX")([x[0, 0] for x in xs], m) for m in range(8)], l),
-               ["float32"]),
+    "scalar": (
+        lambda c, x: c.permute(c.allreduce(x[0, 0], [1], "MAX"), 0, [1, None]),
+        lambda xs, l: permuted(0, [1, None])(
+            [reduced([1], "MAX")([x[0, 0] for x in xs], m) for m in range(8)], l
+        ),
+        ["float32"],
+    ),
 }
 ROWS = [(name, dtype) for name, (_, _, dtypes) in CASES.items() for dtype in dtypes]
 
@@ -397,28 +467,39 @@ def in_a_loop(x):
     collectives = TpuCollectives(MESH, L2P)
     return tf.while_loop(
         lambda i, s: i < 3,
-        lambda i, s: (i + 1, s + collectives.allreduce(
-            x + tf.cast(i * collectives.pnum(), x.dtype), [1], "SUM")),
-        [0, tf.zeros_like(x)])[1]
+        lambda i, s: (
+            i + 1,
+            s + collectives.allreduce(x + tf.cast(i * collectives.pnum(), x.dtype), [1], "SUM"),
+        ),
+        [0, tf.zeros_like(x)],
+    )[1]
 
 
 NANS = [np.array([np.nan if l == 1 else l, -0.0], "float32") for l in range(8)]
-BIG = [np.array([2 ** 24 + l], "int32") for l in range(8)]
+BIG = [np.array([2**24 + l], "int32") for l in range(8)]
 THIRDS = [np.arange(8, dtype="float32") + np.float32(1) / 3 + l for l in range(8)]
 # name: (computation of a core, slices by logical number, what comes out).
 SPECIAL = {
     "NaN does not spread": (
-        lambda x: TpuCollectives(MESH, L2P).permute(x, 1, [2, 2, 3, 1]), NANS,
-        lambda xs, l: xs[members(l, [1])[[2, 2, 3, 1][coordinate(l, 1)]]]),
+        lambda x: TpuCollectives(MESH, L2P).permute(x, 1, [2, 2, 3, 1]),
+        NANS,
+        lambda xs, l: xs[members(l, [1])[[2, 2, 3, 1][coordinate(l, 1)]]],
+    ),
     "int32 beyond float32": (
-        lambda x: TpuCollectives(MESH, L2P).allreduce(x, [1], "SUM"), BIG,
-        lambda xs, l: sum(xs[m] for m in members(l, [1]))),
+        lambda x: TpuCollectives(MESH, L2P).allreduce(x, [1], "SUM"),
+        BIG,
+        lambda xs, l: sum(xs[m] for m in members(l, [1])),
+    ),
     "float32 beyond bfloat16": (
-        lambda x: TpuCollectives(MESH, L2P).alltoall(x, 1, 0, 0), THIRDS,
-        exchanged(1, 0, 0)),
+        lambda x: TpuCollectives(MESH, L2P).alltoall(x, 1, 0, 0),
+        THIRDS,
+        exchanged(1, 0, 0),
+    ),
     "loop": (
-        in_a_loop, THIRDS,
-        lambda xs, l: sum(3 * xs[m] + 3 * m for m in members(l, [1])).astype("float32")),
+        in_a_loop,
+        THIRDS,
+        lambda xs, l: sum(3 * xs[m] + 3 * m for m in members(l, [1])).astype("float32"),
+    ),
 }
 
 

@@ -21,7 +21,8 @@ from mesh_tensorflow._mesh.tpu.topology import (
 )
 
 FIXTURES = json.loads(
-    (pathlib.Path(__file__).parents[1] / "oracle/fixtures/topology.json").read_text())
+    (pathlib.Path(__file__).parents[1] / "oracle/fixtures/topology.json").read_text()
+)
 FAILED = (str, dict)  # what the classic returns or raises where it fails
 
 
@@ -30,16 +31,18 @@ def device_assignment(sizes, order):
     x, y, z, _ = sizes
     chips = [[i, j, k, 0] for k in range(z) for j in range(y) for i in range(x)]
     topology = topology_lib.Topology(mesh_shape=sizes, device_coordinates=np.array([chips]))
-    return device_assignment_lib.DeviceAssignment(
-        topology, np.array([[chips[i]] for i in order]))
+    return device_assignment_lib.DeviceAssignment(topology, np.array([[chips[i]] for i in order]))
 
 
 def laid(case, return_coordinates):
     order = case["order"]
     with flagsaver.flagsaver(fold_xy=case["fold_xy"], logical_cores_per_chip=case["cores"]):
         return auto_logical_to_physical_tpu(
-            case["logical"], case["physical"], return_coordinates,
-            order and device_assignment(case["physical"], order))
+            case["logical"],
+            case["physical"],
+            return_coordinates,
+            order and device_assignment(case["physical"], order),
+        )
 
 
 def name(case):
@@ -63,7 +66,8 @@ def needs_an_assignment(case):
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in FIXTURES["automatic"] if "same product" in str(c["numbers"])], ids=name)
+    "case", [c for c in FIXTURES["automatic"] if "same product" in str(c["numbers"])], ids=name
+)
 def test_products_differ(case):
     with pytest.raises(ValueError, match=r"same product; physical_shape=\[8\] has 8, logical_sh"):
         laid(case, True)
@@ -86,14 +90,16 @@ def test_where_the_classic_fails():
     assert seen > 20
 
 
-@pytest.mark.parametrize("physical, cores", [([4, 4, 1], 2), ([3, 2, 1], 1), ([4, 4], 2),
-                                             ([2, 2, 2, 2, 2], 2)])
+@pytest.mark.parametrize(
+    "physical, cores", [([4, 4, 1], 2), ([3, 2, 1], 1), ([4, 4], 2), ([2, 2, 2, 2, 2], 2)]
+)
 def test_order_is_kept(physical, cores):
     n = int(np.prod(physical))
     with flagsaver.flagsaver(logical_cores_per_chip=cores):
         assert auto_logical_to_physical_tpu([n], physical) == list(range(n))
         assert auto_logical_to_physical_tpu([n], physical, True) == list(
-            itertools.product(*map(range, physical)))
+            itertools.product(*map(range, physical))
+        )
 
 
 def test_more_logical_dimensions_than_chips():
@@ -101,7 +107,13 @@ def test_more_logical_dimensions_than_chips():
     with flagsaver.flagsaver(logical_cores_per_chip=4):
         assert auto_logical_to_physical_tpu([2, 2, 2], [2, 1, 4]) == list(range(8))
         assert auto_logical_to_physical_tpu([8, 2], [2, 2, 4], True)[:6] == [
-            (0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 1, 0), (0, 1, 1)]
+            (0, 0, 0),
+            (0, 0, 1),
+            (0, 0, 2),
+            (0, 0, 3),
+            (0, 1, 0),
+            (0, 1, 1),
+        ]
 
 
 def test_an_assignment_is_needed():
@@ -110,7 +122,8 @@ def test_an_assignment_is_needed():
             auto_logical_to_physical_tpu([4], [2, 2, 1])
         with pytest.raises(ValueError, match=r"4 chips .*its 3 replicas are on 3 chips"):
             auto_logical_to_physical_tpu(
-                [4], [2, 2, 1], False, device_assignment([2, 2, 1, 1], [0, 1, 2]))
+                [4], [2, 2, 1], False, device_assignment([2, 2, 1, 1], [0, 1, 2])
+            )
 
 
 def test_rings_are_rings():
@@ -139,20 +152,24 @@ def test_tiled_as_the_classic():
             continue
         for kind in (list, tuple):
             tiling = HierarchicalTiling(
-                [kind(pair) for pair in case["spec"]], kind(case["physical"]))
+                [kind(pair) for pair in case["spec"]], kind(case["physical"])
+            )
             assert [list(d) for d in tiling.mesh_shape] == case["mesh_shape"]
             assert tiling.logical_to_physical == case["logical_to_physical"], case
         compared += 1
     assert compared > 40
 
 
-@pytest.mark.parametrize("spec, physical, text", [
-    ([["a", None], ["b", [3, 1]]], [4, 4], r"wrong size: .*products=\[3, 4\]\. Along each"),
-    ([["a", [2, 2]]], [2, 4], r"physical_shape=\[2, 4\] products=\[2, 2\]"),
-    ([["a", [2, 2]], ["b", None]], [2, 2], "only the first tile counts of a spec can be None"),
-    ([["a", [2, 2, 2]]], [2, 2], r"products=\[2, 2, 2\]"),
-    ([], [2, 2], r"products=\[1, 1\]"),
-])
+@pytest.mark.parametrize(
+    "spec, physical, text",
+    [
+        ([["a", None], ["b", [3, 1]]], [4, 4], r"wrong size: .*products=\[3, 4\]\. Along each"),
+        ([["a", [2, 2]]], [2, 4], r"physical_shape=\[2, 4\] products=\[2, 2\]"),
+        ([["a", [2, 2]], ["b", None]], [2, 2], "only the first tile counts of a spec can be None"),
+        ([["a", [2, 2, 2]]], [2, 2], r"products=\[2, 2, 2\]"),
+        ([], [2, 2], r"products=\[1, 1\]"),
+    ],
+)
 def test_tiles_that_do_not_fit(spec, physical, text):
     with pytest.raises(ValueError, match=text):
         HierarchicalTiling(spec, physical)
@@ -186,8 +203,9 @@ def others(monkeypatch):
     own = flags.FlagValues()
     flags.DEFINE_integer("logical_cores_per_chip", 4, "", flag_values=own)
     monkeypatch.setattr(flags, "FLAGS", own)
-    monkeypatch.setattr(sys, "argv", [
-        "script", "--logical_cores_per_chip=1", "--fold_xy", "-x", "--unknown"])
+    monkeypatch.setattr(
+        sys, "argv", ["script", "--logical_cores_per_chip=1", "--fold_xy", "-x", "--unknown"]
+    )
     tpu_topology._define_flags(own)
     return own
 

@@ -18,8 +18,9 @@ def graph():
 
 def variables(n=REPLICAS, shape=(2, 3), dtype=tf.float32, use_resource=True, name="v"):
     return [
-        tf.get_variable(f"{name}{i}", shape, dtype, tf.constant_initializer(i),
-                        use_resource=use_resource)
+        tf.get_variable(
+            f"{name}{i}", shape, dtype, tf.constant_initializer(i), use_resource=use_resource
+        )
         for i in range(n)
     ]
 
@@ -55,9 +56,18 @@ def test_outside_it_is_the_first_variable(graph):
     rv = ReplicatedVariable("rv", own)
     ones = np.ones([2, 3], "float32")
     fetches = [
-        rv, rv.read_value(), rv.assign(5 * ones), rv, rv.assign(6 * ones, read_value=True),
-        rv.assign_add(ones), rv.assign_sub(ones, read_value=False), rv.assign_sub(2 * ones),
-        tf.assign(rv, 9 * ones), tf.assign_add(rv, ones), own[0], own[1],
+        rv,
+        rv.read_value(),
+        rv.assign(5 * ones),
+        rv,
+        rv.assign(6 * ones, read_value=True),
+        rv.assign_add(ones),
+        rv.assign_sub(ones, read_value=False),
+        rv.assign_sub(2 * ones),
+        tf.assign(rv, 9 * ones),
+        tf.assign_add(rv, ones),
+        own[0],
+        own[1],
     ]
     assert isinstance(fetches[2], tf.Operation) and isinstance(fetches[6], tf.Operation)
     fetches = [tf.convert_to_tensor(f) if f is rv else f for f in fetches]
@@ -71,19 +81,43 @@ def test_outside_it_is_the_first_variable(graph):
 def test_initializer_initializes_all(graph):
     own = variables()
     rv = ReplicatedVariable("rv", own)
-    got, = run(own, init=rv.initializer)
+    (got,) = run(own, init=rv.initializer)
     assert [g[0, 0] for g in got] == [0, 1, 2, 3]
 
 
 def test_arithmetic(graph):
     rv = ReplicatedVariable("rv", variables(name="w")[2:])
     x = np.full([2, 3], 3, "float32")
-    values = [rv + 1., 1. - rv, x * rv, rv / 4., -rv, rv[0, :2], rv @ x.T, rv > 1., abs(rv),
-              tf.matmul(rv, rv, transpose_b=True), tf.identity(rv), tf.cast(rv, tf.int32)]
+    values = [
+        rv + 1.0,
+        1.0 - rv,
+        x * rv,
+        rv / 4.0,
+        -rv,
+        rv[0, :2],
+        rv @ x.T,
+        rv > 1.0,
+        abs(rv),
+        tf.matmul(rv, rv, transpose_b=True),
+        tf.identity(rv),
+        tf.cast(rv, tf.int32),
+    ]
     got = run(values, init=rv.initializer)[0]
-    two = np.full([2, 3], 2.)
-    want = [two + 1, 1 - two, two * x, two / 4, -two, two[0, :2], two @ x.T, two > 1, two,
-            two @ two.T, two, two]
+    two = np.full([2, 3], 2.0)
+    want = [
+        two + 1,
+        1 - two,
+        two * x,
+        two / 4,
+        -two,
+        two[0, :2],
+        two @ x.T,
+        two > 1,
+        two,
+        two @ two.T,
+        two,
+        two,
+    ]
     for g, w in zip(got, want):
         np.testing.assert_allclose(g, w)
     with pytest.raises(TypeError, match="not iterable"):
@@ -127,8 +161,11 @@ def test_within_a_computation(graph):
     assert seen["assign"].type == "AssignVariableOp" and seen["assign"].inputs[0] is handle
     assert in_computation(seen["assign"])
     assert seen["value"].shape.as_list() == [2, 3]
-    reads = [op for op in graph.get_operations() if op.type == "ReadVariableOp"
-             and op.inputs[0] is handle]
+    reads = [
+        op
+        for op in graph.get_operations()
+        if op.type == "ReadVariableOp" and op.inputs[0] is handle
+    ]
     assert len(reads) == 3 and all(in_computation(op) for op in reads)
     assert rv.handle is own[0].handle
 
@@ -182,8 +219,9 @@ def test_within_a_loop_and_a_function(graph, v2_loops):
 
     def computation(x):
         with tf.control_dependencies([rv.assign(x)]):
-            _, y = tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y + rv.read_value()),
-                                 [0, tf.identity(x)])
+            _, y = tf.while_loop(
+                lambda i, y: i < 3, lambda i, y: (i + 1, y + rv.read_value()), [0, tf.identity(x)]
+            )
         return tf.function(lambda y: rv.assign_add(y))(y)
 
     before = tf.control_flow_v2_enabled()
@@ -193,27 +231,43 @@ def test_within_a_loop_and_a_function(graph, v2_loops):
     finally:
         (tf.enable_control_flow_v2 if before else tf.disable_control_flow_v2)()
     inputs = [op for op in graph.get_operations() if op.type == "TPUReplicatedInput"]
-    assert [list(op.inputs) for op in inputs if op.name == "rv/handle"] == [
-        [v.handle for v in own]]
+    assert [list(op.inputs) for op in inputs if op.name == "rv/handle"] == [[v.handle for v in own]]
 
 
 def test_initializer_from_within(graph):
     rv = ReplicatedVariable("rv", variables())
     groups = []
-    replicate(lambda x: groups.append(rv.initializer) or x + 1.)
+    replicate(lambda x: groups.append(rv.initializer) or x + 1.0)
     assert not in_computation(groups[0])
     assert run(rv.get(), init=groups[0])[0].shape == (2, 3)
 
 
-@pytest.mark.parametrize("make, error, text", [
-    (lambda: [], ValueError, "ReplicatedVariable rv got no variables; give one for each replica"),
-    (lambda: variables(use_resource=False), TypeError,
-     "rv is made of resource variables; v0:0 is a RefVariable. Create it with use_resource=True"),
-    (lambda: variables(1) + variables(1, name="w", shape=[2]), ValueError,
-     r"rv differ: v0:0 is float32 \(2, 3\), w0:0 is float32 \(2,\). Each replica"),
-    (lambda: variables(1) + variables(1, name="w", dtype=tf.bfloat16), ValueError,
-     r"w0:0 is bfloat16"),
-], ids=["none", "reference", "shape", "dtype"])
+@pytest.mark.parametrize(
+    "make, error, text",
+    [
+        (
+            lambda: [],
+            ValueError,
+            "ReplicatedVariable rv got no variables; give one for each replica",
+        ),
+        (
+            lambda: variables(use_resource=False),
+            TypeError,
+            "rv is made of resource variables; v0:0 is a RefVariable. Create it with use_resource=True",
+        ),
+        (
+            lambda: variables(1) + variables(1, name="w", shape=[2]),
+            ValueError,
+            r"rv differ: v0:0 is float32 \(2, 3\), w0:0 is float32 \(2,\). Each replica",
+        ),
+        (
+            lambda: variables(1) + variables(1, name="w", dtype=tf.bfloat16),
+            ValueError,
+            r"w0:0 is bfloat16",
+        ),
+    ],
+    ids=["none", "reference", "shape", "dtype"],
+)
 def test_variables_that_do_not_fit(graph, make, error, text):
     with pytest.raises(error, match=text):
         ReplicatedVariable("rv", make())

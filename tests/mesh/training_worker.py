@@ -44,14 +44,24 @@ def run(directory, log, last_step, mesh_shape="x:2,y:2", layout="batch:x,hidden:
         hooks = [
             mtf.MtfRestoreHook(lowering),
             tf.train.CheckpointSaverHook(
-                directory, save_steps=1, saver=saver,
-                listeners=[mtf.MtfCheckpointSaverListener(lowering)]),
+                directory,
+                save_steps=1,
+                saver=saver,
+                listeners=[mtf.MtfCheckpointSaverListener(lowering)],
+            ),
         ]
         scaffold = tf.train.Scaffold(saver=saver)
-        with open(log, "a", buffering=1) as lines, tf.train.MonitoredTrainingSession(
-            checkpoint_dir=directory, scaffold=scaffold, hooks=hooks, save_checkpoint_secs=None,
-            save_summaries_steps=None, log_step_count_steps=None,
-        ) as session:
+        with (
+            open(log, "a", buffering=1) as lines,
+            tf.train.MonitoredTrainingSession(
+                checkpoint_dir=directory,
+                scaffold=scaffold,
+                hooks=hooks,
+                save_checkpoint_secs=None,
+                save_summaries_steps=None,
+                log_step_count_steps=None,
+            ) as session,
+        ):
             done = session.run(step)
             while done < last_step:
                 value, done = session.run([loss, train])

@@ -23,7 +23,9 @@ import tempfile
 import numpy as np
 
 REPLICATE = "_tpu_replicate"
-PASSES = "tf-functional-control-flow-to-regions,xla-legalize-tf,canonicalize,hlo-legalize-to-stablehlo"
+PASSES = (
+    "tf-functional-control-flow-to-regions,xla-legalize-tf,canonicalize,hlo-legalize-to-stablehlo"
+)
 
 
 def run(programs):
@@ -39,13 +41,20 @@ def run(programs):
         for i, program in enumerate(programs):
             with open(os.path.join(directory, f"{i}.mlir"), "w") as f:
                 f.write(program.stablehlo)
-            np.savez(os.path.join(directory, f"{i}.inputs.npz"),
-                     **{f"{j:03}": _bits(x) for j, x in enumerate(program.inputs)})
-        replicas, = {program.replicas for program in programs}
+            np.savez(
+                os.path.join(directory, f"{i}.inputs.npz"),
+                **{f"{j:03}": _bits(x) for j, x in enumerate(program.inputs)},
+            )
+        (replicas,) = {program.replicas for program in programs}
         subprocess.run(
-            [sys.executable, os.path.abspath(__file__), directory, str(len(programs))], check=True,
-            env={**os.environ, "JAX_PLATFORMS": "cpu",
-                 "XLA_FLAGS": f"--xla_force_host_platform_device_count={replicas}"})
+            [sys.executable, os.path.abspath(__file__), directory, str(len(programs))],
+            check=True,
+            env={
+                **os.environ,
+                "JAX_PLATFORMS": "cpu",
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={replicas}",
+            },
+        )
         results = []
         for i, program in enumerate(programs):
             with np.load(os.path.join(directory, f"{i}.outputs.npz")) as saved:
@@ -88,8 +97,11 @@ class Program:
         self.replicas = len(inputs)
         with tf.Graph().as_default() as graph, _loops_that_lower(tf):
             self.graph = graph
-            tf.tpu.replicate(fn, [[tf.constant(x) for x in own] for own in inputs],
-                             device_assignment=device_assignment)
+            tf.tpu.replicate(
+                fn,
+                [[tf.constant(x) for x in own] for own in inputs],
+                device_assignment=device_assignment,
+            )
             # What the program made on the host, such as replica numbers, is input as well.
             operations = graph.get_operations()
             replicated = [op for op in operations if op.type == "TPUReplicatedInput"]
@@ -109,15 +121,15 @@ class Program:
             # JAX hands each device a slice of an array with the replicas first.
             slices = [tf.squeeze(x, 0) for x in slices]
             return tf.import_graph_def(
-                cluster, {a.name: x for a, x in zip(arguments, slices)},
-                outputs, name="")
+                cluster, {a.name: x for a, x in zip(arguments, slices)}, outputs, name=""
+            )
 
         wrapped = tf.wrap_function(
-            whole, [tf.TensorSpec([1, *x.shape.as_list()], x.dtype) for x, *_ in sources])
+            whole, [tf.TensorSpec([1, *x.shape.as_list()], x.dtype) for x, *_ in sources]
+        )
         self.dtypes = [np.dtype(x.dtype.as_numpy_dtype) for x in wrapped.outputs]
         module = tf.mlir.experimental.convert_function(wrapped)
         self.stablehlo = _plain(tf.mlir.experimental.run_pass_pipeline(module, PASSES))
-
 
     @contextlib.contextmanager
     def _session(self, tf):
@@ -142,8 +154,11 @@ class Program:
             for i, op in enumerate(self.assigned):
                 for handle, outputs in zip(op.inputs, results):
                     with tf.device(handle.device):
-                        session.run(tf.raw_ops.AssignVariableOp(
-                            resource=handle, value=tf.constant(outputs[first + i])))
+                        session.run(
+                            tf.raw_ops.AssignVariableOp(
+                                resource=handle, value=tf.constant(outputs[first + i])
+                            )
+                        )
             yield session
 
 
@@ -165,8 +180,11 @@ def _cluster(tf, graph):
     cluster = tf.GraphDef()
     cluster.library.CopyFrom(whole.library)
     cluster.versions.CopyFrom(whole.versions)
-    inside = {node.name for node in whole.node
-              if REPLICATE in node.attr and node.op != "TPUReplicateMetadata"}
+    inside = {
+        node.name
+        for node in whole.node
+        if REPLICATE in node.attr and node.op != "TPUReplicateMetadata"
+    }
     for node in whole.node:
         if node.name not in inside:
             continue
@@ -183,8 +201,12 @@ def _cluster(tf, graph):
 def _captured(operations):
     """Returns what operations of the program use from the host."""
     inside = [op for op in operations if REPLICATE in op.node_def.attr]
-    captured = {x.ref(): x for op in inside for x in op.inputs
-                if REPLICATE not in x.op.node_def.attr and x.op.type != "TPUReplicatedInput"}
+    captured = {
+        x.ref(): x
+        for op in inside
+        for x in op.inputs
+        if REPLICATE not in x.op.node_def.attr and x.op.type != "TPUReplicatedInput"
+    }
     return list(captured.values())
 
 
@@ -205,8 +227,12 @@ def _values(tf, argument, replicas):
     return values
 
 
-ASSIGNMENTS = {"AssignVariableOp": "Identity", "AssignAddVariableOp": "AddV2",
-               "AssignSubVariableOp": "Sub", "ResourceApplyGradientDescent": "Sub"}
+ASSIGNMENTS = {
+    "AssignVariableOp": "Identity",
+    "AssignAddVariableOp": "AddV2",
+    "AssignSubVariableOp": "Sub",
+    "ResourceApplyGradientDescent": "Sub",
+}
 
 
 def _without_resource(cluster, variable):
@@ -260,16 +286,22 @@ def _plain(module):
     """Returns a module of StableHLO alone."""
     module = re.sub(
         r'(%\w+) = "(?:mhlo|stablehlo)\.cross-replica-sum"\((%\w+)\) <\{(.*?)\}> : (.*)',
-        _all_reduce, module)
+        _all_reduce,
+        module,
+    )
     module = re.sub(
         r'"tf.RandomUniformInt"\((%\w+), (%\w+), (%\w+)\) <\{.*?\}> \{.*?\} : \((.*?), (.*?), (.*?)\) ->',
         r'"stablehlo.rng"(\2, \3, \1) '
-        r'<{rng_distribution = #stablehlo<rng_distribution UNIFORM>}> : (\5, \6, \4) ->', module)
+        r"<{rng_distribution = #stablehlo<rng_distribution UNIFORM>}> : (\5, \6, \4) ->",
+        module,
+    )
     module = re.sub(
         r'%(\w+) = "tf.ReciprocalGrad"\((\S+), (\S+)\) \{.*?\} : \((\S+), \S+\) -> \S+',
         r"%square_\1 = stablehlo.multiply \2, \2 : \4\n"
         r"%product_\1 = stablehlo.multiply %square_\1, \3 : \4\n"
-        r"%\1 = stablehlo.negate %product_\1 : \4", module)
+        r"%\1 = stablehlo.negate %product_\1 : \4",
+        module,
+    )
     module = re.sub(r"module attributes \{[^\n]*\n", "module @m {\n", module)
     module = module.replace("module {", "module @m {", 1)
     module = re.sub(r"attributes \{.*?\} \{\n", "{\n", module)
@@ -290,7 +322,8 @@ def _all_reduce(match):
         f"^bb0(%x: {scalar}, %y: {scalar}):\n"
         f"  %z = stablehlo.add %x, %y : {scalar}\n"
         f"  stablehlo.return %z : {scalar}\n"
-        f"}}) : {types}")
+        f"}}) : {types}"
+    )
 
 
 # -- the process that runs programs
@@ -306,8 +339,10 @@ def main(directory, count):
         with np.load(os.path.join(directory, f"{i}.inputs.npz")) as saved:
             inputs = [saved[key] for key in sorted(saved.files)]
         outputs = execute(jax, text, inputs)
-        np.savez(os.path.join(directory, f"{i}.outputs.npz"),
-                 **{f"{j:03}": x for j, x in enumerate(outputs)})
+        np.savez(
+            os.path.join(directory, f"{i}.outputs.npz"),
+            **{f"{j:03}": x for j, x in enumerate(outputs)},
+        )
 
 
 def execute(jax, text, inputs):
@@ -322,15 +357,19 @@ def execute(jax, text, inputs):
     with mlir.make_ir_context():
         module = ir.Module.parse(text)
     options = compiler.get_compile_options(
-        num_replicas=len(devices), num_partitions=1,
-        device_assignment=np.arange(len(devices)).reshape(-1, 1))
+        num_replicas=len(devices),
+        num_partitions=1,
+        device_assignment=np.arange(len(devices)).reshape(-1, 1),
+    )
     if hasattr(compiler, "backend_compile_and_load"):
         program = compiler.backend_compile_and_load(
-            backend, module, xla_client.DeviceList(tuple(devices)), options, [])
+            backend, module, xla_client.DeviceList(tuple(devices)), options, []
+        )
     else:
         program = backend.compile(str(module), options)
     rows = jax.sharding.NamedSharding(
-        jax.sharding.Mesh(np.array(devices), ("r",)), jax.sharding.PartitionSpec("r"))
+        jax.sharding.Mesh(np.array(devices), ("r",)), jax.sharding.PartitionSpec("r")
+    )
     types = re.findall(r"%arg\d+: tensor<([\w]+)>", text[: text.index("{\n", text.index("@main"))])
     arrays = []
     for x, kind in zip(inputs, types):

@@ -22,8 +22,9 @@ def _both(a, b):
 
 
 def _slicewise(x, outputs):
-    ys = mtf.slicewise(_both, [x, x], output_shape=[x.shape] * 2, output_dtype=[x.dtype] * 2,
-                       splittable_dims=[A])
+    ys = mtf.slicewise(
+        _both, [x, x], output_shape=[x.shape] * 2, output_dtype=[x.dtype] * 2, splittable_dims=[A]
+    )
     return mtf.add_n(list(ys[:outputs]))
 
 
@@ -35,7 +36,8 @@ def _loop(body):
     def run(x):
         zero = mtf.constant(x.mesh, 0, dtype=tf.int32)
         done = mtf.while_loop(
-            lambda i, *_: mtf.less(i, 2), lambda i, a, b: [i + 1, *body(x, a, b)], [zero, x, x])
+            lambda i, *_: mtf.less(i, 2), lambda i, a, b: [i + 1, *body(x, a, b)], [zero, x, x]
+        )
         return done[1] + done[2]
 
     return run
@@ -43,16 +45,18 @@ def _loop(body):
 
 def _nested(x):
     return mtf.recompute_grad(
-        lambda u, w: mtf.cwise(_product, [u, w])
-        * mtf.recompute_grad(lambda p, q: p * q * u, [w, w]), [x, x])
+        lambda u, w: (
+            mtf.cwise(_product, [u, w]) * mtf.recompute_grad(lambda p, q: p * q * u, [w, w])
+        ),
+        [x, x],
+    )
 
 
 def _nested_thrice(x):
     def inner(u, p):
         return mtf.recompute_grad(lambda q, r: q * r * p * u, [p, p])
 
-    return mtf.recompute_grad(
-        lambda u: mtf.recompute_grad(lambda p: inner(u, p), [u]), [x])
+    return mtf.recompute_grad(lambda u: mtf.recompute_grad(lambda p: inner(u, p), [u]), [x])
 
 
 def _by_gradients(explicit_inputs, forward_operations, outputs, output_grads, **_):
@@ -74,39 +78,45 @@ def _serialized(x):
 # A function of x, and its gradient at VALUE; the sum of x^2 is 30.
 CASES = {
     "cwise": (lambda x: mtf.cwise(_product, [x, x]), lambda v: 2 * v),
-    "cwise, one stopped": (
-        lambda x: mtf.cwise(_product, [x, mtf.stop_gradient(x)]), lambda v: v),
-    "cwise, one renamed": (
-        lambda x: mtf.cwise(_product, [x, _renamed_twice(x)]), lambda v: 2 * v),
+    "cwise, one stopped": (lambda x: mtf.cwise(_product, [x, mtf.stop_gradient(x)]), lambda v: v),
+    "cwise, one renamed": (lambda x: mtf.cwise(_product, [x, _renamed_twice(x)]), lambda v: 2 * v),
     "cwise of what is made from the other": (
-        lambda x: mtf.cwise(_product, [x, mtf.sin(x)]), lambda v: np.sin(v) + v * np.cos(v)),
-    "cwise of three": (
-        lambda x: mtf.cwise(_product, [x, x * 2.0, x]), lambda v: 6 * v**2),
-    "cwise that returns an argument": (
-        lambda x: mtf.cwise(lambda a, b: a, [x, x]), np.ones_like),
+        lambda x: mtf.cwise(_product, [x, mtf.sin(x)]),
+        lambda v: np.sin(v) + v * np.cos(v),
+    ),
+    "cwise of three": (lambda x: mtf.cwise(_product, [x, x * 2.0, x]), lambda v: 6 * v**2),
+    "cwise that returns an argument": (lambda x: mtf.cwise(lambda a, b: a, [x, x]), np.ones_like),
     "slicewise": (lambda x: _slicewise(x, 2), lambda v: 2 * v + 2),
     "slicewise, one output": (lambda x: _slicewise(x, 1), lambda v: 2 * v),
     "recompute_grad": (lambda x: mtf.recompute_grad(_product, [x, x]), lambda v: 2 * v),
     "recompute_grad without control dependencies": (
         lambda x: mtf.recompute_grad(_product, [x, x], control_dependencies=False),
-        lambda v: 2 * v),
+        lambda v: 2 * v,
+    ),
     "recompute_grad that uses it by itself, too": (
-        lambda x: mtf.recompute_grad(lambda u: u * x, [x]), lambda v: 2 * v),
+        lambda x: mtf.recompute_grad(lambda u: u * x, [x]),
+        lambda v: 2 * v,
+    ),
     "recompute_grad that returns an argument": (
         lambda x: _product(*mtf.recompute_grad(lambda u, w: (u, u * w), [x, x])),
-        lambda v: 3 * v**2),
+        lambda v: 3 * v**2,
+    ),
     "recompute_grad that returns one value twice": (
-        lambda x: _product(*mtf.recompute_grad(lambda u: [u * u] * 2, [x])), lambda v: 4 * v**3),
+        lambda x: _product(*mtf.recompute_grad(lambda u: [u * u] * 2, [x])),
+        lambda v: 4 * v**3,
+    ),
     "recompute_grad in recompute_grad": (_nested, lambda v: 5 * v**4),
     "recompute_grad thrice": (_nested_thrice, lambda v: 4 * v**3),
     "custom_gradient": (
-        lambda x: mtf.custom_gradient(_product, _by_gradients, [x, x]), lambda v: 2 * v),
+        lambda x: mtf.custom_gradient(_product, _by_gradients, [x, x]),
+        lambda v: 2 * v,
+    ),
     "while_loop": (_loop(lambda x, a, b: [a * b, b * 2.0]), lambda v: 6 * v**2 + 4),
-    "while_loop, one value for both": (
-        _loop(lambda x, a, b: [a * b] * 2), lambda v: 8 * v**3),
+    "while_loop, one value for both": (_loop(lambda x, a, b: [a * b] * 2), lambda v: 8 * v**3),
     "recompute_grad in while_loop": (
         _loop(lambda x, a, b: [mtf.recompute_grad(_product, [a, a]) * 0.1, b * x]),
-        lambda v: 0.004 * v**3 + 3 * v**2),
+        lambda v: 0.004 * v**3 + 3 * v**2,
+    ),
     "serialize_training_step": (_serialized, lambda v: np.full_like(v, 60)),
     "einsum": (lambda x: mtf.einsum([x, x, x], output_shape=[A]), lambda v: 3 * v**2),
 }

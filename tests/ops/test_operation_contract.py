@@ -82,6 +82,7 @@ def test_variables_that_are_joined_under_it(mesh):
 
 def test_copies_read_copies(mesh, x):
     """What is computed again for a gradient reads what was computed again."""
+
     def fn(t):
         h = mtf.square(t)
         return h * mtf.stop_gradient(only_lower(h, h))
@@ -96,6 +97,7 @@ def test_copies_read_copies(mesh, x):
 @pytest.mark.parametrize("where", ["condition", "body"])
 def test_in_loops(mesh, x, where):
     """It may count on a slice for each processor, so that no mesh is merged then."""
+
     def cond(i, t):
         limit = only_lower(i, i) if where == "condition" else 3 * i
         return mtf.less(limit, 9)
@@ -122,7 +124,9 @@ def test_a_program_of_the_package_is_merged(mesh, x):
 @pytest.mark.parametrize("objective", ["memory", "time"])
 def test_layouts_are_found_for_it(mesh, x, objective):
     y = only_lower(x, x)
-    layout = auto_mtf.layout(mesh.graph, mtf.Shape([mtf.Dimension("x", 2)]), [y], objective=objective)
+    layout = auto_mtf.layout(
+        mesh.graph, mtf.Shape([mtf.Dimension("x", 2)]), [y], objective=objective
+    )
     assert str(layout) in ("LayoutRules{a:x}", "LayoutRules{b:x}")
 
 

@@ -55,22 +55,30 @@ LARGE = [mtf.Dimension("a", 128), mtf.Dimension("b", 512)]
 DISTRIBUTIONS = {
     "uniform": lambda mesh, dims, **kw: mtf.random_uniform(mesh, dims, **kw),
     "uniform_range": lambda mesh, dims, **kw: mtf.random_uniform(
-        mesh, dims, minval=-3.0, maxval=0.5, **kw),
+        mesh, dims, minval=-3.0, maxval=0.5, **kw
+    ),
     "uniform_int": lambda mesh, dims, **kw: mtf.random_uniform(
-        mesh, dims, minval=-5, maxval=17, dtype=tf.int32, **kw),
+        mesh, dims, minval=-5, maxval=17, dtype=tf.int32, **kw
+    ),
     "uniform_int64": lambda mesh, dims, **kw: mtf.random_uniform(
-        mesh, dims, minval=0, maxval=2**40, dtype=tf.int64, **kw),
+        mesh, dims, minval=0, maxval=2**40, dtype=tf.int64, **kw
+    ),
     "normal": lambda mesh, dims, **kw: mtf.random_normal(mesh, dims, **kw),
     "normal_scaled": lambda mesh, dims, **kw: mtf.random_normal(
-        mesh, dims, mean=2.0, stddev=0.3, **kw),
+        mesh, dims, mean=2.0, stddev=0.3, **kw
+    ),
     "truncated_normal": lambda mesh, dims, **kw: mtf.RandomOperation(
-        mesh, dims, tf.random.truncated_normal, **kw).outputs[0],
+        mesh, dims, tf.random.truncated_normal, **kw
+    ).outputs[0],
     "uniform_bfloat16": lambda mesh, dims, **kw: mtf.random_uniform(
-        mesh, dims, dtype=tf.bfloat16, **kw),
+        mesh, dims, dtype=tf.bfloat16, **kw
+    ),
     "normal_float64": lambda mesh, dims, **kw: mtf.random_normal(
-        mesh, dims, dtype=tf.float64, **kw),
+        mesh, dims, dtype=tf.float64, **kw
+    ),
     "uniform_float64": lambda mesh, dims, **kw: mtf.random_uniform(
-        mesh, dims, dtype=tf.float64, **kw),
+        mesh, dims, dtype=tf.float64, **kw
+    ),
 }
 
 
@@ -144,7 +152,8 @@ def _in_loop(mesh):
         return [i + 1, total + mtf.einsum([noise, where], output_shape=[place, A, B])]
 
     return mtf.while_loop(
-        lambda i, _: mtf.less(i, 4), body, [zero, mtf.zeros(mesh, [place, A, B])])[1]
+        lambda i, _: mtf.less(i, 4), body, [zero, mtf.zeros(mesh, [place, A, B])]
+    )[1]
 
 
 def test_iterations_of_a_loop():
@@ -181,8 +190,12 @@ def test_same_bits_in_another_process():
     outputs = set()
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", PROCESS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed}, text=True)
+            [sys.executable, "-c", PROCESS],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            text=True,
+        )
         for hash_seed in ("1", "2")
     ]
     for process in processes:
@@ -244,8 +257,13 @@ def test_neighbours_operations_and_runs_are_independent():
     x = first[0]
     bound = 4 / np.sqrt(x.size)
     pairs = [
-        (x[:, 1:], x[:, :-1]), (x[1:], x[:-1]), (x[:, 2:], x[:, :-2]), (x[:, 64:], x[:, :-64]),
-        (x, first[1]), (x, second[0]), (first[1], second[0]),
+        (x[:, 1:], x[:, :-1]),
+        (x[1:], x[:-1]),
+        (x[:, 2:], x[:, :-2]),
+        (x[:, 64:], x[:, :-64]),
+        (x, first[1]),
+        (x, second[0]),
+        (first[1], second[0]),
     ]
     for a, b in pairs:
         assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < bound
@@ -261,15 +279,19 @@ N = mtf.Shape(LARGE).size
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
-@pytest.mark.parametrize("call", [
-    lambda x: mtf.dropout(x, True, keep_prob=0.8),
-    lambda x: mtf.dropout(x, True, rate=0.2),
-    lambda x: mtf.dropout(x, is_training=True, rate=0.2),
-    lambda x: mtf.dropout(x, rate=0.2),
-    lambda x: mtf.dropout(x, keep_prob=0.8),
-    lambda x: mtf.dropout(x, 0.8),
-    lambda x: mtf.dropout(x, True, keep_prob=tf.constant(0.8)),
-], ids=["keep", "rate", "named", "rate_alone", "keep_alone", "legacy", "tf_scalar"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: mtf.dropout(x, True, keep_prob=0.8),
+        lambda x: mtf.dropout(x, True, rate=0.2),
+        lambda x: mtf.dropout(x, is_training=True, rate=0.2),
+        lambda x: mtf.dropout(x, rate=0.2),
+        lambda x: mtf.dropout(x, keep_prob=0.8),
+        lambda x: mtf.dropout(x, 0.8),
+        lambda x: mtf.dropout(x, True, keep_prob=tf.constant(0.8)),
+    ],
+    ids=["keep", "rate", "named", "rate_alone", "keep_alone", "legacy", "tf_scalar"],
+)
 def test_dropout_keeps_and_scales(call, dtype):
     y = sample(lambda mesh: call(mtf.ones(mesh, LARGE, dtype=dtype)))
     assert y.dtype == dtype.as_numpy_dtype
@@ -279,13 +301,16 @@ def test_dropout_keeps_and_scales(call, dtype):
     np.testing.assert_allclose(y[kept], 1.25, rtol=4e-3)
 
 
-@pytest.mark.parametrize("call", [
-    lambda x: mtf.dropout(x, False, rate=0.5),
-    lambda x: mtf.dropout(x, False, keep_prob=0.5),
-    lambda x: mtf.dropout(x, True, rate=0.0),
-    lambda x: mtf.dropout(x, True, keep_prob=1.0),
-    lambda x: mtf.dropout(x, 1.0),
-])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: mtf.dropout(x, False, rate=0.5),
+        lambda x: mtf.dropout(x, False, keep_prob=0.5),
+        lambda x: mtf.dropout(x, True, rate=0.0),
+        lambda x: mtf.dropout(x, True, keep_prob=1.0),
+        lambda x: mtf.dropout(x, 1.0),
+    ],
+)
 def test_dropout_returns_its_argument(call, tf_graph):
     graph = mtf.Graph()
     x = mtf.ones(mtf.Mesh(graph, "mesh"), [A])
@@ -309,10 +334,12 @@ def test_dropout_shares_noise_and_gradient():
 
 # -- sampling
 
+
 def test_sample_with_temperature_frequencies():
     rows, choices = mtf.Dimension("rows", 20000), mtf.Dimension("choices", 5)
     logits = np.array([0.3, -1.0, 2.0, 0.0, 0.9], np.float32)
     for temperature in (1.0, 0.5, 3.0):
+
         def build(mesh, temperature=temperature):
             x = mtf.import_tf_tensor(mesh, logits, [choices])
             x = mtf.broadcast(x, [rows, choices])
@@ -330,8 +357,11 @@ def test_sample_with_temperature_zero_and_layouts():
 
     def build(mesh):
         x = mtf.import_tf_tensor(mesh, logits, [A, B])
-        return [mtf.sample_with_temperature(x, B, 0.0), mtf.sample_with_temperature(x, B, 0.7),
-                mtf.sample_with_temperature(mtf.cast(x, tf.bfloat16), B, 0.7)]
+        return [
+            mtf.sample_with_temperature(x, B, 0.0),
+            mtf.sample_with_temperature(x, B, 0.7),
+            mtf.sample_with_temperature(mtf.cast(x, tf.bfloat16), B, 0.7),
+        ]
 
     expected, *others = run(build, PLACINGS)[0]
     np.testing.assert_array_equal(expected[0], logits.argmax(1))
@@ -359,7 +389,8 @@ def initial_values(placing, names, seed=7, initializer=None):
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
         variables = [
-            mtf.get_variable(mesh, name, [A, B], initializer=initializer) for name in names]
+            mtf.get_variable(mesh, name, [A, B], initializer=initializer) for name in names
+        ]
         impl = placing.impl()
         lowering = mtf.Lowering(graph, {mesh: impl})
         values = [lowering.export_to_tf_tensor(v) for v in variables]

@@ -19,6 +19,7 @@ def run(recompute, num_blocks, mesh_shape="", layout=""):
         value = np.random.RandomState(0).normal(size=[BATCH.size, D.size]).astype("float32")
         x = mtf.import_tf_tensor(mesh, tf.constant(value), mtf.Shape([BATCH, D]))
         for i in range(num_blocks):
+
             def block(x, i=i):
                 y = mtf.layers.dense(x, H, reduced_dims=[D], activation=mtf.tanh, name=f"in{i}")
                 return x + mtf.layers.dense(y, D, reduced_dims=[H], name=f"out{i}")
@@ -27,7 +28,9 @@ def run(recompute, num_blocks, mesh_shape="", layout=""):
         loss = mtf.reduce_mean(mtf.square(x))
         grads = mtf.gradients([loss], [v.value for v in graph.trainable_variables])
         size = mtf.convert_to_shape(mesh_shape).size
-        impl = mtf.placement_mesh_impl.PlacementMeshImpl(mesh_shape, layout, [""] * size, merge="none")
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl(
+            mesh_shape, layout, [""] * size, merge="none"
+        )
         lowering = mtf.Lowering(graph, {mesh: impl})
         fetches = [tf.reduce_sum(tf.abs(lowering.export_to_tf_tensor(g))) for g in grads]
         metadata = tf.RunMetadata()
@@ -39,7 +42,9 @@ def run(recompute, num_blocks, mesh_shape="", layout=""):
         return values, peak_bytes(metadata), lowering.counters
 
 
-@pytest.mark.parametrize("mesh_shape, layout", [("", ""), ("x:2", "h:x"), ("x:2,y:2", "batch:x,h:y")])
+@pytest.mark.parametrize(
+    "mesh_shape, layout", [("", ""), ("x:2", "h:x"), ("x:2,y:2", "batch:x,h:y")]
+)
 def test_same_gradients(mesh_shape, layout):
     plain, _, communicated = run(False, 3, mesh_shape, layout)
     found, _, again = run(True, 3, mesh_shape, layout)

@@ -10,17 +10,26 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.test_utils import NumpyConverter
 
 BATCH, IN, OUT = mtf.Dimension("batch", 16), mtf.Dimension("in", 8), mtf.Dimension("out", 4)
-PLACINGS = [Placing("x:1", ""), Placing("x:4", "batch:x"), Placing("x:2,y:2", "batch:x,out:y"),
-            Placing("x:2,y:2", "batch:x,in:y", apart=True)]
+PLACINGS = [
+    Placing("x:1", ""),
+    Placing("x:4", "batch:x"),
+    Placing("x:2,y:2", "batch:x,out:y"),
+    Placing("x:2,y:2", "batch:x,in:y", apart=True),
+]
 
 
 def model(features):
-    w = mtf.get_variable(features["x"].mesh, "w", [IN, OUT],
-                         initializer=tf.random_normal_initializer(stddev=0.3))
+    w = mtf.get_variable(
+        features["x"].mesh, "w", [IN, OUT], initializer=tf.random_normal_initializer(stddev=0.3)
+    )
     y = mtf.tanh(mtf.einsum([features["x"], w], output_shape=features["x"].shape - IN + OUT))
     error = mtf.square(y - features["t"])
-    return {"loss": mtf.reduce_sum(error), "y": y, "rows": mtf.reduce_sum(error, reduced_dim=OUT),
-            "columns": mtf.reduce_sum(error, output_shape=[OUT])}
+    return {
+        "loss": mtf.reduce_sum(error),
+        "y": y,
+        "rows": mtf.reduce_sum(error, reduced_dim=OUT),
+        "columns": mtf.reduce_sum(error, output_shape=[OUT]),
+    }
 
 
 def features_on(mesh):
@@ -29,8 +38,10 @@ def features_on(mesh):
         "x": (rng.normal(size=[16, 8]), [BATCH, IN]),
         "t": (rng.normal(size=[16, 4]), [BATCH, OUT]),
     }
-    return {key: mtf.import_tf_tensor(mesh, value.astype(np.float32), dims)
-            for key, (value, dims) in data.items()}
+    return {
+        key: mtf.import_tf_tensor(mesh, value.astype(np.float32), dims)
+        for key, (value, dims) in data.items()
+    }
 
 
 def run(build, placing, steps=1):
@@ -76,6 +87,7 @@ def test_serialize_training_step(splits, placing):
 
 def test_a_microbatch_is_the_inner_index():
     """Number i has the rows i, i + splits, ...; which matters if the model mixes rows."""
+
     def mixing(features):
         out = model(features)
         first = mtf.Dimension("batch", 4)
@@ -120,6 +132,7 @@ def test_training_is_the_same_in_all_layouts():
 
 # -- printing and summaries
 
+
 def test_print(capfd, tf_graph):
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
@@ -157,6 +170,7 @@ def test_scalar_summaries(tf_graph):
 
 # -- utilities
 
+
 def test_balanced_variable_placer(tf_graph):
     placer = mtf.utils.BalancedVariablePlacer(["cpu:0", "cpu:1", "cpu:2"], [0, 100, 0])
     with tf.device(placer.device_function):
@@ -171,8 +185,7 @@ def test_masters_are_placed_by_the_mesh(tf_graph):
     placer = mtf.utils.BalancedVariablePlacer(["cpu:0", "cpu:1"])
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh", variable_placer=placer)
-    devices = [
-        mtf.get_variable(mesh, f"v{i}", "a:8").operation.master_device for i in range(4)]
+    devices = [mtf.get_variable(mesh, f"v{i}", "a:8").operation.master_device for i in range(4)]
     assert sorted(d[-1] for d in devices) == ["0", "0", "1", "1"]
 
 
@@ -182,7 +195,8 @@ def test_numpy_converter(tf_graph):
     x = converter.convert_np_array_to_mtf_tensor(array, dim_names=["a", "b"], dtype=tf.float32)
     assert x.shape == mtf.convert_to_shape("a:2,b:3") and x.dtype == tf.float32
     assert converter.convert_np_array_to_mtf_tensor(array).shape == mtf.convert_to_shape(
-        "dim0:2,dim1:3")
+        "dim0:2,dim1:3"
+    )
     w = mtf.get_variable(converter.mesh, "w", "b:3", initializer=tf.constant_initializer(2.0))
     np.testing.assert_array_equal(converter.convert_mtf_tensor_to_np_array(x * w), array * 2)
     lowering, tensor = converter.convert_mtf_tensor_to_tf_tensor(x * 3.0)

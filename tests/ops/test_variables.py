@@ -51,8 +51,9 @@ class Program:
     def masters(self):
         """Returns the masters by name, brought up to date."""
         self.session.run(self.to_masters)
-        return dict(zip([v.op.name for v in tf.global_variables()],
-                        self.session.run(tf.global_variables())))
+        return dict(
+            zip([v.op.name for v in tf.global_variables()], self.session.run(tf.global_variables()))
+        )
 
 
 # -- dtypes and names
@@ -64,8 +65,11 @@ DTYPES = [
     (tf.float32, {"master_dtype": tf.bfloat16}, (tf.bfloat16, tf.float32, tf.float32)),
     (tf.bfloat16, {"slice_dtype": tf.float32}, (tf.bfloat16, tf.float32, tf.bfloat16)),
     (mtf.VariableDType(tf.bfloat16, tf.float32), {}, (tf.bfloat16, tf.float32, tf.bfloat16)),
-    (mtf.VariableDType(tf.float32, tf.float32, tf.bfloat16), {},
-     (tf.float32, tf.float32, tf.bfloat16)),
+    (
+        mtf.VariableDType(tf.float32, tf.float32, tf.bfloat16),
+        {},
+        (tf.float32, tf.float32, tf.bfloat16),
+    ),
     (mtf.VariableDType(), {}, (tf.float32,) * 3),
     (tf.int32, {}, (tf.int32,) * 3),
 ]
@@ -109,7 +113,9 @@ def test_names_and_scopes(tf_graph):
         x = program.variable("v", np.ones(8))
         with pytest.warns(mtf.MeshTensorFlowWarning, match=r"outer/v.*bfloat16"):
             again = mtf.get_variable(program.mesh, "v", [A], dtype=tf.bfloat16, trainable=False)
-        with pytest.raises(ValueError, match=r"'outer/v' is Shape\[a=8\], and is asked for as .*b=16"):
+        with pytest.raises(
+            ValueError, match=r"'outer/v' is Shape\[a=8\], and is asked for as .*b=16"
+        ):
             mtf.get_variable(program.mesh, "v", [B])
     assert again is x and x.operation.name == "outer/v" and x.name == "outer/v:0"
     assert program.graph.name_to_variable == {"outer/v": x.operation}
@@ -130,6 +136,7 @@ def test_default_initializer_is_glorot(tf_graph):
 
 
 # -- masters and slices
+
 
 @pytest.mark.parametrize("placing", PLACINGS)
 def test_copies_between_masters_and_slices(placing, tf_graph):
@@ -163,6 +170,7 @@ def test_copies_in_sequence(sequence, monkeypatch, tf_graph):
 
 # -- assignments
 
+
 @pytest.mark.parametrize("placing", PLACINGS)
 def test_assignments(placing, tf_graph):
     program = Program(placing)
@@ -170,16 +178,26 @@ def test_assignments(placing, tf_graph):
     xs = [program.variable(n, values) for n in ("set", "add", "sub", "own", "far")]
     two = mtf.constant(program.mesh, 2.0, [A, B])
     ops = [
-        mtf.assign(xs[0], xs[0] * two), mtf.assign_add(xs[1], two), mtf.assign_sub(xs[2], two),
-        mtf.assign(xs[3], two, assign_fn=lambda v, s, val: s.assign(
-            tf.cast(val, s.dtype) * 10, read_value=False)),
+        mtf.assign(xs[0], xs[0] * two),
+        mtf.assign_add(xs[1], two),
+        mtf.assign_sub(xs[2], two),
+        mtf.assign(
+            xs[3],
+            two,
+            assign_fn=lambda v, s, val: s.assign(tf.cast(val, s.dtype) * 10, read_value=False),
+        ),
         mtf.assign(mtf.identity(mtf.cast(xs[4], tf.float32)), two),  # reached by one-input ops
     ]
     program.start()
     program.session.run([program.lowering.lowered_operation(op) for op in ops])
     masters = program.masters()
-    expected = {"set": values * 2, "add": values + 2, "sub": values - 2,
-                "own": np.full([8, 16], 20.0), "far": np.full([8, 16], 2.0)}
+    expected = {
+        "set": values * 2,
+        "add": values + 2,
+        "sub": values - 2,
+        "own": np.full([8, 16], 20.0),
+        "far": np.full([8, 16], 2.0),
+    }
     for name, value in expected.items():
         np.testing.assert_array_equal(masters[name], value, err_msg=name)
 
@@ -225,7 +243,8 @@ def test_order_by_depend(placing, tf_graph):
     ordinary = mtf.depend(x * 1.0, [bump])
     program.start()
     values = program.session.run(
-        [program.lowering.export_to_tf_tensor(t) for t in (direct, read, old, ordinary)])
+        [program.lowering.export_to_tf_tensor(t) for t in (direct, read, old, ordinary)]
+    )
     for value, expected in zip(values, [1.0, 1.0, 0.0, 0.0]):
         np.testing.assert_array_equal(value, np.full(8, expected))
     np.testing.assert_array_equal(program.masters()["v"], np.ones(8))
@@ -241,6 +260,7 @@ def test_read_variable_has_a_gradient(tf_graph):
 
 
 # -- stacking
+
 
 def _three(program, **kwargs):
     return [program.variable(f"v{i}", np.arange(8.0) + i, **kwargs) for i in range(3)]
@@ -270,7 +290,8 @@ def test_assignments_to_stacked_variables(tf_graph):
     program = Program(PLACINGS[1])
     xs = _three(program)
     combined = program.graph.combine_assignments(
-        [mtf.assign_sub(x, x * float(i)) for i, x in enumerate(xs)])
+        [mtf.assign_sub(x, x * float(i)) for i, x in enumerate(xs)]
+    )
     program.start()
     assert [v.name for v in program.graph.all_variables] == ["stacked/v0"]
     program.session.run([program.lowering.lowered_operation(op) for op in combined])
@@ -296,15 +317,24 @@ def test_what_is_stacked(tf_graph):
     again = program.variable("read_again", np.zeros(8))
     mtf.read_variable(again)
     assert _names(program) == [
-        "stacked/v0", "other", "bfloat16", "matrix", "assigned", "read_again"]
+        "stacked/v0",
+        "other",
+        "bfloat16",
+        "matrix",
+        "assigned",
+        "read_again",
+    ]
 
 
-@pytest.mark.parametrize("kwargs, expected", [
-    ({}, ["stacked/v0"]),
-    ({"max_combined_variable_size": 16}, ["stacked/v0", "v2"]),
-    ({"max_combined_variable_size": 8}, ["v0", "v1", "v2"]),
-    ({"max_combined_slice_size": 16}, ["stacked/v0", "v2"]),
-])
+@pytest.mark.parametrize(
+    "kwargs, expected",
+    [
+        ({}, ["stacked/v0"]),
+        ({"max_combined_variable_size": 16}, ["stacked/v0", "v2"]),
+        ({"max_combined_variable_size": 8}, ["v0", "v1", "v2"]),
+        ({"max_combined_slice_size": 16}, ["stacked/v0", "v2"]),
+    ],
+)
 def test_limits_of_stacking(kwargs, expected, tf_graph):
     program = Program()
     _three(program)
@@ -337,7 +367,8 @@ def test_stacked_variables_in_loops_and_recomputed_functions(tf_graph):
     xs = _three(program)
     zero = mtf.constant(program.mesh, 0, dtype=tf.int32)
     _, looped = mtf.while_loop(
-        lambda i, _: mtf.less(i, 3), lambda i, y: [i + 1, y * xs[1] + xs[2]], [zero, xs[0] * 1.0])
+        lambda i, _: mtf.less(i, 3), lambda i, y: [i + 1, y * xs[1] + xs[2]], [zero, xs[0] * 1.0]
+    )
     recomputed = mtf.recompute_grad(lambda y: mtf.sin(y * xs[1]), [xs[2] * 1.0])
     grads = mtf.gradients([looped + recomputed], xs)
     program.start()

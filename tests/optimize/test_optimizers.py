@@ -14,20 +14,34 @@ SHAPE = mtf.Shape(mtf.convert_to_shape("layer:2,in:130,out:128").dims)
 SLOTS = {
     "sgd": (lambda: optimize.SgdOptimizer(0.1), {}),
     "momentum": (lambda: optimize.MomentumOptimizer(0.1, 0.9), {"net/w_momentum_v": SHAPE}),
-    "adam": (lambda: optimize.AdamWeightDecayOptimizer(0.1),
-        {"net/w/adam_m": SHAPE, "net/w/adam_v": SHAPE}),
-    "adafactor": (optimize.AdafactorOptimizer,
-        {"net/w_slot_vr": SHAPE - SHAPE.dims[1], "net/w_slot_vc": SHAPE - SHAPE.dims[2]}),
-    "beta1": (lambda: optimize.AdafactorOptimizer(beta1=0.9, factored=False),
-        {"net/w_slot_v": SHAPE, "net/w_slot_m": SHAPE}),
-    "too_small": (lambda: optimize.AdafactorOptimizer(min_dim_size_to_factor=129),
-        {"net/w_slot_v": SHAPE}),
-    "stacked": (lambda: optimize.AdafactorOptimizer(stacked_dim_names=["in"]),
-        {"net/w_slot_v": SHAPE}),
-    "two": (lambda: optimize.AdafactorOptimizer(stacked_dim_names=["in"], min_dim_size_to_factor=2),
-        {"net/w_slot_vr": SHAPE - SHAPE.dims[2], "net/w_slot_vc": SHAPE - SHAPE.dims[0]}),
-    "schedules": (lambda: optimize.AdamWithMultiLRSchedule(["w"], [[0.1]], learning_rate=0.2),
-        {"net/w/adam_m": SHAPE, "net/w/adam_v": SHAPE}),
+    "adam": (
+        lambda: optimize.AdamWeightDecayOptimizer(0.1),
+        {"net/w/adam_m": SHAPE, "net/w/adam_v": SHAPE},
+    ),
+    "adafactor": (
+        optimize.AdafactorOptimizer,
+        {"net/w_slot_vr": SHAPE - SHAPE.dims[1], "net/w_slot_vc": SHAPE - SHAPE.dims[2]},
+    ),
+    "beta1": (
+        lambda: optimize.AdafactorOptimizer(beta1=0.9, factored=False),
+        {"net/w_slot_v": SHAPE, "net/w_slot_m": SHAPE},
+    ),
+    "too_small": (
+        lambda: optimize.AdafactorOptimizer(min_dim_size_to_factor=129),
+        {"net/w_slot_v": SHAPE},
+    ),
+    "stacked": (
+        lambda: optimize.AdafactorOptimizer(stacked_dim_names=["in"]),
+        {"net/w_slot_v": SHAPE},
+    ),
+    "two": (
+        lambda: optimize.AdafactorOptimizer(stacked_dim_names=["in"], min_dim_size_to_factor=2),
+        {"net/w_slot_vr": SHAPE - SHAPE.dims[2], "net/w_slot_vc": SHAPE - SHAPE.dims[0]},
+    ),
+    "schedules": (
+        lambda: optimize.AdamWithMultiLRSchedule(["w"], [[0.1]], learning_rate=0.2),
+        {"net/w/adam_m": SHAPE, "net/w/adam_v": SHAPE},
+    ),
 }
 
 
@@ -39,7 +53,9 @@ class Model:
         self.graph = mtf.Graph()
         self.mesh = mtf.Mesh(self.graph, "mesh")
         with tf.variable_scope("net"):
-            w = mtf.get_variable(self.mesh, "w", SHAPE, dtype=dtype, initializer=tf.ones_initializer())
+            w = mtf.get_variable(
+                self.mesh, "w", SHAPE, dtype=dtype, initializer=tf.ones_initializer()
+            )
         mtf.get_variable(self.mesh, "unused", SHAPE, dtype=dtype)
         self.variables = list(self.graph.trainable_variables)
         loss = mtf.reduce_sum(mtf.square(mtf.to_float(w)))
@@ -50,7 +66,9 @@ class Model:
 
 
 @pytest.mark.parametrize("name", SLOTS)
-@pytest.mark.parametrize("dtype", [tf.float32, mtf.VariableDType(tf.bfloat16, tf.float32, tf.bfloat16)])
+@pytest.mark.parametrize(
+    "dtype", [tf.float32, mtf.VariableDType(tf.bfloat16, tf.float32, tf.bfloat16)]
+)
 def test_slots(name, dtype, tf_graph, caplog):
     """Not trainable, float32 whatever the variable is; none for a variable without gradient."""
     make, expected = SLOTS[name]
@@ -104,17 +122,19 @@ def test_kinds_of_rates(optimizer, rate, tf_graph):
 
 
 def hparams(**others):
-    return types.SimpleNamespace(**{
-        "optimizer": "Adafactor",
-        "optimizer_adafactor_decay_type": "pow",
-        "optimizer_adafactor_beta2": 0.99,
-        "optimizer_adafactor_memory_exponent": 0.7,
-        "optimizer_adafactor_multiply_by_parameter_scale": False,
-        "optimizer_adafactor_beta1": 0.5,
-        "optimizer_adafactor_clipping_threshold": None,
-        "optimizer_adafactor_factored": False,
-        **others,
-    })
+    return types.SimpleNamespace(
+        **{
+            "optimizer": "Adafactor",
+            "optimizer_adafactor_decay_type": "pow",
+            "optimizer_adafactor_beta2": 0.99,
+            "optimizer_adafactor_memory_exponent": 0.7,
+            "optimizer_adafactor_multiply_by_parameter_scale": False,
+            "optimizer_adafactor_beta1": 0.5,
+            "optimizer_adafactor_clipping_threshold": None,
+            "optimizer_adafactor_factored": False,
+            **others,
+        }
+    )
 
 
 @pytest.mark.parametrize("decay_type", ["Adam", "pow"])
@@ -132,11 +152,17 @@ def test_gradient_descent_by_hyperparameters():
     assert type(optimizer) is optimize.SgdOptimizer and optimizer.lr == 0.3
 
 
-@pytest.mark.parametrize("others, text", [
-    ({"optimizer": "Adam"}, "unknown hparams.optimizer 'Adam'; known are Adafactor, SGD"),
-    ({"optimizer_adafactor_decay_type": "adam"},
-        "unknown optimizer_adafactor_decay_type 'adam'; known are Adam, pow"),
-], ids=["optimizer", "decay_type"])
+@pytest.mark.parametrize(
+    "others, text",
+    [
+        ({"optimizer": "Adam"}, "unknown hparams.optimizer 'Adam'; known are Adafactor, SGD"),
+        (
+            {"optimizer_adafactor_decay_type": "adam"},
+            "unknown optimizer_adafactor_decay_type 'adam'; known are Adam, pow",
+        ),
+    ],
+    ids=["optimizer", "decay_type"],
+)
 def test_unknown_hyperparameters(others, text, tf_graph):
     with pytest.raises(ValueError, match=text):
         optimize.make_optimizer(hparams(**others), 0.3)

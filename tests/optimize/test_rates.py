@@ -61,10 +61,20 @@ def test_product_by_gin(step):
     np.testing.assert_allclose(at(step, rate, 6), 0.5 * 4 / 40, rtol=1e-6)
 
 
-@pytest.mark.parametrize("factors, text", [
-    (2.0, r"factors must be a list of numbers and schedules, not 2.0; put a single one in brackets"),
-    ([1.0, None], r"a number, a tf scalar or a function of \(step, total_train_steps\), not None"),
-], ids=["no_list", "no_factor"])
+@pytest.mark.parametrize(
+    "factors, text",
+    [
+        (
+            2.0,
+            r"factors must be a list of numbers and schedules, not 2.0; put a single one in brackets",
+        ),
+        (
+            [1.0, None],
+            r"a number, a tf scalar or a function of \(step, total_train_steps\), not None",
+        ),
+    ],
+    ids=["no_list", "no_factor"],
+)
 def test_product_errors(factors, text, step):
     with pytest.raises(ValueError, match=text):
         optimize.product_learning_rate(step, 40, factors)
@@ -87,8 +97,10 @@ def test_number_of_steps_by_gin(step):
 
 
 @pytest.mark.parametrize("number", [0, 100, 9999, 40000])
-@pytest.mark.parametrize("relative, unit_scaling, factor", [
-    (True, False, 1.0), (False, False, 0.05), (False, True, 1.0), (True, True, 1.0)])
+@pytest.mark.parametrize(
+    "relative, unit_scaling, factor",
+    [(True, False, 1.0), (False, False, 0.05), (False, True, 1.0), (True, True, 1.0)],
+)
 def test_default_rate_of_adafactor(relative, unit_scaling, factor, number, step):
     if unit_scaling:
         gin.parse_config("mesh_tensorflow.layers.unit_scaling_convention.value = True")
@@ -138,7 +150,9 @@ def changes(cls, *args, **kwargs):
             session.run(lowering.copy_masters_to_slices())
             session.run(updates)
             session.run(lowering.copy_slices_to_masters())
-            step = [session.run(v)[0] for v in tf.global_variables() if v.op.name in ("aa", "ab", "bb")]
+            step = [
+                session.run(v)[0] for v in tf.global_variables() if v.op.name in ("aa", "ab", "bb")
+            ]
     return np.array(step) / FIRST_STEP[cls]
 
 
@@ -164,12 +178,16 @@ def test_alternative_rates(cls, name):
 
 def test_patterns_without_effect_are_logged(caplog):
     changes(optimize.AdamWithMultiLRSchedule, ["aa", "b"], [[0.2], [0.3]])
-    assert "aa matches one of ['aa'], but only the last expression, 'b', has an effect" in caplog.text
+    assert (
+        "aa matches one of ['aa'], but only the last expression, 'b', has an effect" in caplog.text
+    )
     assert "ab matches" not in caplog.text
 
 
 def test_too_few_schedules(step):
-    with pytest.raises(ValueError, match=r"each of variable_search \['a', 'b'\] needs one of alt_lr"):
+    with pytest.raises(
+        ValueError, match=r"each of variable_search \['a', 'b'\] needs one of alt_lr"
+    ):
         optimize.AdafactorWithMultiLRSchedule(["a", "b"], [[1.0]], learning_rate=0.1)
 
 

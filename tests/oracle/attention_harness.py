@@ -16,7 +16,9 @@ ENCODED = [[1, 1, 2, 2, 0], [1, 1, 1, 2, 2]]
 
 
 def integers(p, values, shape):
-    return mtf.import_tf_tensor(p.mesh, tf.constant(np.array(values), tf.int32), mtf.convert_to_shape(shape))
+    return mtf.import_tf_tensor(
+        p.mesh, tf.constant(np.array(values), tf.int32), mtf.convert_to_shape(shape)
+    )
 
 
 def model_for(p, autoregressive, ensemble):
@@ -31,7 +33,14 @@ def model_for(p, autoregressive, ensemble):
 
 
 def context_for(
-    p, mode="eval", autoregressive=True, packed=False, encoder=False, ensemble=None, dtype=None, **kwargs
+    p,
+    mode="eval",
+    autoregressive=True,
+    packed=False,
+    encoder=False,
+    ensemble=None,
+    dtype=None,
+    **kwargs,
 ):
     """Returns a Context."""
     [batch], [length] = dims(f"batch:{BATCH}"), dims(f"length:{LENGTH}")
@@ -50,14 +59,18 @@ def context_for(
         memory = p.input("encoder_output", f"batch:{BATCH},memory_length:{MEMORY},d_model:{DEPTH}")
         options["encoder_output"] = mtf.cast(memory, dtype.activation_dtype)
         if packed:
-            options["encoder_sequence_id"] = integers(p, ENCODED, f"batch:{BATCH},memory_length:{MEMORY}")
+            options["encoder_sequence_id"] = integers(
+                p, ENCODED, f"batch:{BATCH},memory_length:{MEMORY}"
+            )
     return transformer.Context(**{**options, **kwargs})
 
 
 def in_order(state):
     """Returns a state as [batch, memory_length, heads, channels]: its order is of no concern."""
     first = [d for name in ("batch", "memory_length") for d in state.shape.dims if d.name == name]
-    rest = sorted((d for d in state.shape.dims if d not in first), key=lambda d: d.name, reverse=True)
+    rest = sorted(
+        (d for d in state.shape.dims if d not in first), key=lambda d: d.name, reverse=True
+    )
     return mtf.transpose(state, mtf.Shape(first + rest))
 
 
@@ -97,7 +110,9 @@ def made_once(p, layer, *shapes, **kwargs):
     """Returns a step of decoding with constant states of the encoder."""
     states = [p.input(f"constant{i}", s) for i, s in enumerate(shapes)]
     [memory] = dims(f"memory_length:{MEMORY}")
-    return step(p, layer, [], encoder=True, packed=True, constant_states=[(*states, memory)], **kwargs)
+    return step(
+        p, layer, [], encoder=True, packed=True, constant_states=[(*states, memory)], **kwargs
+    )
 
 
 MEMORY_KEYS = f"batch:{BATCH},memory_length:{MEMORY},heads:2,d_kv:4"

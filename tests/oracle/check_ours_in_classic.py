@@ -36,7 +36,9 @@ def main():
     for mesh_shape, layout in [("", ""), (oracle_runner.MESH, LAYOUT)]:
         logits, loss = checkpoints.evaluate(path, mesh_shape, layout)
         worst = np.abs(logits - expected["logits"]).max() / np.abs(expected["logits"]).max()
-        print(f"mesh {mesh_shape or 1}: logits differ by {worst:.1e}, loss {loss} {expected['loss']}")
+        print(
+            f"mesh {mesh_shape or 1}: logits differ by {worst:.1e}, loss {loss} {expected['loss']}"
+        )
         assert worst < 1e-5
 
 

@@ -22,7 +22,10 @@ class Model:
 
     def __init__(self, mesh_shape="", layout=""):
         p = oracle_runner.Case("checkpoint", mesh_shape, layout)
-        images, labels = p.input("images", "batch:4,rows:8,cols:8", "positive"), p.input("labels", "batch:4", 10)
+        images, labels = (
+            p.input("images", "batch:4,rows:8,cols:8", "positive"),
+            p.input("labels", "batch:4", 10),
+        )
         batch, rows, cols, h, w, one = mtf.convert_to_shape(
             "batch:4,row_blocks:2,col_blocks:2,row_size:4,col_size:4,one_channel:1"
         ).dims
@@ -30,12 +33,21 @@ class Model:
         x = mtf.transpose(x, [batch, rows, cols, h, w, one])
         with tf.variable_scope("mnist"):
             for i in range(2):
-                x = mtf.relu(mtf.layers.conv2d_with_blocks(
-                    x, mtf.Dimension(f"filters{i}", FILTERS), (3, 3), h_blocks_dim=rows,
-                    w_blocks_dim=cols, name=f"conv{i}"))
+                x = mtf.relu(
+                    mtf.layers.conv2d_with_blocks(
+                        x,
+                        mtf.Dimension(f"filters{i}", FILTERS),
+                        (3, 3),
+                        h_blocks_dim=rows,
+                        w_blocks_dim=cols,
+                        name=f"conv{i}",
+                    )
+                )
             x = mtf.reduce_mean(x, reduced_dim=x.shape.dims[-1])
             hidden, classes = mtf.Dimension("hidden", HIDDEN), mtf.Dimension("classes", 10)
-            x = mtf.layers.dense(x, hidden, reduced_dims=x.shape.dims[-4:], activation=mtf.relu, name="hidden")
+            x = mtf.layers.dense(
+                x, hidden, reduced_dims=x.shape.dims[-4:], activation=mtf.relu, name="hidden"
+            )
             x = mtf.layers.layer_norm(x, hidden)
             logits = mtf.layers.dense(x, classes, reduced_dims=[hidden])
         loss = mtf.reduce_mean(
@@ -51,7 +63,13 @@ class Model:
         self.to_masters = lowering.copy_slices_to_masters()
         self.saver = tf.train.Saver(tf.global_variables())
         self.fill = [
-            tf.assign(v, tf.cast(oracle_runner.array("positive", v.shape.as_list(), "fill", v.op.name) * 0.2, v.dtype.base_dtype))
+            tf.assign(
+                v,
+                tf.cast(
+                    oracle_runner.array("positive", v.shape.as_list(), "fill", v.op.name) * 0.2,
+                    v.dtype.base_dtype,
+                ),
+            )
             for v in tf.global_variables()
         ]
 

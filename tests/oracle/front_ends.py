@@ -58,4 +58,6 @@ def run(name, program, mesh_shape, layout, in_function):
         values["history"] = np.array(history, "float32")
         values.update({"after/" + key: store.value(key) for key in store.names})
         values["after/global_step"] = counter
-    return {k: oracle_runner.stored(v.numpy() if hasattr(v, "numpy") else v) for k, v in values.items()}
+    return {
+        k: oracle_runner.stored(v.numpy() if hasattr(v, "numpy") else v) for k, v in values.items()
+    }

@@ -34,8 +34,7 @@ class Any(mtf.Operation):
     def __init__(self, inputs, shapes, mesh, name, unsplittable):
         super().__init__(inputs, mesh=mesh, name=name)
         self._outputs = [
-            mtf.Tensor(self, shape, tf.float32, index=i)
-            for i, shape in enumerate(shapes)
+            mtf.Tensor(self, shape, tf.float32, index=i) for i, shape in enumerate(shapes)
         ]
         self._splittable_dims, self._unsplittable_dims = (
             self._initialize_splittable_and_unsplittable_dims("splittable", unsplittable)

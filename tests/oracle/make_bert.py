@@ -23,7 +23,9 @@ def on_placed_mesh(bert_cases):
         return mtf.placement_mesh_impl.PlacementMeshImpl(shape, layout, [""] * shape.size)
 
     mtf.simd_mesh_impl.SimdMeshImpl = placed
-    context = mock.MagicMock(num_hosts=1, tpu_host_placement_function=lambda host_id=0: "/device:CPU:0")
+    context = mock.MagicMock(
+        num_hosts=1, tpu_host_placement_function=lambda host_id=0: "/device:CPU:0"
+    )
     bert_cases.PARAMS["context"] = context
 
 
@@ -37,8 +39,13 @@ def part(name):
     import bert_cases
 
     sys.argv = [
-        sys.argv[0], "--vocab_file=x", "--output_dir=x", "--bert_config_file=x", "--data_dir=x",
-        "--task_name=x"]
+        sys.argv[0],
+        "--vocab_file=x",
+        "--output_dir=x",
+        "--bert_config_file=x",
+        "--data_dir=x",
+        "--task_name=x",
+    ]
     tf.flags.FLAGS(sys.argv, known_only=True)
     if name.startswith("run_"):
         on_placed_mesh(bert_cases)

@@ -48,7 +48,9 @@ def from_examples(examples):
     keys = list(examples[0])
     return tf.data.Dataset.from_generator(
         lambda: ({k: np.array(e[k], np.int64) for k in keys} for e in examples),
-        dict.fromkeys(keys, tf.int64), {k: [None] for k in keys})
+        dict.fromkeys(keys, tf.int64),
+        {k: [None] for k in keys},
+    )
 
 
 def write_records(path, examples):
@@ -127,30 +129,54 @@ def other_cases():
     examples += [{"inputs": [], "targets": [5]}, {"inputs": [4, 6], "targets": [7, 0]}]
     yield {"fn": "ensure_dataset_eos", "examples": examples, "kwargs": {}}
     yield {"fn": "ensure_dataset_eos", "examples": examples, "kwargs": {"feature_keys": ["inputs"]}}
-    yield {"fn": "trim_and_pad_dataset", "examples": examples,
-           "kwargs": {"length": 4, "feature_keys": ["targets"]}}
-    lines = ["one two\tthree", "vier\tfünf sechs", "a \"b\tc\" d", "x\ty", "long long long\tshort"]
+    yield {
+        "fn": "trim_and_pad_dataset",
+        "examples": examples,
+        "kwargs": {"length": 4, "feature_keys": ["targets"]},
+    }
+    lines = ["one two\tthree", "vier\tfünf sechs", 'a "b\tc" d', "x\ty", "long long long\tshort"]
     for kwargs in ({}, {"append_eos": False}, {"eos_id": 2}, {"max_encoded_len": 8}):
-        yield {"fn": "packed_parallel_tsv_dataset", "lines": lines,
-               "kwargs": {"sequence_length": {"inputs": 16, "targets": 12}, **kwargs}}
+        yield {
+            "fn": "packed_parallel_tsv_dataset",
+            "lines": lines,
+            "kwargs": {"sequence_length": {"inputs": 16, "targets": 12}, **kwargs},
+        }
     for fn in ("encode_dataset", "encode_all_features"):
         yield {"fn": fn, "lines": ["one", "zwölf", "", "a\tb"], "kwargs": {}}
     records = random_examples(rng, ["inputs", "targets"], 12, 6, False)
-    for kwargs in ({}, {"text2self": True}, {"eos_included": False}, {"vocab_shift": 7},
-                   {"vocab_shift": 7, "eos_included": False}):
-        defaults = {"text2self": False, "eos_included": True, "repeat": False, "batch_size": None,
-                    "sequence_length": {"inputs": 16, "targets": 20}}
-        yield {"fn": "pretokenized_tfrecord_dataset", "records": records,
-               "kwargs": {**defaults, **kwargs}}
+    for kwargs in (
+        {},
+        {"text2self": True},
+        {"eos_included": False},
+        {"vocab_shift": 7},
+        {"vocab_shift": 7, "eos_included": False},
+    ):
+        defaults = {
+            "text2self": False,
+            "eos_included": True,
+            "repeat": False,
+            "batch_size": None,
+            "sequence_length": {"inputs": 16, "targets": 20},
+        }
+        yield {
+            "fn": "pretokenized_tfrecord_dataset",
+            "records": records,
+            "kwargs": {**defaults, **kwargs},
+        }
 
 
 def main():
     cases = [random_case(seed) for seed in range(24)] + list(other_cases())
     with open(PATH, "w") as f:
         # A line for each case.
-        f.write("[\n" + ",\n".join(
-            json.dumps({**case, "result": result(case)}, separators=(",", ":"), sort_keys=True)
-            for case in cases) + "\n]\n")
+        f.write(
+            "[\n"
+            + ",\n".join(
+                json.dumps({**case, "result": result(case)}, separators=(",", ":"), sort_keys=True)
+                for case in cases
+            )
+            + "\n]\n"
+        )
     print(len(cases), "cases")
 
 

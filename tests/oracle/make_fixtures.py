@@ -122,12 +122,22 @@ def main():
                 arrays[f"{name}:{key}"] = value
             errors = {k: v["error"] for k, v in facts[name]["layouts"].items() if "error" in v}
             worst = {k: v["differs"] for k, v in facts[name]["layouts"].items() if "differs" in v}
-            print(family, name, facts[name].get("error", "ok"), facts[name].get("message", ""), errors or "", worst or "", flush=True)
+            print(
+                family,
+                name,
+                facts[name].get("error", "ok"),
+                facts[name].get("message", ""),
+                errors or "",
+                worst or "",
+                flush=True,
+            )
         if wanted and family not in wanted:
             continue  # a part of a family is only shown
         write(family, arrays, facts)
     for name, fn in {
-        "scripts": record_scripts, "errors": record_errors, "checkpoint": checkpoints.record
+        "scripts": record_scripts,
+        "errors": record_errors,
+        "checkpoint": checkpoints.record,
     }.items():
         if not wanted or name in wanted:
             fn()

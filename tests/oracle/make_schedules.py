@@ -52,7 +52,9 @@ def rates(name, total, kwargs):
 def main():
     recorded = [
         [name, total, kwargs, rates(name, total, kwargs)]
-        for name, calls in CALLS.items() for kwargs in calls for total in TOTALS
+        for name, calls in CALLS.items()
+        for kwargs in calls
+        for total in TOTALS
     ]
     fixtures = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
     with open(os.path.join(fixtures, "schedules.json"), "w") as f:

@@ -35,8 +35,7 @@ def device_assignment(sizes, order):
     x, y, z, _ = sizes
     chips = [[i, j, k, 0] for k in range(z) for j in range(y) for i in range(x)]
     topology = topology_lib.Topology(mesh_shape=sizes, device_coordinates=np.array([chips]))
-    return device_assignment_lib.DeviceAssignment(
-        topology, np.array([[chips[i]] for i in order]))
+    return device_assignment_lib.DeviceAssignment(topology, np.array([[chips[i]] for i in order]))
 
 
 def attempt(fn, *args, **kwargs):
@@ -54,13 +53,23 @@ def set_flags(case):
 
 def laid(logical, physical, cores=None, fold_xy=False, order=None):
     """Returns a case of auto_logical_to_physical_tpu with its results."""
-    case = {"logical": logical, "physical": physical, "fold_xy": fold_xy, "order": order,
-            "cores": physical[-1] if cores is None else cores}
+    case = {
+        "logical": logical,
+        "physical": physical,
+        "fold_xy": fold_xy,
+        "order": order,
+        "cores": physical[-1] if cores is None else cores,
+    }
     set_flags(case)
     assignment = None if order is None else device_assignment(physical, order)
     for key, as_coordinates in (("numbers", False), ("coordinates", True)):
-        case[key] = attempt(simd_mesh_impl.auto_logical_to_physical_tpu, logical, physical,
-                            as_coordinates, assignment)
+        case[key] = attempt(
+            simd_mesh_impl.auto_logical_to_physical_tpu,
+            logical,
+            physical,
+            as_coordinates,
+            assignment,
+        )
     return case
 
 
@@ -120,10 +129,17 @@ def folded():
 def tiled():
     rng = random.Random(2)
     cases = [
-        ([["a", [4, 4]]], [4, 4]), ([["a", [3, 3]]], [3, 3]), ([["a", [4, 1]]], [4, 1]),
-        ([["a", [4]]], [4]), ([["a", None]], [4, 4]), ([["a", None], ["b", [2, 2]]], [4, 4]),
-        ([["a", None], ["b", [3, 1]]], [4, 4]), ([["a", [2, 2]]], [2, 4]),
-        ([["a", [2, 2]], ["b", None]], [4, 4]), ([["a", [2, 2]]], [2, 2, 1]), ([], [2, 2]),
+        ([["a", [4, 4]]], [4, 4]),
+        ([["a", [3, 3]]], [3, 3]),
+        ([["a", [4, 1]]], [4, 1]),
+        ([["a", [4]]], [4]),
+        ([["a", None]], [4, 4]),
+        ([["a", None], ["b", [2, 2]]], [4, 4]),
+        ([["a", None], ["b", [3, 1]]], [4, 4]),
+        ([["a", [2, 2]]], [2, 4]),
+        ([["a", [2, 2]], ["b", None]], [4, 4]),
+        ([["a", [2, 2]]], [2, 2, 1]),
+        ([], [2, 2]),
         ([["a", [2, 2, 1]]], [2, 2]),
     ]
     for _ in range(60):
@@ -145,13 +161,19 @@ def tiled():
 
 def main():
     flags.FLAGS(["make_topology"])
-    fixtures = {"automatic": [*automatic(), *with_assignments()], "folded": list(folded()),
-                "tiled": list(tiled())}
+    fixtures = {
+        "automatic": [*automatic(), *with_assignments()],
+        "folded": list(folded()),
+        "tiled": list(tiled()),
+    }
     with open(PATH, "w") as f:
         # A line for each case.
-        parts = (f'"{name}": [\n' + ",\n".join(
-            json.dumps(case, separators=(",", ":")) for case in cases) + "\n]"
-            for name, cases in fixtures.items())
+        parts = (
+            f'"{name}": [\n'
+            + ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases)
+            + "\n]"
+            for name, cases in fixtures.items()
+        )
         f.write("{\n" + ",\n".join(parts) + "\n}\n")
     print({name: len(cases) for name, cases in fixtures.items()})
 

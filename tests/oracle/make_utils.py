@@ -52,11 +52,19 @@ def one_model(model_type):
     with tempfile.TemporaryDirectory() as directory:
         path = write_checkpoint(directory, found["variables"])
         for name, further in (
-                ("loss", ""), ("loss_microbatches", MICROBATCHES), ("loss_packed", "")):
+            ("loss", ""),
+            ("loss_microbatches", MICROBATCHES),
+            ("loss_packed", ""),
+        ):
             own = os.path.join(directory, name)
-            call(utils.run, own, model_type, "train", (
-                f'run.init_checkpoint = "{path}"\nrun.train_steps = {STEP + 1}\n{further}'
-            ), packed=name == "loss_packed")
+            call(
+                utils.run,
+                own,
+                model_type,
+                "train",
+                (f'run.init_checkpoint = "{path}"\nrun.train_steps = {STEP + 1}\n{further}'),
+                packed=name == "loss_packed",
+            )
             found[name] = summaries(own)["loss"]
             shutil.rmtree(own)
         call(utils.run, directory, model_type, "perplexity_eval")
@@ -65,7 +73,8 @@ def one_model(model_type):
             call(utils.run, directory, model_type, "score_from_strings")
             found["scores"] = list(SCORES)
             found["decoded"] = [
-                ids(line) for line in decoded_file(directory, utils.run, model_type)]
+                ids(line) for line in decoded_file(directory, utils.run, model_type)
+            ]
     return found
 
 

@@ -13,10 +13,19 @@ ROWS = "batch:4,length:8"
 PACKED = [[1, 1, 1, 2, 2, 2, 0, 0], [1, 1, 2, 2, 3, 3, 3, 0], [1] * 8, [1, 0, 0, 0, 0, 0, 0, 0]]
 POSITIONS = [[0, 1, 2, 0, 1, 2, 0, 0], [0, 1, 0, 1, 0, 1, 2, 0], [*range(8)], [0] * 8]
 DELIMITED = [
-    [5, 6, 1, 7, 8, 9, 1, 0], [3, 1, 4, 1, 5, 1, 6, 1], [2, 3, 4, 5, 1, 7, 8, 1], [9, 9, 1, 2, 1, 0, 0, 0],
+    [5, 6, 1, 7, 8, 9, 1, 0],
+    [3, 1, 4, 1, 5, 1, 6, 1],
+    [2, 3, 4, 5, 1, 7, 8, 1],
+    [9, 9, 1, 2, 1, 0, 0, 0],
 ]
 # Names of variables whose gradients are compared.
-KEPT = ("/embedding", "layer_norm/scale", "layer_000/rms_norm/scale", "block_000/layer_000/Mix/k/kernel", "logits/kernel")
+KEPT = (
+    "/embedding",
+    "layer_norm/scale",
+    "layer_000/rms_norm/scale",
+    "block_000/layer_000/Mix/k/kernel",
+    "logits/kernel",
+)
 
 
 class Mix(T.TransformerLayer):
@@ -29,15 +38,26 @@ class Mix(T.TransformerLayer):
         d = context.model.model_dim
         inner = mtf.Dimension("inner", d.size)
         y = mtf.layers.dense(
-            x, inner, reduced_dims=[d], use_bias=False, name="k", activation=mtf.tanh,
-            expert_dims=context.model.ensemble_dims, variable_dtype=context.variable_dtype,
+            x,
+            inner,
+            reduced_dims=[d],
+            use_bias=False,
+            name="k",
+            activation=mtf.tanh,
+            expert_dims=context.model.ensemble_dims,
+            variable_dtype=context.variable_dtype,
         )
         if self._loss and context.losses is not None:
             context.losses.append(self._loss * mtf.reduce_mean(mtf.square(y)))
         y = self.mean_of_seen(context, y)
         y = mtf.layers.dense(
-            y, d, reduced_dims=[inner], use_bias=False, name="o",
-            expert_dims=context.model.ensemble_dims, variable_dtype=context.variable_dtype,
+            y,
+            d,
+            reduced_dims=[inner],
+            use_bias=False,
+            name="o",
+            expert_dims=context.model.ensemble_dims,
+            variable_dtype=context.variable_dtype,
         )
         if context.encoder_output is not None:
             y += mtf.reduce_mean(context.encoder_output, reduced_dim=context.encoder_length_dim)
@@ -64,7 +84,12 @@ class Mix(T.TransformerLayer):
 
 SUBLAYERS = {
     "sublayers_initial": [T.sublayer_dropout],
-    "sublayers_per_layer": [T.sublayer_rms_norm, T.sublayer_call_layer, T.sublayer_dropout, T.sublayer_residual],
+    "sublayers_per_layer": [
+        T.sublayer_rms_norm,
+        T.sublayer_call_layer,
+        T.sublayer_dropout,
+        T.sublayer_residual,
+    ],
     "sublayers_final": [T.sublayer_rms_norm, T.sublayer_dropout],
 }
 
@@ -72,15 +97,22 @@ SUBLAYERS = {
 def stack(cls=T.LayerStack, layers=(Mix,), num_layers=2, block_scope=True, **kwargs):
     kwargs = kwargs if "norm_epsilon" in kwargs else {**SUBLAYERS, **kwargs}
     return T.make_layer_stack(
-        layers=list(layers), layer_stack_cls=functools.partial(cls, **kwargs),
-        num_layers=num_layers, block_scope=block_scope,
+        layers=list(layers),
+        layer_stack_cls=functools.partial(cls, **kwargs),
+        num_layers=num_layers,
+        block_scope=block_scope,
     )
 
 
 def unitransformer(layer_stack=None, **kwargs):
     arguments = {
-        "d_model": 8, "input_vocab_size": 14, "output_vocab_size": 14, "autoregressive": True,
-        "max_length": 8, "vocab_divisor": 16, **kwargs,
+        "d_model": 8,
+        "input_vocab_size": 14,
+        "output_vocab_size": 14,
+        "autoregressive": True,
+        "max_length": 8,
+        "vocab_divisor": 16,
+        **kwargs,
     }
     return T.Unitransformer(layer_stack or stack(), **arguments)
 

@@ -54,7 +54,9 @@ def table(*default_layouts, **defaults):
     def program(*layouts, **kwargs):
         def decorate(fn):
             assert fn.__name__ not in programs
-            programs[fn.__name__] = Program(fn, layouts or default_layouts, **{**defaults, **kwargs})
+            programs[fn.__name__] = Program(
+                fn, layouts or default_layouts, **{**defaults, **kwargs}
+            )
             return fn
 
         return decorate
@@ -104,7 +106,9 @@ def stored(value):
     flat = value.reshape(-1).astype("float64")
     some = flat[:: -(-flat.size // MAX_STORED)]
     root = np.sqrt(flat.size)
-    return np.concatenate([some, [flat.sum() / root, np.linalg.norm(flat) / root]]).astype("float32")
+    return np.concatenate([some, [flat.sum() / root, np.linalg.norm(flat) / root]]).astype(
+        "float32"
+    )
 
 
 class Case:
@@ -160,9 +164,7 @@ class Case:
                 continue
             dy = array("normal", y.shape.to_integer_list, self.name, "dy", key)
             dy = mtf.import_tf_tensor(self.mesh, tf.cast(tf.constant(dy), y.dtype), y.shape)
-            for (n, x), dx in zip(
-                xs.items(), mtf.gradients([y], list(xs.values()), grad_ys=[dy])
-            ):
+            for (n, x), dx in zip(xs.items(), mtf.gradients([y], list(xs.values()), grad_ys=[dy])):
                 found[f"d_{key}/d_{n}"] = dx
         return found
 
@@ -186,9 +188,7 @@ class Case:
 
 
 def master_names():
-    return [
-        [v.op.name, v.shape.as_list(), v.dtype.base_dtype.name] for v in tf.global_variables()
-    ]
+    return [[v.op.name, v.shape.as_list(), v.dtype.base_dtype.name] for v in tf.global_variables()]
 
 
 def describe(y):

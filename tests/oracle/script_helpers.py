@@ -16,7 +16,9 @@ def script(fn):
 
 def placement(shape="x:2,y:2", layout="batch:x,d:y", cls=mtf.placement_mesh_impl.PlacementMeshImpl):
     size = mtf.Shape(mtf.convert_to_shape(shape).dims).size
-    arguments = oracle_runner.IMPL_ARGUMENTS if cls is mtf.placement_mesh_impl.PlacementMeshImpl else {}
+    arguments = (
+        oracle_runner.IMPL_ARGUMENTS if cls is mtf.placement_mesh_impl.PlacementMeshImpl else {}
+    )
     return cls(shape, layout, ["cpu:0"] * size, **arguments)
 
 

@@ -17,9 +17,13 @@ def laid_out_tensors(tmp):
     impl = placement(layout="batch:x,d:y")
     shape = mtf.Shape([D("batch", 4), D("d", 6)])
     whole = array("normal", [4, 6], "laid_out")
-    parts = [tf.constant(whole[2 * i : 2 * i + 2, 3 * j : 3 * j + 3]) for i in range(2) for j in range(2)]
+    parts = [
+        tf.constant(whole[2 * i : 2 * i + 2, 3 * j : 3 * j + 3]) for i in range(2) for j in range(2)
+    ]
     x = mtf.import_laid_out_tensor(mesh, impl.LaidOutTensor.from_tensor_list(parts), shape)
-    y = mtf.import_laid_out_tensor(mesh, impl.LaidOutTensor([t * 2.0 for t in parts]), shape, name="mine")
+    y = mtf.import_laid_out_tensor(
+        mesh, impl.LaidOutTensor([t * 2.0 for t in parts]), shape, name="mine"
+    )
     out = {"x": x, "sum": mtf.reduce_sum(x + y, reduced_dim=shape.dims[1]), "y": y}
     lowering = mtf.Lowering(graph, {mesh: impl})
     values = fetch(lowering, out)
@@ -27,8 +31,13 @@ def laid_out_tensors(tmp):
     pnum = impl.laid_out_pnum()
     rows, columns = impl.laid_out_pcoord(0), impl.laid_out_pcoord(1)
     marked = impl.slicewise(
-        lambda t, n, r, c: t * 0.0 + tf.to_float(n) + 10.0 * tf.to_float(r) + 100.0 * tf.to_float(c),
-        laid_out, pnum, rows, columns,
+        lambda t, n, r, c: (
+            t * 0.0 + tf.to_float(n) + 10.0 * tf.to_float(r) + 100.0 * tf.to_float(c)
+        ),
+        laid_out,
+        pnum,
+        rows,
+        columns,
     )
     first, second = impl.slicewise(lambda t: (t + 1.0, t * 2.0), laid_out)
     each = impl.slicewise(lambda t, k: t * tf.to_float(k), laid_out, 3)
@@ -203,7 +212,9 @@ def custom_mesh_impl(tmp):
     mesh = mtf.Mesh(graph, "mesh")
     i, j, k = D("batch", 4), D("d", 6), D("k", 2)
     x = mtf.import_tf_tensor(mesh, tf.constant(array("normal", [4, 6], "impl")), mtf.Shape([i, j]))
-    w = mtf.import_tf_tensor(mesh, tf.constant(array("normal", [6, 2], "impl_w")), mtf.Shape([j, k]))
+    w = mtf.import_tf_tensor(
+        mesh, tf.constant(array("normal", [6, 2], "impl_w")), mtf.Shape([j, k])
+    )
     y = mtf.einsum([x, w], output_shape=[i, k])
     total = mtf.reduce_max(y)
     impl = placement(cls=CountingMeshImpl)

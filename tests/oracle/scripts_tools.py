@@ -34,8 +34,15 @@ def introspection(tmp):
         "consistent": all(t.name in makers for op in forward for t in op.inputs),
         "has_gradient": {op.name: bool(op.has_gradient) for op in forward},
         "variables": [
-            [v.name, str(v.shape.to_string), v.size, v.master_dtype.name,
-             v.slice_dtype.name, v.activation_dtype.name, bool(v.trainable)]
+            [
+                v.name,
+                str(v.shape.to_string),
+                v.size,
+                v.master_dtype.name,
+                v.slice_dtype.name,
+                v.activation_dtype.name,
+                bool(v.trainable),
+            ]
             for v in graph.all_variables
         ],
         "trainable": [v.name for v in graph.trainable_variables],
@@ -45,8 +52,15 @@ def introspection(tmp):
         },
         "gradient_shapes": [str(g.shape.to_string) for g in grads],
         "tensor": [z.operation.name, z.mesh is mesh, z.graph is graph, z.name],
-        "unique_name": [graph.unique_name("fresh"), graph.unique_name("fresh"), graph.unique_name("Fresh")],
-        "shape_of_string": [str(mtf.convert_to_shape("a:2;b:3.c:4").to_string), mtf.Shape([batch, d]).cumprod],
+        "unique_name": [
+            graph.unique_name("fresh"),
+            graph.unique_name("fresh"),
+            graph.unique_name("Fresh"),
+        ],
+        "shape_of_string": [
+            str(mtf.convert_to_shape("a:2;b:3.c:4").to_string),
+            mtf.Shape([batch, d]).cumprod,
+        ],
     }
 
 
@@ -81,7 +95,9 @@ def activation_summaries(tmp):
 def summaries_and_print(tmp):
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
-    x = mtf.import_tf_tensor(mesh, tf.constant(array("normal", [4, 6], "print")), mtf.Shape([D("batch", 4), D("d", 6)]))
+    x = mtf.import_tf_tensor(
+        mesh, tf.constant(array("normal", [4, 6], "print")), mtf.Shape([D("batch", 4), D("d", 6)])
+    )
     mtf.scalar_summary("loss", mtf.reduce_mean(x))
     printed = mtf.Print(x, [x], "x is", summarize=2)
     lowering = mtf.Lowering(graph, {mesh: placement()})
@@ -106,21 +122,31 @@ def tools(tmp):
     with tf.Graph().as_default(), tf.device(placer.device_function):
         placed = [tf.get_variable(f"placed{i}", [4 * (i + 1)]) for i in range(3)]
     with tf.device("cpu:0"):
-        doubled = mtf.parallel(["cpu:0", "cpu:1"], lambda a, b, c: a * b + c, [1.0, 2.0], [3.0, 4.0], c=[5.0, 6.0])
+        doubled = mtf.parallel(
+            ["cpu:0", "cpu:1"], lambda a, b, c: a * b + c, [1.0, 2.0], [3.0, 4.0], c=[5.0, 6.0]
+        )
     v = mtf.VariableDType(tf.bfloat16, tf.float32)
     with tf.Session() as session:
         joined = session.run(
-            mtf.placement_mesh_impl.allreduce_ring([tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])], ["cpu:0"] * 2)
+            mtf.placement_mesh_impl.allreduce_ring(
+                [tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])], ["cpu:0"] * 2
+            )
         )
         gathered = session.run(
-            mtf.placement_mesh_impl.allconcat_ring([tf.constant([1.0]), tf.constant([3.0])], ["cpu:0"] * 2, 0)
+            mtf.placement_mesh_impl.allconcat_ring(
+                [tf.constant([1.0]), tf.constant([3.0])], ["cpu:0"] * 2, 0
+            )
         )
         swapped = session.run(
-            mtf.placement_mesh_impl.alltoall_ring([tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])], ["cpu:0"] * 2, 0, 0)
+            mtf.placement_mesh_impl.alltoall_ring(
+                [tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])], ["cpu:0"] * 2, 0, 0
+            )
         )
     return {
         "coordinates": [mtf.pnum_to_processor_coordinates(shape, n) for n in range(6)],
-        "numbers": [mtf.processor_coordinates_to_pnum(shape, [i, j]) for i in range(2) for j in range(3)],
+        "numbers": [
+            mtf.processor_coordinates_to_pnum(shape, [i, j]) for i in range(2) for j in range(3)
+        ],
         "groups": mtf.processor_groups(shape, [1]),
         "group": [mtf.pnum_to_group(shape, [0], n) for n in range(6)],
         "axis": [rules.tensor_dimension_to_mesh_axis(d, shape) for d in x_shape],
@@ -131,22 +157,43 @@ def tools(tmp):
         "per_split": mtf.tensor_dim_to_size_per_split("d:cols", "rows:2,cols:3", D("d", 6)),
         "combined": list(mtf.combined_dimension([D("a", 2), D("b", 3)])),
         "anonymous": str(mtf.anonymous_shape(x_shape).to_string),
-        "subsequence": [mtf.is_subsequence([1, 3], [1, 2, 3]), mtf.is_subsequence([3, 1], [1, 2, 3])],
-        "cumprod": [x_shape.cumprod, x_shape.cumprod_to_tensor_axis(20), x_shape.cumprod_to_tensor_axis(3)],
+        "subsequence": [
+            mtf.is_subsequence([1, 3], [1, 2, 3]),
+            mtf.is_subsequence([3, 1], [1, 2, 3]),
+        ],
+        "cumprod": [
+            x_shape.cumprod,
+            x_shape.cumprod_to_tensor_axis(20),
+            x_shape.cumprod_to_tensor_axis(3),
+        ],
         "renamed": str(x_shape.rename_dimension("d", "e").to_string),
         "resized": str(x_shape.resize_dimension("d", 7).to_string),
         "minus": str((x_shape - D("d", 6)).to_string) + str((x_shape - None).to_string),
         "plus": str((x_shape + [D("e", 2)]).to_string),
-        "by_name": [list(x_shape.get_dim_by_name("d")), x_shape.dimension_names, x_shape.size, len(x_shape)],
+        "by_name": [
+            list(x_shape.get_dim_by_name("d")),
+            x_shape.dimension_names,
+            x_shape.size,
+            len(x_shape),
+        ],
         "text": [str(x_shape), repr(D("a", 2)), str(rules.tensor_layout(x_shape, shape)[0])],
-        "equal": [x_shape == mtf.Shape(x_shape.dims), x_shape != mtf.Shape([]), D("a", 2) == ("a", 2)],
+        "equal": [
+            x_shape == mtf.Shape(x_shape.dims),
+            x_shape != mtf.Shape([]),
+            D("a", 2) == ("a", 2),
+        ],
         "product": [mtf.list_product([2, 3]), mtf.list_product([])],
         "transposed": mtf.transpose_list_of_lists([[1, 2], [3, 4]]),
         "placed": [p.device for p in placed],
         "parallel": doubled,
         "dtypes": [v.master_dtype.name, v.slice_dtype.name, v.activation_dtype.name],
-        "joined": np.stack(joined), "gathered": np.stack(gathered), "swapped": np.stack(swapped),
-        "reductions": [mtf.reduction_fn("SUM") is tf.reduce_sum, mtf.binary_reduction_fn("MAX") is tf.maximum],
+        "joined": np.stack(joined),
+        "gathered": np.stack(gathered),
+        "swapped": np.stack(swapped),
+        "reductions": [
+            mtf.reduction_fn("SUM") is tf.reduce_sum,
+            mtf.binary_reduction_fn("MAX") is tf.maximum,
+        ],
     }
 
 

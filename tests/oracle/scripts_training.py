@@ -13,7 +13,9 @@ import mesh_tensorflow as mtf
 def bigram_model(mesh, features, vocab, scale=0.3):
     """Returns (loss, logits) of a model with one variable: logits of the next id."""
     table = mtf.get_variable(
-        mesh, "bigram", mtf.Shape([vocab, D("next", vocab.size)]),
+        mesh,
+        "bigram",
+        mtf.Shape([vocab, D("next", vocab.size)]),
         initializer=tf.constant_initializer(scale * array("normal", [vocab.size] * 2, "bigram")),
     )
     next_dim = table.shape.dims[1]
@@ -72,7 +74,9 @@ def monitored_session(tmp):
             mesh = mtf.Mesh(graph, "mesh")
             batch, length, vocab = D("batch", 4), D("length", 6), D("vocab", 12)
             ids = tf.constant(array(12, [4, 6], "monitored"))
-            loss, _ = bigram_model(mesh, mtf.import_tf_tensor(mesh, ids, mtf.Shape([batch, length])), vocab)
+            loss, _ = bigram_model(
+                mesh, mtf.import_tf_tensor(mesh, ids, mtf.Shape([batch, length])), vocab
+            )
             grads = mtf.gradients([loss], [v.outputs[0] for v in graph.trainable_variables])
             optimizer = mtf.optimize.AdamWeightDecayOptimizer(learning_rate=0.05)
             updates = optimizer.apply_grads(grads, graph.trainable_variables)
@@ -88,14 +92,19 @@ def monitored_session(tmp):
             hooks = [
                 mtf.MtfRestoreHook(lowering),
                 tf.train.CheckpointSaverHook(
-                    tmp, save_steps=2, saver=saver,
+                    tmp,
+                    save_steps=2,
+                    saver=saver,
                     listeners=[mtf.MtfCheckpointSaverListener(lowering)],
                 ),
                 tf.train.StopAtStepHook(num_steps=4),
             ]
             with tf.train.MonitoredTrainingSession(
-                checkpoint_dir=tmp, hooks=hooks, save_checkpoint_secs=None,
-                save_summaries_steps=None, log_step_count_steps=None,
+                checkpoint_dir=tmp,
+                hooks=hooks,
+                save_checkpoint_secs=None,
+                save_summaries_steps=None,
+                log_step_count_steps=None,
             ) as session:
                 while not session.should_stop():
                     losses.append(session.run([tf_loss, train_op])[0])
@@ -106,8 +115,12 @@ def monitored_session(tmp):
         [n, list(s), types[n].name] for n, s in sorted(reader.get_variable_to_shape_map().items())
     ]
     values = {n: reader.get_tensor(n) for n, _, _ in names}
-    return {"losses": np.array(losses), "names": names, "path": os.path.basename(path),
-            **{"saved/" + n: v for n, v in values.items()}}
+    return {
+        "losses": np.array(losses),
+        "names": names,
+        "path": os.path.basename(path),
+        **{"saved/" + n: v for n, v in values.items()},
+    }
 
 
 @script
@@ -120,14 +133,19 @@ def stacked_variables(tmp):
             mesh = mtf.Mesh(graph, "mesh")
             shape = mtf.Shape([D("d", 6)])
             vs = [
-                mtf.get_variable(mesh, f"v{i}", shape, initializer=tf.constant_initializer(float(i)))
+                mtf.get_variable(
+                    mesh, f"v{i}", shape, initializer=tf.constant_initializer(float(i))
+                )
                 for i in range(3)
             ]
             y = mtf.add_n([v * float(i + 1) for i, v in enumerate(vs)])
             grads = mtf.gradients([mtf.reduce_sum(mtf.square(y))], vs)
             updates = mtf.optimize.SgdOptimizer(0.01).apply_grads(grads, graph.trainable_variables)
             lowering = mtf.Lowering(graph, {mesh: placement(layout="d:x")}, autostack=autostack)
-            tf_y, train = lowering.export_to_tf_tensor(y), [lowering.lowered_operation(u) for u in updates]
+            tf_y, train = (
+                lowering.export_to_tf_tensor(y),
+                [lowering.lowered_operation(u) for u in updates],
+            )
             to_masters = lowering.copy_slices_to_masters()
             with tf.Session() as session:
                 session.run(tf.global_variables_initializer())
@@ -150,8 +168,12 @@ def assignments_in_order(tmp):
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
     shape = mtf.Shape([D("d", 6)])
-    average = mtf.get_variable(mesh, "average", shape, initializer=tf.zeros_initializer(), trainable=False)
-    count = mtf.get_variable(mesh, "count", [], dtype=tf.int32, initializer=tf.zeros_initializer(), trainable=False)
+    average = mtf.get_variable(
+        mesh, "average", shape, initializer=tf.zeros_initializer(), trainable=False
+    )
+    count = mtf.get_variable(
+        mesh, "count", [], dtype=tf.int32, initializer=tf.zeros_initializer(), trainable=False
+    )
     x = mtf.import_tf_tensor(mesh, tf.constant(array("normal", [6], "average")), shape)
     update = mtf.assign(average, average * 0.5 + x * 0.5)
     more = mtf.assign_add(count, mtf.constant(mesh, 2, dtype=tf.int32))
@@ -168,19 +190,31 @@ def assignments_in_order(tmp):
         stale = value_of(session, "count")
         session.run(to_masters)
         masters = {name: value_of(session, name) for name in ("average", "count")}
-    return {"values": np.stack(values), "after": masters["average"], "count": masters["count"],
-            "names": [op.name for op in graph.operations], "stale": int(stale)}
+    return {
+        "values": np.stack(values),
+        "after": masters["average"],
+        "count": masters["count"],
+        "names": [op.name for op in graph.operations],
+        "stale": int(stale),
+    }
 
 
 @script
 def several_devices(tmp):
     """Four CPU devices of the session, a device function for masters, no autostacking, a log."""
     graph = mtf.Graph()
-    mesh = mtf.Mesh(graph, "mesh", mtf.utils.BalancedVariablePlacer(["/device:CPU:1", "/device:CPU:2"]))
+    mesh = mtf.Mesh(
+        graph, "mesh", mtf.utils.BalancedVariablePlacer(["/device:CPU:1", "/device:CPU:2"])
+    )
     batch, d, h = D("batch", 4), D("d", 6), D("h", 4)
-    x = mtf.import_tf_tensor(mesh, tf.constant(array("normal", [4, 6], "devices")), mtf.Shape([batch, d]))
+    x = mtf.import_tf_tensor(
+        mesh, tf.constant(array("normal", [4, 6], "devices")), mtf.Shape([batch, d])
+    )
     w = mtf.get_variable(
-        mesh, "w", mtf.Shape([d, h]), initializer=tf.constant_initializer(array("normal", [6, 4], "w"))
+        mesh,
+        "w",
+        mtf.Shape([d, h]),
+        initializer=tf.constant_initializer(array("normal", [6, 4], "w")),
     )
     y = mtf.tanh(mtf.einsum([x, w], output_shape=[batch, h]))
     (dw,) = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [w])
@@ -195,5 +229,10 @@ def several_devices(tmp):
         session.run(tf.global_variables_initializer())
         session.run(lowering.copy_masters_to_slices())
         y, dw = session.run(exported)
-    return {"y": y, "dw": dw, "devices": impl.devices, "logged": os.path.exists(log),
-            "master": [v.device for v in tf.global_variables()]}
+    return {
+        "y": y,
+        "dw": dw,
+        "devices": impl.devices,
+        "logged": os.path.exists(log),
+        "master": [v.device for v in tf.global_variables()],
+    }

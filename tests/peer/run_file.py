@@ -57,7 +57,8 @@ def _install_stand_ins() -> None:
     for name, contents in _STAND_INS.items():
         sys.modules[name] = types.ModuleType(name, "A stand-in.")
         vars(sys.modules[name]).update(
-            {key: value for key, value in contents.items() if not key.startswith("__")})
+            {key: value for key, value in contents.items() if not key.startswith("__")}
+        )
 
 
 # -- running

@@ -51,7 +51,9 @@ def context(mesh, mode="eval", causal=True, rows=ROWS, placing=None, **kwargs):
 
 
 def layer_input(mesh):
-    return tensor(mesh, normal(ROWS, LENGTH, DEPTH), f"batch:{ROWS},length:{LENGTH},d_model:{DEPTH}")
+    return tensor(
+        mesh, normal(ROWS, LENGTH, DEPTH), f"batch:{ROWS},length:{LENGTH},d_model:{DEPTH}"
+    )
 
 
 def called(layer, *args):

@@ -45,7 +45,9 @@ class FromEncoder(transformer.TransformerLayer):
         if context.mode == "incremental":
             return x + context.get_constant_state()
         mask = mtf.cast(mtf.not_equal(context.encoder_sequence_id, 0), x.dtype)
-        summed = mtf.reduce_sum(context.encoder_output * mask, reduced_dim=context.encoder_length_dim)
+        summed = mtf.reduce_sum(
+            context.encoder_output * mask, reduced_dim=context.encoder_length_dim
+        )
         if context.mode == "first_part":
             context.record_constant_state(summed)
         return x + summed
@@ -78,7 +80,9 @@ def bitransformer(encoder_layers, decoder_layers, **kwargs):
     encoder = unitransformer(
         encoder_layers, name="encoder", autoregressive=False, output_vocab_size=None, **kwargs
     )
-    return transformer.Bitransformer(encoder, unitransformer(decoder_layers, name="decoder", **kwargs))
+    return transformer.Bitransformer(
+        encoder, unitransformer(decoder_layers, name="decoder", **kwargs)
+    )
 
 
 def attention():

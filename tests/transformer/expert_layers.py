@@ -50,7 +50,12 @@ def trained(layer, placing=WHOLE, padded=True, **kwargs):
         target = given(mesh, TOKENS + ",d_model:8", 1)
         total = mtf.reduce_sum(y * target) + loss
         grads = mtf.gradients([total], [x] + [v.value for v in variables])
-        return {"y": y, "loss": loss, "x": grads[0], **{v.name: g for v, g in zip(variables, grads[1:])}}
+        return {
+            "y": y,
+            "loss": loss,
+            "x": grads[0],
+            **{v.name: g for v, g in zip(variables, grads[1:])},
+        }
 
     return build
 
@@ -58,5 +63,12 @@ def trained(layer, placing=WHOLE, padded=True, **kwargs):
 def two_levels(**kwargs):
     policies = {"second_policy_train": "all", "second_policy_eval": "all"}
     return moe.MoE2D(
-        **{"expert_x": 2, "expert_y": 2, "capacity_factor_second_level": 8.0, **policies, **ROOMY, **kwargs}
+        **{
+            "expert_x": 2,
+            "expert_y": 2,
+            "capacity_factor_second_level": 8.0,
+            **policies,
+            **ROOMY,
+            **kwargs,
+        }
     )

@@ -13,8 +13,16 @@ import numpy as np
 from t5_of_transformers import logits, random_model
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "t5_fixtures")
-SIZES = {"vocab_size": 128, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2,
-         "num_decoder_layers": 3, "num_heads": 2, "relative_attention_num_buckets": 8}
+SIZES = {
+    "vocab_size": 128,
+    "d_model": 16,
+    "d_kv": 4,
+    "d_ff": 24,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 2,
+    "relative_attention_num_buckets": 8,
+}
 MODELS = {
     "t5": {"feed_forward_proj": "relu", "tie_word_embeddings": True},
     "t5_1_1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
@@ -31,7 +39,8 @@ def main():
         model.save_pretrained(folder)
         os.remove(os.path.join(folder, "generation_config.json"))
         np.savez_compressed(
-            os.path.join(folder, "logits.npz"), inputs=INPUTS, targets=TARGETS, logits=found)
+            os.path.join(folder, "logits.npz"), inputs=INPUTS, targets=TARGETS, logits=found
+        )
         print(name, found.shape, float(found.std()))
 
 

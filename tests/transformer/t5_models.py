@@ -21,20 +21,33 @@ def bitransformer(
     attention = [transformer_layers.EncDecAttention, heads]
     dense = [
         transformer_layers.DenseReluDense,
-        {"hidden_size": d_ff, "activation": ["gelu", "linear"] if gated else "relu"}]
+        {"hidden_size": d_ff, "activation": ["gelu", "linear"] if gated else "relu"},
+    ]
 
     def stack(layers):
         return transformer.LayerStack(layers, dropout_rate=0.0, norm_epsilon=1e-6)
 
-    kwargs = {"d_model": d_model, "input_vocab_size": vocab_size, "max_length": 512,
-              "positional_embedding": False,
-              "shared_embedding_and_softmax_weights": not gated}
+    kwargs = {
+        "d_model": d_model,
+        "input_vocab_size": vocab_size,
+        "max_length": 512,
+        "positional_embedding": False,
+        "shared_embedding_and_softmax_weights": not gated,
+    }
     encoder = transformer.Unitransformer(
         transformer.make_layer_stack([self_attention, dense], stack, num_layers),
-        autoregressive=False, output_vocab_size=None, name="encoder", **kwargs)
+        autoregressive=False,
+        output_vocab_size=None,
+        name="encoder",
+        **kwargs,
+    )
     decoder = transformer.Unitransformer(
         transformer.make_layer_stack([self_attention, attention, dense], stack, num_decoder_layers),
-        autoregressive=True, output_vocab_size=vocab_size, name="decoder", **kwargs)
+        autoregressive=True,
+        output_vocab_size=vocab_size,
+        name="decoder",
+        **kwargs,
+    )
     return transformer.Bitransformer(encoder, decoder)
 
 
@@ -56,7 +69,8 @@ def restored(path, build):
 
         output = build(imported)
         lowering = mtf.Lowering(
-            graph, {mesh: mtf.placement_mesh_impl.PlacementMeshImpl([], [], [""])})
+            graph, {mesh: mtf.placement_mesh_impl.PlacementMeshImpl([], [], [""])}
+        )
         found = lowering.export_to_tf_tensor(output)
         assert {v.op.name for v in tf.global_variables()} == set(convert.read_checkpoint(path))
         tf.train.Saver().restore(sess, path)
@@ -66,8 +80,10 @@ def restored(path, build):
 
 def logits(path, model, inputs, targets):
     """Returns a model's logits, [batch, length, vocab]."""
+
     def build(imported):
         return model.call_simple(
-            imported(inputs), imported(targets), compute_loss=False, mode="eval")[0]
+            imported(inputs), imported(targets), compute_loss=False, mode="eval"
+        )[0]
 
     return restored(path, build)

@@ -43,7 +43,8 @@ def logits(model, inputs, targets):
     inputs = torch.tensor(inputs)
     with torch.no_grad():
         found = model(
-            input_ids=inputs, attention_mask=(inputs != 0).long(), labels=torch.tensor(targets))
+            input_ids=inputs, attention_mask=(inputs != 0).long(), labels=torch.tensor(targets)
+        )
     return found.logits.numpy()
 
 
@@ -52,8 +53,12 @@ def decoded(model, inputs, length):
     inputs = torch.tensor(inputs)
     with torch.no_grad():
         found = model.generate(
-            inputs, attention_mask=(inputs != 0).long(), max_new_tokens=length, do_sample=False,
-            num_beams=1)
+            inputs,
+            attention_mask=(inputs != 0).long(),
+            max_new_tokens=length,
+            do_sample=False,
+            num_beams=1,
+        )
     found = found[:, 1:].numpy()
     return np.pad(found, [[0, 0], [0, length - found.shape[1]]])
 
@@ -71,7 +76,8 @@ def main():
         np.savez(
             os.path.join(folder, "outcome.npz"),
             logits=logits(model, job["inputs"], job["targets"]),
-            decoded=decoded(model, job["inputs"], job["length"]))
+            decoded=decoded(model, job["inputs"], job["length"]),
+        )
 
 
 if __name__ == "__main__":

@@ -172,5 +172,7 @@ def test_model_without_the_embedding():
     plain = further.language_model(
         lambda: models.stack([Mix()]), None, loss_fn=adaptive_softmax_loss_fn
     )
-    with pytest.raises(ValueError, match="shares no AdaptiveSoftmaxVocabEmbedding with its softmax"):
+    with pytest.raises(
+        ValueError, match="shares no AdaptiveSoftmaxVocabEmbedding with its softmax"
+    ):
         models.run(plain)

@@ -16,7 +16,11 @@ from mesh_tensorflow.transformer import attention as A
 from mesh_tensorflow.transformer import transformer_layers as T
 
 QUERIES, MEMORY, KEY, VALUE = 6, 5, 4, 3
-Q, K, V = normal(ROWS, QUERIES, 2, KEY), normal(ROWS, MEMORY, 2, KEY, seed=1), normal(ROWS, MEMORY, 2, VALUE, seed=2)
+Q, K, V = (
+    normal(ROWS, QUERIES, 2, KEY),
+    normal(ROWS, MEMORY, 2, KEY, seed=1),
+    normal(ROWS, MEMORY, 2, VALUE, seed=2),
+)
 BIAS = normal(QUERIES, MEMORY, seed=3)
 ARGUMENTS = tuple(dims(f"memory_length:{MEMORY},d_kv:{KEY},d_v:{VALUE}"))
 
@@ -86,7 +90,9 @@ def test_z_loss():
     losses = []
     found = run(lambda mesh: build(mesh, "train", losses))
     assert_close(found[1], 0.1 * (squares * nonpadding[..., None]).mean(), 1e-5)
-    assert_close(run(lambda mesh: build(mesh, "train", [], ids=False))[1], 0.1 * squares.mean(), 1e-5)
+    assert_close(
+        run(lambda mesh: build(mesh, "train", [], ids=False))[1], 0.1 * squares.mean(), 1e-5
+    )
     assert len(run(lambda mesh: build(mesh, "eval", []))) == 1
     assert len(run(lambda mesh: build(mesh, "train", None))) == 1
 
@@ -96,7 +102,9 @@ def test_z_loss_where_a_mesh_dimension_is_idle():
     placing = Placing("x:2,y:2", "batch:x,d_ff:y")
 
     def build(mesh, placing):
-        sequence_id = tensor(mesh, np.tile([1, 1, 1, 0, 0, 0], [ROWS, 1]), f"batch:{ROWS},length:{QUERIES}")
+        sequence_id = tensor(
+            mesh, np.tile([1, 1, 1, 0, 0, 0], [ROWS, 1]), f"batch:{ROWS},length:{QUERIES}"
+        )
         context = base.context(mesh, "train", placing=placing, sequence_id=sequence_id)
         y = A.attention(*operands(mesh), *ARGUMENTS, context=context, z_loss_coeff=0.1)
         assert y.shape.to_integer_list == [ROWS, QUERIES, 2, VALUE]
@@ -131,7 +139,9 @@ def test_second_split(layout, mesh_shape, expected):
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     q = mtf.zeros(mesh, "batch:8,length:8,heads:4,d_kv:4")
     k = mtf.zeros(mesh, "batch:8,memory_length:6,heads:4,d_kv:4")
-    context = types.SimpleNamespace(model=types.SimpleNamespace(layout=layout, mesh_shape=mesh_shape))
+    context = types.SimpleNamespace(
+        model=types.SimpleNamespace(layout=layout, mesh_shape=mesh_shape)
+    )
     found = A.maybe_reshape_attention_input_for_2d_sharding(context, q, k, k, None, dims("d_kv:4"))
     assert found[0].shape == mtf.convert_to_shape(expected)
     assert found[1].shape.size == k.shape.size and found[3] is None
@@ -160,7 +170,9 @@ def raises(text, fn):
 
 def params(mesh, key="d_kv:4", value="d_kv:4", **kwargs):
     [io], [heads] = dims("io:6"), dims("heads:2")
-    return A.AttentionParams(mesh, io, io, io, *dims(key), *dims(value), [heads], [heads], FLOAT, **kwargs)
+    return A.AttentionParams(
+        mesh, io, io, io, *dims(key), *dims(value), [heads], [heads], FLOAT, **kwargs
+    )
 
 
 def test_errors():
@@ -169,12 +181,21 @@ def test_errors():
         return A.attention(*(found[i] for i in which), *arguments, **kwargs)
 
     other = (*dims("memory_length:9,d_kv:4,d_v:3"),)
-    raises(r"k .* has no memory_length_dim memory_length=9; rename", lambda m: attend(m, arguments=other))
-    raises(r"q .* has the dimension of the memory, memory_length=5", lambda m: attend(m, which=(1, 1, 2)))
+    raises(
+        r"k .* has no memory_length_dim memory_length=9; rename",
+        lambda m: attend(m, arguments=other),
+    )
+    raises(
+        r"q .* has the dimension of the memory, memory_length=5",
+        lambda m: attend(m, which=(1, 1, 2)),
+    )
     raises(r"v .* has no value_dim d_v=3", lambda m: attend(m, which=(0, 1, 1)))
     raises(r"from 0 to less than 1, not 1.5", lambda m: attend(m, dropout_rate=1.5))
     raises(r"z_loss_coeff adds to context.losses", lambda m: attend(m, z_loss_coeff=0.1))
-    raises(r"key_dim d_kv=4 and value_dim d_v=3 must be equal", lambda m: params(m, value="d_v:3", shared_kv=True))
+    raises(
+        r"key_dim d_kv=4 and value_dim d_v=3 must be equal",
+        lambda m: params(m, value="d_v:3", shared_kv=True),
+    )
     raises(r"set combine_dims=False", lambda m: params(m, keep_query_heads_dims=True))
     x = "batch:2,length:3,io:6"
     raises(r"no weight for queries", lambda m: params(m, no_query=True).compute_q(mtf.zeros(m, x)))
@@ -186,7 +207,10 @@ def test_errors():
         q = mtf.zeros(mesh, "batch:2,length:8,d_kv:4")
         return A.local_attention_1d(q, q, q, *dims("length:8,d_kv:4"), *dims("d_kv:4"), **kwargs)
 
-    raises(r"length=8 cannot be cut into length_dim_num_splits=3", lambda m: local(m, length_dim_num_splits=3))
+    raises(
+        r"length=8 cannot be cut into length_dim_num_splits=3",
+        lambda m: local(m, length_dim_num_splits=3),
+    )
     raises(r"radius must be 1 or more, got 0", lambda m: local(m, radius=0))
 
 
@@ -214,7 +238,11 @@ def test_who_says_which_function_attends_to_an_encoder():
 
         def output(cls, binding):
             def build(mesh):
-                encoded = tensor(mesh, normal(ROWS, 6, base.DEPTH, seed=4), f"batch:{ROWS},memory_length:6,d_model:{base.DEPTH}")
+                encoded = tensor(
+                    mesh,
+                    normal(ROWS, 6, base.DEPTH, seed=4),
+                    f"batch:{ROWS},memory_length:6,d_model:{base.DEPTH}",
+                )
                 context = base.context(mesh, encoder_output=encoded)
                 return [base.called(cls(**base.SMALL), context, base.layer_input(mesh))]
 

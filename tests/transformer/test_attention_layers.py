@@ -69,7 +69,9 @@ SELF = {
 }  # fmt: skip
 FROM_ENCODER = {
     "plain": lambda: T.EncDecAttention(**SMALL),
-    "spans": lambda: T.EncDecAttention(**SMALL, relative_attention_type="bias", relative_attention_num_buckets=8),
+    "spans": lambda: T.EncDecAttention(
+        **SMALL, relative_attention_type="bias", relative_attention_num_buckets=8
+    ),
     "talking": lambda: T.TalkingHeadsEncDecAttention(**TALKING, dynamic_projections=ALL_DYNAMIC),
     "bilinear": lambda: T.GeneralBilinearEncDecAttention(heads_dims=(("heads", 2),)),
     "branched": lambda: T.BranchedEncDecAttention(**SMALL),
@@ -104,7 +106,9 @@ def from_encoder(context):
     context.encoder_output = encoded
     context.encoder_layer_outputs = [encoded * 0.5, encoded]
     here = np.where(np.arange(MEMORY) < 5, 1, 0) * np.ones([ROWS, 1])
-    context.encoder_sequence_id = tensor(mesh, here.astype(int), f"batch:{ROWS},memory_length:{MEMORY}")
+    context.encoder_sequence_id = tensor(
+        mesh, here.astype(int), f"batch:{ROWS},memory_length:{MEMORY}"
+    )
     context.encoder_inputs = tensor(mesh, ENCODER_IDS, f"batch:{ROWS},memory_length:{MEMORY}")
     ids, shape = IDS, f"batch:{ROWS},length:{LENGTH}"
     if context.mode == "incremental":
@@ -173,7 +177,10 @@ def weights_of(mesh):
 
 def test_local_attention_sees_the_last_positions():
     layer = T.LocalSelfAttention(radius=3, num_heads=1, key_value_size=DEPTH)
-    found = run(lambda mesh: [called(layer, base.context(mesh), base.layer_input(mesh)), *weights_of(mesh)], scale=0.4)
+    found = run(
+        lambda mesh: [called(layer, base.context(mesh), base.layer_input(mesh)), *weights_of(mesh)],
+        scale=0.4,
+    )
     y, wq, wk, wv, wo = (found[i] for i in range(5))
     logits = np.einsum("bld,bmd->blm", X @ wq, X @ wk)
     distance = np.arange(LENGTH)[:, None] - np.arange(LENGTH)
@@ -210,9 +217,7 @@ def doubly_normalized(logits, hidden, mix):
 
 def test_hybrid_attention():
     layer = T.SelfAttention(num_heads=1, key_value_size=DEPTH, attention_func="hybrid")
-    found = run(
-        lambda mesh: [*base.decoded(mesh, layer, X), *weights_of(mesh)], scale=0.4
-    )
+    found = run(lambda mesh: [*base.decoded(mesh, layer, X), *weights_of(mesh)], scale=0.4)
     wq, wk, wv, wo, mix = (found[i] for i in range(1 + STEPS, 6 + STEPS))
     logits = np.einsum("bld,bmd->blm", X @ wq, X @ wk)
     hidden = np.arange(LENGTH)[:, None] < np.arange(LENGTH)
@@ -261,7 +266,9 @@ def test_prompts_when_decoding():
     )  # fmt: skip
 
     def prepare(context):
-        prompts = tensor(context.mesh, normal(2, 2, DEPTH, seed=9), f"task_num:2,memory_length:2,d_model:{DEPTH}")
+        prompts = tensor(
+            context.mesh, normal(2, 2, DEPTH, seed=9), f"task_num:2,memory_length:2,d_model:{DEPTH}"
+        )
         context.shared_params = {"decoder": {"prompts": prompts}}
         context.cache["task-id"] = tensor(context.mesh, [[1], [0], [1], [1]], "batch:4,one:1")
 
@@ -269,7 +276,9 @@ def test_prompts_when_decoding():
 
 
 def test_prompts_are_seen_and_padding_is_not():
-    layer = T.SelfAttention(**SMALL, hyperprompt_hidden_dim=3, hyperprompt_task_num=2, hyperprompt_length_decoder=2)
+    layer = T.SelfAttention(
+        **SMALL, hyperprompt_hidden_dim=3, hyperprompt_task_num=2, hyperprompt_length_decoder=2
+    )
     sequence = np.array([[1, 1, 1, 1, 1, 0, 0, 0]] * ROWS)
 
     def build(mesh, x, prompts):
@@ -284,7 +293,9 @@ def test_prompts_are_seen_and_padding_is_not():
     prompts = normal(2, 2, DEPTH, seed=9)
     one = run(lambda mesh: build(mesh, X, prompts), scale=0.4)[0]
     padding = np.where(sequence[..., None] == 0, 5.0, X)
-    assert_close(run(lambda mesh: build(mesh, padding, prompts), scale=0.4)[0][:, :5], one[:, :5], 1e-6)
+    assert_close(
+        run(lambda mesh: build(mesh, padding, prompts), scale=0.4)[0][:, :5], one[:, :5], 1e-6
+    )
     other = run(lambda mesh: build(mesh, X, prompts[::-1].copy()), scale=0.4)[0]
     assert np.abs(other - one).max() > 1e-3
 
@@ -342,7 +353,11 @@ def test_write_at():
             expected[row, position] = new[row]
             into_new[row] = 2 * state[row, position]
             into_state[row, position] = 0
-    for placing in (WHOLE, Placing("x:2,y:2", "batch:x,m:y"), Placing("x:2,y:2", "heads:x,m:y", simd=True)):
+    for placing in (
+        WHOLE,
+        Placing("x:2,y:2", "batch:x,m:y"),
+        Placing("x:2,y:2", "heads:x,m:y", simd=True),
+    ):
         y, ds, dn = run(build, placing).values()
         np.testing.assert_array_equal(y, expected)
         np.testing.assert_array_equal(ds, into_state)
@@ -358,21 +373,39 @@ def raises(text, make, mode="eval", **kwargs):
 
 
 def test_errors():
-    raises(r"num_memory_heads=3 must divide num_heads=2", lambda: T.SelfAttention(**SMALL, num_memory_heads=3))
-    raises(r'unrecognized relative_attention_type "near"', lambda: T.SelfAttention(relative_attention_type="near"))
-    raises(r"attention_func='hybird' is none of None, hybrid", lambda: T.SelfAttention(attention_func="hybird"))
+    raises(
+        r"num_memory_heads=3 must divide num_heads=2",
+        lambda: T.SelfAttention(**SMALL, num_memory_heads=3),
+    )
+    raises(
+        r'unrecognized relative_attention_type "near"',
+        lambda: T.SelfAttention(relative_attention_type="near"),
+    )
+    raises(
+        r"attention_func='hybird' is none of None, hybrid",
+        lambda: T.SelfAttention(attention_func="hybird"),
+    )
     raises(r"has no z-loss", lambda: T.SelfAttention(attention_func="hybrid", z_loss_coeff=1e-4))
-    raises(r"Set num_memory_heads to 0", lambda: T.BranchedSelfAttention(**SMALL, num_memory_heads=1))
+    raises(
+        r"Set num_memory_heads to 0", lambda: T.BranchedSelfAttention(**SMALL, num_memory_heads=1)
+    )
     raises(r"radius must be 1 or more, got 0", lambda: T.LocalSelfAttention(radius=0))
     raises(r"no encoder_output; use the layer in the decoder", lambda: T.EncDecAttention(**SMALL))
     raises(r"set combine_dims=False", lambda: T.SelfAttention(**SMALL, keep_query_heads_dims=True))
     raises(r"set shared_kv=True", lambda: T.ExpertsSelfAttention(**{**EXPERTS, "shared_kv": False}))
-    raises(r"is none of qkv, q, kv", lambda: T.ExpertsSelfAttention(**EXPERTS, expert_computation="k"))
+    raises(
+        r"is none of qkv, q, kv", lambda: T.ExpertsSelfAttention(**EXPERTS, expert_computation="k")
+    )
     raises(r"'mean' is none of dense_minus", lambda: T.Synthesizer(synthesize_mode="mean"))
-    raises(r"longer than max_length=4", lambda: T.Synthesizer(**SMALL, attention_kwargs={"max_length": 4}))
+    raises(
+        r"longer than max_length=4",
+        lambda: T.Synthesizer(**SMALL, attention_kwargs={"max_length": 4}),
+    )
     raises(
         r"context.cache has no 'task-id'|has no 'prompts'",
-        lambda: _in_decoder(T.SelfAttention(**SMALL, hyperprompt_hidden_dim=2, hyperprompt_length_decoder=2)),
+        lambda: _in_decoder(
+            T.SelfAttention(**SMALL, hyperprompt_hidden_dim=2, hyperprompt_length_decoder=2)
+        ),
     )
 
 

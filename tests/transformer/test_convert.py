@@ -18,8 +18,16 @@ pytest.importorskip("safetensors", reason="the extra [transformer]")
 
 FIXTURES = pathlib.Path(__file__).parent / "t5_fixtures"
 MODELS = ["t5", "t5_1_1"]
-SIZES = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads",
-         "relative_attention_num_buckets")
+SIZES = (
+    "vocab_size",
+    "d_model",
+    "d_kv",
+    "d_ff",
+    "num_layers",
+    "num_decoder_layers",
+    "num_heads",
+    "relative_attention_num_buckets",
+)
 
 
 def same(a, b):
@@ -70,7 +78,8 @@ def test_names_and_shapes(model):
     assert expected.items() <= shapes.items()
     assert shapes.get("decoder/logits/kernel") == ((16, 128) if gated else None)
     renamed = convert.huggingface_to_mesh(
-        convert.read_huggingface(str(model))[0], norm_name="rms_norm")
+        convert.read_huggingface(str(model))[0], norm_name="rms_norm"
+    )
     assert {"encoder/rms_norm/scale", "encoder/block_000/layer_000/rms_norm/scale"} <= set(renamed)
     same(convert.mesh_to_huggingface(renamed)[0], convert.mesh_to_huggingface(variables)[0])
 
@@ -82,8 +91,11 @@ def test_logits_are_those_of_transformers(model, tmp_path):
     config = convert.read_huggingface(str(model))[1]
     sizes = {key: config[key] for key in SIZES}
     found = t5_models.logits(
-        path, t5_models.bitransformer("1_1" in model.name, **sizes), expected["inputs"],
-        expected["targets"])
+        path,
+        t5_models.bitransformer("1_1" in model.name, **sizes),
+        expected["inputs"],
+        expected["targets"],
+    )
     np.testing.assert_allclose(found, expected["logits"], rtol=1e-4, atol=1e-4)
 
 
@@ -107,7 +119,8 @@ def test_softmax_of_its_own_and_copies_of_the_embedding():
     tensors, config = convert.read_huggingface(str(FIXTURES / "t5"))
     embedding = tensors["shared.weight"]
     copies = {
-        "lm_head.weight": embedding, "encoder.embed_tokens.weight": embedding,
+        "lm_head.weight": embedding,
+        "encoder.embed_tokens.weight": embedding,
         "decoder.embed_tokens.weight": embedding,
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": embedding,
     }
@@ -134,10 +147,14 @@ def test_dtypes(model, tmp_path, dtype):
     convert.to_huggingface(path, str(tmp_path / "same"))
     convert.to_huggingface(path, str(tmp_path / "wide"), dtype="float32")
     tensors = convert.read_huggingface(str(model))[0]
-    same(convert.read_huggingface(str(tmp_path / "same"))[0],
-         {k: v.astype(low) for k, v in tensors.items()})
-    same(convert.read_huggingface(str(tmp_path / "wide"))[0],
-         {k: v.astype(low).astype(np.float32) for k, v in tensors.items()})
+    same(
+        convert.read_huggingface(str(tmp_path / "same"))[0],
+        {k: v.astype(low) for k, v in tensors.items()},
+    )
+    same(
+        convert.read_huggingface(str(tmp_path / "wide"))[0],
+        {k: v.astype(low).astype(np.float32) for k, v in tensors.items()},
+    )
 
 
 # Errors.
@@ -154,21 +171,30 @@ def test_all_problems_are_named(model):
     with pytest.raises(ValueError) as error:
         convert.mesh_to_huggingface(bad)
     text = str(error.value)
-    assert text.startswith("the checkpoint is no T5 model: missing: decoder/final_layer_norm/scale, ")
+    assert text.startswith(
+        "the checkpoint is no T5 model: missing: decoder/final_layer_norm/scale, "
+    )
     for part in (
-        "encoder/block_000/layer_000/SelfAttention/q", "T5: shared/positional_embedding",
+        "encoder/block_000/layer_000/SelfAttention/q",
+        "T5: shared/positional_embedding",
         "SelfAttention/o has shape [8, 2, 8] instead of [heads * d_kv=8, d_model=16]",
         "layer_norm/scale has shape [17] instead of [d_model=16]",
     ):
         assert part in text
     worse = {k: v for k, v in tensors.items() if "decoder.block" not in k}
     worse["decoder.embed_tokens.weight"] = tensors["shared.weight"] + 1
-    with pytest.raises(ValueError, match=(
+    with pytest.raises(
+        ValueError,
+        match=(
             "Hugging Face model is no T5 model: it has 2 blocks in its encoder and 0 in its decoder; "
-            r"without a place in T5: decoder\.embed_tokens\.weight")):
+            r"without a place in T5: decoder\.embed_tokens\.weight"
+        ),
+    ):
         convert.huggingface_to_mesh(worse)
-    odd = {k: np.zeros([3, 8]) if k.endswith("relative_attention_bias") else v
-           for k, v in variables.items()}
+    odd = {
+        k: np.zeros([3, 8]) if k.endswith("relative_attention_bias") else v
+        for k, v in variables.items()
+    }
     with pytest.raises(ValueError, match="8, is no multiple of their number, 3"):
         convert.mesh_to_huggingface(odd)
     with pytest.raises(ValueError, match="is no T5 model: it has 0 blocks"):
@@ -181,7 +207,15 @@ def test_slots_are_left_out():
     variables = convert.huggingface_to_mesh(convert.read_huggingface(str(FIXTURES / "t5"))[0])
     slots = {
         f"shared/embedding{slot}": np.zeros([1])
-        for slot in ("_slot_vr", "_slot_vc", "_slot_v", "_slot_m", "_momentum_v", "/adam_m", "/adam_v")
+        for slot in (
+            "_slot_vr",
+            "_slot_vc",
+            "_slot_v",
+            "_slot_m",
+            "_momentum_v",
+            "/adam_m",
+            "/adam_v",
+        )
     }
     more = {**variables, **slots, "global_step": np.int64(3)}
     same(convert.mesh_to_huggingface(more)[0], convert.mesh_to_huggingface(variables)[0])
@@ -198,10 +232,16 @@ def test_checkpoint_files(tmp_path):
     variables = {"a": np.arange(6.0, dtype=np.float32).reshape([2, 3]), "b/c": np.float32(2)}
     path = convert.write_checkpoint(variables, str(tmp_path / "new"), step=12)
     assert files_below(tmp_path / "new") == [
-        "checkpoint", "model.ckpt-12.data-00000-of-00001", "model.ckpt-12.index"]
+        "checkpoint",
+        "model.ckpt-12.data-00000-of-00001",
+        "model.ckpt-12.index",
+    ]
     assert tf.train.latest_checkpoint(str(tmp_path / "new")) == path
     assert tf.train.load_checkpoint(path).get_tensor("global_step") == 12
-    same(convert.read_checkpoint(str(tmp_path / "new")), {k: np.asarray(v) for k, v in variables.items()})
+    same(
+        convert.read_checkpoint(str(tmp_path / "new")),
+        {k: np.asarray(v) for k, v in variables.items()},
+    )
     with pytest.raises(ValueError, match=r"model\.ckpt-12 exists already"):
         convert.write_checkpoint(variables, str(tmp_path / "new"), step=12)
     with pytest.raises(ValueError, match="no TensorFlow checkpoint at"):
@@ -221,6 +261,7 @@ def test_huggingface_files(model, tmp_path, monkeypatch):
         convert.read_huggingface(str(tmp_path))
 
     from safetensors.numpy import save_file
+
     names = sorted(tensors)
     shards = {"one.safetensors": names[:20], "two.safetensors": names[20:]}
     for file, part in shards.items():
@@ -249,12 +290,37 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
 
 def test_command_line(tmp_path):
     mesh, back = str(tmp_path / "mesh"), str(tmp_path / "back")
-    command.main(["from-huggingface", str(FIXTURES / "t5"), mesh, "--step", "3", "--no-tied",
-                  "--norm_name", "rms_norm", "--dtype", "bfloat16", "--vocab_size", "256"])
+    command.main(
+        [
+            "from-huggingface",
+            str(FIXTURES / "t5"),
+            mesh,
+            "--step",
+            "3",
+            "--no-tied",
+            "--norm_name",
+            "rms_norm",
+            "--dtype",
+            "bfloat16",
+            "--vocab_size",
+            "256",
+        ]
+    )
     shapes = dict(tf.train.list_variables(mesh))
     assert shapes["decoder/logits/kernel"] == [16, 256] and "decoder/rms_norm/scale" in shapes
-    command.main(["to-huggingface", os.path.join(mesh, "model.ckpt-3"), back, "--vocab_size", "128",
-                  "--feed_forward", "silu", "--dtype", "float32"])
+    command.main(
+        [
+            "to-huggingface",
+            os.path.join(mesh, "model.ckpt-3"),
+            back,
+            "--vocab_size",
+            "128",
+            "--feed_forward",
+            "silu",
+            "--dtype",
+            "float32",
+        ]
+    )
     tensors, config = convert.read_huggingface(back)
     assert tensors["lm_head.weight"].shape == (128, 16) and config["feed_forward_proj"] == "silu"
     assert tensors["lm_head.weight"].dtype == np.float32

@@ -16,11 +16,14 @@ from mesh_tensorflow.transformer import convert
 from mesh_tensorflow.transformer.convert import __main__ as command
 
 # They are not imported here, but in a process of their own.
-MISSING = [n for n in ("safetensors", "torch", "transformers") if importlib.util.find_spec(n) is None]
+MISSING = [
+    n for n in ("safetensors", "torch", "transformers") if importlib.util.find_spec(n) is None
+]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        bool(MISSING), reason=f"not installed: {', '.join(MISSING)}; pip install '.[test-t5]'"),
+        bool(MISSING), reason=f"not installed: {', '.join(MISSING)}; pip install '.[test-t5]'"
+    ),
 ]
 
 HERE = pathlib.Path(__file__).parent
@@ -30,8 +33,15 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 # Heads that do not fill the model, a vocabulary that is padded here, more encoder than decoder.
-SIZES = {"vocab_size": 100, "d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 3,
-         "num_decoder_layers": 2, "num_heads": 3}
+SIZES = {
+    "vocab_size": 100,
+    "d_model": 24,
+    "d_kv": 6,
+    "d_ff": 40,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 3,
+}
 GATED = {**SIZES, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 MODELS = {
     "t5": {**SIZES, "own_softmax": False, "feed_forward_proj": "relu", "tie_word_embeddings": True},
@@ -49,16 +59,28 @@ DECODED = 12
 
 def run(arguments, job=None):
     subprocess.run(
-        [sys.executable, *arguments], input=json.dumps(job), text=True, check=True, timeout=250,
-        env=ENVIRONMENT)
+        [sys.executable, *arguments],
+        input=json.dumps(job),
+        text=True,
+        check=True,
+        timeout=250,
+        env=ENVIRONMENT,
+    )
 
 
 def run_transformers(make=None, read=()):
     """Returns what models do in transformers, by their folder: logits, and what they decode."""
     folders = [*(make or {}), *read]
-    run([str(HERE / "t5_of_transformers.py")], {
-        "make": make or {}, "read": list(read), "inputs": INPUTS.tolist(),
-        "targets": TARGETS.tolist(), "length": DECODED})
+    run(
+        [str(HERE / "t5_of_transformers.py")],
+        {
+            "make": make or {},
+            "read": list(read),
+            "inputs": INPUTS.tolist(),
+            "targets": TARGETS.tolist(),
+            "length": DECODED,
+        },
+    )
     return {folder: np.load(os.path.join(folder, "outcome.npz")) for folder in folders}
 
 
@@ -66,15 +88,32 @@ def run_transformers(make=None, read=()):
 def conversions(tmp_path_factory):
     """All models: in transformers, as a checkpoint of this package, and in transformers again."""
     root = tmp_path_factory.mktemp("t5")
-    models = {name: types.SimpleNamespace(
-        theirs=str(root / name / "theirs"), ours=str(root / name / "ours"),
-        again=str(root / name / "again")) for name in MODELS}
-    made = run_transformers({models[n].theirs: {"seed": 1, **kwargs} for n, kwargs in MODELS.items()})
+    models = {
+        name: types.SimpleNamespace(
+            theirs=str(root / name / "theirs"),
+            ours=str(root / name / "ours"),
+            again=str(root / name / "again"),
+        )
+        for name in MODELS
+    }
+    made = run_transformers(
+        {models[n].theirs: {"seed": 1, **kwargs} for n, kwargs in MODELS.items()}
+    )
     for model in models.values():
-        run(["-m", "mesh_tensorflow.transformer.convert", "from-huggingface", model.theirs, model.ours,
-             "--step", "5"])
-        command.main([
-            "to-huggingface", model.ours, model.again, "--vocab_size", str(SIZES["vocab_size"])])
+        run(
+            [
+                "-m",
+                "mesh_tensorflow.transformer.convert",
+                "from-huggingface",
+                model.theirs,
+                model.ours,
+                "--step",
+                "5",
+            ]
+        )
+        command.main(
+            ["to-huggingface", model.ours, model.again, "--vocab_size", str(SIZES["vocab_size"])]
+        )
     read = run_transformers(read=[model.again for model in models.values()])
     for model in models.values():
         model.outcome, model.outcome_again = made[model.theirs], read[model.again]
@@ -94,7 +133,8 @@ def test_logits(model):
     found = t5_models.logits(model.checkpoint, model.model, INPUTS, TARGETS)
     assert found.shape == (*TARGETS.shape, 128)
     np.testing.assert_allclose(
-        found[..., : SIZES["vocab_size"]], expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+        found[..., : SIZES["vocab_size"]], expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max()
+    )
     assert expected.std() > 0.1
 
 
@@ -103,7 +143,8 @@ def test_greedy_decoding(model):
     expected = model.outcome["decoded"]
     found = t5_models.restored(
         model.checkpoint,
-        lambda imported: model.model.decode(imported(INPUTS), max_decode_length=DECODED))
+        lambda imported: model.model.decode(imported(INPUTS), max_decode_length=DECODED),
+    )
     np.testing.assert_array_equal(found, expected)
     assert len(np.unique(expected)) > 3
 

@@ -14,7 +14,8 @@ from mesh_tensorflow.transformer import dataset as data
 from mesh_tensorflow.transformer import vocabulary
 
 FIXTURE = os.path.join(
-    os.path.dirname(os.path.abspath(__file__)), "..", "oracle", "fixtures", "dataset.json")
+    os.path.dirname(os.path.abspath(__file__)), "..", "oracle", "fixtures", "dataset.json"
+)
 with open(FIXTURE, encoding="utf-8") as f:
     CASES = json.load(f)
 
@@ -23,7 +24,9 @@ def from_examples(examples, dtype=tf.int64):
     keys = list(examples[0])
     return tf.data.Dataset.from_generator(
         lambda: ({k: np.array(e[k], dtype.as_numpy_dtype) for k in keys} for e in examples),
-        dict.fromkeys(keys, dtype), {k: [None] for k in keys})
+        dict.fromkeys(keys, dtype),
+        {k: [None] for k in keys},
+    )
 
 
 def rows_in_session(make):
@@ -78,8 +81,7 @@ def test_equals_the_classic_in_a_session(tmp_path):
 
 # Packing.
 
-SEQUENCES = st.lists(
-    st.lists(st.integers(0, 9), max_size=9), min_size=1, max_size=25)
+SEQUENCES = st.lists(st.lists(st.integers(0, 9), max_size=9), min_size=1, max_size=25)
 
 
 def stripped(ids):
@@ -118,7 +120,9 @@ def test_packing_keeps_every_token_once(inputs, targets, inputs_length, targets_
     for row in packed:
         assert any(map(any, (row["inputs"], row["targets"])))
         for k, length in lengths.items():
-            assert {len(row[k]), len(row[f"{k}_segmentation"]), len(row[f"{k}_position"])} == {length}
+            assert {len(row[k]), len(row[f"{k}_segmentation"]), len(row[f"{k}_position"])} == {
+                length
+            }
             assert [s > 0 for s in row[f"{k}_segmentation"]] == [i != 0 for i in row[k]]
 
 
@@ -164,28 +168,55 @@ def test_packing_of_data_without_end():
     assert [row["t"] for row in first] == [[5, 1, 6, 6, 1]] * 2 + [[5, 1, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("call, words", [
-    (lambda d: data.pack_dataset(d, 4, keys=["nix"]),
-     "pack_dataset: the data set has no feature 'nix'; it has 't', 'text'"),
-    (lambda d: data.pack_dataset(d, 4),
-     r"pack_dataset: feature 'text' \(\) string is not a one-dimensional sequence of integers"),
-    (lambda d: data.pack_dataset(d, {"u": 4}, keys=["t"]),
-     "pack_dataset: no length for feature 't' in {'u': 4}"),
-    (lambda d: data.pack_dataset(d, 0, keys=["t"]), "length of 't' must be a positive integer, not 0"),
-    (lambda d: data.pack_dataset(d, "8", keys=["t"]), "must be a positive integer, not '8'"),
-    (lambda d: data.pack_or_pad(d, {"t": 2.5}, feature_keys="t"), "positive integer, not 2.5"),
-    (lambda d: data.trim_and_pad_dataset(d, 4), r"trim_and_pad_dataset: feature 'text' \(\) string"),
-    (lambda d: data.trim_and_pad_dataset(d, 4, ["nix"]), "has no feature 'nix'"),
-    (lambda d: data.ensure_dataset_eos(d, ["text"]), r"ensure_dataset_eos: feature 'text' \(\)"),
-    (lambda d: data.encode_dataset(d, vocabulary.ByteVocabulary()),
-     r"encode_dataset: feature 't' \(2,\) int64 is not a single string"),
-    (lambda d: data.encode_all_features(d.map(lambda e: {"t": e["t"]}), None),
-     r"encode_all_features: no feature is a string; the data set has t \(2,\) int64"),
-    (lambda d: data.encode_all_features(d.batch(2), None),
-     r"encode_all_features: feature 'text' \(None,\) string is not a single string"),
-    (lambda d: data.pack_dataset(d.map(lambda e: e["t"]), 4), "must be dictionaries of features"),
-    (lambda d: data.supervised_to_dict(d, True), "must be pairs of inputs and targets"),
-])
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (
+            lambda d: data.pack_dataset(d, 4, keys=["nix"]),
+            "pack_dataset: the data set has no feature 'nix'; it has 't', 'text'",
+        ),
+        (
+            lambda d: data.pack_dataset(d, 4),
+            r"pack_dataset: feature 'text' \(\) string is not a one-dimensional sequence of integers",
+        ),
+        (
+            lambda d: data.pack_dataset(d, {"u": 4}, keys=["t"]),
+            "pack_dataset: no length for feature 't' in {'u': 4}",
+        ),
+        (
+            lambda d: data.pack_dataset(d, 0, keys=["t"]),
+            "length of 't' must be a positive integer, not 0",
+        ),
+        (lambda d: data.pack_dataset(d, "8", keys=["t"]), "must be a positive integer, not '8'"),
+        (lambda d: data.pack_or_pad(d, {"t": 2.5}, feature_keys="t"), "positive integer, not 2.5"),
+        (
+            lambda d: data.trim_and_pad_dataset(d, 4),
+            r"trim_and_pad_dataset: feature 'text' \(\) string",
+        ),
+        (lambda d: data.trim_and_pad_dataset(d, 4, ["nix"]), "has no feature 'nix'"),
+        (
+            lambda d: data.ensure_dataset_eos(d, ["text"]),
+            r"ensure_dataset_eos: feature 'text' \(\)",
+        ),
+        (
+            lambda d: data.encode_dataset(d, vocabulary.ByteVocabulary()),
+            r"encode_dataset: feature 't' \(2,\) int64 is not a single string",
+        ),
+        (
+            lambda d: data.encode_all_features(d.map(lambda e: {"t": e["t"]}), None),
+            r"encode_all_features: no feature is a string; the data set has t \(2,\) int64",
+        ),
+        (
+            lambda d: data.encode_all_features(d.batch(2), None),
+            r"encode_all_features: feature 'text' \(None,\) string is not a single string",
+        ),
+        (
+            lambda d: data.pack_dataset(d.map(lambda e: e["t"]), 4),
+            "must be dictionaries of features",
+        ),
+        (lambda d: data.supervised_to_dict(d, True), "must be pairs of inputs and targets"),
+    ],
+)
 def test_errors(call, words):
     dataset = strings(t=np.array([[1, 2]]), text=["a"])
     with pytest.raises(ValueError, match=words):
@@ -213,14 +244,17 @@ def test_zeroed_examples_follow_without_end():
     assert [r["t"] for r in found] == [[4, 5], [6, 7], [0, 0], [0, 0]]
     assert [r["text"] for r in found] == [b"a", b"b", b"", b""]
     again = rows_in_session(
-        lambda: data.pad_dataset_with_zeroed_out_examples(strings(t=[[4, 5]])).take(3))
+        lambda: data.pad_dataset_with_zeroed_out_examples(strings(t=[[4, 5]])).take(3)
+    )
     assert [r["t"] for r in again] == [[4, 5], [0, 0], [0, 0]]
 
 
 def test_supervised_to_dict():
     pairs = tf.data.Dataset.from_tensor_slices(([1, 2], [3, 4]))
     assert rows(data.supervised_to_dict(pairs, False)) == [
-        {"inputs": 1, "targets": 3}, {"inputs": 2, "targets": 4}]
+        {"inputs": 1, "targets": 3},
+        {"inputs": 2, "targets": 4},
+    ]
     assert rows(data.supervised_to_dict(pairs, True)) == [{"targets": 3}, {"targets": 4}]
 
 
@@ -245,7 +279,9 @@ def test_pairs_of_vocabularies():
     a = ord("a") + 3
     texts = strings(inputs=["a"], targets=["a"])
     assert rows(data.encode_dataset(texts, pair)) == [{"inputs": [a], "targets": [a + 1]}]
-    assert rows(data.encode_all_features(texts, pair)) == [{"inputs": [a, 1], "targets": [a + 1, 1]}]
+    assert rows(data.encode_all_features(texts, pair)) == [
+        {"inputs": [a, 1], "targets": [a + 1, 1]}
+    ]
     lines = tf.data.Dataset.from_tensor_slices(["a\ta"])
     (row,) = rows(data.packed_parallel_tsv_dataset(lines, "train", None, 3, pair))
     assert row["inputs"] == [a, 1, 0] and row["targets"] == [a + 1, 1, 0]
@@ -285,7 +321,8 @@ def test_text_lines(text_files):
 def test_mixture_of_text_lines(text_files):
     tf.random.set_random_seed(0)
     mixture = data.sample_from_text_line_datasets(
-        [(str(text_files / "a.txt"), 1), (str(text_files / "b.txt"), 3.0)], shuffle_buffer_size=4)
+        [(str(text_files / "a.txt"), 1), (str(text_files / "b.txt"), 3.0)], shuffle_buffer_size=4
+    )
     found = lines_of(mixture.take(600))
     share = sum(line in ("x", "y") for line in found) / 600
     assert 0.65 < share < 0.85
@@ -315,9 +352,13 @@ def test_t2t_records(tmp_path):
     assert abs(sum(r["inputs"] == [5, 1] for r in train) - 20) < 15
     dev = rows(data.pretokenized_t2t_dataset("name", dataset_split="dev", **kwargs))
     assert [(r["inputs"], r["targets"]) for r in dev] == [([9, 1], [10, 1])]
-    alone = rows(data.pretokenized_t2t_dataset("name", text2self=True, dataset_split="dev", **kwargs))
+    alone = rows(
+        data.pretokenized_t2t_dataset("name", text2self=True, dataset_split="dev", **kwargs)
+    )
     assert "inputs" not in alone[0]
-    with pytest.raises(ValueError, match=r"pretokenized_t2t_dataset: no file matches .*name-nix-\*"):
+    with pytest.raises(
+        ValueError, match=r"pretokenized_t2t_dataset: no file matches .*name-nix-\*"
+    ):
         data.pretokenized_t2t_dataset("name", dataset_split="nix", **kwargs)
 
 
@@ -326,11 +367,16 @@ def test_ids_beyond_the_vocabulary(tmp_path):
 
     def dataset(vocabulary):
         return data.pretokenized_t2t_dataset(
-            "name", data_dir=str(tmp_path), dataset_split="dev", sequence_length=4,
-            vocabulary=vocabulary)
+            "name",
+            data_dir=str(tmp_path),
+            dataset_split="dev",
+            sequence_length=4,
+            vocabulary=vocabulary,
+        )
 
     with pytest.raises(
-            tf.errors.InvalidArgumentError, match="feature targets has an id that is not in the voc"):
+        tf.errors.InvalidArgumentError, match="feature targets has an id that is not in the voc"
+    ):
         rows(dataset(Small()))
     with pytest.raises(tf.errors.InvalidArgumentError, match="vocabulary of 10 ids"):
         rows(dataset((vocabulary.ByteVocabulary(), Small())))

@@ -34,7 +34,10 @@ def test_pretokenized_tfds(tfds):
     (row,) = rows(data.pretokenized_tfds_dataset("x", False, dataset_split="validation", **kwargs))
     assert row["inputs"] == [6, 7, 8, 1, 0, 0] and row["targets"] == [4, 5, 3, 1, 0, 0]
     assert tfds.loaded == {
-        "name": "x", "split": "validation", "as_supervised": True, "data_dir": "dir",
+        "name": "x",
+        "split": "validation",
+        "as_supervised": True,
+        "data_dir": "dir",
         "shuffle_files": False,
     }
     train = rows(data.pretokenized_tfds_dataset("x", True, dataset_split="train", **kwargs).take(9))
@@ -42,19 +45,29 @@ def test_pretokenized_tfds(tfds):
     assert tfds.loaded["shuffle_files"]
     with pytest.raises(tf.errors.InvalidArgumentError, match="vocabulary of 10 ids"):
         tfds.data = tf.data.Dataset.from_tensor_slices(([[9]], [[3]]))
-        rows(data.pretokenized_tfds_dataset(
-            "x", False, dataset_split="test", vocabulary=Small(), **kwargs))
+        rows(
+            data.pretokenized_tfds_dataset(
+                "x", False, dataset_split="test", vocabulary=Small(), **kwargs
+            )
+        )
 
 
-@pytest.mark.parametrize("features, key", [
-    ({"text": ["ab"], "n": [1]}, "text"), ({"targets": ["ab"], "text": ["c"]}, "targets"),
-    ({"words": ["ab"], "n": [1]}, "words"),
-])
+@pytest.mark.parametrize(
+    "features, key",
+    [
+        ({"text": ["ab"], "n": [1]}, "text"),
+        ({"targets": ["ab"], "text": ["c"]}, "targets"),
+        ({"words": ["ab"], "n": [1]}, "words"),
+    ],
+)
 def test_untokenized_tfds_text(tfds, features, key):
     tfds.data = strings(**features)
     words = vocabulary.ByteVocabulary()
-    (row,) = rows(data.untokenized_tfds_dataset(
-        "x", True, None, "validation", None, {"targets": 4}, words, True))
+    (row,) = rows(
+        data.untokenized_tfds_dataset(
+            "x", True, None, "validation", None, {"targets": 4}, words, True
+        )
+    )
     assert row["targets"] == [*words.encode("ab"), 1, 0]
     assert tfds.loaded["as_supervised"] is False
 
@@ -71,12 +84,17 @@ def test_untokenized_tfds_pairs(tfds):
         data.untokenized_tfds_dataset("x", True, *args[2:], True)
 
 
-@pytest.mark.parametrize("module, words", [
-    (None, r"needs the package tensorflow-datasets, which is not installed.*\[transformer\]"),
-    # What there is after an import that failed within.
-    (types.ModuleType("tensorflow_datasets"),
-     r"needs tensorflow_datasets\.(load|builder), but .* could not import its parts"),
-])
+@pytest.mark.parametrize(
+    "module, words",
+    [
+        (None, r"needs the package tensorflow-datasets, which is not installed.*\[transformer\]"),
+        # What there is after an import that failed within.
+        (
+            types.ModuleType("tensorflow_datasets"),
+            r"needs tensorflow_datasets\.(load|builder), but .* could not import its parts",
+        ),
+    ],
+)
 def test_without_tensorflow_datasets(monkeypatch, module, words):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", module)
     for call in (

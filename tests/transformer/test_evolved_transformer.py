@@ -75,7 +75,9 @@ def close(layer, expected):
 
 
 def test_gated_linear_unit():
-    linear, gate = (X @ weights(f"glu_{i}/kernel", D, D) + weights(f"glu_{i}/bias", D) for i in (0, 1))
+    linear, gate = (
+        X @ weights(f"glu_{i}/kernel", D, D) + weights(f"glu_{i}/bias", D) for i in (0, 1)
+    )
     close(evolved.GatedLinearUnitLayer(), linear / (1 + np.exp(-gate)))
 
 
@@ -92,9 +94,7 @@ def test_decoder_convolutions():
     wide = np.maximum(separable(X, "sep_conv11x1", -10, 0, 2 * D), 0)
     narrow = separable(X, "sep_conv7x1_1", -6, 0, D // 2)
     hidden = norm(wide + padded(narrow, 2 * D))
-    close(
-        evolved.DecoderConvolutionalLayer(**SMALL), separable(hidden, "sep_conv7x1_2", -6, 0, D)
-    )
+    close(evolved.DecoderConvolutionalLayer(**SMALL), separable(hidden, "sep_conv7x1_2", -6, 0, D))
 
 
 def test_heads_of_the_decoders_attention():
@@ -103,7 +103,9 @@ def test_heads_of_the_decoders_attention():
     assert heads == {"SelfAttention": 8, "EncDecAttention": 4}
 
 
-@pytest.mark.parametrize("make", [evolved.EncoderConvolutionalLayer, evolved.DecoderConvolutionalLayer])
+@pytest.mark.parametrize(
+    "make", [evolved.EncoderConvolutionalLayer, evolved.DecoderConvolutionalLayer]
+)
 def test_dropout_in_training_only(make):
     layer = make(d_model=D, dropout_rate=0.5)
     for mode, number in [("train", 2), ("eval", 1)]:
@@ -131,10 +133,14 @@ INPUTS = models.prefixes((8, 5, 3, 1), seed=1)
 
 def test_equal_in_layouts():
     def build(mesh):
-        inputs, targets = (models.imported(mesh, a) for a in (INPUTS, models.prefixes((7, 8, 2, 4))))
+        inputs, targets = (
+            models.imported(mesh, a) for a in (INPUTS, models.prefixes((7, 8, 2, 4)))
+        )
         layers = [evolved.DecoderAttentionLayer(2), evolved.DecoderConvolutionalLayer(**SMALL)]
         logits, loss = model(*layers).call_simple(inputs, targets, compute_loss=True)
-        some = [v for v in mesh.graph.trainable_variables if "conv" in v.name or "glu" in v.name][::4]
+        some = [v for v in mesh.graph.trainable_variables if "conv" in v.name or "glu" in v.name][
+            ::4
+        ]
         grads = mtf.gradients([loss], [v.outputs[0] for v in some])
         named = {f"d_{v.name}": g for v, g in zip(some, grads)}
         return {k: mtf.anonymize(v) for k, v in {"logits": logits, "loss": loss, **named}.items()}
@@ -173,10 +179,10 @@ def test_decoding_with_convolutions_equals_the_whole_sequence():
             evolved.DecoderConvolutionalLayer(d_model=16, dropout_rate=0.0),
             transformer_layers.SelfAttention(num_heads=2, key_value_size=4),
         ])  # fmt: skip
-        ids = made.sample_autoregressive(
-            models.imported(mesh, given), never_end=True, bos_id=start
+        ids = made.sample_autoregressive(models.imported(mesh, given), never_end=True, bos_id=start)
+        first = mtf.one_hot(
+            mtf.constant(mesh, 0, dtype=tf.int32), ids.shape.dims[1], dtype=tf.int32
         )
-        first = mtf.one_hot(mtf.constant(mesh, 0, dtype=tf.int32), ids.shape.dims[1], dtype=tf.int32)
         inputs = transformer.autoregressive_inputs(ids) + first * start
         with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
             logits, _ = made.call_simple(inputs, ids, compute_loss=False, mode="eval")

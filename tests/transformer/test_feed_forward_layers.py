@@ -24,7 +24,10 @@ LAYERS = {
     "dynamic": lambda: T.DynamicConv1DLocalAttn(**WINDOW),
     "block": lambda: T.LocalConvAttnBlock(**WINDOW, activation="tanh"),
     "parallel": lambda: T.ParallelLayer(
-        [lambda: T.DenseReluDense(hidden_size=12), lambda: T.SelfAttention(num_heads=2, key_value_size=4)]
+        [
+            lambda: T.DenseReluDense(hidden_size=12),
+            lambda: T.SelfAttention(num_heads=2, key_value_size=4),
+        ]
     ),
 }
 
@@ -104,14 +107,16 @@ def test_convolutions_against_numpy():
     last = weights("separable_conv1d/pointwise_dense/bias", 8)
     kernels = {
         "separable": [weights(f"{scope}{i}/kernel", 8) for i in range(3)],
-        "lightweight": softmaxed([
-            np.tile(weights(f"lightwt_depthwise_dense_{i}/kernel", 4), 2) for i in range(3)
-        ]),
-        "dynamic": softmaxed([
-            x @ weights(f"dyn_conv_depthwise_dense_{i}/kernel", 8, 8)
-            + weights(f"dyn_conv_depthwise_dense_{i}/bias", 8)
-            for i in range(3)
-        ]),
+        "lightweight": softmaxed(
+            [np.tile(weights(f"lightwt_depthwise_dense_{i}/kernel", 4), 2) for i in range(3)]
+        ),
+        "dynamic": softmaxed(
+            [
+                x @ weights(f"dyn_conv_depthwise_dense_{i}/kernel", 8, 8)
+                + weights(f"dyn_conv_depthwise_dense_{i}/bias", 8)
+                for i in range(3)
+            ]
+        ),
     }
     for name, of_positions in kernels.items():
         expected = (convolved(masked, of_positions) + bias) @ pointwise + last
@@ -148,7 +153,10 @@ def test_parallel_layers():
             layer = T.ParallelLayer(layer_classes, use_scope=use_scope)
             y = layer.call(context_for(mesh, mode="eval"), x)
             names.append([v.name for v in mesh.graph.all_variables])
-            return {"y": y, "one": T.DenseReluDense(hidden_size=4).call(context_for(mesh, mode="eval"), x)}
+            return {
+                "y": y,
+                "one": T.DenseReluDense(hidden_size=4).call(context_for(mesh, mode="eval"), x),
+            }
 
         return made
 
@@ -206,7 +214,9 @@ def test_state_of_convolutions():
         T.SeparableConv1DLayer(-3, 0, 8).call(context, tokens)
         [state] = context.new_states
         later = context_for(mesh, mode="incremental", states=[state], new_states=[])
-        moved = T.Conv1D().record_states_incremental_mode(later, given(mesh, "batch:4,d_model:8", 5), 4)
+        moved = T.Conv1D().record_states_incremental_mode(
+            later, given(mesh, "batch:4,d_model:8", 5), 4
+        )
         assert later.new_states == [moved]
         return {"state": state, "moved": moved}
 
@@ -222,8 +232,15 @@ def test_errors():
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
         x = mtf.zeros(mesh, mtf.convert_to_shape(SHAPE))
         with pytest.raises(ValueError, match="num_unique_depth_filters=3 must divide the channels"):
-            T.DynamicConv1DLocalAttn(**WINDOW, num_unique_depth_filters=3).call(context_for(mesh), x)
-        with pytest.raises(NotImplementedError, match="Conv1DLocalAttn has no get_kernel_wt; use Lightweight"):
+            T.DynamicConv1DLocalAttn(**WINDOW, num_unique_depth_filters=3).call(
+                context_for(mesh), x
+            )
+        with pytest.raises(
+            NotImplementedError, match="Conv1DLocalAttn has no get_kernel_wt; use Lightweight"
+        ):
             T.Conv1DLocalAttn(**WINDOW).call(context_for(mesh), x)
-        with pytest.raises(NotImplementedError, match=r"attention_type='wide' is none of lightweight_conv, dynamic_conv"):
+        with pytest.raises(
+            NotImplementedError,
+            match=r"attention_type='wide' is none of lightweight_conv, dynamic_conv",
+        ):
             T.LocalConvAttnBlock(**WINDOW, attention_type="wide")

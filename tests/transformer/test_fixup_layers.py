@@ -33,7 +33,9 @@ def called(fn, mode="eval", x=X):
     def build(mesh):
         model = Model(x.shape[-1])
         rows, length = mtf.Dimension("batch", x.shape[0]), mtf.Dimension("length", x.shape[1])
-        given = mtf.import_tf_tensor(mesh, tf.constant(x), mtf.Shape([rows, length, model.model_dim]))
+        given = mtf.import_tf_tensor(
+            mesh, tf.constant(x), mtf.Shape([rows, length, model.model_dim])
+        )
         position = mtf.range(mesh, length, tf.int32)
         context = transformer.Context(
             model, mesh, [rows], length, further.FLOAT, mode=mode, position=position,
@@ -116,7 +118,9 @@ def test_feed_forward_layer():
         hidden_size=HIDDEN, num_blocks=2, activation=["relu", "linear"], use_bias=True
     )
     [y] = models.run(called(layer.call), scale=0.5).values()
-    factors = [X @ weights(f"wi_{i}/kernel", D, HIDDEN) + weights(f"wi_{i}/bias", HIDDEN) for i in (0, 1)]
+    factors = [
+        X @ weights(f"wi_{i}/kernel", D, HIDDEN) + weights(f"wi_{i}/bias", HIDDEN) for i in (0, 1)
+    ]
     hidden = np.maximum(factors[0], 0) * factors[1] + weights("shift", 1)
     expected = hidden @ weights("wo/kernel", HIDDEN, D) + weights("wo/bias", D)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)

@@ -124,7 +124,9 @@ class SeesMemory(transformer.TransformerLayer):
             return x + context.get_constant_state()
         output, length = context.encoder_output, context.encoder_length_dim
         there = mtf.cast(mtf.not_equal(context.encoder_sequence_id, 0), x.dtype)
-        mean = mtf.reduce_sum(output * there, reduced_dim=length) / mtf.reduce_sum(there, reduced_dim=length)
+        mean = mtf.reduce_sum(output * there, reduced_dim=length) / mtf.reduce_sum(
+            there, reduced_dim=length
+        )
         if context.mode == "first_part":
             context.record_constant_state(mean)
         return x + mean
@@ -153,7 +155,9 @@ INPUTS = models.prefixes((8, 5, 3, 1), seed=1)
 @pytest.mark.parametrize("kind", ["mean", "max"])
 def test_equal_in_layouts(kind):
     def build(mesh):
-        inputs, targets = (models.imported(mesh, a) for a in (INPUTS, models.prefixes((7, 8, 2, 4))))
+        inputs, targets = (
+            models.imported(mesh, a) for a in (INPUTS, models.prefixes((7, 8, 2, 4)))
+        )
         logits, loss = model(kind).call_simple(inputs, targets, compute_loss=True)
         variables = mesh.graph.trainable_variables
         grads = mtf.gradients([loss], [v.outputs[0] for v in variables])
@@ -191,7 +195,9 @@ def test_decoding_equals_the_whole_sequence(placing):
 def test_errors():
     notes = []
     layers = [Recorded(i, notes) for i in range(4)]
-    with pytest.raises(ValueError, match=r"there are 4 layers, but .* has 3 modules of n_submodules=2"):
+    with pytest.raises(
+        ValueError, match=r"there are 4 layers, but .* has 3 modules of n_submodules=2"
+    ):
         funnel(layers, [2, 1])
     with pytest.raises(ValueError, match="must have n_blocks=3 numbers each"):
         funnel(layers, [1, 1], n_blocks=3)

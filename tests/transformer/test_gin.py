@@ -41,7 +41,12 @@ def parse(*names):
 def test_files_are_there():
     folders = [name.rpartition("/")[0] for name in FILES]
     assert {f: folders.count(f) for f in folders} == {
-        "": 3, "layouts": 11, "learning_rate_schedules": 2, "models": 13, "problems": 5}
+        "": 3,
+        "layouts": 11,
+        "learning_rate_schedules": 2,
+        "models": 13,
+        "problems": 5,
+    }
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -57,9 +62,17 @@ def test_defaults_alone():
     attention = gin.get_bindings("SelfAttention")
     assert attention == {"num_heads": 8, "key_value_size": 128, "dropout_rate": 0.1}
     assert gin.get_bindings("mesh_tensorflow.transformer.transformer.Unitransformer") == {
-        "d_model": 1024, "shared_embedding_and_softmax_weights": True, "max_length": 512}
+        "d_model": 1024,
+        "shared_embedding_and_softmax_weights": True,
+        "max_length": 512,
+    }
     assert gin.get_bindings("LayerStack").keys() == {
-        "dropout_rate", "norm_epsilon", "sublayers_initial", "sublayers_per_layer", "sublayers_final"}
+        "dropout_rate",
+        "norm_epsilon",
+        "sublayers_initial",
+        "sublayers_per_layer",
+        "sublayers_final",
+    }
     run = gin.get_bindings("run", resolve_references=False)
     assert run["sequence_length"] == {"inputs": 512, "targets": 512}
     assert run["layout_rules"].startswith("ensemble:ensemble,batch:batch,d_ff:model,heads:model")
@@ -79,7 +92,10 @@ def test_later_files_change_sizes_everywhere():
 def test_data_sets_and_their_vocabularies():
     parse("defaults.gin", "problems/lm1b.gin")
     name = "lm1b/subwords32k"
-    assert gin.get_bindings("pretokenized_tfds_dataset") == {"dataset_name": name, "text2self": True}
+    assert gin.get_bindings("pretokenized_tfds_dataset") == {
+        "dataset_name": name,
+        "text2self": True,
+    }
     assert gin.get_bindings("get_tfds_vocabulary") == {"dataset_name": name}
     assert gin.get_bindings("run", resolve_references=False)["model_type"] == "lm"
 
@@ -104,15 +120,21 @@ def loss_of(model_type):
         shape = mtf.Shape([mtf.Dimension("batch", 4), mtf.Dimension("length", 8)])
         targets = mtf.import_tf_tensor(mesh, tf.constant(ids, tf.int32), shape)
         model = utils.build_model(
-            model_type, input_vocab_size=128, output_vocab_size=128,
-            layout_rules=mtf.LayoutRules([]), mesh_shape=mtf.Shape([]))
+            model_type,
+            input_vocab_size=128,
+            output_vocab_size=128,
+            layout_rules=mtf.LayoutRules([]),
+            mesh_shape=mtf.Shape([]),
+        )
         inputs = targets
         if model_type == "lm":
             inputs = transformer.autoregressive_inputs(targets)
         _, loss = model.call_simple(
-            inputs, targets, compute_loss=True, variable_dtype=mtf.VariableDType(tf.float32))
+            inputs, targets, compute_loss=True, variable_dtype=mtf.VariableDType(tf.float32)
+        )
         lowering = mtf.Lowering(
-            graph, {mesh: mtf.placement_mesh_impl.PlacementMeshImpl([], [], [""])})
+            graph, {mesh: mtf.placement_mesh_impl.PlacementMeshImpl([], [], [""])}
+        )
         found = lowering.export_to_tf_tensor(loss)
         sess.run(tf.global_variables_initializer())
         sess.run(lowering.copy_masters_to_slices())
@@ -144,8 +166,9 @@ def test_a_file_in_another_encoding_is_named_with_its_line(tmp_path, included, m
     path.write_bytes("# A first line.\n# caf\u00e9\n".encode("latin1"))
     start = tmp_path / "start.gin"
     start.write_text(f"include '{path}'\n")
-    with flagsaver.flagsaver(gin_file=[str(start if included else path)], gin_param=[],
-                             gin_location_prefix=[]):
+    with flagsaver.flagsaver(
+        gin_file=[str(start if included else path)], gin_param=[], gin_location_prefix=[]
+    ):
         with pytest.raises(ValueError, match=rf"line 2 of {path} is not in UTF-8 .* at byte 5"):
             utils.parse_gin_defaults_and_flags()
         path.write_text("# caf\u00e9\nutils.run.train_steps = 7\n", encoding="utf-8")
@@ -159,8 +182,11 @@ def test_the_default_directory_is_warned_of(tmp_path, monkeypatch):
     monkeypatch.setattr(main, "_write_command", called.append)
     monkeypatch.setattr(utils, "parse_gin_defaults_and_flags", lambda: None)
     monkeypatch.setattr(utils, "run", lambda **kwargs: None)
-    with pytest.warns(mtf.MeshTensorFlowWarning, match=r"a name that all users of this machine "
-                      r"know.*Pass --model_dir=DIR"):
+    with pytest.warns(
+        mtf.MeshTensorFlowWarning,
+        match=r"a name that all users of this machine "
+        r"know.*Pass --model_dir=DIR",
+    ):
         main.main([])
     with flagsaver.flagsaver(model_dir=str(tmp_path)), warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -111,7 +111,8 @@ def test_dropout_is_annealed(step, rate):
         context = context_of(mesh)
         context.batch_dims = mtf.convert_to_shape(wide).dims[:1]
         y = transformer.sublayer_annealed_dropout(
-            mtf.ones(mesh, wide), None, context, init_dropout_rate=0.5, start_step=5, end_step=9)
+            mtf.ones(mesh, wide), None, context, init_dropout_rate=0.5, start_step=5, end_step=9
+        )
         impl = mtf.placement_mesh_impl.PlacementMeshImpl("", "", [""])
         fetch = mtf.Lowering(mesh.graph, {mesh: impl}).export_to_tf_tensor(y)
         with tf.Session() as session:
@@ -129,7 +130,9 @@ def test_dropout_is_annealed(step, rate):
 @pytest.mark.parametrize("placing", [models.WHOLE, models.PLACINGS[3]])
 def test_recomputed_values_are_the_same(cls, placing):
     def build(recompute):
-        return models.language_model(layer_stack=stack(cls=cls, num_layers=3, recompute_grads=recompute))
+        return models.language_model(
+            layer_stack=stack(cls=cls, num_layers=3, recompute_grads=recompute)
+        )
 
     assert_same(run(build(True), placing), run(build(False)))
 
@@ -181,7 +184,9 @@ def test_layer_outputs(cls):
     def build(mesh):
         outputs = []
         ids = models.imported(mesh, some_ids())
-        model = models.unitransformer(stack(cls=cls, num_layers=3), autoregressive=False, output_vocab_size=None)
+        model = models.unitransformer(
+            stack(cls=cls, num_layers=3), autoregressive=False, output_vocab_size=None
+        )
         y, _ = model.call_simple(ids, None, False, layer_outputs=outputs)
         return [*outputs, y]
 
@@ -202,7 +207,9 @@ def variable_names(layer_stack, tf_graph):
 def test_names(tf_graph):
     names = variable_names(stack(layers=[Mix, (Mix, "mix", {"loss": 1.0})]), tf_graph)
     assert names == [
-        f"block_{b:03d}/{layer}/{v}" for b in range(2) for layer in ("layer_000", "mix")
+        f"block_{b:03d}/{layer}/{v}"
+        for b in range(2)
+        for layer in ("layer_000", "mix")
         for v in ("rms_norm/scale", "Mix/wi/kernel", "Mix/wo/kernel")
     ] + ["rms_norm/scale"]
 
@@ -213,7 +220,8 @@ def test_names_of_a_legacy_stack(tf_graph):
         layer_stack_cls=functools.partial(transformer.LayerStack, dropout_rate=0.1, norm_epsilon=1e-6),
     )  # fmt: skip
     assert variable_names(layer_stack, tf_graph) == [
-        f"layer_{i:03d}/{v}" for i in range(2)
+        f"layer_{i:03d}/{v}"
+        for i in range(2)
         for v in ("layer_norm/scale", "Mix/wi/kernel", "Mix/wo/kernel")
     ] + ["final_layer_norm/scale"]
 
@@ -223,7 +231,12 @@ def test_layers_of_one_name_share_their_variables(tf_graph):
     for layer in layer_stack.layers:
         layer.set_name("same")
     names = variable_names(layer_stack, tf_graph)
-    assert names == ["same/rms_norm/scale", "same/Mix/wi/kernel", "same/Mix/wo/kernel", "rms_norm/scale"]
+    assert names == [
+        "same/rms_norm/scale",
+        "same/Mix/wi/kernel",
+        "same/Mix/wo/kernel",
+        "rms_norm/scale",
+    ]
 
 
 @pytest.fixture
@@ -255,7 +268,8 @@ def test_gin(bindings, tf_graph):
         StudentTeacher.fraction_soft = 0.25
     """)
     pair = transformer.make_bi_student_teacher(
-        input_vocab_size=100, output_vocab_size=200, layout="a:b", mesh_shape="b:2")
+        input_vocab_size=100, output_vocab_size=200, layout="a:b", mesh_shape="b:2"
+    )
     assert (pair.fraction_soft, pair.temperature) == (0.25, None)
     student, teacher = pair.student, pair.teacher
     assert not student.shared_embedding
@@ -303,9 +317,17 @@ def test_context(tf_graph):
 def test_to_json():
     layer = Mix(loss=0.5)
     layer.set_name("mix")
-    assert json.loads(layer.to_json()) == {"class": "Mix", "_name": "mix", "loss": 0.5, "shares": False}
+    assert json.loads(layer.to_json()) == {
+        "class": "Mix",
+        "_name": "mix",
+        "loss": 0.5,
+        "shares": False,
+    }
     described = json.loads(stack(layers=[Mix]).to_json())
-    assert [d["_name"] for d in described["_layers"]] == ["block_000/layer_000", "block_001/layer_000"]
+    assert [d["_name"] for d in described["_layers"]] == [
+        "block_000/layer_000",
+        "block_001/layer_000",
+    ]
 
 
 class Transposes(transformer.TransformerLayer):

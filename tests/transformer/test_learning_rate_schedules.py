@@ -36,7 +36,11 @@ def test_equals_the_classic(name, dtype):
 
 
 def test_product_of_numbers_and_schedules():
-    factors = [2.0, schedules.linear_warmup, lambda step, total: schedules.linear_decay(step, total, 40)]
+    factors = [
+        2.0,
+        schedules.linear_warmup,
+        lambda step, total: schedules.linear_decay(step, total, 40),
+    ]
     actual = rates(
         [10, 20, 80], lambda s: schedules.product_learning_rate(s, 110, factors=factors, offset=10)
     )
@@ -52,8 +56,15 @@ def test_without_a_decay_or_a_warmup_the_value_is_one():
     )
 
 
-@pytest.mark.parametrize("name", ["linear_decay", "linear_decay_learning_rate",
-                                  "learning_rate_schedule_noam", "slanted_triangular"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "linear_decay",
+        "linear_decay_learning_rate",
+        "learning_rate_schedule_noam",
+        "slanted_triangular",
+    ],
+)
 def test_what_needs_a_last_step_says_so(name):
     with pytest.raises(ValueError, match=f"{name}: total_train_steps is None.*train_steps"):
         getattr(schedules, name)(5, None)

@@ -68,7 +68,12 @@ def test_one_position_without_length():
         batch = mtf.Dimension("batch", ROWS)
         given = mtf.import_tf_tensor(mesh, tf.constant(x), mtf.Shape([batch, Model.model_dim]))
         context = transformer.Context(
-            Model(), mesh, [batch], mtf.Dimension("length", LENGTH), further.FLOAT, mode="incremental"
+            Model(),
+            mesh,
+            [batch],
+            mtf.Dimension("length", LENGTH),
+            further.FLOAT,
+            mode="incremental",
         )
         return [layer.call(context, given)]
 

@@ -54,7 +54,9 @@ def test_loss(mode, z_loss, smoothing):
 def test_loss_on_targets_only():
     ids = some_ids(low=1)
     ends_before = np.cumsum(ids == 1, axis=1) - (ids == 1)
-    values = run(models.language_model(ids=ids, gradients=False, loss_on_targets_only=True, z_loss=0.0))
+    values = run(
+        models.language_model(ids=ids, gradients=False, loss_on_targets_only=True, z_loss=0.0)
+    )
     expected = expected_loss(values["logits"], ids, weights=ends_before % 2 == 1)
     np.testing.assert_allclose(values["loss"], expected, rtol=1e-5)
 
@@ -114,7 +116,11 @@ def test_given_positions(kwargs):
     def build(mesh):
         targets = models.imported(mesh, some_ids())
         outputs = {}
-        for name, at in [("default", None), ("same", positions), ("other", positions[:, ::-1].copy())]:
+        for name, at in [
+            ("default", None),
+            ("same", positions),
+            ("other", positions[:, ::-1].copy()),
+        ]:
             at = None if at is None else models.imported(mesh, at)
             for has in (True, False):
                 with tf.variable_scope("", reuse=tf.AUTO_REUSE):
@@ -139,7 +145,9 @@ def test_token_dropout():
         outputs = {}
         for mode in ("train", "eval"):
             kept = []
-            layer_stack = transformer.LayerStack([], [lambda x, s, c, kept=kept: kept.append(c) or x], [], [])
+            layer_stack = transformer.LayerStack(
+                [], [lambda x, s, c, kept=kept: kept.append(c) or x], [], []
+            )
             uni = models.unitransformer(layer_stack, token_dropout_rate=0.25, name=mode)
             uni.call_simple(ids, None, False, mode=mode)
             outputs[mode] = kept[0].input_embeddings
@@ -199,7 +207,10 @@ def test_bfloat16():
 
 
 def sequence_to_sequence(mesh, **kwargs):
-    inputs, targets = models.imported(mesh, some_ids(0, 8, 0)), models.imported(mesh, some_ids(1, 6, 0))
+    inputs, targets = (
+        models.imported(mesh, some_ids(0, 8, 0)),
+        models.imported(mesh, some_ids(1, 6, 0)),
+    )
     logits, loss = models.bitransformer(**kwargs).call_simple(inputs, targets, True)
     return {"logits": logits, **models.trained(loss)}
 
@@ -237,7 +248,10 @@ def test_training_with_attention_and_dropout(placing, rate):
             for d in (False, True)
         )  # fmt: skip
         model = transformer.Bitransformer(encoder, decoder)
-        inputs, targets = models.imported(mesh, some_ids(0, 8, 0)), models.imported(mesh, some_ids(1, 6, 0))
+        inputs, targets = (
+            models.imported(mesh, some_ids(0, 8, 0)),
+            models.imported(mesh, some_ids(1, 6, 0)),
+        )
         logits, loss = model.call_simple(inputs, targets, True)
         return {"logits": logits, **models.trained(loss)}
 
@@ -264,7 +278,10 @@ def test_bitransformer_ignores_padding_of_inputs():
 def student_teacher(mesh, **kwargs):
     tf.train.get_or_create_global_step()
     pair = transformer.StudentTeacher(models.bitransformer(), models.bitransformer(), **kwargs)
-    inputs, targets = models.imported(mesh, some_ids(0, 8, 0)), models.imported(mesh, some_ids(1, 6, 0))
+    inputs, targets = (
+        models.imported(mesh, some_ids(0, 8, 0)),
+        models.imported(mesh, some_ids(1, 6, 0)),
+    )
     return pair, pair.call_simple(inputs, targets, True)
 
 
@@ -278,7 +295,9 @@ def test_teacher_does_not_learn(tf_graph):
 
 def test_student_teacher_layouts():
     def build(mesh):
-        logits, loss = student_teacher(mesh, temperature=2.0, fraction_soft=0.5, distill_start_step=-1)[1]
+        logits, loss = student_teacher(
+            mesh, temperature=2.0, fraction_soft=0.5, distill_start_step=-1
+        )[1]
         return {"logits": logits, **models.trained(loss)}
 
     models.check_everywhere(build, [PLACINGS[3]])

@@ -75,7 +75,9 @@ def test_output_is_the_sum_of_experts():
     for inputs, outputs in zip(x, found):
         gates = routing.softmax(inputs @ gating)
         combine = routing.no_token_left_behind(gates, np.ones(16), 4, 1).sum(-1)
-        by_expert = np.einsum("teh,ehd->ted", np.maximum(np.einsum("td,edh->teh", inputs, wi), 0), wo)
+        by_expert = np.einsum(
+            "teh,ehd->ted", np.maximum(np.einsum("td,edh->teh", inputs, wi), 0), wo
+        )
         assert_close(outputs, np.einsum("ted,te->td", by_expert, combine).astype("float32"), 1e-5)
         dropped += (combine.sum(-1) == 0).sum()
         assert (np.abs(outputs).max(-1) == 0).sum() == (combine.sum(-1) == 0).sum()
@@ -89,7 +91,9 @@ def test_numbers_of_groups_and_places():
         (4, 8), (4, 8), (6, 5), (2, 10),
     ]  # fmt: skip
     assert [split(7, 3, 1), split(100, 1024, 4), split(4, 8, 1)] == [(7, 1), (4, 25), (1, 4)]
-    with pytest.raises(ValueError, match=r"n=12 is not a multiple of mesh_dim_size=5: .* batch size"):
+    with pytest.raises(
+        ValueError, match=r"n=12 is not a multiple of mesh_dim_size=5: .* batch size"
+    ):
         split(12, 5, 5)
 
     def places(train, placing=WHOLE, **kwargs):
@@ -183,7 +187,9 @@ def losses_while_training(layer, steps=12, **options):
         tf.set_random_seed(1)
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
-        ids = imported(mesh, np.random.RandomState(0).randint(2, VOCAB, (ROWS, LENGTH)).astype("int32"))
+        ids = imported(
+            mesh, np.random.RandomState(0).randint(2, VOCAB, (ROWS, LENGTH)).astype("int32")
+        )
         model = language_model(layer, **options)
         _, loss = model.call_simple(
             transformer.autoregressive_inputs(ids), ids, compute_loss=True, mode="train"
@@ -217,7 +223,9 @@ def test_models_in_bfloat16():
 
     def build(dtype):
         def made(mesh):
-            ids = imported(mesh, np.random.RandomState(0).randint(2, VOCAB, (ROWS, LENGTH)).astype("int32"))
+            ids = imported(
+                mesh, np.random.RandomState(0).randint(2, VOCAB, (ROWS, LENGTH)).astype("int32")
+            )
             layer = moe.MoE1D(**SMALL, **DETERMINED, **ROOMY, z_loss=1e-3)
             _, loss = language_model(layer).call_simple(
                 transformer.autoregressive_inputs(ids), ids, compute_loss=True, mode="train",
@@ -250,7 +258,9 @@ def test_loss_is_added_with_its_coefficient():
     def without_losses(mesh):
         context = context_for(mesh)
         context.losses = None
-        return {"y": moe.MoE1D(**SMALL, **DETERMINED).call(context, given(mesh, TOKENS + ",d_model:8"))}
+        return {
+            "y": moe.MoE1D(**SMALL, **DETERMINED).call(context, given(mesh, TOKENS + ",d_model:8"))
+        }
 
     assert run(without_losses)["y"].any()
 
@@ -321,7 +331,9 @@ def test_errors_of_two_levels_and_ensembles():
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
         x = mtf.zeros(mesh, mtf.convert_to_shape(TOKENS + ",d_model:8"))
         arguments = [x, x.shape.dims[-1]]
-        with pytest.raises(ValueError, match=r"moe_num_experts=4 must be two numbers, .* transformer_moe_layer_v1"):
+        with pytest.raises(
+            ValueError, match=r"moe_num_experts=4 must be two numbers, .* transformer_moe_layer_v1"
+        ):
             moe.transformer_moe_layer_v2(*arguments, moe.MoE1D(**SMALL)._hparams, True, FLOAT)
         hparams = moe.HParams(**vars(moe.MoE2D()._hparams))
         hparams.add_hparam("moe_gating", "ntlb")
@@ -330,10 +342,15 @@ def test_errors_of_two_levels_and_ensembles():
         with pytest.raises(ValueError, match=r"have no moe_group_size; set it, for example"):
             moe.transformer_moe_layer_v1(*arguments, moe.HParams(moe_hidden_size=4), True, FLOAT)
         with pytest.raises(ValueError, match=r"output_dim .* differs from the channels"):
-            layer = heterogeneous_moe.HeterogeneousMoE1D(**SMALL, moe_num_layers=2, output_dim=mtf.Dimension("out", 4))
+            layer = heterogeneous_moe.HeterogeneousMoE1D(
+                **SMALL, moe_num_layers=2, output_dim=mtf.Dimension("out", 4)
+            )
             layer.call(context_for(mesh), x)
         context = context_for(mesh)
         context.model.ensemble_dim = mtf.Dimension("ensemble", 2)
         for layer in (moe.MoE1D(), moe.MoE2D(), heterogeneous_moe.HeterogeneousMoE1D()):
-            with pytest.raises(NotImplementedError, match=rf"{type(layer).__name__}: MoE not yet implemented with ensembles"):
+            with pytest.raises(
+                NotImplementedError,
+                match=rf"{type(layer).__name__}: MoE not yet implemented with ensembles",
+            ):
                 layer.call(context, x)

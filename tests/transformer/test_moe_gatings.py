@@ -12,7 +12,9 @@ from mesh_tensorflow.transformer import moe
 GROUPS, GROUP, EXPERTS = 3, 12, 4
 FLOAT = mtf.VariableDType(tf.float32)
 LOGITS = 2.0 * np.random.RandomState(0).normal(size=[GROUPS, GROUP, EXPERTS]).astype("float32")
-RANKS = np.random.RandomState(1).choice([0.0, 0.5, 1.0, 1.0], size=[GROUPS, GROUP]).astype("float32")
+RANKS = (
+    np.random.RandomState(1).choice([0.0, 0.5, 1.0, 1.0], size=[GROUPS, GROUP]).astype("float32")
+)
 DETERMINED = {
     "second_policy_train": "all", "second_policy_eval": "all",
     "switch_policy_train": "argmax", "switch_policy_eval": "argmax",
@@ -199,10 +201,15 @@ def test_losses_of_padding_microbatches_and_z():
     top_2 = (gates * padding[..., None]).mean(1) * (chosen * padding[..., None]).mean(1)
     log_z = np.log(np.exp(LOGITS).sum(-1))
     z = (log_z**2 * padding).sum() / padding.sum()
-    for gating, balance in {"switch": switch.mean(), "top_2": top_2.sum(-1).mean() * EXPERTS}.items():
+    for gating, balance in {
+        "switch": switch.mean(),
+        "top_2": top_2.sum(-1).mean() * EXPERTS,
+    }.items():
         found = gated(gating, importance=padding, train=True, num_microbatches=3, z_loss=0.2)
         np.testing.assert_allclose(found["loss"], (balance + 0.2 * z) / 3, rtol=1e-5)
-        np.testing.assert_allclose(gated(gating, importance=padding, z_loss=0.2)["loss"], balance, rtol=1e-5)
+        np.testing.assert_allclose(
+            gated(gating, importance=padding, z_loss=0.2)["loss"], balance, rtol=1e-5
+        )
     empty = gated("switch", importance=np.zeros_like(padding), train=True, z_loss=0.2)
     assert empty["loss"] == 0 and not empty["combine"].any()
 

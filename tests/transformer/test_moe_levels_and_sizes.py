@@ -53,8 +53,14 @@ def test_two_levels_of_one_expert_are_a_dense_layer():
         y = layer.call(context_for(mesh, mode="eval"), x)
         return {"y": y}
 
-    h = np.maximum(numbers(TOKENS + ",d_model:8") @ models.weights("wi/kernel", [1, 1, 8, 8], 1.0)[0, 0], 0)
-    assert_close(run(build)["y"], (h @ models.weights("wo/kernel", [1, 1, 8, 8], 1.0)[0, 0]).astype("float32"), 1e-5)
+    h = np.maximum(
+        numbers(TOKENS + ",d_model:8") @ models.weights("wi/kernel", [1, 1, 8, 8], 1.0)[0, 0], 0
+    )
+    assert_close(
+        run(build)["y"],
+        (h @ models.weights("wo/kernel", [1, 1, 8, 8], 1.0)[0, 0]).astype("float32"),
+        1e-5,
+    )
 
 
 # -- experts of several sizes
@@ -76,16 +82,26 @@ def test_masks_of_heterogeneous_experts():
     masks = run(build)["masks"]
     np.testing.assert_array_equal(masks[:, 0].sum(0), [2] * 3 + [4] * 3 + [1] * 4)
     np.testing.assert_array_equal(masks[0].sum(0), [1] * 3 + [3] * 3 + [2] * 4)
-    with tf.Graph().as_default(), pytest.raises(ValueError, match="asks for 11 experts, but there are 10"):
+    with (
+        tf.Graph().as_default(),
+        pytest.raises(ValueError, match="asks for 11 experts, but there are 10"),
+    ):
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
         too_many = [{**kinds[0], "percent_number": 1.1}, kinds[1]]
-        heterogeneous_moe.generate_heterogeneous_expert_masks(too_many, 10, mtf.Dimension("experts", 10), mesh, 1)
+        heterogeneous_moe.generate_heterogeneous_expert_masks(
+            too_many, 10, mtf.Dimension("experts", 10), mesh, 1
+        )
     with tf.Graph().as_default(), pytest.raises(ValueError, match="mask_info is empty"):
-        heterogeneous_moe.generate_heterogeneous_expert_masks([], 10, mtf.Dimension("experts", 10), mesh, 1)
+        heterogeneous_moe.generate_heterogeneous_expert_masks(
+            [], 10, mtf.Dimension("experts", 10), mesh, 1
+        )
 
 
 def test_heterogeneous_experts_under_layouts():
-    kinds = [{"layers": 2, "width": 4, "percent_number": 0.5}, {"layers": 1, "width": 8, "percent_number": 0.5}]
+    kinds = [
+        {"layers": 2, "width": 4, "percent_number": 0.5},
+        {"layers": 1, "width": 8, "percent_number": 0.5},
+    ]
 
     def layer():
         return heterogeneous_moe.HeterogeneousMoE1D(

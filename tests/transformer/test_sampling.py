@@ -79,7 +79,9 @@ def test_stops_at_another_token_and_after_a_number_of_steps():
     for limit in (0, 2):
         found = models.run(sampled(language_model(), given, max_steps=limit, never_end=True))
         ends = (given != 0).sum(1) + limit
-        np.testing.assert_array_equal(found["ids"], np.where(np.arange(LENGTH) < ends[:, None], whole, 0))
+        np.testing.assert_array_equal(
+            found["ids"], np.where(np.arange(LENGTH) < ends[:, None], whole, 0)
+        )
 
 
 def test_never_ends():
@@ -98,8 +100,7 @@ def test_begins_with_another_id(kind, has_partial):
     given = prefixes() if has_partial else prefixes((0, 0, 0, 0))
     kwargs = {"has_partial_sequences": has_partial, "never_end": True, "stop_at_token": 0}
     begun = [
-        models.run(sampled(language_model(kind), given, bos_id=bos, **kwargs))
-        for bos in (0, 5, 9)
+        models.run(sampled(language_model(kind), given, bos_id=bos, **kwargs)) for bos in (0, 5, 9)
     ]
     for found in begun:
         found["logits"][..., 0] = -np.inf
@@ -126,7 +127,9 @@ def test_what_is_given_sees_all_of_itself():
         ids = model.sample_autoregressive(models.imported(mesh, given), never_end=True)
         inputs = transformer.autoregressive_inputs(ids)
         length = inputs.shape.dims[-1]
-        count = mtf.import_tf_tensor(mesh, tf.constant((given != 0).sum(1), tf.int32), dims("batch:4"))
+        count = mtf.import_tf_tensor(
+            mesh, tf.constant((given != 0).sum(1), tf.int32), dims("batch:4")
+        )
         positions = mtf.range(mesh, length, tf.int32)
         priority = mtf.einsum(
             [positions, mtf.to_int32(mtf.greater(positions, count))], output_shape=ids.shape
@@ -143,7 +146,9 @@ def test_what_is_given_sees_all_of_itself():
     assert_best(found, given, LENGTH)
 
 
-@pytest.mark.parametrize("kind, placing", [("sums", PLACINGS[2]), *(("attention", p) for p in PLACINGS)])
+@pytest.mark.parametrize(
+    "kind, placing", [("sums", PLACINGS[2]), *(("attention", p) for p in PLACINGS)]
+)
 def test_sampling_is_the_same_in_every_layout(kind, placing):
     given = prefixes()
     build = sampled(language_model(kind), given, never_end=True, removed=True)
@@ -177,7 +182,9 @@ def test_ensembles_and_two_batch_dimensions():
 # -- sampling by chance
 
 
-@pytest.mark.parametrize("temperature, top_k", [(1.0, -1), (0.5, -1), (1.0, 3), (2.0, 3), (1.0, 99)])
+@pytest.mark.parametrize(
+    "temperature, top_k", [(1.0, -1), (0.5, -1), (1.0, 3), (2.0, 3), (1.0, 99)]
+)
 @pytest.mark.parametrize("placing", [WHOLE, Placing("x:2", "vocab:x")])
 def test_frequencies(placing, temperature, top_k):
     """Pearson's chi-square of the first id of many rows, against the softmax of its logits."""
@@ -198,9 +205,7 @@ def test_frequencies(placing, temperature, top_k):
     assert (counts[expected == 0] == 0).all()
     # Rare ids count together, so that the statistic has the distribution of chi-square.
     rare = (expected > 0) & (expected < 5)
-    counts, expected = (
-        np.append(x[expected >= 5], x[rare].sum()) for x in (counts, expected)
-    )
+    counts, expected = (np.append(x[expected >= 5], x[rare].sum()) for x in (counts, expected))
     counts, expected = counts[expected > 0], expected[expected > 0]
     freedom = len(expected) - 1
     assert freedom >= 2

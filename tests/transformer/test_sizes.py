@@ -46,16 +46,27 @@ def test_language_models_of_the_paper(step):
 
     def build(mesh):
         layers = [
-            (transformer_layers.SelfAttention, {"num_heads": int(8 * factor), "key_value_size": 256}),
+            (
+                transformer_layers.SelfAttention,
+                {"num_heads": int(8 * factor), "key_value_size": 256},
+            ),
             (transformer_layers.DenseReluDense, {"hidden_size": int(8192 * factor)}),
         ]
         layer_stack = transformer.make_layer_stack(
-            layers=layers, num_layers=6,
+            layers=layers,
+            num_layers=6,
             layer_stack_cls=functools.partial(
-                transformer.LayerStack, dropout_rate=0.1, norm_epsilon=1e-6))
+                transformer.LayerStack, dropout_rate=0.1, norm_epsilon=1e-6
+            ),
+        )
         model = transformer.Unitransformer(
-            layer_stack, d_model=1024, input_vocab_size=32000, output_vocab_size=32000,
-            autoregressive=True, max_length=256)
+            layer_stack,
+            d_model=1024,
+            input_vocab_size=32000,
+            output_vocab_size=32000,
+            autoregressive=True,
+            max_length=256,
+        )
         x = ids(mesh, 256)
         return model.call_simple(x, x, True, variable_dtype=BFLOAT16)[1]
 
@@ -83,18 +94,33 @@ def t5(d_model, d_ff, heads, key_size, blocks):
 
     def side(layers, name, **kwargs):
         layer_stack = transformer.make_layer_stack(
-            layers=layers, num_layers=blocks,
+            layers=layers,
+            num_layers=blocks,
             layer_stack_cls=functools.partial(
-                transformer.LayerStack, dropout_rate=0.1, norm_epsilon=1e-6))
+                transformer.LayerStack, dropout_rate=0.1, norm_epsilon=1e-6
+            ),
+        )
         return transformer.Unitransformer(
-            layer_stack, d_model=d_model, input_vocab_size=32128, max_length=512, name=name,
-            positional_embedding=False, shared_embedding_and_softmax_weights=True, **kwargs)
+            layer_stack,
+            d_model=d_model,
+            input_vocab_size=32128,
+            max_length=512,
+            name=name,
+            positional_embedding=False,
+            shared_embedding_and_softmax_weights=True,
+            **kwargs,
+        )
 
     def build(mesh):
-        encoder = side([self_attention, dense], "encoder", output_vocab_size=None, autoregressive=False)
+        encoder = side(
+            [self_attention, dense], "encoder", output_vocab_size=None, autoregressive=False
+        )
         decoder = side(
-            [self_attention, encdec_attention, dense], "decoder", output_vocab_size=32128,
-            autoregressive=True)
+            [self_attention, encdec_attention, dense],
+            "decoder",
+            output_vocab_size=32128,
+            autoregressive=True,
+        )
         model = transformer.Bitransformer(encoder, decoder)
         return model.call_simple(ids(mesh, 512), ids(mesh, 114), True, variable_dtype=BFLOAT16)[1]
 

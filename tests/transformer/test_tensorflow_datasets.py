@@ -13,7 +13,8 @@ from mesh_tensorflow.transformer import dataset, utils, vocabulary
 
 tfds = pytest.importorskip(
     "tensorflow_datasets",
-    reason="tensorflow-datasets is not installed; it is of the extra [transformer]")
+    reason="tensorflow-datasets is not installed; it is of the extra [transformer]",
+)
 
 ORACLE = pathlib.Path(__file__).parents[1] / "oracle"
 sys.path.insert(0, str(ORACLE))
@@ -48,8 +49,10 @@ class Base(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _info(self):
         return tfds.core.DatasetInfo(
-            builder=self, supervised_keys=self.SUPERVISED,
-            features=tfds.features.FeaturesDict({name: self.feature() for name in self.FEATURES}))
+            builder=self,
+            supervised_keys=self.SUPERVISED,
+            features=tfds.features.FeaturesDict({name: self.feature() for name in self.FEATURES}),
+        )
 
     def _split_generators(self, dl_manager):
         return {split: self._generate_examples(self.FOLDER / f"{split}.tsv") for split in PAIRS}
@@ -76,8 +79,11 @@ class TabIds(Base):
     BUILDER_CONFIGS = (tfds.core.BuilderConfig(name="subwords", version="1.0.0"),)
 
     def feature(self):
-        return tfds.features.Text(encoder_config=TEXT.TextEncoderConfig(
-            encoder_cls=TEXT.SubwordTextEncoder, vocab_size=300))
+        return tfds.features.Text(
+            encoder_config=TEXT.TextEncoderConfig(
+                encoder_cls=TEXT.SubwordTextEncoder, vocab_size=300
+            )
+        )
 
     def _split_generators(self, dl_manager):
         for column, name in enumerate(self.FEATURES):
@@ -123,7 +129,8 @@ def text(ids):
 
 def untokenized(name, folder, split="validation", text2self=False, pack=False, length=24):
     return dataset.untokenized_tfds_dataset(
-        name, text2self, folder, split, None, {"inputs": length, "targets": length}, WORDS, pack)
+        name, text2self, folder, split, None, {"inputs": length, "targets": length}, WORDS, pack
+    )
 
 
 @pytest.mark.parametrize("name", ["tab_pairs", "tab_pairs:1.0.0", "files_of_pairs"])
@@ -140,7 +147,9 @@ def test_pairs_of_strings(folder, name):
 def test_training_reads_again_and_again_and_other_splits_once(folder):
     train = rows(untokenized("tab_pairs", folder, "train").take(400))
     seen = [text(row["inputs"])[0] for row in train]
-    assert {w: seen.count(w) for w in set(seen)} == {w: pytest.approx(100, abs=80) for w, _ in PAIRS["train"]}
+    assert {w: seen.count(w) for w in set(seen)} == {
+        w: pytest.approx(100, abs=80) for w, _ in PAIRS["train"]
+    }
     assert len(rows(untokenized("tab_pairs", folder, "train[:50%]"))) == 2
     assert len(rows(untokenized("tab_pairs", folder, "train+validation"))) == 6
 
@@ -160,7 +169,8 @@ def test_a_data_set_without_pairs(folder):
 
 def pretokenized(name, folder, split="validation", text2self=False, **kwargs):
     return dataset.pretokenized_tfds_dataset(
-        name, text2self, folder, split, None, {"inputs": 24, "targets": 24}, **kwargs)
+        name, text2self, folder, split, None, {"inputs": 24, "targets": 24}, **kwargs
+    )
 
 
 def test_ids_with_an_encoder(folder):
@@ -185,7 +195,9 @@ def test_ids_of_files_alone(folder):
 
 def test_directories_that_are_known_to_tensorflow_datasets(folder):
     """In the place of an argument."""
-    with pytest.raises(ValueError, match="feature 'target' of data set 'tab_ids/subwords' has no encoder"):
+    with pytest.raises(
+        ValueError, match="feature 'target' of data set 'tab_ids/subwords' has no encoder"
+    ):
         vocabulary.get_tfds_vocabulary("tab_ids/subwords")
     tfds.core.add_data_dir(folder)
     assert vocabulary.get_tfds_vocabulary("tab_ids/subwords").vocab_size > 256
@@ -205,8 +217,13 @@ def train(folder, tmp_path):
         tf.flags.FLAGS(["test"])
         directory = str(tmp_path / "model")
         try:
-            runs.call(utils.run, directory, model_type, "train", (
-                f'run.train_steps = 2\n{further}'.replace("FOLDER", folder)))
+            runs.call(
+                utils.run,
+                directory,
+                model_type,
+                "train",
+                (f"run.train_steps = 2\n{further}".replace("FOLDER", folder)),
+            )
         finally:
             gin.clear_config()
         return runs.summaries(directory)["loss"]
@@ -222,27 +239,35 @@ untokenized_tfds_dataset.tfds_data_dir = "FOLDER"
 
 
 def test_training_of_pairs(train):
-    loss = train("bitransformer", f"""{UNTOKENIZED}
+    loss = train(
+        "bitransformer",
+        f"""{UNTOKENIZED}
         untokenized_tfds_dataset.dataset_name = "tab_pairs"
         untokenized_tfds_dataset.text2self = False
         untokenized_tfds_dataset.pack = True
         run.sequence_length = {{"inputs": 32, "targets": 24}}
-        """)
+        """,
+    )
     assert 0.5 * np.log(259) < loss < 3 * np.log(259)
 
 
 def test_training_of_a_language_model(train):
-    loss = train("lm", f"""{UNTOKENIZED}
+    loss = train(
+        "lm",
+        f"""{UNTOKENIZED}
         untokenized_tfds_dataset.dataset_name = "tab_texts"
         untokenized_tfds_dataset.text2self = True
         untokenized_tfds_dataset.pack = False
         run.sequence_length = {{"targets": 16}}
-        """)
+        """,
+    )
     assert 0.5 * np.log(259) < loss < 3 * np.log(259)
 
 
 def test_training_on_ids(train):
-    loss = train("bitransformer", """
+    loss = train(
+        "bitransformer",
+        """
         run.vocabulary = @vocabulary.get_tfds_vocabulary()
         get_tfds_vocabulary.dataset_name = "tab_ids/subwords"
         get_tfds_vocabulary.tfds_data_dir = "FOLDER"
@@ -250,5 +275,6 @@ def test_training_on_ids(train):
         pretokenized_tfds_dataset.dataset_name = "tab_ids/subwords"
         pretokenized_tfds_dataset.tfds_data_dir = "FOLDER"
         pretokenized_tfds_dataset.text2self = False
-        """)
+        """,
+    )
     assert 0.5 * np.log(259) < loss < 3 * np.log(259)

@@ -55,8 +55,10 @@ def in_context(fn, mode="eval", **kwargs):
 
 def mix(x):
     summed = np.cumsum(x, 1) / LENGTH
-    return np.tanh((x + summed) @ weights("layer_000/Mix/mix/kernel", D, D)
-                   + weights("layer_000/Mix/mix/bias", D))
+    return np.tanh(
+        (x + summed) @ weights("layer_000/Mix/mix/kernel", D, D)
+        + weights("layer_000/Mix/mix/bias", D)
+    )
 
 
 def norm(x, scope=""):
@@ -98,7 +100,9 @@ def halted(x, epsilon=0.3, max_steps=3):
     output, steps = np.zeros_like(x), np.zeros(x.shape[:2])
     states, halting = [x], []
     for _ in range(max_steps + 1):
-        logit = states[-1] @ weights(scope + "dense/kernel", D, 1) + weights(scope + "dense_1/bias", 1)
+        logit = states[-1] @ weights(scope + "dense/kernel", D, 1) + weights(
+            scope + "dense_1/bias", 1
+        )
         halting.append(sigmoid(logit[..., 0]))
         states.append(step(states[-1]))
     for place in np.ndindex(x.shape[:2]):
@@ -149,7 +153,9 @@ def test_position_signals():
     close(signal(start="step"), np.broadcast_to(sinusoids(positions + LENGTH // 2, D), X.shape))
     close(signal(start="random"), np.broadcast_to(sinusoids(positions, D), X.shape))
     random = signal(start="random", mode="train")
-    begins = [i for i in range(LENGTH) if np.allclose(random[0], sinusoids(positions + i, D), atol=1e-4)]
+    begins = [
+        i for i in range(LENGTH) if np.allclose(random[0], sinusoids(positions + i, D), atol=1e-4)
+    ]
     assert len(begins) == 1
 
 
@@ -157,8 +163,11 @@ def test_timing_signal_of_odd_channels_and_scales():
     length = mtf.Dimension("length", LENGTH)
     found = in_context(lambda c, x: stack().get_timing_signal_1d(c, length, mtf.Dimension("d", 5)))
     close(found, np.concatenate([sinusoids(np.arange(LENGTH), 4), np.zeros((LENGTH, 1))], -1))
-    found = in_context(lambda c, x: stack().get_timing_signal_1d(
-        c, length, mtf.Dimension("d", 4), min_timescale=2.0, max_timescale=50.0, start_index=3))
+    found = in_context(
+        lambda c, x: stack().get_timing_signal_1d(
+            c, length, mtf.Dimension("d", 4), min_timescale=2.0, max_timescale=50.0, start_index=3
+        )
+    )
     angles = np.arange(3, 3 + LENGTH)[:, None] / np.array([2.0, 50.0])
     close(found, np.concatenate([np.sin(angles), np.cos(angles)], -1))
 
@@ -189,9 +198,16 @@ KINDS = {
     "basic": {"mix_with_transformer_before_ut": True, "num_vanilla_transformer_layers": 1},
     "highway": {"recurrence_type": "highway", "add_step_timing_signal": True},
     "act": {"recurrence_type": "act", "add_position_timing_signal": True},
-    "gated": {"use_gated_transformer": True, "add_or_concat_timing_signal": "concat",
-              "add_step_timing_signal": True},
-    "gru": {"use_gated_transformer": True, "gating_type": "gru", "gate_ffn_layer": "dense_relu_dense"},
+    "gated": {
+        "use_gated_transformer": True,
+        "add_or_concat_timing_signal": "concat",
+        "add_step_timing_signal": True,
+    },
+    "gru": {
+        "use_gated_transformer": True,
+        "gating_type": "gru",
+        "gate_ffn_layer": "dense_relu_dense",
+    },
 }
 
 

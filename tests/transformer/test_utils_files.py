@@ -34,6 +34,7 @@ def own_configuration():
 @pytest.fixture
 def call(tmp_path):
     """Runs a mode in a directory with a checkpoint of seeded weights."""
+
     def run(model_type, mode, further=""):
         if not tf.train.latest_checkpoint(str(tmp_path)):
             runs.write_checkpoint(str(tmp_path), MODELS[model_type]["variables"])
@@ -67,10 +68,15 @@ def test_evaluation_of_decodes_and_scores(call, tmp_path):
 
 
 def test_decoding_a_data_set(call, tmp_path):
-    call("bitransformer", "infer", (
-        "infer_model.decode_fn = @decode_from_dataset\n"
-        "decode_from_dataset.infer_dataset_fn = @utils_runs.evaluation_data\n"
-        f'decode_from_dataset.decode_output_dir = "{tmp_path}/out"\n'))
+    call(
+        "bitransformer",
+        "infer",
+        (
+            "infer_model.decode_fn = @decode_from_dataset\n"
+            "decode_from_dataset.infer_dataset_fn = @utils_runs.evaluation_data\n"
+            f'decode_from_dataset.decode_output_dir = "{tmp_path}/out"\n'
+        ),
+    )
     call("bitransformer", "eval")
     predictions = read(tmp_path / "out" / f"task_{runs.STEP}_predictions")
     assert predictions == runs.STATE["metric"][1]
@@ -90,17 +96,25 @@ def test_beams(call, monkeypatch):
     further = "Bitransformer.decode.max_decode_length = 8\n"
     call("bitransformer", "eval", further)
     greedy = list(runs.STATE["metric"][1])
-    call("bitransformer", "eval", (
-        f"{further}Bitransformer.decode.beam_size = 4\nBitransformer.decode.alpha = 0.0\n"))
+    call(
+        "bitransformer",
+        "eval",
+        (f"{further}Bitransformer.decode.beam_size = 4\nBitransformer.decode.alpha = 0.0\n"),
+    )
     beams = list(runs.STATE["metric"][1])
     inputs = decoded_targets(runs._examples(("inputs",), 5, 1)["inputs"])
     inputs = [line.rsplit(" ", 1)[0] for line in inputs]
 
     def scores(texts):
         texts = [text.removesuffix(" 1") for text in texts]
-        return call("bitransformer", "score_from_strings", (
-            f"score_from_strings.inputs = {inputs}\nscore_from_strings.targets = {texts}\n"
-            "score_from_strings.score_eos = False\n"))
+        return call(
+            "bitransformer",
+            "score_from_strings",
+            (
+                f"score_from_strings.inputs = {inputs}\nscore_from_strings.targets = {texts}\n"
+                "score_from_strings.score_eos = False\n"
+            ),
+        )
 
     assert beams != greedy
     assert np.sum(scores(beams)) > np.sum(scores(greedy))
@@ -113,7 +127,8 @@ def served(path, texts):
         signature = meta.signature_def["serving_default"]
         return session.run(
             {name: x.name for name, x in signature.outputs.items()},
-            {signature.inputs[name].name: lines for name, lines in texts.items()})
+            {signature.inputs[name].name: lines for name, lines in texts.items()},
+        )
 
 
 def test_a_prediction_of_ones_own(tmp_path):
@@ -124,12 +139,37 @@ def test_a_prediction_of_ones_own(tmp_path):
     runs.write_checkpoint(str(tmp_path), MODELS["lm"]["variables"])
     runs.call(lambda **kwargs: None, "", "lm", "infer")
     estimator = utils.get_estimator(
-        "lm", Numbers(), "", "", str(tmp_path), 2, 8, True, None, None, 1, None, doubled, None,
-        None, None, None, 100, None)
+        "lm",
+        Numbers(),
+        "",
+        "",
+        str(tmp_path),
+        2,
+        8,
+        True,
+        None,
+        None,
+        1,
+        None,
+        doubled,
+        None,
+        None,
+        None,
+        None,
+        100,
+        None,
+    )
     (tmp_path / "in").write_text("5 6\n7\n")
     utils.decode_from_file(
-        estimator, Numbers(), "lm", 2, {"inputs": 8, "targets": 8}, None, str(tmp_path / "in"),
-        str(tmp_path / "out"))
+        estimator,
+        Numbers(),
+        "lm",
+        2,
+        {"inputs": 8, "targets": 8},
+        None,
+        str(tmp_path / "in"),
+        str(tmp_path / "out"),
+    )
     assert read(tmp_path / f"out-{runs.STEP}") == ["10 12", "14"]
 
 
@@ -158,9 +198,7 @@ def test_checkpoints_to_come(tmp_path):
     decode = functools.partial(lambda seen, **kwargs: seen.append(kwargs["checkpoint_path"]), found)
     with gin.unlock_config():
         gin.bind_parameter("get_checkpoint_iterator.stop_after", runs.STEP)
-    utils.infer_model(
-        None, Numbers(), 8, 4, "lm", str(tmp_path), None, decode_fn=decode)
+    utils.infer_model(None, Numbers(), 8, 4, "lm", str(tmp_path), None, decode_fn=decode)
     assert found == [os.path.join(str(tmp_path), f"model.ckpt-{runs.STEP}")]
-    utils.infer_model(
-        None, Numbers(), 8, 4, "lm", str(tmp_path), None, ["a", "b"], decode)
+    utils.infer_model(None, Numbers(), 8, 4, "lm", str(tmp_path), None, ["a", "b"], decode)
     assert found[1:] == ["a", "b"]

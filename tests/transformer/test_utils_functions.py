@@ -36,10 +36,15 @@ def test_as_the_classic(name):
 LENGTHS = {"inputs": 8, "targets": 4}
 
 
-@pytest.mark.parametrize("mesh_impl, devices, count", [
-    ("placement", ["/device:CPU:0", "cpu:1", "/job:localhost/task:0/device:CPU:3", ""], 4),
-    ("placement", ["/device:GPU:0", "/device:GPU:1"], 0), ("placement", None, 0), ("simd", None, 4),
-])
+@pytest.mark.parametrize(
+    "mesh_impl, devices, count",
+    [
+        ("placement", ["/device:CPU:0", "cpu:1", "/job:localhost/task:0/device:CPU:3", ""], 4),
+        ("placement", ["/device:GPU:0", "/device:GPU:1"], 0),
+        ("placement", None, 0),
+        ("simd", None, 4),
+    ],
+)
 def test_there_are_as_many_logical_cpus_as_are_named(mesh_impl, devices, count):
     config = _session_config(mesh_impl, mtf.convert_to_shape("rows:2,cols:2"), devices)
     assert config.device_count["CPU"] == count
@@ -60,13 +65,17 @@ def test_one_number_serves_as_all_lengths():
 def test_packed_inputs_and_targets_on_a_mesh():
     """The length of the sequences may be split."""
     features = {
-        "inputs": [[5, 6, 1, 7, 1, 0]], "inputs_segmentation": [[1, 1, 1, 2, 2, 0]],
-        "targets": [[8, 1, 9, 10, 1, 0]], "targets_segmentation": [[1, 1, 2, 2, 2, 0]]}
+        "inputs": [[5, 6, 1, 7, 1, 0]],
+        "inputs_segmentation": [[1, 1, 1, 2, 2, 0]],
+        "targets": [[8, 1, 9, 10, 1, 0]],
+        "targets_segmentation": [[1, 1, 2, 2, 2, 0]],
+    }
     with tf.Graph().as_default(), tf.Session() as session:
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
         dims = [mtf.Dimension("batch", 1), mtf.Dimension("length", 6)]
-        y = utils._dynamic_text2self({
-            k: mtf.import_tf_tensor(mesh, tf.constant(v), dims) for k, v in features.items()})
+        y = utils._dynamic_text2self(
+            {k: mtf.import_tf_tensor(mesh, tf.constant(v), dims) for k, v in features.items()}
+        )
         impl = mtf.placement_mesh_impl.PlacementMeshImpl("a:2", "length:a", ["", ""])
         lowering = mtf.Lowering(mesh.graph, {mesh: impl})
         found = session.run(lowering.export_to_tf_tensor(y["targets"])).tolist()
@@ -115,15 +124,21 @@ def test_errors(call, text):
         call()
 
 
-@pytest.mark.parametrize(("data", "text"), [
-    (b"good\nb\xff\n", "line 2 is no UTF-8 text .* mend the line, or convert the file"),
-    (b"a\n\nb", "line 2 is empty, but each line is .* Fill or remove it; or, .* bind "
-     "utils.get_inputs_from_file.keep_empty_lines = True"),
-    (b"\na\n", "line 1 is empty"),
-    (b"a\n \t\r\nb\n\n", "lines 2, 4 are empty, .* Fill or remove them"),
-    (b"\n" * 12, "lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10... are empty"),
-    (b"# a\n\nb\n", "line 2 is empty"),
-])
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"good\nb\xff\n", "line 2 is no UTF-8 text .* mend the line, or convert the file"),
+        (
+            b"a\n\nb",
+            "line 2 is empty, but each line is .* Fill or remove it; or, .* bind "
+            "utils.get_inputs_from_file.keep_empty_lines = True",
+        ),
+        (b"\na\n", "line 1 is empty"),
+        (b"a\n \t\r\nb\n\n", "lines 2, 4 are empty, .* Fill or remove them"),
+        (b"\n" * 12, "lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10... are empty"),
+        (b"# a\n\nb\n", "line 2 is empty"),
+    ],
+)
 def test_lines_that_are_no_inputs_are_named(tmp_path, data, text):
     path = tmp_path / "in.txt"
     path.write_bytes(data)
@@ -161,10 +176,10 @@ def test_texts_of_bytes_are_texts(tmp_path):
 
 @pytest.mark.parametrize("ids_only", [False, True])
 def test_scores_as_records(tmp_path, ids_only):
-    results = [{
-        "inputs": np.array([5, 1, 0]), "targets": np.array([-6, 7, 1]), "scores": -1.5}]
+    results = [{"inputs": np.array([5, 1, 0]), "targets": np.array([-6, 7, 1]), "scores": -1.5}]
     utils.save_scores_to_tfrecords(
-        results, Numbers(), str(tmp_path / "s"), shard_idx=3, save_ids_only=ids_only)
+        results, Numbers(), str(tmp_path / "s"), shard_idx=3, save_ids_only=ids_only
+    )
     [record] = tf.io.tf_record_iterator(str(tmp_path / "s_3.tfrecord"))
     features = tf.train.Example.FromString(record).features.feature
     assert features["score"].float_list.value == [-1.5]
@@ -206,10 +221,13 @@ def test_unknown_names_in_gin_parameters(binding, text):
 def test_gin_files_and_parameters(tmp_path):
     (tmp_path / "my.gin").write_text(
         "import gin.tf.external_configurables\nget_variable_dtype.slice_dtype = %tf.bfloat16\n"
-        "init_checkpoint_variable_mapping.mapping_fn = @tf.identity\nd_model = 64\nunknown.x = 1\n")
+        "init_checkpoint_variable_mapping.mapping_fn = @tf.identity\nd_model = 64\nunknown.x = 1\n"
+    )
     flags = {
-        "gin_file": ["my.gin"], "gin_location_prefix": [str(tmp_path)],
-        "gin_param": ["d_model = 32"]}
+        "gin_file": ["my.gin"],
+        "gin_location_prefix": [str(tmp_path)],
+        "gin_param": ["d_model = 32"],
+    }
     with flagsaver.flagsaver(**flags):
         utils.parse_gin_defaults_and_flags(skip_unknown=["unknown"], finalize_config=False)
         assert gin.query_parameter("%d_model") == 32

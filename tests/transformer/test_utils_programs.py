@@ -40,7 +40,8 @@ def sublayer_noted(x, layer_stack, context):
 
 NOTED = (
     "LayerStack.sublayers_final = [@test_utils_programs.sublayer_noted, "
-    "@transformer.sublayer_rms_norm]\n")
+    "@transformer.sublayer_rms_norm]\n"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -71,10 +72,28 @@ def estimator(tmp_path):
     def make(use_tpu, further="", score=False):
         runs.call(lambda **kwargs: None, "", "bitransformer", "train", further)
         return utils.get_estimator(
-            "bitransformer", Numbers(), "rows:2,cols:2", "batch:rows,d_ff:cols,heads:cols",
-            str(tmp_path / str(use_tpu)), 4, LENGTHS, True, 0.01, None, 100,
-            optimize.AdafactorOptimizer, None, None, None, use_tpu, None, 100, None,
-            init_checkpoint=path, score_in_predict_mode=score)
+            "bitransformer",
+            Numbers(),
+            "rows:2,cols:2",
+            "batch:rows,d_ff:cols,heads:cols",
+            str(tmp_path / str(use_tpu)),
+            4,
+            LENGTHS,
+            True,
+            0.01,
+            None,
+            100,
+            optimize.AdafactorOptimizer,
+            None,
+            None,
+            None,
+            use_tpu,
+            None,
+            100,
+            None,
+            init_checkpoint=path,
+            score_in_predict_mode=score,
+        )
 
     return make
 
@@ -108,7 +127,8 @@ def test_a_program_of_a_tpu_estimator(estimator, tmp_path, monkeypatch):
 
         def input_fn(params):
             return tf.data.Dataset.from_tensor_slices(
-                runs._examples(("inputs", "targets"), 4, 1)).batch(4)
+                runs._examples(("inputs", "targets"), 4, 1)
+            ).batch(4)
 
         metrics = est.evaluate(input_fn, steps=1)
         scores = utils.compute_log_likelihoods(estimator(use_tpu, score=True), input_fn)
@@ -129,8 +149,10 @@ def test_a_program_of_a_tpu_estimator(estimator, tmp_path, monkeypatch):
         np.testing.assert_allclose(simd[3][tag, step], placed[3][tag, step], rtol=1e-4, err_msg=tag)
 
 
-@pytest.mark.parametrize("mesh", [
-    "", 'run.mesh_shape = "rows:2"\n', 'run.mesh_shape = "rows:2"\nrun.mesh_impl = "simd"\n'])
+@pytest.mark.parametrize(
+    "mesh",
+    ["", 'run.mesh_shape = "rows:2"\n', 'run.mesh_shape = "rows:2"\nrun.mesh_impl = "simd"\n'],
+)
 def test_summaries_of_layers(tmp_path, mesh):
     found = {}
     for name, more in (("without", ""), ("with", SUMMARIES)):
@@ -142,28 +164,40 @@ def test_summaries_of_layers(tmp_path, mesh):
 
 def test_summaries_within_loops_are_left_out(tmp_path, caplog):
     tf.get_logger().propagate = True
-    runs.call(
-        utils.run, str(tmp_path), "lm", "train", NOTED + SUMMARIES + runs.MICROBATCHES)
+    runs.call(utils.run, str(tmp_path), "lm", "train", NOTED + SUMMARIES + runs.MICROBATCHES)
     tf.get_logger().propagate = False
     assert "Summaries of what is within loops are left out: transformer/noted" in caplog.text
 
 
 def test_a_tiling_that_makes_another_mesh(tmp_path):
     for spec, text in (
-            ([["rows", [2]], ["cols", [2]]], "makes the mesh rows=2, cols=2, but mesh_shape is "
-             "rows=4: bind utils.run.mesh_shape to what utils.tpu_mesh_shape makes"),
-            ([["rows", [3]]], "product of spec must be num_processors")):
+        (
+            [["rows", [2]], ["cols", [2]]],
+            "makes the mesh rows=2, cols=2, but mesh_shape is "
+            "rows=4: bind utils.run.mesh_shape to what utils.tpu_mesh_shape makes",
+        ),
+        ([["rows", [3]]], "product of spec must be num_processors"),
+    ):
         with pytest.raises(ValueError, match=text):
             runs.call(
-                utils.run, str(tmp_path), "lm", "train", 'run.mesh_shape = "rows:4"\n'
-                f"tpu_estimator_model_fn.hierarchical_tiling_spec = {spec}\n")
+                utils.run,
+                str(tmp_path),
+                "lm",
+                "train",
+                'run.mesh_shape = "rows:4"\n'
+                f"tpu_estimator_model_fn.hierarchical_tiling_spec = {spec}\n",
+            )
 
 
 def test_a_checkpoint_to_decay_to_is_warned_of(tmp_path, caplog):
     tf.get_logger().propagate = True
     runs.call(
-        utils.run, str(tmp_path), "lm", "train",
-        'tpu_estimator_model_fn.weight_decay_checkpoint = "/nowhere"\n')
+        utils.run,
+        str(tmp_path),
+        "lm",
+        "train",
+        'tpu_estimator_model_fn.weight_decay_checkpoint = "/nowhere"\n',
+    )
     tf.get_logger().propagate = False
     assert "weight_decay_checkpoint has no effect" in caplog.text
 
@@ -188,12 +222,26 @@ def launched(tmp_path):
 
     def run(*parameters):
         command = [
-            sys.executable, "-m", "mesh_tensorflow.launch", "--processes", "4", "-m",
-            "mesh_tensorflow.transformer.main", "--model_dir=model", "--gin_file=my.gin",
-            "--module_import=my_data", *(f"--gin_param={p}" for p in parameters)]
+            sys.executable,
+            "-m",
+            "mesh_tensorflow.launch",
+            "--processes",
+            "4",
+            "-m",
+            "mesh_tensorflow.transformer.main",
+            "--model_dir=model",
+            "--gin_file=my.gin",
+            "--module_import=my_data",
+            *(f"--gin_param={p}" for p in parameters),
+        ]
         done = subprocess.run(
-            command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True,
-            text=True, timeout=400)
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         # What is seen is the chief's.
         assert done.stdout.count("process") == 1 and "serves" not in done.stderr
@@ -215,7 +263,8 @@ def test_four_processes(launched, tmp_path, monkeypatch):
         f"run.init_checkpoint = '{path}'\nrun.train_steps = {runs.STEP + 3}\n"
         "num_layers = 1\nd_model = 16\nd_ff = 32\nd_kv = 8\nnum_heads = 2\ndropout_rate = 0.0\n"
         "decode_from_file.input_filename = 'in'\ndecode_from_file.output_filename = 'out'\n"
-        "Unitransformer.sample_autoregressive.temperature = 0.0\n")
+        "Unitransformer.sample_autoregressive.temperature = 0.0\n"
+    )
     launched("run.mesh_impl = 'simd'")
     launched("run.mesh_impl = 'simd'", *INFER)
     assert sorted(p.name for p in tmp_path.glob("model/command*")) == ["command", "command.1"]
@@ -235,15 +284,27 @@ def test_four_processes(launched, tmp_path, monkeypatch):
     assert a.get_tensor("global_step") == runs.STEP + 3
     for name in a.get_variable_to_shape_map():
         np.testing.assert_allclose(
-            a.get_tensor(name), b.get_tensor(name), rtol=1e-4, atol=1e-5, err_msg=name)
+            a.get_tensor(name), b.get_tensor(name), rtol=1e-4, atol=1e-5, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("mesh_impl", ["simd", "placement"])
 def test_processes_that_cannot_share_the_mesh(tmp_path, monkeypatch, mesh_impl):
     addresses = [f"127.0.0.1:{port}" for port in (1, 2, 3)]
-    monkeypatch.setenv("TF_CONFIG", json.dumps({
-        "cluster": {"chief": addresses[:1], "worker": addresses[1:]},
-        "task": {"type": "worker", "index": 0}}))
+    monkeypatch.setenv(
+        "TF_CONFIG",
+        json.dumps(
+            {
+                "cluster": {"chief": addresses[:1], "worker": addresses[1:]},
+                "task": {"type": "worker", "index": 0},
+            }
+        ),
+    )
     with pytest.raises(ValueError, match="num_shards is 4, which 3 processes cannot share equally"):
-        runs.call(utils.run, str(tmp_path), "lm", "train", (
-            f"run.mesh_shape = 'rows:4'\nrun.mesh_impl = '{mesh_impl}'\n"))
+        runs.call(
+            utils.run,
+            str(tmp_path),
+            "lm",
+            "train",
+            (f"run.mesh_shape = 'rows:4'\nrun.mesh_impl = '{mesh_impl}'\n"),
+        )

@@ -92,7 +92,8 @@ def decode(tmp_path):
     def run(lives):
         estimator = Dying(tmp_path, lives)
         utils.decode_from_file(
-            estimator, Numbers(), "lm", 8, 4, None, str(source), str(tmp_path / "out"))
+            estimator, Numbers(), "lm", 8, 4, None, str(source), str(tmp_path / "out")
+        )
         assert read(tmp_path / "out-3") == [str(2 * (n % 40 + 2)) for n in range(200)]
         return estimator
 
@@ -177,14 +178,23 @@ def test_a_decode_of_data_sets_goes_on_where_it_was(tmp_path):
     tasks = [dataset.EvalDataset(name, examples, text, []) for name in ("a", "b", "none")]
     tasks[2] = dataset.EvalDataset("none", lambda: examples(0).take(0), text, [])
     arguments = (
-        Numbers(), "bitransformer", 8, LENGTHS, None, lambda **kwargs: tasks, "validation",
-        str(tmp_path / "out"))
+        Numbers(),
+        "bitransformer",
+        8,
+        LENGTHS,
+        None,
+        lambda **kwargs: tasks,
+        "validation",
+        str(tmp_path / "out"),
+    )
     with pytest.raises(KeyboardInterrupt):
         utils.decode_from_dataset(Dying(tmp_path, 170), *arguments)
     second = Dying(tmp_path, 1000)
     utils.decode_from_dataset(second, *arguments)
     # The last batch of 100 is filled up.
-    assert 36 <= len(second.asked) <= 40 and second.asked[:36] == [n % 40 + 2 for n in range(64, 100)]
+    assert 36 <= len(second.asked) <= 40 and second.asked[:36] == [
+        n % 40 + 2 for n in range(64, 100)
+    ]
     names = [f"{name}_{what}" for name in "ab" for what in ("3_predictions", "inputs", "targets")]
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == names
     for name in "ab":
@@ -210,7 +220,8 @@ def test_inputs_are_looked_at_before_the_model(tmp_path, text, error):
             for model_type in ("lm", "delimited_lm", "bitransformer"):
                 with pytest.raises(ValueError, match=error):
                     utils.score_from_strings(
-                        None, Numbers(), model_type, 8, LENGTHS, "", None, *map(str, files), len)
+                        None, Numbers(), model_type, 8, LENGTHS, "", None, *map(str, files), len
+                    )
 
 
 def test_too_few_outputs(tmp_path):
@@ -221,8 +232,15 @@ def test_too_few_outputs(tmp_path):
     (tmp_path / "in").write_text("5\n6\n")
     with pytest.raises(RuntimeError, match="there were no outputs for the last 1 inputs"):
         utils.decode_from_file(
-            Short(tmp_path, 9), Numbers(), "lm", 8, 4, None, str(tmp_path / "in"),
-            str(tmp_path / "out"))
+            Short(tmp_path, 9),
+            Numbers(),
+            "lm",
+            8,
+            4,
+            None,
+            str(tmp_path / "in"),
+            str(tmp_path / "out"),
+        )
     assert not (tmp_path / "out-3").exists()
 
 
@@ -268,15 +286,25 @@ def main(tmp_path):
     (tmp_path / "my.gin").write_text(runs.CONFIG + GIN)
     (tmp_path / "in").write_text("".join(f"{n % 50 + 2} {n % 7 + 2}\n" for n in range(4000)))
     command = [
-        sys.executable, "-m", "mesh_tensorflow.transformer.main", "--tpu=", "--model_dir=.",
-        "--gin_file=my.gin", "--module_import=counting"]
+        sys.executable,
+        "-m",
+        "mesh_tensorflow.transformer.main",
+        "--tpu=",
+        "--model_dir=.",
+        "--gin_file=my.gin",
+        "--module_import=counting",
+    ]
     paths = os.pathsep.join([str(pathlib.Path(utils.__file__).parents[3]), str(tmp_path)])
 
     def start():
         with open(tmp_path / "log", "w") as log:
             return subprocess.Popen(
-                command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, stdout=log,
-                stderr=log)
+                command,
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": paths},
+                stdout=log,
+                stderr=log,
+            )
 
     return start
 
@@ -297,7 +325,7 @@ def test_a_decode_that_sigkill_ended_goes_on(main, tmp_path):
     (tmp_path / "decoded").unlink()
     assert main().wait(120) == 0, (tmp_path / "log").read_text()[-3000:]
     found = read(tmp_path / "out-7")
-    assert len(found) == 4000 and found[:len(kept)] == kept
+    assert len(found) == 4000 and found[: len(kept)] == kept
     # The first lines of a run are also decoded to be logged with their inputs.
     again = len((tmp_path / "decoded").read_text())
     assert 4000 - len(kept) <= again <= 4000 - len(kept) + 5

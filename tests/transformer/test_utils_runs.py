@@ -53,10 +53,15 @@ def call(tmp_path):
     return run
 
 
-@pytest.mark.parametrize(("model_type", "mesh", "further"), [
-    *((model_type, "one", "") for model_type in MODELS),
-    ("bitransformer", "mesh", ""), ("delimited_lm", "mesh", runs.MICROBATCHES), ("lm", "simd", ""),
-])
+@pytest.mark.parametrize(
+    ("model_type", "mesh", "further"),
+    [
+        *((model_type, "one", "") for model_type in MODELS),
+        ("bitransformer", "mesh", ""),
+        ("delimited_lm", "mesh", runs.MICROBATCHES),
+        ("lm", "simd", ""),
+    ],
+)
 def test_training(call, model_type, mesh, further):
     further += MESHES[mesh]
     call(model_type, "perplexity_eval", MESHES[mesh])
@@ -69,9 +74,15 @@ def test_training(call, model_type, mesh, further):
     assert found == pytest.approx(MODELS[model_type]["perplexity"], rel=1e-4)
 
 
-@pytest.mark.parametrize(("model_type", "mesh"), [
-    ("lm", "one"), ("delimited_lm", "one"), ("bitransformer", "one"), ("bitransformer", "mesh"),
-])
+@pytest.mark.parametrize(
+    ("model_type", "mesh"),
+    [
+        ("lm", "one"),
+        ("delimited_lm", "one"),
+        ("bitransformer", "one"),
+        ("bitransformer", "mesh"),
+    ],
+)
 def test_scores_and_decoding(call, model_type, mesh):
     found = call(model_type, "score_from_strings", MESHES[mesh])
     np.testing.assert_allclose(found, MODELS[model_type]["scores"], rtol=1e-4)
@@ -101,13 +112,29 @@ def test_as_t5_calls(call, tmp_path):
 
     def estimator(score):
         return utils.get_estimator(
-            model_type="bitransformer", vocabulary=vocabulary,
-            layout_rules=mtf.convert_to_layout_rules("batch:batch"), mesh_shape=mtf.Shape([]),
-            mesh_devices=None, model_dir=call.directory, batch_size=2, sequence_length=lengths,
-            autostack=True, learning_rate_schedule=None, keep_checkpoint_max=None,
-            save_checkpoints_steps=5000, optimizer=None, predict_fn=None, variable_filter=None,
-            ensemble_inputs=None, use_tpu=None, tpu_job_name=None, iterations_per_loop=100,
-            cluster=None, init_checkpoint=None, score_in_predict_mode=score)
+            model_type="bitransformer",
+            vocabulary=vocabulary,
+            layout_rules=mtf.convert_to_layout_rules("batch:batch"),
+            mesh_shape=mtf.Shape([]),
+            mesh_devices=None,
+            model_dir=call.directory,
+            batch_size=2,
+            sequence_length=lengths,
+            autostack=True,
+            learning_rate_schedule=None,
+            keep_checkpoint_max=None,
+            save_checkpoints_steps=5000,
+            optimizer=None,
+            predict_fn=None,
+            variable_filter=None,
+            ensemble_inputs=None,
+            use_tpu=None,
+            tpu_job_name=None,
+            iterations_per_loop=100,
+            cluster=None,
+            init_checkpoint=None,
+            score_in_predict_mode=score,
+        )
 
     def input_fn(params):
         assert params["batch_size"] == 2
@@ -115,16 +142,25 @@ def test_as_t5_calls(call, tmp_path):
         return tf.data.Dataset.from_tensor_slices(features).batch(2)
 
     scores, texts = utils.score_with_estimator(
-        estimator(True), input_fn, runs.STEP, call.directory, vocabulary)
+        estimator(True), input_fn, runs.STEP, call.directory, vocabulary
+    )
     assert len(scores) == len(texts) == 4
     assert scores == utils.compute_log_likelihoods(estimator(True), input_fn)
     utils.infer_model(
-        estimator(False), vocabulary, lengths, 2, "bitransformer", call.directory, runs.STEP)
+        estimator(False), vocabulary, lengths, 2, "bitransformer", call.directory, runs.STEP
+    )
     lines = (tmp_path / f"out-{runs.STEP}").read_text().splitlines()
     assert lines == MODELS["bitransformer"]["decoded"]
     outputs = list(utils.decode(estimator(False), input_fn, vocabulary, call.path))
     assert len(outputs) == 4 and all(isinstance(text, str) for text in outputs)
     path = utils.export_model(
-        estimator(False), str(tmp_path / "exported"), vocabulary, lengths, "bitransformer",
-        batch_size=2, checkpoint_path=call.path, eval_with_score=False)
+        estimator(False),
+        str(tmp_path / "exported"),
+        vocabulary,
+        lengths,
+        "bitransformer",
+        batch_size=2,
+        checkpoint_path=call.path,
+        eval_with_score=False,
+    )
     assert tf.saved_model.contains_saved_model(path.decode())

@@ -45,7 +45,9 @@ def train(tmp_path):
 
 
 def values(directory, step=None):
-    path = tf.train.latest_checkpoint(directory) if step is None else f"{directory}/model.ckpt-{step}"
+    path = (
+        tf.train.latest_checkpoint(directory) if step is None else f"{directory}/model.ckpt-{step}"
+    )
     reader = tf.train.load_checkpoint(path)
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
@@ -56,7 +58,9 @@ def test_only_chosen_variables_are_trained(train):
     changed = {n for n in after if not np.array_equal(before[n], after[n])}
     trained = {n for n in changed if "slot" not in n} - {"global_step"}
     assert trained == {
-        "transformer/logits/kernel", "transformer/block_000/layer_001/DenseReluDense/wi/kernel"}
+        "transformer/logits/kernel",
+        "transformer/block_000/layer_001/DenseReluDense/wi/kernel",
+    }
     slots = {n.split("_slot")[0] for n in after if "slot" in n}
     assert slots == trained
 
@@ -78,10 +82,12 @@ def test_outer_batch_and_microbatches_train_alike(train, tmp_path):
     common = f'run.init_checkpoint = "{path}"\nrun.train_steps = {runs.STEP + 2}\n'
     further = (
         'run.mesh_shape = "outer:2,rows:2"\ntpu_estimator_model_fn.outer_batch_size = 2\n'
-        'run.layout_rules = "outer_batch:outer,batch:rows"\n')
+        'run.layout_rules = "outer_batch:outer,batch:rows"\n'
+    )
     found = [
         values(train(common + more, name))
-        for name, more in (("a", ""), ("b", further), ("c", runs.MICROBATCHES))]
+        for name, more in (("a", ""), ("b", further), ("c", runs.MICROBATCHES))
+    ]
     for other in found[1:]:
         for name, value in found[0].items():
             np.testing.assert_allclose(other[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
@@ -92,7 +98,8 @@ def test_an_initial_checkpoint_by_filter_and_mapping(train, tmp_path):
     saved = values(str(tmp_path))
     directory = train(
         f'run.init_checkpoint = "{path}"\nrun.train_steps = {runs.STEP + 1}\n'
-        'tpu_estimator_model_fn.init_variable_filter = "SelfAttention|global_step"\n')
+        'tpu_estimator_model_fn.init_variable_filter = "SelfAttention|global_step"\n'
+    )
     begun = values(directory, runs.STEP)
     assert begun["global_step"] == runs.STEP
     for name, value in saved.items():
@@ -107,8 +114,9 @@ def test_an_initial_checkpoint_of_another_size(train, tmp_path):
         train(f'run.init_checkpoint = "{path}"\nUnitransformer.d_model = 8\n')
 
 
-@pytest.mark.parametrize("further", [
-    "run.skip_seen_data = True\n", "run.checkpoint_input_pipeline = True\n"])
+@pytest.mark.parametrize(
+    "further", ["run.skip_seen_data = True\n", "run.checkpoint_input_pipeline = True\n"]
+)
 def test_a_training_that_goes_on_sees_the_data_that_it_would_have(train, further):
     whole = train(f"{further}run.train_steps = 3\n", "whole")
     train(f"{further}run.train_steps = 1\n", "parts")
@@ -161,8 +169,26 @@ def test_learning_rates_without_run(tmp_path, given, total):
     del RATES[:]
     runs.call(lambda **kwargs: None, "", "lm", "train")
     estimator = utils.get_estimator(
-        "lm", Numbers(), "", "", str(tmp_path), 4, 8, True, given, None, 1,
-        optimize.AdafactorOptimizer, None, None, None, None, None, 100, None)
+        "lm",
+        Numbers(),
+        "",
+        "",
+        str(tmp_path),
+        4,
+        8,
+        True,
+        given,
+        None,
+        1,
+        optimize.AdafactorOptimizer,
+        None,
+        None,
+        None,
+        None,
+        None,
+        100,
+        None,
+    )
     data = gin.query_parameter("run.train_dataset_fn").scoped_configurable_fn
     utils.train_model(estimator, Numbers(), 8, 4, data, 2, None)
     assert [n for _, n in RATES] == ([total] if total else [])
@@ -185,36 +211,53 @@ def test_main(tmp_path):
     (tmp_path / "my_data.py").write_text(MODULE.format(oracle=str(ORACLE)))
     (tmp_path / "my.gin").write_text(
         f"{runs.CONFIG}\nrun.model_type = 'bitransformer'\nnum_layers = 1\nd_model = 16\n"
-        "d_ff = 16\nd_kv = 8\nnum_heads = 2\ndropout_rate = 0.0\n")
+        "d_ff = 16\nd_kv = 8\nnum_heads = 2\ndropout_rate = 0.0\n"
+    )
     command = [
-        sys.executable, "-m", "mesh_tensorflow.transformer.main", "--tpu=", "--model_dir=model",
-        "--gin_file=my.gin", "--gin_param=utils.run.train_steps = 2", "--module_import=my_data"]
+        sys.executable,
+        "-m",
+        "mesh_tensorflow.transformer.main",
+        "--tpu=",
+        "--model_dir=model",
+        "--gin_file=my.gin",
+        "--gin_param=utils.run.train_steps = 2",
+        "--module_import=my_data",
+    ]
     paths = os.pathsep.join([str(pathlib.Path(utils.__file__).parents[3]), str(tmp_path)])
     done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True,
-        text=True)
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "utils.run.train_steps = 2" in (tmp_path / "model" / "command").read_text()
     assert tf.train.latest_checkpoint(str(tmp_path / "model")).endswith("model.ckpt-2")
-    assert "run.model_type = 'bitransformer'" in (
-        tmp_path / "model" / "operative_config.gin").read_text()
+    assert (
+        "run.model_type = 'bitransformer'"
+        in (tmp_path / "model" / "operative_config.gin").read_text()
+    )
 
 
 def test_distillation_from_a_teacher(tmp_path):
     """The teacher comes from its checkpoint and stays as it is; the student learns."""
-    shapes = json.loads(
-        (ORACLE / "fixtures" / "utils.json").read_text())["models"]["bitransformer"]["variables"]
+    shapes = json.loads((ORACLE / "fixtures" / "utils.json").read_text())["models"][
+        "bitransformer"
+    ]["variables"]
     path = runs.write_checkpoint(str(tmp_path), shapes)
     taught = values(str(tmp_path))
     further = (
         f'StudentTeacher.teacher_checkpoint = "{path}"\nStudentTeacher.temperature = 1.0\n'
         "StudentTeacher.fraction_soft = 0.5\nstudent/Unitransformer.d_model = 16\n"
-        'run.variable_filter = "^student"\n')
+        'run.variable_filter = "^student"\n'
+    )
     directory = str(tmp_path / "student")
     runs.MODELS["bi_student_teacher"] = (True, "")
     layers = (
         "@transformer_layers.SelfAttention, @transformer_layers.EncDecAttention, "
-        "@transformer_layers.DenseReluDense")
+        "@transformer_layers.DenseReluDense"
+    )
     for scope in ("student", "teacher"):
         further += f"{scope}/decoder/make_layer_stack.layers = [{layers}]\n"
     runs.call(utils.run, directory, "bi_student_teacher", "train", SMALL + further)

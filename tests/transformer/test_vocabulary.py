@@ -89,7 +89,9 @@ def test_the_base_defines_nothing():
 def test_pairs():
     pair = ("first", "second")
     names = ["inputs", "inputs_pretokenized", "targets", "other"]
-    assert [vocabulary.vocabulary_of_feature(pair, n) for n in names] == ["first"] * 2 + ["second"] * 2
+    assert [vocabulary.vocabulary_of_feature(pair, n) for n in names] == ["first"] * 2 + [
+        "second"
+    ] * 2
     assert vocabulary.vocabulary_of_feature("one", "inputs") == "one"
     with pytest.raises(ValueError, match="one for targets are needed, got 3"):
         vocabulary.vocabulary_of_feature((1, 2, 3), "inputs")
@@ -100,11 +102,18 @@ def test_pairs():
 
 def trained(folder, **kwargs):
     sentencepiece = pytest.importorskip("sentencepiece", reason="the extra [transformer]")
-    (folder / "text.txt").write_text("\n".join(["the cat sat on the mat", "a dog ate the log"] * 20))
+    (folder / "text.txt").write_text(
+        "\n".join(["the cat sat on the mat", "a dog ate the log"] * 20)
+    )
     settings = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, **kwargs}
     sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text.txt"), model_prefix=str(folder / "words"), vocab_size=40,
-        hard_vocab_limit=False, minloglevel=2, **settings)
+        input=str(folder / "text.txt"),
+        model_prefix=str(folder / "words"),
+        vocab_size=40,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **settings,
+    )
     return str(folder / "words.model")
 
 
@@ -123,7 +132,10 @@ def test_sentencepiece(model):
     assert words.decode([10**6]) == words.decode([2])
     assert words.decode([-1]) == words.decode([2])
     assert words.encode_tf(tf.constant("the cat")).numpy().tolist() == words.encode("the cat")
-    assert decoded(words.decode_tf(tf.constant([[*ids, 1], [*ids, 0]]))).tolist() == ["the cat ate"] * 2
+    assert (
+        decoded(words.decode_tf(tf.constant([[*ids, 1], [*ids, 0]]))).tolist()
+        == ["the cat ate"] * 2
+    )
 
 
 def test_sentencepiece_extra_ids(model):
@@ -178,12 +190,15 @@ def test_tfds(monkeypatch):
     module = types.ModuleType("tensorflow_datasets")
     info = types.SimpleNamespace(
         supervised_keys=("x", "y"),
-        features={"x": None, "y": types.SimpleNamespace(encoder=Encoder())})
+        features={"x": None, "y": types.SimpleNamespace(encoder=Encoder())},
+    )
     module.builder = lambda name, data_dir: types.SimpleNamespace(info=info, data_dir=data_dir)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", module)
     assert vocabulary.get_tfds_vocabulary("name").encode("a") == [98]
     info.features["y"] = types.SimpleNamespace(encoder=None)
-    with pytest.raises(ValueError, match=r"feature 'y' of data set 'name' has no encoder.* not in 'dir'"):
+    with pytest.raises(
+        ValueError, match=r"feature 'y' of data set 'name' has no encoder.* not in 'dir'"
+    ):
         vocabulary.get_tfds_vocabulary("name", "dir")
     info.supervised_keys = None
     with pytest.raises(ValueError, match="names no pair of inputs and targets"):
@@ -205,5 +220,7 @@ def test_t2t(monkeypatch):
 
 def test_without_tensor2tensor(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensor2tensor", None)
-    with pytest.raises(ImportError, match=r"tensor2tensor, which is not installed: pip .* --no-deps"):
+    with pytest.raises(
+        ImportError, match=r"tensor2tensor, which is not installed: pip .* --no-deps"
+    ):
         t2t_vocabulary.T2tVocabulary("file")

@@ -88,8 +88,10 @@ def _loops_communicate(library: Any, function: Any) -> bool:
     """
     return any(
         node.op.startswith("Collective")
-        for f in library.function if f.signature.name != function.function_def.signature.name
-        for node in f.node_def)
+        for f in library.function
+        if f.signature.name != function.function_def.signature.name
+        for node in f.node_def
+    )
 
 
 def _call_sharing(
@@ -102,9 +104,13 @@ def _call_sharing(
 ) -> list[list]:
     """Calls a function of its own on each processor; see `Sharing`."""
     keys = [
-        [(pnum,), *range(len(taken) - 1 - len(function.captured_inputs)),
-         *program.argument_keys(function.captured_inputs, pnum)]
-        for pnum, taken in zip(program.local, arguments)]
+        [
+            (pnum,),
+            *range(len(taken) - 1 - len(function.captured_inputs)),
+            *program.argument_keys(function.captured_inputs, pnum),
+        ]
+        for pnum, taken in zip(program.local, arguments)
+    ]
     sharing = Sharing(function, program.reductions, program.tables, keys, addresses)
     with tf.control_dependencies(before):
         ready = tf.constant(True)
@@ -117,7 +123,8 @@ def _call_sharing(
         graph_def.node.append(_call_node(definition, list(feeds)))
         with tf.device(program.devices[pnum]):
             [call] = tf.import_graph_def(
-                graph_def, feeds, return_elements=["call"], name=f"processor_{pnum}")
+                graph_def, feeds, return_elements=["call"], name=f"processor_{pnum}"
+            )
         calls.append(list(call.outputs))
     return calls
 
@@ -126,8 +133,10 @@ def _call_node(definition: Any, inputs: Sequence[str]) -> Any:
     """Returns the NodeDef of a call of a function."""
     waits = [name for name in inputs if name.startswith("^")]
     node = tf.NodeDef(
-        name="call", op="StatefulPartitionedCall",
-        input=[*[name for name in inputs if name not in waits], *waits])
+        name="call",
+        op="StatefulPartitionedCall",
+        input=[*[name for name in inputs if name not in waits], *waits],
+    )
     node.attr["_lower_as_multi_device_function"].b = True  # whatever optimizers are off
     node.attr["f"].func.name = definition.signature.name
     node.attr["Tin"].list.type.extend(arg.type for arg in definition.signature.input_arg)
@@ -153,7 +162,7 @@ def _copies(
     copies = {}
     outside = function.captured_inputs
     device = program.devices[pnum]
-    for i, (outer, inner) in enumerate(zip(outside, function.graph.inputs[-len(outside):])):
+    for i, (outer, inner) in enumerate(zip(outside, function.graph.inputs[-len(outside) :])):
         if outer.dtype != tf.resource or program.is_own(outer):
             continue
         uses = {op.type: op for op in inner.consumers() if op.type.startswith(_USES)}
@@ -172,8 +181,10 @@ def _copies(
             value = tf.raw_ops.ReadVariableOp(resource=outer, dtype=dtype)
         with tf.device(device):
             copy = tf.raw_ops.VarHandleOp(
-                dtype=dtype, shape=tf.TensorShape(None),
-                shared_name=f"{outer.op.name}_of_processor_{pnum}")
+                dtype=dtype,
+                shape=tf.TensorShape(None),
+                shared_name=f"{outer.op.name}_of_processor_{pnum}",
+            )
             copies[i] = copy, tf.raw_ops.AssignVariableOp(resource=copy, value=value)
     return copies
 
@@ -195,13 +206,22 @@ def _wake_up(program: SimdProgram) -> list[tf.Operation]:
     found = tf.get_collection_ref(f"mtf_simd_wake_up/{'' if alone else program.devices}")
     if not found:
         first = program.local[0]
-        size, key = (1, _WAKE_UP_GROUP + first) if alone else (
-            len(program.devices), program.new_keys())
+        size, key = (
+            (1, _WAKE_UP_GROUP + first) if alone else (len(program.devices), program.new_keys())
+        )
         for pnum in program.local[:1] if alone else program.local:
             with tf.device(program.devices[pnum]):
-                found.append(tf.raw_ops.CollectiveReduceV2(
-                    input=tf.zeros([1]), group_size=size, group_key=key, instance_key=1,
-                    ordering_token=[], merge_op="Add", final_op="Id").op)
+                found.append(
+                    tf.raw_ops.CollectiveReduceV2(
+                        input=tf.zeros([1]),
+                        group_size=size,
+                        group_key=key,
+                        instance_key=1,
+                        ordering_token=[],
+                        merge_op="Add",
+                        final_op="Id",
+                    ).op
+                )
     return list(found)
 
 

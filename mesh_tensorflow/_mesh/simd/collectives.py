@@ -127,13 +127,18 @@ class TfCollectives:
             return x
         wide = x if x.dtype in _REDUCED else tf.cast(x, tf.int32)
         y = tf.raw_ops.CollectiveReduceV2(
-            input=wide, ordering_token=[], merge_op=_MERGE[reduction], final_op="Id",
-            **self._keys(mesh_axes))
+            input=wide,
+            ordering_token=[],
+            merge_op=_MERGE[reduction],
+            final_op="Id",
+            **self._keys(mesh_axes),
+        )
         y.set_shape(x.shape)
         if self._is_outermost():
             self._program.reductions[y.op.name] = Reduction(
                 [[self._physical[pnum] for pnum in group] for group in self._groups(mesh_axes)],
-                reduction)
+                reduction,
+            )
         return y if wide is x else tf.cast(y, x.dtype)
 
     def allgather(self, x: tf.Tensor, mesh_axis: int) -> tf.Tensor:
@@ -141,7 +146,8 @@ class TfCollectives:
         if _is_empty(x):
             return tf.zeros([self._shape[mesh_axis].size, *x.shape], x.dtype)
         y = tf.raw_ops.CollectiveGatherV2(
-            input=_movable(x)[None], ordering_token=[], **self._keys([mesh_axis]))
+            input=_movable(x)[None], ordering_token=[], **self._keys([mesh_axis])
+        )
         y.set_shape([self._shape[mesh_axis].size, *x.shape])
         ranks = self._ranks(mesh_axis)
         if ranks is not None:
@@ -161,7 +167,8 @@ class TfCollectives:
             inverse = np.argsort(ranks, axis=1)
             parts = tf.gather(parts, tf.gather(constant(inverse.tolist()), self.pnum()))
         y = tf.raw_ops.CollectiveAllToAllV2(
-            input=parts, ordering_token=[], **self._keys([mesh_axis]))
+            input=parts, ordering_token=[], **self._keys([mesh_axis])
+        )
         y.set_shape(parts.shape)
         if ranks is not None:
             y = tf.gather(y, tf.gather(constant(ranks.tolist()), self.pnum()))
@@ -184,24 +191,30 @@ class TfCollectives:
         cycle = _without_fixed_points(source_pcoord)
         if cycle is None:
             everything = self.allgather(x, mesh_axis)
-            y = tf.gather(everything, self._by_coordinate(
-                mesh_axis, [source or 0 for source in source_pcoord]))
+            y = tf.gather(
+                everything,
+                self._by_coordinate(mesh_axis, [source or 0 for source in source_pcoord]),
+            )
         else:
             y = self._exchange(x, mesh_axis, cycle)
         if None in source_pcoord:
             holds = self._by_coordinate(
-                mesh_axis, [source is not None for source in source_pcoord], tf.bool)
+                mesh_axis, [source is not None for source in source_pcoord], tf.bool
+            )
             y = tf.where(holds, y, tf.zeros_like(y))
         return y
 
-    def _by_coordinate(self, mesh_axis: int, table: Sequence[Any],
-                       dtype: tf.DType = tf.int32) -> tf.Tensor:
+    def _by_coordinate(
+        self, mesh_axis: int, table: Sequence[Any], dtype: tf.DType = tf.int32
+    ) -> tf.Tensor:
         """Returns the entry for the processor's coordinate along a mesh axis."""
         return self.own([table[c] for c in self._coordinates(mesh_axis)], dtype)
 
     def _coordinates(self, mesh_axis: int) -> list[int]:
-        return [pnum_to_processor_coordinates(self._shape, pnum)[mesh_axis]
-                for pnum in range(self._shape.size)]
+        return [
+            pnum_to_processor_coordinates(self._shape, pnum)[mesh_axis]
+            for pnum in range(self._shape.size)
+        ]
 
     def _exchange(self, x: tf.Tensor, mesh_axis: int, sources: Sequence[int]) -> tf.Tensor:
         """Has each processor send to one other and receive from one other."""
@@ -213,12 +226,18 @@ class TfCollectives:
         instance = constant(self._program.new_keys())
         moved = _movable(x)
         sent = tf.raw_ops.CollectiveBcastSendV2(
-            input=moved, group_size=constant(2), instance_key=instance,
-            group_key=self.pnum() + constant(first))
+            input=moved,
+            group_size=constant(2),
+            instance_key=instance,
+            group_key=self.pnum() + constant(first),
+        )
         y = tf.raw_ops.CollectiveBcastRecvV2(
-            group_size=constant(2), instance_key=instance, T=moved.dtype,
+            group_size=constant(2),
+            instance_key=instance,
+            T=moved.dtype,
             group_key=self.own([first + sender for sender in senders]),
-            shape=constant(x.shape.as_list()))
+            shape=constant(x.shape.as_list()),
+        )
         with tf.control_dependencies([sent]):  # what nothing waits for would not be sent
             y = tf.identity(y)
         y.set_shape(x.shape)

@@ -16,7 +16,8 @@ __all__ = ["SimdProgram", "current_program", "tracing"]
 
 # The one that is being traced, in each thread.
 _program: contextvars.ContextVar[Optional[SimdProgram]] = contextvars.ContextVar(
-    "program", default=None)
+    "program", default=None
+)
 
 
 class SimdProgram:
@@ -83,8 +84,12 @@ class SimdProgram:
             with tf.device(host), tf.name_scope(None):
                 self._zeros[key] = tf.zeros(sizes, dtype)
         return tf.get_variable(
-            name, initializer=self._zeros[key], trainable=trainable, collections=["TPU_VAR"],
-            use_resource=True)
+            name,
+            initializer=self._zeros[key],
+            trainable=trainable,
+            collections=["TPU_VAR"],
+            use_resource=True,
+        )
 
     def own_variable(self, name: str, slices: Sequence[Any], parts: Sequence[Any]) -> Any:
         """Returns the variable that is each processor's own within the program.

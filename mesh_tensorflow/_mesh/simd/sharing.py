@@ -27,8 +27,17 @@ __all__ = ["Sharing"]
 # Below this many elements, computing a value again costs less than handing it over.
 LEAST_ELEMENTS = 1024
 # Operations that cost nothing, or would make a copy of a variable necessary if it is held.
-_KEPT = ("Const", "Placeholder", "Identity", "Reshape", "ReadVariableOp", "ExpandDims", "Squeeze",
-         "StopGradient", "Shape")
+_KEPT = (
+    "Const",
+    "Placeholder",
+    "Identity",
+    "Reshape",
+    "ReadVariableOp",
+    "ExpandDims",
+    "Squeeze",
+    "StopGradient",
+    "Shape",
+)
 _NO_VALUE = (tf.resource, tf.variant, tf.string)
 
 
@@ -114,14 +123,19 @@ class Sharing:
         self._everyone = range(len(addresses))
         self._arguments = {
             argument.name: _first_equal([[keys[i]] for keys in arguments])
-            for i, argument in enumerate(self._definition.signature.input_arg)}
+            for i, argument in enumerate(self._definition.signature.input_arg)
+        }
         operations = {op.name: op for op in function.graph.get_operations()}
         self._nodes = {
             node.name: _Node(node, operations[node.name], reductions.get(node.name))
-            for node in self._definition.node_def}
-        self._tensors: dict[str, tf.Tensor] = dict(zip(
-            [self._definition.ret[arg.name] for arg in self._definition.signature.output_arg],
-            function.graph.outputs))
+            for node in self._definition.node_def
+        }
+        self._tensors: dict[str, tf.Tensor] = dict(
+            zip(
+                [self._definition.ret[arg.name] for arg in self._definition.signature.output_arg],
+                function.graph.outputs,
+            )
+        )
         for op in function.graph.get_operations():  # inputs come before what takes them
             if op.name in self._nodes:
                 node = self._nodes[op.name]
@@ -130,8 +144,10 @@ class Sharing:
         # If one member of a group left a collective out, the others would wait for ever.
         required = set(self._definition.control_ret.values())
         self._run_by_all = [
-            name for name, node in self._nodes.items()
-            if node.reduction is None and (name in required or node.is_collective)]
+            name
+            for name, node in self._nodes.items()
+            if node.reduction is None and (name in required or node.is_collective)
+        ]
         self._kept: list[set[str]] = [set() for _ in self._everyone]
         self._sent: dict[tuple[str, int, int], None] = {}  # tensors, from, to; in order
         self._keep_what_is_needed()
@@ -166,7 +182,8 @@ class Sharing:
     def _keep_what_is_needed(self) -> None:
         """Finds the nodes that each processor runs, and what they send to each other."""
         waiting: collections.deque[tuple[str, int]] = collections.deque(
-            (name, processor) for processor in self._everyone for name in self._run_by_all)
+            (name, processor) for processor in self._everyone for name in self._run_by_all
+        )
 
         def need(tensor: str, owner: int, processor: int) -> None:
             place = self._place(tensor, owner)
@@ -268,11 +285,12 @@ class Sharing:
     def _rewritten(self, node: _Node, processor: int) -> list[Any]:
         """Returns what a processor runs for a node."""
         inputs = [
-            self._local(tensor, processor, owner)
-            for tensor, owner in self._taken(node, processor)]
+            self._local(tensor, processor, owner) for tensor, owner in self._taken(node, processor)
+        ]
         waits = [
             "^" + self._local(tensor, processor, processor).split(":")[0]
-            for tensor in self._waits_for(node)]
+            for tensor in self._waits_for(node)
+        ]
         if node.reduction is not None:
             dtype = node.operation.outputs[0].dtype
             return node.reduction.nodes(node.definition.name, inputs, waits, dtype)

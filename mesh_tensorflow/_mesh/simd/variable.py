@@ -33,7 +33,8 @@ class SimdVariable(SliceVariables):
             self.slices = {pnum: made[mesh_impl.l2p(pnum)] for pnum in self.owner}
             parts = [
                 tuple(mesh_impl.slice_begin(variable.shape, mesh_impl.p2l(physical)))
-                for physical in self.owner]
+                for physical in self.owner
+            ]
             self._own = program.own_variable(variable.name, made, parts)
         if not program.binds_masters:
             for master in variable.masters:
@@ -46,13 +47,20 @@ class SimdVariable(SliceVariables):
         impl = self.mesh_impl
         sizes = impl.slice_shape(variable.shape)
         impl.graph_device_function_stacks.append(
-            tf.get_default_graph()._device_functions_outer_to_inner)
+            tf.get_default_graph()._device_functions_outer_to_inner
+        )
         made = []
         for physical in range(impl.size):
             with tf.device(impl.devices[impl.p2l(physical)]):
-                made.append(impl.program.make_slice(
-                    f"{variable.name}_slice_{physical}", sizes, variable.slice_dtype,
-                    variable.trainable, variable.master_device))
+                made.append(
+                    impl.program.make_slice(
+                        f"{variable.name}_slice_{physical}",
+                        sizes,
+                        variable.slice_dtype,
+                        variable.trainable,
+                        variable.master_device,
+                    )
+                )
         return made
 
     @property

@@ -30,9 +30,7 @@ def make_slices(x: tf.Tensor, layout: TensorLayout, mesh_shape: Shape) -> list[t
             pieces = [part] if n == 1 else tf.split(part, n, tensor_axis)
             grown.update({key + (i,): piece for i, piece in enumerate(pieces)})
         parts = grown
-    return [
-        parts[slice_coordinates(layout, mesh_shape, pnum)] for pnum in range(mesh_shape.size)
-    ]
+    return [parts[slice_coordinates(layout, mesh_shape, pnum)] for pnum in range(mesh_shape.size)]
 
 
 def combine_slices(

@@ -95,9 +95,7 @@ def einsum_slice(
       einsum_fn: takes an equation and the slices.
     """
     all_dims = list(dict.fromkeys(d for shape in input_shapes for d in shape))
-    full = next(
-        (s for s in [output_shape, *input_shapes] if all(d in s for d in all_dims)), None
-    )
+    full = next((s for s in [output_shape, *input_shapes] if all(d in s for d in all_dims)), None)
     if full is None and slices[0].dtype.is_integer:
         full = Shape(all_dims)
     if full is None:

@@ -41,8 +41,7 @@ __all__ = [
 _VECTOR = 64
 _DEFAULT_SEED = 87654321  # TensorFlow's, for an operation seed without a graph seed
 
-_step: contextvars.ContextVar[Optional[tf.Tensor]] = contextvars.ContextVar(
-    "step", default=None)
+_step: contextvars.ContextVar[Optional[tf.Tensor]] = contextvars.ContextVar("step", default=None)
 
 
 @contextlib.contextmanager
@@ -295,9 +294,7 @@ def random_slice(
     def bits_fn(stream: int) -> tf.Tensor:
         return hash_bits(index, key_parts[2 * stream], key_parts[2 * stream + 1])
 
-    values = generator(
-        bits_fn, dtype, *(kwargs.get(p, d) for p, d in zip(parameters, defaults))
-    )
+    values = generator(bits_fn, dtype, *(kwargs.get(p, d) for p, d in zip(parameters, defaults)))
     if padding:
         values = values[:count]
     return tf.reshape(values, slice_sizes)

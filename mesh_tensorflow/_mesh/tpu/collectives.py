@@ -260,9 +260,7 @@ class TpuCollectives:
             )
         )
 
-    def _select(
-        self, x: tf.Tensor, mesh_axis: int, sources: Sequence[Optional[int]]
-    ) -> tf.Tensor:
+    def _select(self, x: tf.Tensor, mesh_axis: int, sources: Sequence[Optional[int]]) -> tf.Tensor:
         """Does `permute` where a slice has several receivers."""
         y = tf.gather(
             self.allgather(x, mesh_axis),

@@ -46,5 +46,4 @@ def processor_coordinates_to_pnum_map_nd(
         x, y, z, *_ = pnum_to_processor_coordinates_nd(mesh_shape, pnum, device_assignment)
         replica_on[x + int(sizes[0]) * (y + int(sizes[1]) * z)] = pnum
     rows = mesh_shape[0]
-    return [replica_on.get(first + rows * second, -1)
-            for first, second, *_ in logical_to_physical]
+    return [replica_on.get(first + rows * second, -1) for first, second, *_ in logical_to_physical]

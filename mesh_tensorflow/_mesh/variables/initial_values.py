@@ -39,9 +39,7 @@ def seeded_initializer(initializer: Any, name: str, dtype: tf.DType = tf.float32
     return initializer
 
 
-def initial_value(
-    initializer: Any, name: str, sizes: Sequence[int], dtype: tf.DType
-) -> tf.Tensor:
+def initial_value(initializer: Any, name: str, sizes: Sequence[int], dtype: tf.DType) -> tf.Tensor:
     """Returns the first value of a variable, as tf.get_variable would compute it.
 
     Args:

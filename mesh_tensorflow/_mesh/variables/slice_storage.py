@@ -35,10 +35,13 @@ class SliceStorage(VariableStorage):
         sizes = tuple(impl.slice_shape(shape))
         return [
             Piece(
-                begin, sizes, impl.devices[pnums[0]],
+                begin,
+                sizes,
+                impl.devices[pnums[0]],
                 lambda first=pnums[0]: self._read(first),
                 lambda value, pnums=tuple(pnums): tf.group(
-                    [self._assign(pnum, value) for pnum in pnums]),
+                    [self._assign(pnum, value) for pnum in pnums]
+                ),
             )
             for begin, pnums in holders.items()
         ]
@@ -57,13 +60,15 @@ class SliceStorage(VariableStorage):
                 return v.assign(value, read_value=False)
             with tf.control_dependencies([self._placed.has_room(pnum)]):
                 return tf.raw_ops.ResourceScatterUpdate(
-                    resource=v.handle, indices=self._index, updates=value)
+                    resource=v.handle, indices=self._index, updates=value
+                )
 
     def read(self) -> tf.Tensor:
         placed, variable = self._placed, self._variable
         values = {pnum: self._read(pnum) for pnum in placed.slices}
         return placed.mesh_impl.combine_slices(
-            [values[owner] for owner in placed.owner], variable.shape, variable.master_device)
+            [values[owner] for owner in placed.owner], variable.shape, variable.master_device
+        )
 
     def assign(self, value: tf.Tensor) -> tf.Operation:
         with tf.device(self._variable.master_device):

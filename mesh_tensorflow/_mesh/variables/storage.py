@@ -116,8 +116,13 @@ class PieceSaveable(SaveableObject):
         self._pieces = pieces
         self._whole = tuple(master.shape.as_list())
         specs = [
-            SaveSpec(_reader(piece), piece.slice_spec(self._whole), saved_name,
-                     dtype=master.dtype, device=pieces[0].device)
+            SaveSpec(
+                _reader(piece),
+                piece.slice_spec(self._whole),
+                saved_name,
+                dtype=master.dtype,
+                device=pieces[0].device,
+            )
             for piece in pieces
         ]
         super().__init__(None, specs, name)
@@ -143,7 +148,8 @@ def _reader(piece: Piece) -> Callable[[], tf.Tensor]:
     def read() -> tf.Tensor:
         value = piece.read()
         cpu = tf.DeviceSpec.from_string(piece.device or "").replace(
-            device_type="CPU", device_index=0)
+            device_type="CPU", device_index=0
+        )
         with tf.device(cpu.to_string()):
             return tf.identity(value)
 

@@ -176,8 +176,12 @@ class VariableStore(tf2.Module):
         """
         name, known = variable.name, self._known.forms.get(variable.name)
         form = _Form(
-            variable.shape, variable.slice_dtype, mesh_impl.tensor_layout(variable.shape),
-            mesh_impl.shape, list(owner), {pnum: mesh_impl.devices[pnum] for pnum in set(owner)},
+            variable.shape,
+            variable.slice_dtype,
+            mesh_impl.tensor_layout(variable.shape),
+            mesh_impl.shape,
+            list(owner),
+            {pnum: mesh_impl.devices[pnum] for pnum in set(owner)},
         )
         if known is None:
             with tf.init_scope():
@@ -216,8 +220,10 @@ class VariableStore(tf2.Module):
         for pnum, device in sorted(form.devices.items()):
             part = form.begin(pnum), form.sizes
             same = [
-                number for number in old
-                if there is not None and part == (there.begin(number), there.sizes)
+                number
+                for number in old
+                if there is not None
+                and part == (there.begin(number), there.sizes)
                 and mesh_impl.same_memory(there.devices[number], device)
             ]
             if same:

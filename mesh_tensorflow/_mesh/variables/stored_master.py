@@ -26,8 +26,11 @@ class _InStore(VariableStorage):
         sizes, holders = self._store.parts(self._variable.name)
         return [
             Piece(
-                begin, tuple(sizes), holders[begin][0].device,
-                lambda v=vs[0]: self._read(v), lambda value, vs=tuple(vs): self._assign(vs, value),
+                begin,
+                tuple(sizes),
+                holders[begin][0].device,
+                lambda v=vs[0]: self._read(v),
+                lambda value, vs=tuple(vs): self._assign(vs, value),
             )
             for begin, vs in holders.items()
         ]

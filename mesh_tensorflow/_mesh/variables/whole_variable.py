@@ -18,11 +18,38 @@ __all__ = ["WholeVariable"]
 _VARIABLE_VALUE = "VARIABLE_VALUE"
 
 _OPERATORS = (
-    "__abs__", "__add__", "__and__", "__div__", "__floordiv__", "__ge__", "__getitem__",
-    "__gt__", "__invert__", "__le__", "__lt__", "__matmul__", "__mod__", "__mul__",
-    "__neg__", "__or__", "__pow__", "__radd__", "__rand__", "__rdiv__", "__rfloordiv__",
-    "__rmatmul__", "__rmod__", "__rmul__", "__ror__", "__rpow__", "__rsub__", "__rtruediv__",
-    "__rxor__", "__sub__", "__truediv__", "__xor__",
+    "__abs__",
+    "__add__",
+    "__and__",
+    "__div__",
+    "__floordiv__",
+    "__ge__",
+    "__getitem__",
+    "__gt__",
+    "__invert__",
+    "__le__",
+    "__lt__",
+    "__matmul__",
+    "__mod__",
+    "__mul__",
+    "__neg__",
+    "__or__",
+    "__pow__",
+    "__radd__",
+    "__rand__",
+    "__rdiv__",
+    "__rfloordiv__",
+    "__rmatmul__",
+    "__rmod__",
+    "__rmul__",
+    "__ror__",
+    "__rpow__",
+    "__rsub__",
+    "__rtruediv__",
+    "__rxor__",
+    "__sub__",
+    "__truediv__",
+    "__xor__",
 )
 
 
@@ -83,9 +110,7 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):  # type: igno
         return self._trainable
 
     def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name}>"
-        )
+        return f"<{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name}>"
 
     def __hash__(self) -> int:
         return id(self)
@@ -131,14 +156,24 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):  # type: igno
             with tf.control_dependencies([done]):
                 return storage.read()
 
-    def assign_add(self, delta: Any, use_locking: Any = None, name: Optional[str] = None,
-                   read_value: bool = True) -> Any:
+    def assign_add(
+        self,
+        delta: Any,
+        use_locking: Any = None,
+        name: Optional[str] = None,
+        read_value: bool = True,
+    ) -> Any:
         """Adds to the whole value; see `assign`."""
         delta = tf.convert_to_tensor(delta, self.dtype)
         return self.assign(self.read_value() + delta, use_locking, name, read_value)
 
-    def assign_sub(self, delta: Any, use_locking: Any = None, name: Optional[str] = None,
-                   read_value: bool = True) -> Any:
+    def assign_sub(
+        self,
+        delta: Any,
+        use_locking: Any = None,
+        name: Optional[str] = None,
+        read_value: bool = True,
+    ) -> Any:
         """Subtracts from the whole value; see `assign`."""
         delta = tf.convert_to_tensor(delta, self.dtype)
         return self.assign(self.read_value() - delta, use_locking, name, read_value)
@@ -175,8 +210,9 @@ for _name in _OPERATORS:
         setattr(WholeVariable, _name, _operator(_name))
 
 
-def _convert(whole: WholeVariable, dtype: Any = None, name: Any = None,
-             as_ref: bool = False) -> Any:
+def _convert(
+    whole: WholeVariable, dtype: Any = None, name: Any = None, as_ref: bool = False
+) -> Any:
     del as_ref  # resource variables have no references
     if dtype is not None and not dtype.is_compatible_with(whole.dtype):
         return NotImplemented

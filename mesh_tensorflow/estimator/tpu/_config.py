@@ -89,7 +89,8 @@ class TPUConfig(_TPUConfigFields):
             )
         _check_positive("num_shards", num_shards)
         _check_positive(
-            "experimental_host_call_every_n_steps", experimental_host_call_every_n_steps)
+            "experimental_host_call_every_n_steps", experimental_host_call_every_n_steps
+        )
         if num_cores_per_replica not in (None, *_CORES_PER_REPLICA):
             raise ValueError(
                 f"TPUConfig: num_cores_per_replica is {num_cores_per_replica}; it should be one of "
@@ -100,11 +101,19 @@ class TPUConfig(_TPUConfigFields):
         elif per_host_input_for_training is False:
             per_host_input_for_training = InputPipelineConfig.PER_SHARD_V1
         return super().__new__(
-            cls, iterations_per_loop, num_shards, num_cores_per_replica,
-            per_host_input_for_training, tpu_job_name, initial_infeed_sleep_secs,
-            input_partition_dims, eval_training_input_configuration,
-            experimental_host_call_every_n_steps, experimental_allow_per_host_v2_parallel_get_next,
-            experimental_feed_hook)
+            cls,
+            iterations_per_loop,
+            num_shards,
+            num_cores_per_replica,
+            per_host_input_for_training,
+            tpu_job_name,
+            initial_infeed_sleep_secs,
+            input_partition_dims,
+            eval_training_input_configuration,
+            experimental_host_call_every_n_steps,
+            experimental_allow_per_host_v2_parallel_get_next,
+            experimental_feed_hook,
+        )
 
 
 def _check_positive(name: str, value: Optional[int]) -> None:
@@ -139,8 +148,7 @@ class RunConfig(_RunConfig):
         """
         super().__init__(**kwargs)
         if tpu_config is not None and not isinstance(tpu_config, TPUConfig):
-            raise TypeError(
-                f"RunConfig: tpu_config should be a TPUConfig, but is {tpu_config!r}")
+            raise TypeError(f"RunConfig: tpu_config should be a TPUConfig, but is {tpu_config!r}")
         if cluster is not None and (master is not None or evaluation_master is not None):
             raise ValueError(
                 "RunConfig: cluster and master are both given; the cluster knows its master, so "

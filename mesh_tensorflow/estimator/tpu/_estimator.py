@@ -78,7 +78,8 @@ class TPUEstimator(Estimator):
         """
         if not isinstance(config, RunConfig):
             raise TypeError(
-                f"TPUEstimator: config should be an estimator.tpu.RunConfig, but is {config!r}")
+                f"TPUEstimator: config should be an estimator.tpu.RunConfig, but is {config!r}"
+            )
         _check_params(params)
         self._batch_sizes = {
             ModeKeys.TRAIN: train_batch_size,
@@ -100,8 +101,11 @@ class TPUEstimator(Estimator):
         super().__init__(model_fn, model_dir, config, params, warm_start_from)
 
     def train(
-        self, input_fn: Callable[..., Any], hooks: Optional[Sequence[Any]] = None,
-        steps: Optional[int] = None, max_steps: Optional[int] = None,
+        self,
+        input_fn: Callable[..., Any],
+        hooks: Optional[Sequence[Any]] = None,
+        steps: Optional[int] = None,
+        max_steps: Optional[int] = None,
         saving_listeners: Optional[Sequence[Any]] = None,
     ) -> Estimator:
         """Trains; see `Estimator.train`.
@@ -123,8 +127,11 @@ class TPUEstimator(Estimator):
         return super().train(input_fn, hooks, steps, max_steps, saving_listeners)
 
     def evaluate(
-        self, input_fn: Callable[..., Any], steps: Optional[int] = None,
-        hooks: Optional[Sequence[Any]] = None, checkpoint_path: Optional[str] = None,
+        self,
+        input_fn: Callable[..., Any],
+        steps: Optional[int] = None,
+        hooks: Optional[Sequence[Any]] = None,
+        checkpoint_path: Optional[str] = None,
         name: Optional[str] = None,
     ) -> dict[str, Any]:
         """Evaluates; see `Estimator.evaluate`.
@@ -147,8 +154,11 @@ class TPUEstimator(Estimator):
         return super().evaluate(input_fn, steps, hooks, checkpoint_path, name)
 
     def predict(
-        self, input_fn: Callable[..., Any], predict_keys: Any = None,
-        hooks: Optional[Sequence[Any]] = None, checkpoint_path: Optional[str] = None,
+        self,
+        input_fn: Callable[..., Any],
+        predict_keys: Any = None,
+        hooks: Optional[Sequence[Any]] = None,
+        checkpoint_path: Optional[str] = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
         """Yields predictions; see `Estimator.predict`.
@@ -169,7 +179,8 @@ class TPUEstimator(Estimator):
         """
         self._check_devices(ModeKeys.PREDICT, "predict")
         return super().predict(
-            input_fn, predict_keys, hooks, checkpoint_path, yield_single_examples)
+            input_fn, predict_keys, hooks, checkpoint_path, yield_single_examples
+        )
 
     def _exported_model(self) -> Model:
         """Returns the model for one device, which is what a SavedModel holds."""
@@ -217,11 +228,13 @@ class TPUEstimator(Estimator):
     def _call_model_fn(self, features: Any, labels: Any, mode: str, config: Any) -> Any:
         if self._use_tpu[mode]:
             devices = devices_of(config)
-            params = self._params_with(
-                mode, use_tpu=True, context=ReplicaContext(len(devices)))
+            params = self._params_with(mode, use_tpu=True, context=ReplicaContext(len(devices)))
             spec = replicated_spec(
                 lambda x, y: call_model_fn(self._model_fn, x, y, mode, params, config),
-                features, labels, devices)
+                features,
+                labels,
+                devices,
+            )
         else:
             params = self._params_with(mode, use_tpu=False)
             spec = call_model_fn(self._model_fn, features, labels, mode, params, config)

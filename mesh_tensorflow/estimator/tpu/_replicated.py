@@ -95,7 +95,9 @@ def devices_of(config: Any) -> list[str]:
         return own
     return [
         f"/job:{peer.job}/task:{peer.task}{device}"
-        for peer in peers_of(config.cluster_spec) for device in own]
+        for peer in peers_of(config.cluster_spec)
+        for device in own
+    ]
 
 
 def replicated_spec(
@@ -129,13 +131,16 @@ def replicated_spec(
         if inside:
             tf.logging.warning(
                 "%d summaries of the model_fn are left out: they are within the program of all "
-                "processors. Write them in host_call, as mtf.utils.create_host_call does", inside)
+                "processors. Write them in host_call, as mtf.utils.create_host_call does",
+                inside,
+            )
         specs.append(spec)
         return _results_of(spec)
 
     outside = len(tf.get_collection(tf.GraphKeys.SUMMARIES))
     results = replicate(
-        program, [x for x in tf.nest.flatten(inputs) if x is not None], devices=devices)
+        program, [x for x in tf.nest.flatten(inputs) if x is not None], devices=devices
+    )
     return _outside(specs[-1], results)
 
 

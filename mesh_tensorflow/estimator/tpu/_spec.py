@@ -104,7 +104,8 @@ class TPUEstimatorSpec(_Fields):
         _check_call("host_call", host_call)
         if scaffold_fn is not None and not callable(scaffold_fn):
             raise TypeError(
-                f"TPUEstimatorSpec: scaffold_fn should be a function, but is {scaffold_fn!r}")
+                f"TPUEstimatorSpec: scaffold_fn should be a function, but is {scaffold_fn!r}"
+            )
         if mode == ModeKeys.TRAIN and train_op is None:
             raise ValueError("TPUEstimatorSpec for mode 'train' has no train_op: give train_op=")
         if mode == ModeKeys.PREDICT and predictions is None:

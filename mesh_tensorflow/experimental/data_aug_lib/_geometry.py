@@ -96,8 +96,13 @@ def _random_transform(reso: int, translate: float, transform: float) -> tf.Tenso
 def _transformed(x: tf.Tensor, numbers: tf.Tensor, interpolation: str) -> tf.Tensor:
     """Transforms the first two axes of [rows, columns, channels]; what comes from outside is 0."""
     y = tf.raw_ops.ImageProjectiveTransformV3(
-        images=x[None], transforms=numbers[None], output_shape=tf.shape(x)[:2], fill_value=0.0,
-        interpolation=interpolation, fill_mode="CONSTANT")
+        images=x[None],
+        transforms=numbers[None],
+        output_shape=tf.shape(x)[:2],
+        fill_value=0.0,
+        interpolation=interpolation,
+        fill_mode="CONSTANT",
+    )
     return tf.ensure_shape(y[0], x.shape)
 
 
@@ -137,5 +142,6 @@ def projective_transform(
         back = [order.index(axis) for axis in range(3)]
         image, label = (
             tf.transpose(_transformed(tf.transpose(x, order), numbers, how), back)
-            for x, how in ((image, "BILINEAR"), (label, "NEAREST")))
+            for x, how in ((image, "BILINEAR"), (label, "NEAREST"))
+        )
     return image, label

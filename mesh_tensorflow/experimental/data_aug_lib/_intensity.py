@@ -66,8 +66,12 @@ def intensity_shift(
     """
     lesions = clipped_normal(1.0 + per_class_intensity_shift, per_class_intensity_scale)
     others = clipped_normal(1.0 - per_class_intensity_shift, per_class_intensity_scale)
-    return image * tf.cast(tf.where(label > _LESIONS_ABOVE, lesions * tf.ones_like(label),
-                                    others * tf.ones_like(label)), image.dtype)
+    return image * tf.cast(
+        tf.where(
+            label > _LESIONS_ABOVE, lesions * tf.ones_like(label), others * tf.ones_like(label)
+        ),
+        image.dtype,
+    )
 
 
 def maybe_add_noise(

@@ -23,8 +23,7 @@ def clipped_normal(mean: Any, stddev: Any, shape: Sequence[int] = ()) -> tf.Tens
       shape: sizes.
     """
     reach = _SIGMAS * stddev
-    return tf.clip_by_value(
-        mean + stddev * tf.random.normal(shape), mean - reach, mean + reach)
+    return tf.clip_by_value(mean + stddev * tf.random.normal(shape), mean - reach, mean + reach)
 
 
 def _along_axes(x: tf.Tensor, matrices: Sequence[np.ndarray]) -> tf.Tensor:

@@ -65,7 +65,8 @@ def check_elements(ds: Any, sizes: Sequence[Sequence[int]], shapes: Sequence[Sha
     """
     specs = tf.nest.flatten(tf.data.get_output_shapes(ds))
     fits = len(specs) == len(sizes) and all(
-        found.is_compatible_with(wanted) for found, wanted in zip(specs, sizes))
+        found.is_compatible_with(wanted) for found, wanted in zip(specs, sizes)
+    )
     if not fits:
         raise ValueError(
             f"the data set has batches of {[s.as_list() for s in specs]}, but mtf_input_shapes "

@@ -26,8 +26,7 @@ def _host_id_to_tf_device(host_id: int, external_worker: bool) -> str:
 
 def _host_of(device: str) -> str:
     """Returns the CPU of the process that has a device."""
-    return tf.DeviceSpec.from_string(device).replace(
-        device_type="CPU", device_index=0).to_string()
+    return tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
 
 
 class ProcessDevices:

@@ -64,8 +64,9 @@ class Infeed:
             )
 
     def _from_tpu(self) -> list[tf.Tensor]:
-        return list(tf.raw_ops.InfeedDequeueTuple(
-            dtypes=self.tuple_types, shapes=self.tuple_shapes))
+        return list(
+            tf.raw_ops.InfeedDequeueTuple(dtypes=self.tuple_types, shapes=self.tuple_shapes)
+        )
 
     def generate_dequeue_op(self, tpu_device: int = 0) -> list[tf.Tensor]:
         """Returns the processor's slices of the inputs of a step, within the program.
@@ -86,4 +87,5 @@ class Infeed:
         """
         with tf.device(host):
             return tf.raw_ops.InfeedEnqueueTuple(
-                inputs=list(pieces), shapes=self.tuple_shapes, device_ordinal=ordinal)
+                inputs=list(pieces), shapes=self.tuple_shapes, device_ordinal=ordinal
+            )

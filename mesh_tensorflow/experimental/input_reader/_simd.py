@@ -91,8 +91,14 @@ class SimdMeshImplInputReader:
         l2p = [self._impl.l2p(pnum) for pnum in range(self._impl.size)]
         here = [pnum for pnum in range(self._impl.size) if l2p[pnum] in program.local]
         slicer = _LocalSlicer(
-            self._whole_batches, 0, [here] * len(self._shapes), self._impl, self._shapes, False,
-            True)
+            self._whole_batches,
+            0,
+            [here] * len(self._shapes),
+            self._impl,
+            self._shapes,
+            False,
+            True,
+        )
         pieces: list[list[Any]] = [[None] * self._impl.size for _ in self._shapes]
         for piece, pnum, number in slicer.get_slices():
             pieces[number][l2p[pnum]] = piece
@@ -115,16 +121,24 @@ class SimdMeshImplInputReader:
                 pieces[pnum][number] = piece
         self._infeed = self._infeed_of([x.dtype for x in pieces[0]])
         self._enqueue = [
-            self._infeed.enqueue(own, host, ordinal) for own, host, ordinal in zip(
-                pieces, self._devices.ordered_hosts, self._devices.ordered_ordinals)
+            self._infeed.enqueue(own, host, ordinal)
+            for own, host, ordinal in zip(
+                pieces, self._devices.ordered_hosts, self._devices.ordered_ordinals
+            )
         ]
 
     def _slicer(
         self, creator: Callable[[], Any], host_id: int, pnums: Sequence[int], global_batch: bool
     ) -> SubBatchSlicer:
         return SubBatchSlicer(
-            creator, host_id, [pnums] * len(self._shapes), self._impl, self._shapes,
-            self._external_worker, global_batch)
+            creator,
+            host_id,
+            [pnums] * len(self._shapes),
+            self._impl,
+            self._shapes,
+            self._external_worker,
+            global_batch,
+        )
 
     def _global_slicer(self) -> SubBatchSlicer:
         host_id = min(self._devices.host_id_to_its_pnums)
@@ -144,8 +158,7 @@ class SimdMeshImplInputReader:
             load[host_id] += 1
 
             def read(index: int = index) -> Any:
-                return batched(
-                    self._ds_creator, size, self._prefetch_size, len(parts), index)
+                return batched(self._ds_creator, size, self._prefetch_size, len(parts), index)
 
             slicers.append(self._slicer(read, host_id, parts[begin], False))
         return slicers

@@ -51,7 +51,8 @@ class MeshContext:
         """Assigns a core to each processor."""
         self._topology = tf.tpu.experimental.Topology(serialized=topology)
         self._device_assignment = tf.tpu.experimental.DeviceAssignment.build(
-            self._topology, num_replicas=self._shape.size)
+            self._topology, num_replicas=self._shape.size
+        )
 
     @property
     def device_assignment(self) -> Any:
@@ -101,8 +102,13 @@ class MeshContext:
         if self._device_assignment is None:
             return SimdMeshImpl(self._shape, self._rules)
         order = auto_logical_to_physical_tpu(
-            self._shape.to_integer_list, list(self._topology.mesh_shape),
-            device_assignment=self._device_assignment)
+            self._shape.to_integer_list,
+            list(self._topology.mesh_shape),
+            device_assignment=self._device_assignment,
+        )
         return SimdMeshImpl(
-            self._shape, self._rules, device_assignment=self._device_assignment,
-            logical_to_physical=order)
+            self._shape,
+            self._rules,
+            device_assignment=self._device_assignment,
+            logical_to_physical=order,
+        )

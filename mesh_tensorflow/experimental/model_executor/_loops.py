@@ -57,7 +57,8 @@ def _evaluate(model: Model, directory: str) -> Scores:
         found = model.run()
         means.add(found["scores"])
         processor.record(
-            [*found["record"], found["scores"]["loss"], found["step"]], FLAGS.pred_output_dir)
+            [*found["record"], found["scores"]["loss"], found["step"]], FLAGS.pred_output_dir
+        )
     return {**means.take(), **processor.finish()}
 
 
@@ -65,8 +66,8 @@ def _write(writer: Optional[tf.summary.FileWriter], step: int, kind: str, scores
     if writer is None:
         return
     values = [
-        tf.Summary.Value(tag=f"{kind}/{name}", simple_value=value)
-        for name, value in scores.items()]
+        tf.Summary.Value(tag=f"{kind}/{name}", simple_value=value) for name, value in scores.items()
+    ]
     writer.add_summary(tf.Summary(value=values), step)
     writer.flush()
 
@@ -81,8 +82,12 @@ def _check_flags() -> None:
     Raises:
       ValueError: one is not positive.
     """
-    for flag in ("num_training_loops", "num_train_iterations_per_loop",
-                 "num_eval_iterations_per_loop", "save_checkpoints_steps"):
+    for flag in (
+        "num_training_loops",
+        "num_train_iterations_per_loop",
+        "num_eval_iterations_per_loop",
+        "save_checkpoints_steps",
+    ):
         if getattr(FLAGS, flag) < 1:
             raise ValueError(f"--{flag}={getattr(FLAGS, flag)} must be 1 at least")
 

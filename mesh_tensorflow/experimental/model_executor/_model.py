@@ -75,7 +75,9 @@ class Model:
             results = self._built(rate)
             with tf.control_dependencies(tf.nest.flatten(results)):
                 self._results = {
-                    **results, "step": tf.assign_add(self._step, int(self._is_training))}
+                    **results,
+                    "step": tf.assign_add(self._step, int(self._is_training)),
+                }
             self._to_slices = self._lowering.copy_masters_to_slices()
             self._to_masters = self._lowering.copy_slices_to_masters()
             self._saver = checkpoint.Saver(max_to_keep=3)
@@ -108,14 +110,21 @@ class Model:
             parts = self._context.create_graph_mesh_and_mesh_impl()
             self._make_reader(SimdMeshImplInputReader, parts[-1], external_worker=FLAGS.on_gcp)
             flat = tf.tpu.replicate(
-                program, [[rate]] * count, infeed_queue=self._reader.infeed_queue,
-                device_assignment=assignment)[0]
+                program,
+                [[rate]] * count,
+                infeed_queue=self._reader.infeed_queue,
+                device_assignment=assignment,
+            )[0]
         return tf.nest.pack_sequence_as(structure[-1], flat)
 
     def _make_reader(self, kind: Any, mesh_impl: Any, **options: Any) -> None:
         self._reader = kind(
-            mesh_impl, unet.get_dataset_creator(self._mode),
-            unet.get_input_mtf_shapes(self._mode), is_eval_mode=not self._is_training, **options)
+            mesh_impl,
+            unet.get_dataset_creator(self._mode),
+            unet.get_input_mtf_shapes(self._mode),
+            is_eval_mode=not self._is_training,
+            **options,
+        )
 
     def _placed(self, rate: tf.Tensor) -> dict[str, Any]:
         """Builds the model on a placement mesh."""
@@ -135,13 +144,15 @@ class Model:
         """Builds the U-Net and lowers it; returns its results as tf.Tensors."""
         graph, mesh, mesh_impl = parts
         record, loss, scores, updates = unet.unet_with_spatial_partition(
-            mesh, mesh_impl, self._mode, *slices)
+            mesh, mesh_impl, self._mode, *slices
+        )
         if self._is_training:
             variables = graph.trainable_variables
             grads = mtf.gradients([loss], [v.value for v in variables])
             updates = [
                 *updates,
-                *optimize.AdafactorOptimizer(learning_rate=rate).apply_grads(grads, variables)]
+                *optimize.AdafactorOptimizer(learning_rate=rate).apply_grads(grads, variables),
+            ]
         outputs: dict[str, Any] = {"scores": {"loss": loss, **scores}}
         if not self._is_training:
             outputs["record"] = record

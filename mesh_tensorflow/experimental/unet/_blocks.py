@@ -58,8 +58,16 @@ def conv_with_spatial_partition(
     """
     conv, size = _CONVOLUTIONS[bool(sampled_2d_slices)]
     x = conv(
-        x, mtf.Dimension(odim_name, n_filters), (3,) * size, (1,) * size, "SAME", image_nx_dim,
-        image_ny_dim, variable_dtype=variable_dtype, name=name)
+        x,
+        mtf.Dimension(odim_name, n_filters),
+        (3,) * size,
+        (1,) * size,
+        "SAME",
+        image_nx_dim,
+        image_ny_dim,
+        variable_dtype=variable_dtype,
+        name=name,
+    )
     updates: list[mtf.Operation] = []
     if with_batch_norm:
         x, updates = layers.batch_norm(x, is_training, _MOMENTUM, epsilon=_EPSILON, name=name)
@@ -98,6 +106,14 @@ def deconv_with_spatial_partition(
     """
     deconv, size = _TRANSPOSED[bool(sampled_2d_slices)]
     x = deconv(
-        x, mtf.Dimension(odim_name, n_filters), (2,) * size, (2,) * size, "SAME", image_nx_dim,
-        image_ny_dim, variable_dtype=variable_dtype, name=name)
+        x,
+        mtf.Dimension(odim_name, n_filters),
+        (2,) * size,
+        (2,) * size,
+        "SAME",
+        image_nx_dim,
+        image_ny_dim,
+        variable_dtype=variable_dtype,
+        name=name,
+    )
     return mtf.dropout(x, is_training, keep_p)

@@ -25,18 +25,32 @@ def _augmented(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor
     for axis in range(2 if flat else 3):
         image, label = data_aug_lib.maybe_flip(image, label, axis)
     image, label = data_aug_lib.projective_transform(
-        image, label, FLAGS.ct_resolution, FLAGS.image_translate_ratio,
-        FLAGS.image_transform_ratio, flat)
+        image,
+        label,
+        FLAGS.ct_resolution,
+        FLAGS.image_translate_ratio,
+        FLAGS.image_transform_ratio,
+        flat,
+    )
     if FLAGS.per_class_intensity_scale or FLAGS.per_class_intensity_shift:
         image = data_aug_lib.intensity_shift(
-            image, label, FLAGS.per_class_intensity_scale, FLAGS.per_class_intensity_shift)
+            image, label, FLAGS.per_class_intensity_scale, FLAGS.per_class_intensity_shift
+        )
     if FLAGS.image_noise_probability and FLAGS.image_noise_ratio:
         image = data_aug_lib.maybe_add_noise(
-            image, image.shape.as_list(), *_NOISE_SCALES, FLAGS.image_noise_probability,
-            FLAGS.image_noise_ratio)
+            image,
+            image.shape.as_list(),
+            *_NOISE_SCALES,
+            FLAGS.image_noise_probability,
+            FLAGS.image_noise_ratio,
+        )
     image = data_aug_lib.image_corruption(
-        image, label, FLAGS.ct_resolution, FLAGS.image_corrupt_ratio_mean,
-        FLAGS.image_corrupt_ratio_stddev)
+        image,
+        label,
+        FLAGS.ct_resolution,
+        FLAGS.image_corrupt_ratio_mean,
+        FLAGS.image_corrupt_ratio_stddev,
+    )
     return image, label
 
 
@@ -50,7 +64,8 @@ def _in_blocks(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor
 def _slices(image: tf.Tensor, label: tf.Tensor) -> Any:
     """Returns a data set of the slices [x, y, 1] of a scan."""
     return tf2.data.Dataset.from_tensor_slices(
-        tuple(tf.transpose(x, [2, 0, 1])[..., None] for x in (image, label)))
+        tuple(tf.transpose(x, [2, 0, 1])[..., None] for x in (image, label))
+    )
 
 
 def get_dataset_creator(dataset_str: str) -> Callable[[], Any]:
@@ -82,8 +97,7 @@ def get_dataset_creator(dataset_str: str) -> Callable[[], Any]:
         return (image, label) if is_training else (scaled(image), label)
 
     def creator() -> Any:
-        ds = read_scans(
-            f"{dataset_str}_file_pattern", is_training, FLAGS.n_dataset_read_interleave)
+        ds = read_scans(f"{dataset_str}_file_pattern", is_training, FLAGS.n_dataset_read_interleave)
         ds = mapped(ds, parsed, FLAGS.n_dataset_processes)
         if FLAGS.sampled_2d_slices:
             ds = ds.flat_map(_slices)

@@ -76,7 +76,8 @@ def losses_and_scores(
     true, found = mtf.argmax(labels, classes), mtf.argmax(logits, classes)
     liver, lesion, found_lesion = (
         mtf.cast(mtf.equal(x, number), logits.dtype)
-        for x, number in ((true, LIVER), (true, LESION), (found, LESION)))
+        for x, number in ((true, LIVER), (true, LESION), (found, LESION))
+    )
     accuracy = mtf.cast(mtf.equal(true, found), logits.dtype)
     scores = {
         "lesion_pred_ratio": mtf.reduce_mean(found_lesion),
@@ -91,6 +92,11 @@ def losses_and_scores(
     areas = _overlap(found_lesion, lesion)
     dice_per_case, dice_global = _dice(*areas, 2.0, _EPSILON)
     scores.update(
-        lesion_dice_per_case=dice_per_case, lesion_dice_global=dice_global, loss_xen=xen,
-        loss_dice=loss_dice, loss_dice_per_case=loss_per_case, loss_dice_global=loss_global)
+        lesion_dice_per_case=dice_per_case,
+        lesion_dice_global=dice_global,
+        loss_xen=xen,
+        loss_dice=loss_dice,
+        loss_dice_per_case=loss_per_case,
+        loss_dice_global=loss_global,
+    )
     return loss, scores, areas

@@ -46,10 +46,17 @@ class _Network:
             # What is made of the image directly is kept whole.
             is_first = kind == "down" and depth == n == 0
             x, updates = conv_with_spatial_partition(
-                x, FLAGS.sampled_2d_slices, *self._blocks, FLAGS.n_base_filters * 2**depth,
-                1.0 if is_first else FLAGS.dropout_keep_p, FLAGS.with_batch_norm,
-                self._is_training, f"conv_{depth}_{n}", self._variable_dtype,
-                f"conv_{kind}_{depth}_{n}")
+                x,
+                FLAGS.sampled_2d_slices,
+                *self._blocks,
+                FLAGS.n_base_filters * 2**depth,
+                1.0 if is_first else FLAGS.dropout_keep_p,
+                FLAGS.with_batch_norm,
+                self._is_training,
+                f"conv_{depth}_{n}",
+                self._variable_dtype,
+                f"conv_{kind}_{depth}_{n}",
+            )
             self.updates += updates
         return x
 
@@ -65,16 +72,29 @@ class _Network:
         for depth in reversed(range(FLAGS.network_depth - 1)):
             channels = f"conv_{depth}_{FLAGS.n_conv_per_block - 1}"
             x = deconv_with_spatial_partition(
-                x, FLAGS.sampled_2d_slices, *self._blocks, FLAGS.n_base_filters * 2**depth,
-                FLAGS.dropout_keep_p, self._is_training, channels, self._variable_dtype,
-                f"deconv_{depth}_0")
+                x,
+                FLAGS.sampled_2d_slices,
+                *self._blocks,
+                FLAGS.n_base_filters * 2**depth,
+                FLAGS.dropout_keep_p,
+                self._is_training,
+                channels,
+                self._variable_dtype,
+                f"deconv_{depth}_0",
+            )
             x = mtf.concat([x, kept[depth]], channels)
             x = self._level(x, "up", depth)
         classes = mtf.Dimension("label_c", FLAGS.label_c)
         conv, size = (layers.conv2d, 2) if FLAGS.sampled_2d_slices else (layers.conv3d, 3)
         return conv(
-            x, classes, (1,) * size, (1,) * size, "VALID", variable_dtype=self._variable_dtype,
-            name=f"final_conv_{FLAGS.label_c}")
+            x,
+            classes,
+            (1,) * size,
+            (1,) * size,
+            "VALID",
+            variable_dtype=self._variable_dtype,
+            name=f"final_conv_{FLAGS.label_c}",
+        )
 
 
 def _check_settings() -> None:
@@ -86,20 +106,25 @@ def _check_settings() -> None:
     if FLAGS.label_c <= LESION:
         raise ValueError(
             f"--label_c={FLAGS.label_c}: losses need the classes other, liver and lesion, 3 at "
-            "least")
+            "least"
+        )
     if min(FLAGS.network_depth, FLAGS.n_conv_per_block) < 1:
         raise ValueError(
             f"--network_depth={FLAGS.network_depth} and --n_conv_per_block="
-            f"{FLAGS.n_conv_per_block} must be 1 at least")
+            f"{FLAGS.n_conv_per_block} must be 1 at least"
+        )
     halvings = 2 ** (FLAGS.network_depth - 1)
-    for what, size in (("each level but the last", halvings), ("--pred_downsample",
-                                                                FLAGS.pred_downsample)):
+    for what, size in (
+        ("each level but the last", halvings),
+        ("--pred_downsample", FLAGS.pred_downsample),
+    ):
         for flag in ("image_nx_block", "image_ny_block"):
             block = FLAGS.ct_resolution // getattr(FLAGS, flag)
             if size < 1 or block % size:
                 raise ValueError(
                     f"blocks of {block} pixels (--ct_resolution={FLAGS.ct_resolution} by --{flag}="
-                    f"{getattr(FLAGS, flag)}) must be divisible by {size}, for {what}")
+                    f"{getattr(FLAGS, flag)}) must be divisible by {size}, for {what}"
+                )
 
 
 def _imported(mesh: mtf.Mesh, mesh_impl: Any, slices: Any, shape: mtf.Shape) -> mtf.Tensor:
@@ -143,8 +168,7 @@ def unet_with_spatial_partition(
     check_dataset(dataset_str)
     _check_settings()
     shapes = get_input_mtf_shapes(dataset_str)
-    x, labels = (
-        _imported(mesh, mesh_impl, t, shape) for t, shape in zip((images, labels), shapes))
+    x, labels = (_imported(mesh, mesh_impl, t, shape) for t, shape in zip((images, labels), shapes))
     _, nx_dim, ny_dim, *_ = x.shape.dims
     network = _Network(nx_dim, ny_dim, dataset_str == "train", x.dtype)
     logits = network.logits(x)

@@ -86,5 +86,6 @@ def activation_dtype() -> tf.DType:
         dtype = tf.string
     if not dtype.is_floating:
         raise ValueError(
-            f'--mtf_dtype={FLAGS.mtf_dtype} is no floating dtype; choose "float32" or "bfloat16"')
+            f'--mtf_dtype={FLAGS.mtf_dtype} is no floating dtype; choose "float32" or "bfloat16"'
+        )
     return dtype

@@ -93,9 +93,7 @@ def _visible(
 ) -> mtf.Tensor:
     conditions = blocks.in_window(mesh)
     if isinstance(sequence_id, mtf.Tensor) and blocks.length in sequence_id.shape:
-        conditions.append(
-            mtf.equal(blocks.queries(sequence_id), blocks.memories(sequence_id))
-        )
+        conditions.append(mtf.equal(blocks.queries(sequence_id), blocks.memories(sequence_id)))
     if write_priority is not None and read_priority is not None:
         conditions.append(
             mtf.greater_equal(blocks.queries(read_priority), blocks.memories(write_priority))

@@ -239,9 +239,7 @@ class AttentionParams:
             raise ValueError("compute_v: there is no weight v, by shared_kv; use compute_kv")
         return self._project(memory_antecedent, self.wv, self.memory_input_dim, self.v_dims)
 
-    def compute_output(
-        self, o: mtf.Tensor, output_shape: Optional[mtf.Shape] = None
-    ) -> mtf.Tensor:
+    def compute_output(self, o: mtf.Tensor, output_shape: Optional[mtf.Shape] = None) -> mtf.Tensor:
         """Returns what attention found, projected to the output dimension.
 
         Args:

@@ -62,8 +62,11 @@ def write_checkpoint(variables: Arrays, directory: str, step: int = 0) -> str:
             # Fed, since a graph with large constants cannot be sent.
             feeds = [tf.placeholder(np.asarray(a).dtype, np.shape(a)) for a in arrays.values()]
             save = tf.raw_ops.SaveV2(
-                prefix=os.path.join(folder, "model"), tensor_names=list(arrays),
-                shape_and_slices=[""] * len(arrays), tensors=feeds)
+                prefix=os.path.join(folder, "model"),
+                tensor_names=list(arrays),
+                shape_and_slices=[""] * len(arrays),
+                tensors=feeds,
+            )
             sess.run(save, dict(zip(feeds, arrays.values())))
         name = os.path.basename(prefix)
         with open(os.path.join(folder, "checkpoint"), "w", encoding="utf-8") as f:
@@ -79,8 +82,10 @@ def _safetensors() -> Any:
         import safetensors.numpy
     except ImportError as e:
         raise missing_package(
-            "mesh_tensorflow.transformer.convert", "safetensors",
-            "pip install 'mesh-tensorflow[transformer]'") from e
+            "mesh_tensorflow.transformer.convert",
+            "safetensors",
+            "pip install 'mesh-tensorflow[transformer]'",
+        ) from e
     return safetensors.numpy
 
 
@@ -102,7 +107,8 @@ def read_huggingface(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     if os.path.isfile(path):
         return load(path), {}
     index, single = (
-        os.path.join(path, n) for n in ("model.safetensors.index.json", "model.safetensors"))
+        os.path.join(path, n) for n in ("model.safetensors.index.json", "model.safetensors")
+    )
     if os.path.isfile(single):
         files = [single]
     elif os.path.isfile(index):

@@ -49,8 +49,7 @@ def to_huggingface(
       ImportError: safetensors is not installed.
       ValueError: this is no T5 model, or there is a model in the directory.
     """
-    tensors, config = mesh_to_huggingface(
-        read_checkpoint(checkpoint), feed_forward, vocab_size)
+    tensors, config = mesh_to_huggingface(read_checkpoint(checkpoint), feed_forward, vocab_size)
     write_huggingface(_cast(tensors, dtype), config, directory)
 
 

@@ -55,7 +55,8 @@ def _layer_entries(
     if kind == "DenseReluDense":
         for name in ("wi_0", "wi_1") if gated else ("wi",):
             yield _Entry(
-                f"{ours}/{name}/kernel", f"{theirs}.{name}.weight", ("d_model", "d_ff"), True)
+                f"{ours}/{name}/kernel", f"{theirs}.{name}.weight", ("d_model", "d_ff"), True
+            )
         yield _Entry(f"{ours}/wo/kernel", f"{theirs}.wo.weight", ("d_ff", "d_model"), True)
         return
     for name in "qkv":
@@ -78,11 +79,18 @@ def _entries(form: _Form, norm: str) -> list[_Entry]:
         for block in range(blocks):
             for layer, kind in enumerate(kinds):
                 entries += _layer_entries(stack, block, layer, kind, form.gated, norm)
-        entries.append(_Entry(
-            f"{stack}/{final_norm}/scale", f"{stack}.final_layer_norm.weight", ("d_model",), False))
+        entries.append(
+            _Entry(
+                f"{stack}/{final_norm}/scale",
+                f"{stack}.final_layer_norm.weight",
+                ("d_model",),
+                False,
+            )
+        )
     if not form.tied:
         entries.append(
-            _Entry("decoder/logits/kernel", "lm_head.weight", ("d_model", "vocab"), True))
+            _Entry("decoder/logits/kernel", "lm_head.weight", ("d_model", "vocab"), True)
+        )
     return entries
 
 
@@ -96,7 +104,8 @@ def _mesh_form(variables: Arrays) -> _Form:
         _layers(variables, r"encoder/block_(\d+)/"),
         _layers(variables, r"decoder/block_(\d+)/"),
         any("/wi_0/" in name for name in variables),
-        "decoder/logits/kernel" not in variables)
+        "decoder/logits/kernel" not in variables,
+    )
 
 
 def _huggingface_form(tensors: Arrays) -> _Form:
@@ -104,7 +113,8 @@ def _huggingface_form(tensors: Arrays) -> _Form:
         _layers(tensors, r"encoder\.block\.(\d+)\."),
         _layers(tensors, r"decoder\.block\.(\d+)\."),
         any(".wi_0." in name for name in tensors),
-        "lm_head.weight" not in tensors)
+        "lm_head.weight" not in tensors,
+    )
 
 
 def _check(

@@ -74,5 +74,6 @@ def length_of(name: str, length: Lengths, key: str) -> int:
         length = length[key]
     if isinstance(length, bool) or not hasattr(length, "__index__") or length < 1:
         raise ValueError(
-            f"{name}: the length of {key!r} must be a positive integer, not {length!r}")
+            f"{name}: the length of {key!r} must be a positive integer, not {length!r}"
+        )
     return int(length)

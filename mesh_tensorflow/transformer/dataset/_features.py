@@ -72,7 +72,8 @@ def encode_dataset(dataset: tf.data.Dataset, vocabulary: Vocabularies) -> tf.dat
             k: vocabularies.vocabulary_of_feature(vocabulary, k).encode_tf(v)
             for k, v in example.items()
         },
-        num_parallel_calls=tf.data.AUTOTUNE)
+        num_parallel_calls=tf.data.AUTOTUNE,
+    )
 
 
 def encode_all_features(dataset: tf.data.Dataset, vocabulary: Vocabularies) -> tf.data.Dataset:
@@ -152,7 +153,8 @@ def ensure_dataset_eos(
 
     return dataset.map(
         lambda example: {k: ended(v) if k in keys else v for k, v in example.items()},
-        num_parallel_calls=tf.data.AUTOTUNE)
+        num_parallel_calls=tf.data.AUTOTUNE,
+    )
 
 
 def trim_and_pad_dataset(
@@ -191,10 +193,9 @@ def trim_and_pad_dataset(
         return x
 
     return dataset.map(
-        lambda example: {
-            k: fit(v, lengths[k]) if k in lengths else v for k, v in example.items()
-        },
-        num_parallel_calls=tf.data.AUTOTUNE)
+        lambda example: {k: fit(v, lengths[k]) if k in lengths else v for k, v in example.items()},
+        num_parallel_calls=tf.data.AUTOTUNE,
+    )
 
 
 @gin.configurable(module=MODULE)
@@ -231,7 +232,8 @@ def pack_or_pad(
             lambda example: {
                 k: _cut_with_eos(v, lengths[k]) if k in lengths else v for k, v in example.items()
             },
-            num_parallel_calls=tf.data.AUTOTUNE)
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
     fixed = pack_dataset if pack else trim_and_pad_dataset
     return fixed(dataset, lengths, keys)
 

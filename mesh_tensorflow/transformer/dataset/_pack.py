@@ -74,7 +74,8 @@ def pack_dataset(
     dataset = dataset.map(trim, num_parallel_calls=tf.data.AUTOTUNE)
     dataset = dataset.padded_batch(max(lengths.values()), padded_shapes={k: [None] for k in keys})
     dataset = dataset.map(
-        lambda batch: _packed(batch, lengths), num_parallel_calls=tf.data.AUTOTUNE)
+        lambda batch: _packed(batch, lengths), num_parallel_calls=tf.data.AUTOTUNE
+    )
     return dataset.unbatch()
 
 
@@ -109,10 +110,11 @@ def _row_starts(
 ) -> tf.Tensor:
     """Returns the first example of each row."""
     next_start = tf.reduce_min(
-        tf.stack([
-            tf.searchsorted(ends[k], ends[k] - sizes[k] + lengths[k], side="right") for k in sizes
-        ]),
-        axis=0)
+        tf.stack(
+            [tf.searchsorted(ends[k], ends[k] - sizes[k] + lengths[k], side="right") for k in sizes]
+        ),
+        axis=0,
+    )
     count = tf.size(next_start)
     array = tf.TensorArray(tf.int32, size=count, element_shape=[])
 
@@ -120,7 +122,8 @@ def _row_starts(
         return row + 1, next_start[start], array.write(row, start)
 
     rows, _, array = tf.while_loop(
-        lambda row, start, array: start < count, body, [tf.constant(0), tf.constant(0), array])
+        lambda row, start, array: start < count, body, [tf.constant(0), tf.constant(0), array]
+    )
     return array.gather(tf.range(rows))
 
 
@@ -147,5 +150,7 @@ def _rows(
 
     segment = tf.where_v2(tf.equal(line, 0), 0, segment)
     return {
-        key: rows(line), f"{key}_position": rows(position), f"{key}_segmentation": rows(segment)
+        key: rows(line),
+        f"{key}_position": rows(position),
+        f"{key}_segmentation": rows(segment),
     }

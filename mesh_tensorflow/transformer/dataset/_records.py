@@ -29,6 +29,7 @@ def _shifted(
     dataset: tf.data.Dataset, shift: int, append_eos: bool, vocabulary: Optional[Vocabularies]
 ) -> tf.data.Dataset:
     """Adds a number to all ids, then appends EOS; checks them against a vocabulary, if any."""
+
     def convert(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         converted = {}
         for k, ids in example.items():
@@ -47,8 +48,12 @@ def _checked(key: str, ids: tf.Tensor, vocabulary: vocabularies.Vocabulary) -> t
     size = vocabulary.vocab_size
     check = tf.Assert(
         tf.reduce_all(ids < size),
-        [f"feature {key} has an id that is not in the vocabulary of {size} ids; the data was "
-         "encoded with another vocabulary:", tf.reduce_max(ids)])
+        [
+            f"feature {key} has an id that is not in the vocabulary of {size} ids; the data was "
+            "encoded with another vocabulary:",
+            tf.reduce_max(ids),
+        ],
+    )
     with tf.control_dependencies([check]):
         return tf.identity(ids)
 
@@ -78,8 +83,15 @@ def pretokenized_tfrecord_dataset(
     """
     del batch_size
     return _tfrecord_dataset(
-        filenames, text2self, eos_included, sequence_length, vocab_shift, None,
-        repeat=repeat, shuffle=False)
+        filenames,
+        text2self,
+        eos_included,
+        sequence_length,
+        vocab_shift,
+        None,
+        repeat=repeat,
+        shuffle=False,
+    )
 
 
 def _tfrecord_dataset(
@@ -147,8 +159,15 @@ def pretokenized_t2t_dataset(
     pattern = os.path.join(data_dir, f"{dataset_name}-{dataset_split}-*")
     train = dataset_split == "train"
     return _tfrecord_dataset(
-        matching_files("pretokenized_t2t_dataset", pattern), text2self, eos_included,
-        sequence_length, vocab_shift, vocabulary, repeat=train, shuffle=train)
+        matching_files("pretokenized_t2t_dataset", pattern),
+        text2self,
+        eos_included,
+        sequence_length,
+        vocab_shift,
+        vocabulary,
+        repeat=train,
+        shuffle=train,
+    )
 
 
 @gin.configurable(module=MODULE)
@@ -184,8 +203,13 @@ def pretokenized_tfds_dataset(
     del batch_size
     train = dataset_split == "train"
     dataset = load_tfds(
-        "pretokenized_tfds_dataset", dataset_name, split=dataset_split, as_supervised=True,
-        data_dir=tfds_data_dir, shuffle_files=train)
+        "pretokenized_tfds_dataset",
+        dataset_name,
+        split=dataset_split,
+        as_supervised=True,
+        data_dir=tfds_data_dir,
+        shuffle_files=train,
+    )
     dataset = supervised_to_dict(dataset, text2self)
     if train:
         dataset = dataset.repeat().shuffle(_PREFETCH * 10)

@@ -120,7 +120,8 @@ def sample_from_text_line_datasets(
     total = sum(weight for _, weight in glob_weight_list)
     mixture = tf.data.experimental.sample_from_datasets(
         [_lines(name, glob, shuffle_buffer_size).repeat() for glob, _ in glob_weight_list],
-        [weight / total for _, weight in glob_weight_list])
+        [weight / total for _, weight in glob_weight_list],
+    )
     return mixture.prefetch(prefetch)
 
 
@@ -160,10 +161,9 @@ def packed_parallel_tsv_dataset(
 
     def encode(line: tf.Tensor) -> dict[str, tf.Tensor]:
         columns = tf.strings.split([line], "\t").values
-        check = tf.Assert(
-            tf.equal(tf.size(columns), 2),
-            ["packed_parallel_tsv_dataset: a line must have 2 columns with a tab between them, and "
-             "has", tf.size(columns), "in", line])
+        what = "packed_parallel_tsv_dataset: a line must have 2 columns with a tab between them"
+        count = tf.size(columns)
+        check = tf.Assert(tf.equal(count, 2), [f"{what}, and has", count, "in", line])
         with tf.control_dependencies([check]):
             columns = tf.identity(columns)
         example = {}
@@ -176,8 +176,11 @@ def packed_parallel_tsv_dataset(
     dataset = dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
     if max_encoded_len:
         dataset = dataset.filter(
-            lambda example: tf.maximum(tf.size(example["inputs"]), tf.size(example["targets"]))
-            <= max_encoded_len)
+            lambda example: (
+                tf.maximum(tf.size(example["inputs"]), tf.size(example["targets"]))
+                <= max_encoded_len
+            )
+        )
     return pack_dataset(dataset, sequence_length).prefetch(_PREFETCH)
 
 
@@ -230,8 +233,13 @@ def untokenized_tfds_dataset(
     name = "untokenized_tfds_dataset"
     train = dataset_split == "train"
     dataset = load_tfds(
-        name, dataset_name, split=dataset_split, as_supervised=not text2self,
-        data_dir=tfds_data_dir, shuffle_files=train)
+        name,
+        dataset_name,
+        split=dataset_split,
+        as_supervised=not text2self,
+        data_dir=tfds_data_dir,
+        shuffle_files=train,
+    )
     if text2self:
         key = _text_key(name, tf.data.experimental.get_structure(dataset))
         dataset = dataset.map(lambda example: {"targets": example[key]})
@@ -251,6 +259,6 @@ def _text_key(name: str, specs: Any) -> str:
             if key in texts:
                 return key
     raise ValueError(
-        f"{name}: text2self needs a feature \"targets\" or \"text\", or a single one that is a "
+        f'{name}: text2self needs a feature "targets" or "text", or a single one that is a '
         f"string; the data set has {specs}"
     )

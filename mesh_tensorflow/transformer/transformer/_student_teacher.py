@@ -162,5 +162,9 @@ class StudentTeacher:
         for scope in scopes:
             checkpoint.init_from_checkpoint(
                 self.teacher_checkpoint,
-                {v.op.name[len(scope):]: v for v in tf.global_variables()
-                 if v.op.name.startswith(scope)})
+                {
+                    v.op.name[len(scope) :]: v
+                    for v in tf.global_variables()
+                    if v.op.name.startswith(scope)
+                },
+            )

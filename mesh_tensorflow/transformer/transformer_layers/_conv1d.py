@@ -160,8 +160,7 @@ class Conv1DLayer(Conv1D):
             mtf.Dimension(channels.name, self._output_size),
             filter_size=self.filter_size,
             padding=padding,
-            variable_dtype=mtf.VariableDType(
-                tf.float32, tf.float32, context.activation_dtype),
+            variable_dtype=mtf.VariableDType(tf.float32, tf.float32, context.activation_dtype),
         )
         if context.mode == "incremental":  # of which one position is left
             y = mtf.reshape(y, mtf.Shape([*y.shape.dims[:-2], y.shape.dims[-1]]))

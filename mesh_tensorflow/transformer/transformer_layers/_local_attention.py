@@ -89,9 +89,7 @@ class LocalSelfAttention(SelfAttention):
         y = params.compute_output(o, output_shape=x.shape)
         return self.layer_output_from_attention_output(context, y, losses)
 
-    def _attend_to_blocks(
-        self, context: Any, q: mtf.Tensor, kv: list[mtf.Tensor]
-    ) -> mtf.Tensor:
+    def _attend_to_blocks(self, context: Any, q: mtf.Tensor, kv: list[mtf.Tensor]) -> mtf.Tensor:
         model = context.model
         num_splits = 1
         if model.layout is not None and model.mesh_shape is not None:
@@ -149,9 +147,7 @@ class LocalSelfAttention(SelfAttention):
             mtf.replace_dimensions(x.shape, context.length_dim, window),
         )
 
-    def _attend_to_window(
-        self, context: Any, q: mtf.Tensor, new: list[mtf.Tensor]
-    ) -> mtf.Tensor:
+    def _attend_to_window(self, context: Any, q: mtf.Tensor, new: list[mtf.Tensor]) -> mtf.Tensor:
         window = self._state_dim(context)
         here = mtf.mod(context.position, window.size)
         kv = _states.updated_states(context, new, window, position=here)

@@ -42,9 +42,7 @@ def _hidden(
     if context.write_priority is not None:
         written = layer.rename_length_to_memory_length(context.write_priority, context)
         conditions.append(mtf.greater_equal(context.read_priority, written))
-    sequence_id = (
-        context.sequence_id if context.subsequence_id is None else context.subsequence_id
-    )
+    sequence_id = context.sequence_id if context.subsequence_id is None else context.subsequence_id
     if isinstance(sequence_id, mtf.Tensor) and context.length_dim in sequence_id.shape:
         memory = layer.rename_length_to_memory_length(sequence_id, context)
         conditions.append(mtf.equal(sequence_id, memory))
@@ -54,6 +52,7 @@ def _hidden(
     hidden = attention.visibility_mask_to_attention_bias(visible, context.activation_dtype)
     name = layer.memory_length(context).name
     return mtf.pad(hidden, [num_prompts, 0], name) if num_prompts else hidden
+
 
 def _distance_bias(
     layer: Any,
@@ -91,9 +90,7 @@ def _distance_bias(
             "relative_attention_bias",
             heads_dims,
             buckets_dim,
-            ("self_attention_bias", *bounds, tuple(heads_dims))
-            if kind == "bias_shared"
-            else None,
+            ("self_attention_bias", *bounds, tuple(heads_dims)) if kind == "bias_shared" else None,
         )
     return _relative.bucket_values(values, buckets, buckets_dim, memory_length)
 

@@ -133,9 +133,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
           x: a Tensor with dimensions [batch..., length, d_model].
         """
         dims = [*self.key_heads_dims, self.key_dim]
-        return projection(
-            context, x, dims, x.shape.dims[-1:], "q", scale=1.0 / self.key_dim.size
-        )
+        return projection(context, x, dims, x.shape.dims[-1:], "q", scale=1.0 / self.key_dim.size)
 
     def compute_k(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
         """Returns keys.
@@ -144,9 +142,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
           context: a Context.
           x: a Tensor with dimensions [batch..., memory_length, d_model].
         """
-        return projection(
-            context, x, [*self.key_heads_dims, self.key_dim], x.shape.dims[-1:], "k"
-        )
+        return projection(context, x, [*self.key_heads_dims, self.key_dim], x.shape.dims[-1:], "k")
 
     def compute_v(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
         """Returns values.

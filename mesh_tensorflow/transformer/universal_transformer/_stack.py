@@ -218,9 +218,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
             x = self._step(context, self.step_preprocess(context, x, step), mask)
         return x
 
-    def ut_highway(
-        self, context: Any, layer_inputs: Sequence[mtf.Tensor], mask: Any
-    ) -> mtf.Tensor:
+    def ut_highway(self, context: Any, layer_inputs: Sequence[mtf.Tensor], mask: Any) -> mtf.Tensor:
         """Applies the layers `num_rec_steps` times, with a highway around each step.
 
         See Srivastava et al., "Highway networks" (2015).

@@ -233,9 +233,7 @@ def serialize_num_microbatches(
 
 
 @gin.configurable(module=MODULE)
-def auto_train_steps(
-    batch_size: int, sequence_length: Lengths, train_tokens: int = 2**36
-) -> int:
+def auto_train_steps(batch_size: int, sequence_length: Lengths, train_tokens: int = 2**36) -> int:
     """Returns how many steps train on a number of tokens.
 
     Args:

@@ -22,7 +22,7 @@ def _layer_of(name: str) -> Optional[tuple[str, str, str]]:
     match = _LAYER.fullmatch(name)
     if match is None:
         return None
-    scope = name[len(match["stack"]) + 1:len(name) - len(match["rest"]) - 1]
+    scope = name[len(match["stack"]) + 1 : len(name) - len(match["rest"]) - 1]
     return match["stack"], scope, match["rest"]
 
 

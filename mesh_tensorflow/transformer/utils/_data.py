@@ -39,7 +39,10 @@ def call_with_known(function: Callable[..., Any], **given: Any) -> Any:
 
 
 def call_dataset_fn(
-    function: Optional[Callable[..., Any]], name: str, sequence_length: Lengths, vocabulary: Any,
+    function: Optional[Callable[..., Any]],
+    name: str,
+    sequence_length: Lengths,
+    vocabulary: Any,
     dataset_split: str,
 ) -> Any:
     """Calls a user's function for data.
@@ -60,7 +63,8 @@ def call_dataset_fn(
     if function is None:
         raise ValueError(f"there are no data: bind utils.run.{name} to a function, or pass {name}=")
     return function(
-        sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split)
+        sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
+    )
 
 
 def examples_of(make_dataset: Callable[[], tf.data.Dataset]) -> Iterator[dict[str, Any]]:
@@ -96,13 +100,17 @@ def in_vocabulary(dataset: tf.data.Dataset, vocab_sizes: Mapping[str, int]) -> t
     Returns:
       A Dataset of the same elements.
     """
+
     def checked(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         checks = [
             tf.debugging.assert_less(
-                tf.reduce_max(example[key]), tf.cast(size, example[key].dtype),
+                tf.reduce_max(example[key]),
+                tf.cast(size, example[key].dtype),
                 message=f"the feature {key!r} has an id that the vocabulary does not: it is too "
-                f"small, with vocab_size {size}")
-            for key, size in vocab_sizes.items() if key in example
+                f"small, with vocab_size {size}",
+            )
+            for key, size in vocab_sizes.items()
+            if key in example
         ]
         with tf.control_dependencies(checks):
             return {k: tf.identity(v) for k, v in example.items()}
@@ -122,6 +130,7 @@ def combined_input_fn(
     Returns:
       A function of `params`.
     """
+
     def input_fn(params: Any = None) -> tf.data.Dataset:
         del params
         combined: Any = None
@@ -147,9 +156,11 @@ def arrays_input_fn(
     Returns:
       A function of `params`.
     """
+
     def input_fn(params: Any = None) -> tf.data.Dataset:
         del params
         return tf.data.Dataset.from_tensor_slices(dict(features)).batch(
-            batch_size, drop_remainder=True)
+            batch_size, drop_remainder=True
+        )
 
     return input_fn

@@ -73,7 +73,8 @@ def decode(
       Strings.
     """
     for number, prediction in enumerate(
-            estimator.predict(input_fn, checkpoint_path=checkpoint_path)):
+        estimator.predict(input_fn, checkpoint_path=checkpoint_path)
+    ):
         output = _text(prediction["outputs"], targets_vocabulary(vocabulary))
         if number < _LOGGED and "inputs" in prediction:
             source = _text(abs(prediction["inputs"]), inputs_vocabulary(vocabulary))
@@ -137,8 +138,15 @@ def decode_from_file(
     inputs = [line for line in lines for _ in range(repeats)]
     # Before the lines are repeated, so that errors have the numbers of lines of the file.
     ids = encoded_inputs(
-        lines, vocabulary, model_type, 1, inputs_length(sequence_length), eos_id, None,
-        (input_filename, ""))
+        lines,
+        vocabulary,
+        model_type,
+        1,
+        inputs_length(sequence_length),
+        eos_id,
+        None,
+        (input_filename, ""),
+    )
     ids = np.repeat(ids, repeats, axis=0)
     ids = np.concatenate([ids, np.repeat(ids[:1], -len(ids) % batch_size, axis=0)])
     path = _latest(estimator, checkpoint_path)
@@ -151,8 +159,12 @@ def decode_from_file(
 
     step = get_step_from_checkpoint_path(path)
     write_resumably(
-        f"{output_filename}-{step}", inputs, batch_size, outputs_from,
-        [_weights_of(path), model_type, eos_id, ids.shape[1], gin.config_str()])
+        f"{output_filename}-{step}",
+        inputs,
+        batch_size,
+        outputs_from,
+        [_weights_of(path), model_type, eos_id, ids.shape[1], gin.config_str()],
+    )
 
 
 def text_of_feature(example: Any, key: str, vocabulary: Any) -> str:
@@ -183,22 +195,37 @@ def _examples_and_texts(
     examples = list(examples_of(lambda: _dataset_of(dataset, sequence_length)))
     inputs = [
         text_of_feature(e, "inputs", inputs_vocabulary(vocabulary))
-        for e in examples if "inputs" in e]
+        for e in examples
+        if "inputs" in e
+    ]
     targets = [
-        as_text(dataset.postprocess_fn(
-            text_of_feature(e, "targets", targets_vocabulary(vocabulary)), example=e,
-            is_target=True))
-        for e in examples if "targets" in e]
+        as_text(
+            dataset.postprocess_fn(
+                text_of_feature(e, "targets", targets_vocabulary(vocabulary)),
+                example=e,
+                is_target=True,
+            )
+        )
+        for e in examples
+        if "targets" in e
+    ]
     return examples, {k: v for k, v in (("inputs", inputs), ("targets", targets)) if v}
 
 
 def _outputs_of(
-    estimator: mtf_estimator.tpu.TPUEstimator, vocabulary: Any, batch_size: int,
-    sequence_length: Lengths, path: str, dataset: Any, size: int, start: int,
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    vocabulary: Any,
+    batch_size: int,
+    sequence_length: Lengths,
+    path: str,
+    dataset: Any,
+    size: int,
+    start: int,
 ) -> Iterator[str]:
     """Returns outputs for the examples of a data set, from one of them on."""
     input_fn = combined_input_fn(
-        [lambda: _dataset_of(dataset, sequence_length).skip(start)], batch_size)
+        [lambda: _dataset_of(dataset, sequence_length).skip(start)], batch_size
+    )
     return itertools.islice(decode(estimator, input_fn, vocabulary, path), size - start)
 
 
@@ -238,7 +265,8 @@ def decode_from_dataset(
     path = _latest(estimator, checkpoint_path)
     step = get_step_from_checkpoint_path(path)
     datasets = call_dataset_fn(
-        infer_dataset_fn, "infer_dataset_fn", sequence_length, vocabulary, dataset_split)
+        infer_dataset_fn, "infer_dataset_fn", sequence_length, vocabulary, dataset_split
+    )
     if not datasets:
         raise ValueError(f"decode_from_dataset: there are no data for the split {dataset_split!r}")
     about = [_weights_of(path), sequence_length, gin.config_str()]
@@ -247,14 +275,25 @@ def decode_from_dataset(
             examples, texts = _examples_and_texts(dataset, sequence_length, vocabulary)
             for name, lines in texts.items():
                 write_lines_to_file(
-                    lines, os.path.join(decode_output_dir, f"{dataset.name}_{name}"))
+                    lines, os.path.join(decode_output_dir, f"{dataset.name}_{name}")
+                )
             outputs_from = functools.partial(
-                _outputs_of, estimator, vocabulary, batch_size, sequence_length, path, dataset,
-                len(examples))
+                _outputs_of,
+                estimator,
+                vocabulary,
+                batch_size,
+                sequence_length,
+                path,
+                dataset,
+                len(examples),
+            )
             write_resumably(
                 os.path.join(decode_output_dir, f"{dataset.name}_{step}_predictions"),
                 ["\n".join(texts[name][i] for name in texts) for i in range(len(examples))],
-                batch_size, outputs_from, about)
+                batch_size,
+                outputs_from,
+                about,
+            )
 
 
 @gin.configurable(module=MODULE)
@@ -286,5 +325,10 @@ def infer_model(
     with finishing_together():
         for path in paths:
             decode_fn(
-                estimator=estimator, vocabulary=vocabulary, model_type=model_type,
-                batch_size=batch_size, sequence_length=sequence_length, checkpoint_path=path)
+                estimator=estimator,
+                vocabulary=vocabulary,
+                model_type=model_type,
+                batch_size=batch_size,
+                sequence_length=sequence_length,
+                checkpoint_path=path,
+            )

@@ -22,7 +22,9 @@ __all__ = ["get_estimator"]
 
 
 def _session_config(
-    mesh_impl: str, mesh_shape: mtf.Shape, mesh_devices: Optional[Sequence[str]],
+    mesh_impl: str,
+    mesh_shape: mtf.Shape,
+    mesh_devices: Optional[Sequence[str]],
     processes: int = 1,
 ) -> tf.ConfigProto:
     """Returns a session's configuration, with as many logical CPUs as the mesh asks for."""
@@ -109,29 +111,53 @@ def get_estimator(
         model_type=model_type,
         input_vocab_size=inputs_vocabulary(vocabulary).vocab_size,
         output_vocab_size=targets_vocabulary(vocabulary).vocab_size,
-        layout_rules=layout_rules, mesh_shape=mesh_shape)
+        layout_rules=layout_rules,
+        mesh_shape=mesh_shape,
+    )
     # What gin binds takes the place of a default, not of an argument.
     given = {"mesh_devices": mesh_devices, "score_in_predict_mode": score_in_predict_mode or None}
     model_fn = tpu_estimator_model_fn(
-        model_type=model_type, transformer_model=model, vocabulary=vocabulary, model_dir=model_dir,
-        use_tpu=use_tpu, mesh_shape=mesh_shape, layout_rules=layout_rules, batch_size=batch_size,
-        sequence_length=sequence_length, autostack=autostack,
-        keep_checkpoint_max=keep_checkpoint_max, save_checkpoints_steps=save_checkpoints_steps,
-        learning_rate_schedule=learning_rate_schedule, optimizer=optimizer, predict_fn=predict_fn,
-        variable_filter=variable_filter, init_checkpoint=init_checkpoint,
-        ensemble_inputs=ensemble_inputs, mesh_impl=mesh_impl,
-        **{name: value for name, value in given.items() if value is not None})
+        model_type=model_type,
+        transformer_model=model,
+        vocabulary=vocabulary,
+        model_dir=model_dir,
+        use_tpu=use_tpu,
+        mesh_shape=mesh_shape,
+        layout_rules=layout_rules,
+        batch_size=batch_size,
+        sequence_length=sequence_length,
+        autostack=autostack,
+        keep_checkpoint_max=keep_checkpoint_max,
+        save_checkpoints_steps=save_checkpoints_steps,
+        learning_rate_schedule=learning_rate_schedule,
+        optimizer=optimizer,
+        predict_fn=predict_fn,
+        variable_filter=variable_filter,
+        init_checkpoint=init_checkpoint,
+        ensemble_inputs=ensemble_inputs,
+        mesh_impl=mesh_impl,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    processes = max(1, len(peers_of(estimator.RunConfig().cluster_spec)))
     config = estimator.tpu.RunConfig(
-        cluster=cluster, model_dir=model_dir,
-        session_config=_session_config(
-            mesh_impl, mesh_shape, mesh_devices,
-            max(1, len(peers_of(estimator.RunConfig().cluster_spec)))),
-        save_checkpoints_steps=None, save_checkpoints_secs=None, log_step_count_steps=100,
+        cluster=cluster,
+        model_dir=model_dir,
+        session_config=_session_config(mesh_impl, mesh_shape, mesh_devices, processes),
+        save_checkpoints_steps=None,
+        save_checkpoints_secs=None,
+        log_step_count_steps=100,
         tpu_config=estimator.tpu.TPUConfig(
-            iterations_per_loop=iterations_per_loop, tpu_job_name=tpu_job_name,
+            iterations_per_loop=iterations_per_loop,
+            tpu_job_name=tpu_job_name,
             # Where a TPU is named, none is to stand in for it.
-            num_shards=mesh_shape.size if not use_tpu or use_tpu is True else None))
+            num_shards=mesh_shape.size if not use_tpu or use_tpu is True else None,
+        ),
+    )
     return estimator.tpu.TPUEstimator(
-        model_fn=model_fn, config=config, use_tpu=bool(use_tpu),
-        train_batch_size=batch_size * (ensemble_inputs or 1), eval_batch_size=batch_size,
-        predict_batch_size=batch_size)
+        model_fn=model_fn,
+        config=config,
+        use_tpu=bool(use_tpu),
+        train_batch_size=batch_size * (ensemble_inputs or 1),
+        eval_batch_size=batch_size,
+        predict_batch_size=batch_size,
+    )

@@ -70,12 +70,17 @@ def _write_metrics(writer: Any, name: str, metrics: Any, step: int) -> None:
             continue
         tf.logging.info("%s at step %d: %.3f", tag, step, value)
         writer.add_summary(
-            tf.Summary(value=[tf.Summary.Value(tag=tag, simple_value=float(value))]), step)
+            tf.Summary(value=[tf.Summary.Value(tag=tag, simple_value=float(value))]), step
+        )
     writer.flush()
 
 
 def _evaluate_outputs(
-    tasks: Sequence[_Task], outputs: list[Any], step: int, directory: str, scores: bool,
+    tasks: Sequence[_Task],
+    outputs: list[Any],
+    step: int,
+    directory: str,
+    scores: bool,
     write: bool,
 ) -> None:
     """Calls the metric functions of all tasks with their parts of the outputs."""
@@ -87,11 +92,11 @@ def _evaluate_outputs(
         if not scores:
             own = [
                 task.dataset.postprocess_fn(output, example=e)
-                for output, e in zip(own, task.examples)]
+                for output, e in zip(own, task.examples)
+            ]
         if write:
             kind = "scores" if scores else "predictions"
-            write_lines_to_file(
-                own, os.path.join(directory, f"{task.dataset.name}_{step}_{kind}"))
+            write_lines_to_file(own, os.path.join(directory, f"{task.dataset.name}_{step}_{kind}"))
         for metric_fn in task.dataset.metric_fns:
             _write_metrics(writer, task.dataset.name, metric_fn(task.targets, own), step)
 
@@ -146,7 +151,8 @@ def eval_model(
       ValueError: there are no data.
     """
     datasets = call_dataset_fn(
-        eval_dataset_fn, "eval_dataset_fn", sequence_length, vocabulary, dataset_split)
+        eval_dataset_fn, "eval_dataset_fn", sequence_length, vocabulary, dataset_split
+    )
     datasets = [d for d in datasets if d.metric_fns]
     if not datasets:
         raise ValueError(
@@ -154,7 +160,8 @@ def eval_model(
             "or none with metric_fns"
         )
     directory = _with_suffix(
-        eval_summary_dir or os.path.join(model_dir, f"{dataset_split}_eval"), eval_dir_suffix)
+        eval_summary_dir or os.path.join(model_dir, f"{dataset_split}_eval"), eval_dir_suffix
+    )
     tf.io.gfile.makedirs(directory)
     tasks = _tasks(datasets, vocabulary)
     if output_eval_examples:
@@ -165,12 +172,11 @@ def eval_model(
         step = get_step_from_checkpoint_path(path)
         if eval_with_score:
             outputs = score_with_estimator_fn(
-                estimator, input_fn, step, model_dir, vocabulary, _scores_only, count)
+                estimator, input_fn, step, model_dir, vocabulary, _scores_only, count
+            )
         else:
-            outputs = list(
-                itertools.islice(decode(estimator, input_fn, vocabulary, path), count))
-        _evaluate_outputs(
-            tasks, outputs, step, directory, eval_with_score, output_eval_examples)
+            outputs = list(itertools.islice(decode(estimator, input_fn, vocabulary, path), count))
+        _evaluate_outputs(tasks, outputs, step, directory, eval_with_score, output_eval_examples)
 
 
 def perplexity_eval(
@@ -203,11 +209,13 @@ def perplexity_eval(
       ValueError: there are no data.
     """
     datasets = call_dataset_fn(
-        eval_dataset_fn, "eval_dataset_fn", sequence_length, vocabulary, dataset_split)
+        eval_dataset_fn, "eval_dataset_fn", sequence_length, vocabulary, dataset_split
+    )
     if not datasets:
         raise ValueError(f"perplexity_eval: there are no data for the split {dataset_split!r}")
     for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):
         for dataset in datasets:
+
             def input_fn(params: Any = None, dataset: Any = dataset) -> tf.data.Dataset:
                 del params
                 ds = dataset.dataset_fn().map(model_features)
@@ -215,5 +223,6 @@ def perplexity_eval(
                 return ds.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
             name = _with_suffix(
-                f"{dataset.name}_{dataset_split}_{steps * batch_size}", eval_dir_suffix)
+                f"{dataset.name}_{dataset_split}_{steps * batch_size}", eval_dir_suffix
+            )
             estimator.evaluate(input_fn, steps=steps, checkpoint_path=path, name=name)

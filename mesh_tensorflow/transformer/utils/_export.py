@@ -84,20 +84,31 @@ def export_model(
         if eval_with_score:
             texts["targets"] = tf.placeholder(tf.string, [None], "targets")
         rows = tf.shape(texts["inputs"])[0]
-        checks = [tf.debugging.assert_less_equal(
-            rows, batch_size, message=f"the model was exported for {batch_size} texts at a time")]
+        checks = [
+            tf.debugging.assert_less_equal(
+                rows, batch_size, message=f"the model was exported for {batch_size} texts at a time"
+            )
+        ]
         with tf.control_dependencies(checks):
-            features = {ROWS: tf.identity(rows), "inputs": _encoded(
-                inputs_vocabulary(vocabulary), texts["inputs"], inputs_length(sequence_length),
-                batch_size, eos)}
+            features = {
+                ROWS: tf.identity(rows),
+                "inputs": _encoded(
+                    inputs_vocabulary(vocabulary),
+                    texts["inputs"],
+                    inputs_length(sequence_length),
+                    batch_size,
+                    eos,
+                ),
+            }
             if eval_with_score:
                 length = length_of_feature(sequence_length, "targets")
                 features["targets"] = _encoded(
-                    targets_vocabulary(vocabulary), texts["targets"], length, batch_size, eos)
+                    targets_vocabulary(vocabulary), texts["targets"], length, batch_size, eos
+                )
         if eval_with_score and model_type == "lm":
             features["targets"] = _targets_after_inputs(
-                features["targets"], features.pop("inputs"), length)
+                features["targets"], features.pop("inputs"), length
+            )
         return mtf_estimator.export.ServingInputReceiver(features, texts)
 
-    return estimator.export_saved_model(
-        export_dir, receiver_fn, checkpoint_path=checkpoint_path)
+    return estimator.export_saved_model(export_dir, receiver_fn, checkpoint_path=checkpoint_path)

@@ -22,8 +22,13 @@ __all__ = [
 
 # What a model is given; an example may have more, which functions on examples see.
 _MODEL_FEATURES = (
-    "inputs", "inputs_position", "inputs_segmentation",
-    "targets", "targets_position", "targets_segmentation", "targets_subsegmentation",
+    "inputs",
+    "inputs_position",
+    "inputs_segmentation",
+    "targets",
+    "targets_position",
+    "targets_segmentation",
+    "targets_subsegmentation",
 )
 
 
@@ -66,7 +71,8 @@ def has_inputs_feature(model_type: str, mode: str, scoring: bool) -> bool:
     if mode == ModeKeys.PREDICT and not scoring:
         return True
     return model_type not in ("lm", "delimited_lm") or (
-        model_type == "delimited_lm" and mode != ModeKeys.PREDICT)
+        model_type == "delimited_lm" and mode != ModeKeys.PREDICT
+    )
 
 
 def check_features(
@@ -176,7 +182,9 @@ def _count(of: _Part, at: _Part, compare: Any) -> mtf.Tensor:
 
 
 def _joined(
-    parts: Sequence[_Part], values: Sequence[mtf.Tensor], places: Sequence[mtf.Tensor],
+    parts: Sequence[_Part],
+    values: Sequence[mtf.Tensor],
+    places: Sequence[mtf.Tensor],
     length: mtf.Dimension,
 ) -> mtf.Tensor:
     """Returns values of both parts, each at its place in the new sequence."""
@@ -204,17 +212,21 @@ def dynamic_text2self(mtf_features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.T
     inputs, targets = _part(mtf_features, "inputs"), _part(mtf_features, "targets")
     length = mtf.Dimension(
         mtf_features["targets"].shape.dims[-1].name,
-        inputs.length_dim.size + targets.length_dim.size)
+        inputs.length_dim.size + targets.length_dim.size,
+    )
     parts = [inputs, targets]
     # An example's inputs come after the targets of those before, its targets after its inputs.
     places = [
         _rank(inputs.token) + _count(targets, inputs, mtf.less),
-        _rank(targets.token) + _count(inputs, targets, mtf.less_equal)]
+        _rank(targets.token) + _count(inputs, targets, mtf.less_equal),
+    ]
     result = {"targets": _joined(parts, [part.ids for part in parts], places, length)}
     if {"inputs_segmentation", "targets_segmentation"} <= set(mtf_features):
         starts = [_count(inputs, p, mtf.less) + _count(targets, p, mtf.less) for p in parts]
         result["targets_segmentation"] = _joined(
-            parts, [part.segment for part in parts], places, length)
+            parts, [part.segment for part in parts], places, length
+        )
         result["targets_position"] = _joined(
-            parts, [place - start for place, start in zip(places, starts)], places, length)
+            parts, [place - start for place, start in zip(places, starts)], places, length
+        )
     return result

@@ -30,6 +30,7 @@ _UNKNOWN_SELECTOR = re.compile(r"No configurable matching (?:reference )?'@?([^'
 _INCLUDE = re.compile(r"""\s*include\s+['"]([^'"]+)""")
 _UNKNOWN_PARAMETER = re.compile(r"Configurable '([^']*)' doesn't have a parameter named '([^']*)'")
 
+
 def _import_gin_tf() -> None:
     """Imports gin.tf, which registers what gin files name of TensorFlow, such as @tf.nn.relu.
 
@@ -69,7 +70,8 @@ def _advice(message: str) -> str:
         near = _nearest(selector[1], _registered())
         return (f"The nearest names are {near}." if near else "No name is near it.") + (
             " A module that registers it may have to be imported, by --module_import or by an "
-            "`import` in the gin file.")
+            "`import` in the gin file."
+        )
     parameter = _UNKNOWN_PARAMETER.search(message)
     if parameter:
         function = gin.get_configurable(parameter[1])
@@ -112,8 +114,10 @@ def _line_not_in_utf8(files: Iterable[str], prefixes: Iterable[str]) -> str:
                 try:
                     text = line.decode("utf-8")
                 except UnicodeDecodeError as error:
-                    return (f"line {number} of {path} is not in UTF-8 ({error.reason} at byte "
-                            f"{error.start}: {line.strip()[:40]!r})")
+                    return (
+                        f"line {number} of {path} is not in UTF-8 ({error.reason} at byte "
+                        f"{error.start}: {line.strip()[:40]!r})"
+                    )
                 included = _INCLUDE.match(text)
                 if included:
                     waiting.append(included[1])
@@ -129,7 +133,8 @@ def _place_in_errors_of_encoding(prefixes: Iterable[str]) -> Iterator[None]:
         place = _line_not_in_utf8(FLAGS.gin_file, prefixes)
         raise ValueError(
             f"a gin file should be text in UTF-8: {place or error}. Save it as UTF-8, as by "
-            "`iconv -f latin1 -t utf-8`") from error
+            "`iconv -f latin1 -t utf-8`"
+        ) from error
 
 
 def parse_gin_defaults_and_flags(
@@ -156,7 +161,8 @@ def parse_gin_defaults_and_flags(
         with gin.unlock_config():
             gin.parse_config((directory / _DEFAULTS).read_text(), skip_unknown=skip_unknown)
             gin.parse_config_files_and_bindings(
-                FLAGS.gin_file, FLAGS.gin_param, skip_unknown=skip_unknown, finalize_config=False)
+                FLAGS.gin_file, FLAGS.gin_param, skip_unknown=skip_unknown, finalize_config=False
+            )
         if finalize_config:
             gin.finalize()
 
@@ -187,9 +193,15 @@ class OperativeConfigHook(tf.train.SessionRunHook):
         # A name of its own: another process may write here too.
         write_text(text, path, temporary_name(path))
         plugin = tf.SummaryMetadata.PluginData(plugin_name="text")
-        summary = tf.Summary(value=[tf.Summary.Value(
-            tag=f"gin/{_CONFIG_NAME}", tensor=tf.make_tensor_proto(gin.markdown(text)),
-            metadata=tf.SummaryMetadata(plugin_data=plugin))])
+        summary = tf.Summary(
+            value=[
+                tf.Summary.Value(
+                    tag=f"gin/{_CONFIG_NAME}",
+                    tensor=tf.make_tensor_proto(gin.markdown(text)),
+                    metadata=tf.SummaryMetadata(plugin_data=plugin),
+                )
+            ]
+        )
         step = session.run(tf.train.get_global_step(session.graph))
         writer = tf.summary.FileWriterCache.get(self._directory)
         writer.add_summary(summary, step)

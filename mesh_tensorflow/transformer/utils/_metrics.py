@@ -13,14 +13,23 @@ Metric = tuple[Any, tf.Tensor]
 
 
 def _accumulated(
-    values: tf.Tensor, name: Optional[str], default_name: str, kind: str,
-    combine: Callable[[Any, tf.Tensor], tf.Tensor], start: float,
+    values: tf.Tensor,
+    name: Optional[str],
+    default_name: str,
+    kind: str,
+    combine: Callable[[Any, tf.Tensor], tf.Tensor],
+    start: float,
 ) -> Metric:
     with tf.variable_scope(name, default_name):
         total = tf.get_variable(
-            "accum", shape=[], dtype=tf.float32, trainable=False,
-            initializer=tf.constant_initializer(start), use_resource=True,
-            collections=[tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES])
+            "accum",
+            shape=[],
+            dtype=tf.float32,
+            trainable=False,
+            initializer=tf.constant_initializer(start),
+            use_resource=True,
+            collections=[tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES],
+        )
         values = tf.cast(values, tf.float32)
         reduced = {"sum": tf.reduce_sum, "max": tf.reduce_max}[kind](values)
         update = total.assign(combine(total, reduced), read_value=False)

@@ -52,7 +52,9 @@ def build_model(
                 "padding and id 1 the end of a sequence, and there should be others"
             )
     sizes: dict[str, Any] = {
-        "input_vocab_size": input_vocab_size, "output_vocab_size": output_vocab_size}
+        "input_vocab_size": input_vocab_size,
+        "output_vocab_size": output_vocab_size,
+    }
     where: dict[str, Any] = {
         "layout": None if layout_rules is None else mtf.convert_to_layout_rules(layout_rules),
         "mesh_shape": None if mesh_shape is None else mtf.convert_to_shape(mesh_shape),
@@ -66,7 +68,8 @@ def build_model(
         )
     autoregressive = _LANGUAGE_MODELS[model_type]
     return transformer.Unitransformer(
-        transformer.make_layer_stack(), autoregressive=autoregressive, **sizes, **where)
+        transformer.make_layer_stack(), autoregressive=autoregressive, **sizes, **where
+    )
 
 
 def is_unitransformer(model: Any) -> bool:
@@ -92,13 +95,17 @@ def check_length(model: Any, length: int) -> None:
       ValueError: they are.
     """
     model = getattr(model, "student", model)
-    parts: list[Any] = [model] if is_unitransformer(model) else [
-        getattr(model, name, None) for name in ("encoder", "decoder")]
+    parts: list[Any] = (
+        [model]
+        if is_unitransformer(model)
+        else [getattr(model, name, None) for name in ("encoder", "decoder")]
+    )
     for part in parts:
         positions = getattr(part, "max_length_dim", None)
         embedded = any(
             getattr(part, name, False)
-            for name in ("positional_embedding", "sinusoid_positional_embedding"))
+            for name in ("positional_embedding", "sinusoid_positional_embedding")
+        )
         if positions is not None and embedded and length > positions.size:
             raise ValueError(
                 f"a sequence of length {length} (utils.run.sequence_length) is longer than the "
@@ -157,5 +164,9 @@ def call_model(
     """
     arguments = _unitransformer_arguments if is_unitransformer(model) else _bitransformer_arguments
     return model.call_simple(
-        **arguments(features), compute_loss=compute_loss, mode=mode, variable_dtype=variable_dtype,
-        num_microbatches=num_microbatches)
+        **arguments(features),
+        compute_loss=compute_loss,
+        mode=mode,
+        variable_dtype=variable_dtype,
+        num_microbatches=num_microbatches,
+    )

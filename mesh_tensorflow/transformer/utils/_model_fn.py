@@ -113,16 +113,39 @@ def tpu_estimator_model_fn(
     processor_devices(mesh_impl, mesh_shape, mesh_devices)
     check_tiling(hierarchical_tiling_spec, mesh_shape)
     settings = Settings(
-        model_type, transformer_model, vocabulary, model_dir, mesh_shape,
-        mtf.convert_to_layout_rules(layout_rules), batch_size, sequence_length, autostack,
-        keep_checkpoint_max, save_checkpoints_steps, learning_rate_schedule, optimizer,
-        outer_batch_size, predict_fn, score_in_predict_mode, variable_filter, init_checkpoint,
-        init_variable_filter, ensemble_inputs, mesh_devices, model_info_file, mesh_impl,
-        tpu_summaries, hierarchical_tiling_spec)
+        model_type,
+        transformer_model,
+        vocabulary,
+        model_dir,
+        mesh_shape,
+        mtf.convert_to_layout_rules(layout_rules),
+        batch_size,
+        sequence_length,
+        autostack,
+        keep_checkpoint_max,
+        save_checkpoints_steps,
+        learning_rate_schedule,
+        optimizer,
+        outer_batch_size,
+        predict_fn,
+        score_in_predict_mode,
+        variable_filter,
+        init_checkpoint,
+        init_variable_filter,
+        ensemble_inputs,
+        mesh_devices,
+        model_info_file,
+        mesh_impl,
+        tpu_summaries,
+        hierarchical_tiling_spec,
+    )
     settings.batch_dims()
 
     def my_model_fn(
-        features: Mapping[str, tf.Tensor], labels: Any, mode: str, params: Any = None,
+        features: Mapping[str, tf.Tensor],
+        labels: Any,
+        mode: str,
+        params: Any = None,
         config: Any = None,
     ) -> Any:
         """Returns the EstimatorSpec of a mode."""

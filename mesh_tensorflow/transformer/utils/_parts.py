@@ -22,7 +22,8 @@ _MOST_SECONDS = 10.0
 _FINISHED = ".finished"
 
 _unfinished: contextvars.ContextVar[Optional[list[str]]] = contextvars.ContextVar(
-    "unfinished", default=None)
+    "unfinished", default=None
+)
 
 
 @contextlib.contextmanager
@@ -106,7 +107,9 @@ def _batches(outputs: Iterator[str], batch_size: int, missing: int) -> Iterator[
 
 
 def _compute_missing(
-    directory: str, inputs: Sequence[str], batch_size: int,
+    directory: str,
+    inputs: Sequence[str],
+    batch_size: int,
     outputs_from: Callable[[int], Iterator[str]],
 ) -> list[str]:
     """Returns an output for each input; those that are new are written to parts."""

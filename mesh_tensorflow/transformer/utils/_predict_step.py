@@ -60,11 +60,11 @@ def _scoring_program(
     targets = mtf_features["targets"]
     check_length(settings.model, targets.shape.dims[-1].size)
     logits, _ = call_model(
-        settings.model, mtf_features, "score", get_variable_dtype(), compute_loss=False)
+        settings.model, mtf_features, "score", get_variable_dtype(), compute_loss=False
+    )
     scores = -negative_log_prob(logits, targets) * target_weights(targets, settings.model_type)
     batch = settings.batch_dims(training=False).batch
-    return Outputs({
-        "scores": mtf.reduce_sum(scores, output_shape=[batch]), "targets": targets})
+    return Outputs({"scores": mtf.reduce_sum(scores, output_shape=[batch]), "targets": targets})
 
 
 # -- decoding
@@ -81,7 +81,8 @@ def _continued(
     if more > 0:
         inputs = mtf.pad(inputs, [0, more], length.name)
     return settings.model.sample_autoregressive(
-        inputs, variable_dtype=variable_dtype, remove_partial_sequences=True)
+        inputs, variable_dtype=variable_dtype, remove_partial_sequences=True
+    )
 
 
 def _aligned(
@@ -91,8 +92,12 @@ def _aligned(
     inputs = features["inputs"]
     check_length(settings.model, inputs.shape.dims[-1].size)
     logits, _ = settings.model.call_simple(
-        inputs=inputs, targets=None, compute_loss=False, mode=estimator.ModeKeys.PREDICT,
-        variable_dtype=variable_dtype)
+        inputs=inputs,
+        targets=None,
+        compute_loss=False,
+        mode=estimator.ModeKeys.PREDICT,
+        variable_dtype=variable_dtype,
+    )
     return mtf.argmax(logits, logits.shape.dims[-1])
 
 
@@ -117,7 +122,8 @@ def _decoding_program(
     variable_dtype = get_variable_dtype()
     if settings.predict_fn is not None:
         outputs = settings.predict_fn(
-            model=settings.model, features=mtf_features, variable_dtype=variable_dtype)
+            model=settings.model, features=mtf_features, variable_dtype=variable_dtype
+        )
     else:
         outputs = _decoder(settings)(settings, mtf_features, variable_dtype)
     return Outputs({"inputs": mtf_features["inputs"], "outputs": outputs})
@@ -126,13 +132,14 @@ def _decoding_program(
 # -- the specification
 
 
-def _texts(
-    settings: Settings, predictions: Mapping[str, tf.Tensor]
-) -> dict[str, tf.Tensor]:
+def _texts(settings: Settings, predictions: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Returns predictions with text for ids, if the vocabularies can make it in a graph."""
     targets = targets_vocabulary(settings.vocabulary)
     by_name = {
-        "inputs": inputs_vocabulary(settings.vocabulary), "outputs": targets, "targets": targets}
+        "inputs": inputs_vocabulary(settings.vocabulary),
+        "outputs": targets,
+        "targets": targets,
+    }
     result = dict(predictions)
     for name in predictions.keys() & by_name.keys():
         decode = getattr(by_name[name], "decode_tf", None)
@@ -169,7 +176,7 @@ def prediction_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> An
     with outside_program(settings):
         hooks = [mtf.MtfRestoreHook(results.lowering)]
     if settings.context is not None:
-        return estimator.tpu.TPUEstimatorSpec(
-            mode, predictions=predictions, prediction_hooks=hooks)
+        return estimator.tpu.TPUEstimatorSpec(mode, predictions=predictions, prediction_hooks=hooks)
     return estimator.EstimatorSpec(
-        mode, predictions=predictions, export_outputs=exported, prediction_hooks=hooks)
+        mode, predictions=predictions, export_outputs=exported, prediction_hooks=hooks
+    )

@@ -54,7 +54,9 @@ class Results(NamedTuple):
 
 
 def processor_devices(
-    mesh_impl: str, mesh_shape: mtf.Shape, mesh_devices: Optional[Sequence[str]] = None,
+    mesh_impl: str,
+    mesh_shape: mtf.Shape,
+    mesh_devices: Optional[Sequence[str]] = None,
     config: Any = None,
 ) -> list[str]:
     """Returns a device for each processor of a mesh.
@@ -129,14 +131,15 @@ def _mesh_in_program(settings: Settings, layout_rules: mtf.LayoutRules) -> SimdM
     physical, spec = list(assignment.topology.mesh_shape), settings.hierarchical_tiling_spec
     if spec is None:
         order = auto_logical_to_physical_tpu(
-            settings.mesh_shape.to_integer_list, physical, device_assignment=assignment)
+            settings.mesh_shape.to_integer_list, physical, device_assignment=assignment
+        )
     else:
         if len(physical) == _DIMENSIONS_OF_TOPOLOGY:
             physical = physical_shape_3d_from_topology_proto_4d(physical)
         order = HierarchicalTiling(spec, physical).logical_to_physical
     return SimdMeshImpl(
-        settings.mesh_shape, layout_rules, device_assignment=assignment,
-        logical_to_physical=order)
+        settings.mesh_shape, layout_rules, device_assignment=assignment, logical_to_physical=order
+    )
 
 
 def _taken_summaries(start: int) -> dict[str, tf.Tensor]:
@@ -146,17 +149,22 @@ def _taken_summaries(start: int) -> dict[str, tf.Tensor]:
     del collection[start:]
     around = tf.no_op()._get_control_flow_context()
     there = {
-        name: tf.cast(x, tf.float32) for name, x in found.items()
-        if x.graph is graph and x.op._get_control_flow_context() is around}
+        name: tf.cast(x, tf.float32)
+        for name, x in found.items()
+        if x.graph is graph and x.op._get_control_flow_context() is around
+    }
     if len(there) < len(found):
         tf.logging.warning(
             "Summaries of what is within loops are left out: %s",
-            ", ".join(found.keys() - there.keys()))
+            ", ".join(found.keys() - there.keys()),
+        )
     return there
 
 
 def run_on_mesh(
-    settings: Settings, build: Callable[[mtf.Mesh], Outputs], log_file: Optional[str] = None,
+    settings: Settings,
+    build: Callable[[mtf.Mesh], Outputs],
+    log_file: Optional[str] = None,
     summaries: bool = False,
 ) -> Results:
     """Builds a program for a mesh and lowers it.
@@ -173,7 +181,8 @@ def run_on_mesh(
       Results.
     """
     devices = processor_devices(
-        settings.mesh_impl, settings.mesh_shape, settings.mesh_devices, settings.config)
+        settings.mesh_impl, settings.mesh_shape, settings.mesh_devices, settings.config
+    )
     lowerings = []
 
     def program() -> tuple[dict[str, tf.Tensor], list[tf.Operation], dict[str, tf.Tensor]]:
@@ -190,14 +199,16 @@ def run_on_mesh(
         else:
             impl = PlacementMeshImpl(settings.mesh_shape, rules, devices)
         lowering = mtf.Lowering(
-            graph, {mesh: impl}, autostack=settings.autostack, log_file=log_file)
+            graph, {mesh: impl}, autostack=settings.autostack, log_file=log_file
+        )
         lowerings.append(lowering)
-        tensors = {
-            name: lowering.export_to_tf_tensor(x) for name, x in outputs.tensors.items()}
+        tensors = {name: lowering.export_to_tf_tensor(x) for name, x in outputs.tensors.items()}
         updates = [lowering.lowered_operation(op) for op in outputs.updates]
         return (
-            tensors, [tf.group(updates)] if updates else [],
-            _taken_summaries(start) if summaries else {})
+            tensors,
+            [tf.group(updates)] if updates else [],
+            _taken_summaries(start) if summaries else {},
+        )
 
     apart = settings.context is None and settings.mesh_impl == "simd"
     made = replicate(program, devices=devices) if apart else program()

@@ -45,30 +45,58 @@ class _Run:
     def common(self, *names: str) -> dict[str, Any]:
         """Returns the estimator and what goes with it, and arguments of `run` by name."""
         own = {
-            "estimator": self.estimator, "vocabulary": self.vocabulary,
-            "sequence_length": self.sequence_length, "batch_size": self.batch_size}
+            "estimator": self.estimator,
+            "vocabulary": self.vocabulary,
+            "sequence_length": self.sequence_length,
+            "batch_size": self.batch_size,
+        }
         more = {
             name: getattr(self, name) if hasattr(self, name) else self.arguments[name]
-            for name in names}
+            for name in names
+        }
         return {**own, **more}
 
 
 def _train(run: _Run) -> None:
-    run.arguments["train_model_fn"](**run.common(
-        "train_dataset_fn", "train_steps", "ensemble_inputs", "dataset_split", "skip_seen_data",
-        "seen_data_init_step", "checkpoint_input_pipeline"))
+    run.arguments["train_model_fn"](
+        **run.common(
+            "train_dataset_fn",
+            "train_steps",
+            "ensemble_inputs",
+            "dataset_split",
+            "skip_seen_data",
+            "seen_data_init_step",
+            "checkpoint_input_pipeline",
+        )
+    )
 
 
 def _eval(run: _Run, eval_with_score: bool = False) -> None:
-    eval_model(eval_with_score=eval_with_score, **run.common(
-        "dataset_split", "model_dir", "eval_dataset_fn", "eval_summary_dir",
-        "eval_checkpoint_step", "output_eval_examples", "eval_dir_suffix"))
+    eval_model(
+        eval_with_score=eval_with_score,
+        **run.common(
+            "dataset_split",
+            "model_dir",
+            "eval_dataset_fn",
+            "eval_summary_dir",
+            "eval_checkpoint_step",
+            "output_eval_examples",
+            "eval_dir_suffix",
+        ),
+    )
 
 
 def _perplexity_eval(run: _Run) -> None:
-    perplexity_eval(steps=run.arguments["perplexity_eval_steps"], **run.common(
-        "dataset_split", "model_dir", "eval_dataset_fn", "eval_checkpoint_step",
-        "eval_dir_suffix"))
+    perplexity_eval(
+        steps=run.arguments["perplexity_eval_steps"],
+        **run.common(
+            "dataset_split",
+            "model_dir",
+            "eval_dataset_fn",
+            "eval_checkpoint_step",
+            "eval_dir_suffix",
+        ),
+    )
 
 
 def _infer(run: _Run) -> None:
@@ -88,9 +116,13 @@ def _export(run: _Run, eval_with_score: bool = False) -> list[bytes]:
     paths = get_checkpoint_iterator(-1 if step is None else step, run.model_dir)
     return [
         export_model(
-            export_dir=run.arguments["export_path"] or run.model_dir, checkpoint_path=path,
-            eval_with_score=eval_with_score, **run.common("model_type"))
-        for path in paths]
+            export_dir=run.arguments["export_path"] or run.model_dir,
+            checkpoint_path=path,
+            eval_with_score=eval_with_score,
+            **run.common("model_type"),
+        )
+        for path in paths
+    ]
 
 
 # By mode: what is done, and whether prediction is of scores.
@@ -117,24 +149,49 @@ def _prepared(arguments: dict[str, Any]) -> _Run:
     batch_size = compute_batch_size(lengths, mesh_shape, layout_rules, arguments["batch_size"])
     if arguments["mode"].startswith("export"):
         # What is exported must not ask for as many devices as there are processors here.
-        arguments = {
-            **arguments, "mesh_impl": "placement", "mesh_devices": [""] * mesh_shape.size}
+        arguments = {**arguments, "mesh_impl": "placement", "mesh_devices": [""] * mesh_shape.size}
     steps = arguments["train_steps"]
     steps = steps(batch_size, lengths) if callable(steps) else steps
     same = (
-        "model_type", "vocabulary", "model_dir", "autostack", "keep_checkpoint_max",
-        "save_checkpoints_steps", "optimizer", "predict_fn", "variable_filter", "ensemble_inputs",
-        "tpu_job_name", "iterations_per_loop", "init_checkpoint", "mesh_devices", "mesh_impl")
+        "model_type",
+        "vocabulary",
+        "model_dir",
+        "autostack",
+        "keep_checkpoint_max",
+        "save_checkpoints_steps",
+        "optimizer",
+        "predict_fn",
+        "variable_filter",
+        "ensemble_inputs",
+        "tpu_job_name",
+        "iterations_per_loop",
+        "init_checkpoint",
+        "mesh_devices",
+        "mesh_impl",
+    )
     estimator = get_estimator(
-        mesh_shape=mesh_shape, layout_rules=layout_rules, batch_size=batch_size,
-        sequence_length=lengths, use_tpu=None, cluster=None,
+        mesh_shape=mesh_shape,
+        layout_rules=layout_rules,
+        batch_size=batch_size,
+        sequence_length=lengths,
+        use_tpu=None,
+        cluster=None,
         score_in_predict_mode=scoring,
         learning_rate_schedule=with_total_steps(
-            arguments["learning_rate_schedule"], arguments["total_run_steps"] or steps),
-        **{name: arguments[name] for name in same})
+            arguments["learning_rate_schedule"], arguments["total_run_steps"] or steps
+        ),
+        **{name: arguments[name] for name in same},
+    )
     return _Run(
-        estimator, arguments["vocabulary"], arguments["model_type"], arguments["model_dir"],
-        batch_size, lengths, steps, arguments)
+        estimator,
+        arguments["vocabulary"],
+        arguments["model_type"],
+        arguments["model_dir"],
+        batch_size,
+        lengths,
+        steps,
+        arguments,
+    )
 
 
 def _check(arguments: dict[str, Any]) -> None:
@@ -147,7 +204,8 @@ def _check(arguments: dict[str, Any]) -> None:
         )
     if mode not in _MODES:
         raise ValueError(
-            f"utils.run: unknown mode {mode!r} - must be one of {', '.join(map(repr, _MODES))}")
+            f"utils.run: unknown mode {mode!r} - must be one of {', '.join(map(repr, _MODES))}"
+        )
     if mode == "train" and arguments["dataset_split"] != "train":
         raise ValueError(
             f"utils.run: mode 'train' with dataset_split {arguments['dataset_split']!r}: training "

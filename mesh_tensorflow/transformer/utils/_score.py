@@ -61,13 +61,14 @@ def compute_log_likelihoods(
 
 
 def _scored(
-    estimator: mtf_estimator.tpu.TPUEstimator, input_fn: Callable[..., Any], path: str,
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    input_fn: Callable[..., Any],
+    path: str,
     num_examples: Optional[int],
 ) -> Iterator[dict[str, Any]]:
     """Yields scores with their targets, without what fills up batches."""
     results = estimator.predict(input_fn, checkpoint_path=path)
-    return itertools.islice(
-        (r for r in results if np.any(r["targets"])), num_examples)
+    return itertools.islice((r for r in results if np.any(r["targets"])), num_examples)
 
 
 @gin.configurable(module=MODULE)
@@ -146,27 +147,61 @@ def _source(given: Any, name: str) -> str:
 
 
 def _pairs_as_features(
-    inputs: list[str], targets: list[str], vocabulary: Any, model_type: str, batch_size: int,
-    sequence_length: Lengths, eos_id: int, score_eos: bool, sources: tuple[str, str],
+    inputs: list[str],
+    targets: list[str],
+    vocabulary: Any,
+    model_type: str,
+    batch_size: int,
+    sequence_length: Lengths,
+    eos_id: int,
+    score_eos: bool,
+    sources: tuple[str, str],
 ) -> Mapping[str, np.ndarray]:
     """Returns lines of inputs and targets as features of a type of model."""
     first, second = sources
     length = length_of_feature(sequence_length, "targets")
     own = targets_vocabulary(vocabulary)
     if model_type == "lm":
-        return {"targets": encoded_inputs(
-            targets, own, model_type, batch_size, length, eos_id, inputs or None, (second, first))}
+        return {
+            "targets": encoded_inputs(
+                targets,
+                own,
+                model_type,
+                batch_size,
+                length,
+                eos_id,
+                inputs or None,
+                (second, first),
+            )
+        }
     if model_type == "delimited_lm":
         both = inputs_length(sequence_length) + length
-        return {"targets": encoded_pairs(
-            inputs, targets, vocabulary, batch_size, both, eos_id, score_eos, sources)}
+        return {
+            "targets": encoded_pairs(
+                inputs, targets, vocabulary, batch_size, both, eos_id, score_eos, sources
+            )
+        }
     return {
         "inputs": encoded_inputs(
-            inputs, vocabulary, model_type, batch_size, inputs_length(sequence_length), eos_id,
-            None, (first, "")),
+            inputs,
+            vocabulary,
+            model_type,
+            batch_size,
+            inputs_length(sequence_length),
+            eos_id,
+            None,
+            (first, ""),
+        ),
         "targets": encoded_inputs(
-            targets, own, model_type if score_eos else "lm", batch_size, length, eos_id, None,
-            (second, "")),
+            targets,
+            own,
+            model_type if score_eos else "lm",
+            batch_size,
+            length,
+            eos_id,
+            None,
+            (second, ""),
+        ),
     }
 
 
@@ -215,13 +250,28 @@ def score_from_strings(
     inputs, targets = _lines(inputs), _lines(targets)
     if len(inputs) != len(targets) and (inputs or model_type != "lm"):
         raise ValueError(
-            f"score_from_strings: there are {len(inputs)} inputs, but {len(targets)} targets")
+            f"score_from_strings: there are {len(inputs)} inputs, but {len(targets)} targets"
+        )
     features = _pairs_as_features(
-        inputs, targets, vocabulary, model_type, batch_size, sequence_length, eos_id, score_eos,
-        sources)
+        inputs,
+        targets,
+        vocabulary,
+        model_type,
+        batch_size,
+        sequence_length,
+        eos_id,
+        score_eos,
+        sources,
+    )
     return score_with_estimator_fn(
-        estimator, arrays_input_fn(features, batch_size), eval_checkpoint_step, model_dir,
-        vocabulary, score_postprocess_fn, len(targets))
+        estimator,
+        arrays_input_fn(features, batch_size),
+        eval_checkpoint_step,
+        model_dir,
+        vocabulary,
+        score_postprocess_fn,
+        len(targets),
+    )
 
 
 @gin.configurable(module=MODULE)
@@ -259,7 +309,8 @@ def score_from_dataset(
       ValueError: there are no data.
     """
     datasets = call_dataset_fn(
-        score_dataset_fn, "score_dataset_fn", sequence_length, vocabulary, dataset_split)
+        score_dataset_fn, "score_dataset_fn", sequence_length, vocabulary, dataset_split
+    )
     if not datasets:
         raise ValueError(f"score_from_dataset: there are no data for the split {dataset_split!r}")
 
@@ -268,4 +319,5 @@ def score_from_dataset(
 
     input_fn = combined_input_fn([maker(d) for d in datasets], batch_size)
     return score_with_estimator_fn(
-        estimator, input_fn, eval_checkpoint_step, model_dir, vocabulary, score_postprocess_fn)
+        estimator, input_fn, eval_checkpoint_step, model_dir, vocabulary, score_postprocess_fn
+    )

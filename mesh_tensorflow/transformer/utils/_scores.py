@@ -36,7 +36,9 @@ def maybe_add_pretokenized_features(examples: Examples, vocabulary: Any) -> list
       scored, <key>_neg_pretokenized.
     """
     vocabularies = {
-        "inputs": inputs_vocabulary(vocabulary), "targets": targets_vocabulary(vocabulary)}
+        "inputs": inputs_vocabulary(vocabulary),
+        "targets": targets_vocabulary(vocabulary),
+    }
     result = []
     for example in examples:
         added = dict(example)
@@ -98,8 +100,11 @@ def save_scores(
     texts: list[list[Any]] = []
     if save_example_text:
         lengths = [
-            len(r["targets"].split()) if isinstance(r["targets"], (bytes, str))
-            else int(np.count_nonzero(r["targets"])) for r in results]
+            len(r["targets"].split())
+            if isinstance(r["targets"], (bytes, str))
+            else int(np.count_nonzero(r["targets"]))
+            for r in results
+        ]
         results = maybe_add_pretokenized_features(results, vocabulary)
         for key in ("inputs", "targets"):
             if f"{key}_pretokenized" in results[0]:
@@ -118,7 +123,8 @@ def _bytes_feature(text: Any) -> tf.train.Feature:
 
 def _ids_feature(ids: Any) -> tf.train.Feature:
     return tf.train.Feature(
-        int64_list=tf.train.Int64List(value=[int(i) for i in np.ravel(ids) if i]))
+        int64_list=tf.train.Int64List(value=[int(i) for i in np.ravel(ids) if i])
+    )
 
 
 @gin.configurable(module=MODULE)
@@ -150,8 +156,9 @@ def save_scores_to_tfrecords(
     temporary = temporary_name(path)
     with tf.io.TFRecordWriter(temporary) as writer:
         for r in results:
-            features = {"score": tf.train.Feature(
-                float_list=tf.train.FloatList(value=[float(r["scores"])]))}
+            features = {
+                "score": tf.train.Feature(float_list=tf.train.FloatList(value=[float(r["scores"])]))
+            }
             for key, name in (("inputs", "input"), ("targets", "target")):
                 if save_ids_only:
                     features[name] = _ids_feature(r.get(key, ()))

@@ -60,7 +60,8 @@ class Settings:
         return BatchDims(
             mtf.Dimension("ensemble", ensemble) if ensemble else None,
             mtf.Dimension("outer_batch", outer) if training else None,
-            mtf.Dimension("batch", batch))
+            mtf.Dimension("batch", batch),
+        )
 
     @property
     def joined_length(self) -> int:

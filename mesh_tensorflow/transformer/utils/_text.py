@@ -150,7 +150,8 @@ def _encode(vocabulary: Any, line: str, number: int, what: str) -> list[int]:
         ids = [int(i) for i in vocabulary.encode(line)]
     except Exception as error:
         raise ValueError(
-            f"{what}: line {number} cannot be encoded: {line[:80]!r}: {error}") from error
+            f"{what}: line {number} cannot be encoded: {line[:80]!r}: {error}"
+        ) from error
     size = vocabulary.vocab_size
     if ids and max(ids) >= size:
         raise ValueError(
@@ -169,16 +170,23 @@ def _rows(rows: Sequence[Sequence[int]], batch_size: int, length: int, what: str
     for numbers, problem in ((empty, "are empty"), (cut, f"are cut to {length} ids")):
         if numbers:
             tf.logging.warning(
-                "%s: %d lines %s, number %s", what, len(numbers), problem, _numbers(numbers))
+                "%s: %d lines %s, number %s", what, len(numbers), problem, _numbers(numbers)
+            )
     result = np.zeros([-(-len(rows) // batch_size) * batch_size, length], np.int32)
     for row, ids in zip(result, itertools.chain(rows, itertools.repeat(rows[0]))):
-        row[:len(ids)] = ids[:length]
+        row[: len(ids)] = ids[:length]
     return result
 
 
 def encoded_inputs(
-    inputs: Sequence[str], vocabulary: Any, model_type: str, batch_size: int, length: int,
-    eos_id: int, prefixes: Optional[Sequence[str]], sources: tuple[str, str],
+    inputs: Sequence[str],
+    vocabulary: Any,
+    model_type: str,
+    batch_size: int,
+    length: int,
+    eos_id: int,
+    prefixes: Optional[Sequence[str]],
+    sources: tuple[str, str],
 ) -> np.ndarray:
     """Returns the ids of lines; see `encode_inputs`.
 
@@ -242,13 +250,26 @@ def encode_inputs(
       ValueError: there are no lines, or one cannot be encoded; it is named by its number.
     """
     return encoded_inputs(
-        inputs, vocabulary, model_type, batch_size, inputs_length(sequence_length), eos_id,
-        unscored_prefix, ("encode_inputs", "unscored_prefix"))
+        inputs,
+        vocabulary,
+        model_type,
+        batch_size,
+        inputs_length(sequence_length),
+        eos_id,
+        unscored_prefix,
+        ("encode_inputs", "unscored_prefix"),
+    )
 
 
 def encoded_pairs(
-    inputs: Sequence[str], targets: Sequence[str], vocabulary: Any, batch_size: int, length: int,
-    eos_id: int, include_final_eos: bool, sources: tuple[str, str],
+    inputs: Sequence[str],
+    targets: Sequence[str],
+    vocabulary: Any,
+    batch_size: int,
+    length: int,
+    eos_id: int,
+    include_final_eos: bool,
+    sources: tuple[str, str],
 ) -> np.ndarray:
     """Returns the ids of pairs of lines; see `encode_delimited_lm`.
 
@@ -274,8 +295,12 @@ def encoded_pairs(
         )
     end = [eos_id] if include_final_eos else []
     rows = [
-        [*_encode(inputs_vocabulary(vocabulary), a, n, sources[0]), eos_id,
-         *_encode(targets_vocabulary(vocabulary), b, n, sources[1]), *end]
+        [
+            *_encode(inputs_vocabulary(vocabulary), a, n, sources[0]),
+            eos_id,
+            *_encode(targets_vocabulary(vocabulary), b, n, sources[1]),
+            *end,
+        ]
         for n, (a, b) in enumerate(zip(inputs, targets), 1)
     ]
     return _rows(rows, batch_size, length, sources[1])
@@ -308,11 +333,21 @@ def encode_delimited_lm(
     Raises:
       ValueError: there are no lines, or not as many inputs as targets, or one cannot be encoded.
     """
-    length = sequence_length if isinstance(sequence_length, int) else sum(
-        sequence_length[key] for key in ("inputs", "targets"))
+    length = (
+        sequence_length
+        if isinstance(sequence_length, int)
+        else sum(sequence_length[key] for key in ("inputs", "targets"))
+    )
     return encoded_pairs(
-        inputs, targets, vocabulary, batch_size, length, eos_id, include_final_eos,
-        ("inputs", "targets"))
+        inputs,
+        targets,
+        vocabulary,
+        batch_size,
+        length,
+        eos_id,
+        include_final_eos,
+        ("inputs", "targets"),
+    )
 
 
 @gin.configurable(module=MODULE)

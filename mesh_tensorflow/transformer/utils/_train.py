@@ -56,8 +56,11 @@ class _InputCheckpoints(tf.train.SessionRunHook):
     def save(self, session: tf.Session, step: int) -> None:
         """Saves the state of the pipeline."""
         self._saver.save(
-            session, os.path.join(self._model_dir, _INPUT_NAME), global_step=step,
-            latest_filename=_INPUT_STATE)
+            session,
+            os.path.join(self._model_dir, _INPUT_NAME),
+            global_step=step,
+            latest_filename=_INPUT_STATE,
+        )
 
 
 class _InputListener(tf.train.CheckpointSaverListener):
@@ -124,7 +127,8 @@ def train_model(
     def input_fn(params: Any = None) -> Any:
         del params
         dataset = call_dataset_fn(
-            train_dataset_fn, "train_dataset_fn", sequence_length, vocabulary, dataset_split)
+            train_dataset_fn, "train_dataset_fn", sequence_length, vocabulary, dataset_split
+        )
         dataset = in_vocabulary(dataset.map(model_features), _vocab_sizes(vocabulary))
         dataset = dataset.repeat().batch(rows, drop_remainder=True)
         if skip_seen_data:
@@ -139,4 +143,5 @@ def train_model(
         hooks, listeners = [input_checkpoints], [_InputListener(input_checkpoints)]
     with training_for(train_steps):
         estimator.train(
-            input_fn=input_fn, max_steps=train_steps, hooks=hooks, saving_listeners=listeners)
+            input_fn=input_fn, max_steps=train_steps, hooks=hooks, saving_listeners=listeners
+        )

@@ -46,7 +46,8 @@ __all__ = ["evaluation_spec", "training_for", "training_spec", "with_total_steps
 _CHECKPOINT_HOURS = 2
 _OWN_TAGS = ("learning_rate", "loss")  # of summaries that there are in any case
 _total_train_steps: contextvars.ContextVar[Optional[int]] = contextvars.ContextVar(
-    "total_train_steps", default=None)
+    "total_train_steps", default=None
+)
 
 
 @contextlib.contextmanager
@@ -76,7 +77,8 @@ def with_total_steps(schedule: Any, total_train_steps: Any) -> Any:
     """
     if isinstance(schedule, (list, tuple)):
         schedule = functools.partial(
-            learning_rate_schedules.product_learning_rate, factors=list(schedule))
+            learning_rate_schedules.product_learning_rate, factors=list(schedule)
+        )
     if not callable(schedule):
         return schedule
     return functools.partial(schedule, total_train_steps=total_train_steps)
@@ -85,7 +87,8 @@ def with_total_steps(schedule: Any, total_train_steps: Any) -> Any:
 def _learning_rate(schedule: Any) -> Any:
     """Returns the learning rate of the present step: a number, a tf scalar, or None."""
     if isinstance(schedule, (list, tuple)) or (
-            callable(schedule) and _asks_for_total_steps(schedule)):
+        callable(schedule) and _asks_for_total_steps(schedule)
+    ):
         schedule = with_total_steps(schedule, _total_train_steps.get())
     return schedule(step=steps_done()) if callable(schedule) else schedule
 
@@ -123,12 +126,18 @@ def _training_program(
     mtf_features = _forward(settings, mesh, features, estimator.ModeKeys.TRAIN)
     batch_dim = settings.batch_dims().batch
     number = serialize_num_microbatches(
-        batch_dim, longest(settings.sequence_length), settings.mesh_shape, settings.layout_rules)
+        batch_dim, longest(settings.sequence_length), settings.mesh_shape, settings.layout_rules
+    )
 
     def losses(mtf_features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
         _, loss = call_model(
-            settings.model, mtf_features, estimator.ModeKeys.TRAIN, variable_dtype,
-            compute_loss=True, num_microbatches=number)
+            settings.model,
+            mtf_features,
+            estimator.ModeKeys.TRAIN,
+            variable_dtype,
+            compute_loss=True,
+            num_microbatches=number,
+        )
         assert loss is not None
         return {"loss": loss}
 
@@ -152,7 +161,8 @@ def _evaluation_program(
     mode = estimator.ModeKeys.EVAL
     mtf_features = _forward(settings, mesh, features, mode)
     logits, loss = call_model(
-        settings.model, mtf_features, mode, get_variable_dtype(), compute_loss=True)
+        settings.model, mtf_features, mode, get_variable_dtype(), compute_loss=True
+    )
     assert loss is not None
     tensors = evaluated(logits, mtf_features, settings.model_type)
     return Outputs({"loss": mtf.cast(loss, tf.float32), **tensors})
@@ -201,12 +211,19 @@ def _load_initial_checkpoint(settings: Settings) -> None:
 
 def _saver_hook(settings: Settings, results: Results) -> tf.train.CheckpointSaverHook:
     saver = checkpoint.Saver(
-        tf.global_variables(), sharded=True, max_to_keep=settings.keep_checkpoint_max,
-        keep_checkpoint_every_n_hours=_CHECKPOINT_HOURS, save_relative_paths=True)
+        tf.global_variables(),
+        sharded=True,
+        max_to_keep=settings.keep_checkpoint_max,
+        keep_checkpoint_every_n_hours=_CHECKPOINT_HOURS,
+        save_relative_paths=True,
+    )
     tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
     return tf.train.CheckpointSaverHook(
-        settings.model_dir, save_steps=settings.save_checkpoints_steps, saver=saver,
-        listeners=[mtf.MtfCheckpointSaverListener(results.lowering)])
+        settings.model_dir,
+        save_steps=settings.save_checkpoints_steps,
+        saver=saver,
+        listeners=[mtf.MtfCheckpointSaverListener(results.lowering)],
+    )
 
 
 def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
@@ -227,19 +244,25 @@ def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
         )
     rate = _learning_rate(settings.learning_rate_schedule)
     results = run_on_mesh(
-        settings, lambda mesh: _training_program(settings, mesh, features, rate),
-        settings.model_info_file, settings.tpu_summaries)
+        settings,
+        lambda mesh: _training_program(settings, mesh, features, rate),
+        settings.model_info_file,
+        settings.tpu_summaries,
+    )
     with outside_program(settings):
         if hasattr(settings.model, "initialize"):
             settings.model.initialize()
         _load_initial_checkpoint(settings)
         hooks = [
-            mtf.MtfRestoreHook(results.lowering), _saver_hook(settings, results),
-            OperativeConfigHook(settings.model_dir)]
+            mtf.MtfRestoreHook(results.lowering),
+            _saver_hook(settings, results),
+            OperativeConfigHook(settings.model_dir),
+        ]
     loss = results.tensors["loss"]
     scalars = {
         f"{name}_1" if name in _OWN_TAGS else name.rstrip("/"): value
-        for name, value in results.summaries.items()}
+        for name, value in results.summaries.items()
+    }
     if rate is not None:
         scalars["learning_rate"] = tf.convert_to_tensor(rate, tf.float32)
     # The step counts up last: what is reported of it reads it before.
@@ -249,14 +272,20 @@ def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
         with tf.control_dependencies([train_op]):
             host_call = _host_call(settings, scalars) if settings.tpu_summaries else None
         return estimator.tpu.TPUEstimatorSpec(
-            estimator.ModeKeys.TRAIN, loss=loss, train_op=train_op, training_hooks=hooks,
-            host_call=host_call)
+            estimator.ModeKeys.TRAIN,
+            loss=loss,
+            train_op=train_op,
+            training_hooks=hooks,
+            host_call=host_call,
+        )
     for name, value in scalars.items():
         # tf.summary.scalar would number the tag, whose name scope is in use.
         tf.add_to_collection(
-            tf.GraphKeys.SUMMARIES, tf.raw_ops.ScalarSummary(tags=name, values=value))
+            tf.GraphKeys.SUMMARIES, tf.raw_ops.ScalarSummary(tags=name, values=value)
+        )
     return estimator.EstimatorSpec(
-        estimator.ModeKeys.TRAIN, loss=loss, train_op=train_op, training_chief_hooks=hooks)
+        estimator.ModeKeys.TRAIN, loss=loss, train_op=train_op, training_chief_hooks=hooks
+    )
 
 
 def evaluation_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
@@ -275,13 +304,20 @@ def evaluation_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> An
     loss = tensors.pop("loss")
     rows = {
         name: tf.reshape(x, [math.prod(x.shape.as_list()[:-1]), x.shape.as_list()[-1]])
-        for name, x in tensors.items()}
+        for name, x in tensors.items()
+    }
     with outside_program(settings):
         hooks = [mtf.MtfRestoreHook(results.lowering)]
     if settings.context is not None:
         return estimator.tpu.TPUEstimatorSpec(
-            estimator.ModeKeys.EVAL, loss=loss, evaluation_hooks=hooks,
-            eval_metrics=(lambda **rows: token_metrics(rows), rows))
+            estimator.ModeKeys.EVAL,
+            loss=loss,
+            evaluation_hooks=hooks,
+            eval_metrics=(lambda **rows: token_metrics(rows), rows),
+        )
     return estimator.EstimatorSpec(
-        estimator.ModeKeys.EVAL, loss=loss, eval_metric_ops=token_metrics(rows),
-        evaluation_hooks=hooks)
+        estimator.ModeKeys.EVAL,
+        loss=loss,
+        eval_metric_ops=token_metrics(rows),
+        evaluation_hooks=hooks,
+    )

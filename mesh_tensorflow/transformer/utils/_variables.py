@@ -40,7 +40,8 @@ def get_variable_dtype(
       A VariableDType.
     """
     return mtf.VariableDType(
-        tf.as_dtype(master_dtype), tf.as_dtype(slice_dtype), tf.as_dtype(activation_dtype))
+        tf.as_dtype(master_dtype), tf.as_dtype(slice_dtype), tf.as_dtype(activation_dtype)
+    )
 
 
 @gin.configurable(module=MODULE)
@@ -114,6 +115,9 @@ def trained_variables(graph: mtf.Graph, variable_filter: Filter) -> list[mtf.Var
             f"{len(graph.trainable_variables)}: {names}, ..."
         )
     tf.logging.info(
-        "Training %d of %d variables: %s", len(found), len(graph.trainable_variables),
-        ", ".join(v.name for v in found))
+        "Training %d of %d variables: %s",
+        len(found),
+        len(graph.trainable_variables),
+        ", ".join(v.name for v in found),
+    )
     return found
