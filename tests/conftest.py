@@ -25,6 +25,18 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("suite")
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--all", action="store_true", help="run every test, those that are marked slow included"
+    )
+
+
+def pytest_configure(config):
+    named = any("::" in argument for argument in config.args)
+    if not (config.getoption("--all") or config.option.markexpr or named):
+        config.option.markexpr = "not slow"
+
+
 # Where warnings of slips are errors, unless a test is marked as having some.
 WITHOUT_SLIPS = {"core", "ops", "optimize", "test_cases.py", "test_errors.py"}
 

@@ -129,21 +129,34 @@ def test_value_and_gradient(case, dtype, tf_graph):
         check_gradients(program, grads)
 
 
-@pytest.mark.parametrize("case, dtype", PARAMS)
-def test_layouts(case, dtype, tf_graph):
-    program = Program(case, dtype)
-    seed = zlib.crc32(case.name.encode())
-    extra = None if dtype == "float32" else 1
-    placings = harness.placings(program.graph, case.whole, extra, seed)
-    if dtype != "float32":
-        placings = placings[:: max(1, len(placings) // 6)]
-    placings.append(placings[seed % len(placings)]._replace(apart=False, merge="device"))
+def check_placings(program, placings, dtype):
+    """Compares a program in several placings with the unsplit one, and what it communicates."""
     (_, expected), *rest = program.run([harness.WHOLE, *placings])
-    tolerance = case.tolerance * TOLERANCE[dtype]
+    tolerance = program.case.tolerance * TOLERANCE[dtype]
     for lowered, values in rest:
         for i, (value, e) in enumerate(zip(values, expected)):
             harness.assert_close(value, e, tolerance, f"{lowered.placing}, target {i}")
         assert lowered.counted == lowered.predicted, lowered.placing
+
+
+@pytest.mark.parametrize("case, dtype", PARAMS)
+def test_layouts(case, dtype, tf_graph):
+    """A few layouts of each case, and of each two other kinds of meshes."""
+    program = Program(case, dtype)
+    placings = harness.placings(program.graph, case.whole, False, zlib.crc32(case.name.encode()))
+    check_placings(program, placings if dtype == "float32" else placings[-2:], dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case, dtype", PARAMS)
+def test_all_layouts(case, dtype, tf_graph):
+    program = Program(case, dtype)
+    seed = zlib.crc32(case.name.encode())
+    placings = harness.placings(program.graph, case.whole, case.thorough, seed)
+    if dtype != "float32":
+        placings = placings[:: max(1, len(placings) // 6)]
+    placings.append(placings[seed % len(placings)]._replace(apart=False, merge="device"))
+    check_placings(program, placings, dtype)
 
 
 def chosen_placing(program, case):
@@ -175,10 +188,14 @@ def check_front_end(case, dtype, values, program):
 
 
 FRONT_END_BATCHES = [PARAMS[i::24] for i in range(24)]
+FRONT_END_NUMBERS = [
+    pytest.param(i, marks=[pytest.mark.slow] if i % 6 else [])
+    for i in range(len(FRONT_END_BATCHES))
+]
 
 
 @pytest.mark.slips  # some cases are
-@pytest.mark.parametrize("number", range(len(FRONT_END_BATCHES)))
+@pytest.mark.parametrize("number", FRONT_END_NUMBERS)
 def test_eagerly(number):
     """Each case in some layout, built and lowered in eager code."""
     for param in FRONT_END_BATCHES[number]:
@@ -187,7 +204,7 @@ def test_eagerly(number):
 
 
 @pytest.mark.slips  # some cases are
-@pytest.mark.parametrize("number", range(len(FRONT_END_BATCHES)))
+@pytest.mark.parametrize("number", FRONT_END_NUMBERS)
 def test_in_a_function(number, no_graph_rewriting):
     """The same, several cases in each tf.function, which is traced once."""
     programs = []

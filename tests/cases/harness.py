@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -22,6 +22,9 @@ from mesh_tensorflow._mesh.simd import sharing
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 MESHES = ["x:1", "x:2", "x:4", "x:2,y:2", "x:2,y:4", "x:8"]
+# Those on which every layout is tried, up to a number of them.
+EXHAUSTIVE = ["x:2", "x:2,y:2"]
+MOST_LAYOUTS = 32
 CPUS = 8
 
 
@@ -164,26 +167,43 @@ def layout_text(rules: dict[str, int], mesh: str) -> str:
 
 
 def placings(
-    graph: Any, whole: Iterable[str] = (), extra: Optional[int] = 1, seed: int = 0
+    graph: Any, whole: Iterable[str] = (), thorough: bool = False, seed: int = 0
 ) -> list[Placing]:
-    """Returns the placings to try a program in: every legal layout if `extra` is None.
+    """Returns the placings to try a program in.
 
     Most have all processors in one memory; a few have separate memories, or processors that
     are executed as one, or run one program on each.
+
+    Args:
+      graph: an mtf.Graph.
+      whole: names of dimensions that are not split.
+      thorough: whether to take the legal layouts of two small meshes, all but where they are very
+        many, and chosen ones of others; else a few of one mesh, and one of each two kinds.
+      seed: an integer.
     """
     found = []
-    for mesh in MESHES:
+    for mesh in MESHES if thorough else ["x:2,y:2"]:
         layouts = legal_layouts(graph, mesh, whole)
-        for rules in layouts if extra is None else chosen_layouts(layouts, extra, seed):
-            found.append(Placing(mesh, layout_text(rules, mesh)))
-    most = sorted(found, key=lambda p: (p.layout.count(":"), p.mesh in ("x:4", "x:2,y:2")))
-    most = [p for p in most if p.layout]
+        chosen = chosen_layouts(layouts, 1, seed)
+        if thorough and mesh in EXHAUSTIVE:
+            chosen += [rules for rules in layouts if rules not in chosen][:MOST_LAYOUTS]
+        found += [Placing(mesh, layout_text(rules, mesh)) for rules in chosen]
+    kinds = _kinds(found)
+    if thorough:
+        return found + kinds
+    return found[:3] + [kinds[(seed + i) % len(kinds)] for i in (0, 3) if kinds]
+
+
+def _kinds(found: Sequence[Placing]) -> list[Placing]:
+    """Returns the placings of other kinds than one memory, of those that split the most."""
+    split = [p for p in found if p.layout]
+    most = sorted(split, key=lambda p: (p.layout.count(":"), p.mesh in ("x:4", "x:2,y:2")))
     two_axes = [p for p in most if "y:" in p.mesh]
-    found += [p._replace(apart=True) for p in most[-2:]]
-    found += [p._replace(merge="memory") for p in most[-2:]]
-    found += [p._replace(apart=True, merge="device", pairs=True) for p in two_axes[-2:]]
+    kinds = [p._replace(apart=True) for p in most[-2:]]
+    kinds += [p._replace(merge="memory") for p in most[-2:]]
+    kinds += [p._replace(apart=True, merge="device", pairs=True) for p in two_axes[-2:]]
     simd = [p._replace(simd=True) for p in dict.fromkeys(two_axes[-2:] + most[-1:])]
-    return found + [p._replace(share=False) for p in simd[:1]] + simd[-2:]
+    return kinds + [p._replace(share=False) for p in simd[:1]] + simd[-2:]
 
 
 # -- lowering

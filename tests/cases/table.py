@@ -53,6 +53,7 @@ class Case:
       dtypes: what the floating inputs are converted to.
       tolerance: relative to the largest element, in float32.
       whole: names of dimensions that are not split, though operations allow it.
+      thorough: whether it is tried in every layout; a few do where a like case stands for it.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Case:
     dtypes: Sequence[str] = ("float32",)
     tolerance: float = 1e-5
     whole: Sequence[str] = ()
+    thorough: bool = True
 
 
 def case(name: str, inputs: str | Sequence[str], build: Any, oracle: Any, **kwargs: Any) -> Case:
