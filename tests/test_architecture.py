@@ -34,7 +34,7 @@ CORE_ORDER = [
     ["dimension"],
     ["shape"],
     ["layout", "processors", "cost"],
-    ["tensor", "loop"],
+    ["tensor", "loop", "interfaces"],
     ["operation"],
     ["graph", "pending"],
 ]

@@ -12,6 +12,8 @@ from mesh_tensorflow._core.tensor import Tensor, check_tensors
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Graph, Mesh
+    from mesh_tensorflow._core.interfaces import LoweringLike
+    from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 __all__ = ["Operation", "with_inner_operations"]
 
@@ -237,7 +239,7 @@ class Operation(metaclass=_LeavesNothingBehind):
 
     # -- lowering
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         """Makes the TensorFlow operations, and tells `lowering` the lowered outputs."""
         raise NotImplementedError(f"{type(self).__name__} cannot be lowered: {self}")
 
@@ -283,7 +285,7 @@ class Operation(metaclass=_LeavesNothingBehind):
 
     # -- cost
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Returns what it costs on `mesh_impl`, its inputs being fully summed.
 
         The default is that of an elementwise function. Needs only shapes and the layout.
@@ -326,7 +328,7 @@ class Operation(metaclass=_LeavesNothingBehind):
 
     # -- sums that await communication
 
-    def delays_sums(self, mesh_impl: Any, pending: PendingSums) -> bool:
+    def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
         """Whether it works on inputs that still await an allreduce, without asking for it.
 
         Args:
@@ -335,7 +337,9 @@ class Operation(metaclass=_LeavesNothingBehind):
         """
         return False
 
-    def pending_sums(self, mesh_impl: Any, pending: PendingSums) -> dict[Tensor, tuple[int, ...]]:
+    def pending_sums(
+        self, mesh_impl: MeshImpl, pending: PendingSums
+    ) -> dict[Tensor, tuple[int, ...]]:
         """Returns those of its outputs that await an allreduce, with the mesh axes.
 
         Args:

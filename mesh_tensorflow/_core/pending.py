@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 __all__ = ["Walk", "walk"]
 
@@ -24,7 +27,7 @@ class _Pending:
 class Walk:
     """The state of a walk over operations: costs so far, and pending sums."""
 
-    def __init__(self, mesh_impl: Any):
+    def __init__(self, mesh_impl: MeshImpl):
         self._mesh_impl = mesh_impl
         self._pending: dict[Tensor, _Pending] = {}
         self.costs: list[tuple[Operation, Cost]] = []
@@ -67,7 +70,9 @@ class Walk:
         return cost
 
 
-def walk(operations: Iterable[Operation], mesh_impl: Any, needed: Sequence[Tensor] = ()) -> Walk:
+def walk(
+    operations: Iterable[Operation], mesh_impl: MeshImpl, needed: Sequence[Tensor] = ()
+) -> Walk:
     """Walks over operations in order.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -11,6 +11,8 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._slicewise import check_not_split
 
 __all__ = [
@@ -59,7 +61,7 @@ class SelectOperation(mtf.Operation):
         selector = mtf.one_hot(indices, self._old_dim, dtype=dy.dtype)
         return [mtf.einsum([dy, selector], output_shape=x.shape), None]
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         check_not_split(self, lowering)
         axis = len(self._batch)
         x, indices = (lowering.tensors[t] for t in self.inputs)
@@ -71,7 +73,7 @@ class SelectOperation(mtf.Operation):
     def cost_key(self) -> None:
         return None
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         return Cost(0, super().cost(mesh_impl).bytes)
 
 

@@ -9,8 +9,10 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._variable import Variable
 
 __all__ = [
@@ -51,7 +53,7 @@ class ReadVariable(Operation):
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         return list(grad_ys)
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         value = self._var.cast_to_activation(mesh_impl, lowering.variables[self._var].read())
         lowering.set_tensor_lowering(self.outputs[0], value)
@@ -128,7 +130,7 @@ class Assign(Operation):
         """The variables it assigns to."""
         return list(self._variables)
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         operations = []
         for v, x in zip(self._variables, self.inputs):
             values = lowering.tensors[x].to_laid_out_tensor().all_slices
@@ -138,7 +140,7 @@ class Assign(Operation):
     def cost_key(self) -> tuple:
         return tuple(v.slice_dtype for v in self._variables)
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         moved = sum(
             2 * mesh_impl.laid_out_size(v.shape) * v.slice_dtype.size for v in self._variables
         )

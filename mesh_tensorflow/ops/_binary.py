@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import (
     Shape,
@@ -20,6 +21,7 @@ from mesh_tensorflow._core.shape import (
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.laid_out import compatible_lazy_allreduce_sums
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slices.functions import broadcast_slice, tile_slice
 from mesh_tensorflow.ops._beside import beside, check_scalar
 
@@ -85,7 +87,7 @@ class ScalarMultiplyOperation(Operation):
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         return [grad_ys[0] * self._scalar]
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         value = lowering.mesh_impl(self).slicewise(
             lambda x: x * _as_operand(self._scalar, x), lowering.tensors[self.inputs[0]]
         )
@@ -115,7 +117,7 @@ class ScalarAddOperation(Operation):
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         return list(grad_ys)
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         value = lowering.mesh_impl(self).slicewise(
             lambda x: x + _as_operand(self._scalar, x), lowering.tensors[self.inputs[0]]
         )
@@ -165,7 +167,7 @@ class BinaryOpWithBroadcasting(Operation):
             "mtf.slicewise or mtf.custom_gradient takes one"
         )
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         x1, x2 = self.inputs
         shape = self.outputs[0].shape
@@ -197,7 +199,7 @@ class AddOperation(BinaryOpWithBroadcasting):
         x1, x2 = self.inputs
         return x1.shape == x2.shape == self.outputs[0].shape
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         values = [lowering.tensors[x] for x in self.inputs]
         if self._same_shapes() and compatible_lazy_allreduce_sums(values):
             lowering.set_tensor_lowering(self.outputs[0], values[0] + values[1])
@@ -213,11 +215,11 @@ class AddOperation(BinaryOpWithBroadcasting):
     def may_delay_sums(self, pending: int) -> bool:
         return pending == 2  # which are added before they are made; one is not
 
-    def delays_sums(self, mesh_impl: Any, pending: Any) -> bool:
+    def delays_sums(self, mesh_impl: MeshImpl, pending: Any) -> bool:
         axes = [pending.get(x) for x in self.inputs]
         return self._same_shapes() and axes[0] is not None and axes[0] == axes[1]
 
-    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
         if self.delays_sums(mesh_impl, pending):
             return {self.outputs[0]: pending[self.inputs[0]]}
         return {}

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = ["MtfCheckpointSaverListener", "MtfRestoreHook"]
@@ -14,7 +15,7 @@ __all__ = ["MtfCheckpointSaverListener", "MtfRestoreHook"]
 class MtfRestoreHook(tf.train.SessionRunHook):
     """Copies masters to slices once the session has been made or restored."""
 
-    def __init__(self, lowering: Any):
+    def __init__(self, lowering: LoweringLike):
         """Makes the hook.
 
         Args:
@@ -41,7 +42,7 @@ class MtfRestoreHook(tf.train.SessionRunHook):
 class MtfCheckpointSaverListener(tf.train.CheckpointSaverListener):
     """Copies slices to masters before each save."""
 
-    def __init__(self, lowering: Any):
+    def __init__(self, lowering: LoweringLike):
         """Makes the listener and its copying operation, before the graph is finalized.
 
         Args:

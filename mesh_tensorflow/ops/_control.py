@@ -10,8 +10,10 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._assign import ReadVariable
 from mesh_tensorflow.ops._variable import Variable
 
@@ -52,7 +54,7 @@ class Depend(Operation):
         op = self.inputs[0].operation
         return op._var if isinstance(op, ReadVariable) else op if isinstance(op, Variable) else None
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         if not mesh_impl.supports_control_dependencies:
             raise ValueError(
@@ -101,10 +103,10 @@ class StopGradient(Operation):
         """False."""
         return False
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         lowering.set_tensor_lowering(self.outputs[0], lowering.tensors[self.inputs[0]])
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         return Cost()
 
     def cost_key(self) -> None:
@@ -113,13 +115,13 @@ class StopGradient(Operation):
     def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
         return {self.outputs[0]: self.inputs[0]}
 
-    def delays_sums(self, mesh_impl: Any, pending: Any) -> bool:
+    def delays_sums(self, mesh_impl: MeshImpl, pending: Any) -> bool:
         return True
 
     def may_begin_sum(self, split: Collection[str]) -> bool:
         return False
 
-    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
         axes = pending.get(self.inputs[0])
         return {} if axes is None else {self.outputs[0]: self.inputs[0]}
 
@@ -188,7 +190,7 @@ class CustomGradientOperation(Operation):
             )
         return result + [None] * len(self._fn_outputs)
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         for x, y in zip(self.inputs[len(self._all_inputs) :], self.outputs):
             lowering.set_tensor_lowering(y, lowering.tensors[x])
 
@@ -199,7 +201,7 @@ class CustomGradientOperation(Operation):
             for op in self._forward_operations
         ]
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         return Cost()
 
     def cost_key(self) -> None:
@@ -208,13 +210,13 @@ class CustomGradientOperation(Operation):
     def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
         return dict(zip(self.outputs, self.inputs[len(self._all_inputs) :]))
 
-    def delays_sums(self, mesh_impl: Any, pending: Any) -> bool:
+    def delays_sums(self, mesh_impl: MeshImpl, pending: Any) -> bool:
         return True
 
     def may_begin_sum(self, split: Collection[str]) -> bool:
         return False
 
-    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
         inner = self.inputs[len(self._all_inputs) :]
         return {y: x for x, y in zip(inner, self.outputs) if x in pending}
 

@@ -9,9 +9,11 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import list_product
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._binary import check_dtypes
 from mesh_tensorflow.ops._conv_kind import (
     FILTER,
@@ -127,7 +129,7 @@ class ConvNdOperation(Operation):
 
     # -- lowering
 
-    def _summed_axes(self, mesh_impl: Any) -> list[int]:
+    def _summed_axes(self, mesh_impl: MeshImpl) -> list[int]:
         """Returns the mesh axes that split what is summed over, in the order of dimensions."""
         summed = {
             NARROW: self._shapes[FILTER][-2:-1],
@@ -136,7 +138,7 @@ class ConvNdOperation(Operation):
         }[self._computed]
         return mesh_impl.splitting_axes(summed)
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         output = self.outputs[0]
@@ -147,7 +149,7 @@ class ConvNdOperation(Operation):
         axes = self._summed_axes(mesh_impl)
         lowering.set_partial_sum(output, result, axes, self._sum_label)
 
-    def _slice_fn(self, mesh_impl: Any) -> Any:
+    def _slice_fn(self, mesh_impl: MeshImpl) -> Any:
         """Returns a function of one processor's slices of the inputs."""
         kind = self._kind
         kernels, argument_names, sizes_name = _KERNELS[self._computed]
@@ -179,21 +181,21 @@ class ConvNdOperation(Operation):
         pixels = list_product(sizes_of(self._shapes[image]))
         return pixels * list_product(window) * (wide if image == NARROW else narrow)
 
-    def _count(self, lowering: Any, mesh_impl: Any) -> None:
+    def _count(self, lowering: LoweringLike, mesh_impl: MeshImpl) -> None:
         image = self._kind.output_role
         laid_out = self._multiply_adds(image, mesh_impl.slice_shape) * mesh_impl.size
         unique = self._multiply_adds(image, lambda shape: shape.to_integer_list)
         lowering.add_counter(f"{self._counter}/{self._product}", laid_out)
         lowering.add_counter(f"{self._counter}_unique/{self._product}", unique)
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         multiply_adds = self._multiply_adds(NARROW, mesh_impl.slice_shape) * mesh_impl.size
         return Cost(flops=2 * multiply_adds, bytes=super().cost(mesh_impl).bytes)
 
     def cost_key(self) -> tuple:
         return self._kind, tuple(self._roles)
 
-    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
         summed = self._summed_axes(mesh_impl)
         return {self.outputs[0]: tuple(sorted(summed))} if summed else {}
 

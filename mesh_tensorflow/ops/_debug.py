@@ -8,8 +8,10 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.utils import SCALAR_SUMMARIES_COLLECTION_KEY
 
 __all__ = ["Print", "PrintOperation", "ScalarSummaryOperation", "scalar_summary"]
@@ -36,7 +38,7 @@ class PrintOperation(Operation):
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         return list(grad_ys)
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         value = lowering.mesh_impl(self).Print(
             lowering.tensors[self.inputs[0]].to_laid_out_tensor(),
             [lowering.tensors[d].to_laid_out_tensor() for d in self._data],
@@ -48,7 +50,7 @@ class PrintOperation(Operation):
     def cost_key(self) -> None:
         return None
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         return Cost()
 
 
@@ -77,7 +79,7 @@ class ScalarSummaryOperation(Operation):
         super().__init__([x], name=name)
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         value = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
         if tf.executing_eagerly():  # the collection outlives the program: it has the last values
             known = tf.get_collection_ref(SCALAR_SUMMARIES_COLLECTION_KEY)
@@ -91,7 +93,7 @@ class ScalarSummaryOperation(Operation):
     def cost_key(self) -> None:
         return None
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         return Cost()
 
 

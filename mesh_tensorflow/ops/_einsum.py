@@ -10,6 +10,7 @@ from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import (
     Shape,
@@ -19,6 +20,7 @@ from mesh_tensorflow._core.shape import (
 )
 from mesh_tensorflow._core.strictness import did_you_mean, slip
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slices.functions import einsum_slice
 from mesh_tensorflow.ops._binary import check_dtypes
 
@@ -95,7 +97,7 @@ class EinsumOperation(Operation):
         xs = self.inputs
         return [product([dy, *xs[:i], *xs[i + 1 :]], x.shape) for i, x in enumerate(xs)]
 
-    def _plan(self, mesh_impl: Any) -> tuple[dict[Dimension, int], list[int]]:
+    def _plan(self, mesh_impl: MeshImpl) -> tuple[dict[Dimension, int], list[int]]:
         """Returns the dimensions to gather first, with their mesh axes, and the axes to sum.
 
         Two dimensions that never meet in one tensor may be split over one mesh axis; if both
@@ -116,7 +118,7 @@ class EinsumOperation(Operation):
                 summed.append(axis)
         return gathered, summed
 
-    def _as_counted(self, mesh_impl: Any, axes: list[int]) -> list[int]:
+    def _as_counted(self, mesh_impl: MeshImpl, axes: list[int]) -> list[int]:
         """Returns mesh axes in the order in which the counter of their sum names them.
 
         It is that of the dimensions of an input that has them all, else of their names.
@@ -128,7 +130,7 @@ class EinsumOperation(Operation):
         order = mesh_impl.splitting_axes(complete[0] if complete else sorted(dims))
         return sorted(axes, key=order.index)
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         gathered, summed = self._plan(mesh_impl)
         values = []
@@ -149,7 +151,7 @@ class EinsumOperation(Operation):
         axes = self._as_counted(mesh_impl, summed)
         lowering.set_partial_sum(output, result, axes, "einsum_op")
 
-    def _gathers(self, mesh_impl: Any) -> list[Collective]:
+    def _gathers(self, mesh_impl: MeshImpl) -> list[Collective]:
         gathered, _ = self._plan(mesh_impl)
         found = []
         for x in self.inputs:
@@ -163,13 +165,13 @@ class EinsumOperation(Operation):
                     )
         return found
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         computed = self._computed_elements(mesh_impl)
         flops = computed * max(1, 2 * (len(self._inputs) - 1))
         moved = Operation.cost(self, mesh_impl).bytes
         return Cost(flops, moved, tuple(self._gathers(mesh_impl)))
 
-    def _computed_elements(self, mesh_impl: Any) -> int:
+    def _computed_elements(self, mesh_impl: MeshImpl) -> int:
         gathered, _ = self._plan(mesh_impl)
         elements = mesh_impl.size
         for d in self._all_dims():
@@ -185,7 +187,7 @@ class EinsumOperation(Operation):
         kept = self._outputs[0].shape.dimension_names
         return any(d.name in split and d.name not in kept for d in self._all_dims())
 
-    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
         _, summed = self._plan(mesh_impl)
         return {self.outputs[0]: tuple(summed)} if summed else {}
 

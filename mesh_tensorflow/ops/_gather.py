@@ -10,10 +10,12 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import constant
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 __all__ = ["GatherOperation"]
 
@@ -60,14 +62,14 @@ class GatherOperation(Operation):
         selector = mtf.one_hot(indices, self._dim, dtype=weights.dtype)
         return [mtf.einsum([selector, grad_ys[0]], output_shape=weights.shape), None]
 
-    def _split_over(self, mesh_impl: Any) -> Optional[int]:
+    def _split_over(self, mesh_impl: MeshImpl) -> Optional[int]:
         """Returns the mesh axis that splits the table along the dimension of the indices."""
         _, indices = self._inputs
         # Raises if the indices are split over the same axis.
         mesh_impl.tensor_layout(indices.shape + self._dim)
         return mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         self._split_over(mesh_impl)
         weights, indices = self.inputs
@@ -94,14 +96,15 @@ class GatherOperation(Operation):
             return y if order == sorted(order) else tf.transpose(y, order)
 
         values = [lowering.tensors[x] for x in self.inputs]
-        if mesh_impl.splitting_axis(self._dim) is not None:
-            values.append(mesh_impl.laid_out_pcoord(mesh_impl.splitting_axis(self._dim)))
+        splitting_axis = mesh_impl.splitting_axis(self._dim)
+        if splitting_axis is not None:
+            values.append(mesh_impl.laid_out_pcoord(splitting_axis))
         result = mesh_impl.slicewise(take, *values)
         mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
         axes = [] if mesh_axis is None else [mesh_axis]
         lowering.set_partial_sum(output, result, axes, "einsum_op")
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         indices, output = self._inputs[1], self._outputs[0]
         written = mesh_impl.laid_out_size(output.shape)
         read = mesh_impl.laid_out_size(indices.shape) * indices.dtype.size
@@ -110,6 +113,6 @@ class GatherOperation(Operation):
     def cost_key(self) -> Dimension:
         return self._dim
 
-    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
         split = self._split_over(mesh_impl)
         return {} if split is None else {self.outputs[0]: (split,)}

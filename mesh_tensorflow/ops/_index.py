@@ -12,10 +12,12 @@ from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, check_names_differ, convert_to_shape
 from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops import _gather
 from mesh_tensorflow.ops._slicewise import check_not_split
 from mesh_tensorflow.ops._source import check_dimension, given_dimension, scalar_indices
@@ -68,7 +70,7 @@ class OneHotOperation(Operation):
         """False: the input is an integer."""
         return False
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         y = self.outputs[0]
         depth = mesh_impl.slice_shape(y.shape)[-1]
@@ -215,12 +217,12 @@ class TopKOperation(Operation):
         selector = one_hot(indices, self._reduced_dim, dtype=x.dtype)
         return [mtf.einsum([dy, selector], output_shape=x.shape)]
 
-    def _candidates(self, mesh_impl: Any) -> int:
+    def _candidates(self, mesh_impl: MeshImpl) -> int:
         """Returns how many elements a processor offers of its part."""
         part = mesh_impl.slice_shape(Shape([self._reduced_dim]))[0]
         return min(part, self._k_dim.size)
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         x = self.inputs[0]
@@ -237,7 +239,7 @@ class TopKOperation(Operation):
         lowering.set_tensor_lowering(self.outputs[1], indices)
 
     def _merge(
-        self, lowering: Any, mesh_impl: Any, mesh_axis: int, values: Any, indices: Any
+        self, lowering: LoweringLike, mesh_impl: MeshImpl, mesh_axis: int, values: Any, indices: Any
     ) -> tuple[Any, Any]:
         """Has every processor choose among the candidates of its group."""
         part = mesh_impl.slice_shape(Shape([self._reduced_dim]))[0]
@@ -258,7 +260,7 @@ class TopKOperation(Operation):
     def cost_key(self) -> Dimension:
         return self._reduced_dim
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         base = super().cost(mesh_impl)
         mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._reduced_dim)
         if mesh_axis is None:

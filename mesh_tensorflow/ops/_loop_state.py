@@ -8,10 +8,12 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.graph import Mesh
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 __all__: list[str] = []
 
@@ -23,7 +25,7 @@ class LoopValueOperation(Operation):
         super().__init__([], mesh=mesh, name=name)
         self._outputs = [Tensor(self, shape, dtype)]
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         raise ValueError(f"{self.name} has a value only inside its loop")
 
 
@@ -40,7 +42,7 @@ def loop_values(xs: Sequence[Tensor], name: str) -> list[Tensor]:
 class LoopState:
     """Laid-out tensors as a flat list of tf.Tensors, and back."""
 
-    def __init__(self, mesh_impl: Any, shapes: Sequence[Shape], summands: Sequence[bool]):
+    def __init__(self, mesh_impl: MeshImpl, shapes: Sequence[Shape], summands: Sequence[bool]):
         """Makes a LoopState.
 
         Args:
@@ -84,7 +86,7 @@ class LoopState:
         return values
 
 
-def zero_state(mesh_impl: Any, y: Tensor, summands: bool) -> Any:
+def zero_state(mesh_impl: MeshImpl, y: Tensor, summands: bool) -> Any:
     """Returns a laid-out zero to accumulate into."""
     sizes = mesh_impl.slice_shape(y.shape)
     if not summands:
@@ -93,7 +95,7 @@ def zero_state(mesh_impl: Any, y: Tensor, summands: bool) -> Any:
 
 
 def accumulate(
-    mesh_impl: Any,
+    mesh_impl: MeshImpl,
     totals: Sequence[Any],
     results: Sequence[Any],
     summands: Sequence[bool],
@@ -118,7 +120,7 @@ def accumulate(
     return new
 
 
-def after_loop(mesh_impl: Any, values: Sequence[Any], counters: dict[int, Any]) -> list[Any]:
+def after_loop(mesh_impl: MeshImpl, values: Sequence[Any], counters: dict[int, Any]) -> list[Any]:
     """Returns accumulated values, with those that are summands as pending sums."""
     out = []
     for i, value in enumerate(values):
@@ -132,7 +134,7 @@ def after_loop(mesh_impl: Any, values: Sequence[Any], counters: dict[int, Any]) 
 class Tape:
     """Past values of Tensors, one entry for each iteration, in tf.TensorArrays."""
 
-    def __init__(self, mesh_impl: Any, tensors: Sequence[Tensor]):
+    def __init__(self, mesh_impl: MeshImpl, tensors: Sequence[Tensor]):
         self._mesh_impl = mesh_impl
         self._tensors = list(tensors)
         self._state = LoopState(mesh_impl, [x.shape for x in tensors], [False] * len(tensors))
@@ -156,13 +158,15 @@ class Tape:
         return arrays
 
     def write(
-        self, lowering: Any, arrays: Sequence[tf.TensorArray], index: tf.Tensor
+        self, lowering: LoweringLike, arrays: Sequence[tf.TensorArray], index: tf.Tensor
     ) -> list[tf.TensorArray]:
         """Returns the arrays with the present values of the Tensors at `index`."""
         flat = self._state.flatten([lowering.tensors[x] for x in self._tensors])
         return [array.write(index, t) for array, t in zip(arrays, flat, strict=True)]
 
-    def read(self, lowering: Any, arrays: Sequence[tf.TensorArray], index: tf.Tensor) -> None:
+    def read(
+        self, lowering: LoweringLike, arrays: Sequence[tf.TensorArray], index: tf.Tensor
+    ) -> None:
         """Gives the Tensors the values that they had at `index`."""
         flat = [array.read(index) for array in arrays]
         for t, x in zip(flat, self._flat_tensors(), strict=True):

@@ -9,9 +9,11 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import constant
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._reduce_broadcast import cost_along
 from mesh_tensorflow.ops._source import check_dimension
 
@@ -27,7 +29,7 @@ class _AlongDimension(Operation):
         self._dim = dim
         self._axis = x.shape.dims.index(dim)
 
-    def _mean(self, mesh_impl: Any, value: Any) -> Any:
+    def _mean(self, mesh_impl: MeshImpl, value: Any) -> Any:
         mesh_axis = mesh_impl.splitting_axis(self._dim)
         if mesh_axis is None:
             return mesh_impl.slicewise(
@@ -45,7 +47,7 @@ class _AlongDimension(Operation):
     def cost_key(self) -> Dimension:
         return self._dim
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         return cost_along(self, mesh_impl, self._dim, _FLOPS_PER_ELEMENT)
 
 
@@ -74,7 +76,7 @@ class NormalizeOperation(_AlongDimension):
         y, factor = self.outputs
         return NormalizeGradOperation(y, factor, grad_ys[0], self._dim).outputs
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         lowering.count_collectives(self, "reduce_op")
         x = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
@@ -102,7 +104,7 @@ class NormalizeGradOperation(_AlongDimension):
             "mtf.reduce_mean and mtf.rsqrt"
         )
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         lowering.count_collectives(self, "reduce_op")
         y, factor, dy = (lowering.tensors[x].to_laid_out_tensor() for x in self.inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -11,6 +11,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text, tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, list_product
 from mesh_tensorflow._core.strictness import slip
@@ -188,7 +189,7 @@ class PoolOperation(Operation):
         x, y = self._inputs[0], self._outputs[0]
         return [pool_backprop(x, y, grad_ys[0], self._ksize, self._ksize, self._pool_fn_string)]
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         fn, ksize = pool_fn(self._pool_fn_string), self._ksize
@@ -255,7 +256,7 @@ class PoolBackPropOperation(Operation):
         gathered = PoolOperation(masked, ksize, ksize, mean).outputs[0]
         return [None, None, mtf.multiply(gathered, list_product(ksize))]
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         ksize = self._ksize

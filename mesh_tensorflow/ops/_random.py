@@ -11,6 +11,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import convert_to_shape
 from mesh_tensorflow._core.strictness import slip
@@ -51,7 +52,7 @@ class RandomOperation(Operation):
         given = self._kwargs.get("seed")
         return self._number if given is None and program_seed() is not None else given
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         kwargs = dict(self._kwargs)
         if self in lowering.random_keys and random_values.is_known(self._tf_fn):
             kwargs["key"] = lowering.random_keys[self]

@@ -10,9 +10,11 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum, convert_args_to_laid_out_tensors
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._control import custom_gradient
 
 __all__ = ["recompute_grad"]
@@ -42,7 +44,7 @@ class DelayOperation(Operation):
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
         return [*grad_ys, *[None] * (len(self.inputs) - self._num)]
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         return Cost()
 
     def cost_key(self) -> None:
@@ -51,14 +53,14 @@ class DelayOperation(Operation):
     def may_begin_sum(self, split: Collection[str]) -> bool:
         return False
 
-    def delays_sums(self, mesh_impl: Any, pending: Any) -> bool:
+    def delays_sums(self, mesh_impl: MeshImpl, pending: Any) -> bool:
         # One can wait for summands, and with them, as well as for sums.
         return mesh_impl.supports_control_dependencies
 
-    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
         return {y: pending[x] for x, y in zip(self.inputs, self.outputs) if x in pending}
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         wait = mesh_impl.supports_control_dependencies
         values = [lowering.tensors[x] for x in self.inputs]

@@ -13,10 +13,12 @@ from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import constant
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slices.functions import reduction_fn, transpose_slice
 from mesh_tensorflow.ops._source import check_dimension
 
@@ -65,7 +67,7 @@ class ReduceOperation(Operation):
             return [broadcast(dy, x.shape)]
         return [mtf.cast(mtf.equal(x, y, output_shape=x.shape), dy.dtype) * dy]
 
-    def _reduced_mesh_axes(self, mesh_impl: Any) -> list[int]:
+    def _reduced_mesh_axes(self, mesh_impl: MeshImpl) -> list[int]:
         """Returns the mesh axes that split reduced dimensions, in the order of these."""
         kept = self._outputs[0].shape
         return mesh_impl.splitting_axes(d for d in self._inputs[0].shape if d not in kept)
@@ -73,7 +75,7 @@ class ReduceOperation(Operation):
     def _is_sum(self) -> bool:
         return self._reduction_fn_string == "SUM"
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         x, y = self.inputs[0], self.outputs[0]
         reduced = [axis for axis, d in enumerate(x.shape) if d not in y.shape]
@@ -92,7 +94,7 @@ class ReduceOperation(Operation):
             value = mesh_impl.allreduce(value, sorted(axes), self._reduction_fn_string)
         lowering.set_tensor_lowering(y, value)
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         x, y = self._inputs[0], self._outputs[0]
         axes = self._reduced_mesh_axes(mesh_impl)
         collectives: tuple[Collective, ...] = ()
@@ -113,12 +115,12 @@ class ReduceOperation(Operation):
             n in split and n not in y.dimension_names for n in x.dimension_names
         )
 
-    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
         axes = self._reduced_mesh_axes(mesh_impl)
         return {self._outputs[0]: tuple(sorted(axes))} if axes and self._is_sum() else {}
 
 
-def cost_along(op: Operation, mesh_impl: Any, dim: Dimension, flops_per_element: int) -> Cost:
+def cost_along(op: Operation, mesh_impl: MeshImpl, dim: Dimension, flops_per_element: int) -> Cost:
     """Returns the cost of an operation that reduces twice along a dimension, keeping the shape.
 
     Args:
@@ -163,7 +165,7 @@ class BroadcastOperation(Operation):
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         return [reduce_sum(grad_ys[0], output_shape=self.inputs[0].shape)]
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         x, y = self.inputs[0], self.outputs[0]
         value = lowering.mesh_impl(self).broadcast_impl(lowering.tensors[x], x.shape, y.shape)
         lowering.set_tensor_lowering(y, value)

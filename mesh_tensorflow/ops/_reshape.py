@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import (
     Shape,
@@ -21,6 +22,7 @@ from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._einsum import EinsumOperation
 
 __all__ = [
@@ -36,13 +38,18 @@ __all__ = [
 class _Move(NamedTuple):
     """One step of a reshape, on the slices as they are then."""
 
-    kind: str  # "allsplit", "alltoall", "allconcat", or "late_allsplit" after the local reshape
+    kind: str  # "allsplit", "alltoall" or "allconcat", a method of MeshImpl
     mesh_axis: int
-    split_axis: Optional[int]
-    concat_axis: Optional[int]
+    tensor_axes: tuple[Any, ...]  # which it splits, and after that joins
+    late: bool = False  # whether it comes after the local reshape
+
+    def made(self, mesh_impl: MeshImpl, value: Any) -> Any:
+        """Returns a laid-out value after this step."""
+        step = getattr(mesh_impl, self.kind)
+        return step(value.to_laid_out_tensor(), self.mesh_axis, *self.tensor_axes)
 
 
-def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: Any) -> list[_Move]:
+def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl) -> list[_Move]:
     """Returns what must be moved between processors to reshape a tensor.
 
     Which part of a tensor a mesh axis tells apart is known by the product of the sizes before
@@ -68,18 +75,18 @@ def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: Any) -> list[_M
                 begins = None
         if old_product is None:
             if begins is None:
-                late.append(_Move("late_allsplit", mesh_axis, new_axes[mesh_axis], None))
+                late.append(_Move("allsplit", mesh_axis, (new_axes[mesh_axis],), late=True))
             else:
                 taken.add(begins)
-                splits.append(_Move("allsplit", mesh_axis, begins, None))
+                splits.append(_Move("allsplit", mesh_axis, (begins,)))
         elif new_product is None:
-            concats.append(_Move("allconcat", mesh_axis, None, old_axes[mesh_axis]))
+            concats.append(_Move("allconcat", mesh_axis, (old_axes[mesh_axis],)))
         elif begins is None:
-            concats.append(_Move("allconcat", mesh_axis, None, old_axes[mesh_axis]))
-            late.append(_Move("late_allsplit", mesh_axis, new_axes[mesh_axis], None))
+            concats.append(_Move("allconcat", mesh_axis, (old_axes[mesh_axis],)))
+            late.append(_Move("allsplit", mesh_axis, (new_axes[mesh_axis],), late=True))
         else:
             taken.add(begins)
-            alltoalls.append(_Move("alltoall", mesh_axis, begins, old_axes[mesh_axis]))
+            alltoalls.append(_Move("alltoall", mesh_axis, (begins, old_axes[mesh_axis])))
     return splits + alltoalls + concats + late
 
 
@@ -126,10 +133,10 @@ class ReshapeOperation(Operation):
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         return [ReshapeOperation(grad_ys[0], self.inputs[0].shape).outputs[0]]
 
-    def _moves(self, mesh_impl: Any) -> list[_Move]:
+    def _moves(self, mesh_impl: MeshImpl) -> list[_Move]:
         return reshape_moves(self._inputs[0].shape, self._outputs[0].shape, mesh_impl)
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         x, y = self.inputs[0], self.outputs[0]
         moves = self._moves(mesh_impl)
@@ -137,43 +144,38 @@ class ReshapeOperation(Operation):
         value = lowering.tensors[x]
         if moves and isinstance(value, LazyAllreduceSum):
             value = value.to_laid_out_tensor()
-        late = [move for move in moves if move.kind == "late_allsplit"]
+        late = [move for move in moves if move.late]
         for move in moves:
-            if move.kind == "allsplit":
-                value = mesh_impl.allsplit(value.to_laid_out_tensor(), *move[1:3])
-            elif move.kind == "alltoall":
-                value = mesh_impl.alltoall(value.to_laid_out_tensor(), *move[1:])
-            elif move.kind == "allconcat":
-                value = mesh_impl.allconcat(value.to_laid_out_tensor(), move.mesh_axis, move[3])
+            if not move.late:
+                value = move.made(mesh_impl, value)
         sizes = list(mesh_impl.slice_shape(y.shape))
         for move in late:
-            sizes[move.split_axis] *= mesh_impl.shape[move.mesh_axis].size  # type: ignore[index]
+            sizes[move.tensor_axes[0]] *= mesh_impl.shape[move.mesh_axis].size
         if list(value.slice_shape) != sizes:
             value = mesh_impl.slicewise_delay_allreduce(
                 lambda t: tf.reshape(t, constant(sizes)), value
             )
         for move in late:
-            value = mesh_impl.allsplit(value.to_laid_out_tensor(), *move[1:3])
+            value = move.made(mesh_impl, value)
         lowering.set_tensor_lowering(y, value)
 
-    def _collectives(self, mesh_impl: Any) -> list[Collective]:
+    def _collectives(self, mesh_impl: MeshImpl) -> list[Collective]:
         x = self._inputs[0]
         elements = mesh_impl.laid_out_size(x.shape)
         found = []
         for move in self._moves(mesh_impl):
             parts = mesh_impl.shape[move.mesh_axis].size
-            if move.kind == "allsplit":
+            if move.kind == "allsplit":  # each processor keeps a part of what it has
                 elements //= parts
                 continue
             if move.kind == "allconcat":
                 elements *= parts
-            if move.kind != "late_allsplit":
-                found.append(
-                    Collective(move.kind, (move.mesh_axis,), elements, elements * x.dtype.size)
-                )
+            found.append(
+                Collective(move.kind, (move.mesh_axis,), elements, elements * x.dtype.size)
+            )
         return found
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         if not self._moves(mesh_impl):
             return Cost()  # the elements stay where they are, under other sizes
         moved = super().cost(mesh_impl).bytes
@@ -190,10 +192,10 @@ class ReshapeOperation(Operation):
     def may_begin_sum(self, split: Collection[str]) -> bool:
         return False
 
-    def delays_sums(self, mesh_impl: Any, pending: Any) -> bool:
+    def delays_sums(self, mesh_impl: MeshImpl, pending: Any) -> bool:
         return self._inputs[0] in pending and not self._moves(mesh_impl)
 
-    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
         if self.delays_sums(mesh_impl, pending):
             return {self._outputs[0]: pending[self._inputs[0]]}
         return {}

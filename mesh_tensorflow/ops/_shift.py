@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -12,8 +12,10 @@ from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._source import check_dimension
 
 __all__ = [
@@ -51,7 +53,7 @@ class ShiftOperation(Operation):
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         return [shift(grad_ys[0], -self._offset, self._dim, self._wrap)]
 
-    def _pieces(self, mesh_impl: Any) -> list[_Piece]:
+    def _pieces(self, mesh_impl: MeshImpl) -> list[_Piece]:
         """Returns what a slice consists of after the shift, in order."""
         size = mesh_impl.slice_shape(self._outputs[0].shape)[self._axis]
         if size == 0:
@@ -62,7 +64,7 @@ class ShiftOperation(Operation):
             pieces.insert(0, _Piece(size - within, within, processors + 1))
         return pieces
 
-    def _kept_pieces(self, mesh_impl: Any, mesh_axis: int) -> list[tuple[int, int]]:
+    def _kept_pieces(self, mesh_impl: MeshImpl, mesh_axis: int) -> list[tuple[int, int]]:
         """Returns (processors, elements) of the pieces that are not shifted out at an end."""
         shape = self._outputs[0].shape
         rows = mesh_impl.laid_out_size(shape) // max(1, mesh_impl.slice_shape(shape)[self._axis])
@@ -73,7 +75,7 @@ class ShiftOperation(Operation):
             if self._wrap or abs(piece.processors) < processors
         ]
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         self._count(lowering)
         mesh_axis = mesh_impl.splitting_axis(self._dim)
@@ -95,7 +97,7 @@ class ShiftOperation(Operation):
             parts = [mesh_impl.slicewise(lambda *ts: tf.concat(ts, self._axis), *parts)]
         lowering.set_tensor_lowering(self.outputs[0], parts[0])
 
-    def _count(self, lowering: Any) -> None:
+    def _count(self, lowering: LoweringLike) -> None:
         requested = lowering.requested_impl(self)
         mesh_axis = requested.tensor_dimension_to_mesh_axis(self._dim)
         if mesh_axis is None:
@@ -127,7 +129,7 @@ class ShiftOperation(Operation):
     def cost_key(self) -> tuple:
         return self._offset, self._dim, self._wrap
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         moved = super().cost(mesh_impl).bytes
         mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
         if mesh_axis is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
@@ -52,7 +53,7 @@ class SliceOperation(Operation):
         after = self._dim.size - self._begin - self._size
         return [pad(grad_ys[0], [self._begin, after], self._dim.name)]
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         sizes = mesh_impl.slice_shape(self.outputs[0].shape)
@@ -107,7 +108,7 @@ class PadOperation(Operation):
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         return [mtf_slice(grad_ys[0], self._paddings[0], self._dim.size, self._dim.name)]
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         x = self.inputs[0]

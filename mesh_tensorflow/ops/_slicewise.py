@@ -8,10 +8,12 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
 from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 __all__ = ["GenericGradOperation", "SlicewiseOperation", "cwise", "slicewise"]
 
@@ -66,7 +68,7 @@ class SlicewiseOperation(Operation):
             return self._grad_function(self, *grad_ys)
         return GenericGradOperation(self, grad_ys).outputs
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         values = mesh_impl.slicewise(self._tf_fn, *[lowering.tensors[x] for x in self.inputs])
@@ -75,7 +77,7 @@ class SlicewiseOperation(Operation):
             lowering.set_tensor_lowering(y, value)
 
 
-def check_not_split(op: Operation, lowering: Any) -> None:
+def check_not_split(op: Operation, lowering: LoweringLike) -> None:
     """Checks that the layout splits no dimension that `op` declares unsplittable.
 
     Raises:
@@ -127,17 +129,16 @@ class GenericGradOperation(Operation):
             "unsplittable", forward_op.splittable_dims
         )
 
-    def _split_over(self, mesh_impl: Any, shape: Shape) -> set[int]:
-        axes = {mesh_impl.tensor_dimension_to_mesh_axis(d) for d in shape}
-        return axes - {None}
+    def _split_over(self, mesh_impl: MeshImpl, shape: Shape) -> set[int]:
+        return set(mesh_impl.splitting_axes(shape))
 
-    def _summed_axes(self, mesh_impl: Any, x: Tensor) -> list[int]:
+    def _summed_axes(self, mesh_impl: MeshImpl, x: Tensor) -> list[int]:
         """Returns the mesh axes that split the outputs but not `x`, each part of which counts."""
         ys = self._forward_op.outputs
         over: set[int] = set().union(*(self._split_over(mesh_impl, y.shape) for y in ys))
         return sorted(over - self._split_over(mesh_impl, x.shape)) if x.dtype.is_floating else []
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         num_x, num_y = self._num_forward
         fn = self._forward_op._tf_fn
@@ -153,7 +154,7 @@ class GenericGradOperation(Operation):
         for y, value, axes in zip(self.outputs, values, summed):
             lowering.set_partial_sum(y, value, axes, "slicewise_op")
 
-    def _share(self, mesh_impl: Any, y: Tensor, summed: Sequence[Sequence[int]]) -> int:
+    def _share(self, mesh_impl: MeshImpl, y: Tensor, summed: Sequence[Sequence[int]]) -> int:
         """Returns how many processors have the same part of an output, where that is summed."""
         equal = {axis for axes in summed for axis in axes} - self._split_over(mesh_impl, y.shape)
         return list_product(mesh_impl.shape[axis].size for axis in equal)
@@ -161,7 +162,7 @@ class GenericGradOperation(Operation):
     def cost_key(self) -> tuple:
         return self._num_forward, tuple(self._given)
 
-    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
         axes = {y: tuple(self._summed_axes(mesh_impl, y)) for y in self._outputs}
         return {y: a for y, a in axes.items() if a}
 

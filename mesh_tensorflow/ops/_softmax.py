@@ -12,8 +12,10 @@ from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._reduce_broadcast import cost_along
 from mesh_tensorflow.ops._source import check_dimension
 
@@ -60,7 +62,7 @@ class SoftmaxOperation(Operation):
             return [dy - mtf.exp(y) * mtf.reduce_sum(dy, output_shape=rest)]
         return [(dy - mtf.reduce_sum(dy * y, output_shape=rest)) * y]
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         x = lowering.tensors[self.inputs[0]]
         lowering.count_collectives(self, "reduce_op")
@@ -80,7 +82,7 @@ class SoftmaxOperation(Operation):
         joined = [mtf.list_product(before), sizes[self._axis], mtf.list_product(after)]
         return tf.reshape(fn(tf.reshape(t, joined), axis=1), sizes)
 
-    def _lower_split(self, mesh_impl: Any, x: Any, mesh_axis: int) -> Any:
+    def _lower_split(self, mesh_impl: MeshImpl, x: Any, mesh_axis: int) -> Any:
         def reduce(fn: Any, value: Any, reduction: str) -> Any:
             local = mesh_impl.slicewise(lambda t: fn(t, self._axis, keepdims=True), value)
             return mesh_impl.allreduce(local, [mesh_axis], reduction)
@@ -96,7 +98,7 @@ class SoftmaxOperation(Operation):
     def cost_key(self) -> Dimension:
         return self._dim
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         return cost_along(self, mesh_impl, self._dim, _FLOPS_PER_ELEMENT)
 
 

@@ -12,10 +12,12 @@ from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, anonymous_shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.laid_out import LazyLaidOutTensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 __all__ = [
     "Constant",
@@ -53,7 +55,7 @@ class Constant(Operation):
         self._value = value
         self._outputs = [Tensor(self, shape, tf.as_dtype(dtype))]
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         y = self.outputs[0]
         sizes = mesh_impl.slice_shape(y.shape)
@@ -76,7 +78,7 @@ class Constant(Operation):
     def cost_key(self) -> None:
         return None
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         return Cost()
 
 
@@ -143,7 +145,7 @@ class RangeOperation(Operation):
         self._dim = shape.dims[0]
         self._outputs = [Tensor(self, shape, tf.as_dtype(dtype))]
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         y = self.outputs[0]
         size = mesh_impl.slice_shape(y.shape)[0]
@@ -198,7 +200,7 @@ class ImportOperation(Operation):
         self._tf_tensor = tf_tensor
         self._outputs = [Tensor(self, shape, tf_tensor.dtype)]
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         y = self.outputs[0]
         tf_tensor = self._tf_tensor
         if not tf_tensor.shape.is_fully_defined():
@@ -298,7 +300,7 @@ class ImportLaidOutTensorOperation(Operation):
         """Returns all names: the slices fit the layout they have, so that none can be chosen."""
         return self._outputs[0].shape.dimension_names
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         y, value = self.outputs[0], self._laid_out_tensor
         if lowering.mesh_impl(self) is not lowering.requested_impl(self):
             value = lowering.import_slices(y, _slices_of(value))

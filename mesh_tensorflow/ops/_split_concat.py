@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, check_names_differ
 from mesh_tensorflow._core.tensor import Tensor
@@ -67,7 +68,7 @@ class ConcatOperation(Operation):
         dy = grad_ys[0]
         return split(dy, self.outputs[0].shape[self._axis], self._sizes)
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         value = mesh_impl.slicewise(
@@ -145,7 +146,7 @@ class SplitOperation(Operation):
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         return [concat(_fill_missing(self.outputs, grad_ys), self._split_dim.name)]
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         equal = len(set(self._sizes)) == 1
@@ -214,7 +215,7 @@ class StackOperation(Operation):
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         return unstack(grad_ys[0], self._new_dim)
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         axis = self.outputs[0].shape.dims.index(self._new_dim)
@@ -257,7 +258,7 @@ class UnstackOperation(Operation):
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         return [stack(_fill_missing(self.outputs, grad_ys), self._dim.name, self._axis)]
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         values = mesh_impl.slicewise(

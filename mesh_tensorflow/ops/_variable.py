@@ -10,10 +10,12 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.variables.initial_values import checked_value, seeded_initializer
 from mesh_tensorflow._mesh.variables.master import MasterVariable, make_master
 from mesh_tensorflow._mesh.variables.store import VariableStore, store_of
@@ -205,7 +207,7 @@ class Variable(Operation):
         assert self._store is not None
         return tf.cast(self._store.value(self._name), self.activation_dtype)
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         with outside_all_rewrites():
             laid_out = mesh_impl.LaidOutVariable(self, mesh_impl)
@@ -216,7 +218,7 @@ class Variable(Operation):
         kind = "trainable" if self._trainable else "untrainable"
         lowering.add_counter(f"variables/{kind}", self.size)
 
-    def cast_to_activation(self, mesh_impl: Any, laid_out: Any) -> Any:
+    def cast_to_activation(self, mesh_impl: MeshImpl, laid_out: Any) -> Any:
         """Returns laid-out values of slice dtype in the dtype of computation."""
         if self.slice_dtype == self.activation_dtype:
             return laid_out
@@ -230,7 +232,7 @@ class Variable(Operation):
     def cost_key(self) -> tuple:
         return self.slice_dtype, self.activation_dtype
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         if self.slice_dtype == self.activation_dtype:
             return Cost()  # the slices are used where they are
         sizes = self.slice_dtype.size + self.activation_dtype.size

@@ -9,11 +9,13 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.loop import Loop
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import inside_loop
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._control import external_inputs
 from mesh_tensorflow.ops._loop_state import (
     LoopState,
@@ -104,7 +106,7 @@ class WhileGradientOperation(Operation):
             f"{self.name}: the gradient of a loop has no gradient itself; unroll the loop"
         )
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         tape, count, arrays = lowering.loop_tapes[self._forward]
         values = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
@@ -138,12 +140,12 @@ class WhileGradientOperation(Operation):
         for y, value in zip(self.outputs, final):
             lowering.set_tensor_lowering(y, value)
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Returns the cost of one iteration; how many there are is not known."""
         inner = walk(self._operations, mesh_impl, self._results[: len(self._carried)]).costs
         return sum((cost for _, cost in inner), Cost())
 
-    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
         inner = walk(self._operations, mesh_impl)
         n = len(self._carried)
         axes = {y: inner.pending_axes(x) for y, x in zip(self.outputs[n:], self._results[n:])}

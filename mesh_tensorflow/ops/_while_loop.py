@@ -11,11 +11,13 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.loop import Loop
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import inside_loop
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slices.random_values import fold_key
 from mesh_tensorflow.ops._control import external_inputs
 from mesh_tensorflow.ops._loop_state import (
@@ -166,7 +168,7 @@ class WhileLoopOperation(Operation):
 
     # -- lowering
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         n = self._num_vars
         inputs = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs[:n]]
@@ -224,7 +226,7 @@ class WhileLoopOperation(Operation):
                 found += op.random_operations()
         return found
 
-    def _random_keys(self, lowering: Any) -> dict[Operation, tf.Tensor]:
+    def _random_keys(self, lowering: LoweringLike) -> dict[Operation, tf.Tensor]:
         """Returns keys made outside the loop, from which each iteration has its own.
 
         Iterations run in parallel, so that a key drawn within would depend on their timing.
@@ -237,17 +239,17 @@ class WhileLoopOperation(Operation):
             for op in self.random_operations()
         }
 
-    def _enter(self, lowering: Any, values: Sequence[Any]) -> None:
+    def _enter(self, lowering: LoweringLike, values: Sequence[Any]) -> None:
         for placeholder, value in zip(self._placeholders, values):
             lowering.set_tensor_lowering(placeholder, value)
 
-    def cost(self, mesh_impl: Any) -> Cost:
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Returns the cost of one iteration; how many there are is not known."""
         inner = walk(self._cond_ops, mesh_impl, [self._cond_output]).costs
         inner += walk(self._body_ops, mesh_impl, self._body_outputs[: self._num_vars]).costs
         return sum((cost for _, cost in inner), Cost())
 
-    def pending_sums(self, mesh_impl: Any, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
         inner = walk(self._body_ops, mesh_impl)
         pairs = zip(self.outputs[self._num_vars :], self._body_outputs[self._num_vars :])
         axes = {y: inner.pending_axes(x) for y, x in pairs}

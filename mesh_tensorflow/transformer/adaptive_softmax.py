@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -12,6 +12,9 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer import _vocab_tables
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["AdaptiveSoftmaxVocabEmbedding", "adaptive_softmax_loss_fn"]
 
@@ -77,7 +80,7 @@ class AdaptiveSoftmaxVocabEmbedding:
         )
         self._head, self._tails = self._clusters[0], self._clusters[1:]
 
-    def ids_to_embedding(self, ids: mtf.Tensor, context: Any) -> mtf.Tensor:
+    def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns the vectors of ids.
 
         Args:
@@ -93,7 +96,7 @@ class AdaptiveSoftmaxVocabEmbedding:
             embedded += tail.table.embed(ids - tail.start)
         return embedded
 
-    def hidden_to_logits(self, hidden: mtf.Tensor, context: Any) -> mtf.Tensor:
+    def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns the logarithms of all ids' probabilities; when training, its input.
 
         Args:
@@ -115,7 +118,7 @@ class AdaptiveSoftmaxVocabEmbedding:
         return _vocab_tables.join_clusters(parts, self._vocab_dim)
 
     def compute_loss(
-        self, decoder: Any, hidden: mtf.Tensor, targets: mtf.Tensor, context: Any
+        self, decoder: Any, hidden: mtf.Tensor, targets: mtf.Tensor, context: Context
     ) -> mtf.Tensor:
         """Returns the loss: the sum of cross entropies over the decoder's denominator.
 
@@ -202,7 +205,7 @@ def _projected(
 @gin.configurable(module=_MODULE)
 def adaptive_softmax_loss_fn(
     decoder: Any,
-    context: Any,
+    context: Context,
     logits: mtf.Tensor,
     targets: mtf.Tensor,
     output_vocab_dim: mtf.Dimension,
@@ -222,7 +225,7 @@ def adaptive_softmax_loss_fn(
     Raises:
       ValueError: the model does not share such an embedding.
     """
-    embedding = context.shared_params.get("embedding")
+    embedding: Any = context.shared_params.get("embedding")
     if not hasattr(embedding, "compute_loss"):
         raise ValueError(
             "adaptive_softmax_loss_fn: the model shares no AdaptiveSoftmaxVocabEmbedding with its "

@@ -8,7 +8,7 @@ DenseReluDense.
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -16,6 +16,9 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer import transformer, transformer_layers
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = [
     "DecoderAttentionLayer",
@@ -27,7 +30,7 @@ __all__ = [
 _MODULE = "mesh_tensorflow.transformer.evolved_transformer"
 
 
-def _dropout(x: mtf.Tensor, context: Any, rate: float) -> mtf.Tensor:
+def _dropout(x: mtf.Tensor, context: Context, rate: float) -> mtf.Tensor:
     """Returns `x` with dropout that is the same along the length."""
     if not context.train or not rate:
         return x
@@ -50,7 +53,7 @@ def _pad_channels(x: mtf.Tensor, size: int) -> mtf.Tensor:
     return _renamed(padded, dim.name)
 
 
-def _call_separable(layer: Any, context: Any, x: mtf.Tensor, losses: Any) -> mtf.Tensor:
+def _call_separable(layer: Any, context: Context, x: mtf.Tensor, losses: Any) -> mtf.Tensor:
     """Calls a separable convolution, both sides of whose kernel have the name of the channels."""
     return _renamed(layer.call(context, _unsplit(x), losses), x.shape.dims[-1].name)
 
@@ -72,7 +75,7 @@ def _separable_convolution(
 class GatedLinearUnitLayer(transformer.TransformerLayer):
     """The product of a dense layer and the sigmoid of another."""
 
-    def call(self, context: Any, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
         """Returns the output of the layer; see TransformerLayer.call."""
         del losses
         return layers.dense_product(
@@ -112,7 +115,7 @@ class EncoderConvolutionalLayer(transformer.TransformerLayer):
         )
         self._sep_conv9x1 = _separable_convolution(-4, 4, d_model // 2, initializer_scale)
 
-    def call(self, context: Any, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
         """Returns the output of the layer; see TransformerLayer.call."""
         model_dim = x.shape.dims[-1]
         hidden_dim = mtf.Dimension(model_dim.name, 4 * model_dim.size)
@@ -153,7 +156,7 @@ class DecoderAttentionLayer(transformer.TransformerLayer):
         self._self_attention = transformer_layers.SelfAttention(num_heads=2 * base_num_heads)
         self._enc_dec_attention = transformer_layers.EncDecAttention(num_heads=base_num_heads)
 
-    def call(self, context: Any, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
         """Returns the output of the layer; see TransformerLayer.call."""
         with tf.variable_scope("self_attention"):
             own = self._self_attention.call(context, x, losses)
@@ -188,7 +191,7 @@ class DecoderConvolutionalLayer(transformer.TransformerLayer):
         self._sep_conv7x1_1 = _separable_convolution(-6, 0, d_model // 2, scale)
         self._sep_conv7x1_2 = _separable_convolution(-6, 0, d_model, scale)
 
-    def call(self, context: Any, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
         """Returns the output of the layer; see TransformerLayer.call."""
 
         def convolution(name: str, layer: Any, inputs: mtf.Tensor) -> mtf.Tensor:

@@ -6,7 +6,7 @@ See Zhang, Dauphin and Ma, "Fixup initialization: residual learning without norm
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -15,6 +15,9 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer import attention, transformer, transformer_layers
 from mesh_tensorflow.transformer.transformer_layers._params import params_arguments
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = [
     "AttentionParamsFixup",
@@ -74,7 +77,7 @@ def _as_scalar(variable: mtf.Tensor) -> mtf.Tensor:
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_fixup_scale(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Tensor:
+def sublayer_fixup_scale(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.Tensor:
     """Returns `x` times a learned scalar that begins at 1."""
     del layer_stack, context
     scale = _learned_scalar(x, "fixup_scale_weight", "single_scale", tf.ones_initializer())
@@ -82,7 +85,7 @@ def sublayer_fixup_scale(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.T
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_fixup_shift(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Tensor:
+def sublayer_fixup_shift(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.Tensor:
     """Returns `x` plus a learned scalar that begins at 0."""
     del layer_stack, context
     return _shifted(x, "fixup_bias")
@@ -179,7 +182,7 @@ class DenseReluDenseFixup(transformer.TransformerLayer):
         )
         self.downproject_initializer = tf.zeros_initializer()
 
-    def call(self, context: Any, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
         """Returns the output of the layer; see TransformerLayer.call."""
         del losses
         io_channels = x.shape.dims[-1]
@@ -320,7 +323,7 @@ class SelfAttentionFixup(transformer_layers.SelfAttention):
         self.default_init = default_init
         self.init_distribution = init_distribution
 
-    def make_params(self, context: Any) -> attention.AttentionParams:
+    def make_params(self, context: Context) -> attention.AttentionParams:
         """Returns the projections, and makes their variables."""
         return AttentionParamsFixup(
             context.mesh,
@@ -342,6 +345,6 @@ class EncDecAttentionFixup(transformer_layers.EncDecAttention):
     def __init__(self, relative_attention_type: Optional[str] = None, **kwargs: Any):
         super().__init__(relative_attention_type=relative_attention_type, **kwargs)
 
-    def call(self, context: Any, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
         """Returns the output of the layer; see TransformerLayer.call."""
         return super().call(context, x, losses)

@@ -7,13 +7,16 @@ processing" (2020).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer import transformer
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["BitransformerFunnel", "FunnelTransformerLayerStack"]
 
@@ -140,7 +143,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
         _check_length(x, dim, self.pooling_size)
         return mtf.pool_tensor_1d(x, dim, reduce, self.pooling_size)
 
-    def update_context(self, context: Any, x: mtf.Tensor, pool_dim_name: str) -> None:
+    def update_context(self, context: Context, x: mtf.Tensor, pool_dim_name: str) -> None:
         """Shortens what a Context knows of a sequence, after `x` has been pooled.
 
         Of ids, sequence numbers and priorities each window keeps its first; positions are
@@ -161,7 +164,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
             context.position = first // self.pooling_size
         context.length_dim = x.shape.get_dim_by_name(pool_dim_name)
 
-    def call(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         """Calls the layers; the Context is then that of the pooled sequence.
 
         Args:
@@ -192,7 +195,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
         """The Context of the last call, None before the first."""
         return self._context
 
-    def set_context(self, context: Any) -> None:
+    def set_context(self, context: Context) -> None:
         """Sets `context`."""
         self._context = context
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
 import numpy as np
@@ -15,6 +15,9 @@ from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.moe._dispatch import dispatched, expert_hidden
 from mesh_tensorflow.transformer.moe._hparams import HParams, hparam
 from mesh_tensorflow.transformer.moe._layer import call_moe
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = [
     "HeterogeneousMoE1D",
@@ -114,7 +117,7 @@ def transformer_moe_layer_v1(
     activation: Any = mtf.relu,
     num_microbatches: Optional[int] = None,
     token_embeddings: Optional[mtf.Tensor] = None,
-    context: Any = None,
+    context: Context = None,  # type: ignore[assignment]
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Returns the output of experts of several layers, of which each may have fewer.
 
@@ -239,7 +242,7 @@ class HeterogeneousMoE1D(transformer.TransformerLayer):
         )  # fmt: skip
         self._activation = activation
 
-    def call(self, context: Any, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
         """Returns the output of the layer, and adds its loss to `context.losses`.
 
         Args:

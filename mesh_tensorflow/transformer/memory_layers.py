@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -10,6 +10,9 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer import transformer
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["ProductKeyValueMemory"]
 
@@ -53,7 +56,7 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
         self._values_dim = mtf.Dimension("n_values", self.n_values)
         self._knn_dim = mtf.Dimension("knn", knn)
 
-    def call(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         """Returns what the memory holds for each position; see TransformerLayer.call."""
         model_dim = x.shape.dims[-1]
         halves = [self._heads_dim, self._halves_dim]

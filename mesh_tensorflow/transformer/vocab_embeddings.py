@@ -6,13 +6,16 @@ Each is a class to be given as `get_vocab_embedding_cls.cls`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer import _vocab_tables
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = [
     "AdaptiveVocabEmbedding",
@@ -66,12 +69,12 @@ class FactorizedVocabEmbedding:
             mesh, vocab_dim, output_dim, variable_dtype, name, ensemble_dim, inner_dimension_size
         )
 
-    def ids_to_embedding(self, ids: mtf.Tensor, context: Any) -> mtf.Tensor:
+    def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns the vectors of ids: dimensions [...] become [..., output_dim]."""
         del context
         return self._table.embed(ids)
 
-    def hidden_to_logits(self, hidden: mtf.Tensor, context: Any) -> mtf.Tensor:
+    def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns logits: dimensions [..., output_dim] become [..., vocab_dim]."""
         del context
         return self._table.logits(_scaled(hidden, self._output_dim))
@@ -118,13 +121,13 @@ class AdaptiveVocabEmbedding:
             mesh, clusters, vocab_dim, output_dim, variable_dtype, name, ensemble_dim
         )
 
-    def ids_to_embedding(self, ids: mtf.Tensor, context: Any) -> mtf.Tensor:
+    def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns the vectors of ids: dimensions [...] become [..., output_dim]."""
         del context
         embedded = [c.table.embed(ids - c.start if c.start else ids) for c in self._clusters]
         return mtf.add_n(embedded)
 
-    def hidden_to_logits(self, hidden: mtf.Tensor, context: Any) -> mtf.Tensor:
+    def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns logits: dimensions [..., output_dim] become [..., vocab_dim]."""
         del context
         hidden = _scaled(hidden, self._output_dim)
@@ -159,7 +162,7 @@ class _TableWithContexts:
         )
         self._embedding_weights = self._make("embedding_weights", [vocab_dim, output_dim])
 
-    def ids_to_embedding(self, ids: mtf.Tensor, context: Any) -> mtf.Tensor:
+    def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns the vectors of ids: dimensions [...] become [..., output_dim]."""
         del context
         shape = mtf.Shape([*ids.shape.dims, self._output_dim])
@@ -218,7 +221,7 @@ class MixtureOfSoftmaxes(_TableWithContexts):
             "context_weights", [self._components_dim, self._copy_output_dim, output_dim]
         )
 
-    def hidden_to_logits(self, hidden: mtf.Tensor, context: Any) -> mtf.Tensor:
+    def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns the logarithms of probabilities.
 
         Args:
@@ -318,7 +321,7 @@ class Mixtape(_TableWithContexts):
         self._prior_gates_vector = make("prior_gates_vector", [pre, output])
         self._prior_bias = make("prior_bias", [frequent, pre])
 
-    def hidden_to_logits(self, hidden: mtf.Tensor, context: Any) -> mtf.Tensor:
+    def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns logits.
 
         Args:
@@ -341,7 +344,7 @@ class Mixtape(_TableWithContexts):
             return logits
         return mtf.shift(logits, -self._extra_ids, self._vocab_dim, wrap=True)
 
-    def _dropout(self, x: mtf.Tensor, context: Any) -> mtf.Tensor:
+    def _dropout(self, x: mtf.Tensor, context: Context) -> mtf.Tensor:
         if not context.train or not self._dropout_rate:
             return x
         noise_shape = x.shape - context.length_dim
@@ -356,7 +359,7 @@ class Mixtape(_TableWithContexts):
         x = _vocab_tables.whole_cluster(x, self._vocab_dim)
         return mtf.reshape(mtf.pad(x, [0, rest], _vocab_tables.WHOLE_CLUSTER), mtf.Shape(dims))
 
-    def _gates(self, hidden: mtf.Tensor, context: Any) -> mtf.Tensor:
+    def _gates(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns the gates, with dimensions [..., gates, vocab_dim]; they sum to 1."""
         rest = hidden.shape - self._output_dim + self._pre_gates_dim
         vectors = mtf.einsum(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -12,6 +12,9 @@ from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.transformer.attention import _sharding
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["attend", "attention", "check_operands", "with_dropout"]
 
@@ -61,7 +64,7 @@ def with_dropout(
     weights: mtf.Tensor,
     dropout_rate: float,
     dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]],
-    context: Any,
+    context: Context,
 ) -> mtf.Tensor:
     """Returns weights, of which some are dropped when training; without a Context always."""
     if dropout_rate == 0.0:
@@ -76,7 +79,7 @@ def _add_z_loss(
     memory_length_dim: mtf.Dimension,
     rows_shape: mtf.Shape,
     coefficient: float,
-    context: Any,
+    context: Context,
     dtype: tf.DType,
 ) -> None:
     """Appends the mean square of the logarithms of the softmax's sums to the losses.
@@ -97,7 +100,7 @@ def _add_z_loss(
         squares = mtf.multiply(squares, mask, output_shape=squares.shape)
     mean = mtf.reduce_mean(squares)
     mtf.scalar_summary("attention_z_loss", mean)
-    context.losses.append(mtf.cast(mean * coefficient, dtype))
+    context.losses.append(mtf.cast(mean * coefficient, dtype))  # type: ignore[union-attr]
 
 
 def attend(
@@ -111,7 +114,7 @@ def attend(
     dropout_rate: float = 0.0,
     dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
     extra_logit: Any = None,
-    context: Any = None,
+    context: Context = None,  # type: ignore[assignment]
     float32_logits: bool = True,
     z_loss_coeff: Optional[float] = None,
 ) -> mtf.Tensor:
@@ -148,7 +151,7 @@ def attention(
     dropout_rate: float = 0.0,
     dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
     extra_logit: Any = None,
-    context: Any = None,
+    context: Context = None,  # type: ignore[assignment]
     float32_logits: bool = True,
     z_loss_coeff: Optional[float] = None,
 ) -> mtf.Tensor:

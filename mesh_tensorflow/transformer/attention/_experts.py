@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer import moe
 from mesh_tensorflow.transformer.attention._params import AttentionParams
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["ExpertsAttentionParams"]
 
@@ -70,7 +73,7 @@ class ExpertsAttentionParams(AttentionParams):
         ensemble_dim: Optional[mtf.Dimension] = None,
         keep_query_heads_dims: bool = False,
         fold_scaling_into_initializer: bool = True,
-        context: Any = None,
+        context: Context = None,  # type: ignore[assignment]
         experts_hparams: Any = None,
         expert_computation: str = "qkv",
     ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -12,6 +12,9 @@ from mesh_tensorflow import layers
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.transformer.attention._bias import HIDDEN
 from mesh_tensorflow.transformer.attention._dot_product import check_operands, with_dropout
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["hybrid_attention"]
 
@@ -22,7 +25,7 @@ def _log_add(x: mtf.Tensor, y: Any) -> mtf.Tensor:
     return largest + mtf.log(mtf.exp(x - largest) + mtf.exp(y - largest))
 
 
-def _before_decoding(context: Any, logits: mtf.Tensor) -> mtf.Tensor:
+def _before_decoding(context: Context, logits: mtf.Tensor) -> mtf.Tensor:
     """Returns the logits of queries that decoding begins after; the others hidden."""
     if context.initial_position is None:
         return logits
@@ -32,7 +35,7 @@ def _before_decoding(context: Any, logits: mtf.Tensor) -> mtf.Tensor:
     return mtf.add(logits, hidden, output_shape=logits.shape)
 
 
-def _log_sums_over_queries(context: Any, logits: mtf.Tensor, extra_logit: Any) -> mtf.Tensor:
+def _log_sums_over_queries(context: Context, logits: mtf.Tensor, extra_logit: Any) -> mtf.Tensor:
     """Returns for each memory position the logarithm of the sum over queries.
 
     In decoding, over those that there are up to the present position.
@@ -55,7 +58,7 @@ def hybrid_attention(
     q: mtf.Tensor,
     k: mtf.Tensor,
     v: mtf.Tensor,
-    context: Any,
+    context: Context,
     memory_length_dim: mtf.Dimension,
     key_dim: mtf.Dimension,
     value_dim: mtf.Dimension,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["concat_hyper_prompts_kv", "make_params_hyperprompt", "make_params_mtlprompt"]
 
@@ -19,7 +22,7 @@ def _side() -> Optional[str]:
     return next((part for part in parts if part in ("encoder", "decoder")), None)
 
 
-def _shared(context: Any, scope: Optional[str], name: str) -> mtf.Tensor:
+def _shared(context: Context, scope: Optional[str], name: str) -> mtf.Tensor:
     """Returns what all layers of one side use for prompts."""
     found = context.shared_params.get(scope, {})
     if name not in found:
@@ -30,7 +33,7 @@ def _shared(context: Any, scope: Optional[str], name: str) -> mtf.Tensor:
     return found[name]
 
 
-def _task_ids(context: Any) -> mtf.Tensor:
+def _task_ids(context: Context) -> mtf.Tensor:
     """Returns the task of each example, a Tensor with the dimensions of the batch."""
     if "task-id" not in context.cache:
         raise ValueError(
@@ -41,14 +44,14 @@ def _task_ids(context: Any) -> mtf.Tensor:
     return mtf.reshape(ids, ids.shape.dims[:-1])
 
 
-def _prompts(context: Any, scope: Optional[str], dropout_rate: float) -> mtf.Tensor:
+def _prompts(context: Context, scope: Optional[str], dropout_rate: float) -> mtf.Tensor:
     """Returns normalized prompts [task_num, memory_length, d_model]."""
     prompts = _shared(context, scope, "prompts")
     prompts = layers.layer_norm(prompts, prompts.shape.dims[-1], name="prompts_layernorm")
     return _dropped(prompts, context, dropout_rate)
 
 
-def _dropped(x: mtf.Tensor, context: Any, dropout_rate: float) -> mtf.Tensor:
+def _dropped(x: mtf.Tensor, context: Context, dropout_rate: float) -> mtf.Tensor:
     if dropout_rate == 0.0:
         return x
     return mtf.dropout(x, context.train, keep_prob=1.0 - dropout_rate)
@@ -59,7 +62,7 @@ def _of_task(
     up: mtf.Tensor,
     down: mtf.Tensor,
     hidden: mtf.Dimension,
-    context: Any,
+    context: Context,
     dropout_rate: float,
 ) -> mtf.Tensor:
     """Returns keys or values of the prompts of each example's task.
@@ -88,7 +91,7 @@ def make_params_mtlprompt(
     num_heads: int,
     prefix_hidden_dim: int,
     kv_dim: mtf.Dimension,
-    context: Any,
+    context: Context,
     mtlprompt_share: bool,
     dropout_rate: float,
     prompt_length: Optional[int] = None,
@@ -139,13 +142,13 @@ def make_params_mtlprompt(
     return k, v
 
 
-def _block_number(context: Any) -> int:
+def _block_number(context: Context) -> int:
     """Returns the number of the block, by the variable scope; else that of the layer."""
     found = re.search(r"block_(\d+)", tf.get_variable_scope().name)
     return int(found.group(1)) if found else context.layer_index
 
 
-def _task_embedding(context: Any, scope: Optional[str], dropout_rate: float) -> mtf.Tensor:
+def _task_embedding(context: Context, scope: Optional[str], dropout_rate: float) -> mtf.Tensor:
     """Returns what hypernetworks make weights of, [task_num, channels]."""
     raw = _shared(context, scope, "task_raw_embedding")
     one = _shared(context, scope, "task_projector_layer_one")
@@ -166,7 +169,7 @@ def make_params_hyperprompt(
     num_heads: int,
     prefix_hidden_dim: int,
     kv_dim: mtf.Dimension,
-    context: Any,
+    context: Context,
     mtlprompt_share: bool,
     dropout_rate: float,
     prompt_length: Optional[int],
@@ -225,7 +228,7 @@ def concat_hyper_prompts_kv(
     num_heads: int,
     prefix_hidden_dim: int,
     kv_dim: mtf.Dimension,
-    context: Any,
+    context: Context,
     mtlprompt_share: bool,
     dropout_rate: float,
     prompt_length: int,

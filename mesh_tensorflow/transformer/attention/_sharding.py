@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["maybe_reshape_attention_input_for_2d_sharding", "split_again"]
 
@@ -34,7 +37,7 @@ def _idle_names(
 
 
 def find_split(
-    context: Any, tensors: Sequence[mtf.Tensor], unsplittable_dims: Sequence[mtf.Dimension]
+    context: Context, tensors: Sequence[mtf.Tensor], unsplittable_dims: Sequence[mtf.Dimension]
 ) -> Optional[_Split]:
     """Returns a dimension of all tensors and the two to replace it by, or None.
 
@@ -69,7 +72,7 @@ def split_again(x: Optional[mtf.Tensor], split: Optional[_Split]) -> Optional[mt
 
 
 def maybe_reshape_attention_input_for_2d_sharding(
-    context: Any,
+    context: Context,
     q: mtf.Tensor,
     k: mtf.Tensor,
     v: mtf.Tensor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -12,6 +12,9 @@ from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.transformer.attention._dot_product import check_operands, with_dropout
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["SYNTHESIZE_MODES", "synthetic_attention", "uses_products", "uses_queries"]
 
@@ -24,7 +27,7 @@ def _first(x: mtf.Tensor, dim: mtf.Dimension) -> mtf.Tensor:
 
 
 def _random_logits(
-    context: Any,
+    context: Context,
     q: Optional[mtf.Tensor],
     heads_dim: mtf.Dimension,
     key_dim: mtf.Dimension,
@@ -44,7 +47,7 @@ def _random_logits(
 
 
 def _dense_logits(
-    context: Any,
+    context: Context,
     q: Optional[mtf.Tensor],
     heads_dim: mtf.Dimension,
     key_dim: mtf.Dimension,
@@ -64,15 +67,15 @@ def _dense_logits(
     return _first(logits, memory_length_dim)
 
 
-def _only(context: Any, products: Optional[mtf.Tensor], made: mtf.Tensor) -> mtf.Tensor:
+def _only(context: Context, products: Optional[mtf.Tensor], made: mtf.Tensor) -> mtf.Tensor:
     return made
 
 
-def _plus(context: Any, products: Any, made: mtf.Tensor) -> mtf.Tensor:
+def _plus(context: Context, products: Any, made: mtf.Tensor) -> mtf.Tensor:
     return products + made
 
 
-def _plus_alpha(context: Any, products: Any, made: mtf.Tensor) -> mtf.Tensor:
+def _plus_alpha(context: Context, products: Any, made: mtf.Tensor) -> mtf.Tensor:
     """Returns a learned mix of the two."""
     alpha = mtf.get_variable(
         context.mesh,
@@ -152,7 +155,7 @@ def synthetic_attention(
     synthesize_mode: str = "random_plus_alpha",
     factorized_dim: int = 16,
     max_length: int = 512,
-    context: Any = None,
+    context: Context = None,  # type: ignore[assignment]
 ) -> mtf.Tensor:
     """Returns attention by weights that are trained as such or made by the queries alone.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
 
@@ -11,6 +11,9 @@ from mesh_tensorflow import layers
 from mesh_tensorflow.transformer.moe._dispatch import dispatched, expert_hidden
 from mesh_tensorflow.transformer.moe._hparams import HParams, hparam
 from mesh_tensorflow.transformer.transformer import TransformerLayer
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["MoE1D", "call_moe", "transformer_moe_layer_v1"]
 
@@ -225,7 +228,7 @@ class MoE1D(TransformerLayer):
         )  # fmt: skip
         self._activation = activation
 
-    def call(self, context: Any, x: mtf.Tensor, losses: Any = None) -> Any:
+    def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> Any:
         """Returns the output of the layer, and adds its loss to `context.losses`.
 
         Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
@@ -17,6 +17,9 @@ from mesh_tensorflow.transformer.moe._hparams import HParams, hparam
 from mesh_tensorflow.transformer.moe._layer import call_moe
 from mesh_tensorflow.transformer.moe._top_n import _top_2_gating
 from mesh_tensorflow.transformer.transformer import TransformerLayer
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["MoE2D", "transformer_moe_layer_v2"]
 
@@ -248,7 +251,7 @@ class MoE2D(TransformerLayer):
             moe_second_threshold_eval=second_threshold_eval,
         )  # fmt: skip
 
-    def call(self, context: Any, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
         """Returns the output of the layer, and adds its loss to `context.losses`.
 
         Args:

@@ -27,7 +27,7 @@ def memory_length_of(encoder_output: mtf.Tensor) -> mtf.Dimension:
     )
 
 
-def nonpadding_of(context: Any) -> Union[mtf.Tensor, int, None]:
+def nonpadding_of(context: Context) -> Union[mtf.Tensor, int, None]:
     """Returns `Context.nonpadding`, also of a context of a user that has only a sequence_id."""
     sequence_id = context.sequence_id
     if sequence_id is None or isinstance(sequence_id, int):
@@ -77,7 +77,15 @@ class Context:
       layer_index: an integer, the number of the layer that is called.
       cache: a dictionary for what layers compute once and share.
       input_embeddings: the embeddings of the ids, set by the model.
+      current_layer: the layer that is called, set by the layer stack.
+      current_layer_input: what the sublayers of that layer begin with.
+      decoder_layers_per_module: weighted sums of the encoder's layers, set by the first
+        TransparentEncDecAttention.
     """
+
+    current_layer: Any
+    current_layer_input: mtf.Tensor
+    decoder_layers_per_module: list[mtf.Tensor]
 
     def __init__(
         self,

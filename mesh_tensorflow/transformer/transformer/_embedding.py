@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["VocabEmbedding", "get_vocab_embedding_cls"]
 
@@ -58,7 +61,7 @@ class VocabEmbedding:
             initializer=tf.random_normal_initializer(stddev=deviation),
         )
 
-    def ids_to_embedding(self, ids: mtf.Tensor, context: Any) -> mtf.Tensor:
+    def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns the vectors of ids.
 
         Args:
@@ -74,7 +77,7 @@ class VocabEmbedding:
             vectors *= self._output_dim.size**0.5
         return vectors
 
-    def hidden_to_logits(self, hidden: mtf.Tensor, context: Any) -> mtf.Tensor:
+    def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns the logits of vectors.
 
         Args:

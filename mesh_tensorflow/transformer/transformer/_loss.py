@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer.transformer._inputs import check_ids, delimited_lm_inputs_mask
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
+
 __all__ = ["loss_from_logits"]
 
 
 def loss_from_logits(
-    model: Any, context: Any, logits: mtf.Tensor, targets: mtf.Tensor, vocab_dim: mtf.Dimension
+    model: Any, context: Context, logits: mtf.Tensor, targets: mtf.Tensor, vocab_dim: mtf.Dimension
 ) -> mtf.Tensor:
     """Returns the cross entropy of targets, over the model's denominator.
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = [
     "embedding_of_positions",
@@ -87,7 +90,7 @@ def positional_embedding_weights(
     )
 
 
-def embedding_of_positions(model: Any, context: Any, weights: mtf.Tensor) -> mtf.Tensor:
+def embedding_of_positions(model: Any, context: Context, weights: mtf.Tensor) -> mtf.Tensor:
     """Returns the embeddings of the positions of a Context.
 
     Args:

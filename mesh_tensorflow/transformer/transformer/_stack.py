@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -19,6 +19,9 @@ from mesh_tensorflow.transformer.transformer._sublayers import (
     sublayer_mask_padding,
     sublayer_residual,
 )
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["LayerStack", "ReversibleLayerStack"]
 
@@ -87,7 +90,7 @@ class LayerStack(TransformerLayer):
         self._sublayers_per_layer = sublayers_per_layer
         self._sublayers_final = sublayers_final
 
-    def call(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         """Calls the layers, and appends to `context.layer_outputs`.
 
         What is appended: the input after its sublayers, the output of each layer but the last,
@@ -122,13 +125,13 @@ class LayerStack(TransformerLayer):
         """The layers."""
         return self._layers
 
-    def _finish(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def _finish(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         x = self._with_sublayers("sublayers_final", context, x)
         x = sublayer_mask_padding(x, self, context)
         context.layer_outputs.append(x)
         return x
 
-    def _with_sublayers(self, which: str, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def _with_sublayers(self, which: str, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         sublayers = getattr(self, f"_{which}")
         if sublayers is None:
             raise ValueError(
@@ -139,7 +142,7 @@ class LayerStack(TransformerLayer):
             x = sublayer(x, self, context)
         return x
 
-    def _layer_with_sublayers(self, context: Any, layer: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def _layer_with_sublayers(self, context: Context, layer: Any, x: mtf.Tensor) -> mtf.Tensor:
         context.current_layer = layer
         context.current_layer_input = x
         y = self._with_sublayers("sublayers_per_layer", context, x)
@@ -151,10 +154,10 @@ class LayerStack(TransformerLayer):
             )
         return y
 
-    def _recomputes(self, context: Any) -> bool:
+    def _recomputes(self, context: Context) -> bool:
         return self._recompute_grads and context.train
 
-    def _call_layer(self, context: Any, layer: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def _call_layer(self, context: Context, layer: Any, x: mtf.Tensor) -> mtf.Tensor:
         with tf.variable_scope(layer.name or ""):
             if not self._recomputes(context):
                 return self._layer_with_sublayers(context, layer, x)
@@ -173,7 +176,7 @@ class _Shared:
     inner values.
     """
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Context) -> None:
         # Contexts of users may have neither.
         self._losses = getattr(context, "losses", None)
         self._cache = getattr(context, "cache", {})
@@ -220,7 +223,7 @@ class ReversibleLayerStack(LayerStack):
     layers; without it, values are kept as usual.
     """
 
-    def call(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         """Calls the layers; `context.layer_outputs` is as for a LayerStack.
 
         Args:
@@ -249,7 +252,7 @@ class ReversibleLayerStack(LayerStack):
             context.layer_index += 1
         return self._finish(context, streams[0] + streams[2])
 
-    def _branch(self, context: Any, layer: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def _branch(self, context: Context, layer: Any, x: mtf.Tensor) -> mtf.Tensor:
         shared = _Shared(context)
         y = self._layer_with_sublayers(context, layer, x)
         if self._recomputes(context) and shared.found():

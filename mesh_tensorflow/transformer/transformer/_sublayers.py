@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow.transformer.transformer._context import nonpadding_of
+from mesh_tensorflow.transformer.transformer._context import Context, nonpadding_of
 
 __all__ = [
     "sublayer_annealed_dropout",
@@ -36,7 +36,7 @@ _MODULE = "mesh_tensorflow.transformer.transformer"
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_call_layer(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Tensor:
+def sublayer_call_layer(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.Tensor:
     """Sets padding to zero, then calls the layer in a variable scope of its class name.
 
     Args:
@@ -51,7 +51,7 @@ def sublayer_call_layer(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Te
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_mask_padding(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Tensor:
+def sublayer_mask_padding(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.Tensor:
     """Sets padding to zero; returns `x` itself if the Context knows of none.
 
     Args:
@@ -64,7 +64,7 @@ def sublayer_mask_padding(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.
     return x * nonpadding if isinstance(nonpadding, mtf.Tensor) else x
 
 
-def _scale(context: Any, dims: list) -> mtf.Tensor:
+def _scale(context: Context, dims: list) -> mtf.Tensor:
     """Returns a variable `scale` of ones, for each member of an ensemble."""
     return mtf.get_variable(
         context.mesh,
@@ -77,7 +77,7 @@ def _scale(context: Any, dims: list) -> mtf.Tensor:
 
 def _scaled_by_rms(
     x: mtf.Tensor,
-    context: Any,
+    context: Context,
     epsilon: float,
     name: str,
     scale_dims: Optional[list] = None,
@@ -106,7 +106,7 @@ def _scaled_by_rms(
 def sublayer_rms_norm(
     x: mtf.Tensor,
     layer_stack: Any,
-    context: Any,
+    context: Context,
     epsilon: float = 1e-6,
     name: str = "rms_norm",
 ) -> mtf.Tensor:
@@ -130,7 +130,7 @@ def sublayer_rms_norm(
 def sublayer_scale_norm(
     x: mtf.Tensor,
     layer_stack: Any,
-    context: Any,
+    context: Context,
     epsilon: float = 1e-6,
     name: str = "scale_norm",
 ) -> mtf.Tensor:
@@ -153,7 +153,7 @@ def sublayer_scale_norm(
 def sublayer_rms_norm_subsampled(
     x: mtf.Tensor,
     layer_stack: Any,
-    context: Any,
+    context: Context,
     percentage: float = 100.0,
     epsilon: float = 1e-6,
 ) -> mtf.Tensor:
@@ -184,7 +184,7 @@ def sublayer_rms_norm_subsampled(
 
 @gin.configurable(module=_MODULE)
 def sublayer_true_layer_norm(
-    x: mtf.Tensor, layer_stack: Any, context: Any, epsilon: float = 1e-6
+    x: mtf.Tensor, layer_stack: Any, context: Context, epsilon: float = 1e-6
 ) -> mtf.Tensor:
     """Applies `mtf.layers.layer_norm`, with mean and bias, in a scope `true_layer_norm`.
 
@@ -200,7 +200,7 @@ def sublayer_true_layer_norm(
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_residual(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Tensor:
+def sublayer_residual(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.Tensor:
     """Adds what the layer, with the sublayers before it, was given.
 
     Args:
@@ -214,7 +214,7 @@ def sublayer_residual(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Tens
 
 @gin.configurable(module=_MODULE)
 def sublayer_rezero(
-    x: mtf.Tensor, layer_stack: Any, context: Any, initial_value: float = 0.0
+    x: mtf.Tensor, layer_stack: Any, context: Context, initial_value: float = 0.0
 ) -> mtf.Tensor:
     """Multiplies with a scalar variable `rezero_weight`.
 
@@ -237,14 +237,14 @@ def sublayer_rezero(
     return x * weight
 
 
-def _noise_shape(context: Any) -> mtf.Shape:
+def _noise_shape(context: Context) -> mtf.Shape:
     """Returns the shape of dropout's noise, which is the same along the length."""
     return mtf.Shape([*context.batch_dims, context.model.model_dim])
 
 
 @gin.configurable(module=_MODULE)
 def sublayer_dropout(
-    x: mtf.Tensor, layer_stack: Any, context: Any, dropout_rate: float = 0.0
+    x: mtf.Tensor, layer_stack: Any, context: Context, dropout_rate: float = 0.0
 ) -> mtf.Tensor:
     """Applies dropout when training, the same along the length.
 
@@ -264,7 +264,7 @@ def sublayer_dropout(
 def sublayer_annealed_dropout(
     x: mtf.Tensor,
     layer_stack: Any,
-    context: Any,
+    context: Context,
     init_dropout_rate: float = 0.0,
     start_step: Optional[int] = None,
     end_step: Optional[int] = None,
@@ -302,7 +302,7 @@ def sublayer_annealed_dropout(
 
 @gin.configurable(module=_MODULE)
 def sublayer_clip_activation_gradient(
-    x: mtf.Tensor, layer_stack: Any, context: Any, rms_norm: float = 1.0
+    x: mtf.Tensor, layer_stack: Any, context: Context, rms_norm: float = 1.0
 ) -> mtf.Tensor:
     """Scales the gradient of `x` down to a root mean square.
 
@@ -317,7 +317,7 @@ def sublayer_clip_activation_gradient(
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_legacy_rms_norm(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Tensor:
+def sublayer_legacy_rms_norm(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.Tensor:
     """Applies `sublayer_rms_norm` in a scope `layer_norm`, the name in T5's checkpoints.
 
     The stack's `norm_epsilon` only says that a stack is a legacy one; gin may bind
@@ -332,7 +332,7 @@ def sublayer_legacy_rms_norm(x: mtf.Tensor, layer_stack: Any, context: Any) -> m
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_legacy_final_rms_norm(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Tensor:
+def sublayer_legacy_final_rms_norm(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.Tensor:
     """Applies `sublayer_rms_norm` in a scope `final_layer_norm`.
 
     Args:
@@ -344,7 +344,7 @@ def sublayer_legacy_final_rms_norm(x: mtf.Tensor, layer_stack: Any, context: Any
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_legacy_dropout(x: mtf.Tensor, layer_stack: Any, context: Any) -> mtf.Tensor:
+def sublayer_legacy_dropout(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.Tensor:
     """Applies `sublayer_dropout` at the stack's `dropout_rate`.
 
     Args:

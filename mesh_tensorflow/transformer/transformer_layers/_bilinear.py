@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 
@@ -14,6 +14,9 @@ from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import En
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_bias import enc_dec_attention_bias
 from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
 from mesh_tensorflow.transformer.transformer_layers._talking_heads import as_dims, projection
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["GeneralBilinearEncDecAttention", "GeneralBilinearSelfAttention"]
 
@@ -58,7 +61,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
         self.relative_attention_type = relative_attention_type
         self.relative_attention_num_buckets = relative_attention_num_buckets
 
-    def compute_q(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def compute_q(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         """Returns queries, [batch..., length, heads..., d_model].
 
         Args:
@@ -70,7 +73,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
             context, x, [*self.heads_dims, channels], [channels], "q", scale=1.0 / channels.size
         )
 
-    def compute_y(self, context: Any, u: mtf.Tensor) -> mtf.Tensor:
+    def compute_y(self, context: Context, u: mtf.Tensor) -> mtf.Tensor:
         """Returns the output.
 
         Args:
@@ -81,7 +84,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
         return projection(context, u, [channels], [*self.heads_dims, channels], "y")
 
     def call(
-        self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
         """Returns what each position finds in its sequence.
 
@@ -106,7 +109,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
 
     def attention_internal(
         self,
-        context: Any,
+        context: Context,
         q: mtf.Tensor,
         m: mtf.Tensor,
         memory_length: mtf.Dimension,
@@ -140,7 +143,7 @@ class GeneralBilinearEncDecAttention(EncDecMixin, GeneralBilinearSelfAttention):
     """Attention to the output of an encoder, without projections of keys and values."""
 
     def call(
-        self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
         q = self.compute_q(context, x)
         m, memory_length = _states.constant_states(

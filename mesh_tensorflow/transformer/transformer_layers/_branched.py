@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -11,6 +11,9 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import EncDecMixin
 from mesh_tensorflow.transformer.transformer_layers._feed_forward import DenseReluDense
 from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["BranchedEncDecAttention", "BranchedSelfAttention"]
 
@@ -50,7 +53,7 @@ class BranchedSelfAttention(SelfAttention):
         self.alpha_init = tf.random_uniform_initializer(minval=0.0, maxval=1.0)
 
     def layer_output_from_attention_output(
-        self, context: Any, attention_output: mtf.Tensor, losses: Optional[list[mtf.Tensor]]
+        self, context: Context, attention_output: mtf.Tensor, losses: Optional[list[mtf.Tensor]]
     ) -> mtf.Tensor:
         """Returns the sum of the branches.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -10,6 +10,9 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer.transformer import TransformerLayer
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["Conv1D", "Conv1DLayer"]
 
@@ -22,7 +25,7 @@ def activated(name: str, x: mtf.Tensor) -> mtf.Tensor:
 class Conv1D(TransformerLayer):
     """What convolutions share: their state in decoding is their last inputs."""
 
-    def inputs_of_conv(self, context: Any, x: mtf.Tensor, filter_size: int) -> mtf.Tensor:
+    def inputs_of_conv(self, context: Context, x: mtf.Tensor, filter_size: int) -> mtf.Tensor:
         """Returns what the filter passes over, and records states when decoding.
 
         Args:
@@ -45,7 +48,7 @@ class Conv1D(TransformerLayer):
         return x * mtf.cast(nonpadding, x.dtype) if isinstance(nonpadding, mtf.Tensor) else x
 
     def record_states_first_part_mode(
-        self, context: Any, x: mtf.Tensor, filter_size: int, length_dim_name: str = "length"
+        self, context: Context, x: mtf.Tensor, filter_size: int, length_dim_name: str = "length"
     ) -> None:
         """Records the inputs before the position at which decoding begins.
 
@@ -61,7 +64,7 @@ class Conv1D(TransformerLayer):
         positions = mtf.add(
             context.initial_position,
             before,
-            output_shape=context.initial_position.shape + window,
+            output_shape=context.initial_position.shape + window,  # type: ignore[union-attr]
         )
         length_dim = x.shape.dims[-2]
         last = mtf.gather(x, positions, length_dim)
@@ -70,7 +73,7 @@ class Conv1D(TransformerLayer):
         context.record_new_states([mtf.rename_dimension(last, window.name, length_dim_name)])
 
     def record_states_incremental_mode(
-        self, context: Any, x: mtf.Tensor, filter_size: int, length_dim_name: str = "length"
+        self, context: Context, x: mtf.Tensor, filter_size: int, length_dim_name: str = "length"
     ) -> mtf.Tensor:
         """Records and returns the last inputs, `x` being the latest.
 
@@ -140,7 +143,7 @@ class Conv1DLayer(Conv1D):
         """How many positions the filter covers."""
         return self._filter_size
 
-    def call(self, context: Any, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
         """Returns the output of the layer.
 
         Args:

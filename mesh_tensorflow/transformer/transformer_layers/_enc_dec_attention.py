@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 
@@ -13,6 +13,9 @@ from mesh_tensorflow.transformer.transformer_layers import _states
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_bias import enc_dec_attention_bias
 from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
+
 __all__ = ["EncDecAttention", "EncDecMixin", "enc_dec_attention"]
 
 
@@ -20,7 +23,7 @@ __all__ = ["EncDecAttention", "EncDecMixin", "enc_dec_attention"]
 def enc_dec_attention(
     self_attention_layer: Any,
     memory_antecedent: mtf.Tensor,
-    context: Any,
+    context: Context,
     x: mtf.Tensor,
     losses: Optional[list[mtf.Tensor]],
     attention_fn: Callable[..., mtf.Tensor] = attention.attention,
@@ -91,7 +94,7 @@ class EncDecMixin(SelfAttention):
         """
         super().__init__(relative_attention_type=relative_attention_type, **kwargs)
 
-    def _get_memory_antecedent(self, context: Any) -> mtf.Tensor:
+    def _get_memory_antecedent(self, context: Context) -> mtf.Tensor:
         """Returns what is attended to, a Tensor with dimensions [batch..., memory_length, d_model].
 
         Raises:
@@ -105,7 +108,7 @@ class EncDecMixin(SelfAttention):
         return context.encoder_output
 
     def call(
-        self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
         """Returns what each position finds in the encoder's output.
 
@@ -135,7 +138,7 @@ class EncDecAttention(EncDecMixin):
     """
 
     def call(
-        self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
         return enc_dec_attention(
             self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -12,12 +12,15 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.transformer_layers import _relative
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
+
 __all__ = ["enc_dec_attention_bias", "relative_position_spans"]
 
 _KINDS = (None, "bias", "bias_shared")
 
 
-def _encoder_inputs(context: Any) -> mtf.Tensor:
+def _encoder_inputs(context: Context) -> mtf.Tensor:
     """Returns the encoder's ids, whose length is called memory_length."""
     ids = context.encoder_inputs
     if ids is None or context.inputs is None:
@@ -31,7 +34,7 @@ def _encoder_inputs(context: Any) -> mtf.Tensor:
     return mtf.rename_dimension(ids, context.length_dim.name, context.encoder_length_dim.name)
 
 
-def _sentinels_so_far(context: Any, is_sentinel: mtf.Tensor) -> mtf.Tensor:
+def _sentinels_so_far(context: Context, is_sentinel: mtf.Tensor) -> mtf.Tensor:
     """Returns how many sentinels the decoder's inputs have up to each position.
 
     In decoding the number up to the present position is kept as a state.
@@ -60,7 +63,7 @@ def _numbered(count: mtf.Tensor, sequence_id: Any, length: int) -> mtf.Tensor:
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
-def relative_position_spans(context: Any, num_sentinels: int = gin.REQUIRED) -> mtf.Tensor:
+def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED) -> mtf.Tensor:
     """Returns how far each encoder position is before the one where the decoder's belongs.
 
     For models trained to fill in spans: encoder inputs have a sentinel in place of each span, and
@@ -93,7 +96,7 @@ def relative_position_spans(context: Any, num_sentinels: int = gin.REQUIRED) -> 
     return mtf.sub(place, mtf.range(context.mesh, memory, tf.int32), output_shape=shape)
 
 
-def _visible(context: Any) -> Optional[mtf.Tensor]:
+def _visible(context: Context) -> Optional[mtf.Tensor]:
     """Returns whether encoder and decoder position belong to the same example, or None."""
     ids = (context.sequence_id, context.encoder_sequence_id)
     if any(x is None for x in ids) or not any(isinstance(x, mtf.Tensor) for x in ids):
@@ -105,7 +108,7 @@ def _visible(context: Any) -> Optional[mtf.Tensor]:
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 def enc_dec_attention_bias(
     layer: Any,
-    context: Any,
+    context: Context,
     heads_dims: list[mtf.Dimension],
     relative_position_fn: Callable[[Any], mtf.Tensor] = relative_position_spans,
 ) -> Optional[mtf.Tensor]:

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer import attention, moe
 from mesh_tensorflow.transformer.attention import _dot_product
-from mesh_tensorflow.transformer.transformer._context import memory_length_of
+from mesh_tensorflow.transformer.transformer._context import Context, memory_length_of
 from mesh_tensorflow.transformer.transformer_layers import _states
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import EncDecMixin
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_bias import enc_dec_attention_bias
@@ -108,7 +108,7 @@ class ExpertsSelfAttention(SelfAttention):
                 type(self).__name__,
             )
 
-    def make_params(self, context: Any) -> attention.ExpertsAttentionParams:
+    def make_params(self, context: Context) -> attention.ExpertsAttentionParams:
         """Returns the weights and the experts, whose variables are made if there are none.
 
         Args:
@@ -128,7 +128,7 @@ class ExpertsSelfAttention(SelfAttention):
 
     def _keys_and_values(
         self,
-        context: Any,
+        context: Context,
         x: mtf.Tensor,
         params: attention.AttentionParams,
         memory_length: mtf.Dimension,
@@ -146,7 +146,7 @@ class ExpertsSelfAttention(SelfAttention):
 
     def _attend(
         self,
-        context: Any,
+        context: Context,
         q: mtf.Tensor,
         k: mtf.Tensor,
         v: mtf.Tensor,
@@ -180,7 +180,7 @@ class ExpertsEncDecAttention(EncDecMixin, ExpertsSelfAttention):
     """
 
     def call(
-        self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
         params = self.make_params(context)
         q = params.compute_q(x)

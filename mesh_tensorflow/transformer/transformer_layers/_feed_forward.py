@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import gin
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer.transformer import TransformerLayer
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["DenseReluDense"]
 
@@ -41,7 +44,7 @@ class DenseReluDense(TransformerLayer):
         self.activation = activation
         self.use_bias = use_bias
 
-    def call(self, context: Any, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
         """Returns the output of the layer.
 
         Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -11,6 +11,9 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.transformer_layers import _states
 from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["LocalSelfAttention"]
 
@@ -62,7 +65,7 @@ class LocalSelfAttention(SelfAttention):
         self.radius = radius
 
     def call(
-        self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
         """Returns what each position finds in its neighbourhood.
 
@@ -89,7 +92,9 @@ class LocalSelfAttention(SelfAttention):
         y = params.compute_output(o, output_shape=x.shape)
         return self.layer_output_from_attention_output(context, y, losses)
 
-    def _attend_to_blocks(self, context: Any, q: mtf.Tensor, kv: list[mtf.Tensor]) -> mtf.Tensor:
+    def _attend_to_blocks(
+        self, context: Context, q: mtf.Tensor, kv: list[mtf.Tensor]
+    ) -> mtf.Tensor:
         model = context.model
         num_splits = 1
         if model.layout is not None and model.mesh_shape is not None:
@@ -118,12 +123,12 @@ class LocalSelfAttention(SelfAttention):
             **priorities,
         )
 
-    def _state_dim(self, context: Any) -> mtf.Dimension:
+    def _state_dim(self, context: Context) -> mtf.Dimension:
         """Returns the Dimension of the states: no longer than the sequence."""
         window = self.window_dim
         return mtf.Dimension(window.name, min(window.size, context.length_dim.size))
 
-    def _last_positions(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def _last_positions(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         """Returns keys or values of the last positions before decoding begins.
 
         Args:
@@ -147,7 +152,9 @@ class LocalSelfAttention(SelfAttention):
             mtf.replace_dimensions(x.shape, context.length_dim, window),
         )
 
-    def _attend_to_window(self, context: Any, q: mtf.Tensor, new: list[mtf.Tensor]) -> mtf.Tensor:
+    def _attend_to_window(
+        self, context: Context, q: mtf.Tensor, new: list[mtf.Tensor]
+    ) -> mtf.Tensor:
         window = self._state_dim(context)
         here = mtf.mod(context.position, window.size)
         kv = _states.updated_states(context, new, window, position=here)
@@ -157,7 +164,7 @@ class LocalSelfAttention(SelfAttention):
         bias = attention.visibility_mask_to_attention_bias(visible, context.activation_dtype)
         return self._attend(context, q, kv[0], kv[-1], window, bias)
 
-    def min_relative_position(self, context: Any) -> Optional[int]:
+    def min_relative_position(self, context: Context) -> Optional[int]:
         """Returns how far before its own a position sees.
 
         Args:
@@ -165,7 +172,7 @@ class LocalSelfAttention(SelfAttention):
         """
         return 1 - self.radius
 
-    def max_relative_position(self, context: Any) -> Optional[int]:
+    def max_relative_position(self, context: Context) -> Optional[int]:
         """Returns how far after its own a position sees; None if others hide what is after it.
 
         Args:

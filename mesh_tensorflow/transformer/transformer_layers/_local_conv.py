@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -12,6 +12,9 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer.transformer import TransformerLayer
 from mesh_tensorflow.transformer.transformer_layers._separable_conv1d import SeparableConv1DLayer
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = [
     "Conv1DLocalAttn",
@@ -67,7 +70,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
         repeated_kernel_dim: Any,
         kernel_initializer: Any,
         i: int,
-        context: Any,
+        context: Context,
         variable_dtype: Any,
         master_dtype: tf.DType = tf.float32,
         slice_dtype: tf.DType = tf.float32,
@@ -93,7 +96,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
             "DynamicConv1DLocalAttn"
         )
 
-    def call(self, context: Any, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
         """Returns the output of the layer.
 
         Args:
@@ -109,7 +112,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
         """
         return super().call(context, x, losses, all_kernel_wts=self._kernels(context, x))
 
-    def _kernels(self, context: Any, x: mtf.Tensor) -> Sequence[mtf.Tensor]:
+    def _kernels(self, context: Context, x: mtf.Tensor) -> Sequence[mtf.Tensor]:
         channels, shared_by = x.shape.dims[-1], self._num_unique_depth_filters
         if channels.size % shared_by:
             raise ValueError(
@@ -149,7 +152,7 @@ class LightweightConv1DLocalAttn(Conv1DLocalAttn):
         repeated_kernel_dim: Any,
         kernel_initializer: Any,
         i: int,
-        context: Any,
+        context: Context,
         variable_dtype: Any,
         master_dtype: tf.DType = tf.float32,
         slice_dtype: tf.DType = tf.float32,
@@ -178,7 +181,7 @@ class DynamicConv1DLocalAttn(Conv1DLocalAttn):
         repeated_kernel_dim: Any,
         kernel_initializer: Any,
         i: int,
-        context: Any,
+        context: Context,
         variable_dtype: Any,
         master_dtype: tf.DType = tf.float32,
         slice_dtype: tf.DType = tf.float32,
@@ -254,7 +257,7 @@ class LocalConvAttnBlock(TransformerLayer):
             activation,
         )
 
-    def call(self, context: Any, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
         """Returns the output of the layer.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -14,6 +14,9 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer.transformer import TransformerLayer
 from mesh_tensorflow.transformer.transformer_layers._feed_forward import DenseReluDense
 from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["ParallelLayer"]
 
@@ -40,7 +43,7 @@ class ParallelLayer(TransformerLayer):
         self.layer_classes = [cls() for cls in layer_classes]
         self.use_scope = use_scope
 
-    def call(self, context: Any, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
         """Returns the output of the layer.
 
         Args:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer import attention
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["attention_params", "params_arguments"]
 
 
 def params_arguments(
-    context: Any, kv_dim: mtf.Dimension, num_heads: int, num_memory_heads: int = 0
+    context: Context, kv_dim: mtf.Dimension, num_heads: int, num_memory_heads: int = 0
 ) -> dict[str, Any]:
     """Returns the dimensions of attention's weights, arguments of `AttentionParams`.
 
@@ -52,7 +55,7 @@ def params_arguments(
 
 
 def attention_params(
-    context: Any,
+    context: Context,
     kv_dim: mtf.Dimension,
     num_heads: int,
     num_memory_heads: int = 0,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["bucket_values", "check_type", "relative_position_bucket", "shared_bias_values"]
 
@@ -71,7 +74,7 @@ def relative_position_bucket(
 
 
 def shared_bias_values(
-    context: Any,
+    context: Context,
     name: str,
     heads_dims: list[mtf.Dimension],
     buckets_dim: mtf.Dimension,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -12,6 +12,9 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer import attention, transformer
 from mesh_tensorflow.transformer.transformer_layers import _relative, _self_bias, _states
 from mesh_tensorflow.transformer.transformer_layers._params import attention_params
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["SelfAttention"]
 
@@ -113,7 +116,7 @@ class SelfAttention(transformer.TransformerLayer):
             )
 
     def call(
-        self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
         """Returns what each position finds in its sequence.
 
@@ -162,7 +165,7 @@ class SelfAttention(transformer.TransformerLayer):
         return self.layer_output_from_attention_output(context, y, losses)
 
     def layer_output_from_attention_output(
-        self, context: Any, attention_output: mtf.Tensor, losses: Optional[list[mtf.Tensor]]
+        self, context: Context, attention_output: mtf.Tensor, losses: Optional[list[mtf.Tensor]]
     ) -> mtf.Tensor:
         """Returns the output of the layer; here that of attention.
 
@@ -187,7 +190,7 @@ class SelfAttention(transformer.TransformerLayer):
         *front, channels = x.shape.dims
         return mtf.Shape([*front, *params.query_heads_dims, channels])
 
-    def attention_kwargs_from_context(self, context: Any) -> dict[str, Any]:
+    def attention_kwargs_from_context(self, context: Context) -> dict[str, Any]:
         """Returns further arguments of the attention function; dropout in training only.
 
         Args:
@@ -199,7 +202,7 @@ class SelfAttention(transformer.TransformerLayer):
             "dropout_broadcast_dims": [context.length_dim],
         }
 
-    def make_params(self, context: Any) -> attention.AttentionParams:
+    def make_params(self, context: Context) -> attention.AttentionParams:
         """Returns the weights, whose variables are made if there are none.
 
         Args:
@@ -218,7 +221,7 @@ class SelfAttention(transformer.TransformerLayer):
 
     def _keys_and_values(
         self,
-        context: Any,
+        context: Context,
         x: mtf.Tensor,
         params: attention.AttentionParams,
         memory_length: mtf.Dimension,
@@ -242,7 +245,7 @@ class SelfAttention(transformer.TransformerLayer):
 
     def _attend(
         self,
-        context: Any,
+        context: Context,
         q: mtf.Tensor,
         k: mtf.Tensor,
         v: mtf.Tensor,
@@ -264,7 +267,7 @@ class SelfAttention(transformer.TransformerLayer):
             **kwargs,
         )
 
-    def _memory_position(self, context: Any) -> mtf.Tensor:
+    def _memory_position(self, context: Context) -> mtf.Tensor:
         """Returns the positions of the memory; in decoding they are 0, 1, 2, ..."""
         if context.mode == "incremental":
             return mtf.range(context.mesh, self.memory_length(context), tf.int32)
@@ -283,7 +286,7 @@ class SelfAttention(transformer.TransformerLayer):
 
     def compute_bias(
         self,
-        context: Any,
+        context: Context,
         memory_position: mtf.Tensor,
         x: mtf.Tensor,
         heads_dims: list[mtf.Dimension],
@@ -312,7 +315,7 @@ class SelfAttention(transformer.TransformerLayer):
         """The Dimension of queries, keys and values."""
         return mtf.Dimension("d_kv", self.key_value_size)
 
-    def memory_length(self, context: Any) -> mtf.Dimension:
+    def memory_length(self, context: Context) -> mtf.Dimension:
         """Returns the Dimension of the memory: as long as the sequence.
 
         Args:
@@ -320,7 +323,7 @@ class SelfAttention(transformer.TransformerLayer):
         """
         return mtf.Dimension("memory_length", context.length_dim.size)
 
-    def rename_length_to_memory_length(self, x: mtf.Tensor, context: Any) -> mtf.Tensor:
+    def rename_length_to_memory_length(self, x: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns `x` as the memory, so that it can be crossed with queries.
 
         Args:
@@ -329,7 +332,7 @@ class SelfAttention(transformer.TransformerLayer):
         """
         return mtf.rename_dimension(x, context.length_dim.name, self.memory_length(context).name)
 
-    def min_relative_position(self, context: Any) -> Optional[int]:
+    def min_relative_position(self, context: Context) -> Optional[int]:
         """Returns how far before its own a position sees, a number below 0; None for no limit.
 
         Args:
@@ -337,7 +340,7 @@ class SelfAttention(transformer.TransformerLayer):
         """
         return None
 
-    def max_relative_position(self, context: Any) -> Optional[int]:
+    def max_relative_position(self, context: Context) -> Optional[int]:
         """Returns how far after its own a position sees; None for no limit.
 
         Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -12,10 +12,13 @@ from mesh_tensorflow import layers
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.transformer_layers import _relative
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
+
 __all__ = ["query_position", "self_attention_bias"]
 
 
-def query_position(context: Any) -> mtf.Tensor:
+def query_position(context: Context) -> mtf.Tensor:
     """Returns the positions of queries."""
     if context.position is None:
         return mtf.range(context.mesh, context.length_dim, tf.int32)
@@ -30,7 +33,7 @@ def _all_of(conditions: Sequence[mtf.Tensor]) -> Optional[mtf.Tensor]:
 
 
 def _hidden(
-    layer: Any, context: Any, relative_position: mtf.Tensor, num_prompts: int
+    layer: Any, context: Context, relative_position: mtf.Tensor, num_prompts: int
 ) -> Optional[mtf.Tensor]:
     """Returns -1e9 where a position is not seen, or None if all are."""
     conditions = []
@@ -56,7 +59,7 @@ def _hidden(
 
 def _distance_bias(
     layer: Any,
-    context: Any,
+    context: Context,
     relative_position: mtf.Tensor,
     memory_length: mtf.Dimension,
     heads_dims: list[mtf.Dimension],
@@ -97,7 +100,7 @@ def _distance_bias(
 
 def self_attention_bias(
     layer: Any,
-    context: Any,
+    context: Context,
     memory_position: mtf.Tensor,
     x: mtf.Tensor,
     heads_dims: list[mtf.Dimension],

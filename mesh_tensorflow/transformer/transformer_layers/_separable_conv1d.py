@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer.transformer_layers._conv1d import Conv1D, activated
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["SeparableConv1DLayer"]
 
@@ -55,7 +58,7 @@ class SeparableConv1DLayer(Conv1D):
 
     def call(
         self,
-        context: Any,
+        context: Context,
         x: mtf.Tensor,
         losses: Any = None,
         all_kernel_wts: Optional[Sequence[mtf.Tensor]] = None,

@@ -10,7 +10,8 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow.transformer.transformer._context import memory_length_of
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow.transformer.transformer._context import Context, memory_length_of
 
 __all__ = [
     "WriteAtOperation",
@@ -61,7 +62,7 @@ class WriteAtOperation(mtf.Operation):
         dstate = mtf.multiply(dy, 1.0 - here, output_shape=state.shape)
         return [dstate, mtf.einsum([dy, here], output_shape=new.shape), None]
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: LoweringLike) -> None:
         mesh_impl = lowering.mesh_impl(self)
         state, new, position = self.inputs
         at = state.shape.dims.index(self._dim)
@@ -140,7 +141,7 @@ def next_to_channels(x: mtf.Tensor, length_dim: mtf.Dimension) -> mtf.Tensor:
 
 
 def updated_states(
-    context: Any, new: Sequence[mtf.Tensor], dim: mtf.Dimension, position: Any = None
+    context: Context, new: Sequence[mtf.Tensor], dim: mtf.Dimension, position: Any = None
 ) -> list[mtf.Tensor]:
     """Writes what the present position adds to the next states, and records them.
 
@@ -161,7 +162,7 @@ def updated_states(
 
 
 def constant_states(
-    context: Any,
+    context: Context,
     memory: Callable[[Any], mtf.Tensor],
     make: Callable[[mtf.Tensor], Sequence[mtf.Tensor]],
     keep: Optional[Callable[[mtf.Tensor, mtf.Dimension], mtf.Tensor]] = None,

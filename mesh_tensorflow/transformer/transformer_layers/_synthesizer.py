@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 
@@ -11,6 +11,9 @@ from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.attention import _synthetic
 from mesh_tensorflow.transformer.transformer_layers._params import attention_params
 from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["Synthesizer"]
 
@@ -88,7 +91,7 @@ class Synthesizer(SelfAttention):
         # There is one function; attention_func was accepted and never read.
         return
 
-    def make_params(self, context: Any) -> attention.AttentionParams:
+    def make_params(self, context: Context) -> attention.AttentionParams:
         """Returns the weights, whose variables are made if there are none.
 
         Args:
@@ -107,7 +110,7 @@ class Synthesizer(SelfAttention):
         )
 
     def call(
-        self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
         """Returns what each position finds in its sequence.
 

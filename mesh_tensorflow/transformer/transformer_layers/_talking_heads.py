@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 
@@ -14,6 +14,9 @@ from mesh_tensorflow.transformer.transformer_layers import _relative, _states
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import EncDecMixin
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_bias import enc_dec_attention_bias
 from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["TalkingHeadsEncDecAttention", "TalkingHeadsSelfAttention", "as_dims"]
 
@@ -28,7 +31,7 @@ def as_dims(dims: _Dims) -> list[mtf.Dimension]:
 
 
 def projection(
-    context: Any,
+    context: Context,
     x: mtf.Tensor,
     new_dims: Sequence[mtf.Dimension],
     reduced_dims: Sequence[mtf.Dimension],
@@ -125,7 +128,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         self.dynamic_projections = dynamic_projections or []
         self.dynamic_projections_init_scale = dynamic_projections_init_scale
 
-    def compute_q(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def compute_q(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         """Returns queries.
 
         Args:
@@ -135,7 +138,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         dims = [*self.key_heads_dims, self.key_dim]
         return projection(context, x, dims, x.shape.dims[-1:], "q", scale=1.0 / self.key_dim.size)
 
-    def compute_k(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def compute_k(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         """Returns keys.
 
         Args:
@@ -144,7 +147,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         """
         return projection(context, x, [*self.key_heads_dims, self.key_dim], x.shape.dims[-1:], "k")
 
-    def compute_v(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def compute_v(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         """Returns values.
 
         Args:
@@ -155,7 +158,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
             context, x, [*self.value_heads_dims, self.value_dim], x.shape.dims[-1:], "v"
         )
 
-    def compute_y(self, context: Any, u: mtf.Tensor) -> mtf.Tensor:
+    def compute_y(self, context: Context, u: mtf.Tensor) -> mtf.Tensor:
         """Returns the output.
 
         Args:
@@ -171,7 +174,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         return any(name.startswith("m2") for name in self.dynamic_projections)
 
     def call(
-        self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
         """Returns what each position finds in its sequence.
 
@@ -202,7 +205,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
 
     def attention_internal(
         self,
-        context: Any,
+        context: Context,
         x: mtf.Tensor,
         m: mtf.Tensor,
         q: mtf.Tensor,
@@ -258,7 +261,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
 
     def talking_heads(
         self,
-        context: Any,
+        context: Context,
         inp: mtf.Tensor,
         name: str,
         input_heads_dims: list[mtf.Dimension],
@@ -304,7 +307,7 @@ class TalkingHeadsEncDecAttention(EncDecMixin, TalkingHeadsSelfAttention):
     """Attention to the output of an encoder, with projections across heads."""
 
     def call(
-        self, context: Any, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
         m = self._get_memory_antecedent(context)
         q = self.compute_q(context, x)

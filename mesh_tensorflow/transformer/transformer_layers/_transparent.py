@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -10,6 +10,9 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import EncDecAttention
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["TransparentEncDecAttention"]
 
@@ -48,7 +51,7 @@ class TransparentEncDecAttention(EncDecAttention):
         self.encoder_num_modules = encoder_num_modules
         self.decoder_num_modules = decoder_num_modules
 
-    def _get_memory_antecedent(self, context: Any) -> mtf.Tensor:
+    def _get_memory_antecedent(self, context: Context) -> mtf.Tensor:
         # The first layer of this kind mixes for all of them.
         if not hasattr(context, "decoder_layers_per_module"):
             context.decoder_layers_per_module = self._get_decoder_inputs(context)
@@ -61,7 +64,7 @@ class TransparentEncDecAttention(EncDecAttention):
             )
         return context.decoder_layers_per_module[module]
 
-    def _get_decoder_inputs(self, context: Any) -> list[mtf.Tensor]:
+    def _get_decoder_inputs(self, context: Context) -> list[mtf.Tensor]:
         """Returns the mix for each module of the decoder."""
         outputs = self._module_outputs(context)
         stacked = mtf.stack(outputs, "encoder_module_outputs")
@@ -82,7 +85,7 @@ class TransparentEncDecAttention(EncDecAttention):
         )
         return mtf.unstack(mixed, decoder_dim)
 
-    def _module_outputs(self, context: Any) -> list[mtf.Tensor]:
+    def _module_outputs(self, context: Context) -> list[mtf.Tensor]:
         """Returns the encoder's input and the outputs of its modules."""
         found = context.encoder_layer_outputs or []
         needed = self.encoder_num_modules * self.layers_per_encoder_module + 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer.universal_transformer._timing import concat_channels
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["Gates"]
 
@@ -24,7 +27,7 @@ class Gates:
 
     def ffn_layer_multi_inputs(
         self,
-        context: Any,
+        context: Context,
         mask: Any,
         inputs_list: list[mtf.Tensor],
         ffn_layer_type: str = "dense",
@@ -75,7 +78,7 @@ class Gates:
         y = layers.dense(x, [output_dim], x.shape.dims[-1:], activation=activation, **arguments)
         return self._masked_norm(y, mask) if postprocess else y
 
-    def _gate(self, context: Any, mask: Any, inputs_list: list[mtf.Tensor]) -> mtf.Tensor:
+    def _gate(self, context: Context, mask: Any, inputs_list: list[mtf.Tensor]) -> mtf.Tensor:
         return self.ffn_layer_multi_inputs(
             context,
             mask,
@@ -86,7 +89,7 @@ class Gates:
         )
 
     def gating(
-        self, context: Any, x: mtf.Tensor, transformed_x: mtf.Tensor, mask: Any
+        self, context: Context, x: mtf.Tensor, transformed_x: mtf.Tensor, mask: Any
     ) -> mtf.Tensor:
         """Returns a mix of a layer's input and output, by gates that both decide.
 
@@ -108,20 +111,20 @@ class Gates:
         return kinds[self.gating_type](context, x, transformed_x, mask)
 
     def _highway_gating(
-        self, context: Any, x: mtf.Tensor, transformed_x: mtf.Tensor, mask: Any
+        self, context: Context, x: mtf.Tensor, transformed_x: mtf.Tensor, mask: Any
     ) -> mtf.Tensor:
         transform, carry = self._two_gates(context, mask, [x])
         return x * carry + transformed_x * transform
 
     def _gru_gating(
-        self, context: Any, x: mtf.Tensor, transformed_x: mtf.Tensor, mask: Any
+        self, context: Context, x: mtf.Tensor, transformed_x: mtf.Tensor, mask: Any
     ) -> mtf.Tensor:
         update, reset = self._two_gates(context, mask, [x, transformed_x])
         candidate = self._gate(context, mask, [reset * x, transformed_x])
         return (1.0 - update) * transformed_x + update * candidate
 
     def _two_gates(
-        self, context: Any, mask: Any, inputs_list: list[mtf.Tensor]
+        self, context: Context, mask: Any, inputs_list: list[mtf.Tensor]
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns two gates; the second sees what the first has normalized, normalized again."""
         first = self._gate(context, mask, inputs_list)
@@ -129,7 +132,7 @@ class Gates:
         return first, self._gate(context, mask, normalized)
 
     def _transform_and_carry(
-        self, context: Any, mask: Any, inputs_list: list[mtf.Tensor], coupled: bool
+        self, context: Context, mask: Any, inputs_list: list[mtf.Tensor], coupled: bool
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns the gates of a highway, of which the second may be what the first leaves."""
         if not coupled:

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers as mtf_layers
 from mesh_tensorflow.transformer import transformer
-from mesh_tensorflow.transformer.transformer._context import nonpadding_of
+from mesh_tensorflow.transformer.transformer._context import Context, nonpadding_of
 from mesh_tensorflow.transformer.universal_transformer._gating import Gates
 from mesh_tensorflow.transformer.universal_transformer._timing import TimingSignals
 
@@ -134,7 +134,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         """The layers."""
         return self._layers
 
-    def call(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def call(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         """Returns the output of the stack; see TransformerLayer.call."""
         recurrences: dict[str, Callable] = {
             "basic": self.ut_basic,
@@ -160,7 +160,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         context.layer_outputs.append(x)
         return x
 
-    def _dropout(self, context: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def _dropout(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         if not context.train or not self._dropout_rate:
             return x
         return mtf.dropout(
@@ -170,12 +170,12 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
             noise_shape=x.shape - context.length_dim,
         )
 
-    def _vanilla_layers(self, context: Any, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
+    def _vanilla_layers(self, context: Context, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
         for _ in range(self.num_vanilla_transformer_layers):
             x = self.vanilla_transformer_layer(context, x, mask)
         return x
 
-    def vanilla_transformer_layer(self, context: Any, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
+    def vanilla_transformer_layer(self, context: Context, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
         """Applies the layers once, each after a norm and with a residual connection.
 
         Args:
@@ -201,12 +201,12 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
             context.layer_index += 1
         return x
 
-    def _step(self, context: Any, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
+    def _step(self, context: Context, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
         for _ in range(self.num_inrecurrence_layers):
             x = self.vanilla_transformer_layer(context, x, mask)
         return x
 
-    def ut_basic(self, context: Any, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
+    def ut_basic(self, context: Context, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
         """Applies the layers `num_rec_steps` times.
 
         Args:
@@ -218,7 +218,9 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
             x = self._step(context, self.step_preprocess(context, x, step), mask)
         return x
 
-    def ut_highway(self, context: Any, layer_inputs: Sequence[mtf.Tensor], mask: Any) -> mtf.Tensor:
+    def ut_highway(
+        self, context: Context, layer_inputs: Sequence[mtf.Tensor], mask: Any
+    ) -> mtf.Tensor:
         """Applies the layers `num_rec_steps` times, with a highway around each step.
 
         See Srivastava et al., "Highway networks" (2015).
@@ -242,7 +244,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
             mtf.scalar_summary("highway_carry_gate_layer", mtf.reduce_mean(carry))
         return state
 
-    def act_layer(self, context: Any, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
+    def act_layer(self, context: Context, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
         """Applies the layers `act_max_steps` + 1 times; positions stop to change before.
 
         Args:
@@ -273,7 +275,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         mtf.scalar_summary("ponder_times", mtf.reduce_mean(updates))
         return output
 
-    def _halting_probability(self, context: Any, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
+    def _halting_probability(self, context: Context, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
         """Returns how likely each position stops at this step, without the last dimension."""
         shape = x.shape - x.shape.dims[-1]
         if self.act_type == "random":

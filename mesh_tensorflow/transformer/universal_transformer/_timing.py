@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["TimingSignals", "concat_channels"]
 
@@ -52,7 +55,7 @@ class TimingSignals:
 
     def get_timing_signal_1d(
         self,
-        context: Any,
+        context: Context,
         length: mtf.Dimension,
         channels: mtf.Dimension,
         min_timescale: float = 1.0,
@@ -80,7 +83,7 @@ class TimingSignals:
         return _sinusoids(positions, channels, min_timescale, max_timescale)
 
     def add_position_timing_signal_func(
-        self, context: Any, x: mtf.Tensor, step: Union[int, mtf.Tensor]
+        self, context: Context, x: mtf.Tensor, step: Union[int, mtf.Tensor]
     ) -> mtf.Tensor:
         """Returns `x` with sinusoids of the positions, added or concatenated.
 
@@ -101,7 +104,7 @@ class TimingSignals:
             signal = _sinusoids(context.position + start, channels, 1.0, 1.0e4)
         return self._with_signal(x, signal)
 
-    def _start_index(self, context: Any, length: mtf.Dimension, step: Any) -> Any:
+    def _start_index(self, context: Context, length: mtf.Dimension, step: Any) -> Any:
         def random() -> Any:
             if not context.train:
                 return 0
@@ -123,7 +126,7 @@ class TimingSignals:
         return starts[self.position_start_index]()
 
     def get_layer_timing_signal_learned_1d(
-        self, context: Any, channels: mtf.Dimension, layer: Any, num_layers: int
+        self, context: Context, channels: mtf.Dimension, layer: Any, num_layers: int
     ) -> mtf.Tensor:
         """Returns a learned vector of a step, from the variable `layer_embedding`.
 
@@ -148,7 +151,7 @@ class TimingSignals:
         return mtf.gather(table * channels.size**0.5, layer, layer_dim)
 
     def _layer_timing_signal_sinusoid_1d(
-        self, context: Any, channels: mtf.Dimension, layer: Any, num_layers: int
+        self, context: Context, channels: mtf.Dimension, layer: Any, num_layers: int
     ) -> mtf.Tensor:
         del num_layers
         if not isinstance(layer, mtf.Tensor):
@@ -156,7 +159,7 @@ class TimingSignals:
         return _sinusoids(layer, channels, 1.0, 1.0e4)
 
     def add_step_timing_signal_func(
-        self, context: Any, x: mtf.Tensor, step: Union[int, mtf.Tensor]
+        self, context: Context, x: mtf.Tensor, step: Union[int, mtf.Tensor]
     ) -> mtf.Tensor:
         """Returns `x` with a signal of the step, added or concatenated.
 
@@ -190,7 +193,7 @@ class TimingSignals:
         )
 
     def step_preprocess(
-        self, context: Any, x: mtf.Tensor, step: Union[int, mtf.Tensor]
+        self, context: Context, x: mtf.Tensor, step: Union[int, mtf.Tensor]
     ) -> mtf.Tensor:
         """Returns the state with the signals that the stack is told to add.
 

@@ -1,0 +1,74 @@
+"""What operations and hooks know of a Lowering."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Protocol, Union
+
+if TYPE_CHECKING:
+    import tensorflow.compat.v1 as tf
+
+    from mesh_tensorflow._core.graph import Mesh
+    from mesh_tensorflow._core.operation import Operation
+    from mesh_tensorflow._core.tensor import Tensor
+    from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+
+__all__ = ["LoweringLike"]
+
+
+class LoweringLike(Protocol):
+    """A Lowering, as operations see it; `mesh_tensorflow.Lowering` is the one there is.
+
+    Attributes:
+      operations: from Assign operations to tf operations.
+      tensors: from Tensors to laid-out values.
+      variables: from Variables to LaidOutVariables.
+      loop_tapes: from loops to what their gradients read.
+      random_keys: keys of the random operations in loops, in the present iteration.
+    """
+
+    operations: dict[Operation, tf.Operation]
+    tensors: dict[Tensor, Any]
+    variables: dict[Any, Any]
+    loop_tapes: dict[Operation, tuple]
+    random_keys: dict[Operation, tf.Tensor]
+
+    def mesh_impl(self, m: Union[Mesh, Operation, Tensor]) -> MeshImpl:
+        """Returns the MeshImpl that an operation is executed on."""
+
+    def requested_impl(self, m: Union[Mesh, Operation, Tensor]) -> MeshImpl:
+        """Returns the MeshImpl that the caller gave: things are counted by it."""
+
+    def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: Any) -> None:
+        """Notes the lowered form of a Tensor."""
+
+    def set_partial_sum(
+        self, tensor: Tensor, summands: Any, mesh_axes: Sequence[int], label: str
+    ) -> None:
+        """Notes that a Tensor is a sum over groups of processors, made when it is needed."""
+
+    def import_slices(self, tensor: Tensor, slices: Sequence[Any]) -> Any:
+        """Returns the LaidOutTensor of slices that the mesh which the caller gave has."""
+
+    def lower_operations(self, operations: Iterable[Operation]) -> None:
+        """Lowers the operations inside an operation, in order."""
+
+    def lowered_operation(self, op: Operation) -> tf.Operation:
+        """Returns the tf operation of an Assign."""
+
+    def copy_masters_to_slices(self) -> tf.Operation:
+        """Returns a tf operation that sets all slices to what the masters hold."""
+
+    def copy_slices_to_masters(self) -> tf.Operation:
+        """Returns a tf operation that sets all masters to what the slices hold."""
+
+    def add_counter(self, key: str, value: int) -> None:
+        """Adds a pair to the counters."""
+
+    def count_collectives(self, op: Operation, label: Optional[str]) -> None:
+        """Counts what an operation communicates itself."""
+
+    def allreduce_counter(
+        self, mesh_axes: Sequence[int], x: Tensor, label: str
+    ) -> Callable[[], None]:
+        """Returns a function that counts the sum of a Tensor over mesh axes."""
