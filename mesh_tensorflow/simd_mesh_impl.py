@@ -16,8 +16,9 @@ from mesh_tensorflow._mesh.constants import at_device, constant
 from mesh_tensorflow._mesh.devices import check_devices
 from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.program import Program
 from mesh_tensorflow._mesh.simd.collectives import TfCollectives
-from mesh_tensorflow._mesh.simd.program import SimdProgram, current_program
+from mesh_tensorflow._mesh.simd.program import current_program
 from mesh_tensorflow._mesh.simd.replicate import replicate
 from mesh_tensorflow._mesh.simd.tensor import SimdTensor
 from mesh_tensorflow._mesh.simd.variable import SimdVariable
@@ -98,7 +99,7 @@ class SimdMeshImpl(MeshImpl):
         self._l2p = [int(p) for p in self._l2p]  # NumPy's integers come from topologies
         self._p2l = [self._l2p.index(p) for p in numbers]
         self._wide_groups = allreduce_in_bfloat16_max_group_size
-        self.program: Any = None
+        self.program: Program
         self._collectives: Any = None
         self._devices: list[str] = []
         self._join_program(devices)
@@ -115,15 +116,15 @@ class SimdMeshImpl(MeshImpl):
             check_devices(self._devices, self.shape)
             self._collectives = TfCollectives(self.shape, program, self._l2p)
         elif self._device_assignment is not None or tpu_context()[0] is not None:
-            self.program = TpuProgram(
+            tpu_program = TpuProgram(
                 self.shape,
                 self._device_assignment,
                 self._l2p,
                 ReplicatedVariable,
                 self._wide_groups,
             )
-            self._devices = self.program.devices
-            self._collectives = self.program.collectives
+            self.program, self._devices = tpu_program, tpu_program.devices
+            self._collectives = tpu_program.collectives
         else:
             raise ValueError(
                 "SimdMeshImpl works within a program that all processors run: make the graph, the "
@@ -140,7 +141,7 @@ class SimdMeshImpl(MeshImpl):
     @property
     def supports_control_dependencies(self) -> bool:
         """Whether operations can be made to wait for others: not on a TPU."""
-        return isinstance(self.program, SimdProgram)
+        return self.program.orders_operations
 
     # -- processors
 
@@ -199,7 +200,7 @@ class SimdMeshImpl(MeshImpl):
 
     def Print(self, x: Any, data: Any, message: str, **kwargs: Any) -> SimdTensor:
         """Returns `x`; processor 0 prints its slices of `data`, but on a TPU nothing is printed."""
-        if isinstance(self.program, TpuProgram):
+        if not self.program.orders_operations:
             return super().Print(x, data, message, **kwargs)
         x = x.to_laid_out_tensor().one_slice
         shown = [d.to_laid_out_tensor().one_slice for d in data]

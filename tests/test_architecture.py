@@ -40,7 +40,8 @@ CORE_ORDER = [
 ]
 # Rooms of _mesh: neither sees the other, and files outside of rooms see none of them but slices.
 MESH_ORDER = [
-    ["constants", "devices", "laid_out", "parallel", "mesh_pair"],
+    ["constants", "devices", "laid_out", "parallel", "program"],
+    ["mesh_pair"],
     ["slices"],
     ["mesh_impl"],
     ["variables"],

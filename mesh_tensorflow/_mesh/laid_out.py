@@ -1,16 +1,69 @@
-"""Values spread over a mesh that are still to be computed."""
+"""Values spread over a mesh: there, or still to be computed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
+
+from mesh_tensorflow._core.shape import Shape
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
+    "LaidOutTensor",
     "LazyAllreduceSum",
     "LazyLaidOutTensor",
     "compatible_lazy_allreduce_sums",
     "convert_args_to_laid_out_tensors",
 ]
+
+
+class LaidOutTensor:
+    """The slices of one tensor that a program has, of one processor or of all.
+
+    What mesh implementations pass to the functions of `slicewise` and to collectives is a subclass
+    of it; `MeshImpl.LaidOutTensor` says which.
+    """
+
+    def __init__(self, tensor_list: Sequence[Any]):
+        """Makes one.
+
+        Args:
+          tensor_list: the slices, tf.Tensors.
+        """
+        self._tensor_list = list(tensor_list)
+
+    def __repr__(self) -> str:
+        return f"[{','.join(map(repr, self._tensor_list))}]"
+
+    @classmethod
+    def from_tensor_list(cls, tensor_list: Sequence[Any]) -> Self:
+        """Makes one from a list of tf.Tensors."""
+        return cls(tensor_list)
+
+    @property
+    def tensor_list(self) -> list[Any]:
+        """The slices."""
+        return self._tensor_list
+
+    @property
+    def all_slices(self) -> list[Any]:
+        """The slices."""
+        return self._tensor_list
+
+    @property
+    def slice_shape(self) -> list[int]:
+        """Shape of one slice."""
+        return self._tensor_list[0].shape.as_list()
+
+    def of_shape(self, tensor_shape: Shape) -> LaidOutTensor:
+        """Returns the same slices, known to be those of a tensor of a certain Shape."""
+        return self
+
+    def to_laid_out_tensor(self) -> Self:
+        """Returns itself."""
+        return self
 
 
 class LazyAllreduceSum:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.laid_out import LaidOutTensor
 
 __all__ = ["MeshPair"]
 
@@ -49,13 +50,12 @@ class MeshPair:
           tensor: the Tensor of which it is the value.
           laid_out: a LaidOutTensor of either mesh.
         """
-        if not self.is_merged:
+        if not self.is_merged or not isinstance(laid_out, LaidOutTensor):
             return laid_out
-        slices = getattr(laid_out, "all_slices", ())
-        if len(slices) == self.requested.size:
-            laid_out = self.of_requested(tensor, slices)
+        if len(laid_out.all_slices) == self.requested.size:
+            laid_out = self.of_requested(tensor, laid_out.all_slices)
         # With its shape it can be cut again for who uses the requested mesh.
-        return laid_out.of_shape(tensor.shape) if hasattr(laid_out, "of_shape") else laid_out
+        return laid_out.of_shape(tensor.shape)
 
     def of_requested(self, tensor: Tensor, slices: Any) -> Any:
         """Returns the executed form of slices that the requested mesh has.

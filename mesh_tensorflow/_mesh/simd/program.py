@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.program import Program
 from mesh_tensorflow._mesh.simd.reductions import Reduction
 from mesh_tensorflow._mesh.slices import random_values
 
@@ -20,7 +21,7 @@ _program: contextvars.ContextVar[Optional[SimdProgram]] = contextvars.ContextVar
 )
 
 
-class SimdProgram:
+class SimdProgram(Program):
     """A program while it is traced.
 
     Attributes:
@@ -35,6 +36,7 @@ class SimdProgram:
     """
 
     binds_masters = True
+    orders_operations = True
 
     def __init__(self, devices: Sequence[str], local: Sequence[int], first_key: int):
         self.devices = list(devices)

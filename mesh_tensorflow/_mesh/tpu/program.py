@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh.program import Program
 from mesh_tensorflow._mesh.slices import random_values
 from mesh_tensorflow._mesh.tpu.collectives import TpuCollectives
 from mesh_tensorflow._mesh.tpu.context import outside_tpu_context, tpu_context
@@ -17,7 +18,7 @@ from mesh_tensorflow._mesh.tpu.context import outside_tpu_context, tpu_context
 __all__ = ["TpuProgram"]
 
 
-class TpuProgram:
+class TpuProgram(Program):
     """One program for all cores of a TPU: what tpu.rewrite, tpu.replicate or tpu.shard builds.
 
     It may be made before the computation is being built; what it does is done while it is.
@@ -31,6 +32,7 @@ class TpuProgram:
     # devices than to read and to assign them whole. Initializing and restoring then need no TPU,
     # and a TPU that is initialized anew loses nothing that the host does not hold.
     binds_masters = False
+    orders_operations = False
 
     def __init__(
         self,
