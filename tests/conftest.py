@@ -1,5 +1,6 @@
 """Settings that all tests share."""
 
+import fnmatch
 import os
 import sys
 import warnings
@@ -12,17 +13,19 @@ import hypothesis
 import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
+from slow_tests import SLOW
 
 from mesh_tensorflow._core import strictness
 
-hypothesis.settings.register_profile(
-    "suite",
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(hypothesis.HealthCheck),
-)
-hypothesis.settings.load_profile("suite")
+for _name, _examples in [("short", 8), ("all", 30)]:
+    hypothesis.settings.register_profile(
+        _name,
+        max_examples=_examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
 
 
 def pytest_addoption(parser):
@@ -32,9 +35,20 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    """Leaves slow tests out, unless they are asked for by an option or by name."""
     named = any("::" in argument for argument in config.args)
-    if not (config.getoption("--all") or config.option.markexpr or named):
+    short = not (config.getoption("--all") or config.option.markexpr or named)
+    if short:
         config.option.markexpr = "not slow"
+    hypothesis.settings.load_profile("short" if short else "all")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 # Where warnings of slips are errors, unless a test is marked as having some.

@@ -63,7 +63,7 @@ def run(instructions, mesh, layout_seed, recompute=False, **kind):
             return placing, values + session.run(tf.global_variables())
 
 
-@settings(max_examples=30, phases=[Phase.generate, Phase.shrink])
+@settings(phases=[Phase.generate, Phase.shrink])
 @given(
     st.lists(INSTRUCTION, min_size=10, max_size=20),
     st.sampled_from(SHAPES),
@@ -83,7 +83,7 @@ def test_any_layout(instructions, first_mesh, second_mesh, seed):
             harness.assert_close(value, e, 1e-4, f"{placing}, target {i}")
 
 
-@settings(max_examples=12, phases=[Phase.generate, Phase.shrink])
+@settings(phases=[Phase.generate, Phase.shrink])
 @given(
     st.lists(INSTRUCTION, min_size=4, max_size=12), st.sampled_from(SHAPES), st.integers(0, 10**6)
 )
