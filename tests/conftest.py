@@ -17,15 +17,14 @@ from slow_tests import SLOW
 
 from mesh_tensorflow._core import strictness
 
-for _name, _examples in [("short", 8), ("all", 30)]:
-    hypothesis.settings.register_profile(
-        _name,
-        max_examples=_examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
+hypothesis.settings.register_profile(
+    "suite",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+hypothesis.settings.load_profile("suite")
 
 
 def pytest_addoption(parser):
@@ -37,10 +36,8 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Leaves slow tests out, unless they are asked for by an option or by name."""
     named = any("::" in argument for argument in config.args)
-    short = not (config.getoption("--all") or config.option.markexpr or named)
-    if short:
+    if not (config.getoption("--all") or config.option.markexpr or named):
         config.option.markexpr = "not slow"
-    hypothesis.settings.load_profile("short" if short else "all")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,5 +1,6 @@
 """Random programs give the same outputs, gradients and updates in every layout."""
 
+import pytest
 import random_programs
 import tensorflow.compat.v1 as tf
 from cases import harness
@@ -63,14 +64,19 @@ def run(instructions, mesh, layout_seed, recompute=False, **kind):
             return placing, values + session.run(tf.global_variables())
 
 
-@settings(phases=[Phase.generate, Phase.shrink])
-@given(
+PHASES = [Phase.generate, Phase.shrink]
+IN_LAYOUTS = given(
     st.lists(INSTRUCTION, min_size=10, max_size=20),
     st.sampled_from(SHAPES),
     st.sampled_from(SHAPES),
     st.integers(0, 10**6),
 )
-def test_any_layout(instructions, first_mesh, second_mesh, seed):
+RECOMPUTED = given(
+    st.lists(INSTRUCTION, min_size=4, max_size=12), st.sampled_from(SHAPES), st.integers(0, 10**6)
+)
+
+
+def check_layouts(instructions, first_mesh, second_mesh, seed):
     _, expected = run(instructions, "", 0)
     kinds = [
         {"merge": ["none", "memory"][seed % 2]},
@@ -83,11 +89,7 @@ def test_any_layout(instructions, first_mesh, second_mesh, seed):
             harness.assert_close(value, e, 1e-4, f"{placing}, target {i}")
 
 
-@settings(phases=[Phase.generate, Phase.shrink])
-@given(
-    st.lists(INSTRUCTION, min_size=4, max_size=12), st.sampled_from(SHAPES), st.integers(0, 10**6)
-)
-def test_recomputed(instructions, mesh, seed):
+def check_recomputed(instructions, mesh, seed):
     """Values that are computed again for a gradient are the same, and so are the gradients."""
     _, expected = run(instructions, "", 0)
     for place in ("", mesh):
@@ -95,3 +97,21 @@ def test_recomputed(instructions, mesh, seed):
         assert len(values) == len(expected)
         for i, (value, e) in enumerate(zip(values, expected)):
             harness.assert_close(value, e, 1e-4, f"{placing}, target {i}")
+
+
+test_some_layouts = settings(max_examples=8, phases=PHASES)(IN_LAYOUTS(check_layouts))
+test_some_recomputed = settings(max_examples=4, phases=PHASES)(RECOMPUTED(check_recomputed))
+
+
+@pytest.mark.slow
+@settings(max_examples=30, phases=PHASES)
+@IN_LAYOUTS
+def test_any_layout(instructions, first_mesh, second_mesh, seed):
+    check_layouts(instructions, first_mesh, second_mesh, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=12, phases=PHASES)
+@RECOMPUTED
+def test_recomputed(instructions, mesh, seed):
+    check_recomputed(instructions, mesh, seed)

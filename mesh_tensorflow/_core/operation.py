@@ -259,8 +259,8 @@ class Operation(metaclass=_LeavesNothingBehind):
     def replace_inputs(self, mapping: Mapping[Tensor, Tensor]) -> None:
         """Makes it read other Tensors, in its inputs and wherever else it refers to them.
 
-        The default serves a class that keeps Tensors as attributes of its own, alone or in lists;
-        one that keeps them in another way does more. Operations inside it are told one by one.
+        The default serves a class that keeps Tensors as attributes, alone or in lists and tuples;
+        one that keeps them otherwise does more. Operations inside it are told one by one.
 
         Args:
           mapping: from Tensors to those that take their places.
