@@ -50,7 +50,7 @@ class Saver(tf.train.Saver):
     """
 
     def __init__(self, var_list: Any = None, **kwargs: Any):
-        """Makes a saver.
+        """Creates a saver.
 
         Args:
           var_list: as of tf.train.Saver: a list of variables, or a dictionary of them by name in
@@ -143,7 +143,7 @@ def _path(given: Any) -> str:
 
 
 def _wanted(var_list: Any) -> dict[str, Wanted]:
-    """Returns what variables want, by name in the checkpoint."""
+    """Returns the shape and dtype that each variable expects, by name in the checkpoint."""
     if isinstance(var_list, Mapping):
         named: Iterable = var_list.items()
     else:

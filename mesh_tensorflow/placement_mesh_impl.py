@@ -75,7 +75,7 @@ class PlacementMeshImpl(MeshImpl):
         allreduce: str = "auto",
         merge: str = "device",
     ):
-        """Makes a PlacementMeshImpl.
+        """Creates a PlacementMeshImpl.
 
         Args:
           shape: the mesh shape; a Shape, or what converts to one, such as "rows:2,cols:2".

@@ -69,7 +69,7 @@ class SimdMeshImpl(MeshImpl):
         logical_to_physical: Optional[Sequence[int]] = None,
         allreduce_in_bfloat16_max_group_size: int = 8,
     ):
-        """Makes a SimdMeshImpl.
+        """Creates a SimdMeshImpl.
 
         Args:
           shape: the mesh shape; a Shape, or what converts to one, such as "rows:2,cols:2".

@@ -30,7 +30,7 @@ class ReplicatedVariable(VariableBase):
     __iter__ = None  # else Python would count through __getitem__ without end
 
     def __init__(self, name: str, variables: Sequence[Any]):
-        """Makes a ReplicatedVariable.
+        """Creates a ReplicatedVariable.
 
         Args:
           name: its name; that of its handle within a computation begins with it.

@@ -76,7 +76,7 @@ class BalancedVariablePlacer:
     """Places each variable on the device with the fewest bytes of variables so far."""
 
     def __init__(self, devices: Sequence[str], init_usage: Optional[Sequence[int]] = None):
-        """Makes a placer.
+        """Creates a placer.
 
         Args:
           devices: device strings.
@@ -112,7 +112,7 @@ class BalancedVariablePlacer:
 
 
 def create_host_call(model_dir: str) -> Optional[tuple]:
-    """Returns what writes the summaries of mtf.scalar_summary on a TPU's host.
+    """Returns a host_call that writes the summaries of mtf.scalar_summary.
 
     Args:
       model_dir: a directory for the summary files.

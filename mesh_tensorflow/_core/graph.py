@@ -280,7 +280,7 @@ class Graph:
     # -- undoing a call that failed
 
     def mark(self) -> GraphMark:
-        """Returns what `roll_back` needs to bring the graph back to its present contents."""
+        """Returns a mark of the present contents of the graph, for `roll_back`."""
         return GraphMark(
             len(self._operations),
             len(self._name_journal),
@@ -311,7 +311,7 @@ class Mesh:
     """A name for a set of processors; a MeshImpl says which they are."""
 
     def __init__(self, graph: Graph, name: str, variable_placer: Any = None):
-        """Makes a Mesh.
+        """Creates a Mesh.
 
         Args:
           graph: a Graph.

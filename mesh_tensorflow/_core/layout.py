@@ -28,7 +28,7 @@ class TensorLayout:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, tensor_axis_to_mesh_axis: Iterable[Optional[int]]):
-        """Makes a TensorLayout.
+        """Creates a TensorLayout.
 
         Args:
           tensor_axis_to_mesh_axis: for each tensor axis a mesh axis or None.

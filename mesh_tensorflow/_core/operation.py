@@ -286,7 +286,7 @@ class Operation(metaclass=_LeavesNothingBehind):
     # -- cost
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Returns what it costs on `mesh_impl`, its inputs being fully summed.
+        """Returns the cost on `mesh_impl`, given inputs that are not partial sums.
 
         The default is that of an elementwise function. Needs only shapes and the layout.
         """
@@ -299,7 +299,7 @@ class Operation(metaclass=_LeavesNothingBehind):
         )
 
     def cost_key(self) -> Hashable:
-        """Returns what its cost and its sums depend on, besides its class, shapes and dtypes.
+        """Returns what its cost and partial sums depend on besides class, shapes and dtypes.
 
         Operations of one class with equal keys and shapes cost the same under every layout. By
         default that is nothing; or, for a class with a cost or sums of its own, the operation

@@ -57,7 +57,7 @@ class Shape:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, dims: Iterable[Any]):
-        """Makes a Shape.
+        """Creates a Shape.
 
         Args:
           dims: Dimensions, or pairs `(str, int)`.

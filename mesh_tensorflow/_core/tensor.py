@@ -35,7 +35,7 @@ class Tensor:
         name: Optional[str] = None,
         index: int = 0,
     ):
-        """Makes the output number `index` of `operation`.
+        """Creates the output number `index` of `operation`.
 
         Args:
           operation: an Operation.

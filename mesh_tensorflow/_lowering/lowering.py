@@ -1,4 +1,40 @@
-"""Lowering: turns a Graph into TensorFlow operations, given a MeshImpl for each Mesh."""
+"""Lowering: turns a Graph into TensorFlow operations, given a MeshImpl for each Mesh.
+
+An mtf program is a list of operations on tensors with named dimensions. It says nothing of
+devices. A Lowering goes through the list once, in order, and has each operation lower itself:
+take the laid-out tensors of its inputs from `lowering.tensors`, call the mesh implementation, and
+hand over the laid-out tensors of its outputs. Nothing is searched, and no operation sees another
+one.
+
+An example: `y = relu(einsum([x, w], [batch, d_out]))` with x [batch=4, d_in=6], w [d_in=6,
+d_out=8], on the mesh "rows:2,cols:2" in the layout "batch:rows,d_in:cols". Processors are
+numbered row by row:
+
+    processor  (row, col)   slice of x [2, 3]    slice of w [3, 8]
+    0          (0, 0)       x[0:2, 0:3]          w[0:3]
+    1          (0, 1)       x[0:2, 3:6]          w[3:6]
+    2          (1, 0)       x[2:4, 0:3]          w[0:3]
+    3          (1, 1)       x[2:4, 3:6]          w[3:6]
+
+1. The variable w has two different slices. It is replicated over rows: processors 0 and 2 hold
+   equal slices, which one memory domain stores once.
+2. The einsum is a product of slices on each processor: [2, 3] times [3, 8] gives [2, 8]. As
+   `d_in` is summed over and split over cols, each product is a *partial sum*. `set_partial_sum`
+   records a LazyAllreduceSum over mesh axis 1. Nothing is communicated yet.
+3. The relu is not linear, so it needs the sum: it asks the LazyAllreduceSum for its laid-out
+   tensor. Now processors 0 and 1 add up their slices, and so do 2 and 3. This allreduce is
+   counted: 4 processors x 16 elements, once. An addition of two such einsums would have added the
+   partial sums first, and would have communicated once for both.
+4. `export_to_tf_tensor(y)` joins the slices [2, 8] of row 0 and row 1 to the whole [4, 8].
+
+Gradients are operations like all others, made before lowering. The gradient of w sums over
+`batch`, which is split over rows: a partial sum over mesh axis 0, which the optimizer's update
+asks for. That is the gradient allreduce of data parallelism; no code is specific to it.
+
+The mesh that is counted and checked is the *requested* one. Where processors are one device,
+operations are lowered through an *executed* mesh with fewer processors (see `MeshPair`): on one
+CPU, the program above is one matrix product, and its counters are still those of four processors.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +47,9 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.cost import Collective
 from mesh_tensorflow._core.errors import NotInLoweringError, WrongTypeError
 from mesh_tensorflow._core.graph import Graph, Mesh
-from mesh_tensorflow._core.operation import Operation, with_inner_operations
+from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._lowering.checks import all_of_package, check_impls
 from mesh_tensorflow._lowering.counters import (
     communication_table,
     log_variable_sizes,
@@ -68,14 +105,14 @@ class Lowering:
         Raises:
           ValueError: an operation cannot be lowered in this layout; the message names it.
         """
-        _check_impls(mesh_to_impl)
+        check_impls(mesh_to_impl)
         check_rules_apply(graph.operations, mesh_to_impl)
         for impl in mesh_to_impl.values():
             if isinstance(impl, MeshImpl):
                 impl.check_processors()
         self.graph = graph
         self.mesh_to_impl = mesh_to_impl
-        known = _all_of_package(graph.operations)
+        known = all_of_package(graph.operations)
         self._pairs = {mesh: MeshPair.of(impl, known) for mesh, impl in mesh_to_impl.items()}
         self.operations: dict[Operation, tf.Operation] = {}
         self.tensors: dict[Tensor, Any] = {}
@@ -349,31 +386,3 @@ class Lowering:
         Loops are counted once.
         """
         return communication_table(self._collectives)
-
-
-def _all_of_package(operations: Iterable[Operation]) -> bool:
-    """Whether no operation, within loops and the like, is of a class from elsewhere.
-
-    Such a class may count on a slice for each processor, so nothing is merged then.
-    """
-    return all(
-        type(op).__module__.startswith("mesh_tensorflow.")
-        for op in with_inner_operations(operations)
-    )
-
-
-def _check_impls(mesh_to_impl: Any) -> None:
-    """Checks that a Lowering is told how to lower a mesh.
-
-    Raises:
-      TypeError: it is no dictionary, or a value in it is no MeshImpl.
-    """
-    impls = mesh_to_impl.values() if isinstance(mesh_to_impl, Mapping) else [None]
-    for impl in impls:
-        if impl is None or isinstance(impl, str):
-            found = repr(mesh_to_impl if impl is None else impl)
-            raise TypeError(
-                "Lowering: mesh_to_impl must be a dictionary from mtf.Mesh to a MeshImpl, as "
-                '{mesh: mtf.placement_mesh_impl.PlacementMeshImpl("all:1", "", [""])}, and not '
-                f"{found}"
-            )

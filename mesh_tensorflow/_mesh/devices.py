@@ -34,7 +34,7 @@ def default_devices() -> list[str]:
 
 
 def device_spec(device: str) -> tf.DeviceSpec:
-    """Returns what a device string says.
+    """Returns the DeviceSpec of a device string.
 
     Raises:
       ValueError: it is malformed; the message shows how devices are written.
@@ -97,7 +97,7 @@ def memory_domain(device: str) -> str:
 
 
 def merged_processors(mesh_shape: Shape, places: Sequence[str]) -> tuple[Shape, list[int]]:
-    """Returns what is left of a mesh when processors at one place become one.
+    """Returns the executed mesh after merging processors at one place.
 
     Args:
       mesh_shape: a Shape.

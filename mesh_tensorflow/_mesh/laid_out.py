@@ -27,7 +27,7 @@ class LaidOutTensor:
     """
 
     def __init__(self, tensor_list: Sequence[Any]):
-        """Makes one.
+        """Creates a LaidOutTensor.
 
         Args:
           tensor_list: the slices, tf.Tensors.
@@ -124,7 +124,7 @@ class LazyLaidOutTensor:
     """A laid-out tensor that is computed each time it is asked for, such as a large constant."""
 
     def __init__(self, to_laid_out_tensor_fn: Callable[[], Any], slice_shape: Sequence[int]):
-        """Makes one.
+        """Creates a LazyLaidOutTensor.
 
         Args:
           to_laid_out_tensor_fn: a function of no arguments that returns a LaidOutTensor.

@@ -1,4 +1,38 @@
-"""MeshImpl: the vocabulary in which operations are lowered, whatever they run on."""
+"""MeshImpl: the vocabulary in which operations are lowered, whatever they run on.
+
+Operations know shapes, layouts and this vocabulary, and nothing of devices:
+
+- *compute*: `slicewise(fn, *inputs)` calls a function of tf.Tensors on each processor's slices;
+- *communicate*: `allreduce`, `allconcat`, `alltoall` and `receive` (shifts) over mesh axes,
+  `allsplit` to keep one's own part;
+- *know where one is*: `laid_out_pnum`, `laid_out_pcoord`;
+- *convert*: `import_tf_tensor` cuts a whole tensor, `export_to_tf_tensor` joins slices, `random`
+  makes the slices of a random tensor;
+- *keep*: `LaidOutVariable` holds the slices of a variable.
+
+What passes between them is a laid-out tensor. An implementation chooses what that is:
+PlacementMeshImpl has a list with a tf.Tensor for each processor, each on its device; SimdMeshImpl
+has a list of one, as the same program runs on every processor.
+
+An example: a tensor x [a=4, b=6] on the mesh "rows:2,cols:2" in the layout "a:rows".
+
+    tensor_layout(x.shape)          (0, None): a is split over mesh axis 0, b is not split
+    slice_shape(x.shape)            [2, 6]
+    slice_begin(x.shape, pnum=2)    [2, 0]: processor 2 is in row 1
+    laid_out_size(x.shape)          48: four slices of 12 elements
+
+`slicewise(tf.exp, x)` is exp of four slices; as the slices of processors 0 and 1 are equal, one
+memory domain computes them once. The sum of x over a and b takes two steps:
+`slicewise(tf.reduce_sum, x)` gives a scalar on each processor, and `allreduce(sums, [0], "SUM")`
+adds those of (0, 0) and (1, 0), and those of (0, 1) and (1, 1). To split b over cols instead,
+with a whole, each processor takes its columns with `allsplit(x, mesh_axis=1, split_axis=1)`,
+slices [2, 3], and gets the rows it lacks with `allconcat(x, mesh_axis=0, concat_axis=0)`, slices
+[4, 3].
+
+A subclass implements the operations marked below; everything about shapes and layouts is here.
+The results must not depend on the layout: that is what makes a layout a matter of performance
+alone.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +71,7 @@ class MeshImpl:
     LaidOutVariable: Any = None
 
     def __init__(self, shape: Any, layout_rules: Any):
-        """Makes a MeshImpl.
+        """Creates a MeshImpl.
 
         Args:
           shape: the mesh shape; a Shape, or what converts to one, such as "rows:2,cols:2".

@@ -41,7 +41,7 @@ class PeerLostError(RuntimeError):
     """Another process of the cluster is gone."""
 
     def __init__(self, text: str, peer: Peer) -> None:
-        """Makes one.
+        """Creates a PeerLostError.
 
         Args:
           text: what happened.
@@ -162,7 +162,7 @@ class Lookout:
     """Pings other processes in a thread, and remembers who did not answer first."""
 
     def __init__(self, peers: Iterable[Peer]) -> None:
-        """Makes one, which pings from now on until the process ends.
+        """Creates a Lookout, which pings from now on until the process ends.
 
         Args:
           peers: the other processes, all of which have answered.

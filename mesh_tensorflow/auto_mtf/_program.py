@@ -77,7 +77,7 @@ class LayoutProgram:
         operation_sets: Iterable[Collection[str]],
         memory: LiveMemory,
     ):
-        """Makes the program.
+        """Creates the program.
 
         Args:
           pairs: (dimension name, mesh dimension name) that may be in the layout.

@@ -67,7 +67,7 @@ class ResidentMemory:
     """
 
     def __init__(self, graph: Graph, outputs: Sequence[Tensor], candidates: frozenset[str]):
-        """Makes a ResidentMemory.
+        """Creates a ResidentMemory.
 
         Args:
           graph: an mtf.Graph.
@@ -139,7 +139,7 @@ class ResidentMemory:
         return [n for n in self._blocks if n.startswith(f"{loop.tape_of.name}/tape/")]
 
     def _moments_of(self, loop: Loop) -> list[list[_Block]]:
-        """Returns what an iteration has in memory while each of its operations runs."""
+        """Returns the tensors that are live during each operation of an iteration."""
         last: dict[Tensor, int] = {}
         for i, op in enumerate(loop.operations):
             last.update(dict.fromkeys(op.outputs + op.inputs, i))
@@ -316,7 +316,7 @@ class ResidentMemory:
     def contents(
         self, time: int, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]
     ) -> list[Held]:
-        """Returns what is in memory at a time, the largest first; see `in_use`."""
+        """Returns the live tensors at a time, largest first; see `in_use`."""
         place = self.at[: len(self._schedule)].index(self.at[time]) if self._schedule else 0
         lives = self._lives(self._schedule)
         blocks = list(self._variables)

@@ -35,7 +35,7 @@ class Seconds(NamedTuple):
         return self if other == 0 else self + other
 
     def times(self, count: float) -> Seconds:
-        """Returns what several of them take."""
+        """Returns the sum of several times."""
         return Seconds(self.compute * count, self.communication * count)
 
 
@@ -54,7 +54,7 @@ class CostModel:
     """
 
     def __init__(self, mesh_shape: Shape, hardware: Hardware):
-        """Makes a CostModel.
+        """Creates a CostModel.
 
         Args:
           mesh_shape: a Shape.
@@ -76,7 +76,7 @@ class CostModel:
         return self._impls[key]
 
     def operation(self, op: Operation, impl: MeshImpl) -> Seconds:
-        """Returns what an operation takes, without sums that others left pending.
+        """Returns the time of an operation, without partial sums of its inputs.
 
         Args:
           op: an Operation.
@@ -88,7 +88,7 @@ class CostModel:
         return self.seconds(op.cost(impl), rate, tensors, impl)
 
     def seconds(self, cost: Cost, rate: str, tensors: Iterable[Tensor], impl: MeshImpl) -> Seconds:
-        """Returns what something takes.
+        """Returns the time of a cost.
 
         Args:
           cost: a Cost.

@@ -36,7 +36,7 @@ class LayoutSpace:
         mesh_sizes: Mapping[str, int],
         operation_sets: Iterable[Iterable[str]],
     ):
-        """Makes a LayoutSpace.
+        """Creates a LayoutSpace.
 
         Args:
           pairs: (dimension name, mesh dimension name) that may be in a layout.

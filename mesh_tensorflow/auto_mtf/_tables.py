@@ -25,7 +25,7 @@ class Table:
     """
 
     def __init__(self, dims: tuple[str, ...], rows: np.ndarray):
-        """Makes a Table of zeros."""
+        """Creates a Table of zeros."""
         self.dims = dims
         self.rows = rows
         self.seconds = np.zeros(len(rows))
@@ -51,7 +51,7 @@ class Tables:
         seconds: Mapping[tuple[str, ...], np.ndarray],
         other_sets: Iterable[tuple[str, ...]] = (),
     ):
-        """Makes the Tables.
+        """Creates the Tables.
 
         Args:
           space: a LayoutSpace.

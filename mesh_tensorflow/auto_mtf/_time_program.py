@@ -37,7 +37,7 @@ class TimeProgram:
     """
 
     def __init__(self, tables: Tables, memory: ResidentMemory, limit: Optional[float] = None):
-        """Makes a TimeProgram.
+        """Creates a TimeProgram.
 
         Args:
           tables: Tables.

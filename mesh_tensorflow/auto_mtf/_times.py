@@ -57,7 +57,7 @@ class StepTime:
     """
 
     def __init__(self, units: Iterable[Unit], space: LayoutSpace, model: CostModel):
-        """Makes a StepTime.
+        """Creates a StepTime.
 
         Args:
           units: Units.

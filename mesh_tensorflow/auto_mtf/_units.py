@@ -236,7 +236,7 @@ class _SumFinder:
 
 
 def signature(op: Operation) -> Hashable:
-    """Returns what is equal only for operations that cost the same under every layout.
+    """Returns a key that two operations share only if they cost the same under every layout.
 
     Args:
       op: an Operation.

@@ -54,7 +54,7 @@ class Explanation:
         others: Iterable[Estimate],
         memory_limit_bytes: Optional[float],
     ):
-        """Makes an Explanation.
+        """Creates an Explanation.
 
         Args:
           estimator: a StepEstimator.
@@ -68,7 +68,7 @@ class Explanation:
         self.alternatives = [Alternative(e, self._why(e)) for e in others]
 
     def _why(self, other: Estimate) -> str:
-        """Returns what another layout loses by, or wins by, against the chosen one."""
+        """Returns the difference in time between another layout and the chosen one."""
         limit = self.memory_limit_bytes
         if limit is not None and other.peak_bytes > limit:
             return f"does not fit: {_bytes(other.peak_bytes - limit)} too many"
@@ -225,7 +225,7 @@ def explain(
     hardware: Union[str, Hardware, None] = None,
     alternatives: int = 4,
 ) -> Explanation:
-    """Returns what a step takes under a layout, and why other layouts are not better.
+    """Returns the time of a step under a layout, compared with other layouts.
 
     Args:
       mtf_graph: an mtf.Graph.

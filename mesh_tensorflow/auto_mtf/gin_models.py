@@ -70,7 +70,7 @@ _LENGTHS = {"inputs": 512, "targets": 512}
 
 
 def _bound(name: str, default: Any) -> Any:
-    """Returns what gin binds to a parameter, if it does."""
+    """Returns the value that gin binds to a parameter, or None."""
     try:
         value = gin.query_parameter(name)
     except ValueError:

@@ -37,7 +37,7 @@ class GraphInterface:
     """
 
     def __init__(self, graph: Any, canonical_device: Optional[str] = None):
-        """Makes a GraphInterface.
+        """Creates a GraphInterface.
 
         Args:
           graph: a tf.Graph or an mtf.Graph.

@@ -36,7 +36,7 @@ class LayoutOptimizer:
     """
 
     def __init__(self, memory_estimator: MemoryEstimator, scheduler_alg: str = "LIST"):
-        """Makes the integer program.
+        """Creates the integer program.
 
         Args:
           memory_estimator: a MemoryEstimator.

@@ -24,7 +24,7 @@ class MemoryEstimator:
     """
 
     def __init__(self, mtf_graph: Graph, mesh_shape: Any, mtf_outputs: Iterable[Tensor] = ()):
-        """Makes a MemoryEstimator.
+        """Creates a MemoryEstimator.
 
         Args:
           mtf_graph: an mtf.Graph.

@@ -45,7 +45,7 @@ class MemoryLimitError(ValueError):
     """
 
     def __init__(self, message: str, missing_bytes: float):
-        """Makes the error."""
+        """Creates the error."""
         super().__init__(message)
         self.missing_bytes = missing_bytes
 
@@ -90,7 +90,7 @@ class StepEstimator:
         mtf_outputs: Iterable[Tensor] = (),
         hardware: Union[str, Hardware, None] = None,
     ):
-        """Makes a StepEstimator.
+        """Creates a StepEstimator.
 
         Args:
           mtf_graph: an mtf.Graph.
@@ -110,7 +110,7 @@ class StepEstimator:
         self._tables: Optional[Tables] = None
 
     def estimate(self, layout: AnyLayout) -> Estimate:
-        """Returns what a step takes under a layout.
+        """Returns the time of a step under a layout.
 
         Rules for dimensions that no layout may split, and for mesh dimensions that the mesh
         lacks, count for nothing.
@@ -170,7 +170,7 @@ class StepEstimator:
         return found
 
     def program(self, memory_limit_bytes: Optional[float] = None) -> TimeProgram:
-        """Returns what looks for layouts; see `best`."""
+        """Returns the solver of the search for layouts; see `best`."""
         if self._tables is None:
             self._tables = Tables(self.space, self.times.tables(), self.memory.dimension_sets)
         return TimeProgram(self._tables, self.memory, memory_limit_bytes)
@@ -188,7 +188,7 @@ class StepEstimator:
         return MemoryLimitError("\n".join(lines), least.peak_bytes - limit)
 
     def peak_contents(self, layout: AnyLayout) -> list[Held]:
-        """Returns what is in memory at the peak, the largest first.
+        """Returns the live tensors at the peak, largest first.
 
         Args:
           layout: see `estimate`.

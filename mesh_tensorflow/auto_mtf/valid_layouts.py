@@ -24,7 +24,7 @@ class LayoutValidator:
     """
 
     def __init__(self, mtf_graph: Graph, mesh_shape: Any):
-        """Makes a LayoutValidator.
+        """Creates a LayoutValidator.
 
         Args:
           mtf_graph: an mtf.Graph.

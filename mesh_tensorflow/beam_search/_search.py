@@ -134,7 +134,7 @@ class _Search:
         return rest[0]
 
     def step(self, state: _State, states: Sequence[mtf.Tensor]) -> tuple[_State, list[mtf.Tensor]]:
-        """Returns what comes after one more position."""
+        """Returns the state of the search after one more position."""
         candidates, new_states = self._grow(state, states)
         _check_states(states, new_states)
         here = mtf.one_hot(state.step, self._length, 1, 0, tf.int32)

@@ -39,7 +39,7 @@ class SelectOperation(mtf.Operation):
         old_dim: mtf.Dimension,
         name: Optional[str] = None,
     ):
-        """Makes the operation; see `select`, which brings the dimensions into order."""
+        """Creates the operation; see `select`, which brings the dimensions into order."""
         super().__init__([x, indices], name=name or "select")
         self._old_dim = old_dim
         self._batch = indices.shape.dims[:-1]

@@ -74,7 +74,7 @@ class BertConfig:
         type_vocab_size: int = 16,
         initializer_range: Optional[float] = 0.02,
     ) -> None:
-        """Makes one.
+        """Creates a BertConfig.
 
         Args:
           vocab_size: how many tokens there are; the model rounds it up to a multiple of 128.

@@ -159,7 +159,7 @@ class BertModel(BertDims):
         return outputs
 
     def _attention_bias(self, input_mask: Optional[mtf.Tensor]) -> Optional[mtf.Tensor]:
-        """Returns what is added to all logits of attention, or None."""
+        """Returns the attention bias, or None."""
         bias = None
         if input_mask is not None:
             seen = mtf.to_float(
@@ -205,7 +205,7 @@ class BertModel(BertDims):
     # -- layers
 
     def self_attention(self, x: mtf.Tensor, attention_bias: Optional[mtf.Tensor]) -> mtf.Tensor:
-        """Returns what attention between all positions gives.
+        """Returns the attention output between all positions.
 
         Args:
           x: a Tensor with dimensions [batch..., seq, hidden].
@@ -360,7 +360,7 @@ class BertModel(BertDims):
     # -- what there is
 
     def get_pooled_output(self) -> mtf.Tensor:
-        """Returns what is made of the first position [batch..., hidden]."""
+        """Returns the pooled output of the first position, [batch..., hidden]."""
         return self.pooled_output
 
     def get_sequence_output(self) -> mtf.Tensor:

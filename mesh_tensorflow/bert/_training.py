@@ -66,7 +66,7 @@ class Imported(NamedTuple):
 
 
 def import_features(mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]) -> Imported:
-    """Returns what every model reads.
+    """Returns the features that every model reads.
 
     Args:
       mesh: a Mesh.

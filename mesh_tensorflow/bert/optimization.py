@@ -79,7 +79,7 @@ def create_optimizer(
     optimizer: str = "adam",
     clip_gradients: bool = True,
 ) -> tuple[tf.Tensor, list[mtf.Operation]]:
-    """Returns what updates the variables of the loss's graph.
+    """Returns the operations that update the variables of the loss's graph.
 
     The learning rate grows from 0 to `init_lr` during `num_warmup_steps`, and is `init_lr` times
     the share of steps that are left after them.

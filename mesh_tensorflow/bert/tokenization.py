@@ -154,7 +154,7 @@ def load_vocab(vocab_file: str) -> dict[str, int]:
 
 
 def convert_by_vocab(vocab: Mapping[Any, Any], items: Iterable[Any]) -> list[Any]:
-    """Returns what a vocabulary has for each item.
+    """Returns the vocabulary entry of each item.
 
     Args:
       vocab: a mapping.
@@ -323,7 +323,7 @@ class FullTokenizer:
     """
 
     def __init__(self, vocab_file: str, do_lower_case: bool = True) -> None:
-        """Makes one.
+        """Creates a FullTokenizer.
 
         Args:
           vocab_file: a file with a token per line.

@@ -20,7 +20,7 @@ MODEL_FN_ARGUMENTS = ("features", "labels", "mode", "params", "config")
 
 
 def function_name(function: Any) -> str:
-    """Returns what to call a function in a message.
+    """Returns the name of a function in error messages.
 
     Args:
       function: any callable.
@@ -89,7 +89,7 @@ def check_model_fn(model_fn: Any, known: Iterable[str] = MODEL_FN_ARGUMENTS) -> 
 def call_model_fn(
     model_fn: Callable[..., Any], features: Any, labels: Any, mode: str, params: Any, config: Any
 ) -> Any:
-    """Returns what a model function returns.
+    """Returns the result of calling a model function.
 
     Args:
       model_fn: a function of some of features, labels, mode, params and config.
@@ -119,7 +119,7 @@ def call_model_fn(
 
 
 def call_input_fn(input_fn: Any, mode: str, params: Any, config: Any) -> Any:
-    """Returns what an input function returns.
+    """Returns the result of calling an input function.
 
     Args:
       input_fn: a function of some of mode, params and config.

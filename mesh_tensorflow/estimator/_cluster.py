@@ -65,7 +65,7 @@ def read_tf_config() -> dict[str, Any]:
 
 
 def read_cluster(tf_config: Mapping[str, Any]) -> Cluster:
-    """Returns what the keys "cluster", "task" and others say.
+    """Returns the cluster described by the keys "cluster", "task" and others.
 
     Args:
       tf_config: as `read_tf_config` returns it.

@@ -48,7 +48,7 @@ class Watch:
     """
 
     def __init__(self, peers: Iterable[Peer], me: Peer) -> None:
-        """Makes one.
+        """Creates a Watch.
 
         Args:
           peers: the processes to watch.
@@ -155,7 +155,7 @@ class WatchedSessionCreator(tf.train.SessionCreator):
     """Makes sessions, but not while a process of the cluster is gone."""
 
     def __init__(self, create: Callable[[], Any], watch: Watch) -> None:
-        """Makes one.
+        """Creates a WatchedSessionCreator.
 
         Args:
           create: makes a session.

@@ -49,7 +49,7 @@ class Estimator:
         params: Any = None,
         warm_start_from: Any = None,
     ) -> None:
-        """Makes one.
+        """Creates an Estimator.
 
         Args:
           model_fn: a function of `features` and, as it needs them, `labels`, `mode`, `params` and

@@ -172,7 +172,7 @@ def _add_graph(
 
 
 def _main_op(spec: Any, mode: str) -> tf.Operation:
-    """Returns what a loader runs once it has restored the variables.
+    """Returns the operation that a loader runs after restoring the variables.
 
     Hooks are not exported. What MtfRestoreHook does is done here, as slices are not in a file.
     """

@@ -55,7 +55,7 @@ class ClassificationOutput(ExportOutput):
     def __init__(
         self, scores: Optional[tf.Tensor] = None, classes: Optional[tf.Tensor] = None
     ) -> None:
-        """Makes one.
+        """Creates a ClassificationOutput.
 
         Args:
           scores: floats [batch, classes], or None.
@@ -107,7 +107,7 @@ class RegressionOutput(ExportOutput):
     """One value for each example."""
 
     def __init__(self, value: tf.Tensor) -> None:
-        """Makes one.
+        """Creates a RegressionOutput.
 
         Args:
           value: floats [batch] or [batch, 1].
@@ -148,7 +148,7 @@ class PredictOutput(ExportOutput):
     """Any tensors, by name."""
 
     def __init__(self, outputs: Any) -> None:
-        """Makes one.
+        """Creates a PredictOutput.
 
         Args:
           outputs: a tensor, which is called "output", or a dict of tensors.
@@ -198,7 +198,7 @@ class EvalOutput(ExportOutput):
         metrics: Any = None,
         mode: str = ModeKeys.EVAL,
     ) -> None:
-        """Makes one.
+        """Creates an EvalOutput.
 
         Args:
           loss: a tensor, or None.

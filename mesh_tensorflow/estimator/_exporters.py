@@ -108,7 +108,7 @@ class LatestExporter(_SavedModelExporter):
         as_text: bool = False,
         exports_to_keep: Optional[int] = 5,
     ) -> None:
-        """Makes one.
+        """Creates a LatestExporter.
 
         Args:
           name: the name of its directory.
@@ -155,7 +155,7 @@ class FinalExporter(_SavedModelExporter):
         assets_extra: Any = None,
         as_text: bool = False,
     ) -> None:
-        """Makes one.
+        """Creates a FinalExporter.
 
         Args:
           name: the name of its directory.
@@ -216,7 +216,7 @@ class BestExporter(_SavedModelExporter):
         as_text: bool = False,
         exports_to_keep: Optional[int] = 5,
     ) -> None:
-        """Makes one.
+        """Creates a BestExporter.
 
         Args:
           name: the name of its directory.

@@ -40,7 +40,7 @@ class NanLossError(tf.train.NanLossDuringTrainingError):
     """The loss of a training is not a number."""
 
     def __init__(self, text: str, step: int) -> None:
-        """Makes one.
+        """Creates a NanLossError.
 
         Args:
           text: what happened.
@@ -69,7 +69,7 @@ class NanLossHook(tf.train.SessionRunHook):
         listeners: Any,
         fail_on_nan_loss: bool = True,
     ) -> None:
-        """Makes one.
+        """Creates a NanLossHook.
 
         Args:
           loss: a scalar.
@@ -84,7 +84,7 @@ class NanLossHook(tf.train.SessionRunHook):
         self._fail = fail_on_nan_loss
 
     def before_run(self, run_context: Any) -> Any:
-        """Returns what to fetch.
+        """Returns the fetches of a step.
 
         Args:
           run_context: unused.
@@ -136,7 +136,7 @@ class StopAfterBatches(tf.train.SessionRunHook):
     """Ends an evaluation after some batches, and counts them."""
 
     def __init__(self, batches: Optional[int]) -> None:
-        """Makes one.
+        """Creates a StopAfterBatches.
 
         Args:
           batches: how many, or None until the data end.
@@ -198,7 +198,7 @@ class OtherWriterListener(tf.train.CheckpointSaverListener):
     """Says once that something else writes checkpoints to the directory of a training."""
 
     def __init__(self, directory: str) -> None:
-        """Makes a listener.
+        """Creates a listener.
 
         Args:
           directory: where the training writes.

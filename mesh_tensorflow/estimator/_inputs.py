@@ -14,7 +14,7 @@ class InitializeIterator(tf.train.SessionRunHook):
     """Starts a dataset's iterator in each new session."""
 
     def __init__(self, initializer: tf.Operation) -> None:
-        """Makes one.
+        """Creates an InitializeIterator.
 
         Args:
           initializer: the iterator's.
@@ -53,7 +53,7 @@ def is_dataset(value: Any) -> bool:
 
 
 def make_inputs(returned: Any, features_only: bool = False) -> Inputs:
-    """Returns what an input function gives in each step.
+    """Returns the features and labels of a step.
 
     Args:
       returned: a dataset, (features, labels) or features.

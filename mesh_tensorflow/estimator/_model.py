@@ -57,7 +57,7 @@ class Model(NamedTuple):
             return make_inputs(self.call_input_fn(input_fn, mode), features_only)
 
     def spec(self, inputs: Inputs, mode: str) -> Any:
-        """Returns what the model function makes of inputs.
+        """Returns the EstimatorSpec of the model function for given inputs.
 
         Args:
           inputs: features and labels.
@@ -74,7 +74,7 @@ class Model(NamedTuple):
 
 
 def as_spec(spec: Any, mode: str) -> Any:
-    """Returns what a model function returned, if it is what it should be.
+    """Returns the EstimatorSpec that a model function returned, after checking its type.
 
     Args:
       spec: an EstimatorSpec.
@@ -101,7 +101,7 @@ def as_spec(spec: Any, mode: str) -> Any:
 def session_creator(
     model: Model, spec: Any, checkpoint_path: Optional[str], called: str
 ) -> tf.train.SessionCreator:
-    """Returns what makes a session with a checkpoint's values.
+    """Returns a session creator that restores a checkpoint.
 
     Args:
       model: the model.

@@ -26,7 +26,7 @@ class ProfileHook(tf.train.SessionRunHook):
         steps: Optional[Iterable[int]] = None,
         show_memory: bool = False,
     ) -> None:
-        """Makes one.
+        """Creates a ProfileHook.
 
         Args:
           output_dir: where traces go.

@@ -40,7 +40,7 @@ class ProgressHook(tf.train.SessionRunHook):
         last_step: Optional[int] = None,
         stream: Optional[TextIO] = None,
     ) -> None:
-        """Makes one.
+        """Creates a ProgressHook.
 
         Args:
           loss: a scalar.
@@ -65,7 +65,7 @@ class ProgressHook(tf.train.SessionRunHook):
             tf.get_logger().addFilter(self._filter)
 
     def before_run(self, run_context: Any) -> Any:
-        """Returns what to fetch.
+        """Returns the fetches of a step.
 
         Args:
           run_context: unused.

@@ -18,7 +18,7 @@ class RandomStepHook(tf.train.SessionRunHook):
     """
 
     def __init__(self) -> None:
-        """Makes one, before the model function is called.
+        """Creates a RandomStepHook, before the model function is called.
 
         Attributes:
           step: the number of steps done, a tf.Tensor.

@@ -111,7 +111,7 @@ def own_device(config: RunConfig) -> Optional[str]:
 def session_creator_for(
     config: RunConfig, scaffold: tf.train.Scaffold, evaluation: bool = False, **kwargs: Any
 ) -> tf.train.SessionCreator:
-    """Returns what makes an estimator's sessions: of all processes in a cluster.
+    """Returns the session creator of an estimator, for all processes of a cluster.
 
     Args:
       config: a RunConfig.

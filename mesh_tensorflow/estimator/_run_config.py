@@ -113,7 +113,7 @@ class RunConfig:
         session_creation_timeout_secs: int = 7200,
         checkpoint_save_graph_def: bool = True,
     ) -> None:
-        """Makes one.
+        """Creates a RunConfig.
 
         Args:
           model_dir: directory of checkpoints and summaries.

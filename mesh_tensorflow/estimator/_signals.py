@@ -78,7 +78,7 @@ class StoppedBySignal(SystemExit):
     """Ends the program with an exit code and says why."""
 
     def __init__(self, code: int, text: str) -> None:
-        """Makes one.
+        """Creates a StoppedBySignal.
 
         Args:
           code: the exit code.

@@ -88,7 +88,7 @@ def run_training(model: Model, input_fn: Any, request: Request) -> Optional[floa
 
 
 def device_fn(config: Any) -> Any:
-    """Returns what puts the operations of a training on devices.
+    """Returns the device function of a training graph.
 
     Args:
       config: a RunConfig.
@@ -260,7 +260,7 @@ def _session(
 def _chief_session(
     model: Model, spec: Any, step: _Step, hooks: Sequence[Any]
 ) -> tf.train.MonitoredSession:
-    """Returns what MonitoredTrainingSession would, but which never waits for lost processes.
+    """Returns a MonitoredSession that never waits for lost processes.
 
     Its hooks count steps rightly however the model function orders its operations.
     """

@@ -342,7 +342,7 @@ def attend(
     heads: mtf.Dimension,
     **kwargs: Any,
 ) -> mtf.Tensor:
-    """Returns what the heads find in a memory, joined.
+    """Returns the attention output over a memory, heads combined.
 
     Args:
       query: a Tensor with dimensions [batch..., length, io].

@@ -192,7 +192,7 @@ def local_2d_halo_exchange(
 def _memory_dim(
     what: str, x: mtf.Tensor, dim: mtf.Dimension, given: Optional[mtf.Dimension]
 ) -> mtf.Dimension:
-    """Returns what a dimension is called in the memory."""
+    """Returns the name of a dimension on the memory side of attention."""
     name = "memory_" + dim.name if given is None else given.name
     if name in x.shape.dimension_names:
         raise ValueError(

@@ -45,7 +45,7 @@ class ReadVariable(Operation):
     """The value of a variable at this place of the program."""
 
     def __init__(self, var: Variable, name: Optional[str] = None):
-        """Makes the operation; see `read_variable`."""
+        """Creates the operation; see `read_variable`."""
         super().__init__(var.outputs, name=name or "read_variable")
         self._var = var
         self._outputs = [Tensor(self, var.shape, var.activation_dtype)]
@@ -99,7 +99,7 @@ class Assign(Operation):
         assign_fn: Callable = assign_slice,
         name: Optional[str] = None,
     ):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           variables: Variable operations.

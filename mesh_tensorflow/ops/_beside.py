@@ -15,7 +15,7 @@ __all__: list[str] = []
 
 
 def beside(what: str, x: Tensor, value: Any) -> Any:
-    """Returns what is written beside a Tensor as a Tensor or a number.
+    """Returns the other operand of a binary operator, as a Tensor or a number.
 
     A number stays what it is. An array of the sizes of the Tensor is imported.
 

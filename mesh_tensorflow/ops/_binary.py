@@ -68,7 +68,7 @@ class ScalarMultiplyOperation(Operation):
     """Multiplies a Tensor by a number or a tf scalar; no gradient goes to the scalar."""
 
     def __init__(self, x: Tensor, scalar: Any, name: Optional[str] = None):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           x: a Tensor.
@@ -98,7 +98,7 @@ class ScalarAddOperation(Operation):
     """Adds a number or a tf scalar to a Tensor; no gradient goes to the scalar."""
 
     def __init__(self, x: Tensor, scalar: Any, name: Optional[str] = None):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           x: a Tensor.
@@ -136,7 +136,7 @@ class BinaryOpWithBroadcasting(Operation):
         output_dtype: tf.DType,
         name: Optional[str] = None,
     ):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           tf_fn: a function of two tf.Tensors that broadcasts as TensorFlow does.
@@ -189,7 +189,7 @@ class AddOperation(BinaryOpWithBroadcasting):
     """The sum of two Tensors; two sums over the same processors are communicated as one."""
 
     def __init__(self, x1: Tensor, x2: Tensor, output_shape: Any, name: Optional[str] = None):
-        """Makes the operation; see BinaryOpWithBroadcasting."""
+        """Creates the operation; see BinaryOpWithBroadcasting."""
         super().__init__(tf.add, x1, x2, output_shape, x1.dtype, name=name or "add")
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -231,7 +231,7 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
     def __init__(
         self, tf_fn: Callable, x1: Tensor, x2: Tensor, output_shape: Any, name: Optional[str] = None
     ):
-        """Makes the operation; `tf_fn` is tf.minimum or tf.maximum."""
+        """Creates the operation; `tf_fn` is tf.minimum or tf.maximum."""
         super().__init__(tf_fn, x1, x2, output_shape, x1.dtype, name=name or "add")
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:

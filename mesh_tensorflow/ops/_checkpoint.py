@@ -16,7 +16,7 @@ class MtfRestoreHook(tf.train.SessionRunHook):
     """Copies masters to slices once the session has been made or restored."""
 
     def __init__(self, lowering: LoweringLike):
-        """Makes the hook.
+        """Creates the hook.
 
         Args:
           lowering: a Lowering.
@@ -43,7 +43,7 @@ class MtfCheckpointSaverListener(tf.train.CheckpointSaverListener):
     """Copies slices to masters before each save."""
 
     def __init__(self, lowering: LoweringLike):
-        """Makes the listener and its copying operation, before the graph is finalized.
+        """Creates the listener and its copying operation, before the graph is finalized.
 
         Args:
           lowering: a Lowering.

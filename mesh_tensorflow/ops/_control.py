@@ -39,7 +39,7 @@ class Depend(Operation):
         dependencies: Sequence[Union[Tensor, Operation]],
         name: Optional[str] = None,
     ):
-        """Makes the operation; see `depend`."""
+        """Creates the operation; see `depend`."""
         for d in dependencies:
             if not isinstance(d, (Tensor, Operation)):
                 raise ValueError(f"depend: {d!r} is neither a mtf.Tensor nor a mtf.Operation")
@@ -94,7 +94,7 @@ class StopGradient(Operation):
     """The same value, through which no gradient goes."""
 
     def __init__(self, x: Tensor, name: Optional[str] = None):
-        """Makes the operation; see `stop_gradient`."""
+        """Creates the operation; see `stop_gradient`."""
         super().__init__([x], name=name or "stop_gradient")
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
@@ -143,7 +143,7 @@ class CustomGradientOperation(Operation):
         forward_operations: Sequence[Operation],
         name: Optional[str] = None,
     ):
-        """Makes the operation; see `custom_gradient`.
+        """Creates the operation; see `custom_gradient`.
 
         Args:
           explicit_inputs: the arguments of the function, a list of Tensors.

@@ -59,7 +59,7 @@ class ConvNdOperation(Operation):
     def __init__(
         self, kind: ConvKind, operands: dict[str, Tensor], output_shape: Any, name: Optional[str]
     ):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           kind: a ConvKind.
@@ -217,7 +217,7 @@ class _ForwardConvOperation(ConvNdOperation):
         padding: str,
         name: Optional[str] = None,
     ):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           conv_input: a Tensor [batch..., spatial..., in]; any number of batch dimensions.

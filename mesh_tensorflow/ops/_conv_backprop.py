@@ -38,7 +38,7 @@ class Conv2or3dBackpropInputOperation(ConvNdOperation):
         padding: str,
         name: Optional[str] = None,
     ):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           conv_dimension: number of spatial dimensions, 2 or 3.
@@ -76,7 +76,7 @@ class Conv2or3dBackpropFilterOperation(ConvNdOperation):
         padding: str,
         name: Optional[str] = None,
     ):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           conv_dimension: number of spatial dimensions, 2 or 3.

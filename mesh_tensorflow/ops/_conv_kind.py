@@ -66,7 +66,7 @@ class ConvKind:
         return [1, *self.strides, 1]
 
     def product(self, role: str) -> str:
-        """Returns what computing a tensor is: "forward" or one of the two backprops."""
+        """Returns the product that computes a tensor: "forward" or one of two backprops."""
         roles = [self.output_role, self.input_role, FILTER]
         return ["forward", "backprop_input", "backprop_filter"][roles.index(role)]
 

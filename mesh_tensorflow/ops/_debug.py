@@ -28,7 +28,7 @@ class PrintOperation(Operation):
         name: Optional[str] = None,
         **kwargs: Any,
     ):
-        """Makes the operation; see `Print`."""
+        """Creates the operation; see `Print`."""
         super().__init__([x], name=name or "Print")
         self._data = list(data)
         self._message = message
@@ -70,7 +70,7 @@ class ScalarSummaryOperation(Operation):
     """Notes a scalar for summaries; its name is the tag."""
 
     def __init__(self, name: str, x: Tensor):
-        """Makes the operation; see `scalar_summary`."""
+        """Creates the operation; see `scalar_summary`."""
         if x.shape.ndims:
             raise ValueError(
                 f"scalar_summary {name!r}: {x.name} {x.shape} is no scalar; reduce it with "

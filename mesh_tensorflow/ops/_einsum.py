@@ -70,7 +70,7 @@ class EinsumOperation(Operation):
     """Multiplies Tensors and sums over the dimensions that the output lacks."""
 
     def __init__(self, inputs: Sequence[Tensor], output_shape: Any, name: Optional[str] = None):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           inputs: Tensors of one dtype.

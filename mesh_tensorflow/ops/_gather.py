@@ -44,7 +44,7 @@ class GatherOperation(Operation):
         output_shape: Shape,
         name: Optional[str] = None,
     ):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           weights: a Tensor with the dimension `dim`.

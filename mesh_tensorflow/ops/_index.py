@@ -52,7 +52,7 @@ class OneHotOperation(Operation):
         dtype: tf.DType,
         name: Optional[str] = None,
     ):
-        """Makes the operation; see `one_hot`."""
+        """Creates the operation; see `one_hot`."""
         if not indices.dtype.is_integer:
             raise ValueError(
                 f"{name or 'one_hot'}: indices must be integers: {indices.name} {indices.shape} "
@@ -190,7 +190,7 @@ class TopKOperation(Operation):
     def __init__(
         self, x: Tensor, reduced_dim: Dimension, k_dim: Dimension, name: Optional[str] = None
     ):
-        """Makes the operation; see `top_k`."""
+        """Creates the operation; see `top_k`."""
         check_dimension(name or "top_k", x, reduced_dim)
         if not 1 <= k_dim.size <= reduced_dim.size:
             raise ValueError(

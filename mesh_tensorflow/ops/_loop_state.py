@@ -43,7 +43,7 @@ class LoopState:
     """Laid-out tensors as a flat list of tf.Tensors, and back."""
 
     def __init__(self, mesh_impl: MeshImpl, shapes: Sequence[Shape], summands: Sequence[bool]):
-        """Makes a LoopState.
+        """Creates a LoopState.
 
         Args:
           mesh_impl: a MeshImpl.

@@ -161,7 +161,7 @@ class PoolOperation(Operation):
         pool_fn_string: str,
         name: Optional[str] = None,
     ):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           x: a Tensor [batch..., spatial..., channels]; any number of batch dimensions.
@@ -213,7 +213,7 @@ class PoolBackPropOperation(Operation):
         pool_fn_string: str,
         name: Optional[str] = None,
     ):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           x: a Tensor [batch..., spatial..., channels], the input of the pooling.

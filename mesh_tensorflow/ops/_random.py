@@ -32,7 +32,7 @@ class RandomOperation(Operation):
     """Random values that depend on the seed and on the program, not on the layout."""
 
     def __init__(self, mesh: Mesh, shape: Any, tf_fn: Callable, **kwargs: Any):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           mesh: a Mesh.

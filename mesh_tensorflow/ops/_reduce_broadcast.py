@@ -42,7 +42,7 @@ class ReduceOperation(Operation):
     def __init__(
         self, x: Tensor, output_shape: Any, reduction_fn_string: str, name: Optional[str] = None
     ):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           x: a Tensor.
@@ -142,7 +142,7 @@ class BroadcastOperation(Operation):
     """A Tensor repeated along further dimensions."""
 
     def __init__(self, x: Tensor, output_shape: Any, name: Optional[str] = None):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           x: a Tensor.

@@ -50,7 +50,7 @@ class _Move(NamedTuple):
 
 
 def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl) -> list[_Move]:
-    """Returns what must be moved between processors to reshape a tensor.
+    """Returns the communication that a reshape needs, step by step.
 
     Which part of a tensor a mesh axis tells apart is known by the product of the sizes before
     the axis that it splits: equal products before and after mean that nothing moves.
@@ -110,7 +110,7 @@ class ReshapeOperation(Operation):
     """The elements as they lie, under other dimensions; communicates where the layout asks it."""
 
     def __init__(self, x: Tensor, new_shape: Any, name: Optional[str] = None):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           x: a Tensor.

@@ -41,7 +41,7 @@ class ShiftOperation(Operation):
     def __init__(
         self, x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str] = None
     ):
-        """Makes the operation; see `shift`."""
+        """Creates the operation; see `shift`."""
         check_dimension(name or "shift", x, dim)
         super().__init__([x], name=name or "shift")
         self._dim = dim
@@ -54,7 +54,7 @@ class ShiftOperation(Operation):
         return [shift(grad_ys[0], -self._offset, self._dim, self._wrap)]
 
     def _pieces(self, mesh_impl: MeshImpl) -> list[_Piece]:
-        """Returns what a slice consists of after the shift, in order."""
+        """Returns the pieces of a slice after the shift, in order."""
         size = mesh_impl.slice_shape(self._outputs[0].shape)[self._axis]
         if size == 0:
             return [_Piece(0, 0, 0)]

@@ -30,7 +30,7 @@ class SliceOperation(Operation):
     def __init__(
         self, x: Tensor, begin: int, size: int, slice_dim_name: str, name: Optional[str] = None
     ):
-        """Makes the operation; see `mtf_slice`."""
+        """Creates the operation; see `mtf_slice`."""
         dim = x.shape.get_dim_by_name(slice_dim_name)
         if size == -1:
             size = dim.size - begin
@@ -88,7 +88,7 @@ class PadOperation(Operation):
     def __init__(
         self, x: Tensor, paddings: Sequence[int], pad_dim_name: str, name: Optional[str] = None
     ):
-        """Makes the operation; see `pad`."""
+        """Creates the operation; see `pad`."""
         dim = x.shape.get_dim_by_name(pad_dim_name)
         if len(paddings) != 2 or min(paddings) < 0:
             raise ValueError(

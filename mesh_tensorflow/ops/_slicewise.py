@@ -35,7 +35,7 @@ class SlicewiseOperation(Operation):
         grad_function: Optional[Callable] = None,
         name: Optional[str] = None,
     ):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           tf_fn: takes a tf.Tensor for each input; returns one, or a tuple of them.
@@ -109,7 +109,7 @@ class GenericGradOperation(Operation):
         grad_ys: Sequence[Optional[Tensor]],
         name: Optional[str] = None,
     ):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           forward_op: a SlicewiseOperation.

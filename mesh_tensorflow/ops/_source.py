@@ -42,7 +42,7 @@ class Constant(Operation):
     def __init__(
         self, mesh: Mesh, value: Any, shape: Shape, dtype: tf.DType, name: Optional[str] = None
     ):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           mesh: a Mesh.
@@ -139,7 +139,7 @@ class RangeOperation(Operation):
     """The numbers from 0 along one dimension."""
 
     def __init__(self, mesh: Mesh, dim: Dimension, dtype: tf.DType, name: Optional[str] = None):
-        """Makes the operation; see `mtf_range`."""
+        """Creates the operation; see `mtf_range`."""
         shape = Shape([dim])
         super().__init__([], mesh=mesh, name=name or "range")
         self._dim = shape.dims[0]
@@ -176,7 +176,7 @@ class ImportOperation(Operation):
     """A tf.Tensor, cut up by the layout."""
 
     def __init__(self, mesh: Mesh, tf_tensor: tf.Tensor, shape: Shape, name: Optional[str] = None):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           mesh: a Mesh.
@@ -282,7 +282,7 @@ class ImportLaidOutTensorOperation(Operation):
     """Slices that are there already."""
 
     def __init__(self, mesh: Mesh, laid_out_tensor: Any, shape: Shape, name: Optional[str] = None):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           mesh: a Mesh.

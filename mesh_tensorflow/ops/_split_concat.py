@@ -39,7 +39,7 @@ class ConcatOperation(Operation):
     """Tensors joined along a dimension that is not split."""
 
     def __init__(self, xs: Sequence[Tensor], concat_dim_name: str, name: Optional[str] = None):
-        """Makes the operation; see `concat`."""
+        """Creates the operation; see `concat`."""
         if not xs:
             raise ValueError("concat needs at least one tensor")
         check_dtypes(name or "concat", xs)
@@ -102,7 +102,7 @@ class SplitOperation(Operation):
         num_or_size_splits: Union[int, Sequence[int]],
         name: Optional[str] = None,
     ):
-        """Makes the operation; see `split`."""
+        """Creates the operation; see `split`."""
         check_dimension(name or "split", x, split_dim)
         if isinstance(num_or_size_splits, int):
             n = num_or_size_splits
@@ -185,7 +185,7 @@ class StackOperation(Operation):
     """Tensors of one shape joined along a new dimension."""
 
     def __init__(self, xs: Sequence[Tensor], dim_name: str, axis: int, name: Optional[str] = None):
-        """Makes the operation; see `stack`."""
+        """Creates the operation; see `stack`."""
         if not xs:
             raise ValueError("stack needs at least one tensor")
         check_dtypes(name or "stack", xs)
@@ -244,7 +244,7 @@ class UnstackOperation(Operation):
     """A Tensor taken apart along a dimension, which goes away."""
 
     def __init__(self, x: Tensor, dim: Dimension, name: Optional[str] = None):
-        """Makes the operation; see `unstack`."""
+        """Creates the operation; see `unstack`."""
         check_dimension(name or "unstack", x, dim)
         super().__init__([x], name=name or "unstack")
         self._dim = dim

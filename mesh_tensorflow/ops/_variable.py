@@ -45,7 +45,7 @@ class Variable(Operation):
         trainable: bool,
         **kwargs: Any,
     ):
-        """Makes the master tf variable, and the operation.
+        """Creates the master tf variable, and the operation.
 
         Args:
           mesh: a Mesh.
@@ -248,7 +248,7 @@ class StackedVariable(Variable):
     is_stacked = True
 
     def __init__(self, vs: Sequence[Variable]):
-        """Makes one from Variables of one shape and one set of dtypes."""
+        """Creates a StackedVariable from Variables of one shape and one set of dtypes."""
         self._parts = list(vs)
         first = vs[0]
         shape = Shape([Dimension("stacked", len(vs))]) + first.shape

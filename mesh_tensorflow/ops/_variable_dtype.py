@@ -18,7 +18,7 @@ class VariableDType:
         slice_dtype: Optional[tf.DType] = None,
         activation_dtype: Optional[tf.DType] = None,
     ):
-        """Makes a VariableDType.
+        """Creates a VariableDType.
 
         Args:
           master_dtype: of the master, which checkpoints hold.

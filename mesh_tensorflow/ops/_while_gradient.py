@@ -36,7 +36,7 @@ class WhileGradientOperation(Operation):
     """
 
     def __init__(self, forward: Any, grad_ys: Sequence[Optional[Tensor]]):
-        """Makes the operation.
+        """Creates the operation.
 
         Args:
           forward: a WhileLoopOperation.

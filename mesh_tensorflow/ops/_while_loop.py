@@ -47,7 +47,7 @@ class WhileLoopOperation(Operation):
         has_accumulators: bool = False,
         name: str = "while_loop",
     ):
-        """Makes the operation; see `while_loop`.
+        """Creates the operation; see `while_loop`.
 
         Args:
           cond_fn: takes a Tensor for each loop variable; returns a boolean scalar.

@@ -82,7 +82,7 @@ class AdafactorOptimizer(Optimizer):
         stacked_dim_names: Optional[Sequence[str]] = None,
         exclude_from_parameter_scale: Optional[Sequence[str]] = None,
     ):
-        """Makes the optimizer.
+        """Creates the optimizer.
 
         Args:
           multiply_by_parameter_scale: whether steps are relative to the RMS of the variable.

@@ -38,7 +38,7 @@ class AdamWeightDecayOptimizer(Optimizer):
         epsilon: float = 1e-6,
         exclude_from_weight_decay: Optional[Sequence[str]] = None,
     ):
-        """Makes the optimizer.
+        """Creates the optimizer.
 
         Args:
           learning_rate: a number or tf scalar.

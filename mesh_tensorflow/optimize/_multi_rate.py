@@ -31,7 +31,7 @@ class _WithAlternatives:
         alt_lr_schedules: Optional[Sequence[Optional[Sequence[Any]]]] = None,
         **kwargs: Any,
     ):
-        """Makes the optimizer.
+        """Creates the optimizer.
 
         The last regular expression decides: where it is found in the name of a variable the
         last schedule holds, elsewhere `learning_rate`. What is before it has no effect, as in

@@ -18,7 +18,7 @@ class SgdOptimizer(Optimizer):
     """Subtracts the learning rate times the gradient."""
 
     def __init__(self, learning_rate: Any):
-        """Makes the optimizer.
+        """Creates the optimizer.
 
         Args:
           learning_rate: a number or a tf scalar.
@@ -53,7 +53,7 @@ class MomentumOptimizer(Optimizer):
     """
 
     def __init__(self, learning_rate: Any, momentum: Any):
-        """Makes the optimizer.
+        """Creates the optimizer.
 
         Args:
           learning_rate: a number or a tf scalar.

@@ -45,7 +45,7 @@ class AdaptiveSoftmaxVocabEmbedding:
         ensemble_dim: Any,
         clusters: Sequence[dict] = gin.REQUIRED,
     ):
-        """Makes the variables.
+        """Creates the variables.
 
         Args:
           mesh: a Mesh.

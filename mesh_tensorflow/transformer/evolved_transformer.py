@@ -100,7 +100,7 @@ class EncoderConvolutionalLayer(transformer.TransformerLayer):
         initializer_scale: float = 1.0,
         norm_epsilon: float = 1e-6,
     ):
-        """Makes the layer.
+        """Creates the layer.
 
         Args:
           d_model: an integer; the convolutions have half of it as output size.
@@ -147,7 +147,7 @@ class DecoderAttentionLayer(transformer.TransformerLayer):
     """The sum of self-attention and of attention over the encoder's output."""
 
     def __init__(self, base_num_heads: int):
-        """Makes the layer.
+        """Creates the layer.
 
         Args:
           base_num_heads: an integer, the number of heads over the encoder's output; the
@@ -175,7 +175,7 @@ class DecoderConvolutionalLayer(transformer.TransformerLayer):
         initializer_scale: float = 1.0,
         norm_epsilon: float = 1e-6,
     ):
-        """Makes the layer.
+        """Creates the layer.
 
         Args:
           d_model: an integer, the size of the output.

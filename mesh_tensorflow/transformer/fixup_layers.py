@@ -162,7 +162,7 @@ class DenseReluDenseFixup(transformer.TransformerLayer):
         init_distribution: str = "uniform",
         num_blocks: int = gin.REQUIRED,
     ):
-        """Makes the layer.
+        """Creates the layer.
 
         Args:
           hidden_size: an integer.
@@ -246,7 +246,7 @@ class AttentionParamsFixup(attention.AttentionParams):
         init_distribution: str = "uniform",
         **kwargs: Any,
     ):
-        """Makes the variables; see `AttentionParams`.
+        """Creates the variables; see `AttentionParams`.
 
         Raises:
           ValueError: `fold_scaling_into_initializer` is true, or an argument is out of range.

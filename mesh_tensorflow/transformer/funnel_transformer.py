@@ -71,7 +71,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
         pooling_type: str = "mean",
         n_submodules: int = 2,
     ):
-        """Makes the stack.
+        """Creates the stack.
 
         Args:
           layers: a list of TransformerLayers, those of all modules; repetitions use them again.
@@ -112,7 +112,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
         self._calls = self._list_calls()
 
     def _list_calls(self) -> list[tuple[Any, str, bool]]:
-        """Returns what is called: a layer, its scope, and whether the length is pooled after."""
+        """Returns the layers to call, with their scopes and whether pooling follows."""
         sizes, repeats = list(self.block_param_size), list(self.block_repeat_size)
         if not len(sizes) == len(repeats) == self.n_blocks:
             raise ValueError(
@@ -208,7 +208,7 @@ class BitransformerFunnel(transformer.Bitransformer):
     """
 
     def __init__(self, encoder: Any, decoder: Any, shared_embedding: bool = True):
-        """Makes the model; see `Bitransformer`.
+        """Creates the model; see `Bitransformer`.
 
         Raises:
           ValueError: the encoder's layer stack is of another kind.

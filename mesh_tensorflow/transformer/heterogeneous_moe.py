@@ -212,7 +212,7 @@ class HeterogeneousMoE1D(transformer.TransformerLayer):
         heterogeneous_mask_info: Optional[Sequence[Mapping[str, Any]]] = None,
         top_n_num_experts_per_token: int = 3,
     ) -> None:
-        """Makes the layer.
+        """Creates the layer.
 
         Args are those of `moe.MoE1D`, and:
           moe_num_layers: an integer, how many layers an expert has without mask info.

@@ -57,7 +57,7 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
         self._knn_dim = mtf.Dimension("knn", knn)
 
     def call(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
-        """Returns what the memory holds for each position; see TransformerLayer.call."""
+        """Returns the memory output of each position; see TransformerLayer.call."""
         model_dim = x.shape.dims[-1]
         halves = [self._heads_dim, self._halves_dim]
         # TensorFlow's default initializer, whose fans all of these dimensions decide.

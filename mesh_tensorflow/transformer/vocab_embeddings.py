@@ -53,7 +53,7 @@ class FactorizedVocabEmbedding:
         ensemble_dim: Any,
         inner_dimension_size: int = gin.REQUIRED,
     ):
-        """Makes the variables `name`1 [vocab, inner] and `name`2 [inner, output].
+        """Creates the variables `name`1 [vocab, inner] and `name`2 [inner, output].
 
         Args:
           mesh: a Mesh.
@@ -98,7 +98,7 @@ class AdaptiveVocabEmbedding:
         ensemble_dim: Any,
         clusters: Sequence[dict] = gin.REQUIRED,
     ):
-        """Makes the variables.
+        """Creates the variables.
 
         Args:
           mesh: a Mesh.
@@ -203,7 +203,7 @@ class MixtureOfSoftmaxes(_TableWithContexts):
         ensemble_dim: Any,
         num_softmaxes: int = gin.REQUIRED,
     ):
-        """Makes the variables.
+        """Creates the variables.
 
         Args:
           mesh: a Mesh.
@@ -268,7 +268,7 @@ class Mixtape(_TableWithContexts):
         frequent_token_fraction: float = 0.1,
         noise_std_dev: float = 0.0,
     ):
-        """Makes the variables.
+        """Creates the variables.
 
         Args:
           mesh: a Mesh.

@@ -31,7 +31,7 @@ class Reducer:
     """
 
     def __init__(self, devices: Sequence[str], domains: Sequence[str], method: str):
-        """Makes a Reducer.
+        """Creates a Reducer.
 
         Args:
           devices: device strings, one for each processor.

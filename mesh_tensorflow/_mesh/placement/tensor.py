@@ -19,7 +19,7 @@ class PlacedTensor(LaidOutTensor):
     """
 
     def __init__(self, tensor_list: Sequence[Any], tensor_shape: Optional[Shape] = None):
-        """Makes one.
+        """Creates a PlacedTensor.
 
         Args:
           tensor_list: a tf.Tensor for each processor.

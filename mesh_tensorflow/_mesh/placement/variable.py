@@ -20,7 +20,7 @@ class PlacedVariable(SliceVariables):
     """
 
     def __init__(self, variable: Any, mesh_impl: Any):
-        """Makes the slice variables.
+        """Creates the slice variables.
 
         Args:
           variable: a Variable operation.

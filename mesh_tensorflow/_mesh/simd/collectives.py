@@ -34,7 +34,7 @@ class TfCollectives:
     """
 
     def __init__(self, mesh_shape: Shape, program: SimdProgram, physical: Sequence[int]):
-        """Makes one.
+        """Creates a TfCollectives.
 
         Args:
           mesh_shape: the logical mesh.
@@ -88,7 +88,7 @@ class TfCollectives:
         return processor_groups(self._shape, sorted(mesh_axes))
 
     def _keys(self, mesh_axes: Sequence[int]) -> dict[str, Any]:
-        """Returns what tells TensorFlow the group and the collective."""
+        """Returns the keys of a group and a collective, as attributes for TensorFlow."""
         groups = self._groups(mesh_axes)
         axes = tuple(sorted(mesh_axes))
         if axes not in self._group_keys:
@@ -177,7 +177,7 @@ class TfCollectives:
     def permute(
         self, x: tf.Tensor, mesh_axis: int, source_pcoord: Sequence[Optional[int]]
     ) -> tf.Tensor:
-        """Returns what the processor with another coordinate along a mesh axis holds, or zeros.
+        """Returns the slice of the processor with another coordinate along a mesh axis, or zeros.
 
         Slices go from sender to receiver, and nowhere else, if each has one receiver at most.
 
@@ -282,7 +282,7 @@ def _moved(y: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def _rank(device: str) -> tuple[str, int]:
-    """Returns what TensorFlow sorts devices by: task numbers are compared as strings."""
+    """Returns TensorFlow's sort key of a device: task numbers are compared as strings."""
     spec = tf.DeviceSpec.from_string(device or "")
     job = spec.job or "localhost"
     task = f"/job:{job}/replica:{spec.replica or 0}/task:{spec.task or 0}/{spec.device_type}"

@@ -140,7 +140,7 @@ class SimdProgram(Program):
         return id(handle) in self._own
 
     def arguments(self, captured: Sequence[tf.Tensor], pnum: int) -> list[tf.Tensor]:
-        """Returns what one processor's call gets for what the program uses from outside."""
+        """Returns the arguments of one processor's call for the captured inputs."""
         return [
             self._own[id(tensor)][pnum] if id(tensor) in self._own else tensor
             for tensor in captured

@@ -214,7 +214,7 @@ class Sharing:
                 yield node.data_inputs[0], member
 
     def _waits_for(self, node: _Node) -> list[str]:
-        """Returns what a node waits for, as tensors.
+        """Returns the control inputs of a node, as tensors.
 
         Collectives of CPUs may run in any order; TensorFlow has them wait for each other. What is
         sent is sent anyway; TensorFlow's optimizer may lose it with the node that waits for it.
@@ -283,7 +283,7 @@ class Sharing:
         made.signature.control_output.extend(outputs)
 
     def _rewritten(self, node: _Node, processor: int) -> list[Any]:
-        """Returns what a processor runs for a node."""
+        """Returns the nodes that a processor runs for a node of the program."""
         inputs = [
             self._local(tensor, processor, owner) for tensor, owner in self._taken(node, processor)
         ]
@@ -301,7 +301,7 @@ class Sharing:
         return [made]
 
     def _local(self, tensor: str, processor: int, owner: int) -> str:
-        """Returns what a processor calls a tensor that another one, or itself, uses."""
+        """Returns the local name of a tensor that this or another processor uses."""
         place = self._place(tensor, owner)
         if place != processor:
             return _name("from", place, tensor) + ":tensor:0"

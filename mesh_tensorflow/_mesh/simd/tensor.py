@@ -14,7 +14,7 @@ class SimdTensor(LaidOutTensor):
     """A list of one tf.Tensor: the slice of the processor that runs the program."""
 
     def __init__(self, tensor_list: Sequence[Any]):
-        """Makes one.
+        """Creates a SimdTensor.
 
         Args:
           tensor_list: a list of one tf.Tensor.

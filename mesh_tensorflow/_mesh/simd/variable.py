@@ -19,7 +19,7 @@ class SimdVariable(SliceVariables):
     """
 
     def __init__(self, variable: Any, mesh_impl: Any):
-        """Makes the slice variables, outside of the program.
+        """Creates the slice variables, outside of the program.
 
         Args:
           variable: a Variable operation.

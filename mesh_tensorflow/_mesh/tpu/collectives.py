@@ -53,7 +53,7 @@ class TpuCollectives:
         logical_to_physical: Sequence[int],
         allreduce_in_bfloat16_max_group_size: int = 8,
     ):
-        """Makes one.
+        """Creates a TpuCollectives.
 
         Args:
           mesh_shape: the logical mesh.
@@ -222,7 +222,7 @@ class TpuCollectives:
     def permute(
         self, x: tf.Tensor, mesh_axis: int, source_pcoord: Sequence[Optional[int]]
     ) -> tf.Tensor:
-        """Returns what the processor with another coordinate along a mesh axis holds, or zeros.
+        """Returns the slice of the processor with another coordinate along a mesh axis, or zeros.
 
         Slices go from sender to receiver, and nowhere else, if each has one receiver at most.
 

@@ -42,7 +42,7 @@ class TpuProgram(Program):
         make_variable: Callable[[str, Sequence[Any]], Any],
         allreduce_in_bfloat16_max_group_size: int,
     ):
-        """Makes one.
+        """Creates a TpuProgram.
 
         Args:
           mesh_shape: the logical mesh.

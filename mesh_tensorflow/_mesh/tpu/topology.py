@@ -290,7 +290,7 @@ class HierarchicalTiling:
     """
 
     def __init__(self, spec: Sequence[Any], physical_shape: Sequence[int]):
-        """Makes one.
+        """Creates a HierarchicalTiling.
 
         Args:
           spec: pairs (name of a mesh dimension, list of tile counts along each physical

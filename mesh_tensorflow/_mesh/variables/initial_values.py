@@ -61,7 +61,7 @@ def initial_value(initializer: Any, name: str, sizes: Sequence[int], dtype: tf.D
 
 
 def checked_value(value: Any, name: str, sizes: Sequence[int], dtype: tf.DType) -> tf.Tensor:
-    """Returns what an initializer returned, as a tf.Tensor.
+    """Returns the result of an initializer as a tf.Tensor.
 
     Args:
       value: an array or a tf.Tensor.

@@ -27,7 +27,7 @@ class MasterVariable(WholeVariable):
     _should_act_as_resource_variable = True  # tf.train.init_from_checkpoint asks for it
 
     def __init__(self, tf_variable: Any, trainable: bool):
-        """Makes one.
+        """Creates a MasterVariable.
 
         Args:
           tf_variable: a resource variable.

@@ -15,7 +15,7 @@ class SliceStorage(VariableStorage):
     """The slices of one variable, or of one part of a stack of variables."""
 
     def __init__(self, placed: Any, variable: Any, index: Optional[int] = None):
-        """Makes one.
+        """Creates a SliceStorage.
 
         Args:
           placed: a PlacedVariable.

@@ -75,7 +75,7 @@ class WholeStorage(VariableStorage):
     """One tf variable."""
 
     def __init__(self, tf_variable: Any):
-        """Makes one of a resource variable."""
+        """Creates a WholeStorage of a resource variable."""
         self._v = tf_variable
 
     def pieces(self) -> list[Piece]:
@@ -105,7 +105,7 @@ class PieceSaveable(SaveableObject):
     """
 
     def __init__(self, master: Any, pieces: Sequence[Piece], saved_name: str, name: str):
-        """Makes one.
+        """Creates a PieceSaveable.
 
         Args:
           master: the variable that they belong to.

@@ -71,7 +71,7 @@ class StoredMaster(WholeVariable):
     _in_graph_mode = False
 
     def __init__(self, variable: Any):
-        """Makes one.
+        """Creates a StoredMaster.
 
         Args:
           variable: a Variable operation with a store.

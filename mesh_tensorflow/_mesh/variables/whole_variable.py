@@ -63,7 +63,7 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):  # type: igno
     __array_priority__ = 100
 
     def __init__(self, trainable: bool):
-        """Makes one.
+        """Creates a WholeVariable.
 
         Args:
           trainable: whether optimizers are to change it.
@@ -181,7 +181,7 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):  # type: igno
     # -- checkpoints
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
-        """Returns what savers save and restore: something for each process that has slices."""
+        """Returns the saveable objects, one for each process that has slices."""
         pieces = self._at_storage().pieces_by_process()
 
         def factory(process: int, name: Optional[str] = None) -> PieceSaveable:

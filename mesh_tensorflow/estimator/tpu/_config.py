@@ -132,7 +132,7 @@ class RunConfig(_RunConfig):
         cluster: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Makes one.
+        """Creates a RunConfig.
 
         Args:
           tpu_config: a TPUConfig.

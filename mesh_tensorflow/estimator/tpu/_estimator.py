@@ -49,7 +49,7 @@ class TPUEstimator(Estimator):
         embedding_config_spec: Any = None,
         export_saved_model_api_version: Any = None,
     ) -> None:
-        """Makes one.
+        """Creates a TPUEstimator.
 
         Args:
           model_fn: a function of `features` and, as it needs them, `labels`, `mode`, `params` and

@@ -45,7 +45,7 @@ class ReplicaContext:
     num_hosts = 1
 
     def __init__(self, num_replicas: int):
-        """Makes one.
+        """Creates a ReplicaContext.
 
         Args:
           num_replicas: the number of processors.

@@ -18,7 +18,7 @@ class HostCallHook(tf.train.SessionRunHook):
     """Runs the operations of the host call along with steps."""
 
     def __init__(self, operations: Any, every_n_steps: int = 1) -> None:
-        """Makes one.
+        """Creates a HostCallHook.
 
         Args:
           operations: what the host call returned.

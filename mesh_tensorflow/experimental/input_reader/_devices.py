@@ -36,7 +36,7 @@ class ProcessDevices:
     """
 
     def __init__(self, simd_mesh_impl: Any):
-        """Makes one.
+        """Creates a ProcessDevices.
 
         Args:
           simd_mesh_impl: a SimdMeshImpl.

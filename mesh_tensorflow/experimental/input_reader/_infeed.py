@@ -25,7 +25,7 @@ class Infeed:
         number_of_shards: int,
         dequeue: Optional[Callable[[], list[tf.Tensor]]] = None,
     ):
-        """Makes one.
+        """Creates an Infeed.
 
         Args:
           tuple_types: the dtype of each input.

@@ -27,7 +27,7 @@ class PlacementMeshImplInputReader:
         ds_prefetch_size: int = -1,
         is_eval_mode: bool = False,
     ):
-        """Makes a reader.
+        """Creates a reader.
 
         Args:
           placement_mesh_impl: a PlacementMeshImpl.

@@ -47,7 +47,7 @@ class SimdMeshImplInputReader:
         external_worker: bool = True,
         is_eval_mode: bool = False,
     ):
-        """Makes a reader.
+        """Creates a reader.
 
         Args:
           simd_mesh_impl: a SimdMeshImpl.

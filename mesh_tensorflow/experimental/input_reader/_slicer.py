@@ -26,7 +26,7 @@ class SubBatchSlicer:
         external_worker: bool,
         global_batch: bool,
     ):
-        """Makes one.
+        """Creates a SubBatchSlicer.
 
         Args:
           sub_batch_ds_creator: a function that returns a tf.data.Dataset whose elements are this

@@ -29,7 +29,7 @@ class MeshContext:
     """What a mesh is made of, in one session."""
 
     def __init__(self, sess: tf.Session, use_tpu: bool, mesh_shape: Any, layout_rules: Any):
-        """Makes one; initializes the TPU if the session has one.
+        """Creates a MeshContext; initializes the TPU if the session has one.
 
         Args:
           sess: a tf.Session.

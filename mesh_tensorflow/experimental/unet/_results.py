@@ -50,7 +50,7 @@ class PostProcessor:
     """Writes predictions to files, and computes scores over all images of an evaluation."""
 
     def __init__(self) -> None:
-        """Makes one that has seen nothing."""
+        """Creates a PostProcessor that has seen nothing."""
         self._area_int: list[np.ndarray] = []
         self._area_sum: list[np.ndarray] = []
         self._instance_i = 0

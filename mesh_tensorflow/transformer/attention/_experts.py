@@ -77,7 +77,7 @@ class ExpertsAttentionParams(AttentionParams):
         experts_hparams: Any = None,
         expert_computation: str = "qkv",
     ) -> None:
-        """Makes the variables that do not belong to experts, in the current variable scope.
+        """Creates the variables that do not belong to experts, in the current variable scope.
 
         Args:
           mesh: a Mesh; the arguments up to `fold_scaling_into_initializer` are those of

@@ -64,7 +64,7 @@ class AttentionParams:
         fold_scaling_into_initializer: bool = True,
         make_attention_vars: bool = True,
     ) -> None:
-        """Makes the variables, in the current variable scope.
+        """Creates the variables, in the current variable scope.
 
         Args:
           mesh: a Mesh.
@@ -240,7 +240,7 @@ class AttentionParams:
         return self._project(memory_antecedent, self.wv, self.memory_input_dim, self.v_dims)
 
     def compute_output(self, o: mtf.Tensor, output_shape: Optional[mtf.Shape] = None) -> mtf.Tensor:
-        """Returns what attention found, projected to the output dimension.
+        """Returns the attention output, projected to the output dimension.
 
         Args:
           o: a Tensor with dimensions [batch..., length, query_heads_dims..., value_dim], in any

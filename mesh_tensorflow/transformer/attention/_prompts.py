@@ -23,7 +23,7 @@ def _side() -> Optional[str]:
 
 
 def _shared(context: Context, scope: Optional[str], name: str) -> mtf.Tensor:
-    """Returns what all layers of one side use for prompts."""
+    """Returns the prompt parameters that all layers of one side share."""
     found = context.shared_params.get(scope, {})
     if name not in found:
         raise ValueError(
@@ -149,7 +149,7 @@ def _block_number(context: Context) -> int:
 
 
 def _task_embedding(context: Context, scope: Optional[str], dropout_rate: float) -> mtf.Tensor:
-    """Returns what hypernetworks make weights of, [task_num, channels]."""
+    """Returns the task embeddings that hypernetworks read, [task_num, channels]."""
     raw = _shared(context, scope, "task_raw_embedding")
     one = _shared(context, scope, "task_projector_layer_one")
     two = _shared(context, scope, "task_projector_layer_two")

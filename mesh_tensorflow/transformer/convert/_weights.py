@@ -158,7 +158,7 @@ def _check(
 
 
 def _config(form: _Form, sizes: Mapping[str, int], feed_forward: Optional[str]) -> dict[str, Any]:
-    """Returns what config.json says of a model."""
+    """Returns the model configuration in config.json."""
     return {
         "architectures": ["T5ForConditionalGeneration"],
         "model_type": "t5",

@@ -185,7 +185,7 @@ def packed_parallel_tsv_dataset(
 
 
 def load_tfds(name: str, *args: Any, **kwargs: Any) -> tf.data.Dataset:
-    """Returns what `tfds.load` gives.
+    """Returns the dataset of `tfds.load`.
 
     Args:
       name: a string, the function that asks.

@@ -31,7 +31,7 @@ GATINGS: dict[str, Callable] = {
 
 
 def gate(hparams: Any, *args: Any, **kwargs: Any) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-    """Returns what the gating `hparams.moe_gating` returns.
+    """Returns the dispatch and combine tensors of the gating `hparams.moe_gating`.
 
     Raises:
       ValueError: there is no such gating.

@@ -169,7 +169,7 @@ class MoE1D(TransformerLayer):
         use_second_place_expert_prob_temp: Optional[float] = None,
         top_n_num_experts_per_token: int = 3,
     ) -> None:
-        """Makes the layer.
+        """Creates the layer.
 
         Args:
           num_experts: an integer.

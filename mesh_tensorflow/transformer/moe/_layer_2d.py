@@ -131,7 +131,7 @@ def _second_level(
     mesh_shape: Any,
     num_microbatches: Optional[int],
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Returns what the groups of experts return for their tokens, and the loss.
+    """Returns the outputs of the experts for their tokens, and the loss.
 
     Args:
       inputs: a Tensor with dimensions [expert_x, outer_batch, batch_unsplit, expert_capacity_x,
@@ -221,7 +221,7 @@ class MoE2D(TransformerLayer):
         second_threshold_train: float = 0.2,
         second_threshold_eval: float = 0.2,
     ) -> None:
-        """Makes the layer.
+        """Creates the layer.
 
         Args:
           expert_x: an integer, the number of groups of experts.

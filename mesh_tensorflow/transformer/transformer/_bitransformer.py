@@ -26,7 +26,7 @@ class Bitransformer:
     """
 
     def __init__(self, encoder: Any, decoder: Any, shared_embedding: bool = True) -> None:
-        """Makes the model.
+        """Creates the model.
 
         Args:
           encoder: a Unitransformer without an output vocabulary.
@@ -60,7 +60,7 @@ class Bitransformer:
         return self.decoder.z_loss
 
     def loss_denominator(self, targets: mtf.Tensor, num_microbatches: int) -> float:
-        """Returns what the decoder's sum of losses is divided by.
+        """Returns the denominator of the decoder's loss.
 
         Args:
           targets: a Tensor with dimensions [batch..., length].
@@ -75,7 +75,7 @@ class Bitransformer:
     def _shared_params(
         self, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType
     ) -> Optional[dict[str, Any]]:
-        """Returns what encoder and decoder share, made in the scope `shared`, or None."""
+        """Returns the embedding that encoder and decoder share, in the scope `shared`, or None."""
         if not self.shared_embedding:
             return None
         encoder, decoder = self.encoder, self.decoder

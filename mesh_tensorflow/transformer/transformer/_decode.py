@@ -86,7 +86,7 @@ def decode(
 
 
 def _encode(model: Any, inputs: mtf.Tensor, variable_dtype: mtf.VariableDType) -> dict[str, Any]:
-    """Returns what the decoder is told of the inputs, by names of its arguments."""
+    """Returns the decoder's arguments that depend on the inputs."""
     sequence_id = mtf.minimum(inputs, 1)
     shared_params = model._shared_params(inputs.mesh, variable_dtype)
     layer_outputs: list[mtf.Tensor] = []

@@ -33,7 +33,7 @@ class VocabEmbedding:
         ensemble_dim: Optional[mtf.Dimension],
         scale_variable_like_classifier_weights: bool = False,
     ) -> None:
-        """Makes the variable, with dimensions [ensemble_dim..., vocab_dim, output_dim].
+        """Creates the variable, with dimensions [ensemble_dim..., vocab_dim, output_dim].
 
         Args:
           mesh: a Mesh.

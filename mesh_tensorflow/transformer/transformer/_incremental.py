@@ -38,7 +38,7 @@ class IncrementalModel:
         encoder_layer_outputs: Optional[list] = None,
         bos_id: int = 0,
     ) -> None:
-        """Makes the first call.
+        """Creates the first call.
 
         Args:
           model: a Unitransformer.

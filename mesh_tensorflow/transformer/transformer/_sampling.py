@@ -119,7 +119,7 @@ class _Sampler:
     keep_top_k: int
 
     def start(self, ids: mtf.Tensor, bos_id: int) -> list[mtf.Tensor]:
-        """Returns what the first step is given."""
+        """Returns the context of the first decoding step."""
         mesh, states = ids.mesh, self.incremental.states
         rows = mtf.Shape(ids.shape.dims[:-1])
         if self.given is None:
@@ -148,7 +148,7 @@ class _Sampler:
         ids: mtf.Tensor,
         *states: mtf.Tensor,
     ) -> list[mtf.Tensor]:
-        """Returns what the next step is given."""
+        """Returns the context of the next decoding step."""
         # Rows without given ids are all at one position, and then so are the layers' masks.
         position = step if self.given is None else step + self.given
         logits, new_states = self.incremental.step(position, last, states)

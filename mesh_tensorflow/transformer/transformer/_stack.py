@@ -55,7 +55,7 @@ class LayerStack(TransformerLayer):
         norm_epsilon: Optional[float] = None,
         recompute_grads: bool = False,
     ) -> None:
-        """Makes the stack; gin usually gives all but the layers.
+        """Creates the stack; gin usually gives all but the layers.
 
         Args:
           layers: a list of TransformerLayers.

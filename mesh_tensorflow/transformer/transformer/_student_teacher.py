@@ -32,7 +32,7 @@ class StudentTeacher:
         teacher_checkpoint: Optional[str] = None,
         initialize_student_weights: bool = False,
     ) -> None:
-        """Makes the pair.
+        """Creates the pair.
 
         Args:
           student: a Unitransformer or a Bitransformer.
@@ -138,7 +138,7 @@ class StudentTeacher:
         return mtf.reduce_sum(loss * weights)
 
     def decode(self, *args: Any, **kargs: Any) -> mtf.Tensor:
-        """Returns what the student's `decode` does.
+        """Returns the result of the student's `decode`.
 
         Args:
           *args: its arguments.

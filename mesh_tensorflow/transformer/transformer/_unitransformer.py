@@ -54,7 +54,7 @@ class Unitransformer:
         loss_denominator: Optional[float] = None,
         token_dropout_rate: float = 0.0,
     ) -> None:
-        """Makes the model; its variables are made when it is called.
+        """Creates the model; its variables are made when it is called.
 
         Args:
           layer_stack: a LayerStack.
@@ -140,7 +140,7 @@ class Unitransformer:
         return [self.ensemble_dim] if self.ensemble_dim else []
 
     def loss_denominator(self, targets: mtf.Tensor, num_microbatches: int) -> float:
-        """Returns what the sum of losses over positions is divided by.
+        """Returns the denominator of the loss.
 
         It is the number of target positions in all microbatches, padding included and each
         counted once for the whole ensemble, unless the model was made with a `loss_denominator`.

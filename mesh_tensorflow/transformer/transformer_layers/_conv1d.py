@@ -26,7 +26,7 @@ class Conv1D(TransformerLayer):
     """What convolutions share: their state in decoding is their last inputs."""
 
     def inputs_of_conv(self, context: Context, x: mtf.Tensor, filter_size: int) -> mtf.Tensor:
-        """Returns what the filter passes over, and records states when decoding.
+        """Returns the input window of the filter; records states when decoding.
 
         Args:
           context: a Context.
@@ -127,7 +127,7 @@ class Conv1DLayer(Conv1D):
     """
 
     def __init__(self, filter_size: int, output_size: int, activation: str = "linear") -> None:
-        """Makes the layer.
+        """Creates the layer.
 
         Args:
           filter_size: an integer.

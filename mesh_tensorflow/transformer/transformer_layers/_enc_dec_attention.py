@@ -29,7 +29,7 @@ def enc_dec_attention(
     attention_fn: Callable[..., mtf.Tensor] = attention.attention,
     z_loss_coeff: Optional[float] = None,
 ) -> mtf.Tensor:
-    """Returns what each position of a decoder finds in a memory.
+    """Returns the cross-attention output of each decoder position.
 
     In decoding the keys and values of the memory are made once.
 
@@ -95,7 +95,7 @@ class EncDecMixin(SelfAttention):
         super().__init__(relative_attention_type=relative_attention_type, **kwargs)
 
     def _get_memory_antecedent(self, context: Context) -> mtf.Tensor:
-        """Returns what is attended to, a Tensor with dimensions [batch..., memory_length, d_model].
+        """Returns the memory of attention, a Tensor [batch..., memory_length, d_model].
 
         Raises:
           ValueError: there is no output of an encoder.
@@ -110,7 +110,7 @@ class EncDecMixin(SelfAttention):
     def call(
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
-        """Returns what each position finds in the encoder's output.
+        """Returns the cross-attention output of each position.
 
         Args:
           context: a Context of a decoder.

@@ -112,7 +112,7 @@ def enc_dec_attention_bias(
     heads_dims: list[mtf.Dimension],
     relative_position_fn: Callable[[Any], mtf.Tensor] = relative_position_spans,
 ) -> Optional[mtf.Tensor]:
-    """Returns what is added to the logits of attention over an encoder's output.
+    """Returns the bias of attention over an encoder's output.
 
     Args:
       layer: a layer with `relative_attention_type` and `relative_attention_num_buckets`.

@@ -30,7 +30,7 @@ class DenseReluDense(TransformerLayer):
         activation: Union[str, list] = "relu",
         use_bias: bool = False,
     ) -> None:
-        """Makes the layer.
+        """Creates the layer.
 
         Args:
           hidden_size: an integer.

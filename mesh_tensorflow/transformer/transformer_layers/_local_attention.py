@@ -67,7 +67,7 @@ class LocalSelfAttention(SelfAttention):
     def call(
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
-        """Returns what each position finds in its neighbourhood.
+        """Returns the local self-attention output of each position.
 
         Args:
           context: a Context.

@@ -42,7 +42,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
         activation: str = "linear",
         num_unique_depth_filters: int = 1,
     ) -> None:
-        """Makes the layer.
+        """Creates the layer.
 
         Args:
           min_relative_pos: an integer, the first position seen, relative to one's own.
@@ -227,7 +227,7 @@ class LocalConvAttnBlock(TransformerLayer):
         num_unique_depth_filters: int = 1,
         attention_type: str = "lightweight_conv",
     ) -> None:
-        """Makes the layer.
+        """Creates the layer.
 
         Args:
           min_relative_pos: as for `Conv1DLocalAttn`.

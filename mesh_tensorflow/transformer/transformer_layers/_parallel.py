@@ -33,7 +33,7 @@ class ParallelLayer(TransformerLayer):
         layer_classes: Sequence[Any] = (DenseReluDense, SelfAttention),
         use_scope: bool = True,
     ) -> None:
-        """Makes the layers.
+        """Creates the layers.
 
         Args:
           layer_classes: a list of classes, or of other functions without arguments.

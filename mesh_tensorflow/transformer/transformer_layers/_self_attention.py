@@ -118,7 +118,7 @@ class SelfAttention(transformer.TransformerLayer):
     def call(
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
-        """Returns what each position finds in its sequence.
+        """Returns the self-attention output of each position.
 
         Args:
           context: a Context.
@@ -293,7 +293,7 @@ class SelfAttention(transformer.TransformerLayer):
         q: Optional[mtf.Tensor],
         use_prompt_kv: Optional[bool] = None,
     ) -> Optional[mtf.Tensor]:
-        """Returns what is added to the logits: visibility and distances.
+        """Returns the attention bias: mask and relative positions.
 
         Args:
           context: a Context.

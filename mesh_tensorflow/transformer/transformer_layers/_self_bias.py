@@ -107,7 +107,7 @@ def self_attention_bias(
     q: Optional[mtf.Tensor],
     with_prompts: bool,
 ) -> Optional[mtf.Tensor]:
-    """Returns what is added to the logits; see `SelfAttention.compute_bias`."""
+    """Returns the attention bias; see `SelfAttention.compute_bias`."""
     memory_length = memory_position.shape.dims[-1]
     num_prompts = memory_length.size - context.length_dim.size if with_prompts else 0
     relative_position = memory_position - query_position(context) - num_prompts

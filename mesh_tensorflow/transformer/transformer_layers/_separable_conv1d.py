@@ -34,7 +34,7 @@ class SeparableConv1DLayer(Conv1D):
         pointwise_filter_initializer_scale: float = 1.0,
         activation: str = "linear",
     ) -> None:
-        """Makes the layer.
+        """Creates the layer.
 
         Args:
           min_relative_pos: an integer, the first position seen, relative to one's own.

@@ -33,7 +33,7 @@ class WriteAtOperation(mtf.Operation):
         dim: mtf.Dimension,
         name: Optional[str] = None,
     ) -> None:
-        """Makes the operation; arguments are those of `write_at`."""
+        """Creates the operation; arguments are those of `write_at`."""
         at = state.shape.dims.index(dim) if dim in state.shape else -1
         if at < 0 or set(new.shape) != set(state.shape) - {dim} or new.dtype != state.dtype:
             raise ValueError(
@@ -167,7 +167,7 @@ def constant_states(
     make: Callable[[mtf.Tensor], Sequence[mtf.Tensor]],
     keep: Optional[Callable[[mtf.Tensor, mtf.Dimension], mtf.Tensor]] = None,
 ) -> tuple[Any, ...]:
-    """Returns what a layer makes of the encoder's output, in decoding that of the first part.
+    """Returns a projection of the encoder's output; in decoding, the one of the first part.
 
     Args:
       context: a Context of a decoder.

@@ -112,7 +112,7 @@ class Synthesizer(SelfAttention):
     def call(
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
-        """Returns what each position finds in its sequence.
+        """Returns the self-attention output of each position.
 
         Args:
           context: a Context.

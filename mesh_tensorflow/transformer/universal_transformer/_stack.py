@@ -75,7 +75,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         use_gated_transformer: bool = gin.REQUIRED,
         gating_type: str = gin.REQUIRED,
     ):
-        """Makes the stack; see the attributes.
+        """Creates the stack; see the attributes.
 
         Args:
           layers: a list of TransformerLayers with names.

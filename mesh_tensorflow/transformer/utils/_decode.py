@@ -90,7 +90,7 @@ def _latest(estimator: mtf_estimator.tpu.TPUEstimator, checkpoint_path: Optional
 
 
 def _weights_of(path: str) -> list[str]:
-    """Returns what tells checkpoints apart, also those of one name: the index has checksums."""
+    """Returns a fingerprint of a checkpoint: its index holds checksums."""
     digest, index = "", f"{path}.index"
     if tf.io.gfile.exists(index):
         with tf.io.gfile.GFile(index, "rb") as f:

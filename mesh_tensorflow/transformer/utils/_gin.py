@@ -171,7 +171,7 @@ class OperativeConfigHook(tf.train.SessionRunHook):
     """Writes the parameters in effect to operative_config.gin, and as a summary."""
 
     def __init__(self, directory: Optional[str]) -> None:
-        """Makes one.
+        """Creates an OperativeConfigHook.
 
         Args:
           directory: where to; nowhere if None.

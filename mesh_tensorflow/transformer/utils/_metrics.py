@@ -69,7 +69,7 @@ def metric_max(values: tf.Tensor, name: Optional[str] = None, **kwargs: Any) -> 
 
 
 def token_metrics(tensors: Mapping[str, tf.Tensor]) -> dict[str, Metric]:
-    """Returns what is known of a model's predictions of given targets.
+    """Returns statistics of a model's predictions of given targets.
 
     Args:
       tensors: "targets", "weights" (1 where a target counts), "predicted" and "negative_log_prob",

@@ -73,7 +73,7 @@ def _scoring_program(
 def _continued(
     settings: Settings, features: Mapping[str, mtf.Tensor], variable_dtype: mtf.VariableDType
 ) -> mtf.Tensor:
-    """Returns what a language model says after inputs."""
+    """Returns the continuation that a language model decodes."""
     inputs = features["inputs"]
     length = inputs.shape.dims[-1]
     more = settings.joined_length - length.size
@@ -104,7 +104,7 @@ def _aligned(
 def _decoded(
     settings: Settings, features: Mapping[str, mtf.Tensor], variable_dtype: mtf.VariableDType
 ) -> mtf.Tensor:
-    """Returns what a model of two stacks says."""
+    """Returns the outputs that an encoder-decoder decodes."""
     check_length(settings.model, features["inputs"].shape.dims[-1].size)
     return settings.model.decode(features["inputs"], variable_dtype=variable_dtype)
 

@@ -141,7 +141,7 @@ _MODES: dict[str, tuple[Callable[[_Run], Any], bool]] = {
 
 
 def _prepared(arguments: dict[str, Any]) -> _Run:
-    """Returns what a mode needs, from the arguments of `run`."""
+    """Returns the arguments of `run` that a mode needs."""
     lengths, scoring = arguments["sequence_length"], _MODES[arguments["mode"]][1]
     mesh_shape = mtf.convert_to_shape(arguments["mesh_shape"])
     assert mesh_shape is not None

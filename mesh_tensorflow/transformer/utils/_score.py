@@ -142,7 +142,7 @@ def _lines(source: Union[str, Sequence[str], None]) -> list[str]:
 
 
 def _source(given: Any, name: str) -> str:
-    """Returns what errors call lines: their file, or the argument that they were given as."""
+    """Returns the source of lines in error messages: a file, or the argument name."""
     return given if isinstance(given, str) else f"score_from_strings: {name}"
 
 

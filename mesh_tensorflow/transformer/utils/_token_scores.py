@@ -49,7 +49,7 @@ def negative_log_prob(logits: mtf.Tensor, targets: mtf.Tensor) -> mtf.Tensor:
 def evaluated(
     logits: mtf.Tensor, features: Mapping[str, mtf.Tensor], model_type: str
 ) -> dict[str, mtf.Tensor]:
-    """Returns what metrics are made of, for each target.
+    """Returns the per-target values that metrics are computed from.
 
     Args:
       logits: a Tensor [..., length, vocab].

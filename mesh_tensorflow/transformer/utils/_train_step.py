@@ -172,7 +172,7 @@ def _evaluation_program(
 
 
 def _host_call(settings: Settings, scalars: Mapping[str, tf.Tensor]) -> Any:
-    """Returns what has a TPU's host write scalars."""
+    """Returns the host_call that writes scalar summaries."""
     key = mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY
     for name, value in scalars.items():
         tf.add_to_collection(key, (name, value))

@@ -1,0 +1,38 @@
+"""Checks of what a Lowering is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
+
+__all__ = ["all_of_package", "check_impls"]
+
+
+def all_of_package(operations: Iterable[Operation]) -> bool:
+    """Whether no operation, within loops and the like, is of a class from elsewhere.
+
+    Such a class may count on a slice for each processor, so nothing is merged then.
+    """
+    return all(
+        type(op).__module__.startswith("mesh_tensorflow.")
+        for op in with_inner_operations(operations)
+    )
+
+
+def check_impls(mesh_to_impl: Any) -> None:
+    """Checks that a Lowering is told how to lower a mesh.
+
+    Raises:
+      TypeError: it is no dictionary, or a value in it is no MeshImpl.
+    """
+    impls = mesh_to_impl.values() if isinstance(mesh_to_impl, Mapping) else [None]
+    for impl in impls:
+        if impl is None or isinstance(impl, str):
+            found = repr(mesh_to_impl if impl is None else impl)
+            raise TypeError(
+                "Lowering: mesh_to_impl must be a dictionary from mtf.Mesh to a MeshImpl, as "
+                '{mesh: mtf.placement_mesh_impl.PlacementMeshImpl("all:1", "", [""])}, and not '
+                f"{found}"
+            )
