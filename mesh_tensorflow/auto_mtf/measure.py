@@ -41,7 +41,7 @@ _LAYOUTS = [
     "", "batch:a", "d_ff:a;d_kv:b", "batch:a;d_ff:b;heads:b;vocab:b", "batch:a;length:b",
     "d_model:a;batch:b",
 ]  # fmt: skip
-_NEVER = 1e30
+_UNLIMITED = 1e30
 
 
 def session_config(processors: int) -> tf.ConfigProto:
@@ -202,12 +202,14 @@ def _bandwidth(processors: int, runs: int) -> float:
 def _unit_hardware(machine: Hardware) -> list[Hardware]:
     """Returns hardware on which a step takes what is fitted: computation, calls, steps, bytes."""
     free = machine.replace(
-        flops=dict.fromkeys(machine.flops, _NEVER), memory_bandwidth=_NEVER, link=Link(_NEVER, 0.0)
+        flops=dict.fromkeys(machine.flops, _UNLIMITED),
+        memory_bandwidth=_UNLIMITED,
+        link=Link(_UNLIMITED, 0.0),
     )
     return [
-        machine.replace(link=Link(_NEVER, 0.0)),
+        machine.replace(link=Link(_UNLIMITED, 0.0)),
         free.replace(operation_seconds=1.0),
-        free.replace(link=Link(_NEVER, 1.0)),
+        free.replace(link=Link(_UNLIMITED, 1.0)),
         free.replace(link=Link(1.0, 0.0)),
     ]
 

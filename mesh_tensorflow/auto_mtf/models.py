@@ -9,6 +9,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.layers._masks import MASKED_LOGIT
 
 __all__ = ["OPTIMIZERS", "Program", "language_model"]
 
@@ -132,7 +133,7 @@ def _attention(x: mtf.Tensor, inner: list[mtf.Dimension], dtype: mtf.VariableDTy
         k, v = (mtf.transpose(t, [batch, heads, memory_length, d_kv]) for t in (k, v))
         where = (mtf.range(x.mesh, d, tf.int32) for d in (length, memory_length))
         late = mtf.less(*where, output_shape=[length, memory_length])
-        mask = mtf.cast(late, x.dtype) * -1e9
+        mask = mtf.cast(late, x.dtype) * MASKED_LOGIT
         y = mtf.layers.dot_product_attention(q, k, v, mask, is_training=True)
         y = mtf.transpose(y, [batch, length, heads, d_kv])
         return _dense(y, [d_model], inner, dtype, "o")

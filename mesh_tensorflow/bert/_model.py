@@ -17,12 +17,12 @@ from mesh_tensorflow.transformer.transformer_layers._relative import relative_po
 
 __all__ = ["BertModel"]
 
-# Added to logits of attention at padding.
-_HIDDEN = -10000.0
+# Added to attention logits at padding; BERT's own number.
+_MASKED_LOGIT = -10000.0
 _BUCKETS = 32
 # Keeps the logits of both losses of pre-training near 0.
 _Z_LOSS = 1e-4
-_LITTLE = 1e-5
+_EPSILON = 1e-5
 _MOE_HPARAMS = {
     "moe_gating": "top_2",
     "moe_group_size": 2048,
@@ -165,7 +165,7 @@ class BertModel(BertDims):
             seen = mtf.to_float(
                 mtf.rename_dimension(input_mask, self.seq_dim.name, self.memory_seq_dim.name)
             )
-            bias = (1.0 - seen) * _HIDDEN
+            bias = (1.0 - seen) * _MASKED_LOGIT
         if self.config.position_signal != "relative_attention_bias":
             return bias
         mesh = self._input_ids.mesh
@@ -336,7 +336,7 @@ class BertModel(BertDims):
             each = layers.softmax_cross_entropy_with_logits(
                 logits, label_ids, self.vocab_dim, z_loss=_Z_LOSS
             )
-            total = mtf.reduce_sum(label_weights) + _LITTLE
+            total = mtf.reduce_sum(label_weights) + _EPSILON
             return mtf.reduce_sum(each * label_weights) / total, each, logits
 
     def get_next_sentence_output(

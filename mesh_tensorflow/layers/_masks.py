@@ -20,12 +20,12 @@ __all__ = [
 ]
 
 # Added to a logit, it makes the weight exactly 0, and fits into bfloat16.
-_HIDDEN = -1e9
+MASKED_LOGIT = -1e9
 
 
 def hidden_where(condition: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
     """Returns a mask that hides what `condition`, a boolean Tensor, is true for."""
-    return mtf.cast(condition, dtype) * _HIDDEN
+    return mtf.cast(condition, dtype) * MASKED_LOGIT
 
 
 @leaves_no_node

@@ -5,11 +5,9 @@ from __future__ import annotations
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.layers._masks import MASKED_LOGIT
 
 __all__ = ["visibility_mask_to_attention_bias"]
-
-# Added to a logit, it makes the weight exactly 0, and fits into bfloat16.
-HIDDEN = -1e9
 
 
 def visibility_mask_to_attention_bias(visible: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
@@ -22,4 +20,4 @@ def visibility_mask_to_attention_bias(visible: mtf.Tensor, dtype: tf.DType) -> m
     Returns:
       A Tensor of the shape of `visible`.
     """
-    return mtf.cast(mtf.logical_not(visible), dtype) * HIDDEN
+    return mtf.cast(mtf.logical_not(visible), dtype) * MASKED_LOGIT

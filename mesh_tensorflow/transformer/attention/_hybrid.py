@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow.transformer.attention._bias import HIDDEN
+from mesh_tensorflow.layers._masks import MASKED_LOGIT
 from mesh_tensorflow.transformer.attention._dot_product import check_operands, with_dropout
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def _before_decoding(context: Context, logits: mtf.Tensor) -> mtf.Tensor:
         return logits
     positions = mtf.range(context.mesh, context.length_dim, tf.int32)
     outside = mtf.greater_equal(positions, context.initial_position)
-    hidden = mtf.cast(outside, logits.dtype) * HIDDEN
+    hidden = mtf.cast(outside, logits.dtype) * MASKED_LOGIT
     return mtf.add(logits, hidden, output_shape=logits.shape)
 
 
@@ -109,7 +109,7 @@ def hybrid_attention(
     twice = logits - _log_sums_over_queries(context, logits, extra_logit)
     if bias is not None:
         # A memory position that is hidden from all queries has a sum as low as its logits.
-        twice = twice + mtf.cast(mtf.less(bias, HIDDEN / 2), bias.dtype) * HIDDEN
+        twice = twice + mtf.cast(mtf.less(bias, MASKED_LOGIT / 2), bias.dtype) * MASKED_LOGIT
     twice = mtf.softmax(twice, memory_length_dim, extra_logit=extra_logit)
     weights = usual + (twice - usual) * mix
     weights = with_dropout(weights, dropout_rate, dropout_broadcast_dims, context)

@@ -10,11 +10,10 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow.layers._masks import MASKED_LOGIT
 from mesh_tensorflow.transformer.moe._hparams import hparam, hparam_by_mode
 
 __all__ = ["Router"]
-
-_MASKED = -1e9
 
 
 def _add(inputs: mtf.Tensor, embeddings: mtf.Tensor) -> mtf.Tensor:
@@ -192,10 +191,10 @@ class Router:
             return
         temperature = hparam(self.hparams, "use_second_place_expert_prob_temp")
         best = mtf.one_hot(mtf.argmax(self.logits, self.experts_dim), self.experts_dim)
-        rest = self.logits + best * _MASKED
+        rest = self.logits + best * MASKED_LOGIT
         if temperature is not None:
             drawn = mtf.sample_with_temperature(rest, self.experts_dim, temperature)
-            rest += (1.0 - mtf.one_hot(drawn, self.experts_dim)) * _MASKED
+            rest += (1.0 - mtf.one_hot(drawn, self.experts_dim)) * MASKED_LOGIT
         chance = mtf.random_uniform(self.logits.mesh, self.logits.shape - self.experts_dim)
         self.logits = mtf.where(mtf.less(chance, probability), rest, self.logits)
 
@@ -203,7 +202,7 @@ class Router:
         """Returns `x` with tokens of importance 0 far below all others."""
         if self.importance is None:
             return x
-        return x + mtf.to_float(mtf.equal(self.importance, 0.0)) * _MASKED
+        return x + mtf.to_float(mtf.equal(self.importance, 0.0)) * MASKED_LOGIT
 
 
 def _with_embeddings(x: mtf.Tensor, embeddings: Optional[mtf.Tensor], hparams: Any) -> mtf.Tensor:

@@ -12,7 +12,7 @@ from mesh_tensorflow.transformer.moe._router import Router
 
 __all__: list[str] = []
 
-_TINY = 1e-9
+_EPSILON = 1e-9
 
 
 def _all(gate: mtf.Tensor, threshold: float) -> Optional[mtf.Tensor]:
@@ -29,7 +29,7 @@ def _threshold(gate: mtf.Tensor, threshold: float) -> Optional[mtf.Tensor]:
 
 def _random(gate: mtf.Tensor, threshold: float) -> Optional[mtf.Tensor]:
     chance = mtf.random_uniform(gate.mesh, gate.shape)
-    return mtf.to_float(mtf.less(chance, gate / max(threshold, _TINY)))
+    return mtf.to_float(mtf.less(chance, gate / max(threshold, _EPSILON)))
 
 
 # Which tokens are sent to a second expert, by its gate: a function that returns ones and zeros,
@@ -55,7 +55,7 @@ def _of_tokens(x: mtf.Tensor, tokens: Optional[mtf.Tensor]) -> mtf.Tensor:
 
 
 def _normalized(gates: mtf.Tensor, dim: mtf.Dimension) -> mtf.Tensor:
-    return gates / (mtf.reduce_sum(gates, reduced_dim=dim) + _TINY)
+    return gates / (mtf.reduce_sum(gates, reduced_dim=dim) + _EPSILON)
 
 
 def _top_2_gating(
@@ -107,7 +107,7 @@ def _top_2_gating(
     rest = gates * (1.0 - choices_1)
     gate_2, index_2 = mtf.top_1(rest, experts_dim)
     choices_2 = _of_tokens(mtf.one_hot(index_2, experts_dim), any_place)
-    total = gate_1 + gate_2 + _TINY
+    total = gate_1 + gate_2 + _EPSILON
     gate_1, gate_2 = gate_1 / total, gate_2 / total
 
     loss = router.balance(choices_1, _of_tokens(gates, first_place))
@@ -162,7 +162,7 @@ def _top_n_gating(
         rests.append(rest)
         rest = rest * (1.0 - chosen)
     if n > 1:
-        total = mtf.add_n(best) + _TINY
+        total = mtf.add_n(best) + _EPSILON
         best = [gate / total for gate in best]
 
     loss = router.balance(choices[0], _of_tokens(gates, router.in_first_place()))

@@ -9,12 +9,10 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.layers._masks import MASKED_LOGIT
 from mesh_tensorflow.transformer.transformer._incremental import IncrementalModel
 
 __all__ = ["sample_autoregressive"]
-
-# Added to a logit, it makes the probability 0.
-_NEVER = -1e9
 
 
 @leaves_no_node
@@ -154,7 +152,7 @@ class _Sampler:
         logits, new_states = self.incremental.step(position, last, states)
         if self.never_end:
             end = mtf.constant(ids.mesh, self.stop_at_token, dtype=tf.int32)
-            logits += mtf.one_hot(end, self.vocab_dim, _NEVER, 0.0, logits.dtype)
+            logits += mtf.one_hot(end, self.vocab_dim, MASKED_LOGIT, 0.0, logits.dtype)
         last = _choose(logits, self.vocab_dim, self.temperature, self.keep_top_k)
         if last.shape != done.shape:
             last = mtf.broadcast(last, done.shape)
