@@ -160,6 +160,15 @@ def test_import_order(path):
             assert allowed(imported), imported
 
 
+def test_estimators_have_a_public_door():
+    """What is built on estimators takes nothing from their private files."""
+    for path in FILES:
+        for imported in imports_of(path):
+            if imported.target.startswith("estimator."):
+                private = any(part.startswith("_") for part in imported.target.split("."))
+                assert not private or imported.module.startswith("estimator/"), imported
+
+
 def test_every_part_has_its_place():
     parts = {module_name(path).split("/")[0] for path in FILES} - {"__init__"}
     assert parts <= {part for level in ORDER for part in level}

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
-from mesh_tensorflow.estimator._cluster_watch import peers_of
+from mesh_tensorflow.estimator.processes import peers_of
 from mesh_tensorflow.transformer.utils._batching import Lengths
 from mesh_tensorflow.transformer.utils._flags import MODULE
 from mesh_tensorflow.transformer.utils._model import build_model

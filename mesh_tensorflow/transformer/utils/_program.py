@@ -10,8 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow.estimator._run_cluster import in_cluster
-from mesh_tensorflow.estimator.tpu._replicated import devices_of, shards_of_process
+from mesh_tensorflow.estimator.processes import devices_of, in_cluster, shards_of_process
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import (
     HierarchicalTiling,

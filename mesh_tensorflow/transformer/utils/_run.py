@@ -10,7 +10,7 @@ import gin
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator as mtf_estimator
-from mesh_tensorflow.estimator.tpu._replicated import shards_of_process
+from mesh_tensorflow.estimator.processes import shards_of_process
 from mesh_tensorflow.transformer.utils._batching import (
     Lengths,
     auto_train_steps,
