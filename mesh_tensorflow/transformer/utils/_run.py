@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Optional, TypedDict, Union
 
 import gin
 
@@ -22,6 +22,7 @@ from mesh_tensorflow.transformer.utils._estimator import get_estimator
 from mesh_tensorflow.transformer.utils._eval import eval_model, perplexity_eval
 from mesh_tensorflow.transformer.utils._export import export_model
 from mesh_tensorflow.transformer.utils._flags import MODULE
+from mesh_tensorflow.transformer.utils._run_arguments import RunArguments
 from mesh_tensorflow.transformer.utils._score import score_from_dataset, score_from_strings
 from mesh_tensorflow.transformer.utils._train import train_model
 from mesh_tensorflow.transformer.utils._train_step import with_total_steps
@@ -29,97 +30,125 @@ from mesh_tensorflow.transformer.utils._train_step import with_total_steps
 __all__ = ["run"]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """What the modes of `run` share; `run` describes the fields."""
+class _Common(TypedDict):
+    """What every mode passes on."""
 
     estimator: mtf_estimator.tpu.TPUEstimator
     vocabulary: Any
-    model_type: str
-    model_dir: str
-    batch_size: int
     sequence_length: Lengths
-    train_steps: int
-    arguments: dict[str, Any]
+    batch_size: int
 
-    def common(self, *names: str) -> dict[str, Any]:
-        """Returns the estimator and what goes with it, and arguments of `run` by name."""
-        own = {
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """What the modes of `run` share.
+
+    Attributes:
+      given: the arguments of `run`.
+      estimator: a TPUEstimator.
+      batch_size: the number of sequences in a batch.
+      train_steps: the step to train to.
+    """
+
+    given: RunArguments
+    estimator: mtf_estimator.tpu.TPUEstimator
+    batch_size: int
+    train_steps: int
+
+    @property
+    def common(self) -> _Common:
+        """The arguments that the functions of all modes have."""
+        return {
             "estimator": self.estimator,
-            "vocabulary": self.vocabulary,
-            "sequence_length": self.sequence_length,
+            "vocabulary": self.given.vocabulary,
+            "sequence_length": self.given.sequence_length,
             "batch_size": self.batch_size,
         }
-        more = {
-            name: getattr(self, name) if hasattr(self, name) else self.arguments[name]
-            for name in names
-        }
-        return {**own, **more}
 
 
 def _train(run: _Run) -> None:
-    run.arguments["train_model_fn"](
-        **run.common(
-            "train_dataset_fn",
-            "train_steps",
-            "ensemble_inputs",
-            "dataset_split",
-            "skip_seen_data",
-            "seen_data_init_step",
-            "checkpoint_input_pipeline",
-        )
+    given = run.given
+    given.train_model_fn(
+        **run.common,
+        train_dataset_fn=given.train_dataset_fn,
+        train_steps=run.train_steps,
+        ensemble_inputs=given.ensemble_inputs,
+        dataset_split=given.dataset_split,
+        skip_seen_data=given.skip_seen_data,
+        seen_data_init_step=given.seen_data_init_step,
+        checkpoint_input_pipeline=given.checkpoint_input_pipeline,
     )
 
 
 def _eval(run: _Run, eval_with_score: bool = False) -> None:
+    given = run.given
     eval_model(
+        **run.common,
+        dataset_split=given.dataset_split,
+        model_dir=given.model_dir,
+        eval_dataset_fn=given.eval_dataset_fn,  # type: ignore[arg-type]
+        eval_summary_dir=given.eval_summary_dir,
+        eval_checkpoint_step=given.eval_checkpoint_step,
         eval_with_score=eval_with_score,
-        **run.common(
-            "dataset_split",
-            "model_dir",
-            "eval_dataset_fn",
-            "eval_summary_dir",
-            "eval_checkpoint_step",
-            "output_eval_examples",
-            "eval_dir_suffix",
-        ),
+        output_eval_examples=given.output_eval_examples,
+        eval_dir_suffix=given.eval_dir_suffix,
     )
 
 
 def _perplexity_eval(run: _Run) -> None:
+    given = run.given
     perplexity_eval(
-        steps=run.arguments["perplexity_eval_steps"],
-        **run.common(
-            "dataset_split",
-            "model_dir",
-            "eval_dataset_fn",
-            "eval_checkpoint_step",
-            "eval_dir_suffix",
-        ),
+        **run.common,
+        dataset_split=given.dataset_split,
+        model_dir=given.model_dir,
+        eval_dataset_fn=given.eval_dataset_fn,  # type: ignore[arg-type]
+        eval_checkpoint_step=given.eval_checkpoint_step,
+        steps=given.perplexity_eval_steps,
+        eval_dir_suffix=given.eval_dir_suffix,
     )
 
 
 def _infer(run: _Run) -> None:
-    infer_model(**run.common("model_type", "model_dir", "eval_checkpoint_step"))
+    given = run.given
+    infer_model(
+        **run.common,
+        model_type=given.model_type,
+        model_dir=given.model_dir,
+        eval_checkpoint_step=given.eval_checkpoint_step,
+    )
 
 
 def _score_from_dataset(run: _Run) -> Any:
-    return score_from_dataset(**run.common("model_dir", "eval_checkpoint_step", "dataset_split"))
+    given = run.given
+    return score_from_dataset(
+        **run.common,
+        model_dir=given.model_dir,
+        eval_checkpoint_step=given.eval_checkpoint_step,
+        dataset_split=given.dataset_split,
+    )
 
 
 def _score_from_strings(run: _Run) -> Any:
-    return score_from_strings(**run.common("model_type", "model_dir", "eval_checkpoint_step"))
+    given = run.given
+    return score_from_strings(
+        **run.common,
+        model_type=given.model_type,
+        model_dir=given.model_dir,
+        eval_checkpoint_step=given.eval_checkpoint_step,
+    )
 
 
 def _export(run: _Run, eval_with_score: bool = False) -> list[bytes]:
-    step = run.arguments["export_checkpoint_step"]
-    paths = get_checkpoint_iterator(-1 if step is None else step, run.model_dir)
+    given = run.given
+    step = given.export_checkpoint_step
+    paths = get_checkpoint_iterator(-1 if step is None else step, given.model_dir)
     return [
         export_model(
-            export_dir=run.arguments["export_path"] or run.model_dir,
+            **run.common,
+            export_dir=given.export_path or given.model_dir,
             checkpoint_path=path,
             eval_with_score=eval_with_score,
-            **run.common("model_type"),
+            model_type=given.model_type,
         )
         for path in paths
     ]
@@ -140,65 +169,54 @@ _MODES: dict[str, tuple[Callable[[_Run], Any], bool]] = {
 }
 
 
-def _prepared(arguments: dict[str, Any]) -> _Run:
-    """Returns the arguments of `run` that a mode needs."""
-    lengths, scoring = arguments["sequence_length"], _MODES[arguments["mode"]][1]
-    mesh_shape = mtf.convert_to_shape(arguments["mesh_shape"])
+def _prepared(given: RunArguments) -> _Run:
+    """Returns what a mode needs, made of the arguments of `run`."""
+    mesh_shape = mtf.convert_to_shape(given.mesh_shape)
     assert mesh_shape is not None
-    layout_rules = mtf.convert_to_layout_rules(arguments["layout_rules"])
-    batch_size = compute_batch_size(lengths, mesh_shape, layout_rules, arguments["batch_size"])
-    if arguments["mode"].startswith("export"):
+    if given.mode.startswith("export"):
         # What is exported must not ask for as many devices as there are processors here.
-        arguments = {**arguments, "mesh_impl": "placement", "mesh_devices": [""] * mesh_shape.size}
-    steps = arguments["train_steps"]
+        here = [""] * mesh_shape.size
+        given = dataclasses.replace(given, mesh_impl="placement", mesh_devices=here)
+    lengths = given.sequence_length
+    layout_rules = mtf.convert_to_layout_rules(given.layout_rules)
+    batch_size = compute_batch_size(lengths, mesh_shape, layout_rules, given.batch_size)
+    steps = given.train_steps
     steps = steps(batch_size, lengths) if callable(steps) else steps
-    same = (
-        "model_type",
-        "vocabulary",
-        "model_dir",
-        "autostack",
-        "keep_checkpoint_max",
-        "save_checkpoints_steps",
-        "optimizer",
-        "predict_fn",
-        "variable_filter",
-        "ensemble_inputs",
-        "tpu_job_name",
-        "iterations_per_loop",
-        "init_checkpoint",
-        "mesh_devices",
-        "mesh_impl",
-    )
     estimator = get_estimator(
+        model_type=given.model_type,
+        vocabulary=given.vocabulary,
         mesh_shape=mesh_shape,
         layout_rules=layout_rules,
+        model_dir=given.model_dir,
         batch_size=batch_size,
         sequence_length=lengths,
-        use_tpu=None,
-        cluster=None,
-        score_in_predict_mode=scoring,
+        autostack=given.autostack,
         learning_rate_schedule=with_total_steps(
-            arguments["learning_rate_schedule"], arguments["total_run_steps"] or steps
+            given.learning_rate_schedule, given.total_run_steps or steps
         ),
-        **{name: arguments[name] for name in same},
+        keep_checkpoint_max=given.keep_checkpoint_max,
+        save_checkpoints_steps=given.save_checkpoints_steps,
+        optimizer=given.optimizer,
+        predict_fn=given.predict_fn,
+        variable_filter=given.variable_filter,
+        ensemble_inputs=given.ensemble_inputs,
+        use_tpu=None,
+        tpu_job_name=given.tpu_job_name,
+        iterations_per_loop=given.iterations_per_loop,
+        cluster=None,
+        init_checkpoint=given.init_checkpoint,
+        mesh_devices=given.mesh_devices,
+        score_in_predict_mode=_MODES[given.mode][1],
+        mesh_impl=given.mesh_impl,
     )
-    return _Run(
-        estimator,
-        arguments["vocabulary"],
-        arguments["model_type"],
-        arguments["model_dir"],
-        batch_size,
-        lengths,
-        steps,
-        arguments,
-    )
+    return _Run(given, estimator, batch_size, steps)
 
 
-def _check(arguments: dict[str, Any]) -> None:
-    mode = arguments["mode"]
-    if arguments["tpu"]:
+def _check(given: RunArguments) -> None:
+    mode = given.mode
+    if given.tpu:
         raise RuntimeError(
-            f"utils.run: tpu={arguments['tpu']!r}, but estimators run on CPUs and GPUs: leave out "
+            f"utils.run: tpu={given.tpu!r}, but estimators run on CPUs and GPUs: leave out "
             "--tpu. Bind utils.run.mesh_shape, and perhaps utils.run.mesh_devices, to say what the "
             "model is split over"
         )
@@ -206,13 +224,14 @@ def _check(arguments: dict[str, Any]) -> None:
         raise ValueError(
             f"utils.run: unknown mode {mode!r} - must be one of {', '.join(map(repr, _MODES))}"
         )
-    if mode == "train" and arguments["dataset_split"] != "train":
+    if mode == "train" and given.dataset_split != "train":
         raise ValueError(
-            f"utils.run: mode 'train' with dataset_split {arguments['dataset_split']!r}: training "
+            f"utils.run: mode 'train' with dataset_split {given.dataset_split!r}: training "
             "is on the split 'train'; for another one call utils.train_model"
         )
-    for name in ("vocabulary", "sequence_length"):
-        if arguments[name] is None:
+    needed = {"vocabulary": given.vocabulary, "sequence_length": given.sequence_length}
+    for name, value in needed.items():
+        if value is None:
             raise ValueError(
                 f"utils.run: {name} is None: bind utils.run.{name}, in a gin file or by "
                 f"--gin_param='utils.run.{name} = ...'"
@@ -224,7 +243,7 @@ def _run_in_chief(run: _Run, main: Callable[[_Run], Any]) -> Any:
     config = run.estimator.config
     if config.task_type == "evaluator":
         return main(run)
-    if run.arguments["mesh_devices"] is None:
+    if run.given.mesh_devices is None:
         shards_of_process(config)  # else the chief alone would find that they cannot be shared
     return mtf_estimator.run_cluster(lambda: main(run), config)
 
@@ -331,8 +350,47 @@ def run(
       PeerLostError: another process is gone, or was never there.
       RuntimeError: a TPU is named.
     """
-    arguments = dict(locals())
-    if isinstance(sequence_length, int):
-        arguments["sequence_length"] = {"inputs": sequence_length, "targets": sequence_length}
-    _check(arguments)
-    return _run_in_chief(_prepared(arguments), _MODES[mode][0])
+    given = RunArguments(
+        tpu_job_name=tpu_job_name,
+        tpu=tpu,
+        gcp_project=gcp_project,
+        tpu_zone=tpu_zone,
+        model_dir=model_dir,
+        model_type=model_type,
+        vocabulary=vocabulary,
+        train_dataset_fn=train_dataset_fn,
+        eval_dataset_fn=eval_dataset_fn,
+        dataset_split=dataset_split,
+        autostack=autostack,
+        eval_checkpoint_step=eval_checkpoint_step,
+        export_checkpoint_step=export_checkpoint_step,
+        export_path=export_path,
+        mode=mode,
+        iterations_per_loop=iterations_per_loop,
+        save_checkpoints_steps=save_checkpoints_steps,
+        keep_checkpoint_max=keep_checkpoint_max,
+        eval_summary_dir=eval_summary_dir,
+        batch_size=batch_size,
+        train_steps=train_steps,
+        total_run_steps=total_run_steps,
+        sequence_length=sequence_length,
+        mesh_shape=mesh_shape,
+        mesh_devices=mesh_devices,
+        layout_rules=layout_rules,
+        learning_rate_schedule=learning_rate_schedule,
+        optimizer=optimizer,
+        predict_fn=predict_fn,
+        variable_filter=variable_filter,
+        perplexity_eval_steps=perplexity_eval_steps,
+        init_checkpoint=init_checkpoint,
+        ensemble_inputs=ensemble_inputs,
+        train_model_fn=train_model_fn,
+        skip_seen_data=skip_seen_data,
+        seen_data_init_step=seen_data_init_step,
+        output_eval_examples=output_eval_examples,
+        checkpoint_input_pipeline=checkpoint_input_pipeline,
+        eval_dir_suffix=eval_dir_suffix,
+        mesh_impl=mesh_impl,
+    )
+    _check(given)
+    return _run_in_chief(_prepared(given), _MODES[mode][0])
