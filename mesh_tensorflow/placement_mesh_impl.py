@@ -115,7 +115,7 @@ class PlacementMeshImpl(MeshImpl):
         cls.merges_devices = vars(cls).get("merges_devices", False)
 
     def check_processors(self) -> None:
-        """Calls it a slip if this process lacks devices of a program of TensorFlow 2."""
+        """Reports a slip if this process lacks devices of a program of TensorFlow 2."""
         check_devices_exist(self._devices)
 
     @functools.cached_property

@@ -284,7 +284,7 @@ def verify_no_new_dims(input_shapes: Iterable[Shape], output_shape: Shape) -> No
 
 
 def check_sizes_of_names(what: str, shapes: Iterable[Shape]) -> None:
-    """Calls it a slip if one name has other sizes in one shape than in another.
+    """Reports a slip if one name has other sizes in one shape than in another.
 
     A name that one shape has in two sizes (as kernels of convolutions may) fits either.
 
@@ -317,7 +317,7 @@ def check_sizes_of_names(what: str, shapes: Iterable[Shape]) -> None:
 
 
 def check_names_differ(what: str, result: Shape, *given: Shape) -> None:
-    """Calls it a slip if the result of an operation has two dimensions of one name.
+    """Reports a slip if the result of an operation has two dimensions of one name.
 
     Args:
       what: which operation.

@@ -113,7 +113,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def check_flag(function: str, name: str, value: Any, instead: str) -> None:
-    """Calls it a slip if an argument that is true or false got something else.
+    """Reports a slip if an argument that is true or false got something else.
 
     0 and 1 count as flags, as do None and the booleans of NumPy.
 

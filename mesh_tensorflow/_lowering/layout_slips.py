@@ -53,7 +53,7 @@ def rules_that_apply(
 
 
 def check_rules_apply(operations: Iterable[Operation], mesh_to_impl: Mapping[Mesh, Any]) -> None:
-    """Calls it a slip if a layout rule is for no dimension of the program, or of the meshes.
+    """Reports a slip if a layout rule is for no dimension of the program, or of the meshes.
 
     A rule that several meshes share needs to fit one of them. On a mesh without dimensions, of one
     processor, no rule is wrong.

@@ -51,7 +51,7 @@ def device_spec(device: str) -> tf.DeviceSpec:
 
 
 def check_devices_exist(devices: Sequence[str]) -> None:
-    """Calls it a slip if a program of TensorFlow 2 names devices that this process lacks.
+    """Reports a slip if a program of TensorFlow 2 names devices that this process lacks.
 
     Such operations run on other devices, without a word. A session of TensorFlow 1 has devices
     of its own, and raises unless it is told to place softly.

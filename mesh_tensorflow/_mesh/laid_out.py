@@ -39,7 +39,7 @@ class LaidOutTensor:
 
     @classmethod
     def from_tensor_list(cls, tensor_list: Sequence[Any]) -> Self:
-        """Makes one from a list of tf.Tensors."""
+        """Creates an instance from a list of tf.Tensors."""
         return cls(tensor_list)
 
     @property

@@ -188,7 +188,7 @@ class MeshImpl:
         return self
 
     def check_processors(self) -> None:
-        """Calls it a slip if the processors are not there, as far as that can be told."""
+        """Reports a slip if the processors are not there, as far as that can be told."""
 
     def at_beginning(self) -> contextlib.AbstractContextManager:
         """Makes operations at the beginning of a step, where variables are read."""

@@ -40,7 +40,7 @@ class WarmStartSettings(_WarmStartFields):
         var_name_to_vocab_info: Optional[Mapping[str, Any]] = None,
         var_name_to_prev_var_name: Optional[Mapping[str, str]] = None,
     ) -> WarmStartSettings:
-        """Makes one.
+        """Creates an instance.
 
         Args:
           ckpt_to_initialize_from: a checkpoint, or a directory of checkpoints.

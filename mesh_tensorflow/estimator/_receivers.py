@@ -34,7 +34,7 @@ class ServingInputReceiver(_ReceiverFields):
     def __new__(
         cls, features: Any, receiver_tensors: Any, receiver_tensors_alternatives: Any = None
     ) -> ServingInputReceiver:
-        """Makes one.
+        """Creates an instance.
 
         Args:
           features: a dict of tensors; a single tensor is called "feature".
@@ -62,7 +62,7 @@ class TensorServingInputReceiver(_ReceiverFields):
     def __new__(
         cls, features: Any, receiver_tensors: Any, receiver_tensors_alternatives: Any = None
     ) -> TensorServingInputReceiver:
-        """Makes one.
+        """Creates an instance.
 
         Args:
           features: a tensor.

@@ -47,7 +47,7 @@ class EstimatorSpec(_Fields):
         evaluation_hooks: Any = None,
         prediction_hooks: Any = None,
     ) -> EstimatorSpec:
-        """Makes one, checked for its mode.
+        """Creates a spec and checks it for its mode.
 
         Args:
           mode: a ModeKeys value.

@@ -29,7 +29,7 @@ class TrainSpec(_TrainFields):
         hooks: Any = None,
         saving_listeners: Any = None,
     ) -> TrainSpec:
-        """Makes one.
+        """Creates an instance.
 
         Args:
           input_fn: gives features and labels.
@@ -74,7 +74,7 @@ class EvalSpec(_EvalFields):
         start_delay_secs: float = 120,
         throttle_secs: float = 600,
     ) -> EvalSpec:
-        """Makes one.
+        """Creates an instance.
 
         Args:
           input_fn: gives features and labels.

@@ -201,7 +201,7 @@ def product(xs: Sequence[Tensor], output_shape: Shape, name: Optional[str] = Non
 
 
 def _check_no_broadcast(what: str, shapes: Sequence[Shape], output_shape: Shape) -> None:
-    """Calls it a slip if an einsum repeats its product along dimensions that no input has."""
+    """Reports a slip if an einsum repeats its product along dimensions that no input has."""
     dims = {d for shape in shapes for d in shape}
     # One of size 1 repeats nothing: decoders add it for the position that they are at.
     new = [d for d in output_shape if d not in dims and d.size != 1]

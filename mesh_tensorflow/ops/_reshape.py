@@ -91,7 +91,7 @@ def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl) -> li
 
 
 def _check_order(what: str, x: Tensor, new_shape: Shape) -> None:
-    """Calls it a slip if a reshape has dimensions of its input in another order.
+    """Reports a slip if a reshape has dimensions of its input in another order.
 
     The elements stay as they lie, so each gets other indices along dimensions that look kept.
     """

@@ -58,7 +58,7 @@ class AdamWeightDecayOptimizer(Optimizer):
 
     @staticmethod
     def _check_order(weight_decay_rate: Any, beta_1: Any) -> None:
-        """Calls it a slip if the decay rates of other Adams stand where these are not."""
+        """Reports a slip if the decay rates of other Adams stand where these are not."""
         numbers = isinstance(weight_decay_rate, (int, float)) and isinstance(beta_1, (int, float))
         if numbers and weight_decay_rate >= 0.5 and beta_1 > 0.98:
             slip(

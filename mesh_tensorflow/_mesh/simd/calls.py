@@ -32,7 +32,7 @@ def call_on_each(
       share_memory: whether processors of one memory share what is equal.
 
     Returns:
-      For each of them the outputs, of which only the first processor's tell something.
+      For each processor its outputs; only those of the first processor are used.
     """
     copied = {pnum: _copies(program, function, pnum) for pnum in program.local}
     before = [*_wake_up(program), *[op for made in copied.values() for _, op in made.values()]]

@@ -205,7 +205,7 @@ class Sharing:
                 need(tensor, processor, processor)
 
     def _taken(self, node: _Node, processor: int) -> Iterator[tuple[str, int]]:
-        """Yields the tensors that a node takes, and the processors whose they are."""
+        """Yields the input tensors of a node, each with the processor that computes it."""
         if node.reduction is None:
             for tensor in node.data_inputs:
                 yield tensor, processor

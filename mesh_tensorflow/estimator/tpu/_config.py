@@ -56,7 +56,7 @@ class TPUConfig(_TPUConfigFields):
         experimental_allow_per_host_v2_parallel_get_next: bool = False,
         experimental_feed_hook: Any = None,
     ) -> TPUConfig:
-        """Makes one.
+        """Creates an instance.
 
         Args:
           iterations_per_loop: steps from one return to the host to the next; a number, or a time

@@ -74,7 +74,7 @@ class TPUEstimatorSpec(_Fields):
         evaluation_hooks: Any = None,
         prediction_hooks: Any = None,
     ) -> TPUEstimatorSpec:
-        """Makes one, checked for its mode.
+        """Creates a spec and checks it for its mode.
 
         Args:
           mode: a ModeKeys value.

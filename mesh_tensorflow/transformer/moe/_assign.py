@@ -69,7 +69,7 @@ def dispatch_and_combine(combine: mtf.Tensor, dtype: Any) -> tuple[mtf.Tensor, m
 
 
 def best_of_group(router: Router, scores: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Returns the highest scores of each expert, and one-hot of whose they are.
+    """Returns the highest scores of each expert, and one-hot of the tokens they belong to.
 
     Args:
       router: a Router.
