@@ -2,9 +2,9 @@
 
     python examples/mesh_impl_of_your_own.py
 
-A laid-out tensor is a list with a slice for each processor; a variable is its whole master, cut when
-it is read and joined when it is assigned to. It is the least that a MeshImpl has to be, and a start for
-one that runs on something else. The program trains a small layer with it in several layouts.
+A laid-out tensor is a list with a slice for each processor; a variable is its whole master, cut
+when it is read and joined when it is assigned to. It is the least that a MeshImpl has to be, and a
+start for one that runs on something else. The program trains a small layer in several layouts.
 """
 
 from __future__ import annotations
@@ -91,11 +91,17 @@ class OneDeviceMeshImpl(mtf.MeshImpl):
 
     def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> ListTensor:
         """Gives the processor at place i of a group the part i of every member."""
-        return self._exchange(x, [mesh_axis], lambda parts, place: tf.concat(
-            [tf.split(part, len(parts), split_axis)[place] for part in parts], concat_axis))
+        return self._exchange(
+            x,
+            [mesh_axis],
+            lambda parts, place: tf.concat(
+                [tf.split(part, len(parts), split_axis)[place] for part in parts], concat_axis
+            ),
+        )
 
     def receive(self, x: Any, mesh_axis: int, source_pcoord: Sequence[Optional[int]]) -> ListTensor:
         """Gives each processor the slice of a member of its group, or zeros."""
+
         def taken(parts: list[tf.Tensor], place: int) -> tf.Tensor:
             source = source_pcoord[place]
             return tf.zeros_like(parts[place]) if source is None else parts[source]
@@ -129,14 +135,16 @@ def losses(mesh_shape: str, layout: str, steps: int = 5) -> list[float]:
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
         x, target = (
             mtf.import_tf_tensor(mesh, random.randn(8, d.size).astype("float32"), [batch, d])
-            for d in (d_in, d_out))
+            for d in (d_in, d_out)
+        )
         y = mtf.layers.dense(x, [d_out], reduced_dims=[d_in], activation=mtf.tanh)
         loss = mtf.reduce_mean(mtf.square(y - target))
         variables = mesh.graph.trainable_variables
         grads = mtf.gradients([loss], [v.outputs[0] for v in variables])
         updates = mtf.optimize.SgdOptimizer(0.5).apply_grads(grads, variables)
         lowering = mtf.Lowering(mesh.graph, {mesh: OneDeviceMeshImpl(mesh_shape, layout)})
-        fetches = [lowering.export_to_tf_tensor(loss), list(map(lowering.lowered_operation, updates))]
+        step = tf.group(*map(lowering.lowered_operation, updates))
+        fetches = [lowering.export_to_tf_tensor(loss), step]
         session.run(tf.global_variables_initializer())
         return [float(session.run(fetches)[0]) for _ in range(steps)]
 
@@ -144,9 +152,12 @@ def losses(mesh_shape: str, layout: str, steps: int = 5) -> list[float]:
 def main() -> None:
     """Prints the losses in three layouts, which are the same."""
     for mesh_shape, layout in [
-        ("all:1", ""), ("rows:2,cols:2", "batch:rows,d_in:cols"), ("rows:2,cols:3", "d_in:rows,d_out:cols")
+        ("all:1", ""),
+        ("rows:2,cols:2", "batch:rows,d_in:cols"),
+        ("rows:2,cols:3", "d_in:rows,d_out:cols"),
     ]:
-        print(f"{mesh_shape:14s} {layout:22s}", *(f"{loss:.6f}" for loss in losses(mesh_shape, layout)))
+        values = [f"{loss:.6f}" for loss in losses(mesh_shape, layout)]
+        print(f"{mesh_shape:14s} {layout:22s}", *values)
 
 
 if __name__ == "__main__":

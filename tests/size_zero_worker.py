@@ -4,13 +4,14 @@ import sys
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-import test_cases
-from cases import CASES, harness, table
-from cases.harness import Placing
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core.dimension import split_pairs
 from mesh_tensorflow._core.operation import with_inner_operations
+from mesh_tensorflow.testing import harness
+from mesh_tensorflow.testing.cases import CASES, table
+from mesh_tensorflow.testing.harness import Placing
+from mesh_tensorflow.testing.programs import Program
 
 PLACES = [
     harness.WHOLE,
@@ -35,7 +36,7 @@ def run(name):
     """Compares a case with NumPy in several layouts; returns how many."""
     [case] = [case for case in CASES if case.name == name]
     with tf.Graph().as_default():
-        program = test_cases.Program(case, case.dtypes[0])
+        program = Program(case, case.dtypes[0])
         places = [place for place in PLACES if may_be(place, program.graph)]
         with np.errstate(all="ignore"):
             expected = harness.as_list(case.oracle(*map(table.wide, program.arrays)))

@@ -26,7 +26,7 @@ ORDER = [
     ["optimize", "beam_search", "checkpoint"],
     ["estimator"],
     ["auto_mtf", "transformer"],
-    ["bert", "experimental"],
+    ["bert", "experimental", "testing"],
 ]
 CORE_ORDER = [
     ["strictness"],

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cases.world import A, B, C, World
+from helpers.world import A, B, C, World
 
 import mesh_tensorflow as mtf
 

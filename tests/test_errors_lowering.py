@@ -4,7 +4,7 @@ import re
 
 import pytest
 import tensorflow.compat.v1 as tf
-from cases.world import A, B, C, Plain, World
+from helpers.world import A, B, C, Plain, World
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl

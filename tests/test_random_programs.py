@@ -3,14 +3,14 @@
 import pytest
 import random_programs
 import tensorflow.compat.v1 as tf
-from cases import harness
-from cases.harness import Placing
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow.testing import harness
+from mesh_tensorflow.testing.harness import Placing
 
 SHAPES = [
     "x:1",

@@ -6,15 +6,15 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cases import harness
-from cases.harness import WHOLE, Placing
-from cases.layer_runs import dims
-from cases.world import World
+from helpers.layer_runs import dims
+from helpers.world import World
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import beam_search as package
 from mesh_tensorflow.beam_search._select import select
 from mesh_tensorflow.simd_mesh_impl import replicate
+from mesh_tensorflow.testing import harness
+from mesh_tensorflow.testing.harness import WHOLE, Placing
 
 EOS = 1
 BATCH = 4

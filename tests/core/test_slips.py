@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import tensorflow.compat.v1 as tf
-from cases.world import A, B, C, World
+from helpers.world import A, B, C, World
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core import strictness

@@ -2,7 +2,7 @@
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from cases.layer_runs import dims, numbers
+from helpers.layer_runs import dims, numbers
 
 import mesh_tensorflow as mtf
 

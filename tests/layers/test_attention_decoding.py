@@ -2,11 +2,11 @@
 
 import pytest
 import tensorflow.compat.v1 as tf
-from cases import harness
-from cases.harness import WHOLE, Placing
-from cases.layer_runs import run
+from helpers.layer_runs import run
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing import harness
+from mesh_tensorflow.testing.harness import WHOLE, Placing
 
 KV, HEADS = mtf.Dimension("kv", 4), mtf.Dimension("heads", 4)
 layers = mtf.layers

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import tensorflow.compat.v1 as tf
-from cases.world import World
+from helpers.world import World
 
 import mesh_tensorflow as mtf
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from cases import harness
-from cases.layer_runs import dims, run
+from helpers.layer_runs import dims, run
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing import harness
 
 KV, HEADS = mtf.Dimension("kv", 4), mtf.Dimension("heads", 4)
 layers = mtf.layers

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cases.layer_runs import dims
-from cases.world import World
+from helpers.layer_runs import dims
+from helpers.world import World
 from layer_graph import LayerGraph
 
 import mesh_tensorflow as mtf

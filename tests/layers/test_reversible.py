@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cases.memory import peak_bytes
-from cases.world import World
+from helpers.memory import peak_bytes
+from helpers.world import World
 
 import mesh_tensorflow as mtf
 

@@ -5,10 +5,10 @@ import os
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cases import harness
-from cases.harness import Placing
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing import harness
+from mesh_tensorflow.testing.harness import Placing
 
 A, B = mtf.Dimension("a", 8), mtf.Dimension("b", 16)
 SAVED = {

@@ -6,11 +6,11 @@ import types
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cases import harness
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import placement_mesh_impl as placement
 from mesh_tensorflow._mesh.placement.collectives import Reducer
+from mesh_tensorflow.testing import harness
 
 SIZES = [1, 2, 3, 4, 5]
 FNS = {"SUM": np.sum, "MAX": np.max, "MIN": np.min}

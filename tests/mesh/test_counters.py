@@ -2,10 +2,10 @@
 
 import pytest
 import tensorflow.compat.v1 as tf
-from cases.harness import Placing
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core.cost import Collective, Cost
+from mesh_tensorflow.testing.harness import Placing
 
 A, B, C = mtf.Dimension("a", 8), mtf.Dimension("b", 16), mtf.Dimension("c", 4)
 

@@ -7,12 +7,12 @@ import resource
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cases import harness
-from cases.harness import Placing
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core import strictness
 from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
+from mesh_tensorflow.testing import harness
+from mesh_tensorflow.testing.harness import Placing
 
 SPLIT = Placing("x:2,y:2", "a:x,b:y", apart=True)
 

@@ -8,10 +8,10 @@ import weakref
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cases import harness
-from cases.harness import Placing
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing import harness
+from mesh_tensorflow.testing.harness import Placing
 
 A, B = mtf.Dimension("a", 8), mtf.Dimension("b", 16)
 VALUE = np.arange(128.0, dtype=np.float32).reshape(8, 16)

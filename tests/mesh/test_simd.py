@@ -5,11 +5,11 @@ import collections
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cases import harness
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
+from mesh_tensorflow.testing import harness
 
 BATCH, WIDTH, HIDDEN, STEPS = 8, 16, 32, 4
 DATA = np.random.RandomState(0).randn(BATCH, WIDTH).astype(np.float32)

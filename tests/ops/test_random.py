@@ -7,11 +7,11 @@ import sys
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cases import harness
-from cases.harness import Placing
 from scipy import stats
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing import harness
+from mesh_tensorflow.testing.harness import Placing
 
 A, B = mtf.Dimension("a", 8), mtf.Dimension("b", 48)
 PLACINGS = [

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cases.memory import peak_bytes
+from helpers.memory import peak_bytes
 
 import mesh_tensorflow as mtf
 

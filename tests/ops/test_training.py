@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cases import harness
-from cases.harness import Placing
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.test_utils import NumpyConverter
+from mesh_tensorflow.testing import harness
+from mesh_tensorflow.testing.harness import Placing
 
 BATCH, IN, OUT = mtf.Dimension("batch", 16), mtf.Dimension("in", 8), mtf.Dimension("out", 4)
 PLACINGS = [

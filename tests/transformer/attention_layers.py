@@ -5,10 +5,10 @@ import types
 import decoding_models
 import numpy as np
 import tensorflow.compat.v1 as tf
-from cases.harness import WHOLE
-from cases.layer_runs import dims
+from helpers.layer_runs import dims
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing.harness import WHOLE
 from mesh_tensorflow.transformer import transformer
 
 ROWS, LENGTH, MEMORY, DEPTH = 4, 8, 6, 8

@@ -4,12 +4,12 @@ import zlib
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from cases import harness
-from cases.harness import WHOLE, Placing
-from cases.layer_runs import dims
+from helpers.layer_runs import dims
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.simd_mesh_impl import replicate
+from mesh_tensorflow.testing import harness
+from mesh_tensorflow.testing.harness import WHOLE, Placing
 from mesh_tensorflow.transformer import transformer, transformer_layers
 
 VOCAB, LENGTH, ROWS = 12, 8, 4

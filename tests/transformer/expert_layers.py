@@ -3,11 +3,11 @@
 import types
 
 import tensorflow.compat.v1 as tf
-from cases.harness import WHOLE
-from cases.layer_runs import dims, numbers
 from decoding_models import imported, prefixes
+from helpers.layer_runs import dims, numbers
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing.harness import WHOLE
 from mesh_tensorflow.transformer import moe, transformer
 
 FLOAT = mtf.VariableDType(tf.float32)

@@ -3,9 +3,9 @@
 import decoding_models as models
 import numpy as np
 import tensorflow.compat.v1 as tf
-from cases.harness import WHOLE, Placing, assert_close
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close
 from mesh_tensorflow.transformer import transformer
 
 FLOAT = mtf.VariableDType(tf.float32)

@@ -5,9 +5,9 @@ import functools
 import decoding_models
 import numpy as np
 import tensorflow.compat.v1 as tf
-from cases.harness import WHOLE, Placing, assert_close
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close
 from mesh_tensorflow.transformer import transformer
 
 ROWS, LENGTH, VOCAB, DEPTH = 4, 8, 14, 8

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from attention_layers import FLOAT, ROWS, normal, run, softmax, tensor
-from cases.harness import Placing, assert_close
-from cases.layer_runs import dims
+from helpers.layer_runs import dims
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing.harness import Placing, assert_close
 from mesh_tensorflow.transformer import attention as A
 from mesh_tensorflow.transformer import transformer_layers as T
 

@@ -21,10 +21,10 @@ from attention_layers import (
     softmax,
     tensor,
 )
-from cases.harness import WHOLE, Placing, assert_close
-from cases.layer_runs import dims
+from helpers.layer_runs import dims
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close
 from mesh_tensorflow.transformer import transformer_layers as T
 
 X = normal(ROWS, LENGTH, DEPTH)

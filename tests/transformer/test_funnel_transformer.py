@@ -5,10 +5,10 @@ import further_models as further
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cases.harness import Placing
 from decoding_models import LENGTH, ROWS
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing.harness import Placing
 from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.funnel_transformer import (
     BitransformerFunnel,

@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 import routing
 import tensorflow.compat.v1 as tf
-from cases.harness import WHOLE, Placing, assert_close
-from cases.layer_runs import numbers
 from decoding_models import LENGTH, ROWS, VOCAB, RunningSum, imported, prefixes, run
 from expert_layers import (
     DETERMINED,
@@ -19,8 +17,10 @@ from expert_layers import (
     trained,
     two_levels,
 )
+from helpers.layer_runs import numbers
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close
 from mesh_tensorflow.transformer import heterogeneous_moe, moe, transformer
 
 GATINGS = ("top_2", "top_n", "switch", "ntlb", "switch_max", "expert_selection")

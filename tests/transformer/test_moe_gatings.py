@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import routing
 import tensorflow.compat.v1 as tf
-from cases.layer_runs import dims
+from helpers.layer_runs import dims
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import moe

@@ -4,12 +4,12 @@ import decoding_models as models
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cases.harness import WHOLE, Placing, assert_close
-from cases.layer_runs import numbers
 from decoding_models import run
 from expert_layers import DETERMINED, FLOAT, TOKENS, context_for, given, trained, two_levels
+from helpers.layer_runs import numbers
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close
 from mesh_tensorflow.transformer import heterogeneous_moe, moe
 
 # -- two levels

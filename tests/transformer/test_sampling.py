@@ -6,8 +6,6 @@ import decoding_models as models
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from cases.harness import WHOLE, Placing, assert_close
-from cases.layer_runs import dims
 from decoding_models import (
     EOS,
     LAYERS,
@@ -21,8 +19,10 @@ from decoding_models import (
     prefixes,
     steps_until_all_end,
 )
+from helpers.layer_runs import dims
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close
 from mesh_tensorflow.transformer import transformer
 
 

@@ -13,6 +13,10 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 
+__all__ = [
+    "ALL", "FLOATS", "INT", "SIZES", "Case", "aligned", "case", "dim", "dims", "input_data", "on", "shape", "wide",
+]
+
 # Sizes of the dimensions that cases name by a letter; 8 processors divide most of them.
 SIZES = {
     **{"a": 8, "b": 16, "c": 24, "d": 8, "e": 16, "f": 8, "g": 32},

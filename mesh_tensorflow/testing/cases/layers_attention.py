@@ -6,7 +6,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from cases.table import FLOATS, case, dim, dims
+from mesh_tensorflow.testing.cases.table import FLOATS, case, dim, dims
+
+__all__ = ["CASES"]
 
 _LAYERS = mtf.layers
 _HIDDEN = -1e9
@@ -97,7 +99,7 @@ def _neighbours(a, axis, masked):
 
 
 def _blocks(x, qkvo, masked):
-    """x is [batch, blocks, w, io]."""
+    """X is [batch, blocks, w, io]."""
     q, k, v, wo = _qkv(x, x, qkvo)
     k, v = (np.moveaxis(_neighbours(np.moveaxis(t, 1, 0), -2, masked), 0, 1) for t in (k, v))
     w = x.shape[-2]
@@ -112,7 +114,7 @@ def _around(a, masked):
 
 
 def _blocks_2d(x, qkvo, masked):
-    """x is [h_blocks, w_blocks, h, w, io]."""
+    """X is [h_blocks, w_blocks, h, w, io]."""
     wq, wk, wv, wo = qkvo * 0.5
     h, w = x.shape[-3:-1]
     q = np.einsum("abrci,hik->abhrck", x, wq)

@@ -4,7 +4,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from cases.table import ALL, FLOATS, INT, case, on, shape
+from mesh_tensorflow.testing.cases.table import ALL, FLOATS, INT, case, on, shape
+
+__all__ = ["CASES"]
 
 # name -> (dimensions of both inputs, of the output, output_shape as given)
 _FORMS = {

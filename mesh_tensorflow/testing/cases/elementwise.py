@@ -7,7 +7,9 @@ import tensorflow.compat.v1 as tf
 from scipy import special
 
 import mesh_tensorflow as mtf
-from cases.table import ALL, FLOATS, case, on
+from mesh_tensorflow.testing.cases.table import ALL, FLOATS, case, on
+
+__all__ = ["CASES"]
 
 
 def _gelu(x):

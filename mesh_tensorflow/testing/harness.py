@@ -6,8 +6,8 @@ import collections
 import contextlib
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Optional
 from unittest import mock
 
 import numpy as np
@@ -21,11 +21,41 @@ from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow._mesh.simd import sharing
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
+__all__ = [
+    "CPUS",
+    "EXHAUSTIVE",
+    "MESHES",
+    "MOST_LAYOUTS",
+    "WHOLE",
+    "Lowered",
+    "Placing",
+    "as_list",
+    "assert_close",
+    "chosen_layouts",
+    "collectives_of",
+    "is_legal",
+    "layout_text",
+    "legal_layouts",
+    "lower",
+    "lower_with",
+    "placings",
+    "random_layout",
+    "separate_memories",
+    "session",
+    "splittable",
+]
+
 MESHES = ["x:1", "x:2", "x:4", "x:2,y:2", "x:2,y:4", "x:8"]
 # Those on which every layout is tried, up to a number of them.
 EXHAUSTIVE = ["x:2", "x:2,y:2"]
 MOST_LAYOUTS = 32
 CPUS = 8
+
+
+def _mesh_shape(mesh: str) -> mtf.Shape:
+    shape = mtf.convert_to_shape(mesh)
+    assert shape is not None
+    return shape
 
 
 class Placing(NamedTuple):
@@ -53,13 +83,13 @@ class Placing(NamedTuple):
     @property
     def cpus(self) -> list[str]:
         """A logical CPU for each processor."""
-        return [f"/cpu:{i}" for i in range(mtf.convert_to_shape(self.mesh).size)]
+        return [f"/cpu:{i}" for i in range(_mesh_shape(self.mesh).size)]
 
     def impl(self) -> Any:
         """Returns the MeshImpl."""
         if self.simd:
             return SimdMeshImpl(self.mesh, self.layout)
-        n = mtf.convert_to_shape(self.mesh).size
+        n = _mesh_shape(self.mesh).size
         places = [i // 2 if self.pairs else i for i in range(n)]
         devices = [f"cpu:{i}" if self.apart else "" for i in places]
         return placement_mesh_impl.PlacementMeshImpl(
@@ -111,13 +141,12 @@ def legal_layouts(graph: Any, mesh: str, whole: Iterable[str] = (), limit: int =
     names = splittable(operations, whole)
     tensors = [t for op in operations for t in op.inputs + op.outputs]
     shapes = {tuple(t.shape) for t in tensors}
-    sizes = mtf.convert_to_shape(mesh).to_integer_list
+    sizes = _mesh_shape(mesh).to_integer_list
     choices = [None, *range(len(sizes))]
-    alone = {
-        n: [a for a in choices if a is None or is_legal({n: a}, shapes, sizes)] for n in names
-    }
+    alone = {n: [a for a in choices if a is None or is_legal({n: a}, shapes, sizes)] for n in names}
     names = [n for n in names if len(alone[n]) > 1]
     total = int(np.prod([len(alone[n]) for n in names], dtype=float))
+    picks: Iterable[Sequence[Optional[int]]]
     if total <= limit:
         picks = itertools.product(*(alone[n] for n in names))
     else:
@@ -133,7 +162,7 @@ def random_layout(graph: Any, mesh: str, seed: int) -> dict[str, int]:
     """Returns a legal layout that splits as many dimensions as it happens to."""
     operations = list(with_inner_operations(graph.operations))
     shapes = {tuple(t.shape) for op in operations for t in op.inputs + op.outputs}
-    sizes = mtf.convert_to_shape(mesh).to_integer_list
+    sizes = _mesh_shape(mesh).to_integer_list
     rng = random.Random(seed)
     names = splittable(operations)
     rng.shuffle(names)
@@ -162,7 +191,7 @@ def chosen_layouts(layouts: Sequence[dict], extra: int, seed: int) -> list[dict]
 
 def layout_text(rules: dict[str, int], mesh: str) -> str:
     """Returns "a:x,b:y"."""
-    axes = mtf.convert_to_shape(mesh).dimension_names
+    axes = _mesh_shape(mesh).dimension_names
     return ",".join(f"{name}:{axes[axis]}" for name, axis in sorted(rules.items()))
 
 
@@ -222,7 +251,8 @@ class Lowered(NamedTuple):
 def collectives_of(costs: Iterable[tuple[Any, Any]]) -> collections.Counter:
     """Returns the collectives of pairs (operation, Cost) as a multiset."""
     return collections.Counter(
-        (c.kind, tuple(c.mesh_axes), c.elements, c.bytes) for _, cost in costs
+        (c.kind, tuple(c.mesh_axes), c.elements, c.bytes)
+        for _, cost in costs
         for c in cost.collectives
     )
 
@@ -230,23 +260,45 @@ def collectives_of(costs: Iterable[tuple[Any, Any]]) -> collections.Counter:
 def lower(graph: Any, mesh: Any, placing: Placing, targets: Sequence[Any]) -> Lowered:
     """Lowers a program and exports tensors; may be called several times in one tf graph."""
     patch = separate_memories() if placing.apart else contextlib.nullcontext()
-    scope = tf.variable_scope(f"placing_{len(tf.get_default_graph().get_operations())}")
+
+    def run(program: Callable) -> Any:
+        return replicate(program, devices=placing.cpus, share_memory=placing.share)
+
+    with patch, mock.patch.object(sharing, "LEAST_ELEMENTS", 1):
+        return lower_with(
+            graph, mesh, targets, placing.impl, placing, run if placing.simd else None
+        )
+
+
+def lower_with(
+    graph: Any,
+    mesh: Any,
+    targets: Sequence[Any],
+    make_impl: Callable[[], Any],
+    placing: Placing,
+    run: Optional[Callable[[Callable], Any]] = None,
+) -> Lowered:
+    """Lowers a program through a mesh implementation, and exports tensors.
+
+    Args:
+      graph: an mtf.Graph.
+      mesh: its Mesh.
+      targets: the Tensors to export.
+      make_impl: returns the MeshImpl.
+      placing: noted with the result.
+      run: runs a function as the program of all processors; called here if None.
+    """
     lowerings = []
 
     def program() -> list[tf.Tensor]:
-        lowerings.append(mtf.Lowering(graph, {mesh: placing.impl()}, autostack=False))
+        lowerings.append(mtf.Lowering(graph, {mesh: make_impl()}, autostack=False))
         return [lowerings[0].export_to_tf_tensor(t) for t in targets]
 
-    with patch, scope, mock.patch.object(sharing, "LEAST_ELEMENTS", 1):
-        if placing.simd:
-            exports = replicate(program, devices=placing.cpus, share_memory=placing.share)
-        else:
-            exports = program()
+    with tf.variable_scope(f"placing_{len(tf.get_default_graph().get_operations())}"):
+        exports = program() if run is None else run(program)
     [lowering] = lowerings
     impl = lowering.mesh_to_impl[mesh]
-    counted = collectives_of(
-        (kind, Cost(collectives=(c,))) for kind, _, c in lowering.collectives
-    )
+    counted = collectives_of((kind, Cost(collectives=(c,))) for kind, _, c in lowering.collectives)
     predicted = collectives_of(walk(graph.operations, impl, targets).costs)
     return Lowered(placing, lowering, exports, counted, predicted)
 

@@ -3,7 +3,9 @@
 import numpy as np
 
 import mesh_tensorflow as mtf
-from cases.table import ALL, FLOATS, case, dims, shape
+from mesh_tensorflow.testing.cases.table import ALL, FLOATS, case, dims, shape
+
+__all__ = ["CASES"]
 
 
 def _einsum(name, inputs, equation, output=None, reduced=None, **kwargs):

@@ -4,7 +4,9 @@ import numpy as np
 from scipy import special
 
 import mesh_tensorflow as mtf
-from cases.table import ALL, FLOATS, case, dim, shape
+from mesh_tensorflow.testing.cases.table import ALL, FLOATS, case, dim, shape
+
+__all__ = ["CASES"]
 
 _FNS = {
     "sum": (mtf.reduce_sum, np.sum, "", ALL),

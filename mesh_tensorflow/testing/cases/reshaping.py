@@ -3,7 +3,9 @@
 import numpy as np
 
 import mesh_tensorflow as mtf
-from cases.table import ALL, case, dim, dims, shape
+from mesh_tensorflow.testing.cases.table import ALL, case, dim, dims, shape
+
+__all__ = ["CASES"]
 
 
 def _reshape(name, inputs, new, **kwargs):

@@ -3,7 +3,9 @@
 import numpy as np
 
 import mesh_tensorflow as mtf
-from cases.table import ALL, case, dim
+from mesh_tensorflow.testing.cases.table import ALL, case, dim
+
+__all__ = ["CASES"]
 
 CASES = [
     case("concat", "a b, a b:4, a b:6", lambda *xs: mtf.concat(xs, "b") * 2,

@@ -4,8 +4,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from cases import harness
-from cases.harness import WHOLE
+from mesh_tensorflow.testing import harness
+from mesh_tensorflow.testing.harness import WHOLE
 
 
 def dims(text):

@@ -3,7 +3,9 @@
 import numpy as np
 
 import mesh_tensorflow as mtf
-from cases.table import ALL, case, dim
+from mesh_tensorflow.testing.cases.table import ALL, case, dim
+
+__all__ = ["CASES"]
 
 _OFFSETS = [0, 1, -1, 2, 3, -5, 8, -8, 15, 16, -16, 19, -40]
 

@@ -4,7 +4,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from cases.table import ALL, FLOATS, case, dim, shape
+from mesh_tensorflow.testing.cases.table import ALL, FLOATS, case, dim, shape
+
+__all__ = ["CASES"]
 
 
 def _one_hot(indices, depth, on_value=1.0, off_value=0.0):

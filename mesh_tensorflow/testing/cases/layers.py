@@ -5,7 +5,9 @@ from unittest import mock
 import numpy as np
 
 import mesh_tensorflow as mtf
-from cases.table import FLOATS, case, dim, dims
+from mesh_tensorflow.testing.cases.table import FLOATS, case, dim, dims
+
+__all__ = ["CASES"]
 
 _LAYERS = mtf.layers
 
@@ -182,7 +184,7 @@ def _kernel(fn, *args, **kwargs):
 
 
 def _np_conv(x, f, strides, pads):
-    """x [n, spatial..., i], f [window..., i, o], padded with `pads` in each spatial dimension."""
+    """X [n, spatial..., i], f [window..., i, o], padded with `pads` in each spatial dimension."""
     rank = f.ndim - 2
     x = np.pad(x, [(0, 0), *pads, (0, 0)])
     axes = tuple(range(1, rank + 1))
@@ -239,7 +241,7 @@ def _blocks(fn, *args, **kwargs):
 
 
 def _separable(x, depth, point, bias, last):
-    """depth [in], for the only neighbour but one."""
+    """Depth [in], for the only neighbour but one."""
     weights = [depth, depth * 2.0]
     def layer():
         return _LAYERS.separable_conv1d(x, dim("f"), -1, 0, kernel_depth_weights=weights)

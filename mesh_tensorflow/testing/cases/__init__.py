@@ -1,6 +1,6 @@
 """The case table: every family of operations, each program with its NumPy oracle."""
 
-from cases import (
+from mesh_tensorflow.testing.cases import (
     binary,
     contraction,
     control,
@@ -15,7 +15,9 @@ from cases import (
     reshaping,
     shifting,
 )
-from cases.table import Case
+from mesh_tensorflow.testing.cases.table import Case
+
+__all__ = ["CASES", "Case"]
 
 _FAMILIES = [
     elementwise,

@@ -4,7 +4,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from cases.table import ALL, case, dim, dims, shape
+from mesh_tensorflow.testing.cases.table import ALL, case, dim, dims, shape
+
+__all__ = ["CASES"]
 
 
 def _custom(fn, factor):

@@ -3,11 +3,13 @@
 import numpy as np
 
 import mesh_tensorflow as mtf
-from cases.table import case
+from mesh_tensorflow.testing.cases.table import case
+
+__all__ = ["CASES"]
 
 
 def _conv(x, f, stride=1):
-    """x [n, h, w, i], f [fh, fw, i, o]; no padding."""
+    """X [n, h, w, i], f [fh, fw, i, o]; no padding."""
     fh, fw = f.shape[:2]
     windows = np.lib.stride_tricks.sliding_window_view(x, (fh, fw), axis=(1, 2))
     return np.einsum("nhwiab,abio->nhwo", windows[:, ::stride, ::stride], f)

@@ -1,0 +1,1 @@
+"""Programs with known results, and a suite for mesh implementations of others."""

@@ -1,0 +1,236 @@
+"""Whether a mesh implementation does what operations expect of it.
+
+    python -m mesh_tensorflow.testing.conformance package.module:make_impl
+    python -m mesh_tensorflow.testing.conformance package.module:make_impl --only einsum
+
+`make_impl(mesh_shape, layout)` returns the MeshImpl to try. If all processors are to run one
+program, it has an attribute `replicate(program, processors)` that runs a function on each of them
+and returns its results, as `simd` below has. Every case of the table is lowered in several layouts
+of the mesh "x:2,y:2"; a training and a checkpoint go from layout to layout. What is compared:
+
+- values with NumPy, gradients with finite differences, each layout with the unsplit program;
+- what is communicated (`lowering.collectives`) with what costs predict;
+- losses of a training in each layout, and after a checkpoint went from one layout to another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import tempfile
+import traceback
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.testing import harness
+from mesh_tensorflow.testing.cases import CASES, Case
+from mesh_tensorflow.testing.programs import TOLERANCE, Program, check_results
+
+__all__ = ["Result", "check", "main", "placement", "simd"]
+
+_MESH = "x:2,y:2"
+_MOST_LAYOUTS = 4
+
+
+class Result(NamedTuple):
+    """What came of one check.
+
+    Attributes:
+      name: of the case, or "training" or "checkpoint".
+      error: the text of an error; None if all is right.
+    """
+
+    name: str
+    error: Optional[str]
+
+
+def placement(mesh_shape: str, layout: str) -> mtf.MeshImpl:
+    """Returns a PlacementMeshImpl with a slice for each processor."""
+    n = harness.Placing(mesh_shape, layout).cpus
+    return mtf.placement_mesh_impl.PlacementMeshImpl(
+        mesh_shape, layout, [""] * len(n), merge="none"
+    )
+
+
+def simd(mesh_shape: str, layout: str) -> mtf.MeshImpl:
+    """Returns a SimdMeshImpl, within the program that `simd.replicate` runs."""
+    return mtf.simd_mesh_impl.SimdMeshImpl(mesh_shape, layout)
+
+
+simd.replicate = lambda program, processors: mtf.simd_mesh_impl.replicate(  # type: ignore[attr-defined]
+    program, devices=[f"/cpu:{i}" for i in range(processors)]
+)
+
+
+def check(make_impl: Callable[[str, str], Any], only: str = "") -> Iterator[Result]:
+    """Yields the result of each check.
+
+    Args:
+      make_impl: takes a mesh shape and a layout; returns a MeshImpl.
+      only: a part of the names of the checks to make; all of them if empty.
+    """
+    for case in CASES:
+        if only in case.name:
+            yield _result(case.name, lambda case=case: _check_case(make_impl, case))
+    for name, run in [("training", _check_training), ("checkpoint", _check_checkpoint)]:
+        if only in name:
+            yield _result(name, lambda run=run: run(make_impl))
+
+
+def _result(name: str, run: Callable[[], None]) -> Result:
+    try:
+        run()
+    except Exception:  # whatever an implementation raises is what is to be reported
+        return Result(name, traceback.format_exc(limit=-4))
+    return Result(name, None)
+
+
+def _lowered(
+    make_impl: Any, mesh_shape: str, layout: str, mesh: mtf.Mesh, targets: Sequence[mtf.Tensor]
+) -> harness.Lowered:
+    """Returns a program lowered through the implementation."""
+    placing = harness.Placing(mesh_shape, layout)
+    replicate = getattr(make_impl, "replicate", None)
+    run = None if replicate is None else lambda program: replicate(program, len(placing.cpus))
+    return harness.lower_with(
+        mesh.graph, mesh, targets, lambda: make_impl(mesh_shape, layout), placing, run
+    )
+
+
+def _check_case(make_impl: Any, case: Case) -> None:
+    with tf.Graph().as_default():
+        program = Program(case, case.dtypes[0])
+        layouts = harness.legal_layouts(program.graph, _MESH, case.whole, limit=64)
+        chosen = harness.chosen_layouts(layouts, 0, zlib.crc32(case.name.encode()))
+        texts = ["", *(harness.layout_text(rules, _MESH) for rules in chosen[:_MOST_LAYOUTS])]
+        lowered = [
+            _lowered(make_impl, _MESH, text, program.mesh, program.targets) for text in texts
+        ]
+        with harness.session() as session:
+            found = session.run([low.exports for low in lowered], program.feed)
+        check_results(program, case.dtypes[0], found[0])
+        tolerance = case.tolerance * TOLERANCE[case.dtypes[0]]
+        for low, values in zip(lowered, found):
+            for i, (value, expected) in enumerate(zip(values, found[0])):
+                what = f"{case.name} in {low.placing.layout!r}, target {i}"
+                harness.assert_close(value, expected, tolerance, what)
+            assert low.counted == low.predicted, (
+                f"{case.name} in {low.placing.layout!r} communicates {dict(low.counted)}, "
+                f"but {dict(low.predicted)} are predicted"
+            )
+
+
+class _Training:
+    """Two layers that learn random numbers by SGD."""
+
+    def __init__(self, make_impl: Any, layout: str) -> None:
+        batch, d_in, hidden = (mtf.Dimension(n, 8) for n in ("batch", "d_in", "hidden"))
+        random = np.random.RandomState(0)
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        tf.set_random_seed(0)
+        x, target = (
+            mtf.import_tf_tensor(mesh, random.randn(8, 8).astype(np.float32), [batch, d_in])
+            for _ in range(2)
+        )
+        h = mtf.layers.dense(x, [hidden], reduced_dims=[d_in], activation=mtf.tanh, name="first")
+        y = mtf.layers.dense(h, [d_in], reduced_dims=[hidden], name="second")
+        loss = mtf.reduce_mean(mtf.square(y - target))
+        variables = mesh.graph.trainable_variables
+        grads = mtf.gradients([loss], [v.outputs[0] for v in variables])
+        updates = mtf.optimize.SgdOptimizer(0.5).apply_grads(grads, variables)
+
+        def program() -> list[Any]:
+            lowering = mtf.Lowering(mesh.graph, {mesh: make_impl(_MESH, layout)})
+            fetches.append(lowering.copy_masters_to_slices())
+            fetches.append(lowering.copy_slices_to_masters())
+            step = tf.group(*[lowering.lowered_operation(op) for op in updates])
+            return [lowering.export_to_tf_tensor(loss), step]
+
+        fetches: list[Any] = []
+        replicate = getattr(make_impl, "replicate", None)
+        self._step = program() if replicate is None else replicate(program, 4)
+        self._to_slices, self._to_masters = fetches
+        self._saver = tf.train.Saver()
+
+    def losses(self, steps: int, restore: str = "", save: str = "") -> list[float]:
+        """Returns the losses of some steps, from a checkpoint and to one if they are named."""
+        with harness.session() as session:
+            session.run(tf.global_variables_initializer())
+            if restore:
+                self._saver.restore(session, restore)
+            session.run(self._to_slices)
+            losses = [float(session.run(self._step)[0]) for _ in range(steps)]
+            if save:
+                session.run(self._to_masters)
+                self._saver.save(session, save, write_meta_graph=False)
+        return losses
+
+
+_LAYOUTS = ("", "batch:x", "batch:x,hidden:y", "d_in:x,hidden:y")
+
+
+def _losses(make_impl: Any, layout: str, steps: int, **files: str) -> list[float]:
+    with tf.Graph().as_default():
+        return _Training(make_impl, layout).losses(steps, **files)
+
+
+def _check_training(make_impl: Any) -> None:
+    expected = _losses(placement, "", 4)
+    assert expected[-1] < expected[0]
+    for layout in _LAYOUTS:
+        found = _losses(make_impl, layout, 4)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=f"losses in {layout!r}")
+
+
+def _check_checkpoint(make_impl: Any) -> None:
+    expected = _losses(placement, "", 4)
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "model.ckpt")
+        _losses(make_impl, _LAYOUTS[2], 2, save=path)
+        for layout in _LAYOUTS:
+            found = _losses(make_impl, layout, 2, restore=path)
+            what = f"losses in {layout!r} after a checkpoint of {_LAYOUTS[2]!r}"
+            np.testing.assert_allclose(found, expected[2:], rtol=1e-5, err_msg=what)
+
+
+def _found(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise SystemExit(
+            f"{name!r} should be module:function, as mesh_tensorflow.testing.conformance:placement"
+        )
+    sys.path.insert(0, os.getcwd())
+    return getattr(importlib.import_module(module), attribute)
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Checks an implementation, prints what fails, and returns 1 if anything does.
+
+    Args:
+      arguments: those of the command line if None.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m mesh_tensorflow.testing.conformance",
+        description=(__doc__ or "").splitlines()[0],
+    )
+    parser.add_argument("make_impl", help="module:function(mesh_shape, layout) -> MeshImpl")
+    parser.add_argument("--only", default="", help="a part of the names of the cases to check")
+    given = parser.parse_args(arguments)
+    passed = failed = 0
+    for result in check(_found(given.make_impl), given.only):
+        passed, failed = passed + (result.error is None), failed + (result.error is not None)
+        if result.error is not None:
+            print(f"FAILED {result.name}\n{result.error}", flush=True)
+    print(f"{given.make_impl}: {passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""A case of the table as a program, and whether its results and gradients are right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.testing import harness
+from mesh_tensorflow.testing.cases import Case, table
+
+__all__ = ["TOLERANCE", "Program", "check_gradients", "check_results"]
+
+# Neighbouring float32 results differ by rounding only; bfloat16 has 8 bits.
+TOLERANCE = {"float32": 1.0, "bfloat16": 3000.0, "int32": 1.0}
+
+
+class Program:
+    """A case as an mtf graph, with gradients for random gradients of its outputs.
+
+    Attributes:
+      case: the Case.
+      graph: the mtf.Graph.
+      mesh: its Mesh.
+      arrays: the input arrays.
+      feed: from placeholders to arrays; empty in eager code.
+      ys: the outputs.
+      wrt: numbers of the inputs that have a gradient.
+      grads: their gradients.
+    """
+
+    def __init__(self, case: Case, dtype: str):
+        """Builds the program.
+
+        Args:
+          case: a Case.
+          dtype: that of its floating inputs.
+        """
+        self.case = case
+        self.graph = mtf.Graph()
+        self.mesh = mtf.Mesh(self.graph, "mesh")
+        self.arrays = table.input_data(case, dtype)
+        self.feed: dict[Any, np.ndarray] = {}
+        self.xs = [
+            self._fed(array, table.shape(spec.partition("/")[0]))
+            for array, spec in zip(self.arrays, case.inputs, strict=True)
+        ]
+        self.ys = harness.as_list(case.build(*self.xs))
+        self.wrt = self._differentiable()
+        self.dys: list[np.ndarray] = []
+        self.grads: list[mtf.Tensor] = []
+        if self.wrt:
+            self._make_gradients()
+
+    def _fed(self, array: np.ndarray, shape: mtf.Shape) -> mtf.Tensor:
+        if tf.executing_eagerly_outside_functions():
+            return mtf.import_tf_tensor(self.mesh, tf.constant(array), shape)
+        placeholder = tf.placeholder(tf.as_dtype(array.dtype), array.shape)
+        self.feed[placeholder] = array
+        return mtf.import_tf_tensor(self.mesh, placeholder, shape)
+
+    def _differentiable(self) -> list[int]:
+        if self.case.grads is not None:
+            return [i for i in self.case.grads if self.xs[i].dtype.is_floating]
+        if not any(y.dtype.is_floating for y in self.ys):
+            return []
+        return [i for i, x in enumerate(self.xs) if x.dtype.is_floating]
+
+    def _make_gradients(self) -> None:
+        rng = np.random.default_rng(1)
+        floating = [y for y in self.ys if y.dtype.is_floating]
+        for y in floating:
+            dtype = y.dtype.as_numpy_dtype
+            self.dys.append(rng.normal(size=y.shape.to_integer_list).astype(dtype))
+        grad_ys = [self._fed(dy, y.shape) for y, dy in zip(floating, self.dys)]
+        grads = mtf.gradients(floating, [self.xs[i] for i in self.wrt], grad_ys=grad_ys)
+        missing = [i for i, g in zip(self.wrt, grads) if g is None]
+        assert not missing, f"no gradient reaches inputs {missing}"
+        self.grads = [g for g in grads if g is not None]
+
+    @property
+    def targets(self) -> list[mtf.Tensor]:
+        """The outputs, then the gradients."""
+        return self.ys + self.grads
+
+    def run(self, placings: Iterable[Any]) -> list[tuple[harness.Lowered, list[np.ndarray]]]:
+        """Returns, for each placing, what became of the program, and the values."""
+        lowered = [harness.lower(self.graph, self.mesh, p, self.targets) for p in placings]
+        with harness.session() as session:
+            values = session.run([low.exports for low in lowered], self.feed)
+        return list(zip(lowered, values))
+
+
+def _directional(program: Program, direction: Sequence[np.ndarray], step: float) -> float:
+    """Returns the derivative of the weighted sum of the oracle's outputs in a direction."""
+    case, at = program.case, [table.wide(x) for x in program.arrays]
+
+    def weighted(sign: int) -> Any:
+        moved = list(at)
+        for i, v in zip(program.wrt, direction):
+            moved[i] = at[i] + sign * step * v
+        if case.surrogate is not None:
+            ys = case.surrogate(*moved, at=at)
+        else:
+            ys = case.oracle(*moved)
+        ys = [y for y in map(np.asarray, harness.as_list(ys)) if y.dtype == np.float64]
+        return sum(np.sum(y * table.wide(dy)) for y, dy in zip(ys, program.dys, strict=True))
+
+    return (weighted(1) - weighted(-1)) / (2 * step)
+
+
+def check_gradients(program: Program, grads: Sequence[np.ndarray]) -> None:
+    """Compares gradients with finite differences in random directions.
+
+    Raises:
+      AssertionError: they differ.
+    """
+    rng = np.random.default_rng(2)
+    wide = [table.wide(g) for g in grads]
+    for _ in range(3):
+        direction = [rng.normal(size=g.shape) for g in wide]
+        expected = _directional(program, direction, 1e-6)
+        found = sum(np.sum(g * v) for g, v in zip(wide, direction))
+        scale = np.sqrt(sum(np.sum(g * g) for g in wide)) + 1e-3
+        assert abs(found - expected) < 2e-4 * scale, (found, expected)
+
+
+def check_results(program: Program, dtype: str, values: Sequence[np.ndarray]) -> None:
+    """Compares outputs with NumPy, and gradients with finite differences.
+
+    Args:
+      program: a Program.
+      dtype: that of its floating inputs.
+      values: those of its targets.
+
+    Raises:
+      AssertionError: a value, its shape or its dtype differs.
+    """
+    case, tolerance = program.case, program.case.tolerance * TOLERANCE[dtype]
+    ys, grads = values[: len(program.ys)], values[len(program.ys) :]
+    expected = harness.as_list(case.oracle(*[table.wide(x) for x in program.arrays]))
+    for i, (y, e) in enumerate(zip(ys, expected, strict=True)):
+        assert y.dtype == program.ys[i].dtype.as_numpy_dtype, f"{case.name}, output {i}"
+        harness.assert_close(y, e, tolerance, f"{case.name}, output {i}")
+    for i, g in zip(program.wrt, grads):
+        assert g.shape == program.arrays[i].shape and g.dtype == program.arrays[i].dtype
+    if dtype == "float32" and grads:
+        check_gradients(program, grads)

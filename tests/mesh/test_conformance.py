@@ -1,0 +1,79 @@
+"""The suite for mesh implementations: it passes those there are, and finds what is wrong in others."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.testing import conformance
+from mesh_tensorflow.testing.conformance import check, placement
+
+ROOT = pathlib.Path(__file__).parents[2]
+OWN = "examples.mesh_impl_of_your_own:OneDeviceMeshImpl"
+BUILT_IN = "mesh_tensorflow.testing.conformance:"
+
+
+def command(*arguments):
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-m", "mesh_tensorflow.testing.conformance", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_part():
+    done = command(OWN, "--only", "shift")
+    assert done.returncode == 0 and f"{OWN}: 33 passed, 0 failed" in done.stdout, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [OWN, BUILT_IN + "placement", BUILT_IN + "simd"])
+def test_all(name):
+    done = command(name)
+    assert done.returncode == 0 and " passed, 0 failed" in done.stdout, done.stdout[-3000:]
+
+
+class SumsTooLittle(mtf.placement_mesh_impl.PlacementMeshImpl):
+    """Sums over the first of several mesh axes only."""
+
+    def allreduce(self, x, mesh_axes, reduction_fn_string):
+        return super().allreduce(x, mesh_axes[:1], reduction_fn_string)
+
+
+def broken(cls):
+    return lambda mesh_shape, layout: cls(mesh_shape, layout, [""] * 4, merge="none")
+
+
+def failed(make_impl, only):
+    return {result.name: result.error for result in check(make_impl, only) if result.error}
+
+
+def test_wrong_sums_are_found():
+    found = failed(broken(SumsTooLittle), "einsum_summed")
+    assert found and all("target" in error for error in found.values())
+    assert not failed(placement, "einsum_summed")
+
+
+def test_trainings_and_checkpoints_are_checked():
+    class Forgets(mtf.placement_mesh_impl.PlacementMeshImpl):
+        """Adds 1 to what it exports."""
+
+        def export_to_tf_tensor(self, x, laid_out_x):
+            return super().export_to_tf_tensor(x, laid_out_x) + tf.cast(1, x.dtype)
+
+    for only in ["training", "checkpoint"]:
+        [(name, error)] = failed(broken(Forgets), only).items()
+        assert name == only and "losses in ''" in error
+        assert not failed(placement, only)
+
+
+def test_names():
+    with pytest.raises(SystemExit, match="'nothing' should be module:function"):
+        conformance.main(["nothing"])
