@@ -1,4 +1,4 @@
-"""Command-line flags, of which each is defined once whatever the number of scripts imported."""
+"""Command-line flags, each defined once however many scripts are imported."""
 
 from __future__ import annotations
 

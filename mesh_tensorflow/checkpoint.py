@@ -209,7 +209,7 @@ def check_checkpoint(
     wanted: Union[Mapping[str, Any], Iterable[Any]],
     read: bool = False,
 ) -> None:
-    """Checks that a checkpoint has what a program wants.
+    """Checks that a checkpoint has the variables of a program.
 
     Args:
       path: the path of a checkpoint, as `save` returns it.
@@ -239,7 +239,7 @@ def check_checkpoint(
 def _check_names(
     path: str, wanted: Mapping[str, Wanted], shapes: Mapping[str, Any], dtypes: Mapping[str, Any]
 ) -> None:
-    """Raises an error if what is wanted is not there, in shape and dtype."""
+    """Raises an error if a variable is missing or has another shape or dtype."""
     missing = [f"{n} {list(w.shape)}" for n, w in wanted.items() if n not in shapes]
     differs = [
         f"{n}: {dtypes[n].name} {list(shapes[n])} in the file, "
@@ -294,7 +294,7 @@ def _data_files(path: str) -> int:
 
 
 def _remove_unfinished(path: str) -> None:
-    """Removes what a save that failed has written; a checkpoint that has an index is finished."""
+    """Removes the files of a failed save; a checkpoint with an index is complete."""
     directory, name = os.path.split(path)
     parts = re.compile(re.escape(name) + r"(\.data-\d{5}-of-\d{5}|_temp)(\.tempstate\d*|/)?")
     with contextlib.suppress(tf.errors.OpError):  # no directory, or one that nobody may write
@@ -353,7 +353,7 @@ def _list(title: str, lines: list[str]) -> str:
 
 
 def _others(path: str, title: str) -> str:
-    """Returns a sentence about what else there is in the directory."""
+    """Returns a sentence about the other files of the directory."""
     directory, name = os.path.split(path)
     try:
         files = tf.io.gfile.listdir(directory or ".")

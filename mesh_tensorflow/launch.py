@@ -60,7 +60,7 @@ def _ending_with_launcher(command: Sequence[str]) -> list[str]:
 
 
 class _Child:
-    """A process of the script; what it writes is kept, and shown if it is the chief's."""
+    """A process of the script; its output is kept, and shown for the chief."""
 
     def __init__(self, command: Sequence[str], index: int, addresses: Sequence[str], shown: bool):
         kind, number = ("worker", index - 1) if index else ("chief", 0)

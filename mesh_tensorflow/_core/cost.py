@@ -1,4 +1,4 @@
-"""Cost: what an operation computes and communicates, known before it is lowered."""
+"""Cost: the computation and communication of an operation, known before lowering."""
 
 from __future__ import annotations
 

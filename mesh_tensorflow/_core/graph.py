@@ -298,7 +298,7 @@ class Graph:
                 self._names_in_use[key] = before
 
     def roll_back(self, mark: GraphMark) -> None:
-        """Removes what was added since `mark` was taken."""
+        """Removes everything added since `mark` was taken."""
         del self._operations[mark.operations :]
         self.roll_back_names(mark.names)
         for v in self._all_variables[mark.variables :]:

@@ -66,7 +66,7 @@ class LoweringLike(Protocol):
         """Adds a pair to the counters."""
 
     def count_collectives(self, op: Operation, label: Optional[str]) -> None:
-        """Counts what an operation communicates itself."""
+        """Counts the collectives of an operation."""
 
     def allreduce_counter(
         self, mesh_axes: Sequence[int], x: Tensor, label: str

@@ -1,4 +1,4 @@
-"""Loop: what an operation that is a loop tells of itself."""
+"""Loop: the contents of an operation that is a loop."""
 
 from __future__ import annotations
 

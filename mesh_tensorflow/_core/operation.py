@@ -55,7 +55,7 @@ class Operation(metaclass=_LeavesNothingBehind):
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Has a class with another cost or other sums not inherit what they depended on."""
+        """Resets the cost key of a class that overrides costs or partial sums."""
         super().__init_subclass__(**kwargs)
         if "cost_key" not in vars(cls) and not _COSTS.isdisjoint(vars(cls)):
             cls.cost_key = Operation.cost_key  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Checks of what a Lowering is given."""
+"""Checks of the arguments of a Lowering."""
 
 from __future__ import annotations
 

@@ -338,7 +338,7 @@ class Lowering:
         self._counters.append((key, value))
 
     def count_collectives(self, op: Operation, label: Optional[str]) -> None:
-        """Counts what an operation communicates itself in the caller's layout.
+        """Counts the collectives of an operation in the requested mesh.
 
         Args:
           op: an operation.

@@ -142,7 +142,7 @@ def _rewritten(
 def _stack_assignment(
     graph: Graph, op: Assign, replaced: Mapping[Variable, tuple[Variable, list[Operation]]]
 ) -> list[Operation]:
-    """Makes an Assign assign to stacked variables; returns what stacks the new values."""
+    """Redirects an Assign to stacked variables; returns the operations that stack the values."""
     new_values = dict(zip(op.variables, op.inputs))
     variables: dict[Variable, Tensor] = {}
     added: list[Operation] = []

@@ -1,1 +1,1 @@
-"""Processes that run one program together: which there are, and who is lost."""
+"""Processes of one program: discovery and failure detection."""

@@ -1,4 +1,4 @@
-"""Processes: those that run one program, and which of them this is."""
+"""Processes: the processes of one program, and the index of this one."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Processes:
 
     @contextlib.contextmanager
     def _naming_lost_peers(self) -> Iterator[None]:
-        """Raises PeerLostError in place of what a session raises when a process is gone."""
+        """Raises PeerLostError instead of the session's error when a process is gone."""
         import tensorflow.compat.v1 as tf
 
         try:

@@ -131,7 +131,7 @@ class LayoutProgram:
             self.model += pulp.lpSum(variables) <= 1
 
     def _local_variables(self, dims: DimensionSet) -> list[tuple[int, Any]]:
-        """Adds variables of which one is 1, as the layout says; returns (parts, variable)."""
+        """Adds the one-hot choice variables of a layout; returns (parts, variable)."""
         assignments = [
             a for a in generate_assignments(dims, self._sizes) if a.items() <= self._global.keys()
         ]

@@ -35,7 +35,7 @@ class Held(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """A tensor, or what else is made and freed as one."""
+    """A tensor, or another block of memory that is allocated and freed as one."""
 
     name: str
     kind: str

@@ -149,7 +149,7 @@ class CostModel:
         return seconds
 
     def _in_one_memory(self, collective: Collective, moved: float, parts: int) -> float:
-        """Processors read what others wrote; equal results are made once."""
+        """Processors read each other's results; equal results are computed once."""
         count = math.prod(self.mesh_shape[axis].size for axis in collective.mesh_axes)
         if count == 1:
             return 0.0

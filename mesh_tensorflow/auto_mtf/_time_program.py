@@ -212,7 +212,7 @@ class _Program:
         return self.model.add_variable(f"{name}_{self._count}", lowBound=0, **kwargs)
 
     def _assignments(self, table: Table) -> list[Any]:
-        """Adds variables of which one is 1, as the layout says."""
+        """Adds the one-hot choice variables of a layout."""
         rows = table.rows[table.alive]
         layouts = [self._space.layout(table.dims, row) for row in rows]
         ys = [self._variable(local_var_name(table.dims, layout)) for layout in layouts]

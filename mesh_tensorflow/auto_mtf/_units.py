@@ -65,7 +65,7 @@ def _operation_seconds(op: Operation, model: CostModel, impl: MeshImpl) -> Secon
 
 
 def _assignments(op: Assign, step: Step, candidates: frozenset[str]) -> list[Unit]:
-    """Returns a unit for each variable, since what is assigned together is not laid out so."""
+    """Returns a unit for each variable: variables assigned together may differ in layout."""
     units = []
     for x, variable in zip(op.inputs, op.variables):
         size = variable.slice_dtype.size

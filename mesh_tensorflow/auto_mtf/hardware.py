@@ -1,4 +1,4 @@
-"""Hardware: what processors compute, hold and send in a second."""
+"""Hardware: compute, memory and bandwidth of processors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """A kind of processor and what connects such processors.
+    """A kind of processor and its interconnect.
 
     Attributes:
       name: a string.

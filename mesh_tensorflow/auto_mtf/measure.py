@@ -200,7 +200,7 @@ def _bandwidth(processors: int, runs: int) -> float:
 
 
 def _unit_hardware(machine: Hardware) -> list[Hardware]:
-    """Returns hardware on which a step takes what is fitted: computation, calls, steps, bytes."""
+    """Returns hardware profiles that isolate each fitted rate: compute, calls, steps, bytes."""
     free = machine.replace(
         flops=dict.fromkeys(machine.flops, _UNLIMITED),
         memory_bandwidth=_UNLIMITED,
@@ -215,7 +215,7 @@ def _unit_hardware(machine: Hardware) -> list[Hardware]:
 
 
 def _fitted(machine: Hardware, placement: str, runs: int) -> Hardware:
-    """Returns hardware that takes for small programs what they took."""
+    """Returns a hardware profile fitted to measured times of small programs."""
     rows, measured = [], []
     for sizes in _FITTED:
         build = functools.partial(models.language_model, **sizes, layers=2, optimizer="sgd")

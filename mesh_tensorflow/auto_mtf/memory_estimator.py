@@ -1,4 +1,4 @@
-"""MemoryEstimator: what an optimizer of layouts knows of a program and its mesh."""
+"""MemoryEstimator: the program and mesh that a layout optimizer works on."""
 
 from __future__ import annotations
 

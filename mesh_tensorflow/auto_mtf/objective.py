@@ -15,7 +15,7 @@ DimensionSet = tuple[str, ...]
 
 
 class LiveMemory(NamedTuple):
-    """Bytes in memory at the times at which they may be at their peak.
+    """Bytes in use at the times when memory may peak.
 
     Attributes:
       dimension_sets: sorted names of dimensions that may be split, for each column.

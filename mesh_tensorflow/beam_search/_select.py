@@ -1,4 +1,4 @@
-"""Choosing among beams: the best scores, and what belongs to them."""
+"""Selection among beams: the best scores, and the states that belong to them."""
 
 from __future__ import annotations
 

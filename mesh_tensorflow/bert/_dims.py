@@ -1,4 +1,4 @@
-"""Dimensions and initializers of a BertModel, and what is wrong with a configuration."""
+"""Dimensions and initializers of a BertModel, and checks of its configuration."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class InputExample:
 
 
 class PaddingInputExample:
-    """Fills up the last batch, which has to be as large as the others; it does not count."""
+    """Pads the last batch to full size with examples that do not count."""
 
 
 class DataProcessor:
@@ -111,7 +111,7 @@ class DataProcessor:
 
 
 class _Split(NamedTuple):
-    """A file of examples and what its columns are.
+    """A file of examples and its columns.
 
     Attributes:
       file: its name in the directory.

@@ -273,7 +273,7 @@ def _check_flags() -> None:
 
 
 class _Task:
-    """A data set, with what makes features of it."""
+    """A dataset and the function that makes features of it."""
 
     def __init__(self) -> None:
         self.processor = _processor()

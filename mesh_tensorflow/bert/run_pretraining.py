@@ -129,7 +129,7 @@ def input_fn_builder(
 def _evaluated(
     masked: Sequence[mtf.Tensor], following: Sequence[mtf.Tensor]
 ) -> dict[str, mtf.Tensor]:
-    """Returns losses of each prediction, and what is predicted."""
+    """Returns the loss of each prediction, and the predicted targets."""
     return {
         "masked_losses": masked[1],
         "masked_predictions": mtf.argmax(masked[2], masked[2].shape.dims[-1]),

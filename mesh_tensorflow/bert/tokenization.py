@@ -223,7 +223,7 @@ def _is_punctuation(char: str) -> bool:
 
 
 def _cleaned(text: str) -> str:
-    """Returns text with plain spaces, and without what cannot be seen."""
+    """Returns text with normalized whitespace and without control characters."""
     kept = (c for c in text if c not in "\0\ufffd" and not _is_control(c))
     return "".join(" " if _is_space(c) else c for c in kept)
 

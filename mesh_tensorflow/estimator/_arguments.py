@@ -49,7 +49,7 @@ def config_with_directory(config: Any, model_dir: Any) -> RunConfig:
 
 
 def check_steps(called: str, **counts: Optional[int]) -> None:
-    """Checks numbers of steps, of which one may be given.
+    """Checks `steps` and `max_steps`: at most one may be given.
 
     Args:
       called: the method.

@@ -52,7 +52,7 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 
 
 def check_model_fn(model_fn: Any, known: Iterable[str] = MODEL_FN_ARGUMENTS) -> None:
-    """Checks what arguments a model function takes.
+    """Checks the signature of a model function.
 
     Args:
       model_fn: a model function.

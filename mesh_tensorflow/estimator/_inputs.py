@@ -1,4 +1,4 @@
-"""From what an input function returns to features and labels in a graph."""
+"""The result of an input function as features and labels in a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model function with all that it is called with: what training and the others run."""
+"""A model function with the arguments of its calls, for training, evaluation and prediction."""
 
 from __future__ import annotations
 

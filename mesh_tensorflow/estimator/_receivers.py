@@ -137,7 +137,7 @@ def build_parsing_serving_input_receiver_fn(
     """
 
     def serving_input_receiver_fn() -> ServingInputReceiver:
-        """Makes a placeholder of strings and what parses it."""
+        """Creates a placeholder of serialized examples and parses it."""
         examples = tf.placeholder(tf.string, [default_batch_size], name="input_example_tensor")
         features = tf.io.parse_example(examples, feature_spec)
         return ServingInputReceiver(features, {_EXAMPLES: examples})

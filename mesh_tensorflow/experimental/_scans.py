@@ -17,7 +17,7 @@ _HOUNSFIELD = (-512.0, 512.0)  # what becomes 0 and 1
 
 
 def scaled(image: tf.Tensor) -> tf.Tensor:
-    """Returns intensities between 0 and 1, for -512 to 512 Hounsfield units and what is beyond.
+    """Returns intensities in [0, 1] for -512 to 512 Hounsfield units, clipped.
 
     Args:
       image: a tf.Tensor in Hounsfield units.

@@ -1,4 +1,4 @@
-"""Losses, and the weights of what counts in them."""
+"""Losses and their weights."""
 
 from __future__ import annotations
 

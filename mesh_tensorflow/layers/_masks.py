@@ -24,7 +24,7 @@ MASKED_LOGIT = -1e9
 
 
 def hidden_where(condition: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
-    """Returns a mask that hides what `condition`, a boolean Tensor, is true for."""
+    """Returns an attention mask of the positions where `condition` is true."""
     return mtf.cast(condition, dtype) * MASKED_LOGIT
 
 
@@ -47,7 +47,7 @@ def rename_length_to_memory_length(
 
 @leaves_no_node
 def attention_mask_ignore_padding(inputs: mtf.Tensor, dtype: tf.DType = tf.float32) -> mtf.Tensor:
-    """Returns a mask that hides padding, which has the id 0.
+    """Returns an attention mask of padding, id 0.
 
     Args:
       inputs: ids, a Tensor with dimensions [..., length].

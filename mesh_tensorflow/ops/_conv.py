@@ -130,7 +130,7 @@ class ConvNdOperation(Operation):
     # -- lowering
 
     def _summed_axes(self, mesh_impl: MeshImpl) -> list[int]:
-        """Returns the mesh axes that split what is summed over, in the order of dimensions."""
+        """Returns the mesh axes that split the summed dimensions, in their order."""
         summed = {
             NARROW: self._shapes[FILTER][-2:-1],
             WIDE: self._shapes[FILTER][-1:],

@@ -1,4 +1,4 @@
-"""Functions whose inner values are computed again for their gradients."""
+"""Recomputation: functions whose activations are recomputed for their gradients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _usable(operations: Sequence[Operation]) -> Iterator[None]:
 
 
 class DelayOperation(Operation):
-    """Inputs that wait for gradients, so that what is recomputed is computed late."""
+    """Inputs that wait for gradients, so that recomputation happens late."""
 
     def __init__(self, xs: Sequence[Tensor], after: Sequence[Tensor]):
         super().__init__([*xs, *after], name="recompute")

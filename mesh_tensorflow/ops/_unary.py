@@ -183,7 +183,7 @@ def _gelu_grad(x: tf.Tensor, t: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
 
 
 def _with_saved(x: Tensor, forward: Callable, grad: Callable, name: str) -> Tensor:
-    """A function that keeps a second output, from which its gradient is cheap."""
+    """A function that keeps a second output, which makes its gradient cheap."""
 
     def grad_function(op: SlicewiseOperation, dy: Optional[Tensor], unused: Any) -> list:
         if dy is None:

@@ -1,4 +1,4 @@
-"""Layers for residual networks without normalization, whose initializers depend on the depth.
+"""Fixup layers: residual networks without normalization, with depth-dependent initializers.
 
 See Zhang, Dauphin and Ma, "Fixup initialization: residual learning without normalization"
 (2019).
@@ -220,7 +220,7 @@ class DenseReluDenseFixup(transformer.TransformerLayer):
 
 
 class AttentionParamsFixup(attention.AttentionParams):
-    """Projections of attention, of which the last begins at 0 and the others are scaled.
+    """Fixup projections of attention: the last starts at 0, the others are scaled.
 
     Attributes:
       num_blocks: an integer, how many residual blocks the stack has.

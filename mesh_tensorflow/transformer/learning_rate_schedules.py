@@ -85,7 +85,7 @@ def product_learning_rate(
 
 @gin.configurable(module=_MODULE)
 def linear_warmup(step: Any, total_train_steps: int, steps_or_fraction: float = 10000) -> tf.Tensor:
-    """Returns a line from 0 at step 0 to 1, which then stays 1.
+    """Returns a linear warmup from 0 at step 0 to 1.
 
     Args:
       step: an integer tf scalar, the step.

@@ -1,4 +1,4 @@
-"""Layers with a large memory of vectors, of which each position reads a few."""
+"""Product-key memory layers: each position reads a few of many vectors."""
 
 from __future__ import annotations
 

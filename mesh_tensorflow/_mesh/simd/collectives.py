@@ -142,7 +142,7 @@ class TfCollectives:
         return y if wide is x else tf.cast(y, x.dtype)
 
     def allgather(self, x: tf.Tensor, mesh_axis: int) -> tf.Tensor:
-        """Returns [n, ...]: what the processors along a mesh axis hold, by coordinate."""
+        """Returns [n, ...]: the slices of the processors along a mesh axis, by coordinate."""
         if _is_empty(x):
             return tf.zeros([self._shape[mesh_axis].size, *x.shape], x.dtype)
         y = tf.raw_ops.CollectiveGatherV2(
@@ -245,7 +245,7 @@ class TfCollectives:
 
 
 def _without_fixed_points(sources: Sequence[Optional[int]]) -> Optional[list[int]]:
-    """Completes a table of sources to one in which each is the source of one other, or None.
+    """Completes a table of sources to a permutation, or returns None.
 
     Returns:
       The table, or None if a source is named twice or is its own receiver.

@@ -1,4 +1,4 @@
-"""Programs of processors in one memory: what is equal on several is computed on one of them.
+"""Programs of processors in one memory: equal values are computed once.
 
 `replicate` traces one program. Where all processors are CPUs of one process, it makes of it one
 function for each of them, in which
@@ -106,7 +106,7 @@ class Sharing:
         arguments: Sequence[Sequence[Any]],
         addresses: Sequence[str],
     ):
-        """Finds what each processor computes.
+        """Finds the nodes that each processor computes.
 
         Args:
           function: the concrete function of the program.
@@ -268,7 +268,7 @@ class Sharing:
         return made
 
     def _set_control_outputs(self, made: Any, processor: int) -> None:
-        """Adds what is sent and received, and has the function run it all."""
+        """Adds the Send and Recv nodes, and makes the function run them all."""
         outputs = {name: name for name in self._run_by_all}
         for tensor, sender, receiver in self._sent:
             if processor == sender:

@@ -177,7 +177,7 @@ class TpuCollectives:
         return tf.cast(y, x.dtype)
 
     def allgather(self, x: tf.Tensor, mesh_axis: int) -> tf.Tensor:
-        """Returns [n, ...]: what the processors along a mesh axis hold, by coordinate."""
+        """Returns [n, ...]: the slices of the processors along a mesh axis, by coordinate."""
         n = self._shape[mesh_axis].size
         copies = tf.broadcast_to(tf.expand_dims(x, 0), [n, *x.shape.as_list()])
         return self._all_to_all(copies, mesh_axis, 0, 0)

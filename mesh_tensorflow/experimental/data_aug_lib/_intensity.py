@@ -1,4 +1,4 @@
-"""Changes of an image's intensities, which leave its labels as they are."""
+"""Intensity augmentations of images; labels stay as they are."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class SimdMeshImplInputReader:
     # -- TPUs
 
     def _make_infeed(self, global_batch: bool) -> None:
-        """Makes slicers on hosts, and what sends their slices to the cores."""
+        """Creates slicers on hosts, and the infeed that sends their slices to the cores."""
         slicers = [self._global_slicer()] if global_batch else self._part_slicers()
         self._initializers = [slicer.initializer for slicer in slicers]
         pieces: list[list[Any]] = [[None] * len(self._shapes) for _ in range(self._impl.size)]

@@ -98,7 +98,7 @@ class _Network:
 
 
 def _check_settings() -> None:
-    """Checks flags for what would fail further on, or train to no purpose.
+    """Checks flags for combinations that would fail later or train nothing.
 
     Raises:
       ValueError: a flag makes no sense with the others.

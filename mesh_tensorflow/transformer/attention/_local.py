@@ -33,7 +33,7 @@ def _block_length(length_dim: mtf.Dimension, num_splits: int, radius: int) -> in
 
 
 class _Blocks:
-    """How a sequence is cut into blocks, and what a block sees of its neighbours."""
+    """Blocks of a sequence, and the neighborhood that each block attends to."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class _Blocks:
         return mtf.reshape(x, shape)
 
     def in_window(self, mesh: mtf.Mesh) -> list[mtf.Tensor]:
-        """Returns boolean Tensors that say what is in the neighbourhood and in the sequence."""
+        """Returns boolean masks of the neighborhood and of the sequence."""
         begin = mtf.range(mesh, self.blocks, tf.int32) * self.query.size
         memory = mtf.range(mesh, self.window, tf.int32) - self.halo
         distance = memory - mtf.range(mesh, self.query, tf.int32)

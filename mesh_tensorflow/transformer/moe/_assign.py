@@ -11,7 +11,7 @@ __all__ = ["Assignment", "best_of_group", "dispatch_and_combine"]
 
 
 class Assignment:
-    """Gives tokens places in the order in which they stand in their group.
+    """Assigns expert capacity to tokens in the order of their group.
 
     What finds no place is dropped.
     """

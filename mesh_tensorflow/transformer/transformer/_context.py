@@ -195,11 +195,11 @@ class Context:
         return list(states[begin : begin + n])
 
     def record_new_states(self, new_states: Sequence[mtf.Tensor]) -> None:
-        """Records what `get_states` returns in the next step."""
+        """Records states, which `get_states` returns in the next step."""
         self._recorded("record_new_states", self.new_states).extend(new_states)
 
     def record_constant_state(self, s: Any) -> None:
-        """Records what `get_constant_state` returns in each later step."""
+        """Records a constant state, which `get_constant_state` returns in each later step."""
         self._recorded("record_constant_state", self.constant_states).append(s)
 
     def get_constant_state(self) -> Any:

@@ -201,7 +201,7 @@ def sublayer_true_layer_norm(
 
 @gin.configurable(module=_MODULE)
 def sublayer_residual(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.Tensor:
-    """Adds what the layer, with the sublayers before it, was given.
+    """Adds the residual: the input of the layer, before its sublayers.
 
     Args:
       x: a Tensor with dimensions [..., d_model].

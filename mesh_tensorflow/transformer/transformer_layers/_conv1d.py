@@ -1,4 +1,4 @@
-"""Convolutions along the length, and what they keep when decoding."""
+"""Convolutions along the length, and their decoding states."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ class LocalSelfAttention(SelfAttention):
         return 1 - self.radius
 
     def max_relative_position(self, context: Context) -> Optional[int]:
-        """Returns how far after its own a position sees; None if others hide what is after it.
+        """Returns how far ahead a position attends; None if a mask hides later positions.
 
         Args:
           context: a Context.

@@ -23,7 +23,7 @@ __all__ = [
 
 
 class WriteAtOperation(mtf.Operation):
-    """Puts what belongs to one position into a state, in place where TensorFlow can."""
+    """Writes one position of a state, in place where TensorFlow can."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Gates between a state and what layers make of it."""
+"""Gates between a state and the output of layers."""
 
 from __future__ import annotations
 

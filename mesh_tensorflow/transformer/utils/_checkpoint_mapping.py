@@ -1,4 +1,4 @@
-"""Names of variables between models whose layers are numbered in different ways."""
+"""Mapping of variable names between models that number their layers differently."""
 
 from __future__ import annotations
 

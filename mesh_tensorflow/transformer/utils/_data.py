@@ -91,7 +91,7 @@ def examples_of(make_dataset: Callable[[], tf.data.Dataset]) -> Iterator[dict[st
 
 
 def in_vocabulary(dataset: tf.data.Dataset, vocab_sizes: Mapping[str, int]) -> tf.data.Dataset:
-    """Returns a data set that fails at an id which a vocabulary does not have.
+    """Returns a dataset that fails at an id outside the vocabulary.
 
     Args:
       dataset: a Dataset of dictionaries.

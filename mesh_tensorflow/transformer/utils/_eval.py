@@ -1,4 +1,4 @@
-"""Evaluation: metrics of what a model says, and of how likely it holds targets."""
+"""Evaluation: metrics of decoded outputs and of target likelihoods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From features of a data set to Tensors of a mesh, and what a model type asks of them."""
+"""Dataset features as Tensors of a mesh, by model type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything by its mode: what `main` runs."""
+"""`run`: training, evaluation, decoding, scoring and export, by mode."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Examples = Sequence[Mapping[str, Any]]
 
 
 def _decoded(vocabulary: Any, ids: list[int]) -> Any:
-    """Returns a text; what else a vocabulary may return, such as a list of words, stays."""
+    """Returns decoded text; other results of a vocabulary, such as lists of words, stay."""
     text = vocabulary.decode(ids)
     return as_text(text) if isinstance(text, (bytes, str)) else text
 

@@ -1,4 +1,4 @@
-"""Lines of text to arrays of ids, and ids without what follows the end of a sequence."""
+"""Lines of text as arrays of ids, and ids cut at the end of a sequence."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def get_inputs_from_file(
 
 
 def temporary_name(filename: str) -> str:
-    """Returns a name beside a file, for what is to become the file, that nobody can foresee."""
+    """Returns an unpredictable temporary name beside a file."""
     return f"{filename}.{uuid.uuid4().hex}.tmp"
 
 
