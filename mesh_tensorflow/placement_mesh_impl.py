@@ -314,7 +314,7 @@ class PlacementMeshImpl(MeshImpl):
         return pnum + (coordinate - self._coordinate(pnum, mesh_axis)) * stride
 
     def _group_slices(self, x: Any, mesh_axis: int) -> list[PlacedTensor]:
-        """Returns, for each coordinate along an axis, what the member with it holds."""
+        """Returns, for each coordinate along an axis, the slice of the member there."""
         x = self._own(x)
         return [
             PlacedTensor([x.tensor_list[self._member(p, mesh_axis, c)] for p in range(self.size)])

@@ -35,7 +35,7 @@ class NumpyConverter:
 
     @property
     def session(self) -> tf.Session:
-        """The Session that runs what is converted back, but for what is built eagerly."""
+        """The Session that runs converted tensors, except in eager code."""
         if self._session is None:
             self._session = tf.Session()
         return self._session

@@ -1,4 +1,4 @@
-"""Variables of which each core of a TPU has its own."""
+"""Replicated variables: each TPU core has its own."""
 
 from __future__ import annotations
 

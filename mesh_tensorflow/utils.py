@@ -96,7 +96,7 @@ class BalancedVariablePlacer:
         self._last_device = devices[0]
 
     def device_function(self, var: tf.Operation) -> str:
-        """Returns the device for a tf operation; what is no variable goes to the last one.
+        """Returns the device for a tf operation; all but variables go to the last one.
 
         Args:
           var: a tf operation.

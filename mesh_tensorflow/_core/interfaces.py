@@ -48,7 +48,7 @@ class LoweringLike(Protocol):
         """Notes that a Tensor is a sum over groups of processors, made when it is needed."""
 
     def import_slices(self, tensor: Tensor, slices: Sequence[Any]) -> Any:
-        """Returns the LaidOutTensor of slices that the mesh which the caller gave has."""
+        """Returns the LaidOutTensor of slices of the requested mesh."""
 
     def lower_operations(self, operations: Iterable[Operation]) -> None:
         """Lowers the operations inside an operation, in order."""

@@ -12,7 +12,7 @@ __all__ = ["Loop"]
 
 
 class Loop(NamedTuple):
-    """What is inside a loop, and what goes in and out of an iteration.
+    """The contents of a loop, and the inputs and outputs of an iteration.
 
     Attributes:
       operations: those of an iteration, in order.

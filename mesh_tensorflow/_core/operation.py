@@ -299,7 +299,7 @@ class Operation(metaclass=_LeavesNothingBehind):
         )
 
     def cost_key(self) -> Hashable:
-        """Returns what its cost and partial sums depend on besides class, shapes and dtypes.
+        """Returns a key of its cost and partial sums, besides class, shapes and dtypes.
 
         Operations of one class with equal keys and shapes cost the same under every layout. By
         default that is nothing; or, for a class with a cost or sums of its own, the operation

@@ -1,4 +1,4 @@
-"""Which sums over processors an operation list leaves pending, and what it communicates."""
+"""Partial sums and collectives of a list of operations."""
 
 from __future__ import annotations
 

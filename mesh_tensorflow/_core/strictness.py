@@ -1,4 +1,4 @@
-"""Slips: what the language accepts although it can hardly be meant."""
+"""Slips: legal programs that are hardly meant."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOT_THE_CALLERS = ("mesh_tensorflow", "gin", "contextlib", "functools", "tensor
 
 
 class MeshTensorFlowWarning(UserWarning):
-    """The program is legal, but what it says is hardly what is meant.
+    """The program is legal, but hardly meant as written.
 
     Each message is given once in a process. `warnings.filterwarnings("ignore",
     category=mtf.MeshTensorFlowWarning)` silences them; `mtf.strict()` makes them errors.
@@ -68,7 +68,7 @@ def is_set(variable: str, default: bool) -> bool:
 
 
 def slip(message: str, key: str | None = None) -> None:
-    """Warns once in a process of what can only be a slip; raises if slips are errors.
+    """Warns once per process of a slip; raises if slips are errors.
 
     To be called before anything is registered.
 

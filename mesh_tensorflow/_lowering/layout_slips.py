@@ -85,7 +85,7 @@ def check_rules_apply(operations: Iterable[Operation], mesh_to_impl: Mapping[Mes
 def _faults(
     rule: tuple[str, str], of_program: Sequence[str], of_meshes: Sequence[str]
 ) -> Iterator[str]:
-    """Yields what is wrong with a rule, and how it is mended."""
+    """Yields the problems of a layout rule, with their mends."""
     tensor_dim, mesh_dim = rule
     if tensor_dim in of_meshes and tensor_dim not in of_program and mesh_dim in of_program:
         yield (

@@ -179,7 +179,7 @@ class Lowering:
         return self._pair(m).requested
 
     def import_slices(self, tensor: Tensor, slices: Sequence[Any]) -> Any:
-        """Returns the LaidOutTensor of slices that the mesh which the caller gave has.
+        """Returns the LaidOutTensor of slices of the requested mesh.
 
         Args:
           tensor: the Tensor whose slices they are.

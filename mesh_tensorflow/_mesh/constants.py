@@ -42,7 +42,7 @@ def at_device(device: Optional[str]) -> Iterator[None]:
 
 
 def _pool() -> tuple[dict, tuple]:
-    """Returns the pool of the present graph, and what tells the present place in it.
+    """Returns the pool of the present graph, and a key of the present place in it.
 
     What is made in a loop, in a condition or in the computation of a TPU is not for use outside of
     it, nor the other way round.

@@ -1,4 +1,4 @@
-"""Which devices there are, and which of them share their memory."""
+"""Devices: discovery, checks, and memory domains."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Peer(NamedTuple):
 
 @contextlib.contextmanager
 def naming_port(me: Peer) -> Iterator[None]:
-    """Says what may be wrong when a server cannot be started within.
+    """Explains why a server cannot be started, when one cannot within.
 
     Args:
       me: the process whose server it is.

@@ -1,4 +1,4 @@
-"""Which rules a layout of a program may have, and which not together."""
+"""Legal layout rules of a program, and their conflicts."""
 
 from __future__ import annotations
 

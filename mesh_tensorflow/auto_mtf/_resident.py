@@ -159,7 +159,7 @@ class ResidentMemory:
     # -- what scheduler.minimize_peak_memory asks of a graph
 
     def get_all_operation_names(self) -> list[str]:
-        """Returns the names of what runs."""
+        """Returns the names of the operations."""
         return [item.name for item in self._items]
 
     def get_num_operations(self) -> int:
@@ -167,11 +167,11 @@ class ResidentMemory:
         return len(self._items)
 
     def get_operation_input_names(self, name: str) -> list[str]:
-        """Returns the names of what it reads."""
+        """Returns the names of its input tensors."""
         return self._by_name[name].inputs
 
     def get_operation_output_names(self, name: str) -> list[str]:
-        """Returns the names of what it makes."""
+        """Returns the names of its output tensors."""
         return self._by_name[name].outputs
 
     def get_all_tensor_names(self) -> list[str]:
@@ -195,7 +195,7 @@ class ResidentMemory:
     # -- when it is there
 
     def _eager_order(self) -> list[int]:
-        """Returns the order in which the operations were made, but for the ends of a step.
+        """Returns the order of creation, with updates as early as possible.
 
         Updates are made as soon as they can be. What needs no more than variables and constants
         is made when it is needed first.
@@ -254,7 +254,7 @@ class ResidentMemory:
         return lives
 
     def _run(self, order: list[int]) -> tuple[list[int], np.ndarray, list[str]]:
-        """Returns the order, bytes at each time, and the name of what runs then."""
+        """Returns the order, the bytes in use and the operation at each time."""
         change = np.zeros([len(order) + 1, len(self._columns)], np.int64)
         for block in self._variables:
             change[0, self._columns[block.dims]] += block.bytes

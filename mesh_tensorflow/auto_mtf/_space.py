@@ -1,4 +1,4 @@
-"""The legal layouts: which dimensions may be split over which of the mesh, and together."""
+"""The legal layouts: the pairs of tensor and mesh dimensions, and their conflicts."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class LayoutSpace:
     def rows_within(
         self, dims: Sequence[str], inner: Sequence[str], rows: np.ndarray
     ) -> np.ndarray:
-        """Returns, for each assignment of `dims`, the number of what it is for some of them.
+        """Returns, for each assignment of `dims`, the index of its restriction to some of them.
 
         Args:
           dims: names of dimensions.

@@ -1,4 +1,4 @@
-"""Seconds for each assignment of a few sets of dimensions, and bounds by which many fall away."""
+"""Seconds for each assignment of a few sets of dimensions, and bounds for pruning."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def layer_kind(name: str) -> str:
 
 
 class _Kind:
-    """Units that take equally long, and how many of them there are in which layers."""
+    """Units of equal time, with their number in each layer."""
 
     def __init__(self, unit: Unit):
         self.unit = unit

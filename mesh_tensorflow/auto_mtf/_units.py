@@ -1,4 +1,4 @@
-"""The parts of a program whose times add up: operations, and sums with what delays them."""
+"""The additive parts of a program's time: operations, and sums with their delays."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class _Sums:
         return Seconds(0.0, total)
 
     def apart(self, candidates: frozenset[str]) -> list[Unit]:
-        """Returns units in which each sum is made at once."""
+        """Returns units without delayed sums: each sum is made at once."""
         units = []
         for place, event in self.events:
             if event.op is None or event.op.may_delay_sums(len(event.op.inputs)):

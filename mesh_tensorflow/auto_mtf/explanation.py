@@ -1,4 +1,4 @@
-"""Why a layout: its memory over time, its time by layer, and what the next best ones lose by."""
+"""Explanation of a layout: memory over time, time by layer, and the next best layouts."""
 
 from __future__ import annotations
 

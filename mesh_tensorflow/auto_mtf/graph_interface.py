@@ -266,7 +266,7 @@ class GraphInterface:
         return graph
 
     def memory_changes(self, schedule: Iterable[int]) -> Iterator[MemoryChange]:
-        """Yields what each operation of a schedule changes in memory.
+        """Yields the change in memory of each operation of a schedule.
 
         A tensor lives from the operation that makes it to the last one in the graph that
         reads it, one that none reads only while it is made, and a final one for ever.

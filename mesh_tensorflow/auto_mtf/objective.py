@@ -1,4 +1,4 @@
-"""The peak of memory: exactly, for a given layout, and as what an integer program needs of it."""
+"""The peak of memory: exact for a layout, and as constraints of an integer program."""
 
 from __future__ import annotations
 

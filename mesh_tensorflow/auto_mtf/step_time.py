@@ -1,4 +1,4 @@
-"""StepEstimator: how long a step takes under a layout, what memory it needs, and the best one."""
+"""StepEstimator: time and memory of a step under a layout, and the best layout."""
 
 from __future__ import annotations
 

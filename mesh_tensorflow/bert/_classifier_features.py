@@ -55,7 +55,7 @@ class InputFeatures:
 
 
 def _truncated(tokens_a: list[str], tokens_b: list[str], room: int) -> tuple[list[str], list[str]]:
-    """Returns the beginnings of two sentences; what is too much is taken from the longer one."""
+    """Returns two sentences cut to a total length; the longer one is cut first."""
     a, b = len(tokens_a), len(tokens_b)
     while a + b > room:
         a, b = (a - 1, b) if a > b else (a, b - 1)

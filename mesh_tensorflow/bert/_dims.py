@@ -159,6 +159,6 @@ class BertDims:
 
     @property
     def embedding_initializer(self) -> Any:
-        """The initializer of embeddings, which are tables of logits too."""
+        """The initializer of embeddings that also serve as softmax weights."""
         deviation = self.config.initializer_range or math.sqrt(_SCALE / self.config.d_model)
         return tf.truncated_normal_initializer(stddev=deviation)

@@ -63,7 +63,7 @@ def _softmax(scores: Sequence[float]) -> list[float]:
 def _spans(
     feature: InputFeatures, result: Any, n_best_size: int, max_answer_length: int
 ) -> Iterable[_Span]:
-    """Yields what may be an answer: within the paragraph, where this piece has most about it."""
+    """Yields the candidate answers: spans of the paragraph with maximum context in this piece."""
     words = feature.token_to_orig_map
     ends = [i for i in _largest(result.end_logits, n_best_size) if i in words]
     for start in _largest(result.start_logits, n_best_size):

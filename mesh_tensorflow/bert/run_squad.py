@@ -163,7 +163,7 @@ def _model(
 
 
 def _loss(logits: mtf.Tensor, positions: mtf.Tensor) -> mtf.Tensor:
-    """Returns the mean cross entropy of positions; what is out of range does not count."""
+    """Returns the mean cross entropy of positions; targets out of range do not count."""
     seq_dim = logits.shape.dims[-1]
     log_probs = mtf.log_softmax(logits, seq_dim)
     return mtf.negative(mtf.reduce_mean(mtf.gather(log_probs, positions, seq_dim)))

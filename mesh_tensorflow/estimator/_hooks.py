@@ -54,7 +54,7 @@ class NanLossError(tf.train.NanLossDuringTrainingError):
 
 
 class NanLossHook(tf.train.SessionRunHook):
-    """Stops a training whose loss is not a number, and keeps what led to it.
+    """Stops a training whose loss is NaN, and saves its state.
 
     The variables go to the directory "nan" of the model directory, so that a training that is
     resumed starts from the last checkpoint before.

@@ -13,7 +13,7 @@ __all__ = ["ProfileHook"]
 
 
 class ProfileHook(tf.train.SessionRunHook):
-    """Writes which operations ran when, and on which device, in some of the steps.
+    """Writes timelines of operations and devices for some of the steps.
 
     A step's trace is `<output_dir>/trace-<step>.json`, in the format of Chrome: open it at
     https://ui.perfetto.dev, or in Chrome at chrome://tracing. Steps that are traced are slower.

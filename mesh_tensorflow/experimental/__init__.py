@@ -1,1 +1,1 @@
-"""Volumes that are too large for one processor: U-Nets, what reads and augments scans, training."""
+"""Volumes too large for one processor: U-Nets, reading and augmentation of scans, training."""

@@ -1,4 +1,4 @@
-"""Which convolution it is: shapes, names, and what its three tensors must be like."""
+"""The kind of a convolution: shapes, names, and rules for its three tensors."""
 
 from __future__ import annotations
 

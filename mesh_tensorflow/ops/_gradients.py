@@ -71,7 +71,7 @@ def _check_arguments(ys: Sequence[Tensor], xs: Sequence[Tensor]) -> None:
 
 
 def _reached_from(xs: Sequence[Tensor], operations: Sequence[Operation]) -> set[Tensor]:
-    """Returns the Tensors whose gradients matter to those of `xs`."""
+    """Returns the Tensors that gradients have to pass to reach `xs`."""
     reached = set(xs)
     for op in operations:
         if op.has_gradient and any(x in reached for x in op.inputs):

@@ -133,7 +133,7 @@ class GenericGradOperation(Operation):
         return set(mesh_impl.splitting_axes(shape))
 
     def _summed_axes(self, mesh_impl: MeshImpl, x: Tensor) -> list[int]:
-        """Returns the mesh axes that split the outputs but not `x`, each part of which counts."""
+        """Returns the mesh axes that split outputs but not `x`: they are summed over."""
         ys = self._forward_op.outputs
         over: set[int] = set().union(*(self._split_over(mesh_impl, y.shape) for y in ys))
         return sorted(over - self._split_over(mesh_impl, x.shape)) if x.dtype.is_floating else []

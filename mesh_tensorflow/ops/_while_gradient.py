@@ -155,7 +155,7 @@ class WhileGradientOperation(Operation):
 def _needed(
     body: Sequence[Operation], users: Sequence[Operation], results: Sequence[Tensor]
 ) -> list[Operation]:
-    """Returns the operations of the body whose outputs are used, without the random ones."""
+    """Returns the operations of the body whose outputs are used, except random ones."""
     wanted = set(results) | {x for op in users for x in op.inputs}
     # The gradient of an inner loop reads the tape that the inner loop leaves.
     loops = {op._forward for op in users if isinstance(op, WhileGradientOperation)}

@@ -47,7 +47,7 @@ class SgdOptimizer(Optimizer):
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 class MomentumOptimizer(Optimizer):
-    """Subtracts a running sum of gradients; what is subtracted is the sum before the step.
+    """Subtracts a running sum of gradients: the sum before the step.
 
     Slot: `<var>_momentum_v`.
     """

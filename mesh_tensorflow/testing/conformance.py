@@ -1,4 +1,4 @@
-"""Whether a mesh implementation does what operations expect of it.
+"""Conformance of mesh implementations to the contract of MeshImpl.
 
     python -m mesh_tensorflow.testing.conformance package.module:make_impl
     python -m mesh_tensorflow.testing.conformance package.module:make_impl --only einsum

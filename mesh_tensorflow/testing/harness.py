@@ -118,7 +118,7 @@ def session() -> tf.Session:
 
 
 def splittable(operations: Sequence[Any], whole: Iterable[str] = ()) -> list[str]:
-    """Returns the dimension names that a layout may split, by what the operations say."""
+    """Returns the dimension names that every operation allows to be split."""
     names = {n for op in operations for n in op._dimension_names()}
     no = set(whole).union(*(op.unsplittable_dims for op in operations))
     return sorted(n for n in names - no if not n.startswith("_anonymous_"))

@@ -87,7 +87,7 @@ class Program:
         return self.ys + self.grads
 
     def run(self, placings: Iterable[Any]) -> list[tuple[harness.Lowered, list[np.ndarray]]]:
-        """Returns, for each placing, what became of the program, and the values."""
+        """Returns, for each placing, the lowered program and its values."""
         lowered = [harness.lower(self.graph, self.mesh, p, self.targets) for p in placings]
         with harness.session() as session:
             values = session.run([low.exports for low in lowered], self.feed)

@@ -1,4 +1,4 @@
-"""Transformer models: language models, encoders and decoders, and what trains and runs them."""
+"""Transformer models: language models, encoders and decoders, and their training and inference."""
 
 from mesh_tensorflow.transformer import (
     attention,

@@ -35,7 +35,7 @@ def _check_length(x: mtf.Tensor, dim: mtf.Dimension, size: int) -> None:
 
 
 def _first_of_windows(x: Any, dim_name: str, size: int) -> Any:
-    """Returns the first entry of each window; what is no Tensor with this dimension, as it is."""
+    """Returns the first entry of each window; other values are returned unchanged."""
     if not isinstance(x, mtf.Tensor) or dim_name not in x.shape.dimension_names:
         return x
     return mtf.stride_tensor_1d(x, x.shape.get_dim_by_name(dim_name), size)
@@ -144,7 +144,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
         return mtf.pool_tensor_1d(x, dim, reduce, self.pooling_size)
 
     def update_context(self, context: Context, x: mtf.Tensor, pool_dim_name: str) -> None:
-        """Shortens what a Context knows of a sequence, after `x` has been pooled.
+        """Pools the positions and sequence ids of a Context, after `x` has been pooled.
 
         Of ids, sequence numbers and priorities each window keeps its first; positions are
         counted in windows.

@@ -89,7 +89,7 @@ def generate_heterogeneous_expert_masks(
 def _hidden_dim_and_masks(
     inputs: mtf.Tensor, hparams: Any
 ) -> tuple[mtf.Dimension, list[Optional[mtf.Tensor]]]:
-    """Returns the hidden units' Dimension, and for each layer what experts have of them or None."""
+    """Returns the hidden Dimension, and per layer a mask of the experts' hidden units or None."""
     num_experts, hidden_size = hparam(hparams, "num_experts"), hparam(hparams, "hidden_size")
     mask_info = hparam(hparams, "heterogeneous_mask_info")
     if mask_info is None:
@@ -119,7 +119,7 @@ def transformer_moe_layer_v1(
     token_embeddings: Optional[mtf.Tensor] = None,
     context: Context = None,  # type: ignore[assignment]
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Returns the output of experts of several layers, of which each may have fewer.
+    """Returns the output of experts with several layers of different depths.
 
     As `moe.transformer_moe_layer_v1`; each layer but the first has a norm before it and a
     residual connection around it.

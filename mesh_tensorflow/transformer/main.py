@@ -1,4 +1,4 @@
-r"""Runs what gin files describe.
+r"""Runs training, evaluation, decoding or export as gin files describe.
 
 python -m mesh_tensorflow.transformer.main --model_dir=DIR --tpu="" \
         --gin_file=FILE.gin --gin_param="utils.run.train_steps = 1000"

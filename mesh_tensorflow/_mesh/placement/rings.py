@@ -165,7 +165,7 @@ def _split_all(
 def alltoall_pointtwise(
     xs: Sequence[tf.Tensor], devices: Sequence[str], split_axis: int, concat_axis: int
 ) -> list[tf.Tensor]:
-    """Sends part i of each tensor straight to device i, and joins what each receives.
+    """Sends part i of each tensor straight to device i, and joins the received parts.
 
     Args:
       xs: tf.Tensors, one for each device.

@@ -157,7 +157,7 @@ class TfCollectives:
     def alltoall(
         self, x: tf.Tensor, mesh_axis: int, split_axis: int, concat_axis: int
     ) -> tf.Tensor:
-        """Sends part i along `split_axis` to processor i; joins what comes along `concat_axis`."""
+        """Sends part i along `split_axis` to processor i; joins parts along `concat_axis`."""
         n = self._shape[mesh_axis].size
         if _is_empty(x):
             return tf.concat(tf.split(x, n, split_axis), concat_axis)

@@ -1,4 +1,4 @@
-"""SimdProgram: what a program that all processors run knows of itself while it is traced."""
+"""SimdProgram: the state of a SIMD program while it is traced."""
 
 from __future__ import annotations
 

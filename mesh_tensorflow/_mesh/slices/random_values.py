@@ -46,7 +46,7 @@ _step: contextvars.ContextVar[Optional[tf.Tensor]] = contextvars.ContextVar("ste
 
 @contextlib.contextmanager
 def keys_by_step(step: tf.Tensor) -> Iterator[None]:
-    """Seeded keys made within depend on a step, and not on what was executed before.
+    """Seeded keys made within depend on the step alone, not on earlier executions.
 
     Args:
       step: an integer tf scalar, a new one each time that random values are wanted anew.

@@ -185,7 +185,7 @@ class TpuCollectives:
     def alltoall(
         self, x: tf.Tensor, mesh_axis: int, split_axis: int, concat_axis: int
     ) -> tf.Tensor:
-        """Sends part i along `split_axis` to processor i; joins what comes along `concat_axis`.
+        """Sends part i along `split_axis` to processor i; joins received parts along `concat_axis`.
 
         No bits are lost, whatever the dtype.
 
@@ -273,7 +273,7 @@ class TpuCollectives:
 
 
 def _conversions(dtype: tf.DType) -> tuple[Callable, Callable]:
-    """Returns the functions to and from what CollectivePermute moves; no bits are lost."""
+    """Returns lossless conversions to and from the dtypes of CollectivePermute."""
     if dtype in _CAST:
         return (lambda x: tf.cast(x, _CAST[dtype])), (lambda y: tf.cast(y, dtype))
     if dtype in _BITCAST:

@@ -23,7 +23,7 @@ __all__ = ["VariableStore", "store_of"]
 
 
 class _Active(threading.local):
-    """The stores whose scopes the calling thread is in."""
+    """The stack of store scopes of the calling thread."""
 
     def __init__(self) -> None:
         self.stores: list[VariableStore] = []
@@ -213,7 +213,7 @@ class VariableStore(tf2.Module):
     def _lay_out(
         self, variable: Any, form: _Form, mesh_impl: Any, whole: tf.Tensor, old: dict[int, Any]
     ) -> None:
-        """Stores a whole value in slices, of which those that are there already stay."""
+        """Stores a whole value in slices; slices that exist already stay."""
         pieces = mesh_impl.make_slices(whole, variable.shape)
         there = self._known.forms[variable.name] if old else None
         made: dict[int, Any] = {}

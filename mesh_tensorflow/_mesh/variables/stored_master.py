@@ -16,7 +16,7 @@ __all__ = ["StoredMaster"]
 
 
 class _InStore(VariableStorage):
-    """The slices that a store holds at present, whose layout another Lowering may change."""
+    """The slices in a store at present; another Lowering may change their layout."""
 
     def __init__(self, variable: Any):
         self._variable = variable

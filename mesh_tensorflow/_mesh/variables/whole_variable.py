@@ -1,4 +1,4 @@
-"""WholeVariable: what reads, sets and saves the whole value of an mtf variable."""
+"""WholeVariable: reads, assigns and saves the whole value of an mtf variable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RunConfig with what a TPU would need to know."""
+"""RunConfig with the settings of TPUs."""
 
 from __future__ import annotations
 

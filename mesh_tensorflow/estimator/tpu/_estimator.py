@@ -183,7 +183,7 @@ class TPUEstimator(Estimator):
         )
 
     def _exported_model(self) -> Model:
-        """Returns the model for one device, which is what a SavedModel holds."""
+        """Returns the model for one device, as a SavedModel holds it."""
         other = copy.copy(self)
         other._use_tpu = dict.fromkeys(self._use_tpu, False)
         return other._model()

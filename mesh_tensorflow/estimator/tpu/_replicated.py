@@ -145,7 +145,7 @@ def replicated_spec(
 
 
 def _with_none(structure: Any, flat: Any) -> list[Any]:
-    """Returns the leaves of a structure, with what was None at its places."""
+    """Returns the leaves of a structure, with None restored at its places."""
     rest = iter(flat)
     return [x if x is None else next(rest) for x in tf.nest.flatten(structure)]
 

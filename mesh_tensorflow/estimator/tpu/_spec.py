@@ -1,4 +1,4 @@
-"""TPUEstimatorSpec: what the model function of a TPUEstimator returns."""
+"""TPUEstimatorSpec: the result of a TPUEstimator's model function."""
 
 from __future__ import annotations
 

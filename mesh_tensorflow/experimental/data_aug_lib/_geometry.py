@@ -94,7 +94,7 @@ def _random_transform(reso: int, translate: float, transform: float) -> tf.Tenso
 
 
 def _transformed(x: tf.Tensor, numbers: tf.Tensor, interpolation: str) -> tf.Tensor:
-    """Transforms the first two axes of [rows, columns, channels]; what comes from outside is 0."""
+    """Transforms the first two axes of [rows, columns, channels]; outside pixels are 0."""
     y = tf.raw_ops.ImageProjectiveTransformV3(
         images=x[None],
         transforms=numbers[None],

@@ -15,7 +15,7 @@ __all__ = ["batched", "check_elements", "convert_shapes"]
 
 
 def convert_shapes(mtf_input_shapes: Sequence[Any]) -> list[Shape]:
-    """Returns the Shapes of what a data set's elements consist of, the batch first.
+    """Returns the Shapes of a dataset's components, batch first.
 
     Args:
       mtf_input_shapes: a list of Shapes, or of what converts to them.

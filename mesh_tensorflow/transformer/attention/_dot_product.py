@@ -66,7 +66,7 @@ def with_dropout(
     dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]],
     context: Context,
 ) -> mtf.Tensor:
-    """Returns weights, of which some are dropped when training; without a Context always."""
+    """Returns attention weights after dropout, in training or without a Context."""
     if dropout_rate == 0.0:
         return weights
     training = context is None or context.train

@@ -45,7 +45,7 @@ def _check(
 
 
 class ExpertsAttentionParams(AttentionParams):
-    """Weights of attention, of which those for queries, keys or both belong to experts.
+    """Attention projections; those of queries, keys or both are mixtures of experts.
 
     Fedus et al., "Switch transformers: scaling to trillion parameter models with simple and
     efficient sparsity" (2021), appendix A. Keys are the values too.

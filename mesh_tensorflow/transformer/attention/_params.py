@@ -279,7 +279,7 @@ class AttentionParams:
 
     @property
     def o_dims(self) -> list[mtf.Dimension]:
-        """The dimensions of what is projected to the output."""
+        """The dimensions that the output projection contracts."""
         return [*self.query_heads_dims, self.value_dim]
 
 

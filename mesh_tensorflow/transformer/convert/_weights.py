@@ -37,7 +37,7 @@ class _Entry(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """What decides which weights there are."""
+    """The configuration fields that determine the weights."""
 
     encoder_layers: int
     decoder_layers: int

@@ -41,7 +41,7 @@ def dispatched(
     num_microbatches: Optional[int],
     token_embeddings: Optional[mtf.Tensor],
 ) -> tuple[Any, mtf.Tensor]:
-    """Sends each token to some of the experts, and adds up what they return.
+    """Dispatches each token to some of the experts, and combines their outputs.
 
     Args:
       experts: a function, see `Experts`.

@@ -31,7 +31,7 @@ def transformer_moe_layer_v1(
     num_microbatches: Optional[int] = None,
     token_embeddings: Optional[mtf.Tensor] = None,
 ) -> tuple[Any, mtf.Tensor]:
-    """Returns the output of feed-forward layers among which a router chooses for each token.
+    """Returns the output of feed-forward experts chosen by a router for each token.
 
     Shazeer et al., "Outrageously large neural networks: the sparsely-gated mixture-of-experts
     layer" (2017), and "Mesh-TensorFlow" (2018). Tokens are dispatched in groups; an expert takes

@@ -1,4 +1,4 @@
-"""What all gatings share: logits, losses, and which tokens count."""
+"""The router that all gatings share: logits, losses and padding."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SWITCH_POLICIES = ("argmax", "sample", *_INPUT_NOISE)
 
 @dataclasses.dataclass
 class Router:
-    """The logits of experts for tokens, and what a gating needs besides.
+    """The router: expert logits of tokens, and statistics for a gating.
 
     All of it is computed in float32.
 

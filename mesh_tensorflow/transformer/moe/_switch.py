@@ -1,4 +1,4 @@
-"""The gating of switch transformers, and the one in which experts keep the best of its tokens."""
+"""The gating of switch transformers, and its variant in which experts keep their best tokens."""
 
 from __future__ import annotations
 

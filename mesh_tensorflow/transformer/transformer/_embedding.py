@@ -1,4 +1,4 @@
-"""The embedding of a vocabulary, which is the classifier over it too."""
+"""The embedding of a vocabulary, shared with the classifier over it."""
 
 from __future__ import annotations
 

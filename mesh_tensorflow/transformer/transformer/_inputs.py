@@ -1,4 +1,4 @@
-"""What a model is fed: shifted targets, and which part of a sequence is its input."""
+"""Model inputs: shifted targets, and input masks of sequences."""
 
 from __future__ import annotations
 

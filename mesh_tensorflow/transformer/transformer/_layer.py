@@ -1,4 +1,4 @@
-"""The base class of what a transformer is stacked of."""
+"""The base class of a transformer's layers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TransformerLayer:
         return {"class": type(self).__name__, **attributes}
 
     def set_name(self, name: Optional[str]) -> None:
-        """Sets the name, which is the variable scope that a layer stack opens for the layer."""
+        """Sets the name: the variable scope that a layer stack opens for the layer."""
         self._name = name
 
     @property

@@ -143,7 +143,7 @@ def next_to_channels(x: mtf.Tensor, length_dim: mtf.Dimension) -> mtf.Tensor:
 def updated_states(
     context: Context, new: Sequence[mtf.Tensor], dim: mtf.Dimension, position: Any = None
 ) -> list[mtf.Tensor]:
-    """Writes what the present position adds to the next states, and records them.
+    """Writes the present position into the next states, and records them.
 
     Args:
       context: a Context in mode "incremental".

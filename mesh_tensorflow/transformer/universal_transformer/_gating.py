@@ -22,7 +22,7 @@ class Gates:
     _norm_epsilon: float
 
     def _masked_norm(self, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
-        """Returns the layer norm of `x` without what is padding; its variables are shared."""
+        """Returns the layer norm of `x` with padding masked; its variables are shared."""
         return layers.layer_norm(x * mask, x.shape.dims[-1], self._norm_epsilon)
 
     def ffn_layer_multi_inputs(
@@ -126,7 +126,7 @@ class Gates:
     def _two_gates(
         self, context: Context, mask: Any, inputs_list: list[mtf.Tensor]
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Returns two gates; the second sees what the first has normalized, normalized again."""
+        """Returns two gates; the second reads the normalized output of the first."""
         first = self._gate(context, mask, inputs_list)
         normalized = [self._masked_norm(x, mask) for x in inputs_list]
         return first, self._gate(context, mask, normalized)
@@ -134,7 +134,7 @@ class Gates:
     def _transform_and_carry(
         self, context: Context, mask: Any, inputs_list: list[mtf.Tensor], coupled: bool
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Returns the gates of a highway, of which the second may be what the first leaves."""
+        """Returns the two gates of a highway; coupled gates add up to 1."""
         if not coupled:
             return self._two_gates(context, mask, inputs_list)
         transform = self._gate(context, mask, inputs_list)

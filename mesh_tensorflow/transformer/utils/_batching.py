@@ -1,4 +1,4 @@
-"""Sizes of meshes, batches and microbatches from what a user says of them."""
+"""Sizes of meshes, batches and microbatches from user settings."""
 
 from __future__ import annotations
 

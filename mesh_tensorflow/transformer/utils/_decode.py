@@ -50,7 +50,7 @@ _LOGGED = 5
 
 
 def _text(value: Any, vocabulary: Any) -> str:
-    """Returns the text of a prediction, which is ids, or text already."""
+    """Returns the text of a prediction, given as ids or as text."""
     return as_text(value) if isinstance(value, (bytes, str)) else decode_ids(vocabulary, value)
 
 
@@ -61,7 +61,7 @@ def decode(
     vocabulary: Any,
     checkpoint_path: Optional[str] = None,
 ) -> Iterator[str]:
-    """Yields what a model says for each example.
+    """Yields the predictions of a model for each example.
 
     Args:
       estimator: what `get_estimator` returns.

@@ -100,7 +100,7 @@ def nearest_names_in_errors() -> Iterator[None]:
 
 
 def _line_not_in_utf8(files: Iterable[str], prefixes: Iterable[str]) -> str:
-    """Returns where gin files, or what they include, are not in UTF-8, as text; else nothing."""
+    """Returns a message if a gin file, or one that it includes, is not in UTF-8."""
     waiting, seen = list(files), set()
     while waiting:
         name = waiting.pop(0)

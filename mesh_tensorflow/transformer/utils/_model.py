@@ -73,7 +73,7 @@ def build_model(
 
 
 def is_unitransformer(model: Any) -> bool:
-    """Returns whether a model, or what it teaches, is one stack.
+    """Returns whether a model, or its student, is a single stack.
 
     Args:
       model: a model.

@@ -1,4 +1,4 @@
-"""The model function in prediction: what follows given inputs, or how likely given targets are."""
+"""The model function in prediction: decoding of inputs, or scores of given targets."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def _mesh_in_program(settings: Settings, layout_rules: mtf.LayoutRules) -> SimdM
 
 
 def _taken_summaries(start: int) -> dict[str, tf.Tensor]:
-    """Takes what mtf.scalar_summary has added to the collection, and returns it by name."""
+    """Empties the collection of mtf.scalar_summary; returns its tensors by name."""
     collection = tf.get_collection_ref(mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY)
     found, graph = dict(collection[start:]), tf.get_default_graph()
     del collection[start:]

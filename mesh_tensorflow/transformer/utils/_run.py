@@ -170,7 +170,7 @@ _MODES: dict[str, tuple[Callable[[_Run], Any], bool]] = {
 
 
 def _prepared(given: RunArguments) -> _Run:
-    """Returns what a mode needs, made of the arguments of `run`."""
+    """Returns the estimator and sizes of a mode, derived from the arguments of `run`."""
     mesh_shape = mtf.convert_to_shape(given.mesh_shape)
     assert mesh_shape is not None
     if given.mode.startswith("export"):

@@ -66,7 +66,7 @@ def _scored(
     path: str,
     num_examples: Optional[int],
 ) -> Iterator[dict[str, Any]]:
-    """Yields scores with their targets, without what fills up batches."""
+    """Yields scores with their targets, without padding examples."""
     results = estimator.predict(input_fn, checkpoint_path=path)
     return itertools.islice((r for r in results if np.any(r["targets"])), num_examples)
 

@@ -124,7 +124,7 @@ def write_text(text: str, filename: str, temporary: str) -> None:
 
 
 def write_lines_to_file(lines: Iterable[Any], filename: str) -> None:
-    """Writes lines to a file, in the place of what is there.
+    """Writes lines to a file, replacing its contents.
 
     The file is written beside its place and moved there, so it is never there in part. Without
     lines there is no file.

@@ -1,4 +1,4 @@
-"""Which dtypes variables have, which of them are trained, and which are loaded."""
+"""Variables: dtypes, filters for training, and loading."""
 
 from __future__ import annotations
 
