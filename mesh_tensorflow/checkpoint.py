@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import tensor_bundle_pb2
 
-from mesh_tensorflow._core.reasons import reason
+from mesh_tensorflow._core.errors import reason
 from mesh_tensorflow._core.strictness import slip
 
 __all__ = ["CheckpointError", "Saver", "check_checkpoint", "init_from_checkpoint"]

@@ -30,7 +30,7 @@ ORDER = [
 ]
 CORE_ORDER = [
     ["strictness"],
-    ["errors", "reasons", "tables"],
+    ["errors", "tables"],
     ["dimension"],
     ["shape"],
     ["layout", "processors", "cost"],
@@ -56,7 +56,7 @@ AGAINST_THE_ORDER = {
 # Imports inside of functions, which are carried out when the function is called.
 LATE = {
     ("_core/graph", "_lowering.stack_variables"): "methods of Graph that rewrite the program",
-    ("auto_mtf/explanation", "auto_mtf._plot"): "needs matplotlib, which is an extra",
+    ("auto_mtf/explanation", "auto_mtf._time.plot"): "needs matplotlib, which is an extra",
 }
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60

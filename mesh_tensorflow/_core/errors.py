@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,16 @@ __all__ = [
     "WrongTypeError",
     "dims_text",
     "mesh_shapes_that_fit",
+    "reason",
     "splittable_hint",
     "tensors_text",
 ]
+
+# Lines that TensorFlow puts around the reason: where an operation was made, and its name.
+_AROUND = re.compile(
+    r"Graph execution error:|Detected at node .*|Node: .*|\s+File .*|\s*\[\[.*|\d+ root error.*"
+    r"|Hint: .*|Original stack trace .*|\s*\(\d+\)\s*|No OpKernel .*"
+)
 
 
 class WrongTypeError(TypeError, ValueError):
@@ -82,3 +90,18 @@ def mesh_shapes_that_fit(mesh_dims: Sequence[Dimension], num_devices: int) -> li
     # The nearest to what was asked for come first.
     shapes.sort(key=lambda sizes: sum(abs(s - d.size) for s, d in zip(sizes, mesh_dims)))
     return [",".join(f"{d.name}:{s}" for s, d in zip(sizes, mesh_dims)) for sizes in shapes[:8]]
+
+
+def reason(error: Exception) -> str:
+    """Returns in one line why an operation of TensorFlow, or of the file system, failed.
+
+    Args:
+      error: what was raised.
+
+    Returns:
+      the first line that is about the reason, without a full stop at its end.
+    """
+    text = str(getattr(error, "message", None) or error)
+    lines = [line.strip() for line in text.splitlines() if not _AROUND.fullmatch(line)]
+    first = next(filter(None, lines), type(error).__name__)
+    return re.sub(r"^\(\d+\) \w+: ", "", first).rstrip(".")

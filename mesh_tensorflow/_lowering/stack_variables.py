@@ -8,10 +8,10 @@ from typing import Any, Optional
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow.ops._assign import Assign, ReadVariable
-from mesh_tensorflow.ops._control import Depend
-from mesh_tensorflow.ops._split_concat import StackOperation, UnstackOperation
-from mesh_tensorflow.ops._variable import StackedVariable, Variable
+from mesh_tensorflow.ops._control.control import Depend
+from mesh_tensorflow.ops._movement.split_concat import StackOperation, UnstackOperation
+from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable
+from mesh_tensorflow.ops._variables.variable import StackedVariable, Variable
 
 __all__ = ["combine_assignments", "rewrite_stack_variables"]
 

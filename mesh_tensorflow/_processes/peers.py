@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from mesh_tensorflow._core.reasons import reason
+from mesh_tensorflow._core.errors import reason
 
 __all__ = [
     "ANSWER_SECS",

@@ -25,7 +25,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.shape import convert_to_shape
 from mesh_tensorflow.auto_mtf import api, explanation, models
-from mesh_tensorflow.auto_mtf._solvers import SolverError
+from mesh_tensorflow.auto_mtf._memory.solvers import SolverError
 
 __all__ = ["main"]
 

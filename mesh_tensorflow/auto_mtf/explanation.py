@@ -11,7 +11,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.auto_mtf import api
-from mesh_tensorflow.auto_mtf._seconds import ZERO, Seconds
+from mesh_tensorflow.auto_mtf._time.seconds import ZERO, Seconds
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.auto_mtf.step_time import AnyLayout, Estimate, StepEstimator
 
@@ -180,7 +180,7 @@ class Explanation:
         Raises:
           ImportError: matplotlib is not installed.
         """
-        from mesh_tensorflow.auto_mtf import _plot
+        from mesh_tensorflow.auto_mtf._time import plot as _plot
 
         _plot.draw(self, path)
 

@@ -10,14 +10,14 @@ from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow.auto_mtf._legal import layout_pairs, layout_space
-from mesh_tensorflow.auto_mtf._resident import Held, ResidentMemory
-from mesh_tensorflow.auto_mtf._seconds import CostModel, Seconds
-from mesh_tensorflow.auto_mtf._steps import program_steps
-from mesh_tensorflow.auto_mtf._tables import Tables
-from mesh_tensorflow.auto_mtf._time_program import TimeProgram
-from mesh_tensorflow.auto_mtf._times import StepTime
-from mesh_tensorflow.auto_mtf._units import program_units
+from mesh_tensorflow.auto_mtf._memory.legal import layout_pairs, layout_space
+from mesh_tensorflow.auto_mtf._memory.resident import Held, ResidentMemory
+from mesh_tensorflow.auto_mtf._memory.steps import program_steps
+from mesh_tensorflow.auto_mtf._time.seconds import CostModel, Seconds
+from mesh_tensorflow.auto_mtf._time.tables import Tables
+from mesh_tensorflow.auto_mtf._time.time_program import TimeProgram
+from mesh_tensorflow.auto_mtf._time.times import StepTime
+from mesh_tensorflow.auto_mtf._time.units import program_units
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
 

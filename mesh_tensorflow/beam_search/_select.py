@@ -13,7 +13,7 @@ from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow.ops._slicewise import check_not_split
+from mesh_tensorflow.ops._elementwise.slicewise import check_not_split
 
 __all__ = [
     "EOS_ID",

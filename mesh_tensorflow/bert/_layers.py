@@ -8,7 +8,7 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow.ops._normalize import normalize
+from mesh_tensorflow.ops._contractions.normalize import normalize
 
 __all__ = ["get_activation", "layer_norm"]
 

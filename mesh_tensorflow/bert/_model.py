@@ -13,7 +13,9 @@ from mesh_tensorflow.bert._config import BertConfig
 from mesh_tensorflow.bert._dims import BertDims, check_config
 from mesh_tensorflow.bert._layers import get_activation, layer_norm
 from mesh_tensorflow.transformer import moe as moe_lib
-from mesh_tensorflow.transformer.transformer_layers._relative import relative_position_bucket
+from mesh_tensorflow.transformer.transformer_layers._attention.relative import (
+    relative_position_bucket,
+)
 
 __all__ = ["BertModel"]
 

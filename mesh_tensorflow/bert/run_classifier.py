@@ -18,7 +18,7 @@ from absl import app, flags
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator, layers
 from mesh_tensorflow.bert import tokenization
-from mesh_tensorflow.bert._classifier_features import (
+from mesh_tensorflow.bert._classification.classifier_features import (
     InputFeatures,
     convert_examples_to_features,
     convert_single_example,
@@ -26,8 +26,7 @@ from mesh_tensorflow.bert._classifier_features import (
     file_based_input_fn_builder,
     input_fn_builder,
 )
-from mesh_tensorflow.bert._flags import FLAGS, MESH_FLAGS, TEXT_FLAGS, TRAINING_FLAGS, define
-from mesh_tensorflow.bert._glue import (
+from mesh_tensorflow.bert._classification.glue import (
     PROCESSORS,
     ColaProcessor,
     DataProcessor,
@@ -37,6 +36,7 @@ from mesh_tensorflow.bert._glue import (
     PaddingInputExample,
     XnliProcessor,
 )
+from mesh_tensorflow.bert._flags import FLAGS, MESH_FLAGS, TEXT_FLAGS, TRAINING_FLAGS, define
 from mesh_tensorflow.bert._training import (
     Program,
     import_features,

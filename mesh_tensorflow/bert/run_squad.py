@@ -20,15 +20,15 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator, layers
 from mesh_tensorflow.bert import tokenization
 from mesh_tensorflow.bert._flags import FLAGS, MESH_FLAGS, TEXT_FLAGS, TRAINING_FLAGS, define
-from mesh_tensorflow.bert._squad_examples import SquadExample, read_squad_examples
-from mesh_tensorflow.bert._squad_features import (
+from mesh_tensorflow.bert._squad.squad_examples import SquadExample, read_squad_examples
+from mesh_tensorflow.bert._squad.squad_features import (
     FeatureWriter,
     InputFeatures,
     convert_examples_to_features,
     input_fn_builder,
 )
-from mesh_tensorflow.bert._squad_predictions import RawResult, write_predictions
-from mesh_tensorflow.bert._squad_text import get_final_text
+from mesh_tensorflow.bert._squad.squad_predictions import RawResult, write_predictions
+from mesh_tensorflow.bert._squad.squad_text import get_final_text
 from mesh_tensorflow.bert._training import (
     Program,
     import_features,

@@ -15,21 +15,21 @@ from mesh_tensorflow.estimator._arguments import (
     checked_listeners,
     config_with_directory,
 )
-from mesh_tensorflow.estimator._call import (
+from mesh_tensorflow.estimator._modes import ModeKeys
+from mesh_tensorflow.estimator._run_config import RunConfig
+from mesh_tensorflow.estimator._running.call import (
     call_input_fn,
     call_model_fn,
     check_input_fn,
     check_model_fn,
 )
-from mesh_tensorflow.estimator._checkpoints import as_warm_start_settings, saved_step
-from mesh_tensorflow.estimator._evaluate import run_evaluation
-from mesh_tensorflow.estimator._export import export_all
-from mesh_tensorflow.estimator._model import Model
-from mesh_tensorflow.estimator._modes import ModeKeys
-from mesh_tensorflow.estimator._predict import run_prediction
-from mesh_tensorflow.estimator._run_config import RunConfig
+from mesh_tensorflow.estimator._running.checkpoints import as_warm_start_settings, saved_step
+from mesh_tensorflow.estimator._running.evaluate import run_evaluation
+from mesh_tensorflow.estimator._running.model import Model
+from mesh_tensorflow.estimator._running.predict import run_prediction
+from mesh_tensorflow.estimator._running.train import Request, run_training
+from mesh_tensorflow.estimator._serving.export import export_all
 from mesh_tensorflow.estimator._spec import check_hooks
-from mesh_tensorflow.estimator._train import Request, run_training
 
 __all__ = ["Estimator"]
 

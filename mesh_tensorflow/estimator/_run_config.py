@@ -8,7 +8,12 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow.estimator._cluster import Cluster, device_filters, read_cluster, read_tf_config
+from mesh_tensorflow.estimator._cluster.cluster import (
+    Cluster,
+    device_filters,
+    read_cluster,
+    read_tf_config,
+)
 
 __all__ = ["RunConfig", "UNSET", "model_dir_of"]
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow.estimator._export_outputs import complete_export_outputs
 from mesh_tensorflow.estimator._modes import STANDARD_MODES, ModeKeys
+from mesh_tensorflow.estimator._serving.export_outputs import complete_export_outputs
 
 __all__ = ["EstimatorSpec", "check_hooks", "check_loss", "check_scaffold"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
-from mesh_tensorflow.estimator._call import check_input_fn
-from mesh_tensorflow.estimator._exporters import Exporter
+from mesh_tensorflow.estimator._running.call import check_input_fn
+from mesh_tensorflow.estimator._serving.exporters import Exporter
 from mesh_tensorflow.estimator._spec import check_hooks
 
 __all__ = ["EvalSpec", "TrainSpec"]

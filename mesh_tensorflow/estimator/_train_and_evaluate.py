@@ -8,9 +8,9 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow.estimator._checkpoints import saved_step
+from mesh_tensorflow.estimator._cluster.run_cluster import in_cluster
 from mesh_tensorflow.estimator._estimator import Estimator
-from mesh_tensorflow.estimator._run_cluster import in_cluster
+from mesh_tensorflow.estimator._running.checkpoints import saved_step
 from mesh_tensorflow.estimator._specs import EvalSpec, TrainSpec
 
 __all__ = ["train_and_evaluate"]

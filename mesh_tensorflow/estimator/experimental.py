@@ -1,16 +1,20 @@
 """Early stopping, and models exported for evaluation."""
 
-from mesh_tensorflow.estimator._early_stopping import (
+from mesh_tensorflow.estimator._running.early_stopping import (
     make_early_stopping_hook as make_early_stopping_hook,
 )
-from mesh_tensorflow.estimator._early_stopping import stop_if_higher_hook as stop_if_higher_hook
-from mesh_tensorflow.estimator._early_stopping import stop_if_lower_hook as stop_if_lower_hook
-from mesh_tensorflow.estimator._early_stopping import (
+from mesh_tensorflow.estimator._running.early_stopping import (
+    stop_if_higher_hook as stop_if_higher_hook,
+)
+from mesh_tensorflow.estimator._running.early_stopping import (
+    stop_if_lower_hook as stop_if_lower_hook,
+)
+from mesh_tensorflow.estimator._running.early_stopping import (
     stop_if_no_decrease_hook as stop_if_no_decrease_hook,
 )
-from mesh_tensorflow.estimator._early_stopping import (
+from mesh_tensorflow.estimator._running.early_stopping import (
     stop_if_no_increase_hook as stop_if_no_increase_hook,
 )
-from mesh_tensorflow.estimator._receivers import (
+from mesh_tensorflow.estimator._serving.receivers import (
     build_raw_supervised_input_receiver_fn as build_raw_supervised_input_receiver_fn,
 )

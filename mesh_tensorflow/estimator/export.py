@@ -1,17 +1,21 @@
 """Inputs and outputs of exported models."""
 
-from mesh_tensorflow.estimator._export_outputs import ClassificationOutput as ClassificationOutput
-from mesh_tensorflow.estimator._export_outputs import EvalOutput as EvalOutput
-from mesh_tensorflow.estimator._export_outputs import ExportOutput as ExportOutput
-from mesh_tensorflow.estimator._export_outputs import PredictOutput as PredictOutput
-from mesh_tensorflow.estimator._export_outputs import RegressionOutput as RegressionOutput
-from mesh_tensorflow.estimator._receivers import ServingInputReceiver as ServingInputReceiver
-from mesh_tensorflow.estimator._receivers import (
+from mesh_tensorflow.estimator._serving.export_outputs import (
+    ClassificationOutput as ClassificationOutput,
+)
+from mesh_tensorflow.estimator._serving.export_outputs import EvalOutput as EvalOutput
+from mesh_tensorflow.estimator._serving.export_outputs import ExportOutput as ExportOutput
+from mesh_tensorflow.estimator._serving.export_outputs import PredictOutput as PredictOutput
+from mesh_tensorflow.estimator._serving.export_outputs import RegressionOutput as RegressionOutput
+from mesh_tensorflow.estimator._serving.receivers import (
+    ServingInputReceiver as ServingInputReceiver,
+)
+from mesh_tensorflow.estimator._serving.receivers import (
     TensorServingInputReceiver as TensorServingInputReceiver,
 )
-from mesh_tensorflow.estimator._receivers import (
+from mesh_tensorflow.estimator._serving.receivers import (
     build_parsing_serving_input_receiver_fn as build_parsing_serving_input_receiver_fn,
 )
-from mesh_tensorflow.estimator._receivers import (
+from mesh_tensorflow.estimator._serving.receivers import (
     build_raw_serving_input_receiver_fn as build_raw_serving_input_receiver_fn,
 )

@@ -1,19 +1,34 @@
 """Layers of neural networks, one kind a file."""
 
-from mesh_tensorflow.layers._attention import (
+from mesh_tensorflow.layers._attention.attention import (
     dot_product_attention,
     multihead_attention,
     multihead_attention_params,
     multihead_attention_vars,
 )
-from mesh_tensorflow.layers._attention_incremental import (
+from mesh_tensorflow.layers._attention.attention_incremental import (
     masked_local_attention_1d_incremental,
     multihead_encdec_attention_incremental,
     multihead_self_attention_incremental,
 )
-from mesh_tensorflow.layers._compressed import (
+from mesh_tensorflow.layers._attention.compressed import (
     compress_mean,
     multihead_self_attention_memory_compressed,
+)
+from mesh_tensorflow.layers._attention.local_attention import (
+    local_1d_halo_exchange,
+    local_2d_halo_exchange,
+    local_2d_self_attention_spatial_blocks,
+    local_self_attention_spatial_blocks,
+    masked_local_attention_1d,
+)
+from mesh_tensorflow.layers._attention.masks import (
+    attention_bias_local_2d_block,
+    attention_bias_local_block,
+    attention_mask_autoregressive,
+    attention_mask_ignore_padding,
+    attention_mask_same_segment,
+    rename_length_to_memory_length,
 )
 from mesh_tensorflow.layers._conv import (
     conv2d,
@@ -39,25 +54,10 @@ from mesh_tensorflow.layers._dense import (
     us_einsum,
 )
 from mesh_tensorflow.layers._embedding import embedding, embedding_weights
-from mesh_tensorflow.layers._local_attention import (
-    local_1d_halo_exchange,
-    local_2d_halo_exchange,
-    local_2d_self_attention_spatial_blocks,
-    local_self_attention_spatial_blocks,
-    masked_local_attention_1d,
-)
 from mesh_tensorflow.layers._loss import (
     sigmoid_cross_entropy_with_logits,
     softmax_cross_entropy_with_logits,
     weights_nonzero,
-)
-from mesh_tensorflow.layers._masks import (
-    attention_bias_local_2d_block,
-    attention_bias_local_block,
-    attention_mask_autoregressive,
-    attention_mask_ignore_padding,
-    attention_mask_same_segment,
-    rename_length_to_memory_length,
 )
 from mesh_tensorflow.layers._norm import batch_norm, corr, layer_norm
 from mesh_tensorflow.layers._pool import avg_pool2d, avg_pool3d, max_pool2d, max_pool3d

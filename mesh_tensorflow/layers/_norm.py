@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.strictness import check_flag
-from mesh_tensorflow.ops._normalize import normalize
+from mesh_tensorflow.ops._contractions.normalize import normalize
 
 __all__ = ["batch_norm", "corr", "layer_norm"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow.ops._recompute import computed_again, wait_for
+from mesh_tensorflow.ops._control.recompute import computed_again, wait_for
 
 __all__ = ["reversible_half_residual_and_swap"]
 

@@ -13,7 +13,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow.ops._slicewise import slicewise
+from mesh_tensorflow.ops._elementwise.slicewise import slicewise
 
 __all__ = ["serialize_training_step"]
 

@@ -9,7 +9,9 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.auto_mtf import __main__ as command
-from mesh_tensorflow.auto_mtf import _plot, _times, explanation, hardware, measure, models
+from mesh_tensorflow.auto_mtf import explanation, hardware, measure, models
+from mesh_tensorflow.auto_mtf._time import plot as _plot
+from mesh_tensorflow.auto_mtf._time import times as _times
 from mesh_tensorflow.auto_mtf.step_time import StepEstimator
 
 TINY = {

@@ -8,7 +8,8 @@ from program_graphs import build, two_products
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import auto_mtf
-from mesh_tensorflow.auto_mtf import _solvers, layout_optimizer
+from mesh_tensorflow.auto_mtf import layout_optimizer
+from mesh_tensorflow.auto_mtf._memory import solvers as _solvers
 from mesh_tensorflow.auto_mtf.layout_optimizer import LayoutOptimizer, SolverError
 from mesh_tensorflow.auto_mtf.memory_estimator import MemoryEstimator
 

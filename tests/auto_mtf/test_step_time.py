@@ -12,10 +12,10 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow._core.cost import Collective
 from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow.auto_mtf import hardware, models
-from mesh_tensorflow.auto_mtf._seconds import CostModel
+from mesh_tensorflow.auto_mtf._time.seconds import CostModel
 from mesh_tensorflow.auto_mtf.hardware import Hardware, Link
 from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, StepEstimator
-from mesh_tensorflow.ops._assign import Assign
+from mesh_tensorflow.ops._variables.assign import Assign
 
 SLOW = Hardware("slow", {"float32": 1e9}, 1e8, 1e9, Link(1e7, 1e-6), operation_seconds=1e-6)
 RING = SLOW.replace(link=Link(1e7, 1e-6, "ring"))

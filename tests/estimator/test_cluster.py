@@ -16,7 +16,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator
-from mesh_tensorflow.estimator import _cluster_watch as cluster_watch
+from mesh_tensorflow.estimator._cluster import cluster_watch
 
 PROGRAM = pathlib.Path(__file__).with_name("cluster_process.py")
 STEPS = 12

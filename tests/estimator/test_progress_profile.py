@@ -11,7 +11,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator
-from mesh_tensorflow.estimator._progress import ProgressHook
+from mesh_tensorflow.estimator._running.progress import ProgressHook
 
 
 def make(directory, **config):

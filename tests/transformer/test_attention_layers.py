@@ -338,7 +338,7 @@ def test_write_at():
     at = np.array([0, 7, 8, 3])
 
     def build(mesh):
-        from mesh_tensorflow.transformer.transformer_layers import _states
+        from mesh_tensorflow.transformer.transformer_layers._attention import states as _states
 
         s = tensor(mesh, state, f"batch:{ROWS},m:{LENGTH},heads:2,kv:3")
         n = tensor(mesh, np.moveaxis(new, 1, 2), f"batch:{ROWS},kv:3,heads:2")

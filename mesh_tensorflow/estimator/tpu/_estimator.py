@@ -9,10 +9,15 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow.estimator._call import call_input_fn, call_model_fn, function_name, takes
 from mesh_tensorflow.estimator._estimator import Estimator
-from mesh_tensorflow.estimator._model import Model
 from mesh_tensorflow.estimator._modes import ModeKeys
+from mesh_tensorflow.estimator._running.call import (
+    call_input_fn,
+    call_model_fn,
+    function_name,
+    takes,
+)
+from mesh_tensorflow.estimator._running.model import Model
 from mesh_tensorflow.estimator.tpu._config import RunConfig
 from mesh_tensorflow.estimator.tpu._replicated import ReplicaContext, devices_of, replicated_spec
 from mesh_tensorflow.estimator.tpu._spec import TPUEstimatorSpec, as_estimator_spec

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.simd.replicate import replicate
-from mesh_tensorflow.estimator._cluster_watch import peers_of
+from mesh_tensorflow.estimator._cluster.cluster_watch import peers_of
+from mesh_tensorflow.estimator._cluster.run_cluster import in_cluster
 from mesh_tensorflow.estimator._modes import ModeKeys
-from mesh_tensorflow.estimator._run_cluster import in_cluster
 from mesh_tensorflow.estimator.tpu._spec import TPUEstimatorSpec
 
 __all__ = ["ReplicaContext", "devices_of", "replicated_spec", "shards_of_process"]

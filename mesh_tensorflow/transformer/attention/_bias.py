@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow.layers._masks import MASKED_LOGIT
+from mesh_tensorflow.layers._attention.masks import MASKED_LOGIT
 
 __all__ = ["visibility_mask_to_attention_bias"]
 

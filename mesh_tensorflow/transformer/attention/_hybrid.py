@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow.layers._masks import MASKED_LOGIT
+from mesh_tensorflow.layers._attention.masks import MASKED_LOGIT
 from mesh_tensorflow.transformer.attention._dot_product import check_operands, with_dropout
 
 if TYPE_CHECKING:

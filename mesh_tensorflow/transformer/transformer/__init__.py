@@ -1,21 +1,9 @@
 """Models: stacks of layers with embeddings, for language and from one sequence to another."""
 
-from mesh_tensorflow.transformer.transformer._bitransformer import Bitransformer
-from mesh_tensorflow.transformer.transformer._builders import (
-    make_bi_student_teacher,
-    make_bitransformer,
-    make_layer_stack,
-)
 from mesh_tensorflow.transformer.transformer._context import Context
 from mesh_tensorflow.transformer.transformer._embedding import (
     VocabEmbedding,
     get_vocab_embedding_cls,
-)
-from mesh_tensorflow.transformer.transformer._ensemble import (
-    reduce_ensemble_logits,
-    reduce_ensemble_logits_mean_logit,
-    reduce_ensemble_logits_mean_prob,
-    reduce_ensemble_logits_select,
 )
 from mesh_tensorflow.transformer.transformer._inputs import (
     autoregressive_inputs,
@@ -23,11 +11,24 @@ from mesh_tensorflow.transformer.transformer._inputs import (
     shift_targets,
 )
 from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
+from mesh_tensorflow.transformer.transformer._models.bitransformer import Bitransformer
+from mesh_tensorflow.transformer.transformer._models.builders import (
+    make_bi_student_teacher,
+    make_bitransformer,
+    make_layer_stack,
+)
+from mesh_tensorflow.transformer.transformer._models.ensemble import (
+    reduce_ensemble_logits,
+    reduce_ensemble_logits_mean_logit,
+    reduce_ensemble_logits_mean_prob,
+    reduce_ensemble_logits_select,
+)
+from mesh_tensorflow.transformer.transformer._models.student_teacher import StudentTeacher
+from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
 from mesh_tensorflow.transformer.transformer._positions import (
     sinusoid_positional_embedding_weights,
 )
 from mesh_tensorflow.transformer.transformer._stack import LayerStack, ReversibleLayerStack
-from mesh_tensorflow.transformer.transformer._student_teacher import StudentTeacher
 from mesh_tensorflow.transformer.transformer._sublayers import (
     sublayer_annealed_dropout,
     sublayer_call_layer,
@@ -44,7 +45,6 @@ from mesh_tensorflow.transformer.transformer._sublayers import (
     sublayer_scale_norm,
     sublayer_true_layer_norm,
 )
-from mesh_tensorflow.transformer.transformer._unitransformer import Unitransformer
 
 __all__ = [
     "Bitransformer",

@@ -13,9 +13,9 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer.transformer._context import Context
 from mesh_tensorflow.transformer.transformer._embedding import get_vocab_embedding_cls
-from mesh_tensorflow.transformer.transformer._ensemble import reduce_ensemble_logits
 from mesh_tensorflow.transformer.transformer._inputs import check_ids, delimited_lm_inputs_mask
 from mesh_tensorflow.transformer.transformer._loss import loss_from_logits
+from mesh_tensorflow.transformer.transformer._models.ensemble import reduce_ensemble_logits
 from mesh_tensorflow.transformer.transformer._positions import (
     embedding_of_positions,
     positional_embedding_weights,

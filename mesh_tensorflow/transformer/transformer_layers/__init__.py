@@ -1,28 +1,40 @@
 """Layers of transformers: attention, feed-forward layers and convolutions, one kind a file."""
 
-from mesh_tensorflow.transformer.transformer_layers._bilinear import (
+from mesh_tensorflow.transformer.transformer_layers._attention.bilinear import (
     GeneralBilinearEncDecAttention,
     GeneralBilinearSelfAttention,
 )
-from mesh_tensorflow.transformer.transformer_layers._branched import (
+from mesh_tensorflow.transformer.transformer_layers._attention.branched import (
     BranchedEncDecAttention,
     BranchedSelfAttention,
 )
-from mesh_tensorflow.transformer.transformer_layers._conv1d import Conv1D, Conv1DLayer
-from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import (
+from mesh_tensorflow.transformer.transformer_layers._attention.enc_dec_attention import (
     EncDecAttention,
     enc_dec_attention,
 )
-from mesh_tensorflow.transformer.transformer_layers._enc_dec_bias import (
+from mesh_tensorflow.transformer.transformer_layers._attention.enc_dec_bias import (
     enc_dec_attention_bias,
     relative_position_spans,
 )
-from mesh_tensorflow.transformer.transformer_layers._experts_attention import (
+from mesh_tensorflow.transformer.transformer_layers._attention.experts_attention import (
     ExpertsEncDecAttention,
     ExpertsSelfAttention,
 )
+from mesh_tensorflow.transformer.transformer_layers._attention.local_attention import (
+    LocalSelfAttention,
+)
+from mesh_tensorflow.transformer.transformer_layers._attention.params import attention_params
+from mesh_tensorflow.transformer.transformer_layers._attention.self_attention import SelfAttention
+from mesh_tensorflow.transformer.transformer_layers._attention.synthesizer import Synthesizer
+from mesh_tensorflow.transformer.transformer_layers._attention.talking_heads import (
+    TalkingHeadsEncDecAttention,
+    TalkingHeadsSelfAttention,
+)
+from mesh_tensorflow.transformer.transformer_layers._attention.transparent import (
+    TransparentEncDecAttention,
+)
+from mesh_tensorflow.transformer.transformer_layers._conv1d import Conv1D, Conv1DLayer
 from mesh_tensorflow.transformer.transformer_layers._feed_forward import DenseReluDense
-from mesh_tensorflow.transformer.transformer_layers._local_attention import LocalSelfAttention
 from mesh_tensorflow.transformer.transformer_layers._local_conv import (
     Conv1DLocalAttn,
     DynamicConv1DLocalAttn,
@@ -30,15 +42,7 @@ from mesh_tensorflow.transformer.transformer_layers._local_conv import (
     LocalConvAttnBlock,
 )
 from mesh_tensorflow.transformer.transformer_layers._parallel import ParallelLayer
-from mesh_tensorflow.transformer.transformer_layers._params import attention_params
-from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
 from mesh_tensorflow.transformer.transformer_layers._separable_conv1d import SeparableConv1DLayer
-from mesh_tensorflow.transformer.transformer_layers._synthesizer import Synthesizer
-from mesh_tensorflow.transformer.transformer_layers._talking_heads import (
-    TalkingHeadsEncDecAttention,
-    TalkingHeadsSelfAttention,
-)
-from mesh_tensorflow.transformer.transformer_layers._transparent import TransparentEncDecAttention
 
 __all__ = [
     "BranchedEncDecAttention",

@@ -12,8 +12,8 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer.transformer import TransformerLayer
+from mesh_tensorflow.transformer.transformer_layers._attention.self_attention import SelfAttention
 from mesh_tensorflow.transformer.transformer_layers._feed_forward import DenseReluDense
-from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context

@@ -1,61 +1,63 @@
 """Training, evaluating, decoding, scoring and exporting transformers, with parameters from gin."""
 
-from mesh_tensorflow.transformer.utils._batching import (
+from mesh_tensorflow.transformer.utils._data.batching import (
     auto_train_steps,
     compute_batch_size,
     serialize_num_microbatches,
     tpu_mesh_shape,
 )
-from mesh_tensorflow.transformer.utils._checkpoint_mapping import flexible_ckpt_init_mapping
-from mesh_tensorflow.transformer.utils._checkpoints import (
-    get_checkpoint_iterator,
-    get_step_from_checkpoint_path,
-)
-from mesh_tensorflow.transformer.utils._decode import (
-    decode,
-    decode_from_dataset,
-    decode_from_file,
-    infer_model,
-)
-from mesh_tensorflow.transformer.utils._estimator import get_estimator
-from mesh_tensorflow.transformer.utils._eval import eval_model
-from mesh_tensorflow.transformer.utils._export import export_model
-from mesh_tensorflow.transformer.utils._features import dynamic_text2self as _dynamic_text2self
-from mesh_tensorflow.transformer.utils._flags import FLAGS
-from mesh_tensorflow.transformer.utils._gin import parse_gin_defaults_and_flags
-from mesh_tensorflow.transformer.utils._metrics import metric_max, metric_sum
-from mesh_tensorflow.transformer.utils._model import build_model
-from mesh_tensorflow.transformer.utils._model_fn import tpu_estimator_model_fn
-from mesh_tensorflow.transformer.utils._run import run
-from mesh_tensorflow.transformer.utils._score import (
-    compute_log_likelihoods,
-    score_from_dataset,
-    score_from_strings,
-    score_with_estimator,
-    score_with_estimator_lazy,
-)
-from mesh_tensorflow.transformer.utils._scores import (
-    maybe_add_pretokenized_features as _maybe_add_pretokenized_features,
-)
-from mesh_tensorflow.transformer.utils._scores import save_scores, save_scores_to_tfrecords
-from mesh_tensorflow.transformer.utils._text import (
+from mesh_tensorflow.transformer.utils._data.features import dynamic_text2self as _dynamic_text2self
+from mesh_tensorflow.transformer.utils._data.text import (
     clean_decodes,
     encode_delimited_lm,
     encode_inputs,
     get_inputs_from_file,
     write_lines_to_file,
 )
-from mesh_tensorflow.transformer.utils._train import train_model
-from mesh_tensorflow.transformer.utils._variables import (
+from mesh_tensorflow.transformer.utils._data.vocabularies import (
+    inputs_vocabulary,
+    separate_vocabularies,
+    targets_vocabulary,
+)
+from mesh_tensorflow.transformer.utils._estimator import get_estimator
+from mesh_tensorflow.transformer.utils._flags import FLAGS
+from mesh_tensorflow.transformer.utils._gin import parse_gin_defaults_and_flags
+from mesh_tensorflow.transformer.utils._model import build_model
+from mesh_tensorflow.transformer.utils._model_fn import tpu_estimator_model_fn
+from mesh_tensorflow.transformer.utils._outputs.decode import (
+    decode,
+    decode_from_dataset,
+    decode_from_file,
+    infer_model,
+)
+from mesh_tensorflow.transformer.utils._outputs.export import export_model
+from mesh_tensorflow.transformer.utils._outputs.score import (
+    compute_log_likelihoods,
+    score_from_dataset,
+    score_from_strings,
+    score_with_estimator,
+    score_with_estimator_lazy,
+)
+from mesh_tensorflow.transformer.utils._outputs.scores import (
+    maybe_add_pretokenized_features as _maybe_add_pretokenized_features,
+)
+from mesh_tensorflow.transformer.utils._outputs.scores import save_scores, save_scores_to_tfrecords
+from mesh_tensorflow.transformer.utils._run import run
+from mesh_tensorflow.transformer.utils._training.checkpoint_mapping import (
+    flexible_ckpt_init_mapping,
+)
+from mesh_tensorflow.transformer.utils._training.checkpoints import (
+    get_checkpoint_iterator,
+    get_step_from_checkpoint_path,
+)
+from mesh_tensorflow.transformer.utils._training.eval import eval_model
+from mesh_tensorflow.transformer.utils._training.metrics import metric_max, metric_sum
+from mesh_tensorflow.transformer.utils._training.train import train_model
+from mesh_tensorflow.transformer.utils._training.variables import (
     get_variable_dtype,
     init_checkpoint_variable_mapping,
     should_load_variable,
     variable_filter_max_size,
-)
-from mesh_tensorflow.transformer.utils._vocabularies import (
-    inputs_vocabulary,
-    separate_vocabularies,
-    targets_vocabulary,
 )
 
 __all__ = [

@@ -12,11 +12,14 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
 from mesh_tensorflow.estimator.processes import peers_of
-from mesh_tensorflow.transformer.utils._batching import Lengths
+from mesh_tensorflow.transformer.utils._data.batching import Lengths
+from mesh_tensorflow.transformer.utils._data.vocabularies import (
+    inputs_vocabulary,
+    targets_vocabulary,
+)
 from mesh_tensorflow.transformer.utils._flags import MODULE
 from mesh_tensorflow.transformer.utils._model import build_model
 from mesh_tensorflow.transformer.utils._model_fn import tpu_estimator_model_fn
-from mesh_tensorflow.transformer.utils._vocabularies import inputs_vocabulary, targets_vocabulary
 
 __all__ = ["get_estimator"]
 

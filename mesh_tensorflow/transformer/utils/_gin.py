@@ -16,8 +16,8 @@ import gin
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator
+from mesh_tensorflow.transformer.utils._data.text import temporary_name, write_text
 from mesh_tensorflow.transformer.utils._flags import FLAGS
-from mesh_tensorflow.transformer.utils._text import temporary_name, write_text
 
 __all__ = ["OperativeConfigHook", "nearest_names_in_errors", "parse_gin_defaults_and_flags"]
 

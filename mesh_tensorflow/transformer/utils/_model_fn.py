@@ -11,12 +11,12 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.estimator import ModeKeys
-from mesh_tensorflow.transformer.utils._batching import Lengths
+from mesh_tensorflow.transformer.utils._data.batching import Lengths
 from mesh_tensorflow.transformer.utils._flags import MODULE
-from mesh_tensorflow.transformer.utils._predict_step import prediction_spec
+from mesh_tensorflow.transformer.utils._outputs.predict_step import prediction_spec
 from mesh_tensorflow.transformer.utils._program import check_tiling, processor_devices
 from mesh_tensorflow.transformer.utils._settings import Settings
-from mesh_tensorflow.transformer.utils._train_step import evaluation_spec, training_spec
+from mesh_tensorflow.transformer.utils._training.train_step import evaluation_spec, training_spec
 
 __all__ = ["tpu_estimator_model_fn"]
 

@@ -11,21 +11,21 @@ import gin
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow.estimator.processes import shards_of_process
-from mesh_tensorflow.transformer.utils._batching import (
+from mesh_tensorflow.transformer.utils._data.batching import (
     Lengths,
     auto_train_steps,
     compute_batch_size,
 )
-from mesh_tensorflow.transformer.utils._checkpoints import Steps, get_checkpoint_iterator
-from mesh_tensorflow.transformer.utils._decode import infer_model
 from mesh_tensorflow.transformer.utils._estimator import get_estimator
-from mesh_tensorflow.transformer.utils._eval import eval_model, perplexity_eval
-from mesh_tensorflow.transformer.utils._export import export_model
 from mesh_tensorflow.transformer.utils._flags import MODULE
+from mesh_tensorflow.transformer.utils._outputs.decode import infer_model
+from mesh_tensorflow.transformer.utils._outputs.export import export_model
+from mesh_tensorflow.transformer.utils._outputs.score import score_from_dataset, score_from_strings
 from mesh_tensorflow.transformer.utils._run_arguments import RunArguments
-from mesh_tensorflow.transformer.utils._score import score_from_dataset, score_from_strings
-from mesh_tensorflow.transformer.utils._train import train_model
-from mesh_tensorflow.transformer.utils._train_step import with_total_steps
+from mesh_tensorflow.transformer.utils._training.checkpoints import Steps, get_checkpoint_iterator
+from mesh_tensorflow.transformer.utils._training.eval import eval_model, perplexity_eval
+from mesh_tensorflow.transformer.utils._training.train import train_model
+from mesh_tensorflow.transformer.utils._training.train_step import with_total_steps
 
 __all__ = ["run"]
 

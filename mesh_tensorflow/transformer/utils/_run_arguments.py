@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
-from mesh_tensorflow.transformer.utils._batching import Lengths
-from mesh_tensorflow.transformer.utils._checkpoints import Steps
+from mesh_tensorflow.transformer.utils._data.batching import Lengths
+from mesh_tensorflow.transformer.utils._training.checkpoints import Steps
 
 __all__ = ["RunArguments"]
 

@@ -7,8 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow.transformer.utils._batching import Lengths, inputs_length, length_of_feature
-from mesh_tensorflow.transformer.utils._features import BatchDims
+from mesh_tensorflow.transformer.utils._data.batching import (
+    Lengths,
+    inputs_length,
+    length_of_feature,
+)
+from mesh_tensorflow.transformer.utils._data.features import BatchDims
 
 __all__ = ["Settings"]
 

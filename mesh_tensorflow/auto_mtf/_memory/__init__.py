@@ -1,0 +1,1 @@
+"""Legal layouts of a program, its memory, and the integer program of the least memory."""

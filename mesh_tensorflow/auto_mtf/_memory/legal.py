@@ -1,0 +1,87 @@
+"""Legal layout rules of a program, and their conflicts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Union
+
+from mesh_tensorflow._core.layout import LayoutRules
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
+from mesh_tensorflow.auto_mtf._memory.space import LayoutSpace
+from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
+from mesh_tensorflow.ops._control.control import CustomGradientOperation
+from mesh_tensorflow.ops._control.recompute import DelayOperation
+from mesh_tensorflow.ops._control.while_gradient import WhileGradientOperation
+from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
+from mesh_tensorflow.ops._variables.assign import Assign
+
+__all__ = ["layout_pairs", "layout_space"]
+
+_SEPARATORS = re.compile(r"[;,\s]+")
+
+# What they do with one of their tensors has nothing to do with the others.
+_TENSORS_APART = (
+    Assign,
+    CustomGradientOperation,
+    DelayOperation,
+    WhileLoopOperation,
+    WhileGradientOperation,
+)
+
+
+def layout_space(operations: Iterable[Operation], validator: LayoutValidator) -> LayoutSpace:
+    """Returns the legal layouts of a program.
+
+    Args:
+      operations: its Operations.
+      validator: its LayoutValidator.
+    """
+    every = list(with_inner_operations(operations))
+    # A tensor that has a name twice cannot be split along it.
+    repeated = {
+        name
+        for op in every
+        for t in op.outputs
+        for name in t.shape.dimension_names
+        if t.shape.dimension_names.count(name) > 1
+    }
+    pairs = [
+        (d, m)
+        for d in validator.splittable_mtf_dimension_names - repeated
+        for m in validator.mesh_dimension_name_to_size
+        if validator.is_valid_assignment(d, m)
+    ]
+    sets = {names for op in every for names in _together(op)}
+    return LayoutSpace(pairs, validator.mesh_dimension_name_to_size, sets)
+
+
+def _together(op: Operation) -> list[frozenset[str]]:
+    """Returns sets of names of which no two may be split over one mesh dimension."""
+    tensors = [frozenset(t.shape.dimension_names) for t in [*op.inputs, *op.outputs]]
+    return tensors if isinstance(op, _TENSORS_APART) else [frozenset().union(*tensors)]
+
+
+def layout_pairs(layout: Union[str, LayoutRules, Mapping[str, str]]) -> list[tuple[str, str]]:
+    """Returns the pairs (dimension name, mesh dimension name) of a layout.
+
+    Args:
+      layout: a string such as "batch:rows;d_ff:cols", LayoutRules, or a dictionary.
+
+    Raises:
+      ValueError: a string is malformed.
+    """
+    if isinstance(layout, LayoutRules):
+        return sorted(layout._pairs)
+    if isinstance(layout, Mapping):
+        return sorted(layout.items())
+    pairs = []
+    for piece in filter(None, _SEPARATORS.split(layout)):
+        d, colon, m = piece.partition(":")
+        if not (d and m and colon) or ":" in m:
+            raise ValueError(
+                f"malformed layout {layout!r}: {piece!r} is not a pair left:right. Write "
+                'it as "batch:rows;d_ff:cols"'
+            )
+        pairs.append((d, m))
+    return pairs

@@ -1,0 +1,209 @@
+"""The integer program of a layout: its variables, its constraints, and its two objectives.
+
+x_(d:m) says whether dimension d is split over mesh dimension m. For each set of dimensions that
+tensors have, y_(d:m,e) says that of this set just d is split, over m. z is the peak of memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pulp
+
+from mesh_tensorflow.auto_mtf._memory.objective import DimensionSet, LiveMemory
+from mesh_tensorflow.auto_mtf._memory.solvers import solve_to_optimum
+from mesh_tensorflow.auto_mtf._memory.space import maximal_sets
+
+__all__ = ["LayoutProgram", "generate_assignments", "global_var_name", "local_var_name"]
+
+Assignment = dict[str, str]
+
+# What solvers count as zero is about 1e-7, so amounts are not to be much larger than its inverse.
+_LARGEST_AMOUNT = 10**7
+
+
+def global_var_name(splittable_dimension: str, mesh_dimension: str) -> str:
+    """Returns the name of the variable that says whether a dimension is split over a mesh's."""
+    return f"x_({splittable_dimension}:{mesh_dimension})"
+
+
+def local_var_name(splittable_dimensions: Iterable[str], assignment: Mapping[str, str]) -> str:
+    """Returns the name of the variable that says how a set of dimensions is split."""
+    names = sorted(splittable_dimensions)
+    parts = (f"{d}:{assignment[d]}" if d in assignment else d for d in names)
+    return f"y_({','.join(parts)})"
+
+
+def generate_assignments(
+    splittable_dims: Collection[str], mesh_dimension_to_size: Collection[str]
+) -> list[Assignment]:
+    """Returns all ways to give different mesh dimensions to some of the dimensions.
+
+    Args:
+      splittable_dims: names of dimensions.
+      mesh_dimension_to_size: names of mesh dimensions.
+    """
+    dims, mesh_dims = sorted(splittable_dims), sorted(mesh_dimension_to_size)
+    return [
+        dict(zip(some, order))
+        for count in range(min(len(dims), len(mesh_dims)) + 1)
+        for some in itertools.combinations(dims, count)
+        for order in itertools.permutations(mesh_dims, count)
+    ]
+
+
+class LayoutProgram:
+    """The layout that needs the least memory, and of several one that splits most.
+
+    It grows with the number of distinct sets of dimensions that operations and tensors have. It
+    starts with the time at which most is in memory, and takes in another one when the layout that
+    it finds has its peak there; a few suffice, however deep the model.
+
+    It counts memory in a common divisor of all amounts, so that the optimum is exact, or if
+    numbers would get too large for solvers in 1e-7 of the memory of the program without splits.
+
+    Attributes:
+      model: the pulp.LpProblem; its objective after `solve` is the number of splits.
+    """
+
+    def __init__(
+        self,
+        pairs: Collection[tuple[str, str]],
+        mesh_sizes: Mapping[str, int],
+        operation_sets: Iterable[Collection[str]],
+        memory: LiveMemory,
+    ):
+        """Creates the program.
+
+        Args:
+          pairs: (dimension name, mesh dimension name) that may be in the layout.
+          mesh_sizes: a dictionary from mesh dimension names to sizes.
+          operation_sets: for each operation the names of its dimensions that may be split, no
+            two of which may be split over one mesh dimension.
+          memory: bytes in memory.
+        """
+        self._sizes = mesh_sizes
+        self._memory = memory
+        self._names: set[str] = set()
+        self.model = pulp.LpProblem("layout", pulp.LpMinimize)
+        self._global = {
+            pair: self._variable(global_var_name(*pair), cat="Integer", upBound=1)
+            for pair in sorted(pairs)
+        }
+        self._each_split_once(operation_sets)
+        self._used = [
+            column for column in range(len(memory.dimension_sets)) if memory.bytes[:, column].any()
+        ]
+        self._local = {c: self._local_variables(memory.dimension_sets[c]) for c in self._used}
+        self._unit = self._amount_unit()
+        self._peak = self._variable("z")
+        self._bounded: list[int] = []
+        if len(memory.bytes):
+            self._bound_peak(0)
+
+    def _variable(self, name: str, **kwargs: Any) -> Any:
+        """Adds a variable that is not negative, under a name that is its own for solvers too."""
+        key, count = pulp.LpVariable(name).name, 1
+        while key in self._names:
+            count += 1
+            key = pulp.LpVariable(f"{name}_{count}").name
+        self._names.add(key)
+        return self.model.add_variable(key, lowBound=0, **kwargs)
+
+    def _each_split_once(self, operation_sets: Iterable[Collection[str]]) -> None:
+        by_dim: dict[str, list[str]] = {}
+        by_mesh_dim: dict[str, list[str]] = {}
+        for d, m in self._global:
+            by_dim.setdefault(d, []).append(m)
+            by_mesh_dim.setdefault(m, []).append(d)
+        for d, mesh_dims in by_dim.items():
+            self._at_most_one([self._global[d, m] for m in mesh_dims])
+        for m, dims in by_mesh_dim.items():
+            for together in maximal_sets(set(s) & set(dims) for s in operation_sets):
+                self._at_most_one([self._global[d, m] for d in together])
+
+    def _at_most_one(self, variables: Sequence[Any]) -> None:
+        if len(variables) > 1:
+            self.model += pulp.lpSum(variables) <= 1
+
+    def _local_variables(self, dims: DimensionSet) -> list[tuple[int, Any]]:
+        """Adds the one-hot choice variables of a layout; returns (parts, variable)."""
+        assignments = [
+            a for a in generate_assignments(dims, self._sizes) if a.items() <= self._global.keys()
+        ]
+        variables = [self._variable(local_var_name(dims, a)) for a in assignments]
+        self.model += pulp.lpSum(variables) == 1
+        for (d, m), chosen in self._global.items():
+            if d in dims:
+                split = [y for a, y in zip(assignments, variables) if a.get(d) == m]
+                self.model += pulp.lpSum(split) == chosen
+        parts = [math.prod(self._sizes[m] for m in a.values()) for a in assignments]
+        return list(zip(parts, variables))
+
+    def _amount_unit(self) -> float:
+        most = {c: math.lcm(*(parts for parts, _ in local)) for c, local in self._local.items()}
+        amounts = (int(row[c]) // most[c] for row in self._memory.bytes for c in self._used)
+        return max(math.gcd(*amounts), self.peak({}) / _LARGEST_AMOUNT) or 1
+
+    def _bound_peak(self, time: int) -> None:
+        """Adds that the peak is not below the memory in use at a time."""
+        row = self._memory.bytes[time]
+        terms = [
+            (y, int(row[c]) / (parts * self._unit))
+            for c in self._used
+            if row[c]
+            for parts, y in self._local[c]
+        ]
+        self.model += pulp.LpAffineExpression(terms) <= self._peak
+        self._bounded.append(time)
+
+    def layout(self) -> dict[str, str]:
+        """Returns the solution as a dictionary from dimension names to mesh dimension names."""
+        return {d: m for (d, m), x in self._global.items() if (pulp.value(x) or 0.0) > 0.5}
+
+    def _in_use(self, layout: Mapping[str, str]) -> np.ndarray:
+        """Returns the bytes in use at each time."""
+        parts = [
+            math.prod(self._sizes[layout[d]] for d in dims if d in layout)
+            for dims in self._memory.dimension_sets
+        ]
+        return (self._memory.bytes // np.array(parts, np.int64)).sum(axis=1)
+
+    def peak(self, layout: Mapping[str, str]) -> int:
+        """Returns the bytes that a layout needs at its peak."""
+        return int(self._in_use(layout).max(initial=0))
+
+    def _optimum(self, solver: Any) -> dict[str, str]:
+        """Solves for the objective, adding times until the peak is at one of those added."""
+        while True:
+            solve_to_optimum(self.model, solver)
+            layout = self.layout()
+            in_use = self._in_use(layout)
+            highest = int(in_use.argmax())
+            if in_use[highest] <= in_use[self._bounded].max():
+                return layout
+            self._bound_peak(highest)
+
+    def solve(self, solver: Any) -> dict[str, str]:
+        """Returns a layout of least peak that splits the most dimensions.
+
+        Args:
+          solver: a solver of PuLP.
+
+        Raises:
+          SolverError: the solver did not find an optimum.
+        """
+        self.model.setObjective(pulp.lpSum([self._peak]))
+        if not self._global:
+            self._peak.varValue = self.peak({}) / self._unit
+            return {}
+        best = self._optimum(solver)
+        self.model.setObjective(-pulp.lpSum(self._global.values()))
+        # Half a unit leaves room for rounding, and for nothing else if amounts are whole.
+        self._peak.upBound = self.peak(best) / self._unit + 0.5
+        last = self._optimum(solver)
+        return last if self.peak(last) <= self.peak(best) else best

@@ -1,0 +1,353 @@
+"""What is in memory while a program runs: variables all the time, other tensors while in use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.loop import Loop
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow.auto_mtf import scheduler
+from mesh_tensorflow.ops._variables.assign import Assign
+from mesh_tensorflow.ops._variables.variable import Variable
+
+__all__ = ["Held", "ResidentMemory"]
+
+
+class Held(NamedTuple):
+    """Something that takes memory.
+
+    Attributes:
+      name: of a tensor or a variable.
+      kind: "weights", "slots", "activations", "recomputed", "gradients", "updates" or
+        "loop tape".
+      bytes: on one processor.
+    """
+
+    name: str
+    kind: str
+    bytes: int
+
+
+class _Block(NamedTuple):
+    """A tensor, or another block of memory that is allocated and freed as one."""
+
+    name: str
+    kind: str
+    bytes: int
+    dims: tuple[str, ...]
+
+
+class _Item(NamedTuple):
+    """An operation, or one assignment of an operation that has several."""
+
+    name: str
+    op: Operation
+    inputs: list[str]
+    outputs: list[str]
+
+
+class ResidentMemory:
+    """Knows the memory that a program takes on a processor under every layout, and when.
+
+    Variables, optimizer slots among them, are there all the time. Another tensor is there from the
+    operation that makes it to the last one that reads it. Operations run in the order of
+    `scheduler`, or in that in which they were made, with updates as early as can be, if that
+    needs less.
+
+    Attributes:
+      dimension_sets: for each column the names of the dimensions that may be split.
+      bytes: int64 array [times, dimension sets], bytes before they are split.
+      at: for each time the name of the operation that runs.
+    """
+
+    def __init__(self, graph: Graph, outputs: Sequence[Tensor], candidates: frozenset[str]):
+        """Creates a ResidentMemory.
+
+        Args:
+          graph: an mtf.Graph.
+          outputs: Tensors that stay to the end.
+          candidates: names of the dimensions that may be split.
+        """
+        self._candidates = candidates
+        self._blocks: dict[str, _Block] = {}
+        self._variables = list(_variables(graph.operations, candidates))
+        self._root: dict[Tensor, str] = {}
+        self._kinds = _kinds(graph.operations)
+        self._items = list(self._make_items(graph.operations))
+        self._final = {self._root[t] for t in outputs if t in self._root}
+        self._columns: dict[tuple[str, ...], int] = {}
+        for block in [*self._variables, *self._blocks.values()]:
+            self._columns.setdefault(block.dims, len(self._columns))
+        self._inner: dict[str, list[list[_Block]]] = {}
+        for item in self._items:
+            loop = item.op.loop
+            if loop is not None:
+                self._inner[item.name] = self._moments_of(loop)
+        as_listed = scheduler.minimize_peak_memory(self, "LIST")  # type: ignore[arg-type]
+        orders = [as_listed, self._eager_order()]
+        self._schedule, self.bytes, self.at = min(
+            (self._run(list(order)) for order in orders), key=lambda run: run[1].sum(axis=1).max()
+        )
+        self.dimension_sets = list(self._columns)
+
+    # -- what there is
+
+    def _block(self, t: Tensor, kind: str) -> _Block:
+        dims = tuple(sorted(set(t.shape.dimension_names) & self._candidates))
+        return _Block(t.name, kind, t.shape.size * t.dtype.size, dims)
+
+    def _make_items(self, operations: Iterable[Operation]) -> Iterator[_Item]:
+        for op in operations:
+            passed = op.passes_on(self._candidates)
+            self._root.update((y, self._root[x]) for y, x in passed.items())
+            if passed:
+                continue
+            for y in op.outputs:
+                self._root[y] = y.name
+                block = self._block(y, self._kinds[op])
+                self._blocks[y.name] = block if op.takes_memory else block._replace(bytes=0)
+            inputs = [self._root[t] for t in op.inputs]
+            outputs = [y.name for y in op.outputs]
+            if isinstance(op, Assign):
+                for i, name in enumerate(inputs):
+                    yield _Item(f"{op.name}/{i}", op, [name], [])
+                continue
+            loop = op.loop
+            if loop is not None:
+                inputs += [name for name in self._tapes(loop) if name not in inputs]
+                outputs += self._make_tape(op, loop)
+            yield _Item(op.name, op, inputs, outputs)
+
+    def _make_tape(self, op: Operation, loop: Loop) -> list[str]:
+        names = []
+        for t in loop.tape:
+            block = self._block(t, "loop tape")
+            name = f"{op.name}/tape/{t.name}"
+            self._blocks[name] = block._replace(name=name, bytes=int(block.bytes * loop.iterations))
+            names.append(name)
+        return names
+
+    def _tapes(self, loop: Loop) -> list[str]:
+        if loop.tape_of is None:
+            return []
+        return [n for n in self._blocks if n.startswith(f"{loop.tape_of.name}/tape/")]
+
+    def _moments_of(self, loop: Loop) -> list[list[_Block]]:
+        """Returns the tensors that are live during each operation of an iteration."""
+        last: dict[Tensor, int] = {}
+        for i, op in enumerate(loop.operations):
+            last.update(dict.fromkeys(op.outputs + op.inputs, i))
+        last.update(dict.fromkeys([*loop.needed, *(x for _, x in loop.sums)], len(loop.operations)))
+        live: dict[Tensor, _Block] = {}
+        moments = []
+        for i, op in enumerate(loop.operations):
+            if op.takes_memory and not op.passes_on(self._candidates):
+                live.update((y, self._block(y, "activations")) for y in op.outputs)
+            below = [[]] if op.loop is None else self._moments_of(op.loop)
+            moments += [[*live.values(), *more] for more in below]
+            for block in live.values():
+                self._columns.setdefault(block.dims, len(self._columns))
+            live = {t: block for t, block in live.items() if last[t] > i}
+        return moments
+
+    # -- what scheduler.minimize_peak_memory asks of a graph
+
+    def get_all_operation_names(self) -> list[str]:
+        """Returns the names of the operations."""
+        return [item.name for item in self._items]
+
+    def get_num_operations(self) -> int:
+        """Returns how many they are."""
+        return len(self._items)
+
+    def get_operation_input_names(self, name: str) -> list[str]:
+        """Returns the names of its input tensors."""
+        return self._by_name[name].inputs
+
+    def get_operation_output_names(self, name: str) -> list[str]:
+        """Returns the names of its output tensors."""
+        return self._by_name[name].outputs
+
+    def get_all_tensor_names(self) -> list[str]:
+        """Returns the names of all that is made."""
+        return list(self._blocks)
+
+    def get_tensor_size(self, name: str) -> int:
+        """Returns its bytes."""
+        return self._blocks[name].bytes
+
+    def is_tensor_final(self, name: str) -> bool:
+        """Whether it stays to the end."""
+        return name in self._final
+
+    @property
+    def _by_name(self) -> dict[str, _Item]:
+        if "_named" not in vars(self):
+            self._named = {item.name: item for item in self._items}
+        return self._named
+
+    # -- when it is there
+
+    def _eager_order(self) -> list[int]:
+        """Returns the order of creation, with updates as early as possible.
+
+        Updates are made as soon as they can be. What needs no more than variables and constants
+        is made when it is needed first.
+        """
+        maker = {name: i for i, item in enumerate(self._items) for name in item.outputs}
+        inputs = [list(dict.fromkeys(maker[n] for n in item.inputs)) for item in self._items]
+        early: list[bool] = []  # whether an operation could be made before all others
+        readers: dict[int, list[int]] = {}
+        missing = [0] * len(inputs)
+        for i, numbers in enumerate(inputs):
+            early.append(all(early[n] for n in numbers) and self._may_wait(self._items[i]))
+            for number in numbers:
+                if not early[number]:
+                    readers.setdefault(number, []).append(i)
+                    missing[i] += 1
+        order: dict[int, None] = {}
+
+        def with_inputs(number: int) -> None:
+            waiting = [number]
+            while waiting:
+                needed = [n for n in inputs[waiting[-1]] if early[n] and n not in order]
+                if needed:
+                    waiting += needed
+                else:
+                    order[waiting.pop()] = None
+
+        for first in [i for i, it in enumerate(early) if not it] + list(range(len(inputs))):
+            ready = [first]
+            while ready:
+                number = ready.pop()
+                if number in order:
+                    continue
+                with_inputs(number)
+                for reader in reversed(readers.get(number, [])):
+                    missing[reader] -= 1
+                    if not missing[reader] and self._is_update(self._items[reader]):
+                        ready.append(reader)
+        return list(order)
+
+    def _may_wait(self, item: _Item) -> bool:
+        """Whether to make it when it is needed, rather than when it can be made."""
+        return not item.inputs or (self._kinds[item.op] == "updates" and bool(item.outputs))
+
+    def _is_update(self, item: _Item) -> bool:
+        return isinstance(item.op, Assign) or self._kinds[item.op] == "updates"
+
+    def _lives(self, order: Sequence[int]) -> dict[str, tuple[int, int]]:
+        """Returns (first, last) place in an order of each block."""
+        lives: dict[str, tuple[int, int]] = {}
+        for place, number in enumerate(order):
+            item = self._items[number]
+            lives.update((name, (place, place)) for name in item.outputs)
+            lives.update((name, (lives[name][0], place)) for name in item.inputs)
+        end = len(order) - 1
+        lives.update((name, (lives[name][0], end)) for name in self._final)
+        return lives
+
+    def _run(self, order: list[int]) -> tuple[list[int], np.ndarray, list[str]]:
+        """Returns the order, the bytes in use and the operation at each time."""
+        change = np.zeros([len(order) + 1, len(self._columns)], np.int64)
+        for block in self._variables:
+            change[0, self._columns[block.dims]] += block.bytes
+        for name, (first, last) in self._lives(order).items():
+            block = self._blocks[name]
+            change[first, self._columns[block.dims]] += block.bytes
+            change[last + 1, self._columns[block.dims]] -= block.bytes
+        rows = list(np.cumsum(change, axis=0)[: max(1, len(order))])
+        at = [self._items[number].name for number in order] or [""]
+        for place, number in enumerate(order):
+            for moment in self._inner.get(self._items[number].name, []):
+                row = rows[place].copy()
+                for block in moment:
+                    row[self._columns[block.dims]] += block.bytes
+                rows.append(row)
+                at.append(self._items[number].name)
+        return order, np.array(rows), at
+
+    # -- under a layout
+
+    def parts(self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> np.ndarray:
+        """Returns into how many parts each column is split."""
+        return np.array([_parts(dims, layout, mesh_sizes) for dims in self.dimension_sets])
+
+    def in_use(self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> np.ndarray:
+        """Returns the bytes in use on one processor at each time.
+
+        Args:
+          layout: a dictionary from dimension names to mesh dimension names.
+          mesh_sizes: a dictionary from mesh dimension names to sizes.
+        """
+        return (self.bytes // self.parts(layout, mesh_sizes)).sum(axis=1)
+
+    def peak(self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> int:
+        """Returns the most bytes in use at any time; see `in_use`."""
+        return int(self.in_use(layout, mesh_sizes).max())
+
+    def by_kind(
+        self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]
+    ) -> dict[str, np.ndarray]:
+        """Returns for each kind the bytes while each operation runs, loops left out.
+
+        Args:
+          layout: a dictionary from dimension names to mesh dimension names.
+          mesh_sizes: a dictionary from mesh dimension names to sizes.
+        """
+        length = max(1, len(self._schedule))
+        lives = dict.fromkeys((b.name for b in self._variables), (0, length - 1))
+        blocks = {**{b.name: b for b in self._variables}, **self._blocks}
+        change: dict[str, np.ndarray] = {}
+        for name, (first, last) in [*lives.items(), *self._lives(self._schedule).items()]:
+            block = blocks[name]
+            row = change.setdefault(block.kind, np.zeros(length + 1, np.int64))
+            held = block.bytes // _parts(block.dims, layout, mesh_sizes)
+            row[first] += held
+            row[last + 1] -= held
+        return {kind: np.cumsum(row)[:length] for kind, row in change.items() if row.any()}
+
+    def contents(
+        self, time: int, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]
+    ) -> list[Held]:
+        """Returns the live tensors at a time, largest first; see `in_use`."""
+        place = self.at[: len(self._schedule)].index(self.at[time]) if self._schedule else 0
+        lives = self._lives(self._schedule)
+        blocks = list(self._variables)
+        blocks += [self._blocks[n] for n, (a, b) in lives.items() if a <= place <= b]
+        if time >= len(self._schedule) and self._schedule:
+            start = self.at.index(self.at[time], len(self._schedule))
+            blocks += self._inner[self.at[time]][time - start]
+        held = [Held(b.name, b.kind, b.bytes // _parts(b.dims, layout, mesh_sizes)) for b in blocks]
+        return sorted((h for h in held if h.bytes), key=lambda h: (-h.bytes, h.name))
+
+
+def _parts(dims: Iterable[str], layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> int:
+    return math.prod(mesh_sizes[layout[d]] for d in dims if d in layout)
+
+
+def _variables(operations: Iterable[Operation], candidates: frozenset[str]) -> Iterator[_Block]:
+    for op in operations:
+        if isinstance(op, Variable):
+            dims = tuple(sorted(set(op.shape.dimension_names) & candidates))
+            kind = "weights" if op.trainable else "slots"
+            yield _Block(op.name, kind, op.size * op.slice_dtype.size, dims)
+
+
+def _kinds(operations: Sequence[Operation]) -> dict[Operation, str]:
+    """Returns for each operation what kind of tensors it makes."""
+    backward: Optional[int] = None
+    kinds = {}
+    for i, op in enumerate(operations):
+        if op.gradient_of is not None:
+            backward = i if backward is None else backward
+            kinds[op] = "recomputed" if op.original is not None else "gradients"
+        else:
+            kinds[op] = "activations" if backward is None else "updates"
+    return kinds

@@ -1,0 +1,1 @@
+"""Classification of sentences: data sets and features."""

@@ -1,0 +1,1 @@
+"""Questions about paragraphs: examples, features and answers."""

@@ -1,0 +1,233 @@
+"""One program for all processes of a cluster: the chief runs it, the others serve the chief."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._processes.peers import Peer, PeerLostError, answers, naming_port
+from mesh_tensorflow.estimator._cluster.cluster import TaskType
+from mesh_tensorflow.estimator._cluster.cluster_watch import Watch, WatchedSessionCreator, peers_of
+from mesh_tensorflow.estimator._run_config import RunConfig
+
+__all__ = ["in_cluster", "own_device", "run_cluster", "session_creator_for"]
+
+_POLL_SECS = 0.3
+_TELL_SECS = 10
+_DONE = b"done"
+
+_watch: Optional[Watch] = None  # while the chief runs its program
+
+
+def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
+    """Runs a function in the chief, while all other processes lend it their devices.
+
+    Call it in each process. In the chief, sessions of estimators within `main` see the devices of
+    all processes, such as "/job:worker/task:0/device:CPU:0". The other processes serve until
+    `main` has ended. A process of which the chief hears no more ends the run everywhere.
+
+    Args:
+      main: a function without arguments.
+      config: a RunConfig, whose processes TF_CONFIG names.
+
+    Returns:
+      what `main` returns; None in the other processes.
+
+    Raises:
+      PeerLostError: another process is gone, or was never there.
+      TypeError: `config` is not a RunConfig.
+      ValueError: this process is an evaluator.
+      RuntimeError: the chief's program failed, in the other processes.
+    """
+    global _watch
+    if not isinstance(config, RunConfig):
+        raise TypeError(f"run_cluster: config should be a RunConfig, but is {config!r}")
+    if config.task_type == TaskType.EVALUATOR:
+        raise ValueError(
+            "run_cluster: TF_CONFIG makes this process an evaluator, which is not part of the "
+            "cluster: evaluate in the chief's function, or call estimator.evaluate here"
+        )
+    peers = peers_of(config.cluster_spec)
+    if len(peers) < 2 or _watch is not None:
+        return main()
+    me = next(p for p in peers if (p.job, p.task) == (config.task_type, config.task_id))
+    # It runs until the process ends: TensorFlow's servers cannot be stopped.
+    server = _server(config)
+    if not config.is_chief:
+        return _serve(server, me, _chief(peers, config), config)
+    others = [peer for peer in peers if peer != me]
+    watch = Watch(others, me)
+    watch.wait_for_peers(config.session_creation_timeout_secs)
+    watch.start()
+    _watch = watch
+    news = b"it failed"
+    try:
+        result = main()
+        news = _DONE
+        return result
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        news = f"{type(error).__name__}: {error}".encode()
+        # What a session raises when a process is gone says little about it.
+        if isinstance(error, tf.errors.OpError):
+            watch.confirm()
+        if watch.lost and not isinstance(error, PeerLostError):
+            news = str(watch.error()).encode()
+            raise watch.error() from error
+        raise
+    finally:
+        watch.stop()
+        _watch = None
+        for peer in others:
+            if peer != watch.lost:
+                _tell(server, me, peer, news)
+
+
+def in_cluster() -> bool:
+    """Returns whether this is the chief of a cluster, within `run_cluster`.
+
+    Returns:
+      a bool.
+    """
+    return _watch is not None
+
+
+def own_device(config: RunConfig) -> Optional[str]:
+    """Returns where operations go that no mesh puts anywhere.
+
+    Args:
+      config: a RunConfig.
+
+    Returns:
+      the chief's device in a cluster; None otherwise.
+    """
+    return f"/job:{config.task_type}/task:{config.task_id}" if in_cluster() else None
+
+
+def session_creator_for(
+    config: RunConfig, scaffold: tf.train.Scaffold, evaluation: bool = False, **kwargs: Any
+) -> tf.train.SessionCreator:
+    """Returns the session creator of an estimator, for all processes of a cluster.
+
+    Args:
+      config: a RunConfig.
+      scaffold: the model's.
+      evaluation: whether it is for evaluation or prediction.
+      **kwargs: more for a ChiefSessionCreator.
+
+    Returns:
+      a SessionCreator.
+    """
+    session_config = config.effective_session_config
+    if _watch is None:
+        master = config.evaluation_master if evaluation else config.master
+        return tf.train.ChiefSessionCreator(
+            scaffold, master=master, config=session_config, **kwargs
+        )
+    session_config = copy.deepcopy(session_config)
+    if config.session_config is None:
+        del session_config.device_filters[:]  # which would hide the workers
+    # An evaluation during training has variables of the same names.
+    session_config.isolate_session_state = True
+    _set_leader(session_config, config)
+    creator = tf.train.ChiefSessionCreator(
+        scaffold, master=_own_address(config), config=session_config, **kwargs
+    )
+    return WatchedSessionCreator(creator.create_session, _watch)
+
+
+# -- processes
+
+
+def _chief(peers: list[Peer], config: RunConfig) -> Peer:
+    jobs = (TaskType.CHIEF, TaskType.MASTER)
+    return next(p for job in jobs for p in peers if p.job == job)
+
+
+def _own_address(config: RunConfig) -> str:
+    address = config.cluster_spec.task_address(config.task_type, config.task_id)
+    return f"{config.protocol or 'grpc'}://{address}"
+
+
+def _set_leader(session_config: tf.ConfigProto, config: RunConfig) -> None:
+    if not session_config.experimental.collective_group_leader:
+        chief = _chief(peers_of(config.cluster_spec), config)
+        session_config.experimental.collective_group_leader = (
+            f"/job:{chief.job}/replica:0/task:{chief.task}"
+        )
+
+
+def _server(config: RunConfig) -> tf.distribute.Server:
+    given = tf.ConfigProto()
+    if config.session_config is not None:
+        given.CopyFrom(config.session_config)
+        del given.device_filters[:]
+    _set_leader(given, config)
+    # By default a call to a process that is gone waits for it forever.
+    os.environ.setdefault("GRPC_FAIL_FAST", "true")
+    address = config.cluster_spec.task_address(config.task_type, config.task_id)
+    with naming_port(Peer(config.task_type, config.task_id, address)):
+        return tf.distribute.Server(
+            config.cluster_spec,
+            job_name=config.task_type,
+            task_index=config.task_id,
+            protocol=config.protocol,
+            config=given,
+        )
+
+
+# -- the end of the chief's program, as news in a queue of each process
+
+
+def _queue(peer: Peer) -> tf.queue.FIFOQueue:
+    with tf.device(f"{peer.device}/device:CPU:0"):
+        return tf.queue.FIFOQueue(1, [tf.string], [[]], shared_name="mesh_tensorflow_news")
+
+
+def _session(server: tf.distribute.Server, *peers: Peer) -> tf.Session:
+    # The filters let a session be made although other processes are gone.
+    return tf.Session(
+        server.target,
+        config=tf.ConfigProto(
+            device_filters=[peer.device for peer in peers],
+            operation_timeout_in_ms=_TELL_SECS * 1000,
+        ),
+    )
+
+
+def _tell(server: tf.distribute.Server, me: Peer, peer: Peer, news: bytes) -> None:
+    if not answers(peer.address):
+        return
+    try:
+        with tf.Graph().as_default():
+            enqueue = _queue(peer).enqueue([news])
+            with _session(server, me, peer) as session:
+                session.run(enqueue)
+    except tf.errors.OpError as error:
+        tf.logging.warning("%s was not told that training has ended: %s", peer, error)
+
+
+def _serve(server: tf.distribute.Server, me: Peer, chief: Peer, config: RunConfig) -> None:
+    watch = Watch([chief], me)
+    tf.logging.info("%s serves %s.", me, chief)
+    with tf.Graph().as_default():
+        queue = _queue(me)
+        size, take = queue.size(), queue.dequeue()
+        with _session(server, me) as session:
+            watch.wait_for_peers(config.session_creation_timeout_secs)
+            watch.start()
+            try:
+                while not session.run(size):
+                    if watch.lost:
+                        raise watch.error()
+                    time.sleep(_POLL_SECS)
+                news = session.run(take)
+            finally:
+                watch.stop()
+    if news != _DONE:
+        raise RuntimeError(f"{chief} has stopped: {news.decode()}")
+    tf.logging.info("%s has ended, and so does %s.", chief, me)

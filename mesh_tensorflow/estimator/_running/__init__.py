@@ -1,0 +1,1 @@
+"""Training, evaluation and prediction: sessions, hooks, checkpoints and progress."""

@@ -1,0 +1,272 @@
+"""Hooks that end a training early, by what evaluations found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow.estimator._running.random_step import STEP_DONE
+
+__all__ = [
+    "make_early_stopping_hook",
+    "read_eval_metrics",
+    "stop_if_higher_hook",
+    "stop_if_lower_hook",
+    "stop_if_no_decrease_hook",
+    "stop_if_no_increase_hook",
+]
+
+
+def read_eval_metrics(eval_dir: str) -> dict[int, dict[str, float]]:
+    """Returns the metrics that evaluations have written.
+
+    Args:
+      eval_dir: directory of their summaries.
+
+    Returns:
+      by step, in order, metrics by name.
+    """
+    found: dict[int, dict[str, float]] = {}
+    for path in sorted(tf.io.gfile.glob(os.path.join(eval_dir, "*.tfevents.*"))):
+        for event in tf.train.summary_iterator(path):
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    found.setdefault(event.step, {})[value.tag] = value.simple_value
+    return dict(sorted(found.items()))
+
+
+class _StopHook(tf.train.SessionRunHook):
+    """Asks from time to time whether to stop."""
+
+    def __init__(
+        self,
+        should_stop_fn: Callable[[], bool],
+        every_secs: Optional[float],
+        every_steps: Optional[int],
+    ) -> None:
+        self._should_stop_fn = should_stop_fn
+        self._timer = tf.train.SecondOrStepTimer(every_secs=every_secs, every_steps=every_steps)
+        self._step: Any = None
+
+    def begin(self) -> None:
+        """Finds the global step after a step, where there is an estimator that has it."""
+        graph = tf.get_default_graph()
+        try:
+            self._step = graph.get_tensor_by_name(f"{STEP_DONE}:0")
+        except KeyError:
+            self._step = tf.train.get_global_step()
+
+    def before_run(self, run_context: Any) -> Any:
+        """Asks for the global step."""
+        return tf.train.SessionRunArgs(self._step)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Stops, if it is time to ask and the answer is yes."""
+        step = run_values.results
+        if not self._timer.should_trigger_for_step(step):
+            return
+        self._timer.update_last_triggered_step(step)
+        if self._should_stop_fn():
+            tf.logging.info("Early stopping at step %d", step)
+            run_context.request_stop()
+
+
+def make_early_stopping_hook(
+    estimator: Any,
+    should_stop_fn: Callable[[], bool],
+    run_every_secs: Optional[float] = 60,
+    run_every_steps: Optional[int] = None,
+) -> tf.train.SessionRunHook:
+    """Returns a hook that ends training when a function says so.
+
+    Args:
+      estimator: an Estimator.
+      should_stop_fn: returns whether to stop.
+      run_every_secs: seconds from one call to the next, or None.
+      run_every_steps: steps from one call to the next, or None.
+
+    Returns:
+      a hook.
+
+    Raises:
+      TypeError: `should_stop_fn` is not a function.
+      ValueError: not exactly one of the two last is given.
+    """
+    if not callable(should_stop_fn):
+        raise TypeError(f"should_stop_fn should be a function, but is {should_stop_fn!r}")
+    if (run_every_secs is None) == (run_every_steps is None):
+        raise ValueError(
+            f"run_every_secs is {run_every_secs} and run_every_steps is {run_every_steps}: give "
+            "one of them, and None for the other"
+        )
+    return _StopHook(should_stop_fn, run_every_secs, run_every_steps)
+
+
+def _hook_of_metrics(
+    estimator: Any,
+    metric_name: str,
+    eval_dir: Optional[str],
+    min_steps: int,
+    run_every_secs: Optional[float],
+    run_every_steps: Optional[int],
+    should_stop: Callable[[list[tuple[int, float]]], bool],
+) -> tf.train.SessionRunHook:
+    directory = eval_dir or estimator.eval_dir()
+
+    def should_stop_fn() -> bool:
+        values = [
+            (step, metrics[metric_name])
+            for step, metrics in read_eval_metrics(directory).items()
+            if metric_name in metrics and step >= min_steps
+        ]
+        return bool(values) and should_stop(values)
+
+    return make_early_stopping_hook(estimator, should_stop_fn, run_every_secs, run_every_steps)
+
+
+def stop_if_higher_hook(
+    estimator: Any,
+    metric_name: str,
+    threshold: float,
+    eval_dir: Optional[str] = None,
+    min_steps: int = 0,
+    run_every_secs: Optional[float] = 60,
+    run_every_steps: Optional[int] = None,
+) -> tf.train.SessionRunHook:
+    """Returns a hook that ends training once a metric is above a threshold.
+
+    Args:
+      estimator: an Estimator.
+      metric_name: the metric.
+      threshold: what it has to exceed.
+      eval_dir: directory of the evaluations' summaries; `estimator.eval_dir()` by default.
+      min_steps: evaluations of earlier steps do not count.
+      run_every_secs: seconds from one look to the next, or None.
+      run_every_steps: steps from one look to the next, or None.
+
+    Returns:
+      a hook.
+    """
+    return _hook_of_metrics(
+        estimator,
+        metric_name,
+        eval_dir,
+        min_steps,
+        run_every_secs,
+        run_every_steps,
+        lambda values: any(value > threshold for _, value in values),
+    )
+
+
+def stop_if_lower_hook(
+    estimator: Any,
+    metric_name: str,
+    threshold: float,
+    eval_dir: Optional[str] = None,
+    min_steps: int = 0,
+    run_every_secs: Optional[float] = 60,
+    run_every_steps: Optional[int] = None,
+) -> tf.train.SessionRunHook:
+    """Returns a hook that ends training once a metric is below a threshold.
+
+    Args:
+      estimator: an Estimator.
+      metric_name: the metric.
+      threshold: what it has to fall below.
+      eval_dir: directory of the evaluations' summaries; `estimator.eval_dir()` by default.
+      min_steps: evaluations of earlier steps do not count.
+      run_every_secs: seconds from one look to the next, or None.
+      run_every_steps: steps from one look to the next, or None.
+
+    Returns:
+      a hook.
+    """
+    return _hook_of_metrics(
+        estimator,
+        metric_name,
+        eval_dir,
+        min_steps,
+        run_every_secs,
+        run_every_steps,
+        lambda values: any(value < threshold for _, value in values),
+    )
+
+
+def _is_stale(values: list[tuple[int, float]], most_steps: int, sign: int) -> bool:
+    """Whether the best value is as many steps old; of equal values the first is the best."""
+    best_step, best = values[0]
+    for step, value in values:
+        if sign * value > sign * best:
+            best_step, best = step, value
+    return values[-1][0] - best_step >= most_steps
+
+
+def stop_if_no_increase_hook(
+    estimator: Any,
+    metric_name: str,
+    max_steps_without_increase: int,
+    eval_dir: Optional[str] = None,
+    min_steps: int = 0,
+    run_every_secs: Optional[float] = 60,
+    run_every_steps: Optional[int] = None,
+) -> tf.train.SessionRunHook:
+    """Returns a hook that ends training once a metric has not risen for some steps.
+
+    Args:
+      estimator: an Estimator.
+      metric_name: the metric.
+      max_steps_without_increase: steps from the best evaluation to the last.
+      eval_dir: directory of the evaluations' summaries; `estimator.eval_dir()` by default.
+      min_steps: evaluations of earlier steps do not count.
+      run_every_secs: seconds from one look to the next, or None.
+      run_every_steps: steps from one look to the next, or None.
+
+    Returns:
+      a hook.
+    """
+    return _hook_of_metrics(
+        estimator,
+        metric_name,
+        eval_dir,
+        min_steps,
+        run_every_secs,
+        run_every_steps,
+        lambda values: _is_stale(values, max_steps_without_increase, 1),
+    )
+
+
+def stop_if_no_decrease_hook(
+    estimator: Any,
+    metric_name: str,
+    max_steps_without_decrease: int,
+    eval_dir: Optional[str] = None,
+    min_steps: int = 0,
+    run_every_secs: Optional[float] = 60,
+    run_every_steps: Optional[int] = None,
+) -> tf.train.SessionRunHook:
+    """Returns a hook that ends training once a metric has not fallen for some steps.
+
+    Args:
+      estimator: an Estimator.
+      metric_name: the metric.
+      max_steps_without_decrease: steps from the best evaluation to the last.
+      eval_dir: directory of the evaluations' summaries; `estimator.eval_dir()` by default.
+      min_steps: evaluations of earlier steps do not count.
+      run_every_secs: seconds from one look to the next, or None.
+      run_every_steps: steps from one look to the next, or None.
+
+    Returns:
+      a hook.
+    """
+    return _hook_of_metrics(
+        estimator,
+        metric_name,
+        eval_dir,
+        min_steps,
+        run_every_secs,
+        run_every_steps,
+        lambda values: _is_stale(values, max_steps_without_decrease, -1),
+    )

@@ -1,0 +1,142 @@
+"""Evaluation: metrics over batches, from one checkpoint."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow.estimator._modes import ModeKeys
+from mesh_tensorflow.estimator._running.checkpoints import find_checkpoint
+from mesh_tensorflow.estimator._running.hooks import StopAfterBatches, SummaryWritersHook
+from mesh_tensorflow.estimator._running.model import Model, make_global_step, session_creator
+
+__all__ = ["LOSS", "run_evaluation", "write_results"]
+
+LOSS = "loss"
+
+
+def run_evaluation(
+    model: Model,
+    input_fn: Any,
+    steps: Optional[int],
+    hooks: Any,
+    checkpoint_path: Optional[str],
+    directory: str,
+) -> dict[str, Any]:
+    """Evaluates, and writes the results as summaries.
+
+    Args:
+      model: the model.
+      input_fn: gives features and labels.
+      steps: the number of batches, or None for all.
+      hooks: hooks.
+      checkpoint_path: a checkpoint, or None for the latest.
+      directory: of the summaries.
+
+    Returns:
+      metrics by name, with "loss" and "global_step".
+
+    Raises:
+      ValueError: there is no checkpoint, or no data, or a metric has the name of another.
+    """
+    checkpoint_path = find_checkpoint(model.model_dir, checkpoint_path, "evaluate")
+    with tf.Graph().as_default() as graph:
+        tf.set_random_seed(model.config.effective_seed)
+        global_step = make_global_step(graph)
+        inputs = model.inputs(input_fn, ModeKeys.EVAL)
+        if steps is None and not inputs.may_end:
+            tf.logging.warning(
+                "evaluate: input_fn returns tensors that never end, and steps is None: give steps="
+            )
+        spec = model.spec(inputs, ModeKeys.EVAL)
+        values, update = _metrics(spec, global_step)
+        creator = session_creator(model, spec, checkpoint_path, "evaluate")
+        counter, final = StopAfterBatches(steps), tf.train.FinalOpsHook(values)
+        all_hooks = [
+            *inputs.hooks,
+            *hooks,
+            *spec.evaluation_hooks,
+            SummaryWritersHook(),
+            counter,
+            final,
+        ]
+        started = time.monotonic()
+        tf.logging.info("Starting evaluation at %s", time.strftime("%Y-%m-%dT%H:%M:%S"))
+        with tf.train.MonitoredSession(session_creator=creator, hooks=all_hooks) as session:
+            while not session.should_stop():
+                session.run(update)
+        tf.logging.info("Finished evaluation: %.3f sec", time.monotonic() - started)
+        if not counter.done:
+            raise ValueError("evaluate: input_fn gave no batch, so there are no metrics")
+        results = final.final_ops_values
+        write_results(results, directory, checkpoint_path)
+    return results
+
+
+def _metrics(spec: Any, global_step: tf.Variable) -> tuple[dict[str, Any], tf.Operation]:
+    metrics = dict(spec.eval_metric_ops)
+    for name in (LOSS, tf.GraphKeys.GLOBAL_STEP):
+        if name in metrics:
+            raise ValueError(
+                f"evaluate: eval_metric_ops has a metric {name!r}, the name of a result that is "
+                "always there: call it something else"
+            )
+    metrics[LOSS] = tf.metrics.mean(spec.loss)
+    values = {name: value for name, (value, _) in metrics.items()}
+    values[tf.GraphKeys.GLOBAL_STEP] = tf.identity(global_step.read_value())
+    return values, tf.group(*(update for _, update in metrics.values()))
+
+
+def write_results(results: Any, directory: str, checkpoint_path: Optional[str]) -> None:
+    """Writes metrics for TensorBoard.
+
+    Args:
+      results: values by name, with "global_step".
+      directory: where to.
+      checkpoint_path: what was evaluated.
+    """
+    step = int(results[tf.GraphKeys.GLOBAL_STEP])
+    text = ", ".join(f"{name} = {results[name]}" for name in sorted(results))
+    tf.logging.info("Saving dict for global step %d: %s", step, text)
+    summary = tf.Summary()
+    for name in sorted(results):
+        if name != tf.GraphKeys.GLOBAL_STEP:
+            _add_value(summary, name, results[name])
+    with tf.Graph().as_default():  # there are no writers in eager code
+        writer = tf.summary.FileWriterCache.get(directory)
+    writer.add_summary(summary, step)
+    if checkpoint_path:
+        tensor = tf.make_tensor_proto(checkpoint_path, dtype=tf.string)
+        writer.add_summary(
+            tf.Summary(
+                value=[
+                    tf.Summary.Value(
+                        tag="checkpoint_path",
+                        tensor=tensor,
+                        metadata=tf.SummaryMetadata(
+                            plugin_data=tf.SummaryMetadata.PluginData(plugin_name="text")
+                        ),
+                    )
+                ]
+            ),
+            step,
+        )
+    writer.flush()
+
+
+def _add_value(summary: Any, name: str, value: Any) -> None:
+    if isinstance(value, bytes):
+        # A metric may be a serialized Summary, of an image for example.
+        read = tf.Summary.FromString(value)
+        for i, part in enumerate(read.value):
+            part.tag = f"{name}/{i}"
+        summary.value.extend(read.value)
+    elif np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number):
+        summary.value.add(tag=name, simple_value=float(value))
+    elif isinstance(value, np.ndarray):
+        summary.value.add(tag=name, tensor=tf.make_tensor_proto(value))
+    else:
+        tf.logging.warning("No summary of %s, which is of type %s.", name, type(value).__name__)

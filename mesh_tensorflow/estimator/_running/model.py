@@ -1,0 +1,125 @@
+"""A model function with the arguments of its calls, for training, evaluation and prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow.estimator._cluster.run_cluster import own_device, session_creator_for
+from mesh_tensorflow.estimator._running.checkpoints import (
+    find_checkpoint,
+    has_other_source,
+    no_checkpoint_error,
+    warm_start,
+)
+from mesh_tensorflow.estimator._running.inputs import Inputs, make_inputs
+
+__all__ = ["Model", "as_spec", "make_global_step", "session_creator"]
+
+
+def make_global_step(graph: tf.Graph) -> tf.Variable:
+    """Returns a new global step, a variable that programs of several processors can assign to.
+
+    Args:
+      graph: the tf graph.
+    """
+    with tf.variable_scope(tf.get_variable_scope(), use_resource=True):
+        return tf.train.create_global_step(graph)
+
+
+class Model(NamedTuple):
+    """What an estimator lets its loops know."""
+
+    call_model_fn: Callable[[Any, Any, str], Any]
+    call_input_fn: Callable[[Any, str], Any]
+    config: Any
+    model_dir: str
+    warm_start_from: Any = None
+
+    def _device(self) -> str:
+        # Not None, which would undo a device_fn.
+        return own_device(self.config) or ""
+
+    def inputs(self, input_fn: Any, mode: str, features_only: bool = False) -> Inputs:
+        """Returns features and labels in the default graph.
+
+        Args:
+          input_fn: gives them.
+          mode: a ModeKeys value.
+          features_only: whether to leave out labels.
+
+        Returns:
+          Inputs.
+        """
+        with tf.device(self._device()), tf.device("/cpu:0"):
+            return make_inputs(self.call_input_fn(input_fn, mode), features_only)
+
+    def spec(self, inputs: Inputs, mode: str) -> Any:
+        """Returns the EstimatorSpec of the model function for given inputs.
+
+        Args:
+          inputs: features and labels.
+          mode: a ModeKeys value.
+
+        Returns:
+          an EstimatorSpec.
+        """
+        tf.logging.info("Calling model_fn.")
+        with tf.device(self._device()):
+            spec = self.call_model_fn(inputs.features, inputs.labels, mode)
+        tf.logging.info("Done calling model_fn.")
+        return as_spec(spec, mode)
+
+
+def as_spec(spec: Any, mode: str) -> Any:
+    """Returns the EstimatorSpec that a model function returned, after checking its type.
+
+    Args:
+      spec: an EstimatorSpec.
+      mode: the mode that it was called for.
+
+    Returns:
+      an EstimatorSpec.
+
+    Raises:
+      ValueError: it is something else, or of another mode.
+    """
+    if not hasattr(spec, "training_chief_hooks"):
+        raise ValueError(
+            f"model_fn returned {spec!r} in mode {mode!r}; it should return an EstimatorSpec"
+        )
+    if spec.mode != mode:
+        raise ValueError(
+            f"model_fn was called with mode {mode!r}, but returned an EstimatorSpec of mode "
+            f"{spec.mode!r}: pass mode on, as in EstimatorSpec(mode, ...)"
+        )
+    return spec
+
+
+def session_creator(
+    model: Model, spec: Any, checkpoint_path: Optional[str], called: str
+) -> tf.train.SessionCreator:
+    """Returns a session creator that restores a checkpoint.
+
+    Args:
+      model: the model.
+      spec: its EstimatorSpec, in the default graph.
+      checkpoint_path: a checkpoint, or None for the latest.
+      called: the method, for messages.
+
+    Returns:
+      a SessionCreator.
+
+    Raises:
+      ValueError: there is no checkpoint.
+    """
+    path = find_checkpoint(model.model_dir, checkpoint_path, called)
+    if path is None and model.warm_start_from is not None:
+        warm_start(model.warm_start_from)
+    elif path is None and not has_other_source(spec.scaffold):
+        raise no_checkpoint_error(model.model_dir, called)
+    return session_creator_for(
+        model.config, spec.scaffold, evaluation=True, checkpoint_filename_with_path=path
+    )

@@ -1,0 +1,99 @@
+"""Prediction: outputs for each batch, or for each example of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow.estimator._modes import ModeKeys
+from mesh_tensorflow.estimator._running.checkpoints import find_checkpoint
+from mesh_tensorflow.estimator._running.model import Model, make_global_step, session_creator
+
+__all__ = ["run_prediction"]
+
+
+def run_prediction(
+    model: Model,
+    input_fn: Any,
+    predict_keys: Any,
+    hooks: Any,
+    checkpoint_path: Optional[str],
+    yield_single_examples: bool,
+) -> Iterator[Any]:
+    """Yields predictions until the data end.
+
+    Args:
+      model: the model.
+      input_fn: gives features.
+      predict_keys: names of predictions, or None for all.
+      hooks: hooks.
+      checkpoint_path: a checkpoint, or None for the latest.
+      yield_single_examples: whether to take batches apart.
+
+    Yields:
+      a dict of arrays, or an array if the model's prediction is a tensor.
+
+    Raises:
+      ValueError: there is no checkpoint, or a name is not known, or batches cannot be taken apart.
+    """
+    checkpoint_path = find_checkpoint(model.model_dir, checkpoint_path, "predict")
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.set_random_seed(model.config.effective_seed)
+        make_global_step(graph)
+        inputs = model.inputs(input_fn, ModeKeys.PREDICT, features_only=True)
+        if not inputs.may_end:
+            tf.logging.warning(
+                "predict: input_fn returns tensors that never end, so predictions do not either"
+            )
+        spec = model.spec(inputs, ModeKeys.PREDICT)
+        predictions = _chosen(spec.predictions, predict_keys)
+        session = tf.train.MonitoredSession(
+            session_creator=session_creator(model, spec, checkpoint_path, "predict"),
+            hooks=[*inputs.hooks, *hooks, *spec.prediction_hooks],
+        )
+    with session:
+        while not session.should_stop():
+            # Not over a yield: what receives predictions may make graphs of its own.
+            with graph.as_default():
+                batch = session.run(predictions)
+            if yield_single_examples:
+                yield from _examples(batch)
+            else:
+                yield batch
+
+
+def _chosen(predictions: Any, keys: Any) -> Any:
+    if not keys:
+        return predictions
+    if not isinstance(predictions, Mapping):
+        raise ValueError(
+            f"predict: predict_keys is {keys!r}, but the model's prediction is one tensor: leave "
+            "predict_keys out"
+        )
+    keys = [keys] if isinstance(keys, str) else list(keys)
+    unknown = [key for key in keys if key not in predictions]
+    if unknown:
+        raise ValueError(
+            f"predict: predict_keys has {', '.join(map(repr, unknown))}, but the model predicts "
+            f"{', '.join(map(repr, predictions))}"
+        )
+    return {key: predictions[key] for key in keys}
+
+
+def _examples(batch: Any) -> Iterator[Any]:
+    if not isinstance(batch, Mapping):
+        yield from batch
+        return
+    sizes = {name: len(value) if value.ndim else None for name, value in batch.items()}
+    if None in sizes.values() or len(set(sizes.values())) > 1:
+        shapes = ", ".join(f"{name}: {list(value.shape)}" for name, value in batch.items())
+        raise ValueError(
+            f"predict: predictions differ in their first dimension, so they cannot be taken apart "
+            f"into examples ({shapes}): pass yield_single_examples=False, or choose some by "
+            "predict_keys"
+        )
+    for i in range(next(iter(sizes.values())) or 0):
+        yield {name: value[i] for name, value in batch.items()}

@@ -1,0 +1,307 @@
+"""Training: a monitored session that runs the training operation until it is told to stop."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._mesh.slices.random_values import keys_by_step
+from mesh_tensorflow.checkpoint import Saver, check_checkpoint
+from mesh_tensorflow.estimator._cluster.run_cluster import in_cluster, session_creator_for
+from mesh_tensorflow.estimator._cluster.signals import StopSignals
+from mesh_tensorflow.estimator._modes import ModeKeys
+from mesh_tensorflow.estimator._running.checkpoints import WarmStartSettings, warm_start
+from mesh_tensorflow.estimator._running.hooks import (
+    NanLossHook,
+    OtherWriterListener,
+    SummaryWritersHook,
+    savers_last,
+)
+from mesh_tensorflow.estimator._running.model import Model, make_global_step
+from mesh_tensorflow.estimator._running.progress import ProgressHook
+from mesh_tensorflow.estimator._running.random_step import STEP_DONE, RandomStepHook
+from mesh_tensorflow.utils import counted_steps
+
+__all__ = ["Request", "device_fn", "run_training"]
+
+
+class Request(NamedTuple):
+    """What a call of `Estimator.train` asks for."""
+
+    hooks: tuple[Any, ...]
+    saving_listeners: tuple[Any, ...]
+    steps: Optional[int]
+    max_steps: Optional[int]
+    last_step: Optional[int]  # where it will end, for the reports
+    warm_start_from: Optional[WarmStartSettings]
+
+
+class _Step(NamedTuple):
+    """What is run in each step."""
+
+    train_op: Any
+    loss: tf.Tensor
+    number: tf.Tensor
+
+
+def run_training(model: Model, input_fn: Any, request: Request) -> Optional[float]:
+    """Trains.
+
+    Args:
+      model: the model.
+      input_fn: gives features and labels.
+      request: how long, and with what hooks.
+
+    Returns:
+      the loss of the last step; None if there was no step.
+
+    Raises:
+      SystemExit: SIGTERM came.
+      KeyboardInterrupt: SIGINT came.
+    """
+    config = model.config
+    with tf.Graph().as_default() as graph, StopSignals() as signals, tf.device(device_fn(config)):
+        tf.set_random_seed(config.effective_seed)
+        global_step = make_global_step(graph)
+        inputs = model.inputs(input_fn, ModeKeys.TRAIN)
+        random_step = RandomStepHook()
+        with keys_by_step(random_step.step), counted_steps(random_step.step):
+            spec = model.spec(inputs, ModeKeys.TRAIN)
+        if request.warm_start_from:
+            names = warm_start(request.warm_start_from)
+            tf.logging.info("Warm start of %d variables: %s", len(names), ", ".join(names))
+        step = _step(spec, global_step)
+        _add_saver(spec, config)
+        _check_checkpoint(spec, model.model_dir)
+        hooks = [random_step.follow(step.number), *_hooks(model, spec, step, request, inputs.hooks)]
+        progress = next(h for h in hooks if isinstance(h, ProgressHook))
+        try:
+            loss, number = _loop(model, spec, step, hooks, signals)
+        finally:
+            progress.close()
+        saved = tf.train.latest_checkpoint(model.model_dir)
+        signals.raise_if_received(number, saved)
+    return loss
+
+
+def device_fn(config: Any) -> Any:
+    """Returns the device function of a training graph.
+
+    Args:
+      config: a RunConfig.
+
+    Returns:
+      its `device_fn`; a function that puts variables on parameter servers, if there are any; or
+      None.
+    """
+    if config.device_fn is not None or not config.num_ps_replicas or in_cluster():
+        return config.device_fn
+    worker = f"/job:{config.task_type}/task:{config.task_id}"
+    return tf.train.replica_device_setter(
+        ps_tasks=config.num_ps_replicas,
+        worker_device=worker,
+        merge_devices=True,
+        cluster=config.cluster_spec,
+    )
+
+
+def _step(spec: Any, global_step: tf.Variable) -> _Step:
+    if "loss" not in [x.op.name for x in tf.get_collection(tf.GraphKeys.SUMMARIES)]:
+        tf.summary.scalar("loss", spec.loss)
+    with tf.control_dependencies([spec.train_op]):
+        number = tf.identity(global_step.read_value(), name=STEP_DONE)
+    return _Step(spec.train_op, spec.loss, number)
+
+
+def _add_saver(spec: Any, config: Any) -> None:
+    """Puts a saver where a Scaffold looks for it, unless the model function made one."""
+    if spec.scaffold.saver is None and not tf.get_collection(tf.GraphKeys.SAVERS):
+        tf.add_to_collection(
+            tf.GraphKeys.SAVERS,
+            Saver(
+                sharded=True,
+                max_to_keep=config.keep_checkpoint_max,
+                keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
+                defer_build=True,
+                save_relative_paths=True,
+            ),
+        )
+
+
+def _check_checkpoint(spec: Any, model_dir: str) -> None:
+    """Raises an error if the model directory has a checkpoint that is not of this model.
+
+    Raises:
+      CheckpointError: it is damaged, or variables are missing in it or have other shapes.
+    """
+    path = tf.train.latest_checkpoint(model_dir)
+    savers = [spec.scaffold.saver] if spec.scaffold.saver else []
+    savers += tf.get_collection(tf.GraphKeys.SAVERS)
+    if path and savers and not isinstance(savers[0], Saver):
+        # TensorFlow has no public way to ask a saver for its variables.
+        wanted = getattr(savers[0], "_var_list", None)
+        check_checkpoint(path, tf.global_variables() if wanted is None else wanted)
+
+
+def _hooks(
+    model: Model, spec: Any, step: _Step, request: Request, input_hooks: Sequence[Any]
+) -> list[Any]:
+    config = model.config
+    own = [*spec.training_hooks]
+    if config.is_chief:
+        own = [*spec.training_chief_hooks, *own]
+    hooks = [*input_hooks, *request.hooks, *own]
+    if request.steps is not None or request.max_steps is not None:
+        hooks.append(tf.train.StopAtStepHook(request.steps, request.max_steps))
+    hooks.append(SummaryWritersHook())
+    savers = [h for h in hooks if isinstance(h, tf.train.CheckpointSaverHook)]
+    if config.is_chief and not savers:
+        savers = _default_savers(model, spec)
+        hooks += savers
+    if request.saving_listeners and config.is_chief:
+        _add_listeners(savers, request.saving_listeners)
+    if config.is_chief and len(savers) == 1:
+        _add_listeners(savers, [OtherWriterListener(model.model_dir)])
+    nan = NanLossHook(
+        step.loss,
+        step.number,
+        spec.scaffold,
+        model.model_dir if config.is_chief else None,
+        lambda: _listeners(savers),
+        _fails_on_nan(hooks),
+    )
+    progress = ProgressHook(step.loss, step.number, config.log_step_count_steps, request.last_step)
+    return savers_last([nan, *hooks, progress])
+
+
+def _fails_on_nan(hooks: Sequence[Any]) -> bool:
+    """Whether a NaN raises: not if the user has a hook that says so."""
+    given = [h for h in hooks if isinstance(h, tf.train.NanTensorHook)]
+    # TensorFlow has no public way to ask for it.
+    return all(getattr(h, "_fail_on_nan_loss", True) for h in given)
+
+
+def _default_savers(model: Model, spec: Any) -> list[Any]:
+    config = model.config
+    if not (config.save_checkpoints_secs or config.save_checkpoints_steps):
+        return []
+    return [
+        tf.train.CheckpointSaverHook(
+            model.model_dir,
+            save_secs=config.save_checkpoints_secs,
+            save_steps=config.save_checkpoints_steps,
+            scaffold=spec.scaffold,
+            save_graph_def=config.checkpoint_save_graph_def,
+        )
+    ]
+
+
+def _listeners(savers: Sequence[Any]) -> list[Any]:
+    # TensorFlow has no public way to ask a CheckpointSaverHook for its listeners, nor to add any.
+    return list(itertools.chain.from_iterable(saver._listeners for saver in savers))
+
+
+def _add_listeners(savers: Sequence[Any], listeners: Sequence[Any]) -> None:
+    if not savers:
+        raise ValueError(
+            "train: there are saving_listeners, but nothing is saved: set save_checkpoints_steps "
+            "or save_checkpoints_secs of the RunConfig"
+        )
+    # After those of the model function, which may fetch the values that are saved.
+    savers[0]._listeners.extend(listeners)
+
+
+def _loop(
+    model: Model, spec: Any, step: _Step, hooks: Sequence[Any], signals: StopSignals
+) -> tuple[Optional[float], Optional[int]]:
+    config = model.config
+    loss: Any = None
+    number: Any = None
+    # All hooks by `hooks`, which keeps their order: those of the chief alone would come first.
+    with _session(model, spec, step, hooks) as session:
+        # Left in the ordinary way after a signal, so that hooks end and save.
+        while not session.should_stop() and signals.received is None:
+            _, loss, number = session.run(step)
+    if config.is_chief:
+        tf.summary.FileWriterCache.get(model.model_dir).flush()
+    if loss is not None and number is not None:
+        tf.logging.info("Loss for final step: %s.", loss)
+        return float(loss), int(number)
+    if signals.received is None:
+        tf.logging.warning("input_fn gave no data: there was no training step.")
+    return None, None
+
+
+def _session(
+    model: Model, spec: Any, step: _Step, hooks: Sequence[Any]
+) -> tf.train.MonitoredSession:
+    config = model.config
+    if config.is_chief:
+        return _chief_session(model, spec, step, hooks)
+    return tf.train.MonitoredTrainingSession(
+        master=config.master,
+        is_chief=False,
+        checkpoint_dir=model.model_dir,
+        scaffold=spec.scaffold,
+        hooks=hooks,
+        save_checkpoint_secs=None,
+        save_checkpoint_steps=None,
+        save_summaries_steps=None,
+        save_summaries_secs=None,
+        config=config.effective_session_config,
+        log_step_count_steps=config.log_step_count_steps,
+        max_wait_secs=config.session_creation_timeout_secs,
+    )
+
+
+def _chief_session(
+    model: Model, spec: Any, step: _Step, hooks: Sequence[Any]
+) -> tf.train.MonitoredSession:
+    """Returns a MonitoredSession that never waits for lost processes.
+
+    Its hooks count steps rightly however the model function orders its operations.
+    """
+    config = model.config
+    more: list[Any] = []
+    if config.log_step_count_steps:
+        more.append(_StepCounter(step, config.log_step_count_steps, model.model_dir))
+    if config.save_summary_steps:
+        more.append(
+            _SummarySaver(
+                step, config.save_summary_steps, output_dir=model.model_dir, scaffold=spec.scaffold
+            )
+        )
+    creator = session_creator_for(config, spec.scaffold, checkpoint_dir=model.model_dir)
+    return tf.train.MonitoredSession(creator, [*more, *hooks])
+
+
+class _StepCounter(tf.train.StepCounterHook):
+    """Counts by the step after each step: a read of the variable may come before or after."""
+
+    def __init__(self, step: _Step, every_n_steps: int, output_dir: str) -> None:
+        super().__init__(every_n_steps, output_dir=output_dir)
+        self._number = step.number
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf.train.SessionRunArgs(self._number)
+
+
+class _SummarySaver(tf.train.SummarySaverHook):
+    """Saves by the step after each step, for the same reason."""
+
+    def __init__(self, step: _Step, save_steps: int, **kwargs: Any) -> None:
+        super().__init__(save_steps, **kwargs)
+        self._number = step.number
+        self._before: Any = None
+
+    def begin(self) -> None:
+        super().begin()
+        self._before = self._number - 1
+
+    def before_run(self, run_context: Any) -> Any:
+        arguments = super().before_run(run_context)
+        arguments.fetches["global_step"] = self._before
+        return arguments

@@ -1,0 +1,1 @@
+"""Exported models: their inputs, outputs, and when to export."""

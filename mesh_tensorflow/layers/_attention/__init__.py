@@ -1,0 +1,1 @@
+"""Attention over whole sequences, neighborhoods and compressed memories, and masks."""

@@ -1,0 +1,126 @@
+"""Attention to a memory that is compressed to means of neighbouring positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.layers._attention.attention import (
+    attend,
+    check_dropout,
+    multihead_attention_vars,
+)
+from mesh_tensorflow.layers._attention.masks import hidden_where
+
+__all__ = ["compress_mean", "multihead_self_attention_memory_compressed"]
+
+
+def _check_factor(what: str, x: mtf.Tensor, dim: mtf.Dimension, factor: int) -> None:
+    if dim not in x.shape:
+        raise ValueError(f"{what}: {x.name} {x.shape} has no dimension {dims_text([dim])}")
+    if factor < 1 or dim.size % factor:
+        raise ValueError(
+            f"{what}: the compression factor {factor} must divide {dims_text([dim])} of {x.name} "
+            f"{x.shape}; pad that dimension, or use another factor"
+        )
+
+
+@leaves_no_node
+def compress_mean(x: mtf.Tensor, dim: mtf.Dimension, compression_factor: int) -> mtf.Tensor:
+    """Returns means of groups of neighbours along a dimension.
+
+    Args:
+      x: a Tensor.
+      dim: a Dimension of it.
+      compression_factor: how many neighbours are a group.
+
+    Returns:
+      A Tensor in which `dim` is shorter by that factor.
+
+    Raises:
+      ValueError: the factor does not divide the size of `dim`.
+    """
+    _check_factor("compress_mean", x, dim, compression_factor)
+    groups = mtf.Dimension(dim.name, dim.size // compression_factor)
+    group = mtf.Dimension("compression_factor", compression_factor)
+    x = mtf.reshape(x, mtf.replace_dimensions(x.shape, dim, [groups, group]))
+    return mtf.reduce_mean(x, reduced_dim=group)
+
+
+@leaves_no_node
+def multihead_self_attention_memory_compressed(
+    x: mtf.Tensor,
+    mask_right: bool,
+    compression_factor: int,
+    kv_channels: mtf.Dimension,
+    heads: mtf.Dimension,
+    is_training: bool,
+    dropout: float = 0.0,
+    dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
+    master_dtype: tf.DType = tf.float32,
+    slice_dtype: tf.DType = tf.float32,
+    name: Optional[str] = "multihead_attention",
+) -> mtf.Tensor:
+    """Attends to means of groups of positions, and to one more position with key and value 0.
+
+    Memory-compressed attention of Liu et al., "Generating Wikipedia by summarizing long
+    sequences" (2018), with means instead of strided convolutions.
+
+    Args:
+      x: a Tensor with dimensions [batch..., length, io].
+      mask_right: whether groups are hidden from positions before the group's last one.
+      compression_factor: how many positions are a group.
+      kv_channels: a Dimension, of queries, keys and values.
+      heads: a Dimension.
+      is_training: whether dropout is applied.
+      dropout: the rate of dropout of the weights.
+      dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
+      master_dtype: a dtype.
+      slice_dtype: a dtype.
+      name: a string, the variable scope; "compressed_attention" if None.
+
+    Returns:
+      A Tensor of the shape of `x`.
+
+    Raises:
+      ValueError: the factor does not divide the length, or dropout is out of range.
+    """
+    what = "multihead_self_attention_memory_compressed"
+    if len(x.shape) < 2:
+        raise ValueError(f"{what}: {x.name} {x.shape} must be [batch..., length, io]")
+    length, io = x.shape.dims[-2:]
+    _check_factor(what, x, length, compression_factor)
+    check_dropout(what, dropout)
+    if "memory_length" in x.shape.dimension_names:
+        raise ValueError(
+            f"{what}: the length of {x.name} {x.shape} is renamed to memory_length, and it has a "
+            "dimension of that name. Rename it"
+        )
+    with tf.variable_scope(name, default_name="compressed_attention"):
+        weights = multihead_attention_vars(
+            x.mesh, heads, io, kv_channels, master_dtype, slice_dtype, x.dtype
+        )
+        memory = compress_mean(x, length, compression_factor)
+        memory = mtf.rename_dimension(memory, length.name, "memory_length")
+        mask = None
+        if mask_right:
+            first = mtf.range(x.mesh, memory.shape.dims[-2], tf.int32) * compression_factor
+            query_pos = mtf.range(x.mesh, length, tf.int32)
+            mask = hidden_where(mtf.less(query_pos, first + (compression_factor - 1)), x.dtype)
+        return attend(
+            x,
+            memory,
+            mask,
+            weights,
+            kv_channels,
+            heads,
+            is_training=is_training,
+            dropout=dropout,
+            dropout_broadcast_dims=dropout_broadcast_dims,
+            extra_logit=0.0,
+        )

@@ -1,0 +1,332 @@
+"""Attention to a neighbourhood, by blocks that a layout may split over a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.layers._attention.attention import (
+    dot_product_attention,
+    multihead_attention_vars,
+    project,
+)
+from mesh_tensorflow.layers._attention.masks import (
+    attention_bias_local_2d_block,
+    attention_bias_local_block,
+    hidden_where,
+)
+
+__all__ = [
+    "local_1d_halo_exchange",
+    "local_2d_halo_exchange",
+    "local_2d_self_attention_spatial_blocks",
+    "local_self_attention_spatial_blocks",
+    "masked_local_attention_1d",
+]
+
+# Blocks may be as long as this even if the window is shorter, to make products large.
+_SHORT_BLOCK = 128
+
+
+def _block_length(length: mtf.Dimension, length_per_split: Optional[int], window_size: int) -> int:
+    """Returns how many positions are a block, none of which crosses the border of a split."""
+    what = "masked_local_attention_1d"
+    if window_size < 0:
+        raise ValueError(f"{what}: window_size must be 0 or more, got {window_size}")
+    per_split = length.size if length_per_split is None else length_per_split
+    if per_split < 1:
+        raise ValueError(f"{what}: length_per_split must be 1 or more, got {per_split}")
+    limit = min(per_split, max(window_size, _SHORT_BLOCK))
+    block = max(n for n in range(1, limit + 1) if per_split % n == 0)
+    if length.size % block:
+        raise ValueError(
+            f"{what}: {dims_text([length])} cannot be cut into blocks of {block}, the largest "
+            f"divisor of length_per_split={per_split} up to max(window_size, {_SHORT_BLOCK})="
+            f"{max(window_size, _SHORT_BLOCK)}; length_per_split must divide the length"
+        )
+    return block
+
+
+def _in_blocks(t: mtf.Tensor, length: mtf.Dimension, block: mtf.Dimension) -> mtf.Tensor:
+    blocks = mtf.Dimension(length.name, length.size // block.size)
+    return mtf.reshape(t, mtf.replace_dimensions(t.shape, length, [blocks, block]))
+
+
+@leaves_no_node
+def masked_local_attention_1d(
+    x: mtf.Tensor,
+    kv_channels: mtf.Dimension,
+    heads: mtf.Dimension,
+    is_training: bool,
+    window_size: int = 128,
+    master_dtype: tf.DType = tf.float32,
+    slice_dtype: tf.DType = tf.float32,
+    length_per_split: Optional[int] = None,
+    return_kv: Optional[list] = None,
+    params: Optional[Sequence[mtf.Tensor]] = None,
+    name: Optional[str] = None,
+) -> mtf.Tensor:
+    """Attends to a window of positions to the left, block by block.
+
+    The length is cut into blocks: as long as the largest divisor of `length_per_split` up to
+    max(window_size, 128). A position sees itself and those before it, as long as they are less
+    than a block length away, and in its block or among the `window_size` positions before that
+    block. So the window is exactly the `window_size` positions up to its own where this is the
+    block length. Positions before the first count as such with keys and values 0.
+
+    The number of blocks has the name of the length. A layout may split it if each processor has
+    whole blocks.
+
+    Args:
+      x: a Tensor with dimensions [batch..., length, io].
+      kv_channels: a Dimension, of queries, keys and values.
+      heads: a Dimension.
+      is_training: a bool, without effect; there is no dropout.
+      window_size: how many positions before a block are seen from it.
+      master_dtype: a dtype.
+      slice_dtype: a dtype.
+      length_per_split: how many positions a processor has; the whole length if None.
+      return_kv: a list to which keys and values, [batch..., heads, length, kv_channels], are
+        added; or None.
+      params: four weights as `multihead_attention_params` returns; variables if None.
+      name: a string, the variable scope; "masked_local_attention_1d" if None.
+
+    Returns:
+      A Tensor of the shape of `x`.
+
+    Raises:
+      ValueError: the window is negative, or the length is not a multiple of the block length.
+    """
+    if len(x.shape) < 2:
+        raise ValueError(
+            f"masked_local_attention_1d: {x.name} {x.shape} must be [batch..., length, io]"
+        )
+    length, io = x.shape.dims[-2:]
+    block_length = _block_length(length, length_per_split, window_size)
+    block = mtf.Dimension("query_block_length", block_length)
+    memory_block = mtf.Dimension("memory_block_length", block_length)
+    # Nothing that is a block length or more away is seen.
+    halo = min(window_size, block_length)
+    with tf.variable_scope(name, default_name="masked_local_attention_1d"):
+        wq, wk, wv, wo = params or multihead_attention_vars(
+            x.mesh, heads, io, kv_channels, master_dtype, slice_dtype, x.dtype
+        )
+        q, k, v = (project(x, w, heads, kv_channels, 1) for w in (wq, wk, wv))
+        if return_kv is not None:
+            return_kv.extend([k, v])
+        q = _in_blocks(q, length, block)
+        blocks = q.shape.dims[-3]
+        k, v = (
+            mtf.left_halo_exchange(_in_blocks(t, length, memory_block), blocks, memory_block, halo)
+            for t in (k, v)
+        )
+        query_pos = mtf.range(x.mesh, block, tf.int32)
+        memory_pos = mtf.range(x.mesh, k.shape.dims[-2], tf.int32) - halo
+        unseen = mtf.logical_or(
+            mtf.less(query_pos, memory_pos),
+            mtf.greater_equal(query_pos, memory_pos + block_length),
+        )
+        o = dot_product_attention(q, k, v, hidden_where(unseen, x.dtype), is_training)
+        o = mtf.reshape(o, mtf.replace_dimensions(o.shape, [blocks, block], length))
+        return mtf.einsum([o, wo], output_shape=x.shape)
+
+
+@leaves_no_node
+def local_1d_halo_exchange(
+    k: mtf.Tensor,
+    v: mtf.Tensor,
+    num_w_blocks: Optional[mtf.Dimension],
+    w_dim: mtf.Dimension,
+    mask_right: bool,
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Returns keys and values of each block joined to those of its neighbours; 0 at the ends.
+
+    Args:
+      k: a Tensor with dimensions [..., num_w_blocks, ..., w_dim, ...].
+      v: the same.
+      num_w_blocks: the Dimension of blocks, or None for one block.
+      w_dim: the Dimension of positions in a block.
+      mask_right: whether there is the left neighbour only.
+
+    Returns:
+      A tuple (k, v), in which `w_dim` is two or three times as large.
+    """
+    exchange = mtf.left_halo_exchange if mask_right else mtf.halo_exchange
+    k, v = (exchange(t, num_w_blocks, w_dim, w_dim.size) for t in (k, v))
+    return k, v
+
+
+@leaves_no_node
+def local_2d_halo_exchange(
+    k: mtf.Tensor,
+    v: mtf.Tensor,
+    num_h_blocks: Optional[mtf.Dimension],
+    h_dim: mtf.Dimension,
+    num_w_blocks: Optional[mtf.Dimension],
+    w_dim: mtf.Dimension,
+    mask_right: bool,
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Returns keys and values of each block of an image joined to those of its neighbours.
+
+    Args:
+      k: a Tensor with dimensions [..., num_h_blocks, num_w_blocks, ..., h_dim, w_dim, ...].
+      v: the same.
+      num_h_blocks: the Dimension of blocks in a column, or None for one block.
+      h_dim: the Dimension of rows of a block.
+      num_w_blocks: the Dimension of blocks in a row, or None for one block.
+      w_dim: the Dimension of columns of a block.
+      mask_right: whether neighbours are those above, to the left, and above to the left only.
+
+    Returns:
+      A tuple (k, v), in which `h_dim` and `w_dim` are two or three times as large.
+    """
+    k, v = local_1d_halo_exchange(k, v, num_h_blocks, h_dim, mask_right)
+    return local_1d_halo_exchange(k, v, num_w_blocks, w_dim, mask_right)
+
+
+def _memory_dim(
+    what: str, x: mtf.Tensor, dim: mtf.Dimension, given: Optional[mtf.Dimension]
+) -> mtf.Dimension:
+    """Returns the name of a dimension on the memory side of attention."""
+    name = "memory_" + dim.name if given is None else given.name
+    if name in x.shape.dimension_names:
+        raise ValueError(
+            f"{what}: {x.name} {x.shape} has a dimension {name!r}, by which {dims_text([dim])} of "
+            "the memory would go; give it another name"
+        )
+    return mtf.Dimension(name, dim.size)
+
+
+@leaves_no_node
+def local_self_attention_spatial_blocks(
+    query_antecedent: mtf.Tensor,
+    kv_channels: mtf.Dimension,
+    heads: mtf.Dimension,
+    is_training: bool,
+    memory_w_dim: Optional[mtf.Dimension] = None,
+    mask_right: bool = False,
+    master_dtype: tf.DType = tf.float32,
+    slice_dtype: tf.DType = tf.float32,
+    name: Optional[str] = None,
+) -> mtf.Tensor:
+    """Attends from each block of a row to itself and to its neighbours.
+
+    Parmar et al., "Image transformer" (2018). What is beyond the ends counts as positions with
+    keys and values 0. A layout may split the blocks.
+
+    Args:
+      query_antecedent: a Tensor with dimensions [batch..., num_w_blocks, w, io].
+      kv_channels: a Dimension, of queries, keys and values.
+      heads: a Dimension.
+      is_training: a bool, without effect; there is no dropout.
+      memory_w_dim: a Dimension that gives positions of the memory their name, "memory_w" for
+        "w" if None; its size does not matter.
+      mask_right: whether only the left neighbour and earlier positions of the block are seen.
+      master_dtype: a dtype.
+      slice_dtype: a dtype.
+      name: a string, the variable scope; "multihead_attention" if None.
+
+    Returns:
+      A Tensor of the shape of `query_antecedent`.
+
+    Raises:
+      ValueError: dimensions are missing, or the memory's would go by a name that is taken.
+    """
+    x, what = query_antecedent, "local_self_attention_spatial_blocks"
+    if len(x.shape) < 3:
+        raise ValueError(f"{what}: {x.name} {x.shape} must be [batch..., num_w_blocks, w, io]")
+    blocks, w_dim, io = x.shape.dims[-3:]
+    memory_w = _memory_dim(what, x, w_dim, memory_w_dim)
+    with tf.variable_scope(name, default_name="multihead_attention"):
+        wq, wk, wv, wo = multihead_attention_vars(
+            x.mesh, heads, io, kv_channels, master_dtype, slice_dtype, x.dtype
+        )
+        memory = mtf.rename_dimension(x, w_dim.name, memory_w.name)
+        q = project(x, wq, heads, kv_channels, 1)
+        k, v = (project(memory, w, heads, kv_channels, 1) for w in (wk, wv))
+        k, v = local_1d_halo_exchange(k, v, blocks, memory_w, mask_right)
+        mask = None
+        if mask_right:
+            mask = mtf.cast(attention_bias_local_block(x.mesh, w_dim, memory_w), x.dtype)
+        o = dot_product_attention(q, k, v, mask, is_training)
+        return mtf.einsum([o, wo], output_shape=x.shape)
+
+
+@leaves_no_node
+def local_2d_self_attention_spatial_blocks(
+    query_antecedent: mtf.Tensor,
+    kv_channels: mtf.Dimension,
+    heads: mtf.Dimension,
+    is_training: bool,
+    memory_h_dim: Optional[mtf.Dimension] = None,
+    memory_w_dim: Optional[mtf.Dimension] = None,
+    mask_right: bool = False,
+    master_dtype: tf.DType = tf.float32,
+    slice_dtype: tf.DType = tf.float32,
+    name: Optional[str] = None,
+) -> mtf.Tensor:
+    """Attends from each block of an image to itself and to the blocks around it.
+
+    Parmar et al., "Image transformer" (2018). What is beyond the border counts as positions with
+    keys and values 0. A layout may split the blocks.
+
+    Without `mask_right` positions of the memory in one column share one weight: the softmax is
+    over columns, of logits that are summed over the rows, as release 0.1.21 has it. With it each
+    position has its own.
+
+    Args:
+      query_antecedent: a Tensor with dimensions [batch..., num_h_blocks, num_w_blocks, h, w, io].
+      kv_channels: a Dimension, of queries, keys and values.
+      heads: a Dimension.
+      is_training: a bool, without effect; there is no dropout.
+      memory_h_dim: a Dimension that gives rows of the memory their name, "memory_h" for "h" if
+        None; its size does not matter.
+      memory_w_dim: the same for columns.
+      mask_right: whether only the blocks above, to the left, and above to the left, and earlier
+        positions of the block are seen; see `attention_bias_local_2d_block`.
+      master_dtype: a dtype.
+      slice_dtype: a dtype.
+      name: a string, the variable scope; "multihead_attention" if None.
+
+    Returns:
+      A Tensor of the shape of `query_antecedent`.
+
+    Raises:
+      ValueError: dimensions are missing, or the memory's would go by a name that is taken.
+    """
+    x, what = query_antecedent, "local_2d_self_attention_spatial_blocks"
+    if len(x.shape) < 5:
+        raise ValueError(
+            f"{what}: {x.name} {x.shape} must be [batch..., num_h_blocks, num_w_blocks, h, w, io]"
+        )
+    h_blocks, w_blocks, h_dim, w_dim, io = x.shape.dims[-5:]
+    memory_h = _memory_dim(what, x, h_dim, memory_h_dim)
+    memory_w = _memory_dim(what, x, w_dim, memory_w_dim)
+    with tf.variable_scope(name, default_name="multihead_attention"):
+        wq, wk, wv, wo = multihead_attention_vars(
+            x.mesh, heads, io, kv_channels, master_dtype, slice_dtype, x.dtype
+        )
+        memory = mtf.rename_dimension(x, h_dim.name, memory_h.name)
+        memory = mtf.rename_dimension(memory, w_dim.name, memory_w.name)
+        q = project(x, wq, heads, kv_channels, 2)
+        k, v = (project(memory, w, heads, kv_channels, 2) for w in (wk, wv))
+        k, v = local_2d_halo_exchange(k, v, h_blocks, memory_h, w_blocks, memory_w, mask_right)
+        mask = None
+        if mask_right:
+            mask = attention_bias_local_2d_block(x.mesh, h_dim, w_dim, memory_h, memory_w)
+            mask = mtf.cast(mask, x.dtype)
+            rows_and_columns = mask.shape.dims[-2:]
+            k, v, mask = (_joined_rows(t, rows_and_columns) for t in (k, v, mask))
+        o = dot_product_attention(q, k, v, mask, is_training)
+        return mtf.einsum([o, wo], output_shape=x.shape)
+
+
+def _joined_rows(t: mtf.Tensor, rows_and_columns: Sequence[mtf.Dimension]) -> mtf.Tensor:
+    """Returns keys, values or a mask with one dimension for all positions of the memory."""
+    joined = mtf.combined_dimension(rows_and_columns)
+    return mtf.reshape(t, mtf.replace_dimensions(t.shape, rows_and_columns, joined))

@@ -1,0 +1,1 @@
+"""Operations that sum over dimensions: einsum, convolutions, reductions, and normalizations."""

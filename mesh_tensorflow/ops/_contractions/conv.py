@@ -1,0 +1,265 @@
+"""Convolutions of two or three spatial dimensions, ordinary and transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import list_product
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow.ops._contractions.conv_kind import (
+    FILTER,
+    NARROW,
+    WIDE,
+    ConvKind,
+    check_shapes,
+    conv_kind,
+)
+from mesh_tensorflow.ops._elementwise.binary import check_dtypes
+from mesh_tensorflow.ops._elementwise.slicewise import check_not_split
+
+__all__ = [
+    "Conv2dOperation",
+    "Conv2dTransposeOperation",
+    "Conv3dOperation",
+    "Conv3dTransposeOperation",
+]
+
+# For what is computed: the TensorFlow operation for each number of spatial dimensions, its
+# names for the two operands, and its name for the sizes of the result if it must be told.
+_KERNELS: dict[str, tuple[dict[int, Any], dict[str, str], Optional[str]]] = {
+    NARROW: (
+        {2: tf.raw_ops.Conv2D, 3: tf.raw_ops.Conv3D},
+        {WIDE: "input", FILTER: "filter"},
+        None,
+    ),
+    WIDE: (
+        {2: tf.raw_ops.Conv2DBackpropInput, 3: tf.raw_ops.Conv3DBackpropInputV2},
+        {NARROW: "out_backprop", FILTER: "filter"},
+        "input_sizes",
+    ),
+    FILTER: (
+        {2: tf.raw_ops.Conv2DBackpropFilter, 3: tf.raw_ops.Conv3DBackpropFilterV2},
+        {WIDE: "input", NARROW: "out_backprop"},
+        "filter_sizes",
+    ),
+}
+
+
+class ConvNdOperation(Operation):
+    """One of the three tensors that a convolution ties, computed from the other two."""
+
+    def __init__(
+        self, kind: ConvKind, operands: dict[str, Tensor], output_shape: Any, name: Optional[str]
+    ):
+        """Creates the operation.
+
+        Args:
+          kind: a ConvKind.
+          operands: from two of the three roles to Tensors.
+          output_shape: Shape of the third; None for an image of the usual size.
+          name: a string or None.
+
+        Raises:
+          ValueError: shapes or dtypes do not agree, or TensorFlow does not convolve the dtype.
+        """
+        self._kind = kind
+        self._roles = list(operands)
+        self._computed = next(role for role in _KERNELS if role not in operands)
+        self._product = kind.product(self._computed)
+        self._counter, usual_name, self._sum_label = kind.names(self._product)
+        what = name or usual_name
+        tensors = list(operands.values())
+        self._check_inputs(tensors, what)
+        check_dtypes(what, tensors)
+        dtype = tensors[0].dtype
+        if not dtype.is_floating and (kind.rank, dtype) != (2, tf.int32):
+            raise ValueError(
+                f"{what}: TensorFlow does not convolve {dtype.name} in {kind.rank} dimensions; "
+                "use mtf.to_float on the inputs"
+            )
+        shapes = {role: x.shape for role, x in operands.items()}
+        if output_shape is not None:
+            shapes[self._computed] = output_shape
+        check_shapes(what, kind, shapes)
+        if output_shape is None:
+            image = shapes[kind.input_role]
+            shapes[self._computed] = kind.image_shape(self._computed, image, shapes[FILTER])
+        super().__init__(tensors, name=what)
+        self._shapes = shapes
+        self._outputs = [Tensor(self, shapes[self._computed], dtype)]
+
+    def _unsplittable(self) -> list[str]:
+        rank = self._kind.rank
+        images = self._shapes[WIDE][-rank - 1 : -1] + self._shapes[NARROW][-rank - 1 : -1]
+        return [d.name for d in self._shapes[FILTER][:rank] + images]
+
+    # -- gradient
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        # Each product is linear in either operand, and its gradients are the other two.
+        tensors = {**dict(zip(self._roles, self._inputs)), self._computed: grad_ys[0]}
+        return [self._product_of(role, tensors) for role in self._roles]
+
+    def _product_of(self, role: str, tensors: dict[str, Tensor]) -> Tensor:
+        """Returns the tensor called `role` of this convolution, computed from the others."""
+        kind = self._kind
+        rank, transposed = kind.rank, kind.transposed
+        movement = (kind.tf_strides, kind.padding)
+        if role == FILTER:
+            images = tensors[kind.input_role], self._shapes[FILTER], tensors[kind.output_role]
+            op = mtf.Conv2or3dBackpropFilterOperation(rank, transposed, *images, *movement)
+            return op.outputs[0]
+        given = NARROW if role == WIDE else WIDE
+        usual = kind.image_shape(role, self._shapes[given], self._shapes[FILTER])
+        if role == kind.output_role and usual == self._shapes[role]:
+            cls = _FORWARD[rank, transposed]
+            return cls(tensors[given], tensors[FILTER], *movement).outputs[0]
+        # A wide image of another size than a transposed convolution makes is told its shape.
+        return mtf.Conv2or3dBackpropInputOperation(
+            rank, role == NARROW, self._shapes[role], tensors[FILTER], tensors[given], *movement
+        ).outputs[0]
+
+    # -- lowering
+
+    def _summed_axes(self, mesh_impl: MeshImpl) -> list[int]:
+        """Returns the mesh axes that split the summed dimensions, in their order."""
+        summed = {
+            NARROW: self._shapes[FILTER][-2:-1],
+            WIDE: self._shapes[FILTER][-1:],
+            FILTER: self._shapes[WIDE][: -self._kind.rank - 1],
+        }[self._computed]
+        return mesh_impl.splitting_axes(summed)
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        check_not_split(self, lowering)
+        output = self.outputs[0]
+        self._count(lowering, lowering.requested_impl(self))
+        result = mesh_impl.slicewise(
+            self._slice_fn(mesh_impl), *[lowering.tensors[x] for x in self.inputs]
+        )
+        axes = self._summed_axes(mesh_impl)
+        lowering.set_partial_sum(output, result, axes, self._sum_label)
+
+    def _slice_fn(self, mesh_impl: MeshImpl) -> Any:
+        """Returns a function of one processor's slices of the inputs."""
+        kind = self._kind
+        kernels, argument_names, sizes_name = _KERNELS[self._computed]
+        output_sizes = mesh_impl.slice_shape(self._shapes[self._computed])
+        # The batch dimensions of an image become one.
+        flat = {FILTER: mesh_impl.slice_shape(self._shapes[FILTER])}
+        for role in (WIDE, NARROW):
+            sizes = mesh_impl.slice_shape(self._shapes[role])
+            first = len(sizes) - kind.rank - 1
+            flat[role] = [list_product(sizes[:first]), *sizes[first:]]
+
+        def apply(*slices: tf.Tensor) -> tf.Tensor:
+            arguments: dict[str, Any] = {
+                argument_names[role]: _reshaped(x, flat[role])
+                for role, x in zip(self._roles, slices)
+            }
+            if sizes_name is not None:
+                arguments[sizes_name] = flat[self._computed]
+            y = kernels[kind.rank](strides=kind.tf_strides, padding=kind.padding, **arguments)
+            return _reshaped(y, output_sizes)
+
+        return apply
+
+    # -- what it costs
+
+    def _multiply_adds(self, image: str, sizes_of: Any) -> int:
+        """Returns the number of products of pixels of `image` with numbers of the filter."""
+        *window, wide, narrow = sizes_of(self._shapes[FILTER])
+        pixels = list_product(sizes_of(self._shapes[image]))
+        return pixels * list_product(window) * (wide if image == NARROW else narrow)
+
+    def _count(self, lowering: LoweringLike, mesh_impl: MeshImpl) -> None:
+        image = self._kind.output_role
+        laid_out = self._multiply_adds(image, mesh_impl.slice_shape) * mesh_impl.size
+        unique = self._multiply_adds(image, lambda shape: shape.to_integer_list)
+        lowering.add_counter(f"{self._counter}/{self._product}", laid_out)
+        lowering.add_counter(f"{self._counter}_unique/{self._product}", unique)
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        multiply_adds = self._multiply_adds(NARROW, mesh_impl.slice_shape) * mesh_impl.size
+        return Cost(flops=2 * multiply_adds, bytes=super().cost(mesh_impl).bytes)
+
+    def cost_key(self) -> tuple:
+        return self._kind, tuple(self._roles)
+
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
+        summed = self._summed_axes(mesh_impl)
+        return {self.outputs[0]: tuple(sorted(summed))} if summed else {}
+
+
+def _reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    return x if x.shape.as_list() == list(sizes) else tf.reshape(x, sizes)
+
+
+class _ForwardConvOperation(ConvNdOperation):
+    """A convolution of an image with a filter; a subclass says which."""
+
+    _family = (0, False)
+
+    def __init__(
+        self,
+        conv_input: Tensor,
+        conv_filter: Tensor,
+        strides: Sequence[int],
+        padding: str,
+        name: Optional[str] = None,
+    ):
+        """Creates the operation.
+
+        Args:
+          conv_input: a Tensor [batch..., spatial..., in]; any number of batch dimensions.
+          conv_filter: a Tensor [window..., in, out]; [window..., out, in] if transposed.
+          strides: a list [1, stride of each spatial dimension..., 1].
+          padding: "SAME" or "VALID". Sizes along a spatial dimension of size n are those of
+            TensorFlow: with a stride s and a window k, ceil(n / s) for "SAME" and
+            floor((n - k) / s) + 1 for "VALID". Transposed it is n * s, and (n - 1) * s + k
+            for "VALID" where k is larger than s.
+          name: a string or None.
+
+        Raises:
+          ValueError: dtypes, ranks, channels, strides or padding do not fit, or the window is
+            larger than the image.
+        """
+        kind = conv_kind(name or type(self).__name__, *self._family, strides, padding)
+        operands = {kind.input_role: conv_input, FILTER: conv_filter}
+        super().__init__(kind, operands, None, name)
+
+
+class Conv2dOperation(_ForwardConvOperation):
+    """Convolves [batch..., h, w, in] with [fh, fw, in, out] to [batch..., h, w, out]."""
+
+    _family = (2, False)
+
+
+class Conv3dOperation(_ForwardConvOperation):
+    """Convolves [batch..., d, h, w, in] with [fd, fh, fw, in, out] to [batch..., d, h, w, out]."""
+
+    _family = (3, False)
+
+
+class Conv2dTransposeOperation(_ForwardConvOperation):
+    """Spreads [batch..., h, w, in] by [fh, fw, out, in] to [batch..., h, w, out], enlarged."""
+
+    _family = (2, True)
+
+
+class Conv3dTransposeOperation(_ForwardConvOperation):
+    """Spreads [batch..., d, h, w, in] by [fd, fh, fw, out, in], enlarged in d, h and w."""
+
+    _family = (3, True)
+
+
+_FORWARD = {cls._family: cls for cls in _ForwardConvOperation.__subclasses__()}

@@ -1,0 +1,263 @@
+"""Contraction by dimension name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Optional
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.cost import Collective, Cost
+from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import (
+    Shape,
+    check_sizes_of_names,
+    convert_to_shape,
+    list_product,
+)
+from mesh_tensorflow._core.strictness import did_you_mean, slip
+from mesh_tensorflow._core.tensor import Tensor, check_tensors
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.slices.functions import einsum_slice
+from mesh_tensorflow.ops._elementwise.binary import check_dtypes
+
+__all__ = ["EinsumOperation", "einsum", "matmul"]
+
+
+def einsum_output_shape(
+    input_shapes: Sequence[Shape],
+    output_shape: Optional[Shape],
+    reduced_dims: Optional[Sequence[Dimension]],
+) -> Shape:
+    """Returns the output shape of an einsum.
+
+    With neither `output_shape` nor `reduced_dims`, dimensions of two or more inputs are
+    reduced; what is not reduced stays in order of first appearance.
+
+    Raises:
+      ValueError: both are given and do not agree, or a reduced dimension is in no input.
+    """
+    counts: dict[Dimension, int] = {}
+    for shape in input_shapes:
+        for d in shape:
+            counts[d] = counts.get(d, 0) + 1
+    if reduced_dims is not None:
+        missing = [d for d in reduced_dims if d not in counts]
+        if missing:
+            raise ValueError(
+                f"einsum: reduced_dims {dims_text(missing)} are in none of the inputs "
+                f"{', '.join(map(str, input_shapes))}"
+            )
+    if output_shape is None:
+        if reduced_dims is None:
+            reduced_dims = [d for d, count in counts.items() if count > 1]
+        return Shape([d for d in counts if d not in reduced_dims])
+    if reduced_dims is not None:
+        implied = [d for d in counts if d not in output_shape]
+        if set(implied) != set(reduced_dims):
+            raise ValueError(
+                f"einsum: reduced_dims {dims_text(reduced_dims)} do not agree with the output "
+                f"shape {output_shape}, which reduces {dims_text(implied) or 'nothing'} of the "
+                f"inputs {', '.join(map(str, input_shapes))}. Give one of the two"
+            )
+    return output_shape
+
+
+class EinsumOperation(Operation):
+    """Multiplies Tensors and sums over the dimensions that the output lacks."""
+
+    def __init__(self, inputs: Sequence[Tensor], output_shape: Any, name: Optional[str] = None):
+        """Creates the operation.
+
+        Args:
+          inputs: Tensors of one dtype.
+          output_shape: a Shape, each of whose dimensions is in an input.
+          name: a string or None.
+
+        Raises:
+          ValueError: there are no inputs, their dtypes differ, or the output has a dimension
+            that no input has.
+        """
+        if not inputs:
+            raise ValueError("einsum needs at least one input tensor")
+        check_dtypes(name or "einsum", inputs)
+        output_shape = convert_to_shape(output_shape)
+        mtf.verify_no_new_dims([x.shape for x in inputs], output_shape)
+        super().__init__(inputs, name=name or "einsum")
+        self._outputs = [Tensor(self, output_shape, inputs[0].dtype)]
+
+    def _all_dims(self) -> list[Dimension]:
+        return list(dict.fromkeys(d for x in self._inputs for d in x.shape))
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        dy = grad_ys[0]
+        xs = self.inputs
+        return [product([dy, *xs[:i], *xs[i + 1 :]], x.shape) for i, x in enumerate(xs)]
+
+    def _plan(self, mesh_impl: MeshImpl) -> tuple[dict[Dimension, int], list[int]]:
+        """Returns the dimensions to gather first, with their mesh axes, and the axes to sum.
+
+        Two dimensions that never meet in one tensor may be split over one mesh axis; if both
+        are in this contraction, then one of them must be whole.
+        """
+        splits: dict[int, list[Dimension]] = {}
+        for d in self._all_dims():
+            axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
+            if axis is not None:
+                splits.setdefault(axis, []).append(d)
+        kept_dims = set(self._outputs[0].shape)
+        gathered: dict[Dimension, int] = {}
+        summed = []
+        for axis, dims in sorted(splits.items()):
+            dims = sorted(dims, key=lambda d: d not in kept_dims)
+            gathered.update(dict.fromkeys(dims[1:], axis))
+            if dims[0] not in kept_dims:
+                summed.append(axis)
+        return gathered, summed
+
+    def _as_counted(self, mesh_impl: MeshImpl, axes: list[int]) -> list[int]:
+        """Returns mesh axes in the order in which the counter of their sum names them.
+
+        It is that of the dimensions of an input that has them all, else of their names.
+        """
+        if len(axes) < 2:
+            return axes
+        dims = self._all_dims()
+        complete = [x.shape.dims for x in self._inputs if len(x.shape) == len(dims)]
+        order = mesh_impl.splitting_axes(complete[0] if complete else sorted(dims))
+        return sorted(axes, key=order.index)
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        gathered, summed = self._plan(mesh_impl)
+        values = []
+        for x in self.inputs:
+            value = lowering.tensors[x]
+            for axis_of_x, d in enumerate(x.shape):
+                if d in gathered:
+                    value = mesh_impl.allconcat(value.to_laid_out_tensor(), gathered[d], axis_of_x)
+            values.append(value)
+        lowering.count_collectives(self, "einsum_op")
+        lowering.add_counter("einsum", self._computed_elements(lowering.requested_impl(self)))
+        lowering.add_counter("einsum_unique", list_product(d.size for d in self._all_dims()))
+        shapes = [x.shape for x in self.inputs]
+        output = self.outputs[0]
+        result = mesh_impl.slicewise(
+            lambda *slices: einsum_slice(slices, shapes, output.shape, mesh_impl.einsum), *values
+        )
+        axes = self._as_counted(mesh_impl, summed)
+        lowering.set_partial_sum(output, result, axes, "einsum_op")
+
+    def _gathers(self, mesh_impl: MeshImpl) -> list[Collective]:
+        gathered, _ = self._plan(mesh_impl)
+        found = []
+        for x in self.inputs:
+            elements = mesh_impl.laid_out_size(x.shape)
+            for d in x.shape:
+                if d in gathered:
+                    axis = gathered[d]
+                    elements *= mesh_impl.shape[axis].size
+                    found.append(
+                        Collective("allconcat", (axis,), elements, elements * x.dtype.size)
+                    )
+        return found
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        computed = self._computed_elements(mesh_impl)
+        flops = computed * max(1, 2 * (len(self._inputs) - 1))
+        moved = Operation.cost(self, mesh_impl).bytes
+        return Cost(flops, moved, tuple(self._gathers(mesh_impl)))
+
+    def _computed_elements(self, mesh_impl: MeshImpl) -> int:
+        gathered, _ = self._plan(mesh_impl)
+        elements = mesh_impl.size
+        for d in self._all_dims():
+            axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
+            whole = axis is None or d in gathered
+            elements *= d.size if whole else d.size // mesh_impl.shape[axis].size
+        return elements
+
+    def cost_key(self) -> None:
+        return None
+
+    def may_begin_sum(self, split: Collection[str]) -> bool:
+        kept = self._outputs[0].shape.dimension_names
+        return any(d.name in split and d.name not in kept for d in self._all_dims())
+
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
+        _, summed = self._plan(mesh_impl)
+        return {self.outputs[0]: tuple(summed)} if summed else {}
+
+
+def product(xs: Sequence[Tensor], output_shape: Shape, name: Optional[str] = None) -> Tensor:
+    """Returns the einsum of `xs`, repeated along dimensions that only the output has."""
+    known = {d for x in xs for d in x.shape}
+    computed = Shape([d for d in output_shape if d in known])
+    y = EinsumOperation(xs, computed, name=name).outputs[0]
+    return mtf.broadcast(y, output_shape)
+
+
+def _check_no_broadcast(what: str, shapes: Sequence[Shape], output_shape: Shape) -> None:
+    """Reports a slip if an einsum repeats its product along dimensions that no input has."""
+    dims = {d for shape in shapes for d in shape}
+    # One of size 1 repeats nothing: decoders add it for the position that they are at.
+    new = [d for d in output_shape if d not in dims and d.size != 1]
+    if not new:
+        return
+    known = [dims_text([d]) for d in dims]
+    slip(
+        f"{what}: the output has {dims_text(new)}, which none of the inputs "
+        f"{', '.join(map(str, shapes))} has{did_you_mean(dims_text(new[:1]), known)} The product "
+        "is repeated along it. If that is meant, leave it out of output_shape and call "
+        "mtf.broadcast on the result",
+        key=f"einsum broadcast/{dims_text(new)}",
+    )
+
+
+@leaves_no_node
+def einsum(
+    xs: Sequence[Tensor],
+    output_shape: Any = None,
+    reduced_dims: Optional[Sequence[Dimension]] = None,
+    name: Optional[str] = None,
+) -> Tensor:
+    """Multiplies Tensors and sums, by dimension instead of by letter.
+
+    Given neither `output_shape` nor `reduced_dims`, the dimensions of two or more inputs are
+    summed over, and the rest stays in order of first appearance.
+
+    Args:
+      xs: a list of Tensors of one dtype.
+      output_shape: a Shape or None; a dimension that no input has is broadcast.
+      reduced_dims: a list of Dimensions to sum over, or None.
+      name: a string or None.
+
+    Returns:
+      A Tensor.
+
+    Raises:
+      ValueError: the dtypes differ, or `output_shape` and `reduced_dims` do not agree.
+    """
+    output_shape = convert_to_shape(output_shape)
+    if reduced_dims is not None:
+        reduced_dims = [convert_to_dimension(d) for d in reduced_dims]  # type: ignore[misc]
+    check_tensors(name or "einsum", xs)
+    shapes = [x.shape for x in xs]
+    output_shape = einsum_output_shape(shapes, output_shape, reduced_dims)
+    check_sizes_of_names(name or "einsum", shapes)
+    _check_no_broadcast(name or "einsum", shapes, output_shape)
+    return product(xs, output_shape, name)
+
+
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    output_shape: Any = None,
+    reduced_dims: Optional[Sequence[Dimension]] = None,
+    name: Optional[str] = None,
+) -> Tensor:
+    """Returns the einsum of two Tensors; see `einsum`."""
+    return einsum([a, b], output_shape=output_shape, reduced_dims=reduced_dims, name=name)

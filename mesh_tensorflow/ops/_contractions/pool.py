@@ -1,0 +1,361 @@
+"""Pooling over two or three spatial dimensions, and over groups along one dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.errors import dims_text, tensors_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape, list_product
+from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._core.tables import table_lookup
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow.ops._contractions.reduce_broadcast import reduce_first, reduce_mean
+from mesh_tensorflow.ops._elementwise.binary import check_dtypes
+from mesh_tensorflow.ops._elementwise.slicewise import check_not_split
+
+__all__ = [
+    "PoolBackPropOperation",
+    "PoolOperation",
+    "pool_backprop",
+    "pool_fn",
+    "pool_tensor_1d",
+    "stride_tensor_1d",
+]
+
+
+class _Pool(NamedTuple):
+    rank: int
+    is_max: bool
+
+
+_POOLS = {
+    f"{reduction}_{rank}D": _Pool(rank, reduction == "MAX")
+    for reduction in ("MAX", "AVG")
+    for rank in (2, 3)
+}
+_PLANE_FNS = {True: tf.nn.max_pool2d, False: tf.nn.avg_pool2d}
+_VOLUME_FNS = {True: tf.nn.max_pool3d, False: tf.nn.avg_pool3d}
+# TensorFlow pools volumes of these on every device, planes of all.
+_VOLUME_DTYPES = (tf.float32, tf.bfloat16)
+
+
+def pool_fn(pool_fn_string: str) -> Callable:
+    """Returns a TensorFlow function that pools over the dimensions before the last.
+
+    Args:
+      pool_fn_string: "MAX_2D", "MAX_3D", "AVG_2D" or "AVG_3D".
+
+    Returns:
+      A function of a tf.Tensor [batch..., spatial..., channels] with any number of batch
+      dimensions, `ksize` and `strides`, a number for each spatial dimension, and `padding`,
+      "VALID" by default.
+
+    Raises:
+      ValueError: another `pool_fn_string`.
+    """
+    rank, is_max = table_lookup(_POOLS, pool_fn_string, "pool_fn_string")
+
+    def pool_planes(
+        x: tf.Tensor, ksize: Sequence[int], strides: Sequence[int], padding: str = "VALID"
+    ) -> tf.Tensor:
+        batch, image = x.shape.as_list()[:-3], x.shape.as_list()[-3:]
+        flat = tf.reshape(x, [list_product(batch), *image])
+        y = _PLANE_FNS[is_max](flat, list(ksize), list(strides), padding)
+        return tf.reshape(y, batch + y.shape.as_list()[1:])
+
+    def pool_volumes(
+        x: tf.Tensor, ksize: Sequence[int], strides: Sequence[int], padding: str = "VALID"
+    ) -> tf.Tensor:
+        batch, image = x.shape.as_list()[:-4], x.shape.as_list()[-4:]
+        if x.dtype in _VOLUME_DTYPES:
+            flat = tf.reshape(x, [list_product(batch), *image])
+            y = _VOLUME_FNS[is_max](flat, list(ksize), list(strides), padding)
+            return tf.reshape(y, batch + y.shape.as_list()[1:])
+        # First within the planes, then across them.
+        planes = pool_planes(x, ksize[1:], strides[1:], padding)
+        depth, height, width, channels = planes.shape.as_list()[-4:]
+        columns = tf.reshape(planes, [*batch, depth, height * width, channels])
+        y = pool_planes(columns, [ksize[0], 1], [strides[0], 1], padding)
+        return tf.reshape(y, [*batch, y.shape.as_list()[-3], height, width, channels])
+
+    return pool_planes if rank == 2 else pool_volumes
+
+
+def _check_window(
+    what: str, pool_fn_string: str, x: Tensor, ksize: Sequence[int], strides: Sequence[int]
+) -> tuple[int, ...]:
+    """Returns the window of a pooling of `x`, as a tuple.
+
+    Raises:
+      ValueError: the window, the strides, or the shape or dtype of `x` do not fit.
+    """
+    rank, is_max = table_lookup(_POOLS, pool_fn_string, f"pool_fn_string of {what}")
+    described = f"{x.name} {x.shape} {x.dtype.name}"
+    if not is_max and not x.dtype.is_floating:
+        raise ValueError(
+            f"{what}: {pool_fn_string} averages floating tensors, not {described}; use mtf.to_float"
+        )
+    for argument, sizes in (("ksize", ksize), ("strides", strides)):
+        fits = isinstance(sizes, (list, tuple)) and len(sizes) == rank
+        if not fits or not all(isinstance(size, int) and size > 0 for size in sizes):
+            raise ValueError(
+                f"{what}: {argument} of {pool_fn_string} must be {rank} whole numbers from 1, "
+                f"one for each spatial dimension, but is {sizes!r}"
+            )
+    if tuple(ksize) != tuple(strides):
+        raise ValueError(
+            f"{what}: windows must neither overlap nor leave gaps, but ksize is {tuple(ksize)} "
+            f"and strides is {tuple(strides)}. Give both the same value"
+        )
+    if len(x.shape) < rank + 1:
+        raise ValueError(
+            f"{what}: {pool_fn_string} takes [batch..., {rank} spatial dimensions, channels], "
+            f"but {described} has {len(x.shape)} dimensions"
+        )
+    small = [d for d, k in zip(x.shape[-rank - 1 : -1], ksize) if d.size < k]
+    if small:
+        raise ValueError(
+            f"{what}: ksize {tuple(ksize)} is larger than {dims_text(small)} of {described}. "
+            "Choose a smaller window"
+        )
+    return tuple(ksize)
+
+
+def _warn_of_rest(what: str, x: Tensor, ksize: Sequence[int]) -> None:
+    spatial = x.shape[-len(ksize) - 1 : -1]
+    rest = [d for d, k in zip(spatial, ksize) if d.size % k]
+    if rest:
+        slip(
+            f"{what}: windows of {ksize} leave out the end of {dims_text(rest)} of {x.name} "
+            f"{x.shape}. Lengthen it with mtf.pad, or cut it with mtf.slice",
+            key=f"rest of {dims_text(rest)} by {ksize}",
+        )
+
+
+def _pooled_shape(shape: Shape, ksize: Sequence[int]) -> Shape:
+    first = len(shape) - len(ksize) - 1
+    pooled = [Dimension(d.name, d.size // k) for d, k in zip(shape[first:-1], ksize)]
+    return Shape(shape[:first] + pooled + shape[-1:])
+
+
+class PoolOperation(Operation):
+    """The maximum or the mean of each window of an image.
+
+    Windows lie side by side. What is left at the end of a spatial dimension, less than a
+    window, is dropped, as by TensorFlow's "VALID" padding.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        ksize: Sequence[int],
+        strides: Sequence[int],
+        pool_fn_string: str,
+        name: Optional[str] = None,
+    ):
+        """Creates the operation.
+
+        Args:
+          x: a Tensor [batch..., spatial..., channels]; any number of batch dimensions.
+          ksize: sizes of the window, one for each of the 2 or 3 spatial dimensions.
+          strides: the same as `ksize`.
+          pool_fn_string: "MAX_2D", "MAX_3D", "AVG_2D" or "AVG_3D".
+          name: a string or None.
+
+        Raises:
+          ValueError: another `pool_fn_string`, strides that differ from `ksize`, too few
+            dimensions, a window larger than the image, or a mean of integers.
+        """
+        what = name or type(self).__name__
+        self._check_inputs([x], what)
+        self._ksize = _check_window(what, pool_fn_string, x, ksize, strides)
+        _warn_of_rest(what, x, self._ksize)
+        self._pool_fn_string = pool_fn_string
+        super().__init__([x], name=name or "pool")
+        self._outputs = [Tensor(self, _pooled_shape(x.shape, self._ksize), x.dtype)]
+
+    def _unsplittable(self) -> list[str]:
+        return [d.name for d in self._inputs[0].shape[-len(self._ksize) - 1 : -1]]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        x, y = self._inputs[0], self._outputs[0]
+        return [pool_backprop(x, y, grad_ys[0], self._ksize, self._ksize, self._pool_fn_string)]
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        check_not_split(self, lowering)
+        fn, ksize = pool_fn(self._pool_fn_string), self._ksize
+        value = mesh_impl.slicewise(lambda x: fn(x, ksize, ksize), lowering.tensors[self.inputs[0]])
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+class PoolBackPropOperation(Operation):
+    """The gradient of a pooling with respect to its input.
+
+    Of a maximum, every element that equals it gets the whole gradient of its window.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        dy: Tensor,
+        ksize: Sequence[int],
+        strides: Sequence[int],
+        pool_fn_string: str,
+        name: Optional[str] = None,
+    ):
+        """Creates the operation.
+
+        Args:
+          x: a Tensor [batch..., spatial..., channels], the input of the pooling.
+          y: a Tensor [batch..., smaller spatial..., channels], its output.
+          dy: a Tensor of the shape of `y`, the gradient of the output.
+          ksize: sizes of the window, one for each of the 2 or 3 spatial dimensions.
+          strides: the same as `ksize`.
+          pool_fn_string: "MAX_2D", "MAX_3D", "AVG_2D" or "AVG_3D".
+          name: a string or None.
+
+        Raises:
+          ValueError: what PoolOperation raises, or the shapes or dtypes do not agree.
+        """
+        what = name or type(self).__name__
+        self._check_inputs([x, y, dy], what)
+        check_dtypes(what, [x, y, dy])
+        self._ksize = _check_window(what, pool_fn_string, x, ksize, strides)
+        pooled = _pooled_shape(x.shape, self._ksize)
+        if y.shape != pooled or dy.shape != pooled:
+            raise ValueError(
+                f"{what}: pooling {x.name} {x.shape} by ksize {self._ksize} gives {pooled}, but "
+                f"y and dy are {tensors_text([y, dy])}"
+            )
+        self._pool_fn_string = pool_fn_string
+        super().__init__([x, y, dy], name=name or "pool_backprop")
+        self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+    def _unsplittable(self) -> list[str]:
+        return [d.name for d in self._inputs[0].shape[-len(self._ksize) - 1 : -1]]
+
+    def gradient(self, unused_grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+        # Linear in dy: each window gathers what reaches the elements that dy went to.
+        x, y, dy = self._inputs
+        ksize, reached = self._ksize, unused_grad_ys[0]
+        mean = self._pool_fn_string.replace("MAX", "AVG")
+        if mean == self._pool_fn_string:
+            return [None, None, PoolOperation(reached, ksize, ksize, mean).outputs[0]]
+        is_maximum = pool_backprop(x, y, mtf.ones_like(dy), ksize, ksize, self._pool_fn_string)
+        masked = mtf.multiply(reached, is_maximum)
+        gathered = PoolOperation(masked, ksize, ksize, mean).outputs[0]
+        return [None, None, mtf.multiply(gathered, list_product(ksize))]
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        check_not_split(self, lowering)
+        ksize = self._ksize
+        x, y, dy = (lowering.tensors[t] for t in self.inputs)
+        if _POOLS[self._pool_fn_string].is_max:
+            value = mesh_impl.slicewise(lambda *xs: _max_backprop(ksize, *xs), x, y, dy)
+        else:
+            sizes = mesh_impl.slice_shape(self.outputs[0].shape)
+            window = list_product(ksize)
+            value = mesh_impl.slicewise(lambda d: _spread(d / window, ksize, sizes), dy)
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+def _max_backprop(ksize: Sequence[int], x: tf.Tensor, y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+    sizes = x.shape.as_list()
+    is_maximum = tf.equal(x, _spread(y, ksize, sizes))
+    return tf.where_v2(is_maximum, _spread(dy, ksize, sizes), tf.zeros([], dy.dtype))
+
+
+def _spread(y: tf.Tensor, ksize: Sequence[int], sizes: Sequence[int]) -> tf.Tensor:
+    """Repeats each element of a slice over its window; zero where there is no window.
+
+    Args:
+      y: a tf.Tensor [batch..., spatial..., channels].
+      ksize: sizes of the window.
+      sizes: sizes of the result.
+    """
+    rank = len(ksize)
+    batch, channels = list_product(sizes[: -rank - 1]), sizes[-1]
+    counts = y.shape.as_list()[-rank - 1 : -1]
+    # The first spatial dimension goes with the batch: TensorFlow tiles seven dimensions.
+    apart = [size for count in counts for size in (count, 1)]
+    apart[0] *= batch
+    repeats = [size for k in ksize for size in (1, k)]
+    spread = tf.tile(tf.reshape(y, [*apart, channels]), [*repeats, 1])
+    covered = [count * k for count, k in zip(counts, ksize)]
+    rest = [[0, n - c] for n, c in zip(sizes[-rank - 1 : -1], covered)]
+    spread = tf.reshape(spread, [batch, *covered, channels])
+    if any(after for _, after in rest):
+        spread = tf.pad(spread, [[0, 0], *rest, [0, 0]])
+    return tf.reshape(spread, sizes)
+
+
+def pool_backprop(
+    x: Tensor,
+    y: Tensor,
+    dy: Tensor,
+    ksize: Sequence[int],
+    strides: Sequence[int],
+    pool_fn_string: str,
+    name: Optional[str] = None,
+) -> Tensor:
+    """Returns the gradient of a pooling's input; see `PoolBackPropOperation`."""
+    return PoolBackPropOperation(x, y, dy, ksize, strides, pool_fn_string, name=name).outputs[0]
+
+
+def _grouped(what: str, tensor: Tensor, pool_dim: Dimension, pool_size: int) -> tuple:
+    """Returns `tensor` with `pool_dim` cut into groups, and the dimension within a group."""
+    if pool_size < 1 or pool_dim.size % pool_size:
+        raise ValueError(
+            f"{what}: {dims_text([pool_dim])} of {tensor.name} {tensor.shape} cannot be cut into "
+            f"groups of pool_size={pool_size}. Choose a divisor of {pool_dim.size}, or lengthen "
+            "the tensor with mtf.pad"
+        )
+    low = Dimension("_low", pool_size)
+    high = Dimension(pool_dim.name, pool_dim.size // pool_size)
+    return mtf.replace_dimensions(tensor, pool_dim, [high, low]), low
+
+
+@leaves_no_node
+def pool_tensor_1d(
+    tensor: Tensor, pool_dim: Dimension, reduce_fn: Callable = reduce_mean, pool_size: int = 2
+) -> Tensor:
+    """Returns a Tensor whose `pool_dim` is shorter, each group of elements made one.
+
+    Args:
+      tensor: a Tensor.
+      pool_dim: a Dimension of it.
+      reduce_fn: a function with a `reduced_dim`, such as mtf.reduce_max.
+      pool_size: number of elements of a group; divides the size of `pool_dim`.
+
+    Raises:
+      ValueError: it does not divide it.
+    """
+    grouped, low = _grouped("pool_tensor_1d", tensor, pool_dim, pool_size)
+    return reduce_fn(grouped, reduced_dim=low)
+
+
+@leaves_no_node
+def stride_tensor_1d(tensor: Tensor, pool_dim: Dimension, pool_size: int = 2) -> Tensor:
+    """Returns a Tensor whose `pool_dim` is shorter, of each group of elements the first.
+
+    Args:
+      tensor: a Tensor.
+      pool_dim: a Dimension of it.
+      pool_size: number of elements of a group; divides the size of `pool_dim`.
+
+    Raises:
+      ValueError: it does not divide it.
+    """
+    grouped, low = _grouped("stride_tensor_1d", tensor, pool_dim, pool_size)
+    return reduce_first(grouped, reduced_dim=low)

@@ -1,0 +1,158 @@
+"""Softmax and its kin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow.ops._contractions.reduce_broadcast import cost_along
+from mesh_tensorflow.ops._source import check_dimension
+
+__all__ = ["log_softmax", "reduce_logsumexp", "softmax"]
+
+_FLOPS_PER_ELEMENT = 5
+_MOST_DIMS = 5  # of oneDNN's kernel
+
+
+def _check_floating(what: str, x: Tensor, dim: Dimension) -> None:
+    """Checks that `x` is floating and has dimension `dim`.
+
+    Raises:
+      ValueError: it has no such dimension.
+      TypeError: it is not floating.
+    """
+    check_dimension(what, x, dim)
+    if not x.dtype.is_floating:
+        raise TypeError(
+            f"{what}: {x.name} {x.shape} is {x.dtype.name}, and exponentials along "
+            f"{dims_text([dim])} are fractions; use mtf.to_float on it first"
+        )
+
+
+class SoftmaxOperation(Operation):
+    """The softmax along a dimension, or its logarithm.
+
+    Where the dimension is whole on each processor it is TensorFlow's own fused kernel; where
+    it is split, the maximum and the sum are made over the processors.
+    """
+
+    def __init__(self, x: Tensor, reduced_dim: Dimension, log: bool, name: str):
+        _check_floating(name, x, reduced_dim)
+        super().__init__([x], name=name)
+        self._dim = reduced_dim
+        self._axis = x.shape.dims.index(reduced_dim)
+        self._log = log
+        self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        y, dy = self.outputs[0], grad_ys[0]
+        rest = y.shape - self._dim
+        if self._log:
+            return [dy - mtf.exp(y) * mtf.reduce_sum(dy, output_shape=rest)]
+        return [(dy - mtf.reduce_sum(dy * y, output_shape=rest)) * y]
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        x = lowering.tensors[self.inputs[0]]
+        lowering.count_collectives(self, "reduce_op")
+        mesh_axis = mesh_impl.splitting_axis(self._dim)
+        if mesh_axis is None:
+            fn = tf.nn.log_softmax if self._log else tf.nn.softmax
+            value = mesh_impl.slicewise(lambda t: self._along_axis(fn, t), x)
+        else:
+            value = self._lower_split(mesh_impl, x.to_laid_out_tensor(), mesh_axis)
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+    def _along_axis(self, fn: Any, t: tf.Tensor) -> tf.Tensor:
+        sizes = t.shape.as_list()
+        if len(sizes) <= _MOST_DIMS:
+            return fn(t, axis=self._axis)
+        before, after = sizes[: self._axis], sizes[self._axis + 1 :]
+        joined = [mtf.list_product(before), sizes[self._axis], mtf.list_product(after)]
+        return tf.reshape(fn(tf.reshape(t, joined), axis=1), sizes)
+
+    def _lower_split(self, mesh_impl: MeshImpl, x: Any, mesh_axis: int) -> Any:
+        def reduce(fn: Any, value: Any, reduction: str) -> Any:
+            local = mesh_impl.slicewise(lambda t: fn(t, self._axis, keepdims=True), value)
+            return mesh_impl.allreduce(local, [mesh_axis], reduction)
+
+        largest = reduce(tf.reduce_max, x, "MAX")
+        shifted = mesh_impl.slicewise(tf.subtract, x, largest)
+        exps = mesh_impl.slicewise(tf.exp, shifted)
+        total = reduce(tf.reduce_sum, exps, "SUM")
+        if self._log:
+            return mesh_impl.slicewise(lambda t, s: t - tf.log(s), shifted, total)
+        return mesh_impl.slicewise(tf.divide, exps, total)
+
+    def cost_key(self) -> Dimension:
+        return self._dim
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        return cost_along(self, mesh_impl, self._dim, _FLOPS_PER_ELEMENT)
+
+
+@leaves_no_node
+def reduce_logsumexp(
+    x: Tensor, reduced_dim: Dimension, extra_logit: Any = None, name: Optional[str] = None
+) -> Tensor:
+    """Returns log(sum(exp(x))) over a dimension, which goes away; stable for large `x`.
+
+    Args:
+      x: a Tensor.
+      reduced_dim: a Dimension of it.
+      extra_logit: a number or a Tensor without that dimension, one more term of the sum; it
+        gets no gradient.
+      name: a string or None.
+    """
+    _check_floating("reduce_logsumexp", x, reduced_dim)
+    shape = x.shape - reduced_dim
+    with tf.variable_scope(name, default_name="reduce_logsumexp"):
+        largest = mtf.reduce_max(mtf.stop_gradient(x), output_shape=shape)
+        if extra_logit is not None:
+            if isinstance(extra_logit, Tensor):
+                extra_logit = mtf.stop_gradient(extra_logit)
+            largest = mtf.maximum(largest, extra_logit)
+        total = mtf.reduce_sum(mtf.exp(x - largest), output_shape=shape)
+        if extra_logit is not None:
+            total += mtf.exp(extra_logit - largest)
+        return mtf.log(total) + largest
+
+
+@leaves_no_node
+def log_softmax(
+    x: Tensor, reduced_dim: Dimension, extra_logit: Any = None, name: Optional[str] = None
+) -> Tensor:
+    """Returns the logarithm of the softmax along a dimension.
+
+    Args:
+      x: a Tensor.
+      reduced_dim: a Dimension of it.
+      extra_logit: a number or a Tensor without that dimension, which joins the denominator
+        but not the result; it gets no gradient.
+      name: a string or None.
+    """
+    if extra_logit is not None:
+        return x - reduce_logsumexp(x, reduced_dim, extra_logit=extra_logit, name=name)
+    return SoftmaxOperation(x, reduced_dim, True, name or "log_softmax").outputs[0]
+
+
+@leaves_no_node
+def softmax(
+    x: Tensor, reduced_dim: Dimension, extra_logit: Any = None, name: Optional[str] = None
+) -> Tensor:
+    """Returns the softmax along a dimension; see `log_softmax`."""
+    if extra_logit is not None:
+        with tf.variable_scope(name, default_name="softmax"):
+            return mtf.exp(log_softmax(x, reduced_dim, extra_logit=extra_logit))
+    return SoftmaxOperation(x, reduced_dim, False, name or "softmax").outputs[0]

@@ -1,0 +1,1 @@
+"""Loops, order, recomputation, and gradients given by hand."""

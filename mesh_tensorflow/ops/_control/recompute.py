@@ -1,0 +1,186 @@
+"""Recomputation: functions whose activations are recomputed for their gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum, convert_args_to_laid_out_tensors
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow.ops._control.control import custom_gradient
+
+__all__ = ["recompute_grad"]
+
+
+@contextlib.contextmanager
+def _usable(operations: Sequence[Operation]) -> Iterator[None]:
+    """Lets gradients use the inner values that are not computed again, such as random ones."""
+    hidden = [y for op in operations for y in op.outputs if not y.usable]
+    for y in hidden:
+        y.usable = True
+    try:
+        yield
+    finally:
+        for y in hidden:
+            y.usable = False
+
+
+class DelayOperation(Operation):
+    """Inputs that wait for gradients, so that recomputation happens late."""
+
+    def __init__(self, xs: Sequence[Tensor], after: Sequence[Tensor]):
+        super().__init__([*xs, *after], name="recompute")
+        self._num = len(xs)
+        self._outputs = [Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(xs)]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+        return [*grad_ys, *[None] * (len(self.inputs) - self._num)]
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        return Cost()
+
+    def cost_key(self) -> None:
+        return None
+
+    def may_begin_sum(self, split: Collection[str]) -> bool:
+        return False
+
+    def delays_sums(self, mesh_impl: MeshImpl, pending: Any) -> bool:
+        # One can wait for summands, and with them, as well as for sums.
+        return mesh_impl.supports_control_dependencies
+
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
+        return {y: pending[x] for x, y in zip(self.inputs, self.outputs) if x in pending}
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        wait = mesh_impl.supports_control_dependencies
+        values = [lowering.tensors[x] for x in self.inputs]
+        pending = [v if wait and _is_pending(v) else None for v in values]
+        slices = convert_args_to_laid_out_tensors(
+            v if p is None else p.laid_out_input for v, p in zip(values, pending)
+        )
+        xs, after = slices[: self._num], slices[self._num :]
+
+        def late(x: tf.Tensor, *dys: tf.Tensor) -> tf.Tensor:
+            if wait or not x.dtype.is_floating:
+                with tf.control_dependencies(dys if wait else []):
+                    return tf.identity(x)
+            # A compiler that drops control dependencies keeps data dependencies.
+            tiny = tf.add_n([tf.reduce_sum(tf.cast(dy, tf.float32)) for dy in dys]) * 1e-30
+            return x + tf.cast(tiny, x.dtype)
+
+        for y, x, p in zip(self.outputs, xs, pending):
+            value = mesh_impl.slicewise(late, x, *after)
+            if p is not None:
+                value = LazyAllreduceSum(mesh_impl, value, p.mesh_axes, p.add_counter_fn)
+            lowering.set_tensor_lowering(y, value)
+
+
+def _is_pending(value: Any) -> bool:
+    return isinstance(value, LazyAllreduceSum) and not value.is_summed
+
+
+def wait_for(xs: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
+    """Returns Tensors whose values are there only when others are.
+
+    Args:
+      xs: a list of Tensors.
+      after: a list of Tensors.
+    """
+    return DelayOperation(xs, after).outputs if xs and after else list(xs)
+
+
+def _after_others(
+    grads: Sequence[Optional[Tensor]], others: Sequence[Optional[Tensor]]
+) -> list[Optional[Tensor]]:
+    """Returns gradients that are there only when others are."""
+    after = [dx for dx in others if dx is not None]
+    late = iter(wait_for([dx for dx in grads if dx is not None], after))
+    return [None if dx is None else next(late) for dx in grads]
+
+
+def computed_again(
+    operations: Sequence[Operation],
+    mapping: Mapping[Tensor, Tensor],
+    ys: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    grad_ys: Sequence[Tensor],
+) -> tuple[list[Tensor], list[Optional[Tensor]]]:
+    """Computes what operations computed once more, and differentiates that.
+
+    Args:
+      operations: those of a function.
+      mapping: a dictionary from an input to the Tensor that takes its place.
+      ys: Tensors that the operations made.
+      xs: Tensors that they used.
+      grad_ys: the gradient of each of `ys`.
+
+    Returns:
+      (`ys` again, the gradients for `xs` or None).
+    """
+    graph = grad_ys[0].graph
+    start = len(graph.operations)
+    _, mapping = graph.clone_operations(operations, mapping)
+    again = [mapping.get(y, y) for y in ys]
+    kept = [op for op in operations if op.outputs and op.outputs[0] not in mapping]
+    with _usable(kept):
+        grads = mtf.gradients(
+            again,
+            [mapping.get(x, x) for x in xs],
+            grad_ys=grad_ys,
+            operations=kept + graph.operations[start:],
+        )
+    return again, grads
+
+
+def recompute_grad(
+    fn: Callable, explicit_inputs: Sequence[Tensor], control_dependencies: bool = True
+) -> Any:
+    """Calls a function of Tensors whose inner values are computed again for its gradient.
+
+    Saves the memory of the inner values for a second forward computation (Chen et al.,
+    "Training deep nets with sublinear memory cost", 2016). Random values and variables are
+    the same in both.
+
+    Args:
+      fn: takes Tensors; returns a Tensor, or a tuple or list of them.
+      explicit_inputs: a list of Tensors, the arguments of `fn`.
+      control_dependencies: whether to make sure that values are computed again only when the
+        gradients of the outputs are there.
+
+    Returns:
+      What `fn` returned: a Tensor, or a list of Tensors.
+    """
+
+    def grad_fn(
+        explicit_inputs: Sequence[Tensor],
+        all_inputs: Sequence[Tensor],
+        forward_operations: Sequence[Operation],
+        outputs: Sequence[Tensor],
+        output_grads: Sequence[Optional[Tensor]],
+    ) -> Sequence[Optional[Tensor]]:
+        pairs = [(y, dy) for y, dy in zip(outputs, output_grads) if dy is not None]
+        given = [dy for _, dy in pairs]
+        if control_dependencies:
+            again = wait_for(explicit_inputs, given)
+        else:
+            again = [mtf.identity(x) for x in explicit_inputs]
+        mapping = dict(zip(explicit_inputs, again))
+        ys = [y for y, _ in pairs]
+        grads = computed_again(forward_operations, mapping, ys, all_inputs, given)[1]
+        num = len(explicit_inputs)
+        if control_dependencies:
+            # What is before waits for these, so inner values are not kept for a weight's gradient.
+            grads = _after_others(grads[:num], grads[num:]) + grads[num:]
+        return grads
+
+    return custom_gradient(fn, grad_fn, explicit_inputs)

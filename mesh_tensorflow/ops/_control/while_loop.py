@@ -1,0 +1,323 @@
+"""Loops, built once as lists of operations; with gradients."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.errors import tensors_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.loop import Loop
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow._core.tensor import Tensor, check_tensors
+from mesh_tensorflow._mesh.constants import inside_loop
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.slices.random_values import fold_key
+from mesh_tensorflow.ops._control.control import external_inputs
+from mesh_tensorflow.ops._control.loop_state import (
+    LoopState,
+    Tape,
+    accumulate,
+    after_loop,
+    loop_values,
+    zero_state,
+)
+from mesh_tensorflow.ops._control.while_gradient import WhileGradientOperation
+from mesh_tensorflow.ops._random import RandomOperation
+from mesh_tensorflow.ops._variables.variable import Variable
+
+__all__ = ["WhileLoopOperation", "while_loop"]
+
+
+class WhileLoopOperation(Operation):
+    """A loop whose condition and body are built once, as lists of operations."""
+
+    def __init__(
+        self,
+        cond_fn: Callable,
+        body_fn: Callable,
+        inputs: Sequence[Tensor],
+        tf_kwargs: Optional[Mapping[str, Any]] = None,
+        has_accumulators: bool = False,
+        name: str = "while_loop",
+    ):
+        """Creates the operation; see `while_loop`.
+
+        Args:
+          cond_fn: takes a Tensor for each loop variable; returns a boolean scalar.
+          body_fn: takes the same; returns the next values, and accumulators after them.
+          inputs: Tensors, the loop variables' first values.
+          tf_kwargs: arguments of tf.while_loop.
+          has_accumulators: whether the body returns more than the loop variables.
+          name: a string.
+
+        Raises:
+          ValueError: the body's outputs do not fit the loop variables.
+        """
+        inputs = list(inputs)
+        if not inputs:
+            raise ValueError("while_loop needs at least one loop variable")
+        graph = inputs[0].graph
+        placeholders = loop_values(inputs, "loop_variable")
+        cond_output, cond_ops = graph.take_operations(lambda: cond_fn(*placeholders))
+        outputs, body_ops = graph.take_operations(lambda: _as_list(body_fn(*placeholders)))
+        _check_cond(cond_output)
+        _check_body(inputs, outputs, has_accumulators)
+        # Variables live outside the loop.
+        graph.operations.extend(op for op in body_ops if isinstance(op, Variable))
+        body_ops = [op for op in body_ops if not isinstance(op, Variable)]
+        made = {y for op in body_ops for y in op.outputs}
+        external = external_inputs(cond_ops + body_ops, placeholders)
+        external += [
+            y for y in outputs if y not in made and y not in placeholders and y not in external
+        ]
+        super().__init__(inputs + external, name=name)
+        self._cond_ops = cond_ops
+        self._body_ops = body_ops
+        self._num_vars = len(inputs)
+        self._placeholders = placeholders
+        self._cond_output = cond_output
+        self._body_outputs = outputs
+        self._tf_kwargs = dict(tf_kwargs or {})
+        self._tf_kwargs.setdefault("back_prop", False)
+        self._keeps_tape = False
+        self._outputs = [Tensor(self, y.shape, y.dtype, index=i) for i, y in enumerate(outputs)]
+
+    @property
+    def num_vars(self) -> int:
+        """Number of loop variables."""
+        return self._num_vars
+
+    @property
+    def placeholders(self) -> list[Tensor]:
+        """The loop variables, as the body sees them."""
+        return self._placeholders
+
+    @property
+    def body_outputs(self) -> list[Tensor]:
+        """What the body returns."""
+        return self._body_outputs
+
+    @property
+    def body_operations(self) -> list[Operation]:
+        """The operations of the body."""
+        return self._body_ops
+
+    @property
+    def loop(self) -> Loop:
+        """The condition and the body; see Operation."""
+        n = self._num_vars
+        return Loop(
+            self._cond_ops + self._body_ops,
+            [self._cond_output, *self._body_outputs[:n]],
+            list(zip(self.outputs[n:], self._body_outputs[n:])),
+            self.iterations,
+            self.taped() if self._keeps_tape else [],
+            None,
+        )
+
+    @property
+    def iterations(self) -> float:
+        """The number of iterations, if `maximum_iterations` is one; else 1."""
+        most = self._tf_kwargs.get("maximum_iterations")
+        return max(1, int(most)) if isinstance(most, numbers.Integral) else 1
+
+    def _dimension_names(self) -> frozenset[str]:
+        inner = (n for op in self._body_ops for n in op._dimension_names())
+        return super()._dimension_names() | frozenset(inner)
+
+    def _unsplittable(self) -> Sequence[str]:
+        return [n for op in self._body_ops for n in op.unsplittable_dims]
+
+    def cloned_from(self, original: Operation, mapping: Mapping[Tensor, Tensor]) -> None:
+        """Makes the body of a clone use the clones of outer tensors; see Operation."""
+        outer = {x: mapping[x] for x in original.inputs[self._num_vars :] if x in mapping}
+        if not outer:
+            return
+        (clones, mapped), _ = self.graph.take_operations(
+            lambda: self.graph.clone_operations(self._cond_ops + self._body_ops, outer)
+        )
+        clone_of = {clone.original: clone for clone in clones}
+        self._cond_ops = [clone_of.get(op, op) for op in self._cond_ops]
+        self._body_ops = [clone_of.get(op, op) for op in self._body_ops]
+        self._cond_output = mapped.get(self._cond_output, self._cond_output)
+        self._body_outputs = [mapped.get(y, y) for y in self._body_outputs]
+
+    # -- gradient
+
+    def taped(self) -> list[Tensor]:
+        """Returns the values of each iteration that its gradient starts from."""
+        random = [y for op in self._body_ops if isinstance(op, RandomOperation) for y in op.outputs]
+        return self._placeholders + random
+
+    def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        for op in self._body_ops:
+            if isinstance(op, WhileLoopOperation) and op.random_operations():
+                raise NotImplementedError(
+                    f"{self.name}: no gradient of a loop in a loop that makes random values; "
+                    f"make them outside of {op.name} and use them in it"
+                )
+        self._keeps_tape = True
+        return WhileGradientOperation(self, unused_grad_ys).input_gradients
+
+    # -- lowering
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        n = self._num_vars
+        inputs = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs[:n]]
+        for x in self.inputs[n:]:  # what is pending must be summed before the loop
+            lowering.tensors[x].to_laid_out_tensor()
+        pending = walk(self._body_ops, mesh_impl)
+        summands = [False] * n + [bool(pending.pending_axes(y)) for y in self._body_outputs[n:]]
+        state = LoopState(mesh_impl, [y.shape for y in self._body_outputs], summands)
+        tape = Tape(mesh_impl, self.taped()) if self._keeps_tape else None
+        counters: dict[int, Any] = {}
+        keys = self._random_keys(lowering)
+
+        def cond(index: tf.Tensor, flat: list, arrays: list) -> tf.Tensor:
+            self._enter(lowering, state.unflatten(flat))
+            with inside_loop():
+                lowering.lower_operations(self._cond_ops)
+            return lowering.tensors[self._cond_output].to_laid_out_tensor().all_slices[0]
+
+        def body(index: tf.Tensor, flat: list, arrays: list) -> tuple:
+            values = state.unflatten(flat)
+            self._enter(lowering, values)
+            lowering.random_keys.update({op: fold_key(key, index) for op, key in keys.items()})
+            with inside_loop():
+                lowering.lower_operations(self._body_ops)
+                results = [lowering.tensors[y] for y in self._body_outputs]
+                new = results[:n]
+                new += accumulate(mesh_impl, values[n:], results[n:], summands[n:], counters)
+                flat = state.flatten(new)
+                if tape is not None:
+                    arrays = tape.write(lowering, arrays, index)
+            return index + 1, flat, arrays
+
+        zeros = [zero_state(mesh_impl, y, s) for y, s in zip(self._body_outputs[n:], summands[n:])]
+        first = state.flatten(inputs + zeros)
+        arrays = [] if tape is None else tape.new_arrays()
+        count, flat, arrays = tf.while_loop(
+            cond, body, (tf.constant(0), first, arrays), **self._tf_kwargs
+        )
+        # A loop that computes this one again starts from the same keys.
+        lowering.random_keys.update(keys)
+        values = state.unflatten(flat)
+        values[n:] = after_loop(mesh_impl, values[n:], counters)
+        for y, value in zip(self.outputs, values):
+            lowering.set_tensor_lowering(y, value)
+        if tape is not None:
+            lowering.loop_tapes[self] = (tape, count, arrays)
+
+    def random_operations(self) -> list[RandomOperation]:
+        """Returns the random operations of the body, those of loops in it included."""
+        found = []
+        for op in self._body_ops:
+            if isinstance(op, RandomOperation):
+                found.append(op)
+            elif isinstance(op, WhileLoopOperation):
+                found += op.random_operations()
+        return found
+
+    def _random_keys(self, lowering: LoweringLike) -> dict[Operation, tf.Tensor]:
+        """Returns keys made outside the loop, from which each iteration has its own.
+
+        Iterations run in parallel, so that a key drawn within would depend on their timing.
+        """
+        mesh_impl = lowering.mesh_impl(self)
+        return {
+            op: lowering.random_keys[op]
+            if op in lowering.random_keys
+            else mesh_impl.random_key(op.seed())
+            for op in self.random_operations()
+        }
+
+    def _enter(self, lowering: LoweringLike, values: Sequence[Any]) -> None:
+        for placeholder, value in zip(self._placeholders, values):
+            lowering.set_tensor_lowering(placeholder, value)
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Returns the cost of one iteration; how many there are is not known."""
+        inner = walk(self._cond_ops, mesh_impl, [self._cond_output]).costs
+        inner += walk(self._body_ops, mesh_impl, self._body_outputs[: self._num_vars]).costs
+        return sum((cost for _, cost in inner), Cost())
+
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
+        inner = walk(self._body_ops, mesh_impl)
+        pairs = zip(self.outputs[self._num_vars :], self._body_outputs[self._num_vars :])
+        axes = {y: inner.pending_axes(x) for y, x in pairs}
+        return {y: a for y, a in axes.items() if a}
+
+
+def _as_list(outputs: Any) -> list[Tensor]:
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def _check_cond(cond_output: Any) -> None:
+    if not isinstance(cond_output, Tensor):
+        raise ValueError(f"while_loop: cond_fn must return a mtf.Tensor, not {cond_output!r}")
+    if cond_output.shape.ndims or cond_output.dtype != tf.bool:
+        raise ValueError(
+            f"while_loop: cond_fn must return a boolean scalar, not {tensors_text([cond_output])}; "
+            "mtf.reduce_any and mtf.reduce_all make one of several"
+        )
+
+
+def _check_body(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], has_accumulators: bool
+) -> None:
+    check_tensors("while_loop: body_fn", outputs)
+    fits = len(outputs) >= len(inputs) if has_accumulators else len(outputs) == len(inputs)
+    if not fits:
+        raise ValueError(
+            f"while_loop: body_fn returned {len(outputs)} Tensors for {len(inputs)} loop "
+            "variables; pass has_accumulators=True to sum further outputs over the iterations"
+        )
+    for x, y in zip(inputs, outputs):
+        if x.shape != y.shape or x.dtype != y.dtype:
+            raise ValueError(
+                f"while_loop: a loop variable must keep its shape and dtype: "
+                f"{tensors_text([x])} became {tensors_text([y])}"
+            )
+
+
+@leaves_no_node
+def while_loop(
+    cond_fn: Callable,
+    body_fn: Callable,
+    inputs: Sequence[Tensor],
+    num_loop_vars: Optional[int] = None,
+    has_accumulators: bool = False,
+    **kwargs: Any,
+) -> list[Tensor]:
+    """Repeats a computation while a condition holds.
+
+    Gradients go through the loop: the loop variables of each iteration are kept, and an
+    iteration is computed again when its gradient is due.
+
+    Args:
+      cond_fn: takes a Tensor for each loop variable; returns a boolean Tensor of no dimensions.
+      body_fn: takes the same; returns a list of their next values, of the same shapes.
+      inputs: a list of Tensors, the loop variables' first values.
+      num_loop_vars: if given, only so many results are returned.
+      has_accumulators: whether the body returns further Tensors, which are summed over the
+        iterations from zero.
+      **kwargs: arguments of tf.while_loop, such as maximum_iterations.
+
+    Returns:
+      A list of Tensors: the last values, then the accumulated sums.
+
+    Raises:
+      ValueError: the body's outputs do not fit the loop variables.
+    """
+    op = WhileLoopOperation(
+        cond_fn, body_fn, inputs, tf_kwargs=kwargs, has_accumulators=has_accumulators
+    )
+    return op.outputs if num_loop_vars is None else op.outputs[:num_loop_vars]

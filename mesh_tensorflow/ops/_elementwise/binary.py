@@ -1,0 +1,399 @@
+"""Binary functions with broadcasting by dimension name, and scalar arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.errors import tensors_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import (
+    Shape,
+    broadcast_shape,
+    check_sizes_of_names,
+    convert_to_shape,
+)
+from mesh_tensorflow._core.tensor import Tensor, check_tensors
+from mesh_tensorflow._mesh.constants import constant
+from mesh_tensorflow._mesh.laid_out import compatible_lazy_allreduce_sums
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.slices.functions import broadcast_slice, tile_slice
+from mesh_tensorflow.ops._elementwise.beside import beside, check_scalar
+
+__all__ = [
+    "AddOperation",
+    "BinaryOpWithBroadcasting",
+    "MinMaxOperation",
+    "ScalarAddOperation",
+    "ScalarMultiplyOperation",
+    "add",
+    "add_n",
+    "binary_arguments_to_tensors",
+    "binary_op_with_broadcasting",
+    "divide",
+    "floordiv",
+    "maximum",
+    "minimum",
+    "mod",
+    "multiply",
+    "sub",
+]
+
+
+def check_dtypes(what: str, tensors: Sequence[Tensor]) -> None:
+    """Checks that tensors have one dtype.
+
+    Raises:
+      ValueError: they do not; the message names them and what to do.
+    """
+    check_tensors(what, tensors)
+    if len({t.dtype for t in tensors}) > 1:
+        raise ValueError(
+            f"{what}: dtypes must be equal: {tensors_text(tensors)}. Nothing is converted by "
+            "itself; bring one to the other's type with mtf.cast"
+        )
+
+
+def _as_operand(scalar: Any, x: tf.Tensor) -> Any:
+    """Returns a Python number as a constant of the dtype of `x`; others as they are."""
+    return constant(scalar, x.dtype) if isinstance(scalar, (int, float)) else scalar
+
+
+class ScalarMultiplyOperation(Operation):
+    """Multiplies a Tensor by a number or a tf scalar; no gradient goes to the scalar."""
+
+    def __init__(self, x: Tensor, scalar: Any, name: Optional[str] = None):
+        """Creates the operation.
+
+        Args:
+          x: a Tensor.
+          scalar: a number or a tf.Tensor without dimensions.
+          name: a string or None.
+
+        Raises:
+          TypeError: a float beside an integer Tensor.
+          ValueError: no number.
+        """
+        check_scalar("multiply", x, scalar)
+        super().__init__([x], name=name or "scalar_mul")
+        self._scalar = scalar
+        self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [grad_ys[0] * self._scalar]
+
+    def lower(self, lowering: LoweringLike) -> None:
+        value = lowering.mesh_impl(self).slicewise(
+            lambda x: x * _as_operand(self._scalar, x), lowering.tensors[self.inputs[0]]
+        )
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+class ScalarAddOperation(Operation):
+    """Adds a number or a tf scalar to a Tensor; no gradient goes to the scalar."""
+
+    def __init__(self, x: Tensor, scalar: Any, name: Optional[str] = None):
+        """Creates the operation.
+
+        Args:
+          x: a Tensor.
+          scalar: a number or a tf.Tensor without dimensions.
+          name: a string or None.
+
+        Raises:
+          TypeError: a float beside an integer Tensor.
+          ValueError: no number.
+        """
+        check_scalar("add", x, scalar)
+        super().__init__([x], name=name or "scalar_add")
+        self._scalar = scalar
+        self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return list(grad_ys)
+
+    def lower(self, lowering: LoweringLike) -> None:
+        value = lowering.mesh_impl(self).slicewise(
+            lambda x: x + _as_operand(self._scalar, x), lowering.tensors[self.inputs[0]]
+        )
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+class BinaryOpWithBroadcasting(Operation):
+    """An elementwise function of two Tensors, brought to one shape by dimension name."""
+
+    def __init__(
+        self,
+        tf_fn: Callable,
+        x1: Tensor,
+        x2: Tensor,
+        output_shape: Any,
+        output_dtype: tf.DType,
+        name: Optional[str] = None,
+    ):
+        """Creates the operation.
+
+        Args:
+          tf_fn: a function of two tf.Tensors that broadcasts as TensorFlow does.
+          x1: a Tensor.
+          x2: a Tensor of the same dtype.
+          output_shape: a Shape that has the dimensions of both.
+          output_dtype: a dtype.
+          name: a string or None.
+
+        Raises:
+          ValueError: the dtypes differ, or the output shape lacks a dimension.
+        """
+        check_dtypes(name or "binary operation", [x1, x2])
+        check_sizes_of_names(name or "binary operation", [x1.shape, x2.shape])
+        shape = broadcast_shape(x1.shape, x2.shape, convert_to_shape(output_shape))
+        super().__init__([x1, x2], name=name or "binary_op")
+        self._tf_fn = tf_fn
+        self._outputs = [Tensor(self, shape, tf.as_dtype(output_dtype))]
+
+    @property
+    def has_gradient(self) -> bool:
+        """False, unless a subclass has one."""
+        return type(self) is not BinaryOpWithBroadcasting and super().has_gradient
+
+    def gradient(self, unused_grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+        raise NotImplementedError(
+            f"{self.name}: a binary operation from a TensorFlow function has no gradient; "
+            "mtf.slicewise or mtf.custom_gradient takes one"
+        )
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        x1, x2 = self.inputs
+        shape = self.outputs[0].shape
+        sizes = mesh_impl.slice_shape(shape)
+
+        def apply(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+            a, b = broadcast_slice(a, x1.shape, shape), broadcast_slice(b, x2.shape, shape)
+            return tile_slice(self._tf_fn(a, b), sizes)
+
+        value = mesh_impl.slicewise(apply, lowering.tensors[x1], lowering.tensors[x2])
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+def _sum_to(dy: Tensor, x: Tensor) -> Tensor:
+    return mtf.reduce_sum(dy, output_shape=x.shape)
+
+
+class AddOperation(BinaryOpWithBroadcasting):
+    """The sum of two Tensors; two sums over the same processors are communicated as one."""
+
+    def __init__(self, x1: Tensor, x2: Tensor, output_shape: Any, name: Optional[str] = None):
+        """Creates the operation; see BinaryOpWithBroadcasting."""
+        super().__init__(tf.add, x1, x2, output_shape, x1.dtype, name=name or "add")
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [_sum_to(grad_ys[0], x) for x in self.inputs]
+
+    def _same_shapes(self) -> bool:
+        x1, x2 = self.inputs
+        return x1.shape == x2.shape == self.outputs[0].shape
+
+    def lower(self, lowering: LoweringLike) -> None:
+        values = [lowering.tensors[x] for x in self.inputs]
+        if self._same_shapes() and compatible_lazy_allreduce_sums(values):
+            lowering.set_tensor_lowering(self.outputs[0], values[0] + values[1])
+            return
+        super().lower(lowering)
+
+    def cost_key(self) -> None:
+        return None
+
+    def may_begin_sum(self, split: Collection[str]) -> bool:
+        return False
+
+    def may_delay_sums(self, pending: int) -> bool:
+        return pending == 2  # which are added before they are made; one is not
+
+    def delays_sums(self, mesh_impl: MeshImpl, pending: Any) -> bool:
+        axes = [pending.get(x) for x in self.inputs]
+        return self._same_shapes() and axes[0] is not None and axes[0] == axes[1]
+
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
+        if self.delays_sums(mesh_impl, pending):
+            return {self.outputs[0]: pending[self.inputs[0]]}
+        return {}
+
+
+class MinMaxOperation(BinaryOpWithBroadcasting):
+    """The smaller or the larger of two Tensors; where they tie the first gets the gradient."""
+
+    def __init__(
+        self, tf_fn: Callable, x1: Tensor, x2: Tensor, output_shape: Any, name: Optional[str] = None
+    ):
+        """Creates the operation; `tf_fn` is tf.minimum or tf.maximum."""
+        super().__init__(tf_fn, x1, x2, output_shape, x1.dtype, name=name or "add")
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        (x1, x2), y, dy = self.inputs, self.outputs[0], grad_ys[0]
+        first = mtf.equal(x1, y, output_shape=y.shape)
+        masks = [first, mtf.logical_not(first)]
+        return [_sum_to(dy * mtf.cast(mask, y.dtype), x) for x, mask in zip((x1, x2), masks)]
+
+
+def binary_arguments_to_tensors(x1: Any, x2: Any) -> tuple[Tensor, Tensor]:
+    """Imports a number beside a Tensor, in the Tensor's dtype, or an array of its shape.
+
+    Args:
+      x1: a Tensor, a number or an array.
+      x2: a Tensor, a number or an array; one of the two is a Tensor.
+
+    Raises:
+      ValueError: neither is a Tensor, or an array of another shape.
+      TypeError: one is neither a Tensor nor a number.
+    """
+    if not isinstance(x1, Tensor) and not isinstance(x2, Tensor):
+        raise ValueError(f"at least one of x1 and x2 must be a mtf.Tensor, got {x1!r} and {x2!r}")
+    if not isinstance(x1, Tensor):
+        x1 = _import_beside(x2, x1)
+    elif not isinstance(x2, Tensor):
+        x2 = _import_beside(x1, x2)
+    return x1, x2
+
+
+def _import_beside(x: Tensor, value: Any) -> Tensor:
+    value = beside("binary operation", x, value)
+    if isinstance(value, Tensor):
+        return value
+    value = tf.cast(value, x.dtype) if tf.is_tensor(value) else tf.constant(value, x.dtype)
+    return mtf.import_tf_tensor(x.mesh, value, [])
+
+
+@leaves_no_node
+def binary_op_with_broadcasting(
+    tf_fn: Callable,
+    x1: Any,
+    x2: Any,
+    output_shape: Any = None,
+    output_dtype: Optional[tf.DType] = None,
+) -> Tensor:
+    """Applies an elementwise TensorFlow function to two Tensors of different shapes.
+
+    The output shape is the given one; else the longer one if the other is a subsequence of
+    it; else the first's dimensions, then the second's new ones.
+
+    Args:
+      tf_fn: a function of two tf.Tensors that broadcasts as TensorFlow does.
+      x1: a Tensor or a number.
+      x2: a Tensor or a number; one of the two is a Tensor.
+      output_shape: a Shape or None.
+      output_dtype: a dtype; that of the inputs if None.
+
+    Raises:
+      ValueError: the dtypes differ, or the output shape lacks a dimension.
+    """
+    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    return BinaryOpWithBroadcasting(
+        tf_fn, x1, x2, output_shape, x1.dtype if output_dtype is None else output_dtype
+    ).outputs[0]
+
+
+@leaves_no_node
+def add(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+    """Returns x1 + x2, broadcast by dimension name.
+
+    Args:
+      x1: a Tensor, a number, or an array of the sizes of the Tensor beside it.
+      x2: likewise.
+      output_shape: a Shape or None.
+      name: a string or None.
+    """
+    x2 = beside("add", x1, x2)
+    if not isinstance(x2, Tensor):
+        return ScalarAddOperation(x1, x2).outputs[0]
+    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    return AddOperation(x1, x2, output_shape, name=name).outputs[0]
+
+
+@leaves_no_node
+def add_n(xs: Sequence[Any]) -> Any:
+    """Returns the sum of `xs`, from the left; 0 if there are none."""
+    if not xs:
+        return 0
+    total = xs[0]
+    for x in xs[1:]:
+        total = add(total, x)
+    return total
+
+
+@leaves_no_node
+def sub(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+    """Returns x1 - x2, broadcast by dimension name; see `add`.
+
+    It is a sum with the negative of x2, so that the gradient of x2 is summed only if it is used;
+    TensorFlow makes one subtraction of them.
+    """
+    x2 = beside("sub", x1, x2)
+    if not isinstance(x2, Tensor):
+        return ScalarAddOperation(x1, -x2).outputs[0]
+    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    check_dtypes(name or "sub", [x1, x2])
+    if x2.dtype.is_unsigned:
+        return binary_op_with_broadcasting(tf.subtract, x1, x2, output_shape)
+    return AddOperation(x1, mtf.negative(x2), output_shape, name=name).outputs[0]
+
+
+@leaves_no_node
+def multiply(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+    """Returns x1 * x2, broadcast by dimension name.
+
+    Args:
+      x1: a Tensor, a number, or an array of the sizes of the Tensor beside it.
+      x2: likewise.
+      output_shape: a Shape or None; dimensions that it lacks are summed out, and along those that
+        only it has the product is repeated.
+      name: a string or None.
+    """
+    x2 = beside("multiply", x1, x2)
+    if not isinstance(x2, Tensor):
+        return ScalarMultiplyOperation(x1, x2).outputs[0]
+    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    if output_shape is None:
+        output_shape = broadcast_shape(x1.shape, x2.shape, None)
+    output_shape = convert_to_shape(output_shape)
+    computed = Shape([d for d in output_shape if d in x1.shape or d in x2.shape])
+    return mtf.broadcast(mtf.einsum([x1, x2], computed, name=name), output_shape)
+
+
+@leaves_no_node
+def divide(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+    """Returns x1 * (1 / x2), broadcast by dimension name; see `multiply`."""
+    x2 = beside("divide", x1, x2)
+    if not isinstance(x2, Tensor):
+        return ScalarMultiplyOperation(x1, 1.0 / x2).outputs[0]
+    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    return multiply(x1, mtf.reciprocal(x2), output_shape=output_shape, name=name)
+
+
+def floordiv(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+    """Returns x1 // x2, rounded down, in the Tensor's dtype; see `binary_op_with_broadcasting`."""
+    return binary_op_with_broadcasting(tf.floordiv, x1, x2, output_shape)
+
+
+def mod(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+    """Returns x1 % x2, of the sign of x2, in the Tensor's dtype."""
+    return binary_op_with_broadcasting(tf.math.floormod, x1, x2, output_shape)
+
+
+@leaves_no_node
+def minimum(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+    """Returns the smaller of x1 and x2; x1 gets the gradient where they tie; see `add`."""
+    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    return MinMaxOperation(tf.minimum, x1, x2, output_shape, name=name).outputs[0]
+
+
+@leaves_no_node
+def maximum(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+    """Returns the larger of x1 and x2; x1 gets the gradient where they tie; see `add`."""
+    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    return MinMaxOperation(tf.maximum, x1, x2, output_shape, name=name).outputs[0]

@@ -1,0 +1,298 @@
+"""Elementwise functions of one tensor, as a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.constants import constant
+from mesh_tensorflow.ops._elementwise.slicewise import SlicewiseOperation, cwise
+
+__all__ = [
+    "cast",
+    "cos",
+    "elu",
+    "exp",
+    "gelu",
+    "identity",
+    "leaky_relu",
+    "log",
+    "logical_not",
+    "mtf_abs",
+    "mtf_pow",
+    "negative",
+    "reciprocal",
+    "relu",
+    "rsqrt",
+    "selu",
+    "sigmoid",
+    "sign",
+    "sin",
+    "softplus",
+    "sqrt",
+    "square",
+    "squared_relu",
+    "swish",
+    "tanh",
+    "to_bfloat16",
+    "to_float",
+    "to_int32",
+]
+
+
+def _from_output(grad_kernel: Callable, name: str) -> Callable:
+    """A gradient computed by one kernel from the output and its gradient."""
+
+    def grad_function(op: SlicewiseOperation, dy: Tensor) -> list[Tensor]:
+        return [cwise(grad_kernel, [op.outputs[0], dy], name=name)]
+
+    return grad_function
+
+
+def _from_input(grad_kernel: Callable, name: str) -> Callable:
+    """A gradient computed by one function from the input and the output's gradient."""
+
+    def grad_function(op: SlicewiseOperation, dy: Tensor) -> list[Tensor]:
+        return [cwise(grad_kernel, [op.inputs[0], dy], name=name)]
+
+    return grad_function
+
+
+_raw = tf.raw_ops
+
+
+def sin(x: Tensor, name: Optional[str] = "sin") -> Tensor:
+    """Returns the sine of each element of `x`, a floating Tensor."""
+    return cwise(tf.sin, [x], name=name, grad_function=_from_input(_sin_grad, "sin_grad"))
+
+
+def _sin_grad(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+    return dy * tf.cos(x)
+
+
+def cos(x: Tensor, name: Optional[str] = "cos") -> Tensor:
+    """Returns the cosine of each element of `x`, a floating Tensor."""
+    return cwise(tf.cos, [x], name=name, grad_function=_from_input(_cos_grad, "cos_grad"))
+
+
+def _cos_grad(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+    return dy * -tf.sin(x)
+
+
+def identity(x: Tensor, name: Optional[str] = "identity") -> Tensor:
+    """Returns a Tensor of the same values as `x`."""
+    return cwise(tf.identity, [x], name=name, grad_function=lambda op, dy: [dy])
+
+
+def square(x: Tensor, name: Optional[str] = "square") -> Tensor:
+    """Returns the square of each element of `x`."""
+    return cwise(
+        tf.square, [x], name=name, grad_function=lambda op, dy: [dy * (op.inputs[0] * 2.0)]
+    )
+
+
+def sqrt(x: Tensor, name: Optional[str] = "sqrt") -> Tensor:
+    """Returns the square root of each element of `x`, a floating Tensor."""
+    kernel = _from_output(lambda y, dy: _raw.SqrtGrad(y=y, dy=dy), "sqrt_grad")
+    return cwise(tf.sqrt, [x], name=name, grad_function=kernel)
+
+
+def rsqrt(x: Tensor, name: Optional[str] = "rsqrt") -> Tensor:
+    """Returns the reciprocal square root of each element of `x`, a floating Tensor."""
+    kernel = _from_output(lambda y, dy: _raw.RsqrtGrad(y=y, dy=dy), "rsqrt_grad")
+    return cwise(tf.math.rsqrt, [x], name=name, grad_function=kernel)
+
+
+def log(x: Tensor, name: Optional[str] = "log") -> Tensor:
+    """Returns the natural logarithm of each element of `x`, a floating Tensor."""
+    kernel = _from_input(lambda x, dy: dy / x, "log_grad")
+    return cwise(tf.math.log, [x], name=name, grad_function=kernel)
+
+
+def exp(x: Tensor, name: Optional[str] = "exp") -> Tensor:
+    """Returns e to the power of each element of `x`, a floating Tensor."""
+    return cwise(tf.exp, [x], name=name, grad_function=lambda op, dy: [dy * op.outputs[0]])
+
+
+def sigmoid(x: Tensor, name: Optional[str] = "sigmoid") -> Tensor:
+    """Returns 1 / (1 + exp(-x)), elementwise."""
+    kernel = _from_output(lambda y, dy: _raw.SigmoidGrad(y=y, dy=dy), "sigmoid_grad")
+    return cwise(tf.sigmoid, [x], name=name, grad_function=kernel)
+
+
+def tanh(x: Tensor, name: Optional[str] = "tanh") -> Tensor:
+    """Returns the hyperbolic tangent of each element of `x`."""
+    kernel = _from_output(lambda y, dy: _raw.TanhGrad(y=y, dy=dy), "tanh_grad")
+    return cwise(tf.tanh, [x], name=name, grad_function=kernel)
+
+
+def negative(x: Tensor, name: Optional[str] = "negative") -> Tensor:
+    """Returns -x, elementwise."""
+    return cwise(tf.negative, [x], name=name, grad_function=lambda op, dy: [negative(dy)])
+
+
+def logical_not(x: Tensor, name: Optional[str] = "logical_not") -> Tensor:
+    """Returns the negation of each element of `x`, a boolean Tensor."""
+    return cwise(tf.logical_not, [x], name=name)
+
+
+def swish(x: Tensor) -> Tensor:
+    """Returns x * sigmoid(x), elementwise (https://arxiv.org/abs/1710.05941)."""
+    return _with_saved(x, _swish_forward, _swish_grad, "swish")
+
+
+def _swish_forward(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    s = tf.sigmoid(x)
+    return x * s, s
+
+
+def _swish_grad(x: tf.Tensor, s: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+    return dy * (s + x * s * (1.0 - s))
+
+
+_GELU_SCALE = math.sqrt(2.0 / math.pi)
+_GELU_CUBIC = 0.044715
+
+
+def gelu(x: Tensor) -> Tensor:
+    """Returns the Gaussian error linear unit of `x`, in its tanh form.
+
+    0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))), elementwise
+    (https://arxiv.org/abs/1606.08415).
+    """
+    return _with_saved(x, _gelu_forward, _gelu_grad, "gelu")
+
+
+def _gelu_forward(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    scale, cubic = (constant(c, x.dtype) for c in (_GELU_SCALE, _GELU_SCALE * _GELU_CUBIC))
+    half = constant(0.5, x.dtype)
+    t = tf.tanh(x * (cubic * tf.square(x) + scale))
+    return x * (half * t + half), t
+
+
+def _gelu_grad(x: tf.Tensor, t: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+    scale, cubic = (constant(c, x.dtype) for c in (_GELU_SCALE, 3.0 * _GELU_SCALE * _GELU_CUBIC))
+    half_dy = dy * constant(0.5, x.dtype)
+    through_tanh = _raw.TanhGrad(y=t, dy=half_dy * x)
+    return (half_dy * t + half_dy) + through_tanh * (cubic * tf.square(x) + scale)
+
+
+def _with_saved(x: Tensor, forward: Callable, grad: Callable, name: str) -> Tensor:
+    """A function that keeps a second output, which makes its gradient cheap."""
+
+    def grad_function(op: SlicewiseOperation, dy: Optional[Tensor], unused: Any) -> list:
+        if dy is None:
+            return [None]
+        return [cwise(grad, [op.inputs[0], op.outputs[1], dy], name=f"{name}_grad")]
+
+    op = SlicewiseOperation(
+        forward, [x], [x.shape] * 2, [x.dtype] * 2, x.shape.dims, grad_function, name
+    )
+    return op.outputs[0]
+
+
+def elu(x: Tensor) -> Tensor:
+    """Returns the exponential linear unit of `x`, elementwise (https://arxiv.org/abs/1511.07289)."""
+    kernel = _from_output(lambda y, dy: _raw.EluGrad(gradients=dy, outputs=y), "elu_grad")
+    return cwise(tf.nn.elu, [x], name="elu", grad_function=kernel)
+
+
+def selu(x: Tensor) -> Tensor:
+    """Returns the scaled exponential linear unit, elementwise (https://arxiv.org/abs/1706.02515)."""
+    kernel = _from_output(lambda y, dy: _raw.SeluGrad(gradients=dy, outputs=y), "selu_grad")
+    return cwise(tf.nn.selu, [x], name="selu", grad_function=kernel)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """Returns log(1 + exp(x)), elementwise."""
+    kernel = _from_input(lambda x, dy: _raw.SoftplusGrad(gradients=dy, features=x), "softplus_grad")
+    return cwise(tf.math.softplus, [x], name="softplus", grad_function=kernel)
+
+
+def reciprocal(x: Tensor, name: Optional[str] = "reciprocal") -> Tensor:
+    """Returns 1 / x, elementwise."""
+    kernel = _from_output(lambda y, dy: _raw.ReciprocalGrad(y=y, dy=dy), "reciprocal_grad")
+    return cwise(tf.math.reciprocal, [x], name=name, grad_function=kernel)
+
+
+def relu(x: Tensor, name: Optional[str] = "relu") -> Tensor:
+    """Returns max(x, 0), elementwise; its gradient at 0 is 0."""
+    kernel = _from_output(lambda y, dy: _raw.ReluGrad(gradients=dy, features=y), "relu_grad")
+    return cwise(tf.nn.relu, [x], name=name, grad_function=kernel)
+
+
+@leaves_no_node
+def squared_relu(x: Tensor) -> Tensor:
+    """Returns max(x, 0) ** 2, elementwise (https://arxiv.org/abs/2109.08668)."""
+    return square(relu(x))
+
+
+def leaky_relu(x: Tensor, alpha: float = 0.2, name: Optional[str] = "leaky_relu") -> Tensor:
+    """Returns x where it is positive and alpha * x elsewhere."""
+
+    def kernel(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+        return _raw.LeakyReluGrad(gradients=dy, features=x, alpha=alpha)
+
+    return cwise(
+        lambda x: tf.nn.leaky_relu(x, alpha),
+        [x],
+        name=name,
+        grad_function=_from_input(kernel, "leaky_relu_grad"),
+    )
+
+
+def sign(x: Tensor, name: Optional[str] = "sign") -> Tensor:
+    """Returns -1, 0 or 1 for each element of `x`; has no gradient."""
+    return cwise(tf.sign, [x], name=name, grad_function=lambda op, dy: [None])
+
+
+@leaves_no_node
+def mtf_abs(x: Tensor) -> Tensor:
+    """Returns the absolute value of each element; its gradient at 0 is 0."""
+    return x * sign(x)
+
+
+@leaves_no_node
+def mtf_pow(x: Any, y: Any) -> Tensor:
+    """Returns exp(log(x) * y), broadcast: NaN for negative `x`.
+
+    Args:
+      x: a Tensor with positive values.
+      y: a Tensor or a number.
+    """
+    return exp(log(x) * y)
+
+
+def _cast_grad(op: SlicewiseOperation, dy: Tensor) -> list[Optional[Tensor]]:
+    x = op.inputs[0]
+    return [cast(dy, x.dtype) if x.dtype.is_floating and dy.dtype.is_floating else None]
+
+
+def cast(x: Tensor, dtype: tf.DType, name: Optional[str] = "cast") -> Tensor:
+    """Returns `x` with elements of type `dtype`; `x` itself if it has that type already."""
+    dtype = tf.as_dtype(dtype)
+    if dtype == x.dtype:
+        return x
+    return cwise(
+        lambda t: tf.cast(t, dtype), [x], output_dtype=dtype, name=name, grad_function=_cast_grad
+    )
+
+
+def to_float(x: Tensor, name: Optional[str] = "to_float") -> Tensor:
+    """Returns `x` as float32."""
+    return cast(x, tf.float32, name=name)
+
+
+def to_bfloat16(x: Tensor, name: Optional[str] = "to_bfloat16") -> Tensor:
+    """Returns `x` as bfloat16."""
+    return cast(x, tf.bfloat16, name=name)
+
+
+def to_int32(x: Tensor, name: Optional[str] = "to_int32") -> Tensor:
+    """Returns `x` as int32."""
+    return cast(x, tf.int32, name=name)

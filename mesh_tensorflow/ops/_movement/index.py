@@ -1,0 +1,352 @@
+"""Indices: one-hot, gather, cumulative sums, and the largest elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.cost import Collective, Cost
+from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape, check_names_differ, convert_to_shape
+from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow.ops._elementwise.slicewise import check_not_split
+from mesh_tensorflow.ops._movement import gather as _gather
+from mesh_tensorflow.ops._source import check_dimension, given_dimension, scalar_indices
+
+__all__ = [
+    "OneHotOperation",
+    "TopKOperation",
+    "argmax",
+    "cumsum",
+    "gather",
+    "nth_largest_element",
+    "nth_smallest_element",
+    "one_hot",
+    "top_1",
+    "top_k",
+]
+
+
+# Takes the place of a dimension that is chosen from one of the same name.
+_CHOSEN = "_chosen"
+
+
+class OneHotOperation(Operation):
+    """One value where the index is, another elsewhere, along a new last dimension."""
+
+    def __init__(
+        self,
+        indices: Tensor,
+        output_dim: Dimension,
+        on_value: Any,
+        off_value: Any,
+        dtype: tf.DType,
+        name: Optional[str] = None,
+    ):
+        """Creates the operation; see `one_hot`."""
+        if not indices.dtype.is_integer:
+            raise ValueError(
+                f"{name or 'one_hot'}: indices must be integers: {indices.name} {indices.shape} "
+                f"is {indices.dtype.name}; mtf.to_int32 converts it"
+            )
+        super().__init__([indices], name=name or "one_hot")
+        self._output_dim = output_dim
+        self._on_value = on_value
+        self._off_value = off_value
+        self._dtype = tf.as_dtype(dtype)
+        self._outputs = [Tensor(self, indices.shape + output_dim, self._dtype)]
+
+    @property
+    def has_gradient(self) -> bool:
+        """False: the input is an integer."""
+        return False
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        y = self.outputs[0]
+        depth = mesh_impl.slice_shape(y.shape)[-1]
+        axis = mesh_impl.splitting_axis(self._output_dim)
+
+        def make(indices: tf.Tensor, part: Any = None) -> tf.Tensor:
+            if part is not None:
+                indices = indices - tf.cast(part * depth, indices.dtype)
+            if indices.dtype not in (tf.uint8, tf.int8, tf.int32, tf.int64):
+                indices = tf.cast(indices, tf.int64)
+            on, off = (tf.cast(v, self._dtype) for v in (self._on_value, self._off_value))
+            return tf.one_hot(indices, depth, on, off, axis=-1, dtype=self._dtype)
+
+        inputs = [lowering.tensors[self.inputs[0]]]
+        if axis is not None:
+            inputs.append(mesh_impl.laid_out_pcoord(axis))
+        lowering.set_tensor_lowering(y, mesh_impl.slicewise(make, *inputs))
+
+
+def one_hot(
+    indices: Tensor,
+    output_dim: Dimension,
+    on_value: Any = 1.0,
+    off_value: Any = 0.0,
+    dtype: tf.DType = tf.float32,
+    name: Optional[str] = None,
+) -> Tensor:
+    """Returns `on_value` where the new last dimension's index is the given one.
+
+    An index out of range gives `off_value` everywhere.
+
+    Args:
+      indices: an integer Tensor.
+      output_dim: a Dimension.
+      on_value: a number.
+      off_value: a number.
+      dtype: a dtype.
+      name: a string or None.
+
+    Returns:
+      A Tensor of shape [indices..., output_dim].
+    """
+    output_dim = convert_to_dimension(output_dim)  # type: ignore[assignment]
+    return OneHotOperation(indices, output_dim, on_value, off_value, dtype, name).outputs[0]
+
+
+@leaves_no_node
+def gather(weights: Tensor, indices: Any, dim: Dimension, output_shape: Any = None) -> Tensor:
+    """Returns the entries of `weights` at `indices` along a dimension.
+
+    An einsum with a one-hot, or as if it were: an index out of range gives zeros, dimensions that
+    `weights` and `indices` share are matched, and `weights` must be finite everywhere.
+
+    Args:
+      weights: a Tensor.
+      indices: an integer Tensor or an int.
+      dim: a Dimension of `weights`. If they lack it, each index in range gives all of them, with a
+        warning.
+      output_shape: a Shape; the dimensions of the indices, then of the weights, if None.
+    """
+    dim = given_dimension("gather", weights, dim)
+    if dim not in weights.shape:
+        slip(
+            f"gather: {weights.name} {weights.shape} has no dimension {dims_text([dim])}, so "
+            "nothing is picked: each index gives all of it. Both the name and the size must agree",
+            key="gather",
+        )
+    indices = scalar_indices(weights.mesh, indices)
+    if weights.dtype == tf.bool:
+        return mtf.cast(gather(mtf.to_float(weights), indices, dim, output_shape), tf.bool)
+    if output_shape is None:
+        rest = weights.shape - [dim]
+        output_shape = indices.shape + [d for d in rest if d not in indices.shape]
+    output_shape = convert_to_shape(output_shape)
+    if _gather.is_worthwhile(weights, indices, dim, output_shape):  # type: ignore[arg-type]
+        return _gather.GatherOperation(weights, indices, dim, output_shape).outputs[0]  # type: ignore
+    alike = [d for d in indices.shape if d.name == dim.name and d != dim]
+    if alike:
+        indices = mtf.rename_dimension(indices, dim.name, _CHOSEN)
+        named_apart = [(_CHOSEN, d.size) if d in alike else d for d in output_shape]  # type: ignore
+        selected = gather(weights, indices, dim, named_apart)
+        return mtf.reshape(selected, output_shape)
+    selector = one_hot(indices, dim, dtype=weights.dtype)
+    return mtf.einsum([selector, weights], output_shape=output_shape)
+
+
+@leaves_no_node
+def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False) -> Tensor:
+    """Returns the cumulative sum along a dimension, by an einsum with a triangular matrix.
+
+    Args:
+      x: a Tensor.
+      dim: a Dimension of it.
+      exclusive: whether an element is left out of its own sum.
+    """
+    check_dimension("cumsum", x, dim)
+    if x.dtype.is_bool:
+        raise TypeError(
+            f"cumsum: {x.name} {x.shape} is bool, of which there is no sum; use mtf.to_int32 or "
+            "mtf.to_float on it first"
+        )
+    with tf.variable_scope("cumsum"):
+        new_name = "tmp_dim_cumsum"
+        new_dim = Dimension(new_name, dim.size)
+        new_shape = x.shape.rename_dimension(dim.name, new_name)
+        comparator = mtf.less if exclusive else mtf.less_equal
+        earlier = mtf.mtf_range(x.mesh, dim, dtype=tf.float32)
+        later = mtf.mtf_range(x.mesh, new_dim, dtype=tf.float32)
+        mask = mtf.cast(comparator(earlier, later), x.dtype)
+        total = mtf.einsum([x, mask], output_shape=new_shape)
+        return mtf.rename_dimension(total, new_name, dim.name)
+
+
+class TopKOperation(Operation):
+    """The k largest elements along a dimension, with their indices."""
+
+    def __init__(
+        self, x: Tensor, reduced_dim: Dimension, k_dim: Dimension, name: Optional[str] = None
+    ):
+        """Creates the operation; see `top_k`."""
+        check_dimension(name or "top_k", x, reduced_dim)
+        if not 1 <= k_dim.size <= reduced_dim.size:
+            raise ValueError(
+                f"{name or 'top_k'}: {dims_text([k_dim])} must be between 1 and "
+                f"{dims_text([reduced_dim])} of {x.name} {x.shape}"
+            )
+        shape = (x.shape - reduced_dim) + k_dim
+        check_names_differ(name or "top_k", shape, x.shape)
+        super().__init__([x], name=name or "top_k")
+        self._reduced_dim = reduced_dim
+        self._k_dim = k_dim
+        self._outputs = [Tensor(self, shape, x.dtype), Tensor(self, shape, tf.int32, index=1)]
+
+    def _unsplittable(self) -> Sequence[str]:
+        return [self._k_dim.name]
+
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        if grad_ys[0] is None:
+            return [None]
+        x, dy, indices = self.inputs[0], grad_ys[0], self.outputs[1]
+        if self._k_dim.name == self._reduced_dim.name:  # both will be in the selector
+            dy = mtf.rename_dimension(dy, self._k_dim.name, _CHOSEN)
+            indices = mtf.rename_dimension(indices, self._k_dim.name, _CHOSEN)
+        selector = one_hot(indices, self._reduced_dim, dtype=x.dtype)
+        return [mtf.einsum([dy, selector], output_shape=x.shape)]
+
+    def _candidates(self, mesh_impl: MeshImpl) -> int:
+        """Returns how many elements a processor offers of its part."""
+        part = mesh_impl.slice_shape(Shape([self._reduced_dim]))[0]
+        return min(part, self._k_dim.size)
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        check_not_split(self, lowering)
+        x = self.inputs[0]
+        axis = x.shape.dims.index(self._reduced_dim)
+        mesh_axis = mesh_impl.splitting_axis(self._reduced_dim)
+        lowering.count_collectives(self, "top_k_op")
+        k = self._candidates(mesh_impl)
+        values, indices = mesh_impl.slicewise(
+            lambda t: _local_top_k(t, axis, k), lowering.tensors[x]
+        )
+        if mesh_axis is not None:
+            values, indices = self._merge(lowering, mesh_impl, mesh_axis, values, indices)
+        lowering.set_tensor_lowering(self.outputs[0], values)
+        lowering.set_tensor_lowering(self.outputs[1], indices)
+
+    def _merge(
+        self, lowering: LoweringLike, mesh_impl: MeshImpl, mesh_axis: int, values: Any, indices: Any
+    ) -> tuple[Any, Any]:
+        """Has every processor choose among the candidates of its group."""
+        part = mesh_impl.slice_shape(Shape([self._reduced_dim]))[0]
+        last = len(self.outputs[0].shape) - 1
+        indices = mesh_impl.slicewise(
+            lambda i, c: i + c * part, indices, mesh_impl.laid_out_pcoord(mesh_axis)
+        )
+        values = mesh_impl.allconcat(values, mesh_axis, last)
+        indices = mesh_impl.allconcat(indices, mesh_axis, last)
+        k = self._k_dim.size
+
+        def choose(v: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            best, places = _sorted_top_k(v, k)
+            return best, tf.gather(i, places, batch_dims=last, axis=last)
+
+        return mesh_impl.slicewise(choose, values, indices)
+
+    def cost_key(self) -> Dimension:
+        return self._reduced_dim
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        base = super().cost(mesh_impl)
+        mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._reduced_dim)
+        if mesh_axis is None:
+            return base
+        candidates = self._candidates(mesh_impl) * mesh_impl.shape[mesh_axis].size
+        n = mesh_impl.laid_out_size(self._outputs[0].shape) // self._k_dim.size * candidates
+        gathers = tuple(
+            Collective("allconcat", (mesh_axis,), n, n * y.dtype.size) for y in self._outputs
+        )
+        return Cost(base.flops, base.bytes, gathers)
+
+
+def _local_top_k(t: tf.Tensor, axis: int, k: int) -> tuple[tf.Tensor, tf.Tensor]:
+    last = t.shape.ndims - 1
+    if axis != last:
+        order = [i for i in range(last + 1) if i != axis] + [axis]
+        t = tf.transpose(t, order)
+    if k == 1:
+        return tf.reduce_max(t, -1, keepdims=True), tf.expand_dims(
+            tf.argmax(t, -1, output_type=tf.int32), -1
+        )
+    return _sorted_top_k(t, k)
+
+
+def _sorted_top_k(t: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
+    values, indices = tf.math.top_k(t, k)  # equal values come in the order of their indices
+    return values, indices
+
+
+@leaves_no_node
+def top_k(
+    x: Tensor, reduced_dim: Dimension, k_dim: Dimension, name: Optional[str] = None
+) -> tuple[Tensor, Tensor]:
+    """Returns the k largest elements along a dimension, and their indices.
+
+    Equal elements come in the order of their indices. The gradient goes through the values.
+
+    Args:
+      x: a Tensor.
+      reduced_dim: a Dimension of it.
+      k_dim: a Dimension of size k, which comes last; no layout may split it.
+      name: a string or None.
+
+    Returns:
+      (a Tensor of values, an int32 Tensor of indices).
+    """
+    values, indices = TopKOperation(x, reduced_dim, k_dim, name=name).outputs
+    return values, indices
+
+
+@leaves_no_node
+def top_1(x: Tensor, reduced_dim: Dimension, name: Optional[str] = None) -> tuple[Tensor, Tensor]:
+    """Returns the largest element along a dimension, which goes away, and its index."""
+    one_dim = Dimension("_one", 1)
+    values, indices = top_k(x, reduced_dim, one_dim, name=name)
+    shape = x.shape - reduced_dim
+    return mtf.reshape(values, shape), mtf.reshape(indices, shape)
+
+
+def argmax(x: Tensor, reduced_dim: Dimension, name: Optional[str] = None) -> Tensor:
+    """Returns the int32 index of the largest element along a dimension; the first if they tie."""
+    return top_1(x, reduced_dim, name=name)[1]
+
+
+@leaves_no_node
+def nth_largest_element(
+    x: Tensor, n: int, reduced_dim: Dimension, name: Optional[str] = None
+) -> Tensor:
+    """Returns the n-th largest element along a dimension; n = 0 is the maximum.
+
+    Args:
+      x: a Tensor.
+      n: an int, from 0.
+      reduced_dim: a Dimension of it.
+      name: a string or None.
+    """
+    reduced_dim = given_dimension("nth_largest_element", x, reduced_dim)
+    k_dim = Dimension("_top_k_", n + 1)
+    values, _ = top_k(x, reduced_dim, k_dim, name=name)
+    last = mtf.mtf_slice(values, n, 1, k_dim.name)
+    return mtf.reshape(last, x.shape - reduced_dim)
+
+
+@leaves_no_node
+def nth_smallest_element(
+    x: Tensor, n: int, reduced_dim: Dimension, name: Optional[str] = None
+) -> Tensor:
+    """Returns the n-th smallest element along a dimension; n = 0 is the minimum."""
+    return mtf.negative(nth_largest_element(mtf.negative(x), n, reduced_dim, name=name))

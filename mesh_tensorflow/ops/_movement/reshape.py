@@ -1,0 +1,298 @@
+"""Changing dimensions: reshape, transpose, rename, replace, anonymize."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.cost import Collective, Cost
+from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import (
+    Shape,
+    anonymous_shape,
+    check_names_differ,
+    convert_to_shape,
+)
+from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._core.tensor import Tensor, check_tensors
+from mesh_tensorflow._mesh.constants import constant
+from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow.ops._contractions.einsum import EinsumOperation
+
+__all__ = [
+    "ReshapeOperation",
+    "anonymize",
+    "rename_dimension",
+    "replace_dimensions",
+    "reshape",
+    "transpose",
+]
+
+
+class _Move(NamedTuple):
+    """One step of a reshape, on the slices as they are then."""
+
+    kind: str  # "allsplit", "alltoall" or "allconcat", a method of MeshImpl
+    mesh_axis: int
+    tensor_axes: tuple[Any, ...]  # which it splits, and after that joins
+    late: bool = False  # whether it comes after the local reshape
+
+    def made(self, mesh_impl: MeshImpl, value: Any) -> Any:
+        """Returns a laid-out value after this step."""
+        step = getattr(mesh_impl, self.kind)
+        return step(value.to_laid_out_tensor(), self.mesh_axis, *self.tensor_axes)
+
+
+def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl) -> list[_Move]:
+    """Returns the communication that a reshape needs, step by step.
+
+    Which part of a tensor a mesh axis tells apart is known by the product of the sizes before
+    the axis that it splits: equal products before and after mean that nothing moves.
+    """
+    old_axes = mesh_impl.tensor_layout(old_shape).mesh_axis_to_tensor_axis(mesh_impl.ndims)
+    old_products = mesh_impl.mesh_axis_to_cumprod(old_shape)
+    new_axes = mesh_impl.tensor_layout(new_shape).mesh_axis_to_tensor_axis(mesh_impl.ndims)
+    new_products = mesh_impl.mesh_axis_to_cumprod(new_shape)
+    splits, alltoalls, concats, late = [], [], [], []
+    # Each mesh axis splits an axis of its own, until others have been gathered.
+    sizes = mesh_impl.slice_shape(old_shape)
+    taken = {axis for axis in old_axes if axis is not None}
+    for mesh_axis in range(mesh_impl.ndims):
+        old_product, new_product = old_products[mesh_axis], new_products[mesh_axis]
+        if old_product == new_product:
+            continue
+        parts = mesh_impl.shape[mesh_axis].size
+        begins = None
+        if new_product is not None:
+            begins = old_shape.cumprod_to_tensor_axis(new_product)
+            if begins is not None and (begins in taken or sizes[begins] % parts):
+                begins = None
+        if old_product is None:
+            if begins is None:
+                late.append(_Move("allsplit", mesh_axis, (new_axes[mesh_axis],), late=True))
+            else:
+                taken.add(begins)
+                splits.append(_Move("allsplit", mesh_axis, (begins,)))
+        elif new_product is None:
+            concats.append(_Move("allconcat", mesh_axis, (old_axes[mesh_axis],)))
+        elif begins is None:
+            concats.append(_Move("allconcat", mesh_axis, (old_axes[mesh_axis],)))
+            late.append(_Move("allsplit", mesh_axis, (new_axes[mesh_axis],), late=True))
+        else:
+            taken.add(begins)
+            alltoalls.append(_Move("alltoall", mesh_axis, (begins, old_axes[mesh_axis])))
+    return splits + alltoalls + concats + late
+
+
+def _check_order(what: str, x: Tensor, new_shape: Shape) -> None:
+    """Reports a slip if a reshape has dimensions of its input in another order.
+
+    The elements stay as they lie, so each gets other indices along dimensions that look kept.
+    """
+    kept = [d for d in x.shape if d.size > 1 and d in new_shape]
+    if kept != [d for d in new_shape if d in kept]:
+        slip(
+            f"{what}: {x.name} {x.shape} becomes {new_shape}, which has {dims_text(kept)} in "
+            "another order. A reshape leaves the elements as they lie, so that they get other "
+            "places along these dimensions. mtf.transpose moves them; if mixing them is meant, "
+            "give the dimensions other names",
+            key=f"reshape/{x.shape}/{new_shape}",
+        )
+
+
+class ReshapeOperation(Operation):
+    """The elements as they lie, under other dimensions; communicates where the layout asks it."""
+
+    def __init__(self, x: Tensor, new_shape: Any, name: Optional[str] = None):
+        """Creates the operation.
+
+        Args:
+          x: a Tensor.
+          new_shape: a Shape of the same size.
+          name: a string or None.
+
+        Raises:
+          ValueError: the sizes differ.
+        """
+        check_tensors(name or "reshape", [x])
+        new_shape = convert_to_shape(new_shape)
+        if x.shape.size != new_shape.size:
+            raise ValueError(
+                f"cannot reshape {x.name} {x.shape} of {x.shape.size} elements to {new_shape} "
+                f"of {new_shape.size}; the sizes must have one product"
+            )
+        super().__init__([x], name=name or "reshape")
+        self._outputs = [Tensor(self, new_shape, x.dtype)]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [ReshapeOperation(grad_ys[0], self.inputs[0].shape).outputs[0]]
+
+    def _moves(self, mesh_impl: MeshImpl) -> list[_Move]:
+        return reshape_moves(self._inputs[0].shape, self._outputs[0].shape, mesh_impl)
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        x, y = self.inputs[0], self.outputs[0]
+        moves = self._moves(mesh_impl)
+        lowering.count_collectives(self, "reshape_op")
+        value = lowering.tensors[x]
+        if moves and isinstance(value, LazyAllreduceSum):
+            value = value.to_laid_out_tensor()
+        late = [move for move in moves if move.late]
+        for move in moves:
+            if not move.late:
+                value = move.made(mesh_impl, value)
+        sizes = list(mesh_impl.slice_shape(y.shape))
+        for move in late:
+            sizes[move.tensor_axes[0]] *= mesh_impl.shape[move.mesh_axis].size
+        if list(value.slice_shape) != sizes:
+            value = mesh_impl.slicewise_delay_allreduce(
+                lambda t: tf.reshape(t, constant(sizes)), value
+            )
+        for move in late:
+            value = move.made(mesh_impl, value)
+        lowering.set_tensor_lowering(y, value)
+
+    def _collectives(self, mesh_impl: MeshImpl) -> list[Collective]:
+        x = self._inputs[0]
+        elements = mesh_impl.laid_out_size(x.shape)
+        found = []
+        for move in self._moves(mesh_impl):
+            parts = mesh_impl.shape[move.mesh_axis].size
+            if move.kind == "allsplit":  # each processor keeps a part of what it has
+                elements //= parts
+                continue
+            if move.kind == "allconcat":
+                elements *= parts
+            found.append(
+                Collective(move.kind, (move.mesh_axis,), elements, elements * x.dtype.size)
+            )
+        return found
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        if not self._moves(mesh_impl):
+            return Cost()  # the elements stay where they are, under other sizes
+        moved = super().cost(mesh_impl).bytes
+        return Cost(0, moved, tuple(self._collectives(mesh_impl)))
+
+    def cost_key(self) -> None:
+        return None
+
+    def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
+        x, y = self._inputs[0], self._outputs[0]
+        kept = [[n for n in t.shape.dimension_names if n in split] for t in (x, y)]
+        return {y: x} if kept[0] == kept[1] else {}
+
+    def may_begin_sum(self, split: Collection[str]) -> bool:
+        return False
+
+    def delays_sums(self, mesh_impl: MeshImpl, pending: Any) -> bool:
+        return self._inputs[0] in pending and not self._moves(mesh_impl)
+
+    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
+        if self.delays_sums(mesh_impl, pending):
+            return {self._outputs[0]: pending[self._inputs[0]]}
+        return {}
+
+
+def reshape(x: Tensor, new_shape: Any, name: str = "reshape") -> Tensor:
+    """Returns the elements of `x`, as they lie, under other dimensions.
+
+    Names are labels here: reshaping to the same dimensions in another order relabels the
+    elements; `transpose` moves them.
+
+    Args:
+      x: a Tensor.
+      new_shape: a Shape of the same size.
+      name: a string.
+
+    Raises:
+      ValueError: the sizes differ.
+    """
+    check_tensors(name, [x])
+    new_shape = convert_to_shape(new_shape)
+    _check_order(name, x, new_shape)
+    check_names_differ(name, new_shape, x.shape)
+    return ReshapeOperation(x, new_shape, name=name).outputs[0]
+
+
+def transpose(x: Tensor, new_shape: Any, name: str = "transpose") -> Tensor:
+    """Returns `x` with its dimensions in another order, each value under its names.
+
+    Args:
+      x: a Tensor.
+      new_shape: a Shape of the same dimensions.
+      name: a string.
+
+    Raises:
+      ValueError: the dimensions differ.
+    """
+    new_shape = convert_to_shape(new_shape)
+    if set(x.shape) != set(new_shape):
+        raise ValueError(
+            f"transpose must keep the dimensions: {x.name} {x.shape} cannot become {new_shape}. "
+            "mtf.reshape changes them, mtf.broadcast adds some"
+        )
+    return EinsumOperation([x], new_shape, name=name).outputs[0]
+
+
+def rename_dimension(x: Tensor, old_name: str, new_name: str) -> Tensor:
+    """Returns `x` with a dimension called otherwise, so that other layout rules apply to it.
+
+    Args:
+      x: a Tensor.
+      old_name: a string.
+      new_name: a string.
+
+    Raises:
+      ValueError: there is no dimension `old_name`.
+    """
+    return reshape(x, x.shape.rename_dimension(old_name, new_name))
+
+
+def _as_dims(dim_or_dims: Any) -> list[Dimension]:
+    if isinstance(dim_or_dims, Dimension):
+        return [dim_or_dims]
+    return [convert_to_dimension(d) for d in dim_or_dims]  # type: ignore[misc]
+
+
+def replace_dimensions(
+    tensor_or_shape: Union[Tensor, Shape], old_dim_or_dims: Any, new_dim_or_dims: Any
+) -> Union[Tensor, Shape]:
+    """Returns a Tensor or Shape with neighbouring dimensions replaced by others.
+
+    Args:
+      tensor_or_shape: a Tensor or a Shape.
+      old_dim_or_dims: a Dimension, or a list of neighbouring ones.
+      new_dim_or_dims: a Dimension, or a list of them, of the same product of sizes.
+
+    Raises:
+      ValueError: the old dimensions do not stand side by side.
+    """
+    if isinstance(tensor_or_shape, Tensor):
+        new_shape = replace_dimensions(tensor_or_shape.shape, old_dim_or_dims, new_dim_or_dims)
+        return reshape(tensor_or_shape, new_shape)
+    if not isinstance(tensor_or_shape, Shape):
+        raise ValueError(
+            f"replace_dimensions takes a Tensor or a Shape, not {type(tensor_or_shape).__name__}"
+        )
+    dims = tensor_or_shape.dims
+    old, new = _as_dims(old_dim_or_dims), _as_dims(new_dim_or_dims)
+    for i in range(len(dims) - len(old) + 1):
+        if old and dims[i : i + len(old)] == old:
+            return Shape(dims[:i] + new + dims[i + len(old) :])
+    raise ValueError(
+        f"replace_dimensions: {dims_text(old) or 'no dimensions'} do not stand side by side, in "
+        f"this order, in {tensor_or_shape}. mtf.transpose brings them together"
+    )
+
+
+def anonymize(x: Tensor) -> Tensor:
+    """Returns `x` under dimension names that no layout rule splits; gathers it if it is split."""
+    return reshape(x, anonymous_shape(x.shape))

@@ -1,0 +1,134 @@
+"""Slice and pad along one dimension: each the gradient of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow.ops._elementwise.slicewise import check_not_split
+
+__all__ = ["PadOperation", "SliceOperation", "mtf_slice", "pad"]
+
+
+def _resized(shape: Shape, axis: int, size: int) -> Shape:
+    dims = shape.dims
+    dims[axis] = Dimension(dims[axis].name, size)
+    return Shape(dims)
+
+
+class SliceOperation(Operation):
+    """A range along one dimension, which is not split."""
+
+    def __init__(
+        self, x: Tensor, begin: int, size: int, slice_dim_name: str, name: Optional[str] = None
+    ):
+        """Creates the operation; see `mtf_slice`."""
+        dim = x.shape.get_dim_by_name(slice_dim_name)
+        if size == -1:
+            size = dim.size - begin
+        if begin < 0 or size < 0 or begin + size > dim.size:
+            raise ValueError(
+                f"{name or 'slice'}: {begin} .. {begin + size} is not within "
+                f"{dims_text([dim])} of {x.name} {x.shape}"
+            )
+        super().__init__([x], name=name or "slice")
+        self._dim = dim
+        self._axis = x.shape.dims.index(dim)
+        self._begin = begin
+        self._size = size
+        self._outputs = [Tensor(self, _resized(x.shape, self._axis, size), x.dtype)]
+
+    def _unsplittable(self) -> Iterable[str]:
+        return [self._dim.name]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        after = self._dim.size - self._begin - self._size
+        return [pad(grad_ys[0], [self._begin, after], self._dim.name)]
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        check_not_split(self, lowering)
+        sizes = mesh_impl.slice_shape(self.outputs[0].shape)
+        begin = [self._begin if axis == self._axis else 0 for axis in range(len(sizes))]
+        value = mesh_impl.slicewise(
+            lambda t: tf.slice(t, begin, sizes), lowering.tensors[self.inputs[0]]
+        )
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+def mtf_slice(
+    x: Tensor, begin: int, size: int, slice_dim_name: str, name: Optional[str] = None
+) -> Tensor:
+    """Returns a range along one dimension; exported as mtf.slice.
+
+    Args:
+      x: a Tensor.
+      begin: where the range begins.
+      size: how long it is.
+      slice_dim_name: a string; no layout may split this dimension.
+      name: a string or None.
+
+    Raises:
+      ValueError: the range is not within the dimension.
+    """
+    return SliceOperation(x, begin, size, slice_dim_name, name=name).outputs[0]
+
+
+class PadOperation(Operation):
+    """Zeros around one dimension, which is not split."""
+
+    def __init__(
+        self, x: Tensor, paddings: Sequence[int], pad_dim_name: str, name: Optional[str] = None
+    ):
+        """Creates the operation; see `pad`."""
+        dim = x.shape.get_dim_by_name(pad_dim_name)
+        if len(paddings) != 2 or min(paddings) < 0:
+            raise ValueError(
+                f"{name or 'pad'}: paddings must be two numbers [before, after] of 0 or more, "
+                f"got {paddings!r} for {dims_text([dim])} of {x.name} {x.shape}"
+            )
+        super().__init__([x], name=name or "pad")
+        self._dim = dim
+        self._axis = x.shape.dims.index(dim)
+        self._paddings = list(paddings)
+        size = dim.size + sum(paddings)
+        self._outputs = [Tensor(self, _resized(x.shape, self._axis, size), x.dtype)]
+
+    def _unsplittable(self) -> Iterable[str]:
+        return [self._dim.name]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [mtf_slice(grad_ys[0], self._paddings[0], self._dim.size, self._dim.name)]
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        check_not_split(self, lowering)
+        x = self.inputs[0]
+        paddings = [
+            self._paddings if axis == self._axis else [0, 0] for axis in range(len(x.shape))
+        ]
+        value = mesh_impl.slicewise(lambda t: tf.pad(t, paddings), lowering.tensors[x])
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+def pad(x: Tensor, paddings: Sequence[int], dim_name: str, name: Optional[str] = None) -> Tensor:
+    """Returns a Tensor with zeros before and after it along one dimension.
+
+    Args:
+      x: a Tensor.
+      paddings: [how many before, how many after].
+      dim_name: a string; no layout may split this dimension.
+      name: a string or None.
+
+    Raises:
+      ValueError: the paddings are not two numbers of 0 or more.
+    """
+    return PadOperation(x, paddings, dim_name, name=name).outputs[0]

@@ -1,0 +1,279 @@
+"""Concat and split, stack and unstack: each the gradient of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape, check_names_differ
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow.ops._elementwise.binary import check_dtypes
+from mesh_tensorflow.ops._elementwise.slicewise import check_not_split
+from mesh_tensorflow.ops._source import check_dimension
+
+__all__ = [
+    "ConcatOperation",
+    "SplitOperation",
+    "StackOperation",
+    "UnstackOperation",
+    "concat",
+    "split",
+    "stack",
+    "unstack",
+]
+
+
+def _fill_missing(ys: Sequence[Tensor], grad_ys: Sequence[Optional[Tensor]]) -> list[Tensor]:
+    """Returns gradients with zeros for outputs that nobody used."""
+    return [mtf.zeros_like(y) if dy is None else dy for y, dy in zip(ys, grad_ys)]
+
+
+class ConcatOperation(Operation):
+    """Tensors joined along a dimension that is not split."""
+
+    def __init__(self, xs: Sequence[Tensor], concat_dim_name: str, name: Optional[str] = None):
+        """Creates the operation; see `concat`."""
+        if not xs:
+            raise ValueError("concat needs at least one tensor")
+        check_dtypes(name or "concat", xs)
+        first = xs[0].shape
+        self._axis = first.dims.index(first.get_dim_by_name(concat_dim_name))
+        for x in xs[1:]:
+            rest = x.shape.dims[: self._axis] + x.shape.dims[self._axis + 1 :]
+            if (
+                x.shape.dimension_names != first.dimension_names
+                or rest != first.dims[: self._axis] + first.dims[self._axis + 1 :]
+            ):
+                raise ValueError(
+                    f"{name or 'concat'}: shapes must agree except for the size of "
+                    f"{concat_dim_name!r}: {xs[0].name} {first} and {x.name} {x.shape}"
+                )
+        super().__init__(xs, name=name or "concat")
+        self._concat_dim_name = concat_dim_name
+        self._sizes = [x.shape[self._axis].size for x in xs]
+        shape = first.resize_dimension(concat_dim_name, sum(self._sizes))
+        self._outputs = [Tensor(self, shape, xs[0].dtype)]
+
+    def _unsplittable(self) -> Iterable[str]:
+        return [self._concat_dim_name]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        dy = grad_ys[0]
+        return split(dy, self.outputs[0].shape[self._axis], self._sizes)
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        check_not_split(self, lowering)
+        value = mesh_impl.slicewise(
+            lambda *pieces: tf.concat(pieces, self._axis),
+            *[lowering.tensors[x] for x in self.inputs],
+        )
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+def concat(xs: Sequence[Tensor], concat_dim_name: str, name: Optional[str] = None) -> Tensor:
+    """Returns Tensors joined along a dimension.
+
+    Args:
+      xs: a list of Tensors whose shapes agree except for the size of that dimension.
+      concat_dim_name: a string; no layout may split this dimension.
+      name: a string or None.
+
+    Raises:
+      ValueError: the shapes or dtypes do not agree.
+    """
+    return ConcatOperation(xs, concat_dim_name, name).outputs[0]
+
+
+class SplitOperation(Operation):
+    """A Tensor cut along a dimension that is not split over the mesh."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        split_dim: Dimension,
+        num_or_size_splits: Union[int, Sequence[int]],
+        name: Optional[str] = None,
+    ):
+        """Creates the operation; see `split`."""
+        check_dimension(name or "split", x, split_dim)
+        if isinstance(num_or_size_splits, int):
+            n = num_or_size_splits
+            if n < 1 or split_dim.size % n:
+                raise ValueError(
+                    f"{name or 'split'}: {dims_text([split_dim])} of {x.name} {x.shape} cannot be "
+                    f"cut into {n} equal parts; give a list of sizes, or a divisor of "
+                    f"{split_dim.size}"
+                )
+            sizes = [split_dim.size // n] * n
+        else:
+            sizes = list(num_or_size_splits)
+            if any(size < 0 for size in sizes):
+                raise ValueError(
+                    f"{name or 'split'}: the sizes {sizes} must be 0 or more, of "
+                    f"{dims_text([split_dim])} of {x.name} {x.shape}"
+                )
+            if sum(sizes) != split_dim.size:
+                raise ValueError(
+                    f"{name or 'split'}: the sizes {sizes} add up to {sum(sizes)}, not to "
+                    f"{dims_text([split_dim])} of {x.name} {x.shape}"
+                )
+        super().__init__([x], name=name or "split")
+        self._split_dim = split_dim
+        self._sizes = sizes
+        self._axis = x.shape.dims.index(split_dim)
+        dims = x.shape.dims
+        self._outputs = [
+            Tensor(
+                self,
+                Shape(dims[: self._axis] + [Dimension(split_dim.name, s)] + dims[self._axis + 1 :]),
+                x.dtype,
+                index=i,
+            )
+            for i, s in enumerate(sizes)
+        ]
+
+    def _unsplittable(self) -> Iterable[str]:
+        return [self._split_dim.name]
+
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
+        return [concat(_fill_missing(self.outputs, grad_ys), self._split_dim.name)]
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        check_not_split(self, lowering)
+        equal = len(set(self._sizes)) == 1
+        how = len(self._sizes) if equal else self._sizes
+        values = mesh_impl.slicewise(
+            lambda t: tuple(tf.split(t, how, axis=self._axis)), lowering.tensors[self.inputs[0]]
+        )
+        for y, value in zip(self.outputs, values):
+            lowering.set_tensor_lowering(y, value)
+
+
+def split(
+    x: Tensor,
+    split_dim: Dimension,
+    num_or_size_splits: Union[int, Sequence[int]],
+    name: Optional[str] = None,
+) -> list[Tensor]:
+    """Returns a Tensor cut into several along a dimension.
+
+    Args:
+      x: a Tensor.
+      split_dim: a Dimension of it; no layout may split it.
+      num_or_size_splits: how many equal parts, or a list of sizes.
+      name: a string or None.
+
+    Returns:
+      A list of Tensors whose dimension keeps its name.
+
+    Raises:
+      ValueError: the sizes do not add up.
+    """
+    return SplitOperation(x, split_dim, num_or_size_splits, name=name).outputs
+
+
+class StackOperation(Operation):
+    """Tensors of one shape joined along a new dimension."""
+
+    def __init__(self, xs: Sequence[Tensor], dim_name: str, axis: int, name: Optional[str] = None):
+        """Creates the operation; see `stack`."""
+        if not xs:
+            raise ValueError("stack needs at least one tensor")
+        check_dtypes(name or "stack", xs)
+        for x in xs[1:]:
+            if x.shape != xs[0].shape:
+                raise ValueError(
+                    f"{name or 'stack'}: shapes must be equal: {xs[0].name} {xs[0].shape} and "
+                    f"{x.name} {x.shape}"
+                )
+        dims = xs[0].shape.dims
+        if not -len(dims) - 1 <= axis <= len(dims):
+            raise ValueError(
+                f"{name or 'stack'}: axis={axis} is no place in {xs[0].shape}: a new dimension can "
+                f"stand at 0 to {len(dims)}, or at {-len(dims) - 1} to -1 counted from the end"
+            )
+        axis = axis if axis >= 0 else len(dims) + 1 + axis
+        dims.insert(axis, Dimension(dim_name, len(xs)))
+        check_names_differ(name or "stack", Shape(dims), xs[0].shape)
+        super().__init__(xs, name=name or "stack")
+        self._axis = axis
+        self._new_dim = dims[axis]
+        self._outputs = [Tensor(self, Shape(dims), xs[0].dtype)]
+
+    def _unsplittable(self) -> Iterable[str]:
+        return [self._new_dim.name]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return unstack(grad_ys[0], self._new_dim)
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        check_not_split(self, lowering)
+        axis = self.outputs[0].shape.dims.index(self._new_dim)
+        value = mesh_impl.slicewise(
+            lambda *pieces: tf.stack(pieces, axis), *[lowering.tensors[x] for x in self.inputs]
+        )
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+def stack(xs: Sequence[Tensor], dim_name: str, axis: int = 0, name: Optional[str] = None) -> Tensor:
+    """Returns Tensors of one shape joined along a new dimension.
+
+    Args:
+      xs: a list of Tensors.
+      dim_name: name of the new dimension; no layout may split it.
+      axis: where the new dimension stands; from the end if negative.
+      name: a string or None.
+
+    Raises:
+      ValueError: the shapes or dtypes differ, or the axis is out of range.
+    """
+    return StackOperation(xs, dim_name, axis, name=name).outputs[0]
+
+
+class UnstackOperation(Operation):
+    """A Tensor taken apart along a dimension, which goes away."""
+
+    def __init__(self, x: Tensor, dim: Dimension, name: Optional[str] = None):
+        """Creates the operation; see `unstack`."""
+        check_dimension(name or "unstack", x, dim)
+        super().__init__([x], name=name or "unstack")
+        self._dim = dim
+        self._axis = x.shape.dims.index(dim)
+        shape = x.shape - dim
+        self._outputs = [Tensor(self, shape, x.dtype, index=i) for i in range(dim.size)]
+
+    def _unsplittable(self) -> Iterable[str]:
+        return [self._dim.name]
+
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
+        return [stack(_fill_missing(self.outputs, grad_ys), self._dim.name, self._axis)]
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        check_not_split(self, lowering)
+        values = mesh_impl.slicewise(
+            lambda t: tuple(tf.unstack(t, axis=self._axis)), lowering.tensors[self.inputs[0]]
+        )
+        for y, value in zip(self.outputs, values):
+            lowering.set_tensor_lowering(y, value)
+
+
+def unstack(x: Tensor, dim: Dimension, name: Optional[str] = None) -> list[Tensor]:
+    """Returns the Tensors that `x` consists of along a dimension, without that dimension.
+
+    Args:
+      x: a Tensor.
+      dim: a Dimension of it; no layout may split it.
+      name: a string or None.
+    """
+    return UnstackOperation(x, dim, name=name).outputs

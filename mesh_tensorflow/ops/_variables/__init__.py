@@ -1,0 +1,1 @@
+"""Variables, their values, and assignments to them."""

@@ -1,0 +1,181 @@
+"""Reading variables again, and assigning to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow.ops._variables.variable import Variable
+
+__all__ = [
+    "Assign",
+    "ReadVariable",
+    "assign",
+    "assign_add",
+    "assign_add_slice",
+    "assign_slice",
+    "assign_sub",
+    "assign_sub_slice",
+    "read_variable",
+]
+
+
+def _variable_of(var: Union[Tensor, Variable], what: str) -> Variable:
+    """Returns the Variable from which a Tensor comes by operations of one input each."""
+    x: Any = var.value if isinstance(var, Variable) else var
+    while not isinstance(x.operation, Variable):
+        if len(x.operation.inputs) != 1:
+            raise ValueError(
+                f"{what}: {var} does not come from a variable by operations of one input: "
+                f"{x.operation} has {len(x.operation.inputs)}"
+            )
+        x = x.operation.inputs[0]
+    return x.operation
+
+
+class ReadVariable(Operation):
+    """The value of a variable at this place of the program."""
+
+    def __init__(self, var: Variable, name: Optional[str] = None):
+        """Creates the operation; see `read_variable`."""
+        super().__init__(var.outputs, name=name or "read_variable")
+        self._var = var
+        self._outputs = [Tensor(self, var.shape, var.activation_dtype)]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        return list(grad_ys)
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        value = self._var.cast_to_activation(mesh_impl, lowering.variables[self._var].read())
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+def read_variable(var: Union[Tensor, Variable]) -> Tensor:
+    """Returns the value of a variable, read at this place of the program.
+
+    Args:
+      var: a Variable, or a Tensor that comes from one.
+    """
+    return ReadVariable(_variable_of(var, "read_variable")).outputs[0]
+
+
+def assign_slice(variable: Variable, slice_var: Any, val: tf.Tensor) -> tf.Operation:
+    """Returns a tf operation that assigns to one slice variable.
+
+    Args:
+      variable: a Variable.
+      slice_var: one of its slice variables.
+      val: a tf.Tensor; cast to the slices' dtype.
+    """
+    return slice_var.assign(tf.cast(val, variable.slice_dtype), read_value=False)
+
+
+def assign_add_slice(variable: Variable, slice_var: Any, val: tf.Tensor) -> tf.Operation:
+    """Returns a tf operation that adds to one slice variable; see `assign_slice`."""
+    return slice_var.assign_add(tf.cast(val, variable.slice_dtype), read_value=False)
+
+
+def assign_sub_slice(variable: Variable, slice_var: Any, val: tf.Tensor) -> tf.Operation:
+    """Returns a tf operation that subtracts from one slice variable; see `assign_slice`."""
+    return slice_var.assign_sub(tf.cast(val, variable.slice_dtype), read_value=False)
+
+
+class Assign(Operation):
+    """Assignments to variables; they happen when `lowering.lowered_operation` of it is run."""
+
+    def __init__(
+        self,
+        variables: Sequence[Variable],
+        new_values: Sequence[Tensor],
+        assign_fn: Callable = assign_slice,
+        name: Optional[str] = None,
+    ):
+        """Creates the operation.
+
+        Args:
+          variables: Variable operations.
+          new_values: a Tensor for each, of its shape.
+          assign_fn: takes a Variable, a slice variable and a tf value; returns a tf operation.
+          name: a string or None.
+
+        Raises:
+          ValueError: a shape differs.
+        """
+        for v, x in zip(variables, new_values, strict=True):
+            if v.shape != x.shape:
+                raise ValueError(
+                    f"cannot assign {x.name} {x.shape} to variable {v.name} {v.shape}: the "
+                    "shapes must be equal. mtf.transpose or mtf.broadcast may bring it to it"
+                )
+        super().__init__(new_values, mesh=variables[0].mesh, name=name or "assign")
+        self._variables = list(variables)
+        self._assign_fn = assign_fn
+
+    @property
+    def assign_fn(self) -> Callable:
+        """What is called for each slice."""
+        return self._assign_fn
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The variables it assigns to."""
+        return list(self._variables)
+
+    def lower(self, lowering: LoweringLike) -> None:
+        operations = []
+        for v, x in zip(self._variables, self.inputs):
+            values = lowering.tensors[x].to_laid_out_tensor().all_slices
+            operations.append(lowering.variables[v].assign_to_slices(self._assign_fn, values))
+        lowering.operations[self] = operations[0] if len(operations) == 1 else tf.group(operations)
+
+    def cost_key(self) -> tuple:
+        return tuple(v.slice_dtype for v in self._variables)
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        moved = sum(
+            2 * mesh_impl.laid_out_size(v.shape) * v.slice_dtype.size for v in self._variables
+        )
+        return Cost(0, moved)
+
+
+@leaves_no_node
+def assign(
+    var: Union[Tensor, Variable],
+    new_val: Tensor,
+    assign_fn: Callable = assign_slice,
+    name: Optional[str] = None,
+) -> Operation:
+    """Returns an operation that assigns to a variable.
+
+    Args:
+      var: a Variable, or a Tensor that comes from one by operations of one input each.
+      new_val: a Tensor of its shape.
+      assign_fn: takes a Variable, a slice variable and a tf value; returns a tf operation.
+      name: a string or None.
+
+    Returns:
+      An Assign operation; run `lowering.lowered_operation` of it.
+
+    Raises:
+      ValueError: `var` comes from no variable, or the shapes differ.
+    """
+    return Assign([_variable_of(var, "assign")], [new_val], assign_fn=assign_fn, name=name)
+
+
+def assign_add(var: Union[Tensor, Variable], new_val: Tensor) -> Operation:
+    """Returns an operation that adds to a variable; see `assign`."""
+    return assign(var, new_val, assign_fn=assign_add_slice)
+
+
+def assign_sub(var: Union[Tensor, Variable], new_val: Tensor) -> Operation:
+    """Returns an operation that subtracts from a variable; see `assign`."""
+    return assign(var, new_val, assign_fn=assign_sub_slice)

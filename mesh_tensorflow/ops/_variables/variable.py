@@ -1,0 +1,374 @@
+"""Variables: a master, slices, and a value in computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.graph import Mesh, leaves_no_node
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.variables.initial_values import checked_value, seeded_initializer
+from mesh_tensorflow._mesh.variables.master import MasterVariable, make_master
+from mesh_tensorflow._mesh.variables.store import VariableStore, store_of
+from mesh_tensorflow._mesh.variables.stored_master import StoredMaster
+from mesh_tensorflow.ops._variables.variable_dtype import VariableDType
+from mesh_tensorflow.utils import outside_all_rewrites
+
+__all__ = [
+    "StackedVariable",
+    "Variable",
+    "get_variable",
+]
+
+
+class Variable(Operation):
+    """A variable: a master, and slices once it is lowered; its output is its value."""
+
+    is_stacked = False
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        name: str,
+        shape: Any,
+        dtype: Union[VariableDType, tf.DType],
+        initializer: Any,
+        trainable: bool,
+        **kwargs: Any,
+    ):
+        """Creates the master tf variable, and the operation.
+
+        Args:
+          mesh: a Mesh.
+          name: a string, relative to the variable scope.
+          shape: a Shape.
+          dtype: a VariableDType, or a dtype for all three.
+          initializer: a TensorFlow initializer or None.
+          trainable: a bool.
+          **kwargs: further arguments of tf.get_variable.
+
+        Raises:
+          ValueError: TensorFlow has a variable of this name already.
+        """
+        shape = convert_to_shape(shape)
+        if not isinstance(dtype, VariableDType):
+            dtype = VariableDType(dtype)
+        super().__init__([], mesh=mesh, name="variable")
+        self._graph.roll_back_names(self._mark.names)  # it is named after its master
+        self._dtype = dtype
+        self._trainable = trainable
+        self._store: Optional[VariableStore] = store_of(self._graph)
+        self._initializer = initializer
+        self._master: Any = None
+        self._make_master(name, shape, kwargs)
+        self._outputs = [Tensor(self, shape, dtype.activation_dtype)]  # type: ignore[arg-type]
+        if self._store is not None:
+            self._initializer = self._initializer or tf.get_variable_scope().initializer
+            self._store.declare(self)
+            self._master = StoredMaster(self)
+        self._graph.register_variable(self, trainable)
+
+    def _make_master(self, name: str, shape: Any, kwargs: dict) -> None:
+        full_name = full_variable_name(name)
+        self._name = full_name
+        if self._store is not None:
+            return
+        kwargs.setdefault("use_resource", True)
+        sizes = shape.to_integer_list
+
+        def make_checked(next_creator: Callable, **settings: Any) -> MasterVariable:
+            """Makes the master, if the initializer's value fits the variable."""
+            first = settings.get("initial_value")
+            if callable(first):
+                settings["initial_value"] = lambda: checked_value(
+                    first(), full_name, sizes, self.master_dtype
+                )
+            return make_master(next_creator, **settings)
+
+        with (
+            tf.device(self._mesh.variable_placer_fn),
+            outside_all_rewrites(),
+            tf.variable_creator_scope(make_checked),
+        ):
+            self._master = tf.get_variable(
+                name,
+                sizes,
+                dtype=self.master_dtype,
+                initializer=seeded_initializer(self._initializer, full_name, self.master_dtype),
+                trainable=self._trainable,
+                **kwargs,
+            )
+        if self._master.op.name != full_name:
+            raise ValueError(
+                f"variable {full_name!r} became {self._master.op.name!r}: TensorFlow has a "
+                f"variable {full_name!r} already. Use another name or variable scope"
+            )
+
+    def __repr__(self) -> str:
+        return f"Variable({self.value})" if self._outputs else f"Variable({self._name})"
+
+    @property
+    def value(self) -> Tensor:
+        """Its value, a Tensor."""
+        return self._outputs[0]
+
+    @property
+    def shape(self) -> Shape:
+        """Its Shape."""
+        return self.value.shape
+
+    @property
+    def size(self) -> int:
+        """Number of its elements."""
+        return self.shape.size
+
+    @property
+    def dtype(self) -> VariableDType:
+        """Its VariableDType."""
+        return self._dtype
+
+    @property
+    def master_dtype(self) -> tf.DType:
+        """Dtype of the master, which checkpoints hold."""
+        return self._dtype.master_dtype
+
+    @property
+    def slice_dtype(self) -> tf.DType:
+        """Dtype of the slices, which are kept and updated."""
+        return self._dtype.slice_dtype
+
+    @property
+    def activation_dtype(self) -> tf.DType:
+        """Dtype of the value in computation."""
+        return self._dtype.activation_dtype
+
+    @property
+    def trainable(self) -> bool:
+        """Whether optimizers are to change it."""
+        return self._trainable
+
+    @property
+    def store(self) -> Optional[VariableStore]:
+        """The VariableStore that keeps it, in a tf.function and in eager code; or None."""
+        return self._store
+
+    @property
+    def initializer(self) -> Any:
+        """The TensorFlow initializer it was made with, or None."""
+        return self._initializer
+
+    @property
+    def master_device(self) -> str:
+        """The device of the master."""
+        return self._master.device
+
+    @property
+    def parts(self) -> Sequence[Variable]:
+        """The Variables that it consists of: itself, unless it is stacked."""
+        return [self]
+
+    @property
+    def masters(self) -> list[MasterVariable]:
+        """The masters of its parts; none if they are not this package's."""
+        masters = [part.get_master() for part in self.parts]
+        return masters if all(isinstance(m, MasterVariable) for m in masters) else []
+
+    @property
+    def tf_master(self) -> Any:
+        """The tf variable of the whole value, which is in use from now on."""
+        return getattr(self._master, "tf_variable", self._master)
+
+    def get_master(self) -> Any:
+        """Returns the master: its whole value as a variable of TensorFlow's.
+
+        It can be read and assigned to, whether the value is kept whole or in slices.
+        """
+        return self._master
+
+    def read_master(self) -> tf.Tensor:
+        """Returns the value of the master."""
+        return self._master.read_value()
+
+    def assign_to_master(self, val: tf.Tensor) -> tf.Operation:
+        """Returns a tf operation that assigns `val` to the master."""
+        return self._master.assign(val, read_value=False)
+
+    def stored_value(self) -> tf.Tensor:
+        """Returns its present whole value in computation, a tf.Tensor, if a store keeps it."""
+        assert self._store is not None
+        return tf.cast(self._store.value(self._name), self.activation_dtype)
+
+    def lower(self, lowering: LoweringLike) -> None:
+        mesh_impl = lowering.mesh_impl(self)
+        with outside_all_rewrites():
+            laid_out = mesh_impl.LaidOutVariable(self, mesh_impl)
+        lowering.variables[self] = laid_out
+        with mesh_impl.at_beginning():
+            value = self.cast_to_activation(mesh_impl, laid_out.laid_out_tensor)
+        lowering.set_tensor_lowering(self.value, value)
+        kind = "trainable" if self._trainable else "untrainable"
+        lowering.add_counter(f"variables/{kind}", self.size)
+
+    def cast_to_activation(self, mesh_impl: MeshImpl, laid_out: Any) -> Any:
+        """Returns laid-out values of slice dtype in the dtype of computation."""
+        if self.slice_dtype == self.activation_dtype:
+            return laid_out
+        return mesh_impl.slicewise(lambda t: tf.cast(t, self.activation_dtype), laid_out)
+
+    @property
+    def takes_memory(self) -> bool:
+        """Whether its value is not that of its slices, in memory already, but of another dtype."""
+        return self.slice_dtype != self.activation_dtype
+
+    def cost_key(self) -> tuple:
+        return self.slice_dtype, self.activation_dtype
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        if self.slice_dtype == self.activation_dtype:
+            return Cost()  # the slices are used where they are
+        sizes = self.slice_dtype.size + self.activation_dtype.size
+        return Cost(0, mesh_impl.laid_out_size(self.shape) * sizes)
+
+
+class StackedVariable(Variable):
+    """Several variables of one shape behind one slice variable for each processor.
+
+    The masters stay as they are, under their names.
+    """
+
+    is_stacked = True
+
+    def __init__(self, vs: Sequence[Variable]):
+        """Creates a StackedVariable from Variables of one shape and one set of dtypes."""
+        self._parts = list(vs)
+        first = vs[0]
+        shape = Shape([Dimension("stacked", len(vs))]) + first.shape
+        super().__init__(
+            first.mesh, f"stacked/{first.name}", shape, first.dtype, None, first.trainable
+        )
+
+    def _make_master(self, name: str, shape: Any, kwargs: dict) -> None:
+        self._name = name
+        self._store = None
+
+    @property
+    def parts(self) -> Sequence[Variable]:
+        """The Variables that it consists of."""
+        return self._parts
+
+    @property
+    def original_names(self) -> list[str]:
+        """Names of the variables it consists of."""
+        return [v.name for v in self._parts]
+
+    @property
+    def master_device(self) -> str:
+        """The device of the first master."""
+        return self._parts[0].master_device
+
+    def get_master(self) -> Any:
+        """Returns the values of the masters, stacked."""
+        return self.read_master()
+
+    def read_master(self) -> tf.Tensor:
+        """Returns the values of the masters, stacked."""
+        return tf.stack([v.read_master() for v in self._parts])
+
+    def assign_to_master(self, val: tf.Tensor) -> tf.Operation:
+        """Returns a tf operation that assigns each part of `val` to its master."""
+        pieces = tf.unstack(val)
+        return tf.group([v.assign_to_master(piece) for v, piece in zip(self._parts, pieces)])
+
+
+def full_variable_name(name: str) -> str:
+    """Returns `name` under the current variable scope."""
+    scope = tf.get_variable_scope().name
+    return f"{scope}/{name}" if scope else name
+
+
+def _check_known(known: Variable, shape: Any, dtype: VariableDType) -> None:
+    """Checks that a variable is what is asked for under its name.
+
+    Raises:
+      ValueError: it has other sizes.
+    """
+    if shape is not None and shape != known.shape:
+        message = (
+            f"variable {known.name!r} is {known.shape}, and is asked for as {shape}. Use another "
+            "name or variable scope for another variable, or mtf.reshape on this one"
+        )
+        if shape.to_integer_list != known.shape.to_integer_list:
+            raise ValueError(message)
+        slip(message)
+    if vars(dtype) != vars(known.dtype):
+        slip(
+            f"variable {known.name!r} is of {_dtype_text(known.dtype)}, and is asked for as "
+            f"{_dtype_text(dtype)}: it keeps the first. Ask for one dtype, and mtf.cast the value"
+        )
+
+
+def _dtype_text(dtype: VariableDType) -> str:
+    """Returns "float32" or, where they differ, "master float32, slice ..."."""
+    names = {part.strip("_").removesuffix("_dtype"): t.name for part, t in vars(dtype).items()}
+    if len(set(names.values())) == 1:
+        return names["master"]
+    return ", ".join(f"{part} {name}" for part, name in names.items())
+
+
+@leaves_no_node
+def get_variable(
+    mesh: Mesh,
+    name: str,
+    shape: Any,
+    dtype: Union[VariableDType, tf.DType] = tf.float32,
+    master_dtype: Optional[tf.DType] = None,
+    slice_dtype: Optional[tf.DType] = None,
+    activation_dtype: Optional[tf.DType] = None,
+    initializer: Any = None,
+    trainable: bool = True,
+    **kwargs: Any,
+) -> Tensor:
+    """Returns the value of a variable, which is made if there is none of this name yet.
+
+    Args:
+      mesh: a Mesh.
+      name: a string, relative to the variable scope.
+      shape: a Shape.
+      dtype: a VariableDType, or a dtype.
+      master_dtype: overrides that part of `dtype`; better given in a VariableDType.
+      slice_dtype: likewise.
+      activation_dtype: likewise.
+      initializer: a TensorFlow initializer; TensorFlow's default if None.
+      trainable: whether optimizers are to change it.
+      **kwargs: further arguments of tf.get_variable.
+
+    Returns:
+      A Tensor. For a name that exists, the same variable, whatever initializer is asked for.
+
+    Raises:
+      ValueError: the name is no string, or that of a variable of other sizes.
+    """
+    if not isinstance(name, str) or not name:
+        raise ValueError(
+            f"get_variable: the name must be a string of at least one letter, not {name!r}"
+        )
+    if not isinstance(dtype, VariableDType):
+        # A plain dtype is what each part is unless it is told otherwise.
+        dtype = VariableDType(
+            master_dtype or dtype, slice_dtype or dtype, activation_dtype or dtype
+        )
+    full_name = full_variable_name(name)
+    known = mesh.graph.name_to_variable.get(full_name)
+    if known is not None:
+        _check_known(known, convert_to_shape(shape), dtype)
+        return known.value
+    return Variable(mesh, name, shape, dtype, initializer, trainable, **kwargs).value

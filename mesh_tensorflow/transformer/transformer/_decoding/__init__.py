@@ -1,0 +1,1 @@
+"""Decoding: sampling and beam search, one position at a time."""

@@ -1,0 +1,186 @@
+"""Sampling from a model: sequences continued one id at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.layers._attention.masks import MASKED_LOGIT
+from mesh_tensorflow.transformer.transformer._decoding.incremental import IncrementalModel
+
+__all__ = ["sample_autoregressive"]
+
+
+@leaves_no_node
+def sample_autoregressive(
+    model: Any,
+    partial_sequences: mtf.Tensor,
+    stop_at_token: int = 1,
+    max_steps: Optional[int] = None,
+    temperature: float = 0.0,
+    variable_dtype: mtf.VariableDType = mtf.VariableDType(tf.float32),
+    encoder_output: Optional[mtf.Tensor] = None,
+    encoder_sequence_id: Optional[mtf.Tensor] = None,
+    encoder_inputs: Optional[mtf.Tensor] = None,
+    shared_params: Optional[dict] = None,
+    has_partial_sequences: bool = True,
+    encoder_layer_outputs: Optional[list] = None,
+    never_end: bool = False,
+    remove_partial_sequences: bool = False,
+    sampling_keep_top_k: int = -1,
+    bos_id: int = 0,
+) -> mtf.Tensor:
+    """Returns sequences continued by a model, one id at a time.
+
+    Each row goes on from its own first free place. All of them stop when every one has come upon
+    `stop_at_token` or is full; what a row has after a `stop_at_token` of its own means nothing.
+
+    Fan et al., "Hierarchical Neural Story Generation", arXiv:1805.04833, for the choice among the
+    best ids.
+
+    Args:
+      model: a Unitransformer, autoregressive.
+      partial_sequences: an int32 Tensor with dimensions [batch..., length]: in each row the ids
+        that are given, then zeros.
+      stop_at_token: an int, the id that ends a sequence. One among the given ids does not count.
+      max_steps: an int, how many ids are added at most; None for as many as fit.
+      temperature: a number; 0.0 takes the id with the largest logit, 1.0 draws from the softmax.
+      variable_dtype: a VariableDType.
+      encoder_output: a Tensor with dimensions [batch..., memory_length, d_model], or None.
+      encoder_sequence_id: a Tensor with dimensions [batch..., memory_length], or None.
+      encoder_inputs: a Tensor with dimensions [batch..., memory_length], or None.
+      shared_params: a dictionary with an "embedding" and a "positional_embedding" that are used
+        in place of the model's own; or None.
+      has_partial_sequences: False says that `partial_sequences` is all zeros, which saves the
+        computation of what they leave in the layers' states.
+      encoder_layer_outputs: a list of Tensors, or None.
+      never_end: whether `stop_at_token` is never chosen.
+      remove_partial_sequences: whether the given ids are cut off from the result.
+      sampling_keep_top_k: an int; if positive, an id is drawn from so many with the largest
+        logits. -1 for all.
+      bos_id: an int, what the model is fed before the first id.
+
+    Returns:
+      A Tensor of the shape of `partial_sequences`.
+
+    Raises:
+      ValueError: the model is not autoregressive, `sampling_keep_top_k` is 0 or below -1, or the
+        sequences are no ids.
+    """
+    _check_top_k(sampling_keep_top_k)
+    ids = partial_sequences
+    length_dim = ids.shape.dims[-1]
+    given = mtf.reduce_sum(mtf.to_int32(mtf.not_equal(ids, 0)), reduced_dim=length_dim)
+    incremental = IncrementalModel(
+        model, ids, given, variable_dtype, encoder_output, encoder_sequence_id, encoder_inputs,
+        shared_params, encoder_layer_outputs, bos_id,
+    )  # fmt: skip
+    limit = length_dim.size if max_steps is None else min(max_steps, length_dim.size)
+    sampler = _Sampler(
+        incremental=incremental,
+        vocab_dim=model.output_vocab_dim,
+        length_dim=length_dim,
+        given=given if has_partial_sequences else None,
+        limit=limit,
+        stop_at_token=stop_at_token,
+        never_end=never_end,
+        temperature=temperature,
+        keep_top_k=sampling_keep_top_k,
+    )
+    first = sampler.start(ids, bos_id)
+    ids = mtf.while_loop(sampler.goes_on, sampler.step, first)[3]
+    if has_partial_sequences and remove_partial_sequences:
+        return mtf.dynamic_shift(ids, mtf.negative(given), length_dim, wrap=False)
+    return ids
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sampler:
+    """The steps of sampling.
+
+    What they carry: how many there were, which rows are done, the last ids, all ids, and the
+    states of the model.
+    """
+
+    incremental: IncrementalModel
+    vocab_dim: mtf.Dimension
+    length_dim: mtf.Dimension
+    given: Optional[mtf.Tensor]  # how many ids each row begins with; None if all begin with none
+    limit: int
+    stop_at_token: int
+    never_end: bool
+    temperature: float
+    keep_top_k: int
+
+    def start(self, ids: mtf.Tensor, bos_id: int) -> list[mtf.Tensor]:
+        """Returns the context of the first decoding step."""
+        mesh, states = ids.mesh, self.incremental.states
+        rows = mtf.Shape(ids.shape.dims[:-1])
+        if self.given is None:
+            states = [mtf.zeros(mesh, x.shape, x.dtype) for x in states]
+            last = mtf.constant(mesh, bos_id, rows, tf.int32)
+            done = mtf.constant(mesh, False, rows, tf.bool)
+        else:
+            last = mtf.gather(ids, self.given - 1, self.length_dim)
+            if bos_id:
+                last += mtf.to_int32(mtf.equal(self.given, 0)) * bos_id
+            done = mtf.greater_equal(self.given, self.length_dim.size)
+        return [mtf.constant(mesh, 0, dtype=tf.int32), done, last, ids, *states]
+
+    def goes_on(self, step: mtf.Tensor, done: mtf.Tensor, *_: mtf.Tensor) -> mtf.Tensor:
+        """Returns whether there is another step, a boolean scalar."""
+        more = mtf.less(step, self.limit)
+        if self.never_end and self.given is None:
+            return more
+        return mtf.logical_and(more, mtf.reduce_any(mtf.logical_not(done), output_shape=[]))
+
+    def step(
+        self,
+        step: mtf.Tensor,
+        done: mtf.Tensor,
+        last: mtf.Tensor,
+        ids: mtf.Tensor,
+        *states: mtf.Tensor,
+    ) -> list[mtf.Tensor]:
+        """Returns the context of the next decoding step."""
+        # Rows without given ids are all at one position, and then so are the layers' masks.
+        position = step if self.given is None else step + self.given
+        logits, new_states = self.incremental.step(position, last, states)
+        if self.never_end:
+            end = mtf.constant(ids.mesh, self.stop_at_token, dtype=tf.int32)
+            logits += mtf.one_hot(end, self.vocab_dim, MASKED_LOGIT, 0.0, logits.dtype)
+        last = _choose(logits, self.vocab_dim, self.temperature, self.keep_top_k)
+        if last.shape != done.shape:
+            last = mtf.broadcast(last, done.shape)
+        ids += last * mtf.one_hot(position, self.length_dim, dtype=tf.int32)
+        if not self.never_end:
+            done = mtf.logical_or(done, mtf.equal(last, self.stop_at_token))
+        if self.given is not None:
+            full = mtf.greater_equal(position + 1, self.length_dim.size)
+            done = mtf.logical_or(done, full)
+        return [step + 1, done, last, ids, *new_states]
+
+
+def _check_top_k(sampling_keep_top_k: int) -> None:
+    if sampling_keep_top_k != -1 and sampling_keep_top_k < 1:
+        raise ValueError(
+            "sampling_keep_top_k must either be -1, for all ids, or positive, not "
+            f"{sampling_keep_top_k}"
+        )
+
+
+def _choose(
+    logits: mtf.Tensor, vocab_dim: mtf.Dimension, temperature: float, keep_top_k: int
+) -> mtf.Tensor:
+    """Returns an int32 id for each row of logits."""
+    if temperature == 0.0 or keep_top_k == -1 or keep_top_k >= vocab_dim.size:
+        return mtf.sample_with_temperature(logits, vocab_dim, temperature)
+    # Only the best are drawn from, and only they need random numbers.
+    top_dim = mtf.Dimension("_top_k_", keep_top_k)
+    top, ids = mtf.top_k(logits, vocab_dim, top_dim)
+    drawn = mtf.sample_with_temperature(top, top_dim, temperature)
+    return mtf.gather(ids, drawn, top_dim)

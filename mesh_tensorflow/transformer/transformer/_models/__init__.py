@@ -1,0 +1,1 @@
+"""Models of one stack, of two stacks, and of several models."""

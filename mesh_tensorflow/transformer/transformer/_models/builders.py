@@ -1,0 +1,143 @@
+"""Functions that make models, of parts that gin chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Optional
+
+import gin
+
+from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
+from mesh_tensorflow.transformer.transformer._models.bitransformer import Bitransformer
+from mesh_tensorflow.transformer.transformer._models.student_teacher import StudentTeacher
+from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
+from mesh_tensorflow.transformer.transformer._stack import LayerStack
+
+__all__ = ["make_bi_student_teacher", "make_bitransformer", "make_layer_stack"]
+
+_MODULE = "mesh_tensorflow.transformer.transformer"
+
+
+def _layer_of(entry: Any) -> tuple[Callable, Optional[str], dict]:
+    """Returns (class, name, keyword arguments) of an entry of `layers`."""
+    parts = list(entry) if isinstance(entry, (list, tuple)) else [entry]
+    cls, *options = parts or [None]
+    names = [p for p in options if isinstance(p, str)]
+    kwargs = [p for p in options if isinstance(p, dict)]
+    known = len(names) + len(kwargs) == len(options)
+    if not callable(cls) or not known or len(names) > 1 or len(kwargs) > 1:
+        raise ValueError(
+            "make_layer_stack: an entry of layers must be a class of layers, or a list of it, a "
+            f"name (a string) and keyword arguments (a dictionary), got {entry!r}"
+        )
+    return cls, next(iter(names), None), next(iter(kwargs), {})
+
+
+@gin.configurable(module=_MODULE)
+def make_layer_stack(
+    layers: Any = gin.REQUIRED,
+    layer_stack_cls: Any = LayerStack,
+    num_layers: int = 6,
+    block_scope: bool = True,
+) -> Any:
+    """Returns a stack of blocks of layers.
+
+    A layer has the name `block_000/layer_000`, by its place among the blocks and in its block;
+    or `layer_000`, by its place among all layers, if not `block_scope`. A name in `layers` is
+    in place of `layer_000`; layers with one name have one set of variables.
+
+    Args:
+      layers: a list with an entry for each layer of a block: a class, or a list of it, a name
+        and a dictionary of keyword arguments, of which the last two may be missing.
+      layer_stack_cls: a class, or a function that takes the list of layers.
+      num_layers: an integer, how many blocks.
+      block_scope: whether names begin with that of the block.
+
+    Raises:
+      ValueError: `layers` is not such a list.
+    """
+    if not isinstance(layers, (list, tuple)):
+        raise ValueError(
+            f"make_layer_stack: layers must be a list of classes of layers, got {layers!r}"
+        )
+    entries = [_layer_of(entry) for entry in layers]
+    made: list[TransformerLayer] = []
+    for block in range(num_layers):
+        for i, (cls, name, kwargs) in enumerate(entries):
+            layer = cls(**kwargs)
+            number = i if block_scope else len(made)
+            name = name or f"layer_{number:03d}"
+            layer.set_name(f"block_{block:03d}/{name}" if block_scope else name)
+            made.append(layer)
+    return layer_stack_cls(made)
+
+
+@gin.configurable(module=_MODULE)
+def make_bitransformer(
+    input_vocab_size: Any = gin.REQUIRED,
+    output_vocab_size: Any = gin.REQUIRED,
+    layout: Any = None,
+    mesh_shape: Any = None,
+    encoder_name: str = "encoder",
+    decoder_name: str = "decoder",
+    bitransformer_cls: Any = Bitransformer,
+) -> Any:
+    """Returns a Bitransformer, whose sides gin configures in the scopes encoder and decoder.
+
+    Args:
+      input_vocab_size: an integer.
+      output_vocab_size: an integer.
+      layout: the LayoutRules that the model will be lowered with, for layers that ask.
+      mesh_shape: the Shape of the mesh, likewise.
+      encoder_name: a string, the variable scope of the encoder.
+      decoder_name: a string, the variable scope of the decoder.
+      bitransformer_cls: a class, or a function that takes encoder and decoder.
+    """
+    with gin.config_scope("encoder"):
+        encoder = Unitransformer(
+            layer_stack=make_layer_stack(),
+            input_vocab_size=input_vocab_size,
+            output_vocab_size=None,
+            autoregressive=False,
+            name=encoder_name,
+            layout=layout,
+            mesh_shape=mesh_shape,
+        )
+    with gin.config_scope("decoder"):
+        decoder = Unitransformer(
+            layer_stack=make_layer_stack(),
+            input_vocab_size=output_vocab_size,
+            output_vocab_size=output_vocab_size,
+            autoregressive=True,
+            name=decoder_name,
+            layout=layout,
+            mesh_shape=mesh_shape,
+        )
+    return bitransformer_cls(encoder, decoder)
+
+
+@gin.configurable(module=_MODULE)
+def make_bi_student_teacher(
+    input_vocab_size: Any = gin.REQUIRED,
+    output_vocab_size: Any = gin.REQUIRED,
+    layout: Any = None,
+    mesh_shape: Any = None,
+) -> StudentTeacher:
+    """Returns two Bitransformers, which gin configures in the scopes student and teacher.
+
+    Args:
+      input_vocab_size: an integer.
+      output_vocab_size: an integer.
+      layout: the LayoutRules that the models will be lowered with, for layers that ask.
+      mesh_shape: the Shape of the mesh, likewise.
+    """
+    models = {}
+    for scope in ("student", "teacher"):
+        with gin.config_scope(scope):
+            models[scope] = make_bitransformer(
+                input_vocab_size=input_vocab_size,
+                output_vocab_size=output_vocab_size,
+                layout=layout,
+                mesh_shape=mesh_shape,
+            )
+    return StudentTeacher(models["student"], models["teacher"])

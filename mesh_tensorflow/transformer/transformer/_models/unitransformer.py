@@ -1,0 +1,358 @@
+"""A model of one stack of layers: a language model, an encoder or a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Optional, Union
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.transformer.transformer._call import call_model, visibility_priority
+from mesh_tensorflow.transformer.transformer._context import Context
+from mesh_tensorflow.transformer.transformer._decoding import beam as _beam
+from mesh_tensorflow.transformer.transformer._decoding import sampling as _sampling
+
+__all__ = ["Unitransformer"]
+
+
+def _vocab_dim(size: Optional[int], divisor: int) -> Optional[mtf.Dimension]:
+    """Returns the dimension of a vocabulary, its size rounded up."""
+    return None if size is None else mtf.Dimension("vocab", -(-size // divisor) * divisor)
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer")
+class Unitransformer:
+    """A model of one stack of layers, from ids to logits or to vectors.
+
+    Vaswani et al., "Attention is all you need" (2017). Variables are in the scope of its name.
+    """
+
+    def __init__(
+        self,
+        layer_stack: Any,
+        d_model: int = 1024,
+        input_vocab_size: Any = gin.REQUIRED,
+        output_vocab_size: Any = gin.REQUIRED,
+        autoregressive: Any = gin.REQUIRED,
+        max_length: Any = gin.REQUIRED,
+        shared_embedding_and_softmax_weights: bool = False,
+        label_smoothing: float = 0.0,
+        z_loss: float = 1e-4,
+        name: str = "transformer",
+        layout: Any = None,
+        mesh_shape: Any = None,
+        vocab_divisor: int = 128,
+        ensemble: Optional[int] = None,
+        loss_fn: Optional[Callable] = None,
+        positional_embedding: bool = True,
+        sinusoid_positional_embedding: bool = False,
+        input_full_attention: bool = False,
+        loss_on_targets_only: bool = False,
+        loss_denominator: Optional[float] = None,
+        token_dropout_rate: float = 0.0,
+    ) -> None:
+        """Creates the model; its variables are made when it is called.
+
+        Args:
+          layer_stack: a LayerStack.
+          d_model: an integer, the size of vectors.
+          input_vocab_size: an integer.
+          output_vocab_size: an integer; None for a model that returns vectors.
+          autoregressive: whether a position sees the positions up to itself only.
+          max_length: an integer, the longest sequence that positional embeddings are for.
+          shared_embedding_and_softmax_weights: whether logits are taken with the embedding.
+          label_smoothing: how much of a target's probability goes to the whole vocabulary.
+          z_loss: a factor, see `mtf.layers.softmax_cross_entropy_with_logits`.
+          name: a string, the variable scope.
+          layout: the LayoutRules that the model will be lowered with, for layers that ask.
+          mesh_shape: the Shape of the mesh, likewise.
+          vocab_divisor: an integer; vocabulary sizes are rounded up to a multiple of it.
+          ensemble: an integer, how many models are trained side by side; or None.
+          loss_fn: takes the model, the Context, logits, targets and the vocabulary Dimension,
+            and returns the loss; `loss_from_logits` if None.
+          positional_embedding: whether there are embeddings of positions.
+          sinusoid_positional_embedding: whether there are sinusoids in their place.
+          input_full_attention: whether the inputs in rows of inputs and targets see each other
+            wholly, see `delimited_lm_inputs_mask`.
+          loss_on_targets_only: whether the inputs in such rows count no loss.
+          loss_denominator: a number that the sum of losses is divided by; see the method.
+          token_dropout_rate: the rate at which ids become 0 in training.
+
+        Raises:
+          ValueError: an autoregressive model has no output vocabulary, or the two vocabularies
+            cannot share their weights.
+        """
+        self.layer_stack = layer_stack
+        self.model_dim = mtf.Dimension("d_model", d_model)
+        self.input_vocab_size_unpadded = input_vocab_size
+        self.input_vocab_dim = _vocab_dim(input_vocab_size, vocab_divisor)
+        self.output_vocab_size_unpadded = output_vocab_size
+        self.output_vocab_dim = _vocab_dim(output_vocab_size, vocab_divisor)
+        self.autoregressive = autoregressive
+        positions = positional_embedding or sinusoid_positional_embedding
+        self.max_length_dim = mtf.Dimension("max_length", max_length) if positions else None
+        self.shared_embedding_and_softmax_weights = shared_embedding_and_softmax_weights
+        self.label_smoothing = label_smoothing
+        self.z_loss = z_loss
+        self.name = name
+        self.layout = layout
+        self.mesh_shape = mesh_shape
+        self.ensemble_dim = mtf.Dimension("ensemble", ensemble) if ensemble else None
+        self._loss_fn = loss_fn
+        self.positional_embedding = positional_embedding
+        self.sinusoid_positional_embedding = sinusoid_positional_embedding
+        self.input_full_attention = input_full_attention
+        self.loss_on_targets_only = loss_on_targets_only
+        self._loss_denominator = loss_denominator
+        self.token_dropout_rate = token_dropout_rate
+        self._check_vocabularies()
+
+    def _check_vocabularies(self) -> None:
+        if self.input_vocab_dim is None:
+            raise ValueError(f"Unitransformer {self.name}: input_vocab_size must be set, got None")
+        if self.output_vocab_dim is None:
+            if self.autoregressive:
+                raise ValueError(
+                    f"Unitransformer {self.name}: an autoregressive model needs an output "
+                    "vocabulary; set output_vocab_size"
+                )
+        elif (
+            self.shared_embedding_and_softmax_weights
+            and self.output_vocab_dim != self.input_vocab_dim
+        ):
+            raise ValueError(
+                f"Unitransformer {self.name}: shared_embedding_and_softmax_weights needs equal "
+                f"vocabularies, got {dims_text([self.input_vocab_dim])} for inputs and "
+                f"{dims_text([self.output_vocab_dim])} for outputs (sizes rounded up)"
+            )
+
+    @property
+    def fully_autoregressive(self) -> bool:
+        """Whether no position sees a later one, inputs included."""
+        return self.autoregressive and not self.input_full_attention
+
+    @property
+    def ensemble_dims(self) -> list[mtf.Dimension]:
+        """The dimension of the ensemble in a list, which is empty if there is none."""
+        return [self.ensemble_dim] if self.ensemble_dim else []
+
+    def loss_denominator(self, targets: mtf.Tensor, num_microbatches: int) -> float:
+        """Returns the denominator of the loss.
+
+        It is the number of target positions in all microbatches, padding included and each
+        counted once for the whole ensemble, unless the model was made with a `loss_denominator`.
+
+        Args:
+          targets: a Tensor with dimensions [batch..., length].
+          num_microbatches: an integer.
+        """
+        if self._loss_denominator is not None:
+            return float(self._loss_denominator)
+        return float((targets.shape - self.ensemble_dims).size * num_microbatches)
+
+    def _call_internal(
+        self, context: Context, inputs: mtf.Tensor, targets: Optional[mtf.Tensor] = None
+    ) -> mtf.Tensor:
+        """Returns logits, and appends the loss to the Context's; see `call_model`."""
+        return call_model(self, context, inputs, targets)
+
+    @leaves_no_node
+    def call_simple(
+        self,
+        inputs: mtf.Tensor,
+        targets: Optional[mtf.Tensor],
+        compute_loss: bool,
+        mode: str = "train",
+        variable_dtype: mtf.VariableDType = mtf.VariableDType(tf.float32),
+        sequence_id: Union[mtf.Tensor, int, None] = None,
+        subsequence_id: Optional[mtf.Tensor] = None,
+        position: Optional[mtf.Tensor] = None,
+        encoder_output: Optional[mtf.Tensor] = None,
+        encoder_sequence_id: Optional[mtf.Tensor] = None,
+        encoder_inputs: Optional[mtf.Tensor] = None,
+        shared_params: Optional[dict] = None,
+        layer_outputs: Optional[list] = None,
+        encoder_layer_outputs: Optional[list] = None,
+        num_microbatches: int = 1,
+    ) -> tuple[mtf.Tensor, Any]:
+        """Returns the logits and the loss of all positions at once.
+
+        Args:
+          inputs: an integer Tensor with dimensions [batch..., length], ids.
+          targets: a Tensor of the same shape; what a position has to predict, 0 at padding.
+            None if no loss is computed.
+          compute_loss: a bool.
+          mode: "train", "eval" or "infer"; see tf.estimator.ModeKeys.
+          variable_dtype: a VariableDType.
+          sequence_id: a Tensor of the shape of `inputs`, which numbers the examples packed into
+            a row from 1, and is 0 at padding; None if there is neither.
+          subsequence_id: a Tensor likewise, for parts of examples.
+          position: a Tensor likewise: positions within examples; 0, 1, 2, ... if None, and if
+            the model embeds no positions.
+          encoder_output: a Tensor with dimensions [batch..., memory_length, d_model].
+          encoder_sequence_id: a Tensor with dimensions [batch..., memory_length].
+          encoder_inputs: a Tensor with dimensions [batch..., memory_length], ids.
+          shared_params: a dictionary with an "embedding" and a "positional_embedding" that are
+            used in place of the model's own.
+          layer_outputs: a list that the outputs of the layers are appended to.
+          encoder_layer_outputs: a list of the outputs of the encoder's layers.
+          num_microbatches: into how many parts the batch is cut, of which this is one.
+
+        Returns:
+          (a Tensor with dimensions [batch..., length, vocab], a scalar Tensor). Vectors with
+          `d_model` instead of logits if there is no output vocabulary; None if no loss is
+          computed, and 0 if there is none.
+
+        Raises:
+          ValueError: there are no targets to compute a loss of, or the arguments do not fit the
+            model.
+        """
+        if compute_loss and targets is None and self.output_vocab_dim is not None:
+            raise ValueError(f"{self.name}: compute_loss needs targets, got None")
+        *batch_dims, length_dim = inputs.shape.dims
+        length_range = mtf.range(inputs.mesh, length_dim, dtype=tf.int32)
+        position_is_default = position is None or self.max_length_dim is None
+        priority = visibility_priority(self, length_range, inputs, targets)
+        losses: Optional[list] = [] if compute_loss else None
+        context = Context(
+            self, inputs.mesh, batch_dims, length_dim, variable_dtype, mode=mode,
+            position=length_range if position_is_default else position,
+            position_is_default=position_is_default,
+            sequence_id=sequence_id, subsequence_id=subsequence_id,
+            losses=losses, layer_outputs=layer_outputs,
+            encoder_output=encoder_output, encoder_sequence_id=encoder_sequence_id,
+            encoder_inputs=encoder_inputs, encoder_layer_outputs=encoder_layer_outputs,
+            shared_params=shared_params, write_priority=priority, read_priority=priority,
+            inputs=inputs, num_microbatches=num_microbatches,
+        )  # fmt: skip
+        logits = self._call_internal(context, inputs, targets)
+        return logits, None if losses is None else mtf.add_n(losses)
+
+    @gin.configurable(module="Unitransformer")
+    def sample_autoregressive(
+        self,
+        partial_sequences: mtf.Tensor,
+        stop_at_token: int = 1,
+        max_steps: Optional[int] = None,
+        temperature: float = 0.0,
+        variable_dtype: mtf.VariableDType = mtf.VariableDType(tf.float32),
+        encoder_output: Optional[mtf.Tensor] = None,
+        encoder_sequence_id: Optional[mtf.Tensor] = None,
+        encoder_inputs: Optional[mtf.Tensor] = None,
+        shared_params: Optional[dict] = None,
+        has_partial_sequences: bool = True,
+        encoder_layer_outputs: Optional[list] = None,
+        never_end: bool = False,
+        remove_partial_sequences: bool = False,
+        sampling_keep_top_k: int = -1,
+        bos_id: int = 0,
+    ) -> mtf.Tensor:
+        """Returns sequences continued by the model, one id at a time.
+
+        Each row goes on from its own first free place. All of them stop when every one has come
+        upon `stop_at_token` or is full; what a row has after a `stop_at_token` of its own
+        means nothing.
+
+        Fan et al., "Hierarchical Neural Story Generation", arXiv:1805.04833, for the choice among
+        the best ids.
+
+        Args:
+          partial_sequences: an int32 Tensor with dimensions [batch..., length]: in each row the ids
+            that are given, then zeros.
+          stop_at_token: an int, the id that ends a sequence. One among the given ids does not
+            count.
+          max_steps: an int, how many ids are added at most; None for as many as fit.
+          temperature: a number; 0.0 takes the id with the largest logit, 1.0 draws from the
+            softmax.
+          variable_dtype: a VariableDType.
+          encoder_output: a Tensor with dimensions [batch..., memory_length, d_model], or None.
+          encoder_sequence_id: a Tensor with dimensions [batch..., memory_length], or None.
+          encoder_inputs: a Tensor with dimensions [batch..., memory_length], or None.
+          shared_params: a dictionary with an "embedding" and a "positional_embedding" that are used
+            in place of the model's own; or None.
+          has_partial_sequences: False says that `partial_sequences` is all zeros, which saves the
+            computation of what they leave in the layers' states.
+          encoder_layer_outputs: a list of Tensors, or None.
+          never_end: whether `stop_at_token` is never chosen.
+          remove_partial_sequences: whether the given ids are cut off from the result.
+          sampling_keep_top_k: an int; if positive, an id is drawn from so many with the largest
+            logits. -1 for all.
+          bos_id: an int, what the model is fed before the first id.
+
+        Returns:
+          A Tensor of the shape of `partial_sequences`.
+
+        Raises:
+          ValueError: the model is not autoregressive, `sampling_keep_top_k` is 0 or below -1, or
+            the sequences are no ids.
+        """
+        return _sampling.sample_autoregressive(
+            self,
+            partial_sequences=partial_sequences,
+            stop_at_token=stop_at_token,
+            max_steps=max_steps,
+            temperature=temperature,
+            variable_dtype=variable_dtype,
+            encoder_output=encoder_output,
+            encoder_sequence_id=encoder_sequence_id,
+            encoder_inputs=encoder_inputs,
+            shared_params=shared_params,
+            has_partial_sequences=has_partial_sequences,
+            encoder_layer_outputs=encoder_layer_outputs,
+            never_end=never_end,
+            remove_partial_sequences=remove_partial_sequences,
+            sampling_keep_top_k=sampling_keep_top_k,
+            bos_id=bos_id,
+        )
+
+    def beam_search(
+        self,
+        inputs: mtf.Tensor,
+        decode_length: Any,
+        variable_dtype: mtf.VariableDType = mtf.VariableDType(tf.float32),
+        encoder_output: Optional[mtf.Tensor] = None,
+        encoder_sequence_id: Optional[mtf.Tensor] = None,
+        encoder_inputs: Optional[mtf.Tensor] = None,
+        alpha: float = 0.6,
+        shared_params: Optional[dict] = None,
+        encoder_layer_outputs: Optional[list] = None,
+        bos_id: int = 0,
+    ) -> mtf.Tensor:
+        """Returns the best sequences that a beam search finds; see `mtf.beam_search.beam_search`.
+
+        Args:
+          inputs: an int32 Tensor with dimensions [batch..., beam, length], zeros.
+          decode_length: the largest length, an int or an int32 scalar Tensor.
+          variable_dtype: a VariableDType.
+          encoder_output: a Tensor with dimensions [batch..., memory_length, d_model], or None.
+          encoder_sequence_id: a Tensor with dimensions [batch..., memory_length], or None.
+          encoder_inputs: a Tensor with dimensions [batch..., memory_length], or None.
+          alpha: a number; the larger, the longer the preferred sequences.
+          shared_params: a dictionary with an "embedding" and a "positional_embedding" that are used
+            in place of the model's own; or None.
+          encoder_layer_outputs: a list of Tensors, or None.
+          bos_id: an int, what the model is fed before the first id.
+
+        Returns:
+          A Tensor with dimensions [batch..., length].
+
+        Raises:
+          ValueError: the model is not autoregressive, or the inputs have no beams.
+        """
+        return _beam.beam_search(
+            self,
+            inputs=inputs,
+            decode_length=decode_length,
+            variable_dtype=variable_dtype,
+            encoder_output=encoder_output,
+            encoder_sequence_id=encoder_sequence_id,
+            encoder_inputs=encoder_inputs,
+            alpha=alpha,
+            shared_params=shared_params,
+            encoder_layer_outputs=encoder_layer_outputs,
+            bos_id=bos_id,
+        )

@@ -1,0 +1,1 @@
+"""Attention layers, their biases, weights and decoding states."""

@@ -1,0 +1,158 @@
+"""Attention of a decoder to the output of an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Optional
+
+import gin
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.transformer import attention
+from mesh_tensorflow.transformer.transformer_layers._attention import states as _states
+from mesh_tensorflow.transformer.transformer_layers._attention.enc_dec_bias import (
+    enc_dec_attention_bias,
+)
+from mesh_tensorflow.transformer.transformer_layers._attention.self_attention import SelfAttention
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
+
+__all__ = ["EncDecAttention", "EncDecMixin", "enc_dec_attention"]
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+def enc_dec_attention(
+    self_attention_layer: Any,
+    memory_antecedent: mtf.Tensor,
+    context: Context,
+    x: mtf.Tensor,
+    losses: Optional[list[mtf.Tensor]],
+    attention_fn: Callable[..., mtf.Tensor] = attention.attention,
+    z_loss_coeff: Optional[float] = None,
+) -> mtf.Tensor:
+    """Returns the cross-attention output of each decoder position.
+
+    In decoding the keys and values of the memory are made once.
+
+    Args:
+      self_attention_layer: a SelfAttention, whose options and weights are used.
+      memory_antecedent: a Tensor with dimensions [batch..., memory_length, d_model].
+      context: a Context.
+      x: a Tensor with dimensions [batch..., length, d_model]; without `length` in mode
+        "incremental".
+      losses: a list or None.
+      attention_fn: a function with the arguments of `attention`.
+      z_loss_coeff: the factor of a loss on the logits, see `attention`; or None.
+
+    Returns:
+      A Tensor of the shape of `x`.
+    """
+    layer = self_attention_layer
+    params = layer.make_params(context)
+    q = params.compute_q(x)
+
+    def keys_and_values(memory: mtf.Tensor) -> list[mtf.Tensor]:
+        if params.shared_kv:
+            return [params.compute_kv(memory)] * 2
+        return [params.compute_k(memory), params.compute_v(memory)]
+
+    k, v, memory_length = _states.constant_states(
+        context,
+        lambda _: memory_antecedent,
+        keys_and_values,
+        keep=_states.next_to_channels,
+    )
+    o = attention_fn(
+        q,
+        k,
+        v,
+        memory_length,
+        layer.kv_dim,
+        layer.kv_dim,
+        bias=enc_dec_attention_bias(layer, context, params.query_heads_dims),
+        context=context,
+        z_loss_coeff=z_loss_coeff,
+        **layer.attention_kwargs_from_context(context),
+    )
+    output_shape = layer.expected_attention_output_shape(x, params)
+    y = params.compute_output(o, output_shape=output_shape)
+    return layer.layer_output_from_attention_output(context, y, losses)
+
+
+class EncDecMixin(SelfAttention):
+    """What makes attention of a sequence to itself attention to the output of an encoder.
+
+    Among the bases it comes before the kind of self-attention, if that is a subclass. Layers whose
+    attention is not that of `enc_dec_attention` have a `call` of their own.
+    """
+
+    def __init__(self, relative_attention_type: Optional[str] = None, **kwargs: Any) -> None:
+        """Sets the options.
+
+        Args:
+          relative_attention_type: None, "bias" or "bias_shared", see `relative_position_spans`.
+          **kwargs: further arguments of the layer of self-attention.
+        """
+        super().__init__(relative_attention_type=relative_attention_type, **kwargs)
+
+    def _get_memory_antecedent(self, context: Context) -> mtf.Tensor:
+        """Returns the memory of attention, a Tensor [batch..., memory_length, d_model].
+
+        Raises:
+          ValueError: there is no output of an encoder.
+        """
+        if context.encoder_output is None:
+            raise ValueError(
+                "attention over an encoder's output: the Context has no encoder_output; use the "
+                "layer in the decoder of a Bitransformer, or call the model with encoder_output"
+            )
+        return context.encoder_output
+
+    def call(
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> mtf.Tensor:
+        """Returns the cross-attention output of each position.
+
+        Args:
+          context: a Context of a decoder.
+          x: a Tensor with dimensions [batch..., length, d_model].
+          losses: a list or None.
+
+        Returns:
+          A Tensor of the shape of `x`.
+        """
+        return enc_dec_attention(
+            self,
+            self._get_memory_antecedent(context),
+            context,
+            x,
+            losses,
+            z_loss_coeff=self.z_loss_coeff,
+        )
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+class EncDecAttention(EncDecMixin):
+    """Attention of a decoder to the output of an encoder.
+
+    Vaswani et al., "Attention is all you need" (2017).
+    """
+
+    def call(
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> mtf.Tensor:
+        return enc_dec_attention(
+            self,
+            self._get_memory_antecedent(context),
+            context,
+            x,
+            losses,
+            attention_fn=self.attention_fn,
+            z_loss_coeff=self.z_loss_coeff,
+        )
+
+    @property
+    def attention_fn(self) -> Callable[..., mtf.Tensor]:
+        """The function that attends."""
+        return attention.attention

@@ -1,0 +1,356 @@
+"""Attention of a sequence to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.transformer import attention, transformer
+from mesh_tensorflow.transformer.transformer_layers._attention import relative as _relative
+from mesh_tensorflow.transformer.transformer_layers._attention import self_bias as _self_bias
+from mesh_tensorflow.transformer.transformer_layers._attention import states as _states
+from mesh_tensorflow.transformer.transformer_layers._attention.params import attention_params
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
+
+__all__ = ["SelfAttention"]
+
+_KINDS = (None, "bias", "bias_shared", "contextual")
+_ATTENTION_FUNCTIONS: dict[Optional[str], Callable[..., mtf.Tensor]] = {
+    None: attention.attention,
+    "hybrid": attention.hybrid_attention,
+}
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+class SelfAttention(transformer.TransformerLayer):
+    """Attention of a sequence to itself, with several heads.
+
+    Vaswani et al., "Attention is all you need" (2017). In decoding, states are the keys and
+    values of the positions so far.
+    """
+
+    def __init__(
+        self,
+        num_heads: int = 8,
+        num_memory_heads: int = 0,
+        key_value_size: int = 128,
+        shared_kv: bool = False,
+        dropout_rate: float = 0.0,
+        attention_kwargs: Optional[dict[str, Any]] = None,
+        relative_attention_type: Optional[str] = None,
+        relative_attention_num_buckets: int = 32,
+        attention_func: Optional[str] = None,
+        combine_dims: bool = True,
+        keep_query_heads_dims: bool = False,
+        fold_scaling_into_initializer: bool = True,
+        z_loss_coeff: Optional[float] = None,
+        use_hyperprompt: bool = False,
+        hyperprompt_mtlshare: bool = False,
+        hyperprompt_length_encoder: Optional[int] = None,
+        hyperprompt_length_decoder: Optional[int] = None,
+        hyperprompt_hidden_dim: Optional[int] = None,
+        hyperprompt_task_num: int = 8,
+    ) -> None:
+        """Sets the options.
+
+        Args:
+          num_heads: an integer.
+          num_memory_heads: how many heads keys and values have, a divisor of `num_heads`; 1 for
+            multi-query attention, 0 for as many.
+          key_value_size: the number of channels of a head.
+          shared_kv: whether values are the keys.
+          dropout_rate: the rate of dropout of the weights, shared along the queries.
+          attention_kwargs: a dictionary of further arguments of the attention function, or None.
+          relative_attention_type: None, "bias" for a bias by head and distance, "bias_shared" for
+            one that all layers share, "contextual" for one that the query makes.
+          relative_attention_num_buckets: how many classes of distances there are.
+          attention_func: None, or "hybrid" for `hybrid_attention`.
+          combine_dims: whether heads and channels are one dimension of the weights.
+          keep_query_heads_dims: whether the output keeps its heads.
+          fold_scaling_into_initializer: whether initial values, rather than queries, are scaled.
+          z_loss_coeff: the factor of a loss on the logits, see `attention`; or None.
+          use_hyperprompt: whether hypernetworks make the keys and values of prompts.
+          hyperprompt_mtlshare: whether tasks share the weights that make them of prompts.
+          hyperprompt_length_encoder: the length of the prompts in encoders; None for no prompts.
+          hyperprompt_length_decoder: the length of the prompts in decoders; None for no prompts.
+          hyperprompt_hidden_dim: the number of hidden channels of prompts.
+          hyperprompt_task_num: how many tasks have prompts.
+        """
+        self.num_heads = num_heads
+        self.num_memory_heads = num_memory_heads
+        self.key_value_size = key_value_size
+        self.shared_kv = shared_kv
+        self.dropout_rate = dropout_rate
+        self.attention_kwargs = attention_kwargs or {}
+        self.relative_attention_type = relative_attention_type
+        self.relative_attention_num_buckets = relative_attention_num_buckets
+        self.attention_func = attention_func
+        self.combine_dims = combine_dims
+        self.keep_query_heads_dims = keep_query_heads_dims
+        self.fold_scaling_into_initializer = fold_scaling_into_initializer
+        self.z_loss_coeff = z_loss_coeff
+        self.use_hyperprompt = use_hyperprompt
+        self.hyperprompt_mtlshare = hyperprompt_mtlshare
+        self.hyperprompt_length_encoder = hyperprompt_length_encoder
+        self.hyperprompt_length_decoder = hyperprompt_length_decoder
+        self.hyperprompt_hidden_dim = hyperprompt_hidden_dim
+        self.hyperprompt_task_num = hyperprompt_task_num
+        _relative.check_type(type(self).__name__, relative_attention_type, _KINDS)
+        self._check_function()
+
+    def _check_function(self) -> None:
+        what = type(self).__name__
+        if self.attention_func not in _ATTENTION_FUNCTIONS:
+            raise ValueError(
+                f"{what}: attention_func={self.attention_func!r} is none of "
+                f"{', '.join(map(str, _ATTENTION_FUNCTIONS))}"
+            )
+        if self.attention_func is not None and self.z_loss_coeff is not None:
+            raise ValueError(
+                f"{what}: attention_func={self.attention_func!r} has no z-loss; set "
+                "z_loss_coeff=None"
+            )
+
+    def call(
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> mtf.Tensor:
+        """Returns the self-attention output of each position.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., length, d_model]; without `length` in mode
+            "incremental".
+          losses: a list or None.
+
+        Returns:
+          A Tensor of the shape of `x`.
+        """
+        params = self.make_params(context)
+        q = params.compute_q(x)
+        memory_length = self.memory_length(context)
+        k, v = self._keys_and_values(context, x, params, memory_length)
+        memory_position = self._memory_position(context)
+        side, prompt_length = self._prompts()
+        if prompt_length is not None:
+            k, v, memory_position, memory_length = attention.concat_hyper_prompts_kv(
+                k,
+                v,
+                side,
+                self.use_hyperprompt,
+                memory_length,
+                self.hyperprompt_task_num,
+                self.num_heads,
+                self.hyperprompt_hidden_dim,  # type: ignore[arg-type]
+                self.kv_dim,
+                context,
+                self.hyperprompt_mtlshare,
+                self.dropout_rate,
+                prompt_length,
+            )
+        bias = self.compute_bias(
+            context,
+            memory_position,
+            x,
+            params.query_heads_dims,
+            q,
+            use_prompt_kv=prompt_length is not None,
+        )
+        o = self._attend(context, q, k, v, memory_length, bias)
+        output_shape = self.expected_attention_output_shape(x, params)
+        y = params.compute_output(o, output_shape=output_shape)
+        return self.layer_output_from_attention_output(context, y, losses)
+
+    def layer_output_from_attention_output(
+        self, context: Context, attention_output: mtf.Tensor, losses: Optional[list[mtf.Tensor]]
+    ) -> mtf.Tensor:
+        """Returns the output of the layer; here that of attention.
+
+        Args:
+          context: a Context.
+          attention_output: a Tensor of the shape `expected_attention_output_shape`.
+          losses: a list or None.
+        """
+        return attention_output
+
+    def expected_attention_output_shape(
+        self, x: mtf.Tensor, params: attention.AttentionParams
+    ) -> mtf.Shape:
+        """Returns the shape of attention's output: that of `x`, with heads if they are kept.
+
+        Args:
+          x: a Tensor with dimensions [batch..., length, d_model].
+          params: the weights.
+        """
+        if not self.keep_query_heads_dims:
+            return x.shape
+        *front, channels = x.shape.dims
+        return mtf.Shape([*front, *params.query_heads_dims, channels])
+
+    def attention_kwargs_from_context(self, context: Context) -> dict[str, Any]:
+        """Returns further arguments of the attention function; dropout in training only.
+
+        Args:
+          context: a Context.
+        """
+        return {
+            **self.attention_kwargs,
+            "dropout_rate": self.dropout_rate if context.train else 0.0,
+            "dropout_broadcast_dims": [context.length_dim],
+        }
+
+    def make_params(self, context: Context) -> attention.AttentionParams:
+        """Returns the weights, whose variables are made if there are none.
+
+        Args:
+          context: a Context.
+        """
+        return attention_params(
+            context=context,
+            kv_dim=self.kv_dim,
+            num_heads=self.num_heads,
+            num_memory_heads=self.num_memory_heads,
+            shared_kv=self.shared_kv,
+            combine_dims=self.combine_dims,
+            keep_query_heads_dims=self.keep_query_heads_dims,
+            fold_scaling_into_initializer=self.fold_scaling_into_initializer,
+        )
+
+    def _keys_and_values(
+        self,
+        context: Context,
+        x: mtf.Tensor,
+        params: attention.AttentionParams,
+        memory_length: mtf.Dimension,
+    ) -> tuple[mtf.Tensor, mtf.Tensor]:
+        """Returns keys and values of all positions so far, and records them when decoding."""
+        incremental = context.mode == "incremental"
+        m = x if incremental else self.rename_length_to_memory_length(x, context)
+        if params.shared_kv:
+            states = [params.compute_kv(m)]
+        else:
+            states = [params.compute_k(m), params.compute_v(m)]
+        if incremental:
+            states = _states.updated_states(context, states, memory_length)
+        elif context.mode == "first_part":
+            # Prompts are put before keys and values in the order of those.
+            turn = self._prompts()[1] is None
+            context.record_new_states(
+                [_states.next_to_channels(s, memory_length) if turn else s for s in states]
+            )
+        return states[0], states[-1]
+
+    def _attend(
+        self,
+        context: Context,
+        q: mtf.Tensor,
+        k: mtf.Tensor,
+        v: mtf.Tensor,
+        memory_length: mtf.Dimension,
+        bias: Optional[mtf.Tensor],
+    ) -> mtf.Tensor:
+        kwargs = self.attention_kwargs_from_context(context)
+        if self.z_loss_coeff is not None:
+            kwargs["z_loss_coeff"] = self.z_loss_coeff
+        return self.attention_fn(
+            q,
+            k,
+            v,
+            context=context,
+            memory_length_dim=memory_length,
+            key_dim=self.kv_dim,
+            value_dim=self.kv_dim,
+            bias=bias,
+            **kwargs,
+        )
+
+    def _memory_position(self, context: Context) -> mtf.Tensor:
+        """Returns the positions of the memory; in decoding they are 0, 1, 2, ..."""
+        if context.mode == "incremental":
+            return mtf.range(context.mesh, self.memory_length(context), tf.int32)
+        return self.rename_length_to_memory_length(_self_bias.query_position(context), context)
+
+    def _prompts(self) -> tuple[Optional[str], Optional[int]]:
+        """Returns the side of the model and the length of its prompts; None if there are none."""
+        lengths = {
+            "encoder": self.hyperprompt_length_encoder,
+            "decoder": self.hyperprompt_length_decoder,
+        }
+        for part in tf.get_variable_scope().name.split("/"):
+            if part in lengths:
+                return part, lengths[part]
+        return None, None
+
+    def compute_bias(
+        self,
+        context: Context,
+        memory_position: mtf.Tensor,
+        x: mtf.Tensor,
+        heads_dims: list[mtf.Dimension],
+        q: Optional[mtf.Tensor],
+        use_prompt_kv: Optional[bool] = None,
+    ) -> Optional[mtf.Tensor]:
+        """Returns the attention bias: mask and relative positions.
+
+        Args:
+          context: a Context.
+          memory_position: an int32 Tensor with dimensions [batch..., memory_length].
+          x: a Tensor with dimensions [batch..., length, d_model].
+          heads_dims: a list of Dimensions, of which biases of distances are made for each.
+          q: queries, for relative_attention_type="contextual"; or None.
+          use_prompt_kv: whether the memory has prompts before the sequence, which all see.
+
+        Returns:
+          A Tensor, or None if all is visible and distances do not count.
+        """
+        return _self_bias.self_attention_bias(
+            self, context, memory_position, x, heads_dims, q, bool(use_prompt_kv)
+        )
+
+    @property
+    def kv_dim(self) -> mtf.Dimension:
+        """The Dimension of queries, keys and values."""
+        return mtf.Dimension("d_kv", self.key_value_size)
+
+    def memory_length(self, context: Context) -> mtf.Dimension:
+        """Returns the Dimension of the memory: as long as the sequence.
+
+        Args:
+          context: a Context.
+        """
+        return mtf.Dimension("memory_length", context.length_dim.size)
+
+    def rename_length_to_memory_length(self, x: mtf.Tensor, context: Context) -> mtf.Tensor:
+        """Returns `x` as the memory, so that it can be crossed with queries.
+
+        Args:
+          x: a Tensor with the dimension of the sequence.
+          context: a Context.
+        """
+        return mtf.rename_dimension(x, context.length_dim.name, self.memory_length(context).name)
+
+    def min_relative_position(self, context: Context) -> Optional[int]:
+        """Returns how far before its own a position sees, a number below 0; None for no limit.
+
+        Args:
+          context: a Context.
+        """
+        return None
+
+    def max_relative_position(self, context: Context) -> Optional[int]:
+        """Returns how far after its own a position sees; None for no limit.
+
+        Args:
+          context: a Context.
+        """
+        return None
+
+    @property
+    def attention_fn(self) -> Callable[..., mtf.Tensor]:
+        """The function that attends."""
+        return _ATTENTION_FUNCTIONS[self.attention_func]

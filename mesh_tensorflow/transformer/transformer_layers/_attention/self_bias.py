@@ -1,0 +1,121 @@
+"""What is added to the logits of attention of a sequence to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow.transformer import attention
+from mesh_tensorflow.transformer.transformer_layers._attention import relative as _relative
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
+
+__all__ = ["query_position", "self_attention_bias"]
+
+
+def query_position(context: Context) -> mtf.Tensor:
+    """Returns the positions of queries."""
+    if context.position is None:
+        return mtf.range(context.mesh, context.length_dim, tf.int32)
+    return context.position
+
+
+def _all_of(conditions: Sequence[mtf.Tensor]) -> Optional[mtf.Tensor]:
+    found = None
+    for condition in conditions:
+        found = condition if found is None else mtf.logical_and(found, condition)
+    return found
+
+
+def _hidden(
+    layer: Any, context: Context, relative_position: mtf.Tensor, num_prompts: int
+) -> Optional[mtf.Tensor]:
+    """Returns -1e9 where a position is not seen, or None if all are."""
+    conditions = []
+    smallest, largest = layer.min_relative_position(context), layer.max_relative_position(context)
+    if smallest is not None:
+        conditions.append(mtf.greater_equal(relative_position, smallest))
+    if largest is not None:
+        conditions.append(mtf.less_equal(relative_position, largest))
+    if context.write_priority is not None:
+        written = layer.rename_length_to_memory_length(context.write_priority, context)
+        conditions.append(mtf.greater_equal(context.read_priority, written))
+    sequence_id = context.sequence_id if context.subsequence_id is None else context.subsequence_id
+    if isinstance(sequence_id, mtf.Tensor) and context.length_dim in sequence_id.shape:
+        memory = layer.rename_length_to_memory_length(sequence_id, context)
+        conditions.append(mtf.equal(sequence_id, memory))
+    visible = _all_of(conditions)
+    if visible is None:
+        return None
+    hidden = attention.visibility_mask_to_attention_bias(visible, context.activation_dtype)
+    name = layer.memory_length(context).name
+    return mtf.pad(hidden, [num_prompts, 0], name) if num_prompts else hidden
+
+
+def _distance_bias(
+    layer: Any,
+    context: Context,
+    relative_position: mtf.Tensor,
+    memory_length: mtf.Dimension,
+    heads_dims: list[mtf.Dimension],
+    q: Optional[mtf.Tensor],
+) -> Optional[mtf.Tensor]:
+    """Returns the biases of distances, or None if they do not count."""
+    kind = layer.relative_attention_type
+    if kind is None:
+        return None
+    buckets_dim = mtf.Dimension("buckets", layer.relative_attention_num_buckets)
+    buckets = _relative.relative_position_bucket(
+        relative_position,
+        bidirectional=not context.model.fully_autoregressive,
+        num_buckets=buckets_dim.size,
+    )
+    if kind == "contextual":
+        assert q is not None
+        values = layers.dense(
+            q,
+            buckets_dim,
+            reduced_dims=[layer.kv_dim],
+            expert_dims=[*context.model.ensemble_dims, *heads_dims],
+            use_bias=False,
+            variable_dtype=context.variable_dtype,
+            name="relative_attention_ak",
+        )
+    else:
+        bounds = (layer.min_relative_position(context), layer.max_relative_position(context))
+        values = _relative.shared_bias_values(
+            context,
+            "relative_attention_bias",
+            heads_dims,
+            buckets_dim,
+            ("self_attention_bias", *bounds, tuple(heads_dims)) if kind == "bias_shared" else None,
+        )
+    return _relative.bucket_values(values, buckets, buckets_dim, memory_length)
+
+
+def self_attention_bias(
+    layer: Any,
+    context: Context,
+    memory_position: mtf.Tensor,
+    x: mtf.Tensor,
+    heads_dims: list[mtf.Dimension],
+    q: Optional[mtf.Tensor],
+    with_prompts: bool,
+) -> Optional[mtf.Tensor]:
+    """Returns the attention bias; see `SelfAttention.compute_bias`."""
+    memory_length = memory_position.shape.dims[-1]
+    num_prompts = memory_length.size - context.length_dim.size if with_prompts else 0
+    relative_position = memory_position - query_position(context) - num_prompts
+    hidden = _hidden(layer, context, relative_position, num_prompts)
+    near = _distance_bias(layer, context, relative_position, memory_length, heads_dims, q)
+    if hidden is None or near is None:
+        return near if hidden is None else hidden
+    order = [*x.shape.dims[:-1], *heads_dims, memory_length]
+    known = [d for d in order if d in near.shape or d in hidden.shape]
+    others = [d for d in near.shape.dims + hidden.shape.dims if d not in known]
+    return mtf.add(near, hidden, output_shape=mtf.Shape([*dict.fromkeys(others), *known]))

@@ -1,0 +1,323 @@
+"""Attention with projections across heads before and after the softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+import gin
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow.transformer.attention import _dot_product
+from mesh_tensorflow.transformer.transformer_layers._attention import relative as _relative
+from mesh_tensorflow.transformer.transformer_layers._attention import states as _states
+from mesh_tensorflow.transformer.transformer_layers._attention.enc_dec_attention import EncDecMixin
+from mesh_tensorflow.transformer.transformer_layers._attention.enc_dec_bias import (
+    enc_dec_attention_bias,
+)
+from mesh_tensorflow.transformer.transformer_layers._attention.self_attention import SelfAttention
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
+
+__all__ = ["TalkingHeadsEncDecAttention", "TalkingHeadsSelfAttention", "as_dims"]
+
+_Dims = Sequence[Any]
+_HEADS = (("heads", 12),)
+_KINDS = (None, "bias", "bias_shared")
+
+
+def as_dims(dims: _Dims) -> list[mtf.Dimension]:
+    """Returns Dimensions of (name, size) pairs."""
+    return [mtf.convert_to_dimension(d) for d in dims]
+
+
+def projection(
+    context: Context,
+    x: mtf.Tensor,
+    new_dims: Sequence[mtf.Dimension],
+    reduced_dims: Sequence[mtf.Dimension],
+    name: str,
+    scale: float = 1.0,
+    expert_dims: Sequence[mtf.Dimension] = (),
+) -> mtf.Tensor:
+    """Returns a dense layer without bias, of which an ensemble has one a member.
+
+    Args:
+      context: a Context.
+      x: a Tensor.
+      new_dims: a list of Dimensions.
+      reduced_dims: a list of Dimensions of `x`.
+      name: a string, the variable scope.
+      scale: a factor of the variance of initial values.
+      expert_dims: a list of Dimensions of `x` of which each index has weights of its own.
+    """
+    return layers.dense(
+        x,
+        list(new_dims),
+        reduced_dims=list(reduced_dims),
+        expert_dims=[*context.model.ensemble_dims, *expert_dims],
+        use_bias=False,
+        kernel_initializer=layers.VarianceScalingInitializer(scale=scale),
+        variable_dtype=context.variable_dtype,
+        name=name,
+    )
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+class TalkingHeadsSelfAttention(SelfAttention):
+    """Attention of a sequence to itself, with projections across heads.
+
+    Shazeer et al., "Talking-heads attention" (2020). Logits of the heads of the keys are projected
+    to the heads of the softmax, its weights to the heads of the values. A projection may have
+    parts that a position of the queries or of the memory makes.
+
+    Attributes:
+      key_heads_dims: a list of Dimensions.
+      softmax_heads_dims: a list of Dimensions.
+      value_heads_dims: a list of Dimensions.
+      key_dim: a Dimension.
+      value_dim: a Dimension.
+      dropout_rate: a number.
+      relative_attention_type: a string or None.
+      relative_attention_num_buckets: an integer.
+      dynamic_projections: a list of "x2l", "m2l", "x2w" and "m2w".
+      dynamic_projections_init_scale: a number.
+    """
+
+    def __init__(
+        self,
+        key_heads_dims: _Dims = _HEADS,
+        softmax_heads_dims: _Dims = _HEADS,
+        value_heads_dims: _Dims = _HEADS,
+        key_size: int = 64,
+        value_size: int = 64,
+        dropout_rate: float = 0.0,
+        relative_attention_type: Optional[str] = None,
+        relative_attention_num_buckets: int = 32,
+        dynamic_projections: Optional[Sequence[str]] = None,
+        dynamic_projections_init_scale: float = 1e-2,
+    ) -> None:
+        """Sets the options.
+
+        Args:
+          key_heads_dims: (name, size) pairs; dimensions that two of these lists share are kept
+            apart by the projection between them.
+          softmax_heads_dims: (name, size) pairs.
+          value_heads_dims: (name, size) pairs.
+          key_size: the number of channels of a key.
+          value_size: the number of channels of a value.
+          dropout_rate: the rate of dropout of the weights, shared along the queries.
+          relative_attention_type: None, "bias" or "bias_shared".
+          relative_attention_num_buckets: an integer.
+          dynamic_projections: which projections have parts that are made: of logits ("l") or
+            weights ("w"), by the query's position ("x2") or the memory's ("m2"). A projection
+            between equal heads has none.
+          dynamic_projections_init_scale: a factor of the variance of their initial values.
+
+        Raises:
+          ValueError: there is no such relative attention.
+        """
+        _relative.check_type(type(self).__name__, relative_attention_type, _KINDS)
+        self.key_heads_dims = as_dims(key_heads_dims)
+        self.softmax_heads_dims = as_dims(softmax_heads_dims)
+        self.value_heads_dims = as_dims(value_heads_dims)
+        self.key_dim = mtf.Dimension("d_k", key_size)
+        self.value_dim = mtf.Dimension("d_v", value_size)
+        self.dropout_rate = dropout_rate
+        self.relative_attention_type = relative_attention_type
+        self.relative_attention_num_buckets = relative_attention_num_buckets
+        self.dynamic_projections = dynamic_projections or []
+        self.dynamic_projections_init_scale = dynamic_projections_init_scale
+
+    def compute_q(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
+        """Returns queries.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., length, d_model].
+        """
+        dims = [*self.key_heads_dims, self.key_dim]
+        return projection(context, x, dims, x.shape.dims[-1:], "q", scale=1.0 / self.key_dim.size)
+
+    def compute_k(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
+        """Returns keys.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., memory_length, d_model].
+        """
+        return projection(context, x, [*self.key_heads_dims, self.key_dim], x.shape.dims[-1:], "k")
+
+    def compute_v(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
+        """Returns values.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., memory_length, d_model].
+        """
+        return projection(
+            context, x, [*self.value_heads_dims, self.value_dim], x.shape.dims[-1:], "v"
+        )
+
+    def compute_y(self, context: Context, u: mtf.Tensor) -> mtf.Tensor:
+        """Returns the output.
+
+        Args:
+          context: a Context.
+          u: a Tensor with dimensions [batch..., length, value_heads_dims..., d_v].
+        """
+        reduced = [*self.value_heads_dims, self.value_dim]
+        return projection(context, u, [context.model.model_dim], reduced, "y")
+
+    @property
+    def _keeps_memory(self) -> bool:
+        """Whether the memory itself, not its keys and values only, is needed later."""
+        return any(name.startswith("m2") for name in self.dynamic_projections)
+
+    def call(
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> mtf.Tensor:
+        """Returns the self-attention output of each position.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., length, d_model].
+          losses: a list or None.
+
+        Returns:
+          A Tensor of the shape of `x`.
+        """
+        memory_length = self.memory_length(context)
+        q = self.compute_q(context, x)
+        incremental = context.mode == "incremental"
+        m = x if incremental else self.rename_length_to_memory_length(x, context)
+        states = [self.compute_k(context, m), self.compute_v(context, m)]
+        states += [m] if self._keeps_memory else []
+        if incremental:
+            states = _states.updated_states(context, states, memory_length)
+        elif context.mode == "first_part":
+            context.record_new_states(states)
+        k, v = states[:2]
+        m = states[2] if self._keeps_memory else m
+        bias = self.compute_bias(
+            context, self._memory_position(context), x, self.softmax_heads_dims, q
+        )
+        return self.attention_internal(context, x, m, q, k, v, memory_length, bias)
+
+    def attention_internal(
+        self,
+        context: Context,
+        x: mtf.Tensor,
+        m: mtf.Tensor,
+        q: mtf.Tensor,
+        k: mtf.Tensor,
+        v: mtf.Tensor,
+        memory_length: mtf.Dimension,
+        bias: Optional[mtf.Tensor],
+    ) -> mtf.Tensor:
+        """Returns the output of attention.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., length, d_model].
+          m: the memory, a Tensor with dimensions [batch..., memory_length, d_model].
+          q: queries, as `compute_q` returns.
+          k: keys, as `compute_k` returns.
+          v: values, as `compute_v` returns.
+          memory_length: a Dimension.
+          bias: a Tensor that is added to the logits of the softmax, or None.
+
+        Returns:
+          A Tensor of the shape of `x`.
+        """
+        sources = {"x": x, "m": m}
+
+        def made_by(target: str) -> list[mtf.Tensor]:
+            return [t for n, t in sources.items() if f"{n}2{target}" in self.dynamic_projections]
+
+        positions = [*x.shape.dims[:-1]]
+        logits = layers.us_einsum(
+            [q, k], output_shape=mtf.Shape([*positions, *self.key_heads_dims, memory_length])
+        )
+        logits = self.talking_heads(
+            context, logits, "logits", self.key_heads_dims, self.softmax_heads_dims, made_by("l")
+        )
+        if bias is not None:
+            logits = logits + bias
+        weights = mtf.softmax(logits, memory_length)
+        weights = self.talking_heads(
+            context,
+            weights,
+            "weights",
+            self.softmax_heads_dims,
+            self.value_heads_dims,
+            made_by("w"),
+        )
+        weights = _dot_product.with_dropout(
+            weights, self.dropout_rate, [context.length_dim], context
+        )
+        heads = [*self.value_heads_dims, self.value_dim]
+        u = mtf.einsum([weights, v], output_shape=mtf.Shape([*positions, *heads]))
+        return self.compute_y(context, u)
+
+    def talking_heads(
+        self,
+        context: Context,
+        inp: mtf.Tensor,
+        name: str,
+        input_heads_dims: list[mtf.Dimension],
+        output_heads_dims: list[mtf.Dimension],
+        dynamic_projections_from: Optional[Sequence[mtf.Tensor]] = None,
+    ) -> mtf.Tensor:
+        """Projects some heads to others; returns `inp` itself if they are the same.
+
+        Args:
+          context: a Context.
+          inp: a Tensor with dimensions [..., input_heads_dims..., memory_length].
+          name: a string, the variable scope.
+          input_heads_dims: a list of Dimensions.
+          output_heads_dims: a list of Dimensions.
+          dynamic_projections_from: Tensors with dimensions [..., d_model], each of which makes a
+            part of the projection; or None.
+
+        Returns:
+          A Tensor with `output_heads_dims` instead.
+        """
+        shared = [d for d in input_heads_dims if d in output_heads_dims]
+        reduced = [d for d in input_heads_dims if d not in shared]
+        new = [d for d in output_heads_dims if d not in shared]
+        if not reduced and not new:
+            return inp
+        y = projection(context, inp, new, reduced, name, expert_dims=shared)
+        fan_in = mtf.list_product(d.size for d in reduced)
+        for i, source in enumerate(dynamic_projections_from or []):
+            weights = projection(
+                context,
+                source,
+                [*shared, *reduced, *new],
+                source.shape.dims[-1:],
+                f"{name}/{name}_dynamic_{i}",
+                scale=self.dynamic_projections_init_scale / fan_in,
+            )
+            y = y + layers.us_einsum([inp, weights], output_shape=y.shape)
+        return y
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+class TalkingHeadsEncDecAttention(EncDecMixin, TalkingHeadsSelfAttention):
+    """Attention to the output of an encoder, with projections across heads."""
+
+    def call(
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> mtf.Tensor:
+        m = self._get_memory_antecedent(context)
+        q = self.compute_q(context, x)
+        k, v, memory_length = _states.constant_states(
+            context,
+            lambda _: m,
+            lambda m: [self.compute_k(context, m), self.compute_v(context, m)],
+        )
+        bias = enc_dec_attention_bias(self, context, self.softmax_heads_dims)
+        return self.attention_internal(context, x, m, q, k, v, memory_length, bias)

@@ -1,0 +1,1 @@
+"""From data sets and texts to features of a mesh."""

@@ -1,0 +1,166 @@
+"""Data sets as users give them: batches for models, and examples for functions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow.transformer import dataset as transformer_dataset
+from mesh_tensorflow.transformer.utils._data.batching import Lengths
+from mesh_tensorflow.transformer.utils._data.features import model_features
+
+__all__ = [
+    "arrays_input_fn",
+    "call_dataset_fn",
+    "call_with_known",
+    "combined_input_fn",
+    "examples_of",
+    "in_vocabulary",
+]
+
+
+def call_with_known(function: Callable[..., Any], **given: Any) -> Any:
+    """Calls a function with those of the arguments that it takes.
+
+    Args:
+      function: the function.
+      **given: arguments by name.
+
+    Returns:
+      What it returns.
+    """
+    parameters = inspect.signature(function).parameters
+    anything = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+    return function(**{k: v for k, v in given.items() if anything or k in parameters})
+
+
+def call_dataset_fn(
+    function: Optional[Callable[..., Any]],
+    name: str,
+    sequence_length: Lengths,
+    vocabulary: Any,
+    dataset_split: str,
+) -> Any:
+    """Calls a user's function for data.
+
+    Args:
+      function: a function of `sequence_length`, `vocabulary` and `dataset_split`.
+      name: what gin calls it.
+      sequence_length: an integer, or a dictionary of them by feature.
+      vocabulary: a Vocabulary, or a pair of them.
+      dataset_split: such as "train".
+
+    Returns:
+      What it returns.
+
+    Raises:
+      ValueError: there is none.
+    """
+    if function is None:
+        raise ValueError(f"there are no data: bind utils.run.{name} to a function, or pass {name}=")
+    return function(
+        sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
+    )
+
+
+def examples_of(make_dataset: Callable[[], tf.data.Dataset]) -> Iterator[dict[str, Any]]:
+    """Yields the examples of a data set as arrays.
+
+    Args:
+      make_dataset: a function that makes the data set, in a tf graph of its own.
+
+    Yields:
+      Dictionaries.
+    """
+    with tf.Graph().as_default() as graph:
+        iterator = tf.data.make_initializable_iterator(make_dataset())
+        features = iterator.get_next()
+        tables = tf.tables_initializer()
+    with tf.Session(graph=graph) as session:
+        session.run([iterator.initializer, tables])
+        while True:
+            try:
+                example = session.run(features)
+            except tf.errors.OutOfRangeError:
+                return
+            yield example
+
+
+def in_vocabulary(dataset: tf.data.Dataset, vocab_sizes: Mapping[str, int]) -> tf.data.Dataset:
+    """Returns a dataset that fails at an id outside the vocabulary.
+
+    Args:
+      dataset: a Dataset of dictionaries.
+      vocab_sizes: the sizes of vocabularies by feature.
+
+    Returns:
+      A Dataset of the same elements.
+    """
+
+    def checked(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        checks = [
+            tf.debugging.assert_less(
+                tf.reduce_max(example[key]),
+                tf.cast(size, example[key].dtype),
+                message=f"the feature {key!r} has an id that the vocabulary does not: it is too "
+                f"small, with vocab_size {size}",
+            )
+            for key, size in vocab_sizes.items()
+            if key in example
+        ]
+        with tf.control_dependencies(checks):
+            return {k: tf.identity(v) for k, v in example.items()}
+
+    return dataset.map(checked)
+
+
+def combined_input_fn(
+    dataset_fns: Sequence[Callable[[], tf.data.Dataset]], batch_size: int
+) -> Callable[..., tf.data.Dataset]:
+    """Returns an input function of the examples of several data sets, one after the other.
+
+    Args:
+      dataset_fns: functions that make data sets.
+      batch_size: how many examples a batch has; the last one is filled up with zeros.
+
+    Returns:
+      A function of `params`.
+    """
+
+    def input_fn(params: Any = None) -> tf.data.Dataset:
+        del params
+        combined: Any = None
+        for make in dataset_fns:
+            ds = make().map(model_features)
+            combined = ds if combined is None else combined.concatenate(ds)
+        combined = combined.batch(batch_size, drop_remainder=False)
+        combined = transformer_dataset.trim_and_pad_dataset(combined, length=batch_size)
+        return combined.prefetch(tf.data.AUTOTUNE)
+
+    return input_fn
+
+
+def arrays_input_fn(
+    features: Mapping[str, np.ndarray], batch_size: int
+) -> Callable[..., tf.data.Dataset]:
+    """Returns an input function of arrays.
+
+    Args:
+      features: arrays [rows, length], where the rows fill batches.
+      batch_size: how many rows a batch has.
+
+    Returns:
+      A function of `params`.
+    """
+
+    def input_fn(params: Any = None) -> tf.data.Dataset:
+        del params
+        return tf.data.Dataset.from_tensor_slices(dict(features)).batch(
+            batch_size, drop_remainder=True
+        )
+
+    return input_fn

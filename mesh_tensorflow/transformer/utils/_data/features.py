@@ -1,0 +1,232 @@
+"""Dataset features as Tensors of a mesh, by model type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.estimator import ModeKeys
+from mesh_tensorflow.transformer.utils._data.batching import Lengths, length_of_feature
+
+__all__ = [
+    "BatchDims",
+    "check_features",
+    "dynamic_text2self",
+    "has_inputs_feature",
+    "import_features",
+    "model_features",
+]
+
+# What a model is given; an example may have more, which functions on examples see.
+_MODEL_FEATURES = (
+    "inputs",
+    "inputs_position",
+    "inputs_segmentation",
+    "targets",
+    "targets_position",
+    "targets_segmentation",
+    "targets_subsegmentation",
+)
+
+
+class BatchDims(NamedTuple):
+    """The dimensions of a batch: of an ensemble's inputs, if they differ, outer and inner."""
+
+    ensemble: Optional[mtf.Dimension]
+    outer: Optional[mtf.Dimension]
+    batch: mtf.Dimension
+
+    @property
+    def dims(self) -> list[mtf.Dimension]:
+        """All of them, in order."""
+        return [d for d in self if d is not None]
+
+
+def model_features(example: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the features of an example that models take.
+
+    Args:
+      example: a dictionary.
+
+    Returns:
+      A dictionary.
+    """
+    return {key: example[key] for key in example if key in _MODEL_FEATURES}
+
+
+def has_inputs_feature(model_type: str, mode: str, scoring: bool) -> bool:
+    """Returns whether a type of model needs the feature "inputs" in a mode.
+
+    Args:
+      model_type: such as "lm".
+      mode: a ModeKeys value.
+      scoring: whether prediction is of the scores of given targets.
+
+    Returns:
+      A bool.
+    """
+    if mode == ModeKeys.PREDICT and not scoring:
+        return True
+    return model_type not in ("lm", "delimited_lm") or (
+        model_type == "delimited_lm" and mode != ModeKeys.PREDICT
+    )
+
+
+def check_features(
+    features: Mapping[str, Any], model_type: str, mode: str, scoring: bool = False
+) -> None:
+    """Checks that the features are there that a type of model needs in a mode.
+
+    Args:
+      features: a dictionary.
+      model_type: such as "lm".
+      mode: a ModeKeys value.
+      scoring: whether prediction is of the scores of given targets.
+
+    Raises:
+      ValueError: one is missing, or there is one that the model would not see.
+    """
+    needed = has_inputs_feature(model_type, mode, scoring)
+    problem = None
+    if needed and "inputs" not in features:
+        problem = "should have feature inputs"
+    elif model_type == "lm" and not needed and "inputs" in features:
+        problem = "should not have feature inputs"
+    elif (mode != ModeKeys.PREDICT or scoring) and "targets" not in features:
+        problem = "should have feature targets"
+    if problem:
+        raise ValueError(
+            f"mode={mode} model_type={model_type} {problem}, and has {', '.join(features)}.\n"
+            'Examples of inputs and targets are for model_type="delimited_lm" or "bitransformer", '
+            'and those of targets alone for model_type="lm", which predicts what follows inputs'
+        )
+
+
+def import_features(
+    mesh: mtf.Mesh,
+    features: Mapping[str, tf.Tensor],
+    batch_dims: Sequence[mtf.Dimension],
+    sequence_length: Lengths,
+) -> dict[str, mtf.Tensor]:
+    """Returns the features that models take as Tensors.
+
+    Args:
+      mesh: a Mesh.
+      features: integer tf Tensors [rows, length] by name.
+      batch_dims: the dimensions of the rows.
+      sequence_length: an integer, or a dictionary of them by feature.
+
+    Returns:
+      A dictionary of int32 Tensors with the dimensions [batch_dims..., length].
+
+    Raises:
+      ValueError: a feature has other sizes.
+    """
+    rows = mtf.Shape(list(batch_dims)).size
+    result = {}
+    for key, x in model_features(features).items():
+        length = mtf.Dimension("length", length_of_feature(sequence_length, key))
+        if not x.shape.is_compatible_with([rows, length.size]):
+            raise ValueError(
+                f"the feature {key!r} has shape {x.shape.as_list()}, but should be of {rows} rows "
+                f"(utils.run.batch_size) of length {length.size} (utils.run.sequence_length): the "
+                "data set should pad and cut its examples, as trim_and_pad_dataset does"
+            )
+        shape = mtf.Shape([*batch_dims, length])
+        x = tf.reshape(tf.cast(x, tf.int32), shape.to_integer_list)
+        result[key] = mtf.import_tf_tensor(mesh, x, shape)
+    return result
+
+
+def _is_token(ids: mtf.Tensor) -> mtf.Tensor:
+    return mtf.cast(mtf.not_equal(ids, 0), tf.int32)
+
+
+def _rank(token: mtf.Tensor) -> mtf.Tensor:
+    """Returns how many tokens of the row stand before each place."""
+    return mtf.cumsum(token, token.shape.dims[-1], exclusive=True)
+
+
+class _Part(NamedTuple):
+    """Inputs or targets, on their way to one sequence."""
+
+    ids: mtf.Tensor
+    token: mtf.Tensor  # 1 where there is one
+    segment: mtf.Tensor
+    length_dim: mtf.Dimension
+
+
+def _part(features: Mapping[str, mtf.Tensor], key: str) -> _Part:
+    """Returns a feature with its length called after it."""
+    ids = features[key]
+    length = ids.shape.dims[-1]
+    own = mtf.Dimension(f"{key}_length", length.size)
+    ids = mtf.rename_dimension(ids, length.name, own.name)
+    token = _is_token(ids)
+    given = features.get(f"{key}_segmentation")
+    segment = token if given is None else mtf.rename_dimension(given, length.name, own.name)
+    return _Part(ids, token, segment, own)
+
+
+def _count(of: _Part, at: _Part, compare: Any) -> mtf.Tensor:
+    """Returns, at each place of `at`, how many tokens of `of` are in segments that compare."""
+    other = mtf.Dimension("other_length", of.length_dim.size)
+    segment = mtf.rename_dimension(of.segment, of.length_dim.name, other.name)
+    token = mtf.rename_dimension(of.token, of.length_dim.name, other.name)
+    shape = mtf.Shape(at.ids.shape.dims + [other])
+    chosen = compare(mtf.broadcast(segment, shape), mtf.broadcast(at.segment, shape))
+    return mtf.reduce_sum(mtf.cast(chosen, tf.int32) * token, reduced_dim=other)
+
+
+def _joined(
+    parts: Sequence[_Part],
+    values: Sequence[mtf.Tensor],
+    places: Sequence[mtf.Tensor],
+    length: mtf.Dimension,
+) -> mtf.Tensor:
+    """Returns values of both parts, each at its place in the new sequence."""
+    joined = []
+    for part, value, place in zip(parts, values, places):
+        at = mtf.one_hot(place, length, dtype=tf.int32)
+        shape = mtf.Shape(part.ids.shape.dims[:-1] + [length])
+        joined.append(mtf.einsum([value * part.token, at], output_shape=shape))
+    return mtf.add_n(joined)
+
+
+def dynamic_text2self(mtf_features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+    """Returns inputs and targets as one sequence of targets, without padding in between.
+
+    Of packed examples, each example's inputs are followed by its targets.
+
+    Args:
+      mtf_features: "inputs" [..., length], "targets" [..., length], and with packing
+        "inputs_segmentation" and "targets_segmentation"; lengths may differ.
+
+    Returns:
+      "targets" [..., length], as long as both together, and with packing
+      "targets_segmentation" and "targets_position".
+    """
+    inputs, targets = _part(mtf_features, "inputs"), _part(mtf_features, "targets")
+    length = mtf.Dimension(
+        mtf_features["targets"].shape.dims[-1].name,
+        inputs.length_dim.size + targets.length_dim.size,
+    )
+    parts = [inputs, targets]
+    # An example's inputs come after the targets of those before, its targets after its inputs.
+    places = [
+        _rank(inputs.token) + _count(targets, inputs, mtf.less),
+        _rank(targets.token) + _count(inputs, targets, mtf.less_equal),
+    ]
+    result = {"targets": _joined(parts, [part.ids for part in parts], places, length)}
+    if {"inputs_segmentation", "targets_segmentation"} <= set(mtf_features):
+        starts = [_count(inputs, p, mtf.less) + _count(targets, p, mtf.less) for p in parts]
+        result["targets_segmentation"] = _joined(
+            parts, [part.segment for part in parts], places, length
+        )
+        result["targets_position"] = _joined(
+            parts, [place - start for place, start in zip(places, starts)], places, length
+        )
+    return result

@@ -1,0 +1,337 @@
+"""Decoding: texts that follow given texts."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Optional
+
+import gin
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow import estimator as mtf_estimator
+from mesh_tensorflow.transformer.utils._data.batching import Lengths, inputs_length
+from mesh_tensorflow.transformer.utils._data.data import (
+    arrays_input_fn,
+    call_dataset_fn,
+    call_with_known,
+    combined_input_fn,
+    examples_of,
+)
+from mesh_tensorflow.transformer.utils._data.text import (
+    as_text,
+    decode_ids,
+    encoded_inputs,
+    get_inputs_from_file,
+    write_lines_to_file,
+)
+from mesh_tensorflow.transformer.utils._data.vocabularies import (
+    inputs_vocabulary,
+    targets_vocabulary,
+)
+from mesh_tensorflow.transformer.utils._flags import MODULE
+from mesh_tensorflow.transformer.utils._outputs.parts import finishing_together, write_resumably
+from mesh_tensorflow.transformer.utils._training.checkpoints import (
+    Steps,
+    get_checkpoint_iterator,
+    get_step_from_checkpoint_path,
+)
+
+__all__ = [
+    "decode",
+    "decode_from_dataset",
+    "decode_from_file",
+    "infer_model",
+    "text_of_feature",
+]
+
+_LOGGED = 5
+
+
+def _text(value: Any, vocabulary: Any) -> str:
+    """Returns the text of a prediction, given as ids or as text."""
+    return as_text(value) if isinstance(value, (bytes, str)) else decode_ids(vocabulary, value)
+
+
+@gin.configurable(module=MODULE)
+def decode(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    input_fn: Callable[..., Any],
+    vocabulary: Any,
+    checkpoint_path: Optional[str] = None,
+) -> Iterator[str]:
+    """Yields the predictions of a model for each example.
+
+    Args:
+      estimator: what `get_estimator` returns.
+      input_fn: an input function of features.
+      vocabulary: a Vocabulary, or a pair of them.
+      checkpoint_path: a checkpoint; the latest if None.
+
+    Yields:
+      Strings.
+    """
+    for number, prediction in enumerate(
+        estimator.predict(input_fn, checkpoint_path=checkpoint_path)
+    ):
+        output = _text(prediction["outputs"], targets_vocabulary(vocabulary))
+        if number < _LOGGED and "inputs" in prediction:
+            source = _text(abs(prediction["inputs"]), inputs_vocabulary(vocabulary))
+            tf.logging.info("decoded %r from %r", output, source)
+        yield output
+
+
+def _latest(estimator: mtf_estimator.tpu.TPUEstimator, checkpoint_path: Optional[str]) -> str:
+    path = checkpoint_path or estimator.latest_checkpoint()
+    if path is None:
+        raise ValueError(f"there is no checkpoint in {estimator.model_dir}")
+    return path
+
+
+def _weights_of(path: str) -> list[str]:
+    """Returns a fingerprint of a checkpoint: its index holds checksums."""
+    digest, index = "", f"{path}.index"
+    if tf.io.gfile.exists(index):
+        with tf.io.gfile.GFile(index, "rb") as f:
+            digest = hashlib.sha256(f.read()).hexdigest()
+    return [os.path.abspath(path), digest]
+
+
+@gin.configurable(module=MODULE)
+def decode_from_file(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    vocabulary: Any,
+    model_type: str,
+    batch_size: int,
+    sequence_length: Lengths,
+    checkpoint_path: Optional[str] = None,
+    input_filename: str = gin.REQUIRED,
+    output_filename: str = gin.REQUIRED,
+    eos_id: int = 1,
+    repeats: int = 1,
+) -> None:
+    """Decodes the lines of a file into another, called `output_filename`-<step of the checkpoint>.
+
+    If it is killed and started again with the same inputs, checkpoint and gin parameters, it goes
+    on where it was. What is finished meanwhile is in <file>.parts-<mark>, until all is.
+
+    Args:
+      estimator: what `get_estimator` returns.
+      vocabulary: a Vocabulary, or a pair of them.
+      model_type: such as "lm".
+      batch_size: how many lines are decoded together.
+      sequence_length: an integer, or a dictionary of them by feature.
+      checkpoint_path: a checkpoint; the latest if None.
+      input_filename: the path of the inputs, one a line.
+      output_filename: the path of the outputs, one a line, without the step.
+      eos_id: the id of EOS.
+      repeats: how many outputs each input has, one after the other.
+
+    Raises:
+      ValueError: there are no inputs, or a line is empty (see `get_inputs_from_file`), no UTF-8
+        text or cannot be encoded; the file and the number of the line are named.
+    """
+    lines = get_inputs_from_file(input_filename)
+    if not lines:
+        raise ValueError(f"decode_from_file: there are no lines in {input_filename}")
+    inputs = [line for line in lines for _ in range(repeats)]
+    # Before the lines are repeated, so that errors have the numbers of lines of the file.
+    ids = encoded_inputs(
+        lines,
+        vocabulary,
+        model_type,
+        1,
+        inputs_length(sequence_length),
+        eos_id,
+        None,
+        (input_filename, ""),
+    )
+    ids = np.repeat(ids, repeats, axis=0)
+    ids = np.concatenate([ids, np.repeat(ids[:1], -len(ids) % batch_size, axis=0)])
+    path = _latest(estimator, checkpoint_path)
+
+    def outputs_from(start: int) -> Iterator[str]:
+        input_fn = arrays_input_fn({"inputs": ids[start:]}, batch_size)
+        # What follows are the lines with which the last batch is filled up.
+        outputs = decode(estimator, input_fn, vocabulary, checkpoint_path=path)
+        return itertools.islice(outputs, len(inputs) - start)
+
+    step = get_step_from_checkpoint_path(path)
+    write_resumably(
+        f"{output_filename}-{step}",
+        inputs,
+        batch_size,
+        outputs_from,
+        [_weights_of(path), model_type, eos_id, ids.shape[1], gin.config_str()],
+    )
+
+
+def text_of_feature(example: Any, key: str, vocabulary: Any) -> str:
+    """Returns the text of a feature: as it was before it became ids, or decoded.
+
+    Args:
+      example: a dictionary of arrays.
+      key: the feature, such as "inputs".
+      vocabulary: its Vocabulary.
+
+    Returns:
+      A string.
+    """
+    for suffix in ("_pretokenized", "_plaintext"):
+        if f"{key}{suffix}" in example:
+            return as_text(example[f"{key}{suffix}"])
+    return _text(example[key], vocabulary)
+
+
+def _dataset_of(dataset: Any, sequence_length: Lengths) -> tf.data.Dataset:
+    return call_with_known(dataset.dataset_fn, sequence_length=sequence_length)
+
+
+def _examples_and_texts(
+    dataset: Any, sequence_length: Lengths, vocabulary: Any
+) -> tuple[list[Any], dict[str, list[str]]]:
+    """Returns the examples of a data set, and their inputs and targets as texts."""
+    examples = list(examples_of(lambda: _dataset_of(dataset, sequence_length)))
+    inputs = [
+        text_of_feature(e, "inputs", inputs_vocabulary(vocabulary))
+        for e in examples
+        if "inputs" in e
+    ]
+    targets = [
+        as_text(
+            dataset.postprocess_fn(
+                text_of_feature(e, "targets", targets_vocabulary(vocabulary)),
+                example=e,
+                is_target=True,
+            )
+        )
+        for e in examples
+        if "targets" in e
+    ]
+    return examples, {k: v for k, v in (("inputs", inputs), ("targets", targets)) if v}
+
+
+def _outputs_of(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    vocabulary: Any,
+    batch_size: int,
+    sequence_length: Lengths,
+    path: str,
+    dataset: Any,
+    size: int,
+    start: int,
+) -> Iterator[str]:
+    """Returns outputs for the examples of a data set, from one of them on."""
+    input_fn = combined_input_fn(
+        [lambda: _dataset_of(dataset, sequence_length).skip(start)], batch_size
+    )
+    return itertools.islice(decode(estimator, input_fn, vocabulary, path), size - start)
+
+
+@gin.configurable(module=MODULE)
+def decode_from_dataset(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    vocabulary: Any,
+    model_type: str,
+    batch_size: int,
+    sequence_length: Lengths,
+    checkpoint_path: Optional[str] = None,
+    infer_dataset_fn: Callable[..., Sequence[Any]] = gin.REQUIRED,
+    dataset_split: str = "validation",
+    decode_output_dir: str = gin.REQUIRED,
+) -> None:
+    """Decodes the inputs of data sets into files <task>_<step>_predictions.
+
+    There are <task>_inputs and <task>_targets beside them. If it is killed and started again, it
+    goes on where it was, as `decode_from_file` does.
+
+    Args:
+      estimator: what `get_estimator` returns.
+      vocabulary: a Vocabulary, or a pair of them.
+      model_type: such as "lm".
+      batch_size: how many examples are decoded together.
+      sequence_length: an integer, or a dictionary of them by feature.
+      checkpoint_path: a checkpoint; the latest if None.
+      infer_dataset_fn: a function of `sequence_length`, `vocabulary` and `dataset_split` that
+        returns a list of EvalDatasets.
+      dataset_split: such as "validation".
+      decode_output_dir: the directory of the files.
+
+    Raises:
+      ValueError: there are no data sets.
+    """
+    del model_type
+    path = _latest(estimator, checkpoint_path)
+    step = get_step_from_checkpoint_path(path)
+    datasets = call_dataset_fn(
+        infer_dataset_fn, "infer_dataset_fn", sequence_length, vocabulary, dataset_split
+    )
+    if not datasets:
+        raise ValueError(f"decode_from_dataset: there are no data for the split {dataset_split!r}")
+    about = [_weights_of(path), sequence_length, gin.config_str()]
+    with finishing_together():
+        for dataset in datasets:
+            examples, texts = _examples_and_texts(dataset, sequence_length, vocabulary)
+            for name, lines in texts.items():
+                write_lines_to_file(
+                    lines, os.path.join(decode_output_dir, f"{dataset.name}_{name}")
+                )
+            outputs_from = functools.partial(
+                _outputs_of,
+                estimator,
+                vocabulary,
+                batch_size,
+                sequence_length,
+                path,
+                dataset,
+                len(examples),
+            )
+            write_resumably(
+                os.path.join(decode_output_dir, f"{dataset.name}_{step}_predictions"),
+                ["\n".join(texts[name][i] for name in texts) for i in range(len(examples))],
+                batch_size,
+                outputs_from,
+                about,
+            )
+
+
+@gin.configurable(module=MODULE)
+def infer_model(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    vocabulary: Any,
+    sequence_length: Lengths,
+    batch_size: int,
+    model_type: str,
+    model_dir: str,
+    eval_checkpoint_step: Steps,
+    checkpoint_paths: Optional[Sequence[str]] = None,
+    decode_fn: Callable[..., None] = decode_from_file,
+) -> None:
+    """Decodes with each of several checkpoints.
+
+    Args:
+      estimator: what `get_estimator` returns.
+      vocabulary: a Vocabulary, or a pair of them.
+      sequence_length: an integer, or a dictionary of them by feature.
+      batch_size: how many examples are decoded together.
+      model_type: such as "lm".
+      model_dir: the directory of checkpoints.
+      eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
+      checkpoint_paths: paths of checkpoints, instead.
+      decode_fn: what to do with each.
+    """
+    paths = checkpoint_paths or get_checkpoint_iterator(eval_checkpoint_step, model_dir)
+    with finishing_together():
+        for path in paths:
+            decode_fn(
+                estimator=estimator,
+                vocabulary=vocabulary,
+                model_type=model_type,
+                batch_size=batch_size,
+                sequence_length=sequence_length,
+                checkpoint_path=path,
+            )

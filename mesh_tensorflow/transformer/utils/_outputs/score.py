@@ -1,0 +1,323 @@
+"""Scores: how likely a model holds given targets."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Optional, Union
+
+import gin
+import numpy as np
+
+from mesh_tensorflow import estimator as mtf_estimator
+from mesh_tensorflow.transformer.utils._data.batching import (
+    Lengths,
+    inputs_length,
+    length_of_feature,
+)
+from mesh_tensorflow.transformer.utils._data.data import (
+    arrays_input_fn,
+    call_dataset_fn,
+    call_with_known,
+    combined_input_fn,
+)
+from mesh_tensorflow.transformer.utils._data.text import (
+    encoded_inputs,
+    encoded_pairs,
+    get_inputs_from_file,
+)
+from mesh_tensorflow.transformer.utils._data.vocabularies import targets_vocabulary
+from mesh_tensorflow.transformer.utils._flags import MODULE
+from mesh_tensorflow.transformer.utils._outputs.scores import save_scores, save_scores_to_tfrecords
+from mesh_tensorflow.transformer.utils._training.checkpoints import Steps, get_checkpoint_iterator
+
+__all__ = [
+    "compute_log_likelihoods",
+    "score_from_dataset",
+    "score_from_strings",
+    "score_with_estimator",
+    "score_with_estimator_lazy",
+]
+
+
+@gin.configurable(module=MODULE)
+def compute_log_likelihoods(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    input_fn: Callable[..., Any],
+    checkpoint_path: Optional[str] = None,
+) -> list[float]:
+    """Returns the logarithms of the probabilities of targets.
+
+    Args:
+      estimator: what `get_estimator` returns with `score_in_predict_mode`.
+      input_fn: an input function of features.
+      checkpoint_path: a checkpoint; the latest if None.
+
+    Returns:
+      A list of floats.
+    """
+    predictions = estimator.predict(input_fn, checkpoint_path=checkpoint_path)
+    return [float(p["scores"]) for p in predictions]
+
+
+def _scored(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    input_fn: Callable[..., Any],
+    path: str,
+    num_examples: Optional[int],
+) -> Iterator[dict[str, Any]]:
+    """Yields scores with their targets, without padding examples."""
+    results = estimator.predict(input_fn, checkpoint_path=path)
+    return itertools.islice((r for r in results if np.any(r["targets"])), num_examples)
+
+
+@gin.configurable(module=MODULE)
+def score_with_estimator(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    input_fn: Callable[..., Any],
+    eval_checkpoint_step: Steps,
+    model_dir: str,
+    vocabulary: Any,
+    score_postprocess_fn: Callable[..., Any] = save_scores,
+    num_examples: Optional[int] = None,
+) -> Any:
+    """Scores the examples of an input function with each of several checkpoints.
+
+    Args:
+      estimator: what `get_estimator` returns with `score_in_predict_mode`.
+      input_fn: an input function of features.
+      eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
+      model_dir: their directory.
+      vocabulary: a Vocabulary, or a pair of them.
+      score_postprocess_fn: a function of (results, vocabulary), where results are dictionaries with
+        "scores" and "targets".
+      num_examples: how many examples there are, if the input function fills up the last batch.
+
+    Returns:
+      What `score_postprocess_fn` returned for the last checkpoint.
+    """
+    returned = None
+    for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):
+        results = list(_scored(estimator, input_fn, path, num_examples))
+        returned = score_postprocess_fn(results, vocabulary)
+    return returned
+
+
+@gin.configurable(module=MODULE)
+def score_with_estimator_lazy(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    input_fn: Callable[..., Any],
+    eval_checkpoint_step: Steps,
+    model_dir: str,
+    vocabulary: Any,
+    score_postprocess_fn: Callable[..., Any] = save_scores_to_tfrecords,
+    num_examples: Optional[int] = None,
+    num_examples_per_shard: int = 100000,
+) -> None:
+    """As `score_with_estimator`, but some examples at a time.
+
+    Args:
+      estimator: what `get_estimator` returns with `score_in_predict_mode`.
+      input_fn: an input function of features.
+      eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
+      model_dir: their directory.
+      vocabulary: a Vocabulary, or a pair of them.
+      score_postprocess_fn: a function of (results, vocabulary, shard_idx=).
+      num_examples: how many examples there are, if the input function fills up the last batch.
+      num_examples_per_shard: how many it is given at a time.
+    """
+    for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):
+        results = _scored(estimator, input_fn, path, num_examples)
+        for shard in itertools.count():
+            some = list(itertools.islice(results, num_examples_per_shard))
+            if some:
+                score_postprocess_fn(some, vocabulary, shard_idx=shard)
+            if len(some) < num_examples_per_shard:
+                break
+
+
+def _lines(source: Union[str, Sequence[str], None]) -> list[str]:
+    """Returns strings that are given, or are the lines of a file that is named."""
+    return get_inputs_from_file(source) if isinstance(source, str) else list(source or [])
+
+
+def _source(given: Any, name: str) -> str:
+    """Returns the source of lines in error messages: a file, or the argument name."""
+    return given if isinstance(given, str) else f"score_from_strings: {name}"
+
+
+def _pairs_as_features(
+    inputs: list[str],
+    targets: list[str],
+    vocabulary: Any,
+    model_type: str,
+    batch_size: int,
+    sequence_length: Lengths,
+    eos_id: int,
+    score_eos: bool,
+    sources: tuple[str, str],
+) -> Mapping[str, np.ndarray]:
+    """Returns lines of inputs and targets as features of a type of model."""
+    first, second = sources
+    length = length_of_feature(sequence_length, "targets")
+    own = targets_vocabulary(vocabulary)
+    if model_type == "lm":
+        return {
+            "targets": encoded_inputs(
+                targets,
+                own,
+                model_type,
+                batch_size,
+                length,
+                eos_id,
+                inputs or None,
+                (second, first),
+            )
+        }
+    if model_type == "delimited_lm":
+        both = inputs_length(sequence_length) + length
+        return {
+            "targets": encoded_pairs(
+                inputs, targets, vocabulary, batch_size, both, eos_id, score_eos, sources
+            )
+        }
+    return {
+        "inputs": encoded_inputs(
+            inputs,
+            vocabulary,
+            model_type,
+            batch_size,
+            inputs_length(sequence_length),
+            eos_id,
+            None,
+            (first, ""),
+        ),
+        "targets": encoded_inputs(
+            targets,
+            own,
+            model_type if score_eos else "lm",
+            batch_size,
+            length,
+            eos_id,
+            None,
+            (second, ""),
+        ),
+    }
+
+
+@gin.configurable(module=MODULE)
+def score_from_strings(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    vocabulary: Any,
+    model_type: str,
+    batch_size: int,
+    sequence_length: Lengths,
+    model_dir: str,
+    eval_checkpoint_step: Steps,
+    inputs: Union[str, Sequence[str], None] = gin.REQUIRED,
+    targets: Union[str, Sequence[str]] = gin.REQUIRED,
+    score_postprocess_fn: Callable[..., Any] = gin.REQUIRED,
+    eos_id: int = 1,
+    score_eos: bool = True,
+    score_with_estimator_fn: Callable[..., Any] = score_with_estimator,
+) -> Any:
+    """Scores pairs of lines.
+
+    Args:
+      estimator: what `get_estimator` returns with `score_in_predict_mode`.
+      vocabulary: a Vocabulary, or a pair of them.
+      model_type: such as "lm"; of that, inputs are what targets follow, and may be None.
+      batch_size: how many pairs are scored together.
+      sequence_length: an integer, or a dictionary of them by feature.
+      model_dir: the directory of checkpoints.
+      eval_checkpoint_step: which of them; see `get_checkpoint_iterator`.
+      inputs: strings, or the path of a file.
+      targets: strings, or the path of a file.
+      score_postprocess_fn: see `score_with_estimator`.
+      eos_id: the id of EOS.
+      score_eos: whether the end of targets is scored.
+      score_with_estimator_fn: `score_with_estimator` or the lazy one.
+
+    Returns:
+      What `score_with_estimator_fn` returns.
+
+    Raises:
+      ValueError: there are not as many inputs as targets, or a line of a file is empty (see
+        `get_inputs_from_file`) or no UTF-8 text, or a line cannot be encoded; it is named by its
+        number, and by its file if there is one.
+    """
+    sources = (_source(inputs, "inputs"), _source(targets, "targets"))
+    inputs, targets = _lines(inputs), _lines(targets)
+    if len(inputs) != len(targets) and (inputs or model_type != "lm"):
+        raise ValueError(
+            f"score_from_strings: there are {len(inputs)} inputs, but {len(targets)} targets"
+        )
+    features = _pairs_as_features(
+        inputs,
+        targets,
+        vocabulary,
+        model_type,
+        batch_size,
+        sequence_length,
+        eos_id,
+        score_eos,
+        sources,
+    )
+    return score_with_estimator_fn(
+        estimator,
+        arrays_input_fn(features, batch_size),
+        eval_checkpoint_step,
+        model_dir,
+        vocabulary,
+        score_postprocess_fn,
+        len(targets),
+    )
+
+
+@gin.configurable(module=MODULE)
+def score_from_dataset(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    vocabulary: Any,
+    batch_size: int,
+    sequence_length: Lengths,
+    model_dir: str,
+    eval_checkpoint_step: Steps,
+    dataset_split: str,
+    score_dataset_fn: Optional[Callable[..., Sequence[Any]]] = None,
+    score_postprocess_fn: Callable[..., Any] = gin.REQUIRED,
+    score_with_estimator_fn: Callable[..., Any] = score_with_estimator,
+) -> Any:
+    """Scores the targets of data sets.
+
+    Args:
+      estimator: what `get_estimator` returns with `score_in_predict_mode`.
+      vocabulary: a Vocabulary, or a pair of them.
+      batch_size: how many examples are scored together.
+      sequence_length: an integer, or a dictionary of them by feature.
+      model_dir: the directory of checkpoints.
+      eval_checkpoint_step: which of them; see `get_checkpoint_iterator`.
+      dataset_split: such as "validation".
+      score_dataset_fn: a function of `sequence_length`, `vocabulary` and `dataset_split` that
+        returns a list of EvalDatasets.
+      score_postprocess_fn: see `score_with_estimator`.
+      score_with_estimator_fn: `score_with_estimator` or the lazy one.
+
+    Returns:
+      What `score_with_estimator_fn` returns.
+
+    Raises:
+      ValueError: there are no data.
+    """
+    datasets = call_dataset_fn(
+        score_dataset_fn, "score_dataset_fn", sequence_length, vocabulary, dataset_split
+    )
+    if not datasets:
+        raise ValueError(f"score_from_dataset: there are no data for the split {dataset_split!r}")
+
+    def maker(dataset: Any) -> Callable[[], Any]:
+        return lambda: call_with_known(dataset.dataset_fn, sequence_length=sequence_length)
+
+    input_fn = combined_input_fn([maker(d) for d in datasets], batch_size)
+    return score_with_estimator_fn(
+        estimator, input_fn, eval_checkpoint_step, model_dir, vocabulary, score_postprocess_fn
+    )

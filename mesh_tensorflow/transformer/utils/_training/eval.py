@@ -1,0 +1,231 @@
+"""Evaluation: metrics of decoded outputs and of target likelihoods."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow import estimator as mtf_estimator
+from mesh_tensorflow.transformer import dataset as transformer_dataset
+from mesh_tensorflow.transformer.utils._data.batching import Lengths
+from mesh_tensorflow.transformer.utils._data.data import (
+    call_dataset_fn,
+    combined_input_fn,
+    examples_of,
+)
+from mesh_tensorflow.transformer.utils._data.features import model_features
+from mesh_tensorflow.transformer.utils._data.text import write_lines_to_file
+from mesh_tensorflow.transformer.utils._data.vocabularies import (
+    inputs_vocabulary,
+    targets_vocabulary,
+)
+from mesh_tensorflow.transformer.utils._outputs.decode import decode, text_of_feature
+from mesh_tensorflow.transformer.utils._outputs.score import score_with_estimator
+from mesh_tensorflow.transformer.utils._training.checkpoints import (
+    Steps,
+    get_checkpoint_iterator,
+    get_step_from_checkpoint_path,
+)
+
+__all__ = ["eval_model", "perplexity_eval"]
+
+
+class _Task(NamedTuple):
+    """A data set to evaluate, its examples and the targets that metrics compare with."""
+
+    dataset: Any
+    examples: list[dict[str, Any]]
+    targets: list[Any]
+
+
+def _tasks(datasets: Iterable[Any], vocabulary: Any) -> list[_Task]:
+    tasks = []
+    for dataset in datasets:
+        examples = list(examples_of(dataset.dataset_fn))
+        own = targets_vocabulary(vocabulary)
+        targets = [
+            dataset.postprocess_fn(text_of_feature(e, "targets", own), example=e, is_target=True)
+            for e in examples
+        ]
+        tasks.append(_Task(dataset, examples, targets))
+    return tasks
+
+
+def _write_examples(tasks: Sequence[_Task], directory: str, vocabulary: Any) -> None:
+    own = inputs_vocabulary(vocabulary)
+    for task in tasks:
+        name = os.path.join(directory, task.dataset.name)
+        write_lines_to_file(task.targets, f"{name}_targets")
+        inputs = [text_of_feature(e, "inputs", own) for e in task.examples if "inputs" in e]
+        write_lines_to_file(inputs, f"{name}_inputs")
+
+
+def _write_metrics(writer: Any, name: str, metrics: Any, step: int) -> None:
+    for metric, value in metrics.items():
+        tag = f"eval/{name}/{metric}"
+        if np.ndim(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
+            tf.logging.warning("%s at step %d is no number: %r", tag, step, value)
+            continue
+        tf.logging.info("%s at step %d: %.3f", tag, step, value)
+        writer.add_summary(
+            tf.Summary(value=[tf.Summary.Value(tag=tag, simple_value=float(value))]), step
+        )
+    writer.flush()
+
+
+def _evaluate_outputs(
+    tasks: Sequence[_Task],
+    outputs: list[Any],
+    step: int,
+    directory: str,
+    scores: bool,
+    write: bool,
+) -> None:
+    """Calls the metric functions of all tasks with their parts of the outputs."""
+    with tf.Graph().as_default():  # there are no writers in eager code
+        writer = tf.summary.FileWriterCache.get(directory)
+    rest = iter(outputs)
+    for task in tasks:
+        own = list(itertools.islice(rest, len(task.examples)))
+        if not scores:
+            own = [
+                task.dataset.postprocess_fn(output, example=e)
+                for output, e in zip(own, task.examples)
+            ]
+        if write:
+            kind = "scores" if scores else "predictions"
+            write_lines_to_file(own, os.path.join(directory, f"{task.dataset.name}_{step}_{kind}"))
+        for metric_fn in task.dataset.metric_fns:
+            _write_metrics(writer, task.dataset.name, metric_fn(task.targets, own), step)
+
+
+def _scores_only(results: Any, vocabulary: Any) -> list[float]:
+    del vocabulary
+    return [float(r["scores"]) for r in results]
+
+
+def _with_suffix(directory: str, suffix: Optional[str]) -> str:
+    return f"{directory}_{suffix}" if suffix else directory
+
+
+def eval_model(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    vocabulary: Any,
+    sequence_length: Lengths,
+    batch_size: int,
+    dataset_split: str,
+    model_dir: str,
+    eval_dataset_fn: Callable[..., Sequence[Any]],
+    eval_summary_dir: Optional[str],
+    eval_checkpoint_step: Steps,
+    eval_with_score: bool = False,
+    output_eval_examples: bool = True,
+    eval_dir_suffix: Optional[str] = None,
+    score_with_estimator_fn: Callable[..., Any] = score_with_estimator,
+) -> None:
+    """Decodes or scores the examples of data sets with several checkpoints, and computes metrics.
+
+    Metrics are written as summaries eval/<task>/<metric>; <task>_inputs, <task>_targets and
+    <task>_<step>_predictions (or _scores) are files of text beside them.
+
+    Args:
+      estimator: what `get_estimator` returns.
+      vocabulary: a Vocabulary, or a pair of them.
+      sequence_length: an integer, or a dictionary of them by feature.
+      batch_size: how many examples are decoded together.
+      dataset_split: such as "validation".
+      model_dir: the directory of checkpoints.
+      eval_dataset_fn: a function of `sequence_length`, `vocabulary` and `dataset_split` that
+        returns a list of EvalDatasets. Their `postprocess_fn` is called with a text, `example` and
+        `is_target`; their `metric_fns` with lists of targets and of predictions or scores.
+      eval_summary_dir: where to write; <split>_eval in `model_dir` if None.
+      eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
+      eval_with_score: whether to score targets instead of decoding.
+      output_eval_examples: whether to write files of text.
+      eval_dir_suffix: added to the directory's name.
+      score_with_estimator_fn: what to score with.
+
+    Raises:
+      ValueError: there are no data.
+    """
+    datasets = call_dataset_fn(
+        eval_dataset_fn, "eval_dataset_fn", sequence_length, vocabulary, dataset_split
+    )
+    datasets = [d for d in datasets if d.metric_fns]
+    if not datasets:
+        raise ValueError(
+            f"eval_model: there is nothing to evaluate: no data for the split {dataset_split!r}, "
+            "or none with metric_fns"
+        )
+    directory = _with_suffix(
+        eval_summary_dir or os.path.join(model_dir, f"{dataset_split}_eval"), eval_dir_suffix
+    )
+    tf.io.gfile.makedirs(directory)
+    tasks = _tasks(datasets, vocabulary)
+    if output_eval_examples:
+        _write_examples(tasks, directory, vocabulary)
+    count = sum(len(task.examples) for task in tasks)
+    input_fn = combined_input_fn([d.dataset_fn for d in datasets], batch_size)
+    for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):
+        step = get_step_from_checkpoint_path(path)
+        if eval_with_score:
+            outputs = score_with_estimator_fn(
+                estimator, input_fn, step, model_dir, vocabulary, _scores_only, count
+            )
+        else:
+            outputs = list(itertools.islice(decode(estimator, input_fn, vocabulary, path), count))
+        _evaluate_outputs(tasks, outputs, step, directory, eval_with_score, output_eval_examples)
+
+
+def perplexity_eval(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    vocabulary: Any,
+    sequence_length: Lengths,
+    batch_size: int,
+    dataset_split: str,
+    model_dir: str,
+    eval_dataset_fn: Callable[..., Sequence[Any]],
+    eval_checkpoint_step: Steps,
+    steps: int,
+    eval_dir_suffix: Optional[str] = None,
+) -> None:
+    """Evaluates how likely a model holds the targets of data sets, with several checkpoints.
+
+    Args:
+      estimator: what `get_estimator` returns.
+      vocabulary: a Vocabulary, or a pair of them.
+      sequence_length: an integer, or a dictionary of them by feature.
+      batch_size: how many examples a batch has.
+      dataset_split: such as "validation".
+      model_dir: the directory of checkpoints.
+      eval_dataset_fn: see `eval_model`.
+      eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
+      steps: how many batches; what data sets do not have is filled up with zeros.
+      eval_dir_suffix: added to the name of the directory of summaries.
+
+    Raises:
+      ValueError: there are no data.
+    """
+    datasets = call_dataset_fn(
+        eval_dataset_fn, "eval_dataset_fn", sequence_length, vocabulary, dataset_split
+    )
+    if not datasets:
+        raise ValueError(f"perplexity_eval: there are no data for the split {dataset_split!r}")
+    for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):
+        for dataset in datasets:
+
+            def input_fn(params: Any = None, dataset: Any = dataset) -> tf.data.Dataset:
+                del params
+                ds = dataset.dataset_fn().map(model_features)
+                ds = transformer_dataset.pad_dataset_with_zeroed_out_examples(ds)
+                return ds.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+            name = _with_suffix(
+                f"{dataset.name}_{dataset_split}_{steps * batch_size}", eval_dir_suffix
+            )
+            estimator.evaluate(input_fn, steps=steps, checkpoint_path=path, name=name)
