@@ -1,0 +1,180 @@
+"""Numbers by which a reader judges the house, from the source alone.
+
+python tests/helpers/readers_table.py [--package DIR]
+
+Nothing of the package is imported, so that any version of it can be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import pathlib
+from collections.abc import Iterator
+
+__all__ = ["any_share", "circles", "files_of_folders", "long_functions", "read", "undocumented"]
+
+MAX_FUNCTION_LINES = 60
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+Trees = dict[str, ast.Module]
+
+
+def read(package: pathlib.Path) -> Trees:
+    """Returns the syntax tree of each file of a package, by module path such as `ops/_random`."""
+    return {
+        str(path.relative_to(package).with_suffix("")): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(package.rglob("*.py"))
+    }
+
+
+def files_of_folders(trees: Trees) -> dict[str, int]:
+    """Returns the number of files of each folder, the largest first."""
+    counts = collections.Counter(name.rpartition("/")[0] or "." for name in trees)
+    return dict(counts.most_common())
+
+
+def _arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.arg]:
+    named = function.args
+    yield from (*named.posonlyargs, *named.args, *named.kwonlyargs)
+    yield from filter(None, (named.vararg, named.kwarg))
+
+
+def any_share(trees: Trees) -> float:
+    """Returns the share of annotated arguments whose annotation is `Any`."""
+    annotations = [
+        ast.unparse(argument.annotation)
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, _FUNCTIONS)
+        for argument in _arguments(node)
+        if argument.annotation is not None
+    ]
+    return annotations.count("Any") / len(annotations)
+
+
+def _code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    body = function.body if ast.get_docstring(function) is None else function.body[1:]
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def long_functions(trees: Trees, limit: int = MAX_FUNCTION_LINES) -> list[str]:
+    """Returns functions whose body has more than `limit` lines, its docstring not counted."""
+    return [
+        f"{name}: {node.name} has {_code_lines(node)} lines"
+        for name, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, _FUNCTIONS) and _code_lines(node) > limit
+    ]
+
+
+def _imports(node: ast.AST) -> Iterator[str]:
+    """Yields what a module imports when it is imported: neither in functions nor for types."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (*_FUNCTIONS, ast.Lambda)):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and child.module:
+            yield child.module
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        else:
+            yield from _imports(child)
+
+
+def circles(trees: Trees) -> list[list[str]]:
+    """Returns modules that import each other in a circle, packages' `__init__` left out."""
+    edges = {
+        name: {
+            target
+            for imported in _imports(tree)
+            for target in [imported.partition(".")[2].replace(".", "/")]
+            if imported.startswith("mesh_tensorflow.") and target in trees and target != name
+        }
+        for name, tree in trees.items()
+        if not name.endswith("__init__")
+    }
+    found, done, active = [], set(), []
+
+    def visit(name: str) -> None:
+        if name in active:
+            found.append([*active[active.index(name) :], name])
+        if name in done or name in active or name not in edges:
+            return
+        active.append(name)
+        for target in sorted(edges[name]):
+            visit(target)
+        active.pop()
+        done.add(name)
+
+    for name in edges:
+        visit(name)
+    return found
+
+
+def _public(node: ast.AST) -> bool:
+    return isinstance(node, (*_FUNCTIONS, ast.ClassDef)) and not node.name.startswith("_")
+
+
+def _is_overload(node: ast.AST) -> bool:
+    texts = [ast.unparse(d) for d in getattr(node, "decorator_list", [])]
+    return any(t.endswith((".setter", ".deleter", "overload")) for t in texts)
+
+
+def _names(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, bool]]:
+    """Yields (public name, whether it has a docstring) of a module's or a class's body."""
+    for node in filter(_public, body):
+        if _is_overload(node):
+            continue
+        name = f"{prefix}{node.name}"
+        yield name, bool(ast.get_docstring(node))
+        if isinstance(node, ast.ClassDef):
+            yield from _names(node.body, f"{name}.")
+
+
+def undocumented(trees: Trees) -> tuple[list[str], int]:
+    """Returns the public names without a docstring of their own, and how many names there are.
+
+    Public are functions, classes, methods, properties and nested classes without an underscore,
+    those included that override what is documented elsewhere.
+    """
+    names = [
+        (f"{module}: {name}", documented)
+        for module, tree in trees.items()
+        for name, documented in _names(tree.body, "")
+    ]
+    return [name for name, documented in names if not documented], len(names)
+
+
+def main() -> None:
+    """Prints the table, and what to look at."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    default = pathlib.Path(__file__).parents[2] / "mesh_tensorflow"
+    parser.add_argument("--package", type=pathlib.Path, default=default, help="default: this one")
+    parser.add_argument("--names", action="store_true", help="also names what is counted")
+    arguments = parser.parse_args()
+    trees = read(arguments.package)
+    folder, files = next(iter(files_of_folders(trees).items()))
+    missing, names = undocumented(trees)
+    rows = [
+        ("files in the largest folder", f"{files} ({folder})", []),
+        ("circles of module-level imports", len(circles(trees)), circles(trees)),
+        ("`Any` among annotated arguments", f"{any_share(trees):.1%}", []),
+        (
+            f"functions over {MAX_FUNCTION_LINES} code lines",
+            len(long_functions(trees)),
+            long_functions(trees),
+        ),
+        ("documented public names", f"{1 - len(missing) / names:.1%} of {names}", missing),
+    ]
+    for label, value, details in rows:
+        print(f"{label:<34} {value}")
+        for detail in details if arguments.names else []:
+            print(f"    {detail}")
+
+
+if __name__ == "__main__":
+    main()
