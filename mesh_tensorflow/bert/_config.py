@@ -6,11 +6,14 @@ import copy
 import difflib
 import inspect
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+
+if TYPE_CHECKING:
+    import mesh_tensorflow.ops_with_redefined_builtins as mtf
 
 __all__ = ["BertConfig"]
 
@@ -34,9 +37,9 @@ _WITHOUT_MEANING = {
 }
 
 
-def _check_size(name: str, size: Any) -> None:
-    integral = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
-    if not integral or size < (0 if name == "num_blocks" else 1):
+def _check_size(name: str, size: object) -> None:
+    least = 0 if name == "num_blocks" else 1
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < least:
         more = ": the number of lines of the vocabulary" if name == "vocab_size" else ""
         raise ValueError(f"BertConfig: {name} should be a positive integer{more}, but is {size!r}")
 
@@ -67,7 +70,7 @@ class BertConfig:
         attention_value_head_size: Optional[int] = None,
         attention_probs_dropout_prob: float = 0.1,
         feedforward_intermediate_size: int = 3072,
-        feedforward_intermediate_act: Any = "gelu",
+        feedforward_intermediate_act: Union[str, Callable[[mtf.Tensor], mtf.Tensor], None] = "gelu",
         feedforward_intermediate_dropout_prob: float = 0.0,
         moe_num_experts: int = 32,
         moe_intermediate_size: int = 6144,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -20,7 +20,9 @@ _ACTIVATIONS: dict[str, Optional[Callable[[mtf.Tensor], mtf.Tensor]]] = {
 }
 
 
-def get_activation(activation_string: Any) -> Any:
+def get_activation(
+    activation_string: Union[str, Callable[[mtf.Tensor], mtf.Tensor], None],
+) -> Optional[Callable[[mtf.Tensor], mtf.Tensor]]:
     """Returns the activation of a name.
 
     Args:
@@ -91,7 +93,9 @@ def layer_norm(
         return y
 
 
-def _vector(x: mtf.Tensor, dim: mtf.Dimension, name: str, initializer: Any) -> mtf.Tensor:
+def _vector(
+    x: mtf.Tensor, dim: mtf.Dimension, name: str, initializer: Callable[..., tf.Tensor]
+) -> mtf.Tensor:
     return mtf.get_variable(
         x.mesh, name, mtf.Shape([dim]), initializer=initializer, activation_dtype=x.dtype
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Optional
+from collections.abc import Sequence
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -64,8 +65,8 @@ class BertModel(BertDims):
         input_mask: Optional[mtf.Tensor] = None,
         token_type_ids: Optional[mtf.Tensor] = None,
         scope: Optional[str] = None,
-        mesh_shape: Any = "",
-        layout: Any = "",
+        mesh_shape: Union[mtf.Shape, str] = "",
+        layout: Union[mtf.LayoutRules, str] = "",
     ) -> None:
         """Builds the model.
 
@@ -140,7 +141,7 @@ class BertModel(BertDims):
             initializer=self.embedding_initializer,
         )
 
-    def _encoded(self, input_mask: Optional[mtf.Tensor], moe_arguments: Any) -> list[mtf.Tensor]:
+    def _encoded(self, input_mask: Optional[mtf.Tensor], moe_arguments: tuple) -> list[mtf.Tensor]:
         """Returns the outputs of all blocks."""
         attention_bias = self._attention_bias(input_mask)
         layer_fns = {
@@ -193,7 +194,14 @@ class BertModel(BertDims):
     def _dropped(self, x: mtf.Tensor, rate: float) -> mtf.Tensor:
         return mtf.dropout(x, True, rate=rate) if rate else x
 
-    def _dense(self, x: mtf.Tensor, reduced: Any, new: Any, name: str, **kwargs: Any) -> mtf.Tensor:
+    def _dense(
+        self,
+        x: mtf.Tensor,
+        reduced: Sequence[mtf.Dimension],
+        new: Union[mtf.Dimension, Sequence[mtf.Dimension]],
+        name: str,
+        **kwargs: Any,
+    ) -> mtf.Tensor:
         return layers.dense(
             x,
             new,
@@ -252,8 +260,8 @@ class BertModel(BertDims):
     def moe(
         self,
         x: mtf.Tensor,
-        layout: Any,
-        mesh_shape: Any,
+        layout: Union[mtf.LayoutRules, str],
+        mesh_shape: Union[mtf.Shape, str],
         input_mask: Optional[mtf.Tensor],
         is_training: bool,
     ) -> mtf.Tensor:
@@ -385,6 +393,6 @@ class BertModel(BertDims):
         """Returns the embeddings [vocab, hidden]."""
         return self.embedding_table
 
-    def get_extra_loss(self) -> Any:
+    def get_extra_loss(self) -> Union[mtf.Tensor, float]:
         """Returns the losses of mixtures of experts, a Tensor without dimensions, or 0."""
         return mtf.add_n(self._extra_losses)

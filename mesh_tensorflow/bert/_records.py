@@ -42,8 +42,11 @@ def write_records(path: str, examples: Iterable[Mapping[str, Sequence[int]]]) ->
 
 
 def training_order(
-    data: Any, is_training: bool, buffer: int = _SHUFFLE_BUFFER, seed: Optional[int] = None
-) -> Any:
+    data: tf.data.Dataset,
+    is_training: bool,
+    buffer: int = _SHUFFLE_BUFFER,
+    seed: Optional[int] = None,
+) -> tf.data.Dataset:
     """Returns a data set without end, in another order in each epoch, for training.
 
     Args:
@@ -81,7 +84,7 @@ def record_batches(
       A function of `params`, which have "batch_size".
     """
 
-    def input_fn(params: Any) -> Any:
+    def input_fn(params: Mapping[str, Any]) -> tf.data.Dataset:
         data = training_order(tf.data.TFRecordDataset(input_file), is_training)
         data = data.map(functools.partial(parsed_record, features=features))
         return data.batch(params["batch_size"], drop_remainder=drop_remainder)

@@ -83,7 +83,7 @@ def load_initial_checkpoint(init_checkpoint: Optional[str]) -> None:
 
 
 def checkpoint_hook(
-    model_dir: Optional[str], save_steps: int, listener: Any
+    model_dir: Optional[str], save_steps: int, listener: tf.train.CheckpointSaverListener
 ) -> tf.train.CheckpointSaverHook:
     """Returns a hook that saves masters.
 

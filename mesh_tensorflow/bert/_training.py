@@ -90,12 +90,12 @@ def _mesh_shape() -> mtf.Shape:
     return shape
 
 
-def _is_simd(params: Any) -> bool:
+def _is_simd(params: object) -> bool:
     """Whether the estimator has each processor run the program."""
     return bool(_parameter(params, "use_tpu") and _parameter(params, "context") is not None)
 
 
-def _parameter(params: Any, name: str) -> Any:
+def _parameter(params: object, name: str) -> Any:
     """Returns a value of a dictionary, of an object such as HParams, or of None; None if absent."""
     get = getattr(params, "get", None)
     return getattr(params, name, None) if get is None else get(name)
@@ -113,7 +113,7 @@ def _layout(graph: mtf.Graph, mesh_shape: mtf.Shape) -> mtf.LayoutRules:
     )
 
 
-def _mesh_impl(params: Any, graph: mtf.Graph) -> Any:
+def _mesh_impl(params: object, graph: mtf.Graph) -> mtf.MeshImpl:
     shape = _mesh_shape()
     layout = _layout(graph, shape)
     if _is_simd(params):
@@ -123,7 +123,7 @@ def _mesh_impl(params: Any, graph: mtf.Graph) -> Any:
     return PlacementMeshImpl(shape, layout, devices)
 
 
-def lowered(build: Callable[[mtf.Mesh], Program], params: Any) -> Lowered:
+def lowered(build: Callable[[mtf.Mesh], Program], params: object) -> Lowered:
     """Builds a program and lowers it, with the mesh and the layout of the flags.
 
     Args:

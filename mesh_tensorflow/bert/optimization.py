@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -31,7 +31,7 @@ _OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 
 
 def clip_by_global_norm(
-    grads: Sequence[Optional[mtf.Tensor]], clip_norm: Any
+    grads: Sequence[Optional[mtf.Tensor]], clip_norm: Union[mtf.Tensor, float]
 ) -> tuple[list[Optional[mtf.Tensor]], mtf.Tensor]:
     """Scales gradients down so that their norm, all taken together, is at most `clip_norm`.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags
@@ -104,8 +104,8 @@ def create_model(
     segment_ids: mtf.Tensor,
     labels: mtf.Tensor,
     num_labels_dim: mtf.Dimension,
-    layout: Any,
-    mesh_shape: Any,
+    layout: Union[mtf.LayoutRules, str],
+    mesh_shape: Union[mtf.Shape, str],
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor, mtf.Tensor]:
     """Returns the loss and the probabilities of labels.
 
@@ -179,7 +179,7 @@ def model_fn_builder(
     num_labels_dim = mtf.Dimension("labels", num_labels)
 
     def model_fn(
-        features: Mapping[str, tf.Tensor], labels: Any, mode: str, params: Any
+        features: Mapping[str, tf.Tensor], labels: object, mode: str, params: Any
     ) -> estimator.tpu.TPUEstimatorSpec:
         """Returns the specification of a mode."""
         del labels
@@ -317,7 +317,7 @@ def _predict(run: estimator.tpu.TPUEstimator, task: _Task) -> None:
             f.write("\t".join(map(str, prediction["probabilities"])) + "\n")
 
 
-def main(_: Any) -> None:
+def main(_: Sequence[str]) -> None:
     """Trains, evaluates and predicts, as flags say.
 
     Args:

@@ -108,7 +108,7 @@ def input_fn_builder(
         for name, size in sizes.items()
     }
 
-    def input_fn(params: Any) -> Any:
+    def input_fn(params: Mapping[str, Any]) -> tf.data.Dataset:
         # Training is in several calls, of which each should see something else.
         seed = params.get("data_seed")
         files = tf.data.Dataset.from_tensor_slices(list(input_files))
@@ -178,7 +178,7 @@ def model_fn_builder(
     modes = estimator.ModeKeys
 
     def model_fn(
-        features: Mapping[str, tf.Tensor], labels: Any, mode: str, params: Any
+        features: Mapping[str, tf.Tensor], labels: object, mode: str, params: Any
     ) -> estimator.tpu.TPUEstimatorSpec:
         """Returns the specification of a mode."""
         del labels
@@ -259,7 +259,7 @@ def _evaluate(run: estimator.tpu.TPUEstimator, files: Sequence[str]) -> None:
             f.write(f"{key} = {result[key]}\n")
 
 
-def main(_: Any) -> None:
+def main(_: Sequence[str]) -> None:
     """Trains and evaluates, as the flag `mode` says.
 
     Args:

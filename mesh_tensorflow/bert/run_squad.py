@@ -11,7 +11,7 @@ import math
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags
@@ -41,6 +41,9 @@ from mesh_tensorflow.bert._training import (
     training_spec,
 )
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.bert.tokenization import FullTokenizer
 
 __all__ = [
     "FLAGS",
@@ -193,7 +196,7 @@ def model_fn_builder(
     modes = estimator.ModeKeys
 
     def model_fn(
-        features: Mapping[str, tf.Tensor], labels: Any, mode: str, params: Any
+        features: Mapping[str, tf.Tensor], labels: object, mode: str, params: Any
     ) -> estimator.tpu.TPUEstimatorSpec:
         """Returns the specification of a mode."""
         del labels
@@ -275,7 +278,7 @@ def validate_flags_or_throw(bert_config: BertConfig) -> None:
 
 def _write_features(
     examples: Sequence[SquadExample],
-    tokenizer: Any,
+    tokenizer: FullTokenizer,
     path: str,
     is_training: bool,
     batch_size: int = 1,
@@ -299,7 +302,10 @@ def _write_features(
 
 
 def _train(
-    run: estimator.tpu.TPUEstimator, examples: Sequence[SquadExample], steps: int, tokenizer: Any
+    run: estimator.tpu.TPUEstimator,
+    examples: Sequence[SquadExample],
+    steps: int,
+    tokenizer: FullTokenizer,
 ) -> None:
     if not steps:
         raise ValueError(
@@ -315,7 +321,7 @@ def _train(
     run.train(input_fn_builder(path, FLAGS.max_seq_length, True, True), max_steps=steps)
 
 
-def _predict(run: estimator.tpu.TPUEstimator, tokenizer: Any) -> None:
+def _predict(run: estimator.tpu.TPUEstimator, tokenizer: FullTokenizer) -> None:
     """Writes answers to predictions.json, nbest_predictions.json and null_odds.json."""
     examples = read_squad_examples(FLAGS.predict_file, is_training=False)
     path = os.path.join(FLAGS.output_dir, "eval.tf_record")
@@ -338,7 +344,7 @@ def _predict(run: estimator.tpu.TPUEstimator, tokenizer: Any) -> None:
     )
 
 
-def main(_: Any) -> None:
+def main(_: Sequence[str]) -> None:
     """Trains and predicts, as flags say.
 
     Args:

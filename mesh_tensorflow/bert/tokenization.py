@@ -6,7 +6,7 @@ import collections
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 from absl import flags
@@ -92,7 +92,7 @@ def validate_case_matches_checkpoint(do_lower_case: bool, init_checkpoint: Optio
         )
 
 
-def convert_to_unicode(text: Any) -> str:
+def convert_to_unicode(text: Union[str, bytes]) -> str:
     """Returns text as a string.
 
     Args:
@@ -108,7 +108,7 @@ def convert_to_unicode(text: Any) -> str:
     raise ValueError(f"Unsupported string type: {type(text).__name__}, of {text!r}")
 
 
-def printable_text(text: Any) -> str:
+def printable_text(text: Union[str, bytes]) -> str:
     """Returns text as a string for printing; see `convert_to_unicode`.
 
     Args:
@@ -249,7 +249,7 @@ class BasicTokenizer:
         self.do_lower_case = do_lower_case
         self.vocab = vocab
 
-    def tokenize(self, text: Any) -> list[str]:
+    def tokenize(self, text: Union[str, bytes]) -> list[str]:
         """Returns the words of a text.
 
         Args:
@@ -287,7 +287,7 @@ class WordpieceTokenizer:
         self.unk_token = unk_token
         self.max_input_chars_per_word = max_input_chars_per_word
 
-    def tokenize(self, text: Any) -> list[str]:
+    def tokenize(self, text: Union[str, bytes]) -> list[str]:
         """Returns the pieces of words.
 
         Args:
@@ -334,7 +334,7 @@ class FullTokenizer:
         self.basic_tokenizer = BasicTokenizer(do_lower_case, self.vocab)
         self.wordpiece_tokenizer = WordpieceTokenizer(self.vocab)
 
-    def tokenize(self, text: Any) -> list[str]:
+    def tokenize(self, text: Union[str, bytes]) -> list[str]:
         """Returns the pieces of a text.
 
         Args:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -27,7 +27,9 @@ __all__ = [
 WHOLE_CLUSTER = "whole_cluster"
 
 
-def ensemble_dims(ensemble_dim: Any) -> list[mtf.Dimension]:
+def ensemble_dims(
+    ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
+) -> list[mtf.Dimension]:
     """Returns a list of Dimensions of one, a list of them, or None."""
     if ensemble_dim is None:
         return []
@@ -39,8 +41,8 @@ def weights(
     name: str,
     dims: Sequence[mtf.Dimension],
     variable_dtype: mtf.VariableDType,
-    ensemble_dim: Any,
-    initializer: Any = None,
+    ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
+    initializer: Optional[Callable[..., tf.Tensor]] = None,
 ) -> mtf.Tensor:
     """Makes a variable with the ensemble's dimensions in front; standard normal by default."""
     return mtf.get_variable(
@@ -62,7 +64,7 @@ class Table:
         output_dim: mtf.Dimension,
         variable_dtype: mtf.VariableDType,
         name: str,
-        ensemble_dim: Any,
+        ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
     ):
         self._vocab_dim = vocab_dim
         self._output_dim = output_dim
@@ -92,7 +94,7 @@ class FactorizedTable:
         output_dim: mtf.Dimension,
         variable_dtype: mtf.VariableDType,
         name: str,
-        ensemble_dim: Any,
+        ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
         inner_size: int,
     ):
         self._vocab_dim = vocab_dim
@@ -152,7 +154,7 @@ class Cluster(NamedTuple):
         return self.start + self.size
 
 
-def _is_cluster(cluster: Any) -> bool:
+def _is_cluster(cluster: Mapping[str, float]) -> bool:
     sizes = [cluster.get("token_count"), cluster.get("embedding_size", 1)]
     return (
         set(cluster) <= {"token_count", "embedding_size", "length_projection_factor"}
@@ -161,7 +163,9 @@ def _is_cluster(cluster: Any) -> bool:
     )
 
 
-def check_clusters(what: str, clusters: Any, vocab_dim: mtf.Dimension) -> None:
+def check_clusters(
+    what: str, clusters: Sequence[Mapping[str, float]], vocab_dim: mtf.Dimension
+) -> None:
     """Raises if clusters are not described by positive sizes that sum to the vocabulary's."""
     for cluster in clusters:
         if not _is_cluster(cluster):
@@ -186,7 +190,7 @@ def make_clusters(
     output_dim: mtf.Dimension,
     variable_dtype: mtf.VariableDType,
     name: str,
-    ensemble_dim: Any,
+    ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
     extra_entries: int = 0,
 ) -> list[Cluster]:
     """Makes the tables of clusters.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -15,6 +15,7 @@ from mesh_tensorflow.transformer import _vocab_tables
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
+    from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
 
 __all__ = ["AdaptiveSoftmaxVocabEmbedding", "adaptive_softmax_loss_fn"]
 
@@ -42,7 +43,7 @@ class AdaptiveSoftmaxVocabEmbedding:
         output_dim: mtf.Dimension,
         variable_dtype: mtf.VariableDType,
         name: str,
-        ensemble_dim: Any,
+        ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
         clusters: Sequence[dict] = gin.REQUIRED,
     ):
         """Creates the variables.
@@ -118,7 +119,7 @@ class AdaptiveSoftmaxVocabEmbedding:
         return _vocab_tables.join_clusters(parts, self._vocab_dim)
 
     def compute_loss(
-        self, decoder: Any, hidden: mtf.Tensor, targets: mtf.Tensor, context: Context
+        self, decoder: Unitransformer, hidden: mtf.Tensor, targets: mtf.Tensor, context: Context
     ) -> mtf.Tensor:
         """Returns the loss: the sum of cross entropies over the decoder's denominator.
 
@@ -158,7 +159,7 @@ class AdaptiveSoftmaxVocabEmbedding:
     def _cross_entropy(
         self,
         cluster: _vocab_tables.Cluster,
-        decoder: Any,
+        decoder: Unitransformer,
         hidden: mtf.Tensor,
         targets: mtf.Tensor,
         counted: mtf.Tensor,
@@ -204,7 +205,7 @@ def _projected(
 
 @gin.configurable(module=_MODULE)
 def adaptive_softmax_loss_fn(
-    decoder: Any,
+    decoder: Unitransformer,
     context: Context,
     logits: mtf.Tensor,
     targets: mtf.Tensor,

@@ -8,7 +8,7 @@ DenseReluDense.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -53,14 +53,19 @@ def _pad_channels(x: mtf.Tensor, size: int) -> mtf.Tensor:
     return _renamed(padded, dim.name)
 
 
-def _call_separable(layer: Any, context: Context, x: mtf.Tensor, losses: Any) -> mtf.Tensor:
+def _call_separable(
+    layer: transformer_layers.SeparableConv1DLayer,
+    context: Context,
+    x: mtf.Tensor,
+    losses: Optional[list[mtf.Tensor]],
+) -> mtf.Tensor:
     """Calls a separable convolution, both sides of whose kernel have the name of the channels."""
     return _renamed(layer.call(context, _unsplit(x), losses), x.shape.dims[-1].name)
 
 
 def _separable_convolution(
     first: int, last: int, output_size: int, scale: float, activation: str = "linear"
-) -> Any:
+) -> transformer_layers.SeparableConv1DLayer:
     return transformer_layers.SeparableConv1DLayer(
         min_relative_pos=first,
         max_relative_pos=last,
@@ -194,7 +199,9 @@ class DecoderConvolutionalLayer(transformer.TransformerLayer):
     def call(self, context: Context, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
         """Returns the output of the layer; see TransformerLayer.call."""
 
-        def convolution(name: str, layer: Any, inputs: mtf.Tensor) -> mtf.Tensor:
+        def convolution(
+            name: str, layer: transformer_layers.SeparableConv1DLayer, inputs: mtf.Tensor
+        ) -> mtf.Tensor:
             with tf.variable_scope(name):
                 y = _call_separable(layer, context, inputs, losses)
                 return _dropout(y, context, self._dropout_rate)

@@ -6,7 +6,8 @@ See Zhang, Dauphin and Ma, "Fixup initialization: residual learning without norm
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -18,6 +19,7 @@ from mesh_tensorflow.transformer.transformer_layers._attention.params import par
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
+    from mesh_tensorflow.transformer.transformer._stack import LayerStack
 
 __all__ = [
     "AttentionParamsFixup",
@@ -62,7 +64,9 @@ def _scaled_initializer(
     )
 
 
-def _learned_scalar(x: mtf.Tensor, name: str, dim_name: str, initializer: Any) -> mtf.Tensor:
+def _learned_scalar(
+    x: mtf.Tensor, name: str, dim_name: str, initializer: Callable[..., tf.Tensor]
+) -> mtf.Tensor:
     return mtf.get_variable(
         x.mesh,
         name,
@@ -77,7 +81,7 @@ def _as_scalar(variable: mtf.Tensor) -> mtf.Tensor:
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_fixup_scale(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.Tensor:
+def sublayer_fixup_scale(x: mtf.Tensor, layer_stack: LayerStack, context: Context) -> mtf.Tensor:
     """Returns `x` times a learned scalar that begins at 1."""
     del layer_stack, context
     scale = _learned_scalar(x, "fixup_scale_weight", "single_scale", tf.ones_initializer())
@@ -85,7 +89,7 @@ def sublayer_fixup_scale(x: mtf.Tensor, layer_stack: Any, context: Context) -> m
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_fixup_shift(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.Tensor:
+def sublayer_fixup_shift(x: mtf.Tensor, layer_stack: LayerStack, context: Context) -> mtf.Tensor:
     """Returns `x` plus a learned scalar that begins at 0."""
     del layer_stack, context
     return _shifted(x, "fixup_bias")
@@ -110,10 +114,10 @@ def _shifted(x: mtf.Tensor, name: str) -> mtf.Tensor:
 
 def dense_product_fixup(
     x: mtf.Tensor,
-    reduced_dims: Any,
-    new_dims: Any,
-    kernel_initializer: Any,
-    activation_functions: Any = None,
+    reduced_dims: Sequence[mtf.Dimension],
+    new_dims: Union[mtf.Dimension, Sequence[mtf.Dimension]],
+    kernel_initializer: Callable[..., tf.Tensor],
+    activation_functions: Union[Callable, str, Sequence[Union[Callable, str]], None] = None,
     name: str = "dense_product",
     **kwargs: Any,
 ) -> mtf.Tensor:
@@ -156,7 +160,7 @@ class DenseReluDenseFixup(transformer.TransformerLayer):
         self,
         hidden_size: int = 4096,
         dropout_rate: float = 0.0,
-        activation: Any = "relu",
+        activation: Union[Callable, str, Sequence[Union[Callable, str]]] = "relu",
         use_bias: bool = False,
         default_init: str = "he",
         init_distribution: str = "uniform",
@@ -284,7 +288,9 @@ class AttentionParamsFixup(attention.AttentionParams):
             self.init_distribution,
         )
 
-        def make(name: str, shape: mtf.Shape, initializer: Any = scaled) -> mtf.Tensor:
+        def make(
+            name: str, shape: mtf.Shape, initializer: Callable[..., tf.Tensor] = scaled
+        ) -> mtf.Tensor:
             return mtf.get_variable(
                 self.mesh, name, shape, initializer=initializer, dtype=self.variable_dtype
             )

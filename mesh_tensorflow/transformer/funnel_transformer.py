@@ -17,6 +17,7 @@ from mesh_tensorflow.transformer import transformer
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
+    from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
 
 __all__ = ["BitransformerFunnel", "FunnelTransformerLayerStack"]
 
@@ -34,9 +35,9 @@ def _check_length(x: mtf.Tensor, dim: mtf.Dimension, size: int) -> None:
         )
 
 
-def _first_of_windows(x: Any, dim_name: str, size: int) -> Any:
-    """Returns the first entry of each window; other values are returned unchanged."""
-    if not isinstance(x, mtf.Tensor) or dim_name not in x.shape.dimension_names:
+def _first_of_windows(x: mtf.Tensor, dim_name: str, size: int) -> mtf.Tensor:
+    """Returns the first entry of each window; `x` itself if it lacks the dimension."""
+    if dim_name not in x.shape.dimension_names:
         return x
     return mtf.stride_tensor_1d(x, x.shape.get_dim_by_name(dim_name), size)
 
@@ -156,7 +157,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
         """
         for name in ("sequence_id", "subsequence_id", "inputs", "read_priority", "write_priority"):
             old = getattr(context, name, None)  # which a context of a user may lack
-            if old is not None:
+            if isinstance(old, mtf.Tensor):
                 setattr(context, name, _first_of_windows(old, pool_dim_name, self.pooling_size))
         position = context.position
         if isinstance(position, mtf.Tensor):
@@ -207,7 +208,9 @@ class BitransformerFunnel(transformer.Bitransformer):
     The decoder attends to the pooled sequence.
     """
 
-    def __init__(self, encoder: Any, decoder: Any, shared_embedding: bool = True):
+    def __init__(
+        self, encoder: Unitransformer, decoder: Unitransformer, shared_embedding: bool = True
+    ):
         """Creates the model; see `Bitransformer`.
 
         Raises:

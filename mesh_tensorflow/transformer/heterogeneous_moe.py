@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
@@ -87,7 +87,7 @@ def generate_heterogeneous_expert_masks(
 
 
 def _hidden_dim_and_masks(
-    inputs: mtf.Tensor, hparams: Any
+    inputs: mtf.Tensor, hparams: object
 ) -> tuple[mtf.Dimension, list[Optional[mtf.Tensor]]]:
     """Returns the hidden Dimension, and per layer a mask of the experts' hidden units or None."""
     num_experts, hidden_size = hparam(hparams, "num_experts"), hparam(hparams, "hidden_size")
@@ -108,13 +108,13 @@ def _hidden_dim_and_masks(
 def transformer_moe_layer_v1(
     inputs: mtf.Tensor,
     output_dim: mtf.Dimension,
-    hparams: Any,
+    hparams: object,
     train: bool,
-    variable_dtype: Any,
-    layout: Any = None,
-    mesh_shape: Any = None,
+    variable_dtype: mtf.VariableDType,
+    layout: Union[mtf.LayoutRules, str, None] = None,
+    mesh_shape: Union[mtf.Shape, str, None] = None,
     nonpadding: Optional[mtf.Tensor] = None,
-    activation: Any = mtf.relu,
+    activation: Union[Callable, str, list, None] = mtf.relu,
     num_microbatches: Optional[int] = None,
     token_embeddings: Optional[mtf.Tensor] = None,
     context: Context = None,  # type: ignore[assignment]
@@ -242,7 +242,9 @@ class HeterogeneousMoE1D(transformer.TransformerLayer):
         )  # fmt: skip
         self._activation = activation
 
-    def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+    def call(
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> mtf.Tensor:
         """Returns the output of the layer, and adds its loss to `context.losses`.
 
         Args:

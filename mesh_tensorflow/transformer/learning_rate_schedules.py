@@ -6,7 +6,7 @@ A schedule is a function of (step, total_train_steps); further arguments are set
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -28,11 +28,11 @@ __all__ = [
 _MODULE = "mesh_tensorflow.transformer.learning_rate_schedules"
 
 
-def _to_float(step: Any) -> tf.Tensor:
+def _to_float(step: Union[float, tf.Tensor]) -> tf.Tensor:
     return tf.cast(step, tf.float32)
 
 
-def _check_total(name: str, total_train_steps: Any) -> None:
+def _check_total(name: str, total_train_steps: Optional[int]) -> None:
     if total_train_steps is None:
         raise ValueError(
             f"{name}: total_train_steps is None, but the schedule depends on the last step; say "
@@ -40,7 +40,7 @@ def _check_total(name: str, total_train_steps: Any) -> None:
         )
 
 
-def _number_of_steps(name: str, steps_or_fraction: float, total_train_steps: Any) -> Any:
+def _number_of_steps(name: str, steps_or_fraction: float, total_train_steps: int) -> float:
     """Returns a number of steps: up to 1 is a fraction of all, more is a number."""
     if steps_or_fraction is None or steps_or_fraction < 0:
         raise ValueError(
@@ -55,7 +55,7 @@ def _number_of_steps(name: str, steps_or_fraction: float, total_train_steps: Any
     return steps_or_fraction * total_train_steps
 
 
-def _ramp(steps_from_zero: Any, steps: Any) -> tf.Tensor:
+def _ramp(steps_from_zero: tf.Tensor, steps: Union[float, tf.Tensor]) -> tf.Tensor:
     """Returns a line from 0 that reaches 1 after `steps` and stays there; 1 if `steps` is 0."""
     if not tf.is_tensor(steps) and steps == 0:
         return tf.ones([], tf.float32)
@@ -64,8 +64,11 @@ def _ramp(steps_from_zero: Any, steps: Any) -> tf.Tensor:
 
 @gin.configurable(module=_MODULE)
 def product_learning_rate(
-    step: Any, total_train_steps: int, factors: Sequence[Any] = gin.REQUIRED, offset: int = 0
-) -> Any:
+    step: Union[int, tf.Tensor],
+    total_train_steps: int,
+    factors: Sequence[Any] = gin.REQUIRED,
+    offset: int = 0,
+) -> tf.Tensor:
     """Returns the product of numbers and of the values of schedules.
 
     Args:
@@ -84,7 +87,9 @@ def product_learning_rate(
 
 
 @gin.configurable(module=_MODULE)
-def linear_warmup(step: Any, total_train_steps: int, steps_or_fraction: float = 10000) -> tf.Tensor:
+def linear_warmup(
+    step: Union[int, tf.Tensor], total_train_steps: int, steps_or_fraction: float = 10000
+) -> tf.Tensor:
     """Returns a linear warmup from 0 at step 0 to 1.
 
     Args:
@@ -100,7 +105,9 @@ def linear_warmup(step: Any, total_train_steps: int, steps_or_fraction: float = 
 
 
 @gin.configurable(module=_MODULE)
-def linear_decay(step: Any, total_train_steps: int, steps_or_fraction: float = 0.1) -> tf.Tensor:
+def linear_decay(
+    step: Union[int, tf.Tensor], total_train_steps: int, steps_or_fraction: float = 0.1
+) -> tf.Tensor:
     """Returns 1, then a line to 0 at the last step; it goes on below 0 beyond.
 
     Args:
@@ -118,7 +125,9 @@ def linear_decay(step: Any, total_train_steps: int, steps_or_fraction: float = 0
 
 
 @gin.configurable(module=_MODULE)
-def truncated_rsqrt(step: Any, total_train_steps: int, warmup_steps: int = 10000) -> tf.Tensor:
+def truncated_rsqrt(
+    step: Union[int, tf.Tensor], total_train_steps: int, warmup_steps: int = 10000
+) -> tf.Tensor:
     """Returns 1 / sqrt(max(step, warmup_steps)).
 
     Args:
@@ -134,7 +143,7 @@ def truncated_rsqrt(step: Any, total_train_steps: int, warmup_steps: int = 10000
 
 
 @gin.configurable(module=_MODULE)
-def constant(step: Any, total_train_steps: int, value: float = 1.0) -> float:
+def constant(step: object, total_train_steps: int, value: float = 1.0) -> float:
     """Returns `value`, a factor for `product_learning_rate`."""
     del step, total_train_steps
     return value
@@ -142,7 +151,7 @@ def constant(step: Any, total_train_steps: int, value: float = 1.0) -> float:
 
 @gin.configurable(module=_MODULE)
 def constant_learning_rate(
-    step: Any, total_train_steps: int, learning_rate: float = gin.REQUIRED
+    step: object, total_train_steps: int, learning_rate: float = gin.REQUIRED
 ) -> tf.Tensor:
     """Returns `learning_rate` as a float32 tf scalar."""
     del step, total_train_steps
@@ -151,7 +160,7 @@ def constant_learning_rate(
 
 @gin.configurable(module=_MODULE)
 def linear_decay_learning_rate(
-    step: Any, total_train_steps: int, initial_lr: float = 0.1, offset: int = 0
+    step: Union[int, tf.Tensor], total_train_steps: int, initial_lr: float = 0.1, offset: int = 0
 ) -> tf.Tensor:
     """Returns `initial_lr` until the step `offset`, then a line to 0 at the last step.
 
@@ -171,7 +180,7 @@ def linear_decay_learning_rate(
 
 @gin.configurable(module=_MODULE)
 def learning_rate_schedule_noam(
-    step: Any,
+    step: Union[int, tf.Tensor],
     total_train_steps: int,
     warmup_steps: int = 10000,
     linear_decay_fraction: float = 0.1,
@@ -207,7 +216,7 @@ def learning_rate_schedule_noam(
 
 @gin.configurable(module=_MODULE)
 def slanted_triangular(
-    step: Any,
+    step: Union[int, tf.Tensor],
     total_train_steps: int,
     cut_fraction: float = 0.1,
     ratio: float = 32,

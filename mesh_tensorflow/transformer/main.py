@@ -16,7 +16,7 @@ import os
 import shlex
 import sys
 import warnings
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags
@@ -79,7 +79,7 @@ def _warn_of_shared_directory(model_dir: str) -> None:
         )
 
 
-def main(_: Any) -> None:
+def main(_: Sequence[str]) -> None:
     """Imports modules, reads gin files and calls `utils.run`.
 
     Slips, such as a layout rule for a dimension that the model lacks, are errors; with the

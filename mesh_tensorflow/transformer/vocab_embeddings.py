@@ -6,7 +6,7 @@ Each is a class to be given as `get_vocab_embedding_cls.cls`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -50,7 +50,7 @@ class FactorizedVocabEmbedding:
         output_dim: mtf.Dimension,
         variable_dtype: mtf.VariableDType,
         name: str,
-        ensemble_dim: Any,
+        ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
         inner_dimension_size: int = gin.REQUIRED,
     ):
         """Creates the variables `name`1 [vocab, inner] and `name`2 [inner, output].
@@ -95,7 +95,7 @@ class AdaptiveVocabEmbedding:
         output_dim: mtf.Dimension,
         variable_dtype: mtf.VariableDType,
         name: str,
-        ensemble_dim: Any,
+        ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
         clusters: Sequence[dict] = gin.REQUIRED,
     ):
         """Creates the variables.
@@ -151,7 +151,7 @@ class _TableWithContexts:
         output_dim: mtf.Dimension,
         variable_dtype: mtf.VariableDType,
         name: str,
-        ensemble_dim: Any,
+        ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
     ):
         self._mesh = mesh
         self._vocab_dim = vocab_dim
@@ -173,7 +173,7 @@ class _TableWithContexts:
         hidden: mtf.Tensor,
         component_dim: mtf.Dimension,
         maps: mtf.Tensor,
-        bias: Any = None,
+        bias: Optional[mtf.Tensor] = None,
     ) -> mtf.Tensor:
         """Returns logits with dimensions [..., component_dim, vocab_dim]."""
         rest = hidden.shape - self._output_dim + component_dim
@@ -200,7 +200,7 @@ class MixtureOfSoftmaxes(_TableWithContexts):
         output_dim: mtf.Dimension,
         variable_dtype: mtf.VariableDType,
         name: str,
-        ensemble_dim: Any,
+        ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
         num_softmaxes: int = gin.REQUIRED,
     ):
         """Creates the variables.
@@ -261,7 +261,7 @@ class Mixtape(_TableWithContexts):
         output_dim: mtf.Dimension,
         variable_dtype: mtf.VariableDType,
         name: str,
-        ensemble_dim: Any,
+        ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
         extra_ids: int = 0,
         dropout_rate: float = 0.0,
         gate_embedding_size: int = gin.REQUIRED,

@@ -113,10 +113,10 @@ class Vocabulary:
           An int32 tf Tensor [length].
         """
 
-        def encode(text: Any) -> np.ndarray:
+        def encode(text: Union[bytes, np.ndarray]) -> np.ndarray:
             # Bytes in a graph, an array of one outside.
-            text = np.asarray(text, object).item().decode("utf-8", "replace")
-            return np.asarray(self.encode(text), np.int32)
+            decoded = np.asarray(text, object).item().decode("utf-8", "replace")
+            return np.asarray(self.encode(decoded), np.int32)
 
         ids = tf.numpy_function(encode, [s], tf.int32)
         ids.set_shape([None])

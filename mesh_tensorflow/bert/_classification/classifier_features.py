@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Union
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -11,6 +11,9 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow.bert import tokenization
 from mesh_tensorflow.bert._classification.glue import InputExample, PaddingInputExample
 from mesh_tensorflow.bert._records import record_batches, training_order, write_records
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.bert.tokenization import FullTokenizer
 
 __all__ = [
     "InputFeatures",
@@ -63,7 +66,11 @@ def _truncated(tokens_a: list[str], tokens_b: list[str], room: int) -> tuple[lis
 
 
 def convert_single_example(
-    ex_index: int, example: Example, label_list: Sequence[str], max_seq_length: int, tokenizer: Any
+    ex_index: int,
+    example: Example,
+    label_list: Sequence[str],
+    max_seq_length: int,
+    tokenizer: FullTokenizer,
 ) -> InputFeatures:
     """Returns the features of an example: [CLS] a [SEP], and b [SEP] if there is a second sentence.
 
@@ -117,7 +124,10 @@ def convert_single_example(
 
 
 def convert_examples_to_features(
-    examples: Iterable[Example], label_list: Sequence[str], max_seq_length: int, tokenizer: Any
+    examples: Iterable[Example],
+    label_list: Sequence[str],
+    max_seq_length: int,
+    tokenizer: FullTokenizer,
 ) -> list[InputFeatures]:
     """Returns the features of examples; see `convert_single_example`.
 
@@ -141,7 +151,7 @@ def file_based_convert_examples_to_features(
     examples: Iterable[Example],
     label_list: Sequence[str],
     max_seq_length: int,
-    tokenizer: Any,
+    tokenizer: FullTokenizer,
     output_file: str,
 ) -> None:
     """Writes the features of examples as records.
@@ -193,7 +203,7 @@ def input_fn_builder(
     columns["label_ids"] = np.array([f.label_id for f in features], np.int32)
     columns["is_real_example"] = np.array([f.is_real_example for f in features], np.int32)
 
-    def input_fn(params: Any) -> Any:
+    def input_fn(params: Mapping[str, Any]) -> tf.data.Dataset:
         data = training_order(tf.data.Dataset.from_tensor_slices(columns), is_training)
         return data.batch(params["batch_size"], drop_remainder=drop_remainder)
 

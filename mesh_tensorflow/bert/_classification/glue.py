@@ -6,7 +6,7 @@ import csv
 import io
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -35,7 +35,11 @@ class InputExample:
     """
 
     def __init__(
-        self, guid: Any, text_a: str, text_b: Optional[str] = None, label: Optional[str] = None
+        self,
+        guid: Union[str, int],
+        text_a: str,
+        text_b: Optional[str] = None,
+        label: Optional[str] = None,
     ) -> None:
         self.guid = guid
         self.text_a = text_a

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.bert._records import int64_features, record_batches
 from mesh_tensorflow.bert._squad.squad_examples import SquadExample
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.bert.tokenization import FullTokenizer
 
 __all__ = [
     "FeatureWriter",
@@ -160,7 +163,7 @@ class _Document(NamedTuple):
     first_token_of_word: list[int]
 
 
-def _tokenized(words: Sequence[str], tokenizer: Any) -> _Document:
+def _tokenized(words: Sequence[str], tokenizer: FullTokenizer) -> _Document:
     document = _Document([], [], [])
     for number, word in enumerate(words):
         document.first_token_of_word.append(len(document.tokens))
@@ -170,7 +173,9 @@ def _tokenized(words: Sequence[str], tokenizer: Any) -> _Document:
     return document
 
 
-def _answer_tokens(example: SquadExample, document: _Document, tokenizer: Any) -> tuple[int, int]:
+def _answer_tokens(
+    example: SquadExample, document: _Document, tokenizer: FullTokenizer
+) -> tuple[int, int]:
     """Returns the first and the last token of the answer.
 
     Its words may have more than the answer, such as "(1895-1943)." for "1895": the longest part of
@@ -179,6 +184,7 @@ def _answer_tokens(example: SquadExample, document: _Document, tokenizer: Any) -
     if example.is_impossible:
         return -1, -1
     assert example.start_position is not None and example.end_position is not None
+    assert example.orig_answer_text is not None
     first = document.first_token_of_word[example.start_position]
     after = [*document.first_token_of_word, len(document.tokens)][example.end_position + 1]
     answer = tokenizer.tokenize(example.orig_answer_text)
@@ -202,7 +208,7 @@ class _Converter:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: FullTokenizer,
         max_seq_length: int,
         doc_stride: int,
         max_query_length: int,
@@ -259,7 +265,7 @@ class _Converter:
 
 def convert_examples_to_features(
     examples: Iterable[SquadExample],
-    tokenizer: Any,
+    tokenizer: FullTokenizer,
     max_seq_length: int,
     doc_stride: int,
     max_query_length: int,

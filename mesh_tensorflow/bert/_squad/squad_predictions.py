@@ -61,7 +61,7 @@ def _softmax(scores: Sequence[float]) -> list[float]:
 
 
 def _spans(
-    feature: InputFeatures, result: Any, n_best_size: int, max_answer_length: int
+    feature: InputFeatures, result: RawResult, n_best_size: int, max_answer_length: int
 ) -> Iterable[_Span]:
     """Yields the candidate answers: spans of the paragraph with maximum context in this piece."""
     words = feature.token_to_orig_map
@@ -155,7 +155,7 @@ def _predicted(
     return _Predictions(answer, nbest, difference)
 
 
-def _write(path: str, values: Any) -> None:
+def _write(path: str, values: object) -> None:
     with tf.io.gfile.GFile(path, "w") as f:
         f.write(json.dumps(values, indent=4) + "\n")
 

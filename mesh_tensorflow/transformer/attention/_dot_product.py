@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -113,7 +113,7 @@ def attend(
     bias: Optional[mtf.Tensor] = None,
     dropout_rate: float = 0.0,
     dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
-    extra_logit: Any = None,
+    extra_logit: Union[mtf.Tensor, float, None] = None,
     context: Context = None,  # type: ignore[assignment]
     float32_logits: bool = True,
     z_loss_coeff: Optional[float] = None,
@@ -150,7 +150,7 @@ def attention(
     bias: Optional[mtf.Tensor] = None,
     dropout_rate: float = 0.0,
     dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
-    extra_logit: Any = None,
+    extra_logit: Union[mtf.Tensor, float, None] = None,
     context: Context = None,  # type: ignore[assignment]
     float32_logits: bool = True,
     z_loss_coeff: Optional[float] = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Optional, Union
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer import moe
@@ -74,7 +74,7 @@ class ExpertsAttentionParams(AttentionParams):
         keep_query_heads_dims: bool = False,
         fold_scaling_into_initializer: bool = True,
         context: Context = None,  # type: ignore[assignment]
-        experts_hparams: Any = None,
+        experts_hparams: object = None,
         expert_computation: str = "qkv",
     ) -> None:
         """Creates the variables that do not belong to experts, in the current variable scope.
@@ -132,7 +132,7 @@ class ExpertsAttentionParams(AttentionParams):
             self.wkv = self._weight("kv", self.k_shape, memory_input_dim.size**-0.5)
         self.moe_layer = self._make_layer(experts_hparams)
 
-    def _make_layer(self, hparams: Any) -> moe.MoE1D:
+    def _make_layer(self, hparams: object) -> moe.MoE1D:
         """Returns the experts, whose output has the dimension of one vector of all heads."""
         [combined] = self._stored(self.q_dims)
         settings = {
@@ -180,7 +180,10 @@ class ExpertsAttentionParams(AttentionParams):
         return self._in_heads(self.moe_layer.call(self.context, memory_antecedent))
 
     def keys_of_memory(
-        self, memory_antecedent: mtf.Tensor, length_dim: mtf.Dimension, sequence_id: Any
+        self,
+        memory_antecedent: mtf.Tensor,
+        length_dim: mtf.Dimension,
+        sequence_id: Union[mtf.Tensor, int, None],
     ) -> mtf.Tensor:
         """Returns keys of another sequence than the queries'.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["hybrid_attention"]
 
 
-def _log_add(x: mtf.Tensor, y: Any) -> mtf.Tensor:
+def _log_add(x: mtf.Tensor, y: Union[mtf.Tensor, float]) -> mtf.Tensor:
     """Returns the logarithm of the sum of exp(x) and exp(y)."""
     largest = mtf.maximum(x, y)
     return largest + mtf.log(mtf.exp(x - largest) + mtf.exp(y - largest))
@@ -35,7 +35,9 @@ def _before_decoding(context: Context, logits: mtf.Tensor) -> mtf.Tensor:
     return mtf.add(logits, hidden, output_shape=logits.shape)
 
 
-def _log_sums_over_queries(context: Context, logits: mtf.Tensor, extra_logit: Any) -> mtf.Tensor:
+def _log_sums_over_queries(
+    context: Context, logits: mtf.Tensor, extra_logit: Union[mtf.Tensor, float, None]
+) -> mtf.Tensor:
     """Returns for each memory position the logarithm of the sum over queries.
 
     In decoding, over those that there are up to the present position.
@@ -65,7 +67,7 @@ def hybrid_attention(
     bias: Optional[mtf.Tensor] = None,
     dropout_rate: float = 0.0,
     dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
-    extra_logit: Any = None,
+    extra_logit: Union[mtf.Tensor, float, None] = None,
 ) -> mtf.Tensor:
     """Returns attention by a learned mix of usual weights and of doubly normalized ones.
 

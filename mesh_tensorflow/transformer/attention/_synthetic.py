@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -71,11 +71,11 @@ def _only(context: Context, products: Optional[mtf.Tensor], made: mtf.Tensor) ->
     return made
 
 
-def _plus(context: Context, products: Any, made: mtf.Tensor) -> mtf.Tensor:
+def _plus(context: Context, products: Optional[mtf.Tensor], made: mtf.Tensor) -> mtf.Tensor:
     return products + made
 
 
-def _plus_alpha(context: Context, products: Any, made: mtf.Tensor) -> mtf.Tensor:
+def _plus_alpha(context: Context, products: Optional[mtf.Tensor], made: mtf.Tensor) -> mtf.Tensor:
     """Returns a learned mix of the two."""
     alpha = mtf.get_variable(
         context.mesh,
@@ -150,7 +150,7 @@ def synthetic_attention(
     bias: Optional[mtf.Tensor] = None,
     dropout_rate: float = 0.0,
     dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
-    extra_logit: Any = None,
+    extra_logit: Union[mtf.Tensor, float, None] = None,
     synthesize: bool = True,
     synthesize_mode: str = "random_plus_alpha",
     factorized_dim: int = 16,

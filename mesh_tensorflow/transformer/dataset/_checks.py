@@ -15,7 +15,7 @@ MODULE = "mesh_tensorflow.transformer.dataset"
 Lengths = Union[int, Mapping[str, int]]
 
 
-def spec_text(spec: Any) -> str:
+def spec_text(spec: tf.TensorSpec) -> str:
     """Returns the shape and dtype of a feature in words."""
     return f"{spec.shape} {spec.dtype.name}"
 

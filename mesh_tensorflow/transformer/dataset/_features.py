@@ -111,7 +111,7 @@ def encode_all_features(dataset: tf.data.Dataset, vocabulary: Vocabularies) -> t
     return dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def _check_text(name: str, key: str, spec: Any) -> None:
+def _check_text(name: str, key: str, spec: tf.TensorSpec) -> None:
     if spec.dtype != tf.string or spec.shape.rank not in (0, None):
         raise ValueError(f"{name}: feature {key!r} {spec_text(spec)} is not a single string")
 

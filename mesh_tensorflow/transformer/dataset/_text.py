@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -184,7 +184,7 @@ def packed_parallel_tsv_dataset(
     return pack_dataset(dataset, sequence_length).prefetch(_PREFETCH)
 
 
-def load_tfds(name: str, *args: Any, **kwargs: Any) -> tf.data.Dataset:
+def load_tfds(name: str, *args: object, **kwargs: object) -> tf.data.Dataset:
     """Returns the dataset of `tfds.load`.
 
     Args:
@@ -251,7 +251,7 @@ def untokenized_tfds_dataset(
     return pack_or_pad(dataset, sequence_length, pack=pack).prefetch(_PREFETCH)
 
 
-def _text_key(name: str, specs: Any) -> str:
+def _text_key(name: str, specs: Union[Mapping[str, tf.TensorSpec], tf.TensorSpec]) -> str:
     """Returns which feature is the text of a language model."""
     if isinstance(specs, Mapping):
         texts = [k for k, s in specs.items() if s.dtype == tf.string and s.shape.rank == 0]

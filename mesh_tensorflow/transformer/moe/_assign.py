@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Optional
+
+import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer.moe._router import Router
@@ -63,7 +65,7 @@ class Assignment:
         return dispatch_and_combine(self._combine, self._dtype)
 
 
-def dispatch_and_combine(combine: mtf.Tensor, dtype: Any) -> tuple[mtf.Tensor, mtf.Tensor]:
+def dispatch_and_combine(combine: mtf.Tensor, dtype: tf.DType) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Returns (1 where the combine tensor is not 0, the tensor itself) in a dtype."""
     return mtf.cast(mtf.not_equal(combine, 0.0), dtype), mtf.cast(combine, dtype)
 

@@ -32,12 +32,12 @@ def _renamed(x: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Tensor:
 def dispatched(
     experts: Experts,
     inputs: mtf.Tensor,
-    hparams: Any,
+    hparams: object,
     train: bool,
-    variable_dtype: Any,
-    layout: Any,
-    mesh_shape: Any,
-    nonpadding: Any,
+    variable_dtype: mtf.VariableDType,
+    layout: Union[mtf.LayoutRules, str, None],
+    mesh_shape: Union[mtf.Shape, str, None],
+    nonpadding: Union[mtf.Tensor, int, None],
     num_microbatches: Optional[int],
     token_embeddings: Optional[mtf.Tensor],
 ) -> tuple[Any, mtf.Tensor]:
@@ -105,9 +105,9 @@ def expert_hidden(
     x: mtf.Tensor,
     expert_dims: list[mtf.Dimension],
     hidden_dim: mtf.Dimension,
-    hparams: Any,
+    hparams: object,
     train: bool,
-    variable_dtype: Any,
+    variable_dtype: mtf.VariableDType,
     activation: Union[Callable, str, list, None],
 ) -> mtf.Tensor:
     """Returns the hidden units of each expert's feed-forward layer.

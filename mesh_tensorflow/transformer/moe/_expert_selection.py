@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer.moe._assign import best_of_group, dispatch_and_combine
@@ -18,9 +18,9 @@ def _expert_selection_gating(
     experts_dim: mtf.Dimension,
     group_size_dim: mtf.Dimension,
     expert_capacity_dim: mtf.Dimension,
-    hparams: Any,
+    hparams: object,
     train: bool,
-    variable_dtype: Any,
+    variable_dtype: mtf.VariableDType,
     importance: Optional[mtf.Tensor] = None,
     name: str = "expert_selection_gating",
     num_microbatches: Optional[int] = None,

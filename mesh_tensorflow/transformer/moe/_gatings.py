@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
@@ -15,7 +15,13 @@ from mesh_tensorflow.transformer.moe._top_n import _top_2_gating, _top_n_gating
 __all__ = ["GATINGS", "gate"]
 
 
-def _of_whole_group(inputs: mtf.Tensor, outer: Any, experts: Any, *args: Any, **kwargs: Any) -> Any:
+def _of_whole_group(
+    inputs: mtf.Tensor,
+    outer: Sequence[mtf.Dimension],
+    experts: mtf.Dimension,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
     group_dim = inputs.shape.dims[-2]
     return _expert_selection_gating(inputs, outer, experts, group_dim, *args, **kwargs)
 
@@ -30,7 +36,7 @@ GATINGS: dict[str, Callable] = {
 }
 
 
-def gate(hparams: Any, *args: Any, **kwargs: Any) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
+def gate(hparams: object, *args: Any, **kwargs: Any) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
     """Returns the dispatch and combine tensors of the gating `hparams.moe_gating`.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer.moe._hparams import hparam, hparam_by_mode
@@ -54,7 +54,9 @@ class Groups(NamedTuple):
         """Returns `x` with dimensions [outer_batch, batch, group, inner...]."""
         return mtf.reshape(x, mtf.Shape([*self, *inner]))
 
-    def importance(self, nonpadding: Any, tokens: Any) -> Optional[mtf.Tensor]:
+    def importance(
+        self, nonpadding: Union[mtf.Tensor, int, None], tokens: mtf.Shape
+    ) -> Optional[mtf.Tensor]:
         """Returns the importance of tokens, [outer_batch, batch, group].
 
         Args:
@@ -68,7 +70,11 @@ class Groups(NamedTuple):
 
 
 def in_groups(
-    tokens: Any, hparams: Any, layout: Any, mesh_shape: Any, group_name: str = "group"
+    tokens: mtf.Shape,
+    hparams: object,
+    layout: Union[mtf.LayoutRules, str, None],
+    mesh_shape: Union[mtf.Shape, str, None],
+    group_name: str = "group",
 ) -> Groups:
     """Returns the Groups for tokens.
 
@@ -99,13 +105,13 @@ def in_groups(
     )
 
 
-def expert_capacity(group_size: int, num_experts: int, hparams: Any, train: bool) -> int:
+def expert_capacity(group_size: int, num_experts: int, hparams: object, train: bool) -> int:
     """Returns how many tokens of a group an expert takes at most."""
     factor = hparam_by_mode(hparams, "capacity_factor", train)
     return capacity(group_size, num_experts, factor, hparams)
 
 
-def capacity(group_size: int, num_experts: int, factor: float, hparams: Any) -> int:
+def capacity(group_size: int, num_experts: int, factor: float, hparams: object) -> int:
     """Returns the share of a group times a factor, but not less than the minimum."""
     share = min(group_size, int(group_size * factor / num_experts))
     return max(share, hparam(hparams, "min_expert_capacity"))

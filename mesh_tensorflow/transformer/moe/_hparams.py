@@ -50,16 +50,16 @@ class HParams:
     Any other object with these attributes serves as well, such as Tensor2Tensor's.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: object) -> None:
         for k, v in kwargs.items():
             self.add_hparam(k, v)
 
-    def add_hparam(self, k: str, v: Any) -> None:
+    def add_hparam(self, k: str, v: object) -> None:
         """Sets the attribute `k`."""
         setattr(self, k, v)
 
 
-def set_default_moe_hparams(hparams: Any) -> None:
+def set_default_moe_hparams(hparams: HParams) -> None:
     """Adds the hyperparameters of a mixture of experts to Tensor2Tensor's.
 
     Args:
@@ -72,7 +72,7 @@ def set_default_moe_hparams(hparams: Any) -> None:
         hparams.add_hparam(f"moe_{name}", value)
 
 
-def hparam(hparams: Any, name: str) -> Any:
+def hparam(hparams: object, name: str) -> Any:
     """Returns `hparams.moe_<name>`, or its default if an earlier release had no such field.
 
     Raises:
@@ -88,6 +88,6 @@ def hparam(hparams: Any, name: str) -> Any:
     return _LATER[name]
 
 
-def hparam_by_mode(hparams: Any, name: str, train: bool) -> Any:
+def hparam_by_mode(hparams: object, name: str, train: bool) -> Any:
     """Returns `hparams.moe_<name>_train` or `hparams.moe_<name>_eval`."""
     return hparam(hparams, f"{name}_{'train' if train else 'eval'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
@@ -21,13 +22,13 @@ __all__ = ["MoE1D", "call_moe", "transformer_moe_layer_v1"]
 def transformer_moe_layer_v1(
     inputs: mtf.Tensor,
     output_dim: mtf.Dimension,
-    hparams: Any,
+    hparams: object,
     train: bool,
-    variable_dtype: Any,
-    layout: Any = None,
-    mesh_shape: Any = None,
+    variable_dtype: mtf.VariableDType,
+    layout: Union[mtf.LayoutRules, str, None] = None,
+    mesh_shape: Union[mtf.Shape, str, None] = None,
     nonpadding: Optional[mtf.Tensor] = None,
-    activation: Any = mtf.relu,
+    activation: Union[Callable, str, list, None] = mtf.relu,
     num_microbatches: Optional[int] = None,
     token_embeddings: Optional[mtf.Tensor] = None,
 ) -> tuple[Any, mtf.Tensor]:
@@ -89,7 +90,12 @@ def transformer_moe_layer_v1(
 
 
 def call_moe(
-    name: str, moe_layer: Any, hparams: Any, the_context: Any, x: mtf.Tensor, **kwargs: Any
+    name: str,
+    moe_layer: Callable[..., tuple[Any, mtf.Tensor]],
+    hparams: object,
+    the_context: Context,
+    x: mtf.Tensor,
+    **kwargs: Any,
 ) -> Any:
     """Calls a mixture of experts for a Context, and adds its loss to the context's.
 
@@ -228,7 +234,9 @@ class MoE1D(TransformerLayer):
         )  # fmt: skip
         self._activation = activation
 
-    def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> Any:
+    def call(
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> Any:
         """Returns the output of the layer, and adds its loss to `context.losses`.
 
         Args:

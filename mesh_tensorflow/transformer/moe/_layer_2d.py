@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional, Union
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
@@ -40,7 +40,7 @@ class _Level(NamedTuple):
         )
 
 
-def _numbers_of_experts(hparams: Any) -> tuple[int, int]:
+def _numbers_of_experts(hparams: object) -> tuple[int, int]:
     numbers = hparam(hparams, "num_experts")
     if not isinstance(numbers, (list, tuple)) or len(numbers) != 2:
         raise ValueError(
@@ -58,11 +58,11 @@ def _numbers_of_experts(hparams: Any) -> tuple[int, int]:
 def transformer_moe_layer_v2(
     inputs: mtf.Tensor,
     output_dim: mtf.Dimension,
-    hparams: Any,
+    hparams: object,
     train: bool,
-    variable_dtype: Any,
-    layout: Any = None,
-    mesh_shape: Any = None,
+    variable_dtype: mtf.VariableDType,
+    layout: Union[mtf.LayoutRules, str, None] = None,
+    mesh_shape: Union[mtf.Shape, str, None] = None,
     nonpadding: Optional[mtf.Tensor] = None,
     num_microbatches: Optional[int] = None,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
@@ -124,11 +124,11 @@ def _second_level(
     inputs: mtf.Tensor,
     importance: mtf.Tensor,
     output_dim: mtf.Dimension,
-    hparams: Any,
+    hparams: object,
     train: bool,
-    variable_dtype: Any,
-    layout: Any,
-    mesh_shape: Any,
+    variable_dtype: mtf.VariableDType,
+    layout: Union[mtf.LayoutRules, str, None],
+    mesh_shape: Union[mtf.Shape, str, None],
     num_microbatches: Optional[int],
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Returns the outputs of the experts for their tokens, and the loss.
@@ -182,7 +182,10 @@ def _importance_within(combine: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Te
 
 
 def _regrouped(
-    dims: list[mtf.Dimension], hparams: Any, layout: Any, mesh_shape: Any
+    dims: list[mtf.Dimension],
+    hparams: object,
+    layout: Union[mtf.LayoutRules, str, None],
+    mesh_shape: Union[mtf.Shape, str, None],
 ) -> list[mtf.Dimension]:
     """Returns [expert_x, outer_batch, group_size_y], the groups of the second level."""
     expert_x, outer, batch, capacity_dim = dims
@@ -251,7 +254,9 @@ class MoE2D(TransformerLayer):
             moe_second_threshold_eval=second_threshold_eval,
         )  # fmt: skip
 
-    def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+    def call(
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> mtf.Tensor:
         """Returns the output of the layer, and adds its loss to `context.losses`.
 
         Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
@@ -27,11 +27,11 @@ def _concat(inputs: mtf.Tensor, embeddings: mtf.Tensor) -> mtf.Tensor:
 _WORD_EMBED_MODES = {"add": _add, "concat": _concat}
 
 
-def _input_dropout(inputs: mtf.Tensor, hparams: Any) -> mtf.Tensor:
+def _input_dropout(inputs: mtf.Tensor, hparams: object) -> mtf.Tensor:
     return mtf.dropout(inputs, True, rate=hparam(hparams, "switch_dropout"))
 
 
-def _input_jitter(inputs: mtf.Tensor, hparams: Any) -> mtf.Tensor:
+def _input_jitter(inputs: mtf.Tensor, hparams: object) -> mtf.Tensor:
     return layers.multiplicative_jitter(inputs, hparam(hparams, "switch_jitter"))
 
 
@@ -76,14 +76,14 @@ class Router:
         outer_expert_dims: Sequence[mtf.Dimension],
         experts_dim: mtf.Dimension,
         capacity_dim: mtf.Dimension,
-        hparams: Any,
+        hparams: object,
         train: bool,
-        variable_dtype: Any,
+        variable_dtype: mtf.VariableDType,
         importance: Optional[mtf.Tensor],
         name: str,
         num_microbatches: Optional[int],
         token_embeddings: Optional[mtf.Tensor],
-        noise: Any = None,
+        noise: Optional[Callable[[mtf.Tensor, object], mtf.Tensor]] = None,
     ) -> Router:
         """Makes the logits with a variable `name/kernel`.
 
@@ -205,7 +205,9 @@ class Router:
         return x + mtf.to_float(mtf.equal(self.importance, 0.0)) * MASKED_LOGIT
 
 
-def _with_embeddings(x: mtf.Tensor, embeddings: Optional[mtf.Tensor], hparams: Any) -> mtf.Tensor:
+def _with_embeddings(
+    x: mtf.Tensor, embeddings: Optional[mtf.Tensor], hparams: object
+) -> mtf.Tensor:
     mode = hparam(hparams, "word_embed_mode")
     if mode is None:
         return x
@@ -222,7 +224,7 @@ def _with_embeddings(x: mtf.Tensor, embeddings: Optional[mtf.Tensor], hparams: A
     return _WORD_EMBED_MODES[mode](x, mtf.to_float(embeddings))
 
 
-def switch_policy(hparams: Any, train: bool, strict: bool = True) -> tuple[str, Any]:
+def switch_policy(hparams: object, train: bool, strict: bool = True) -> tuple[str, Any]:
     """Returns (the policy of a switch, a function that adds noise to its input or None).
 
     Raises:

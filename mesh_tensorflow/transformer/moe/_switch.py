@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer.moe._assign import (
@@ -38,9 +38,9 @@ def _switch_gating(
     outer_expert_dims: Sequence[mtf.Dimension],
     experts_dim: mtf.Dimension,
     expert_capacity_dim: mtf.Dimension,
-    hparams: Any,
+    hparams: object,
     train: bool,
-    variable_dtype: Any,
+    variable_dtype: mtf.VariableDType,
     importance: Optional[mtf.Tensor] = None,
     name: str = "switch_gating",
     num_microbatches: Optional[int] = None,
@@ -75,9 +75,9 @@ def _switch_max_gating(
     outer_expert_dims: Sequence[mtf.Dimension],
     experts_dim: mtf.Dimension,
     expert_capacity_dim: mtf.Dimension,
-    hparams: Any,
+    hparams: object,
     train: bool,
-    variable_dtype: Any,
+    variable_dtype: mtf.VariableDType,
     importance: Optional[mtf.Tensor] = None,
     name: str = "switch_max_gating",
     num_microbatches: Optional[int] = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer.moe._assign import Assignment
@@ -63,9 +63,9 @@ def _top_2_gating(
     outer_expert_dims: Sequence[mtf.Dimension],
     experts_dim: mtf.Dimension,
     expert_capacity_dim: mtf.Dimension,
-    hparams: Any,
+    hparams: object,
     train: bool,
-    variable_dtype: Any,
+    variable_dtype: mtf.VariableDType,
     importance: Optional[mtf.Tensor] = None,
     name: str = "top_2_gating",
     num_microbatches: Optional[int] = None,
@@ -124,9 +124,9 @@ def _top_n_gating(
     outer_expert_dims: Sequence[mtf.Dimension],
     experts_dim: mtf.Dimension,
     expert_capacity_dim: mtf.Dimension,
-    hparams: Any,
+    hparams: object,
     train: bool,
-    variable_dtype: Any,
+    variable_dtype: mtf.VariableDType,
     importance: Optional[mtf.Tensor] = None,
     name: str = "top_n_gating",
     num_microbatches: Optional[int] = None,

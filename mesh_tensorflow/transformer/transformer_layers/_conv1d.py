@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -143,7 +143,9 @@ class Conv1DLayer(Conv1D):
         """How many positions the filter covers."""
         return self._filter_size
 
-    def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+    def call(
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> mtf.Tensor:
         """Returns the output of the layer.
 
         Args:

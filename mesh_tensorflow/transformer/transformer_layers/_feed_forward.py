@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Optional, Union
 
 import gin
 
@@ -44,7 +44,9 @@ class DenseReluDense(TransformerLayer):
         self.activation = activation
         self.use_bias = use_bias
 
-    def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+    def call(
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> mtf.Tensor:
         """Returns the output of the layer.
 
         Args:

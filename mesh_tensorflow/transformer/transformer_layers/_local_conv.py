@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -67,11 +67,11 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
     def get_kernel_wt(
         self,
         x: mtf.Tensor,
-        repeated_kernel_dim: Any,
-        kernel_initializer: Any,
+        repeated_kernel_dim: Union[mtf.Dimension, Sequence[mtf.Dimension]],
+        kernel_initializer: Callable[..., tf.Tensor],
         i: int,
         context: Context,
-        variable_dtype: Any,
+        variable_dtype: mtf.VariableDType,
         master_dtype: tf.DType = tf.float32,
         slice_dtype: tf.DType = tf.float32,
     ) -> mtf.Tensor:
@@ -96,7 +96,9 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
             "DynamicConv1DLocalAttn"
         )
 
-    def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+    def call(
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> mtf.Tensor:
         """Returns the output of the layer.
 
         Args:
@@ -149,11 +151,11 @@ class LightweightConv1DLocalAttn(Conv1DLocalAttn):
     def get_kernel_wt(
         self,
         x: mtf.Tensor,
-        repeated_kernel_dim: Any,
-        kernel_initializer: Any,
+        repeated_kernel_dim: Union[mtf.Dimension, Sequence[mtf.Dimension]],
+        kernel_initializer: Callable[..., tf.Tensor],
         i: int,
         context: Context,
-        variable_dtype: Any,
+        variable_dtype: mtf.VariableDType,
         master_dtype: tf.DType = tf.float32,
         slice_dtype: tf.DType = tf.float32,
     ) -> mtf.Tensor:
@@ -178,11 +180,11 @@ class DynamicConv1DLocalAttn(Conv1DLocalAttn):
     def get_kernel_wt(
         self,
         x: mtf.Tensor,
-        repeated_kernel_dim: Any,
-        kernel_initializer: Any,
+        repeated_kernel_dim: Union[mtf.Dimension, Sequence[mtf.Dimension]],
+        kernel_initializer: Callable[..., tf.Tensor],
         i: int,
         context: Context,
-        variable_dtype: Any,
+        variable_dtype: mtf.VariableDType,
         master_dtype: tf.DType = tf.float32,
         slice_dtype: tf.DType = tf.float32,
     ) -> mtf.Tensor:
@@ -199,7 +201,7 @@ class DynamicConv1DLocalAttn(Conv1DLocalAttn):
         )
 
 
-def _as_list(dims: Any) -> list[mtf.Dimension]:
+def _as_list(dims: Union[mtf.Dimension, Sequence[mtf.Dimension]]) -> list[mtf.Dimension]:
     return [dims] if isinstance(dims, mtf.Dimension) else list(dims)
 
 
@@ -257,7 +259,9 @@ class LocalConvAttnBlock(TransformerLayer):
             activation,
         )
 
-    def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+    def call(
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> mtf.Tensor:
         """Returns the output of the layer.
 
         Args:

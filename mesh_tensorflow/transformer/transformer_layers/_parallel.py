@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -43,7 +43,9 @@ class ParallelLayer(TransformerLayer):
         self.layer_classes = [cls() for cls in layer_classes]
         self.use_scope = use_scope
 
-    def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+    def call(
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> mtf.Tensor:
         """Returns the output of the layer.
 
         Args:

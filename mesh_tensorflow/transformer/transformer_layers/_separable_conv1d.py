@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import gin
 
@@ -60,7 +60,7 @@ class SeparableConv1DLayer(Conv1D):
         self,
         context: Context,
         x: mtf.Tensor,
-        losses: Any = None,
+        losses: Optional[list[mtf.Tensor]] = None,
         all_kernel_wts: Optional[Sequence[mtf.Tensor]] = None,
     ) -> mtf.Tensor:
         """Returns the output of the layer.

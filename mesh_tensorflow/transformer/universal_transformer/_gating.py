@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
@@ -21,18 +24,18 @@ class Gates:
     gating_type: str
     _norm_epsilon: float
 
-    def _masked_norm(self, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
+    def _masked_norm(self, x: mtf.Tensor, mask: Union[mtf.Tensor, float]) -> mtf.Tensor:
         """Returns the layer norm of `x` with padding masked; its variables are shared."""
         return layers.layer_norm(x * mask, x.shape.dims[-1], self._norm_epsilon)
 
     def ffn_layer_multi_inputs(
         self,
         context: Context,
-        mask: Any,
+        mask: Union[mtf.Tensor, float],
         inputs_list: list[mtf.Tensor],
         ffn_layer_type: str = "dense",
-        kernel_initializer: Any = None,
-        activation: Any = None,
+        kernel_initializer: Optional[Callable[..., tf.Tensor]] = None,
+        activation: Optional[Callable[[mtf.Tensor], mtf.Tensor]] = None,
         preprocess: bool = False,
         postprocess: bool = False,
     ) -> mtf.Tensor:
@@ -78,7 +81,9 @@ class Gates:
         y = layers.dense(x, [output_dim], x.shape.dims[-1:], activation=activation, **arguments)
         return self._masked_norm(y, mask) if postprocess else y
 
-    def _gate(self, context: Context, mask: Any, inputs_list: list[mtf.Tensor]) -> mtf.Tensor:
+    def _gate(
+        self, context: Context, mask: Union[mtf.Tensor, float], inputs_list: list[mtf.Tensor]
+    ) -> mtf.Tensor:
         return self.ffn_layer_multi_inputs(
             context,
             mask,
@@ -89,7 +94,11 @@ class Gates:
         )
 
     def gating(
-        self, context: Context, x: mtf.Tensor, transformed_x: mtf.Tensor, mask: Any
+        self,
+        context: Context,
+        x: mtf.Tensor,
+        transformed_x: mtf.Tensor,
+        mask: Union[mtf.Tensor, float],
     ) -> mtf.Tensor:
         """Returns a mix of a layer's input and output, by gates that both decide.
 
@@ -111,20 +120,28 @@ class Gates:
         return kinds[self.gating_type](context, x, transformed_x, mask)
 
     def _highway_gating(
-        self, context: Context, x: mtf.Tensor, transformed_x: mtf.Tensor, mask: Any
+        self,
+        context: Context,
+        x: mtf.Tensor,
+        transformed_x: mtf.Tensor,
+        mask: Union[mtf.Tensor, float],
     ) -> mtf.Tensor:
         transform, carry = self._two_gates(context, mask, [x])
         return x * carry + transformed_x * transform
 
     def _gru_gating(
-        self, context: Context, x: mtf.Tensor, transformed_x: mtf.Tensor, mask: Any
+        self,
+        context: Context,
+        x: mtf.Tensor,
+        transformed_x: mtf.Tensor,
+        mask: Union[mtf.Tensor, float],
     ) -> mtf.Tensor:
         update, reset = self._two_gates(context, mask, [x, transformed_x])
         candidate = self._gate(context, mask, [reset * x, transformed_x])
         return (1.0 - update) * transformed_x + update * candidate
 
     def _two_gates(
-        self, context: Context, mask: Any, inputs_list: list[mtf.Tensor]
+        self, context: Context, mask: Union[mtf.Tensor, float], inputs_list: list[mtf.Tensor]
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns two gates; the second reads the normalized output of the first."""
         first = self._gate(context, mask, inputs_list)
@@ -132,7 +149,11 @@ class Gates:
         return first, self._gate(context, mask, normalized)
 
     def _transform_and_carry(
-        self, context: Context, mask: Any, inputs_list: list[mtf.Tensor], coupled: bool
+        self,
+        context: Context,
+        mask: Union[mtf.Tensor, float],
+        inputs_list: list[mtf.Tensor],
+        coupled: bool,
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns the two gates of a highway; coupled gates add up to 1."""
         if not coupled:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -63,7 +63,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         act_epsilon: float = gin.REQUIRED,
         num_rec_steps: int = gin.REQUIRED,
         num_inrecurrence_layers: int = gin.REQUIRED,
-        position_start_index: Any = gin.REQUIRED,
+        position_start_index: Optional[str] = gin.REQUIRED,
         add_or_concat_timing_signal: str = gin.REQUIRED,
         step_timing_signal_type: str = gin.REQUIRED,
         add_position_timing_signal: bool = gin.REQUIRED,
@@ -170,12 +170,16 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
             noise_shape=x.shape - context.length_dim,
         )
 
-    def _vanilla_layers(self, context: Context, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
+    def _vanilla_layers(
+        self, context: Context, x: mtf.Tensor, mask: Union[mtf.Tensor, float]
+    ) -> mtf.Tensor:
         for _ in range(self.num_vanilla_transformer_layers):
             x = self.vanilla_transformer_layer(context, x, mask)
         return x
 
-    def vanilla_transformer_layer(self, context: Context, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
+    def vanilla_transformer_layer(
+        self, context: Context, x: mtf.Tensor, mask: Union[mtf.Tensor, float]
+    ) -> mtf.Tensor:
         """Applies the layers once, each after a norm and with a residual connection.
 
         Args:
@@ -201,12 +205,14 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
             context.layer_index += 1
         return x
 
-    def _step(self, context: Context, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
+    def _step(self, context: Context, x: mtf.Tensor, mask: Union[mtf.Tensor, float]) -> mtf.Tensor:
         for _ in range(self.num_inrecurrence_layers):
             x = self.vanilla_transformer_layer(context, x, mask)
         return x
 
-    def ut_basic(self, context: Context, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
+    def ut_basic(
+        self, context: Context, x: mtf.Tensor, mask: Union[mtf.Tensor, float]
+    ) -> mtf.Tensor:
         """Applies the layers `num_rec_steps` times.
 
         Args:
@@ -219,7 +225,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         return x
 
     def ut_highway(
-        self, context: Context, layer_inputs: Sequence[mtf.Tensor], mask: Any
+        self, context: Context, layer_inputs: Sequence[mtf.Tensor], mask: Union[mtf.Tensor, float]
     ) -> mtf.Tensor:
         """Applies the layers `num_rec_steps` times, with a highway around each step.
 
@@ -244,7 +250,9 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
             mtf.scalar_summary("highway_carry_gate_layer", mtf.reduce_mean(carry))
         return state
 
-    def act_layer(self, context: Context, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
+    def act_layer(
+        self, context: Context, x: mtf.Tensor, mask: Union[mtf.Tensor, float]
+    ) -> mtf.Tensor:
         """Applies the layers `act_max_steps` + 1 times; positions stop to change before.
 
         Args:
@@ -275,7 +283,9 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         mtf.scalar_summary("ponder_times", mtf.reduce_mean(updates))
         return output
 
-    def _halting_probability(self, context: Context, x: mtf.Tensor, mask: Any) -> mtf.Tensor:
+    def _halting_probability(
+        self, context: Context, x: mtf.Tensor, mask: Union[mtf.Tensor, float]
+    ) -> mtf.Tensor:
         """Returns how likely each position stops at this step, without the last dimension."""
         shape = x.shape - x.shape.dims[-1]
         if self.act_type == "random":

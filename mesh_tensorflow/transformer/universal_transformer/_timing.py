@@ -60,7 +60,7 @@ class TimingSignals:
         channels: mtf.Dimension,
         min_timescale: float = 1.0,
         max_timescale: float = 1.0e4,
-        start_index: Any = 0,
+        start_index: Union[int, mtf.Tensor] = 0,
     ) -> mtf.Tensor:
         """Returns sinusoids of different wavelengths for each position.
 
@@ -101,11 +101,14 @@ class TimingSignals:
         if length in x.shape:
             signal = self.get_timing_signal_1d(context, length, channels, start_index=start)
         else:
+            assert context.position is not None  # in mode "incremental"
             signal = _sinusoids(context.position + start, channels, 1.0, 1.0e4)
         return self._with_signal(x, signal)
 
-    def _start_index(self, context: Context, length: mtf.Dimension, step: Any) -> Any:
-        def random() -> Any:
+    def _start_index(
+        self, context: Context, length: mtf.Dimension, step: Union[int, mtf.Tensor]
+    ) -> Union[int, mtf.Tensor]:
+        def random() -> Union[int, mtf.Tensor]:
             if not context.train:
                 return 0
             return mtf.random_uniform(
@@ -126,7 +129,11 @@ class TimingSignals:
         return starts[self.position_start_index]()
 
     def get_layer_timing_signal_learned_1d(
-        self, context: Context, channels: mtf.Dimension, layer: Any, num_layers: int
+        self,
+        context: Context,
+        channels: mtf.Dimension,
+        layer: Union[int, mtf.Tensor],
+        num_layers: int,
     ) -> mtf.Tensor:
         """Returns a learned vector of a step, from the variable `layer_embedding`.
 
@@ -151,7 +158,11 @@ class TimingSignals:
         return mtf.gather(table * channels.size**0.5, layer, layer_dim)
 
     def _layer_timing_signal_sinusoid_1d(
-        self, context: Context, channels: mtf.Dimension, layer: Any, num_layers: int
+        self,
+        context: Context,
+        channels: mtf.Dimension,
+        layer: Union[int, mtf.Tensor],
+        num_layers: int,
     ) -> mtf.Tensor:
         del num_layers
         if not isinstance(layer, mtf.Tensor):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -20,6 +20,10 @@ from mesh_tensorflow.transformer.utils._data.vocabularies import (
 from mesh_tensorflow.transformer.utils._flags import MODULE
 from mesh_tensorflow.transformer.utils._model import build_model
 from mesh_tensorflow.transformer.utils._model_fn import tpu_estimator_model_fn
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.dataset._features import Vocabularies
+    from mesh_tensorflow.transformer.utils._training.variables import Filter
 
 __all__ = ["get_estimator"]
 
@@ -42,7 +46,7 @@ def _session_config(
     return config
 
 
-def _mesh_impl(mesh_impl: Optional[str], use_tpu: Any) -> str:
+def _mesh_impl(mesh_impl: Optional[str], use_tpu: Union[str, bool, None]) -> str:
     """Returns the mesh implementation: as given, as gin binds it, or the default."""
     if mesh_impl is None:
         with contextlib.suppress(ValueError):  # gin's word that nothing is bound
@@ -52,9 +56,9 @@ def _mesh_impl(mesh_impl: Optional[str], use_tpu: Any) -> str:
 
 def get_estimator(
     model_type: str,
-    vocabulary: Any,
-    mesh_shape: Any,
-    layout_rules: Any,
+    vocabulary: Vocabularies,
+    mesh_shape: Union[mtf.Shape, str],
+    layout_rules: Union[mtf.LayoutRules, str],
     model_dir: str,
     batch_size: int,
     sequence_length: Lengths,
@@ -64,14 +68,14 @@ def get_estimator(
     save_checkpoints_steps: Optional[int],
     optimizer: Any,
     predict_fn: Optional[Callable[..., mtf.Tensor]],
-    variable_filter: Any,
+    variable_filter: Filter,
     ensemble_inputs: Optional[int],
-    use_tpu: Any,
+    use_tpu: Union[str, bool, None],
     tpu_job_name: Optional[str],
     iterations_per_loop: int,
     cluster: Any,
     init_checkpoint: Optional[str] = None,
-    mesh_devices: Any = None,
+    mesh_devices: Optional[Sequence[str]] = None,
     score_in_predict_mode: bool = False,
     mesh_impl: Optional[str] = None,
 ) -> estimator.tpu.TPUEstimator:
@@ -107,7 +111,8 @@ def get_estimator(
     Returns:
       A TPUEstimator.
     """
-    mesh_shape = mtf.convert_to_shape(mesh_shape)
+    mesh = mtf.convert_to_shape(mesh_shape)
+    assert mesh is not None
     layout_rules = mtf.convert_to_layout_rules(layout_rules)
     mesh_impl = _mesh_impl(mesh_impl, use_tpu)
     model = build_model(
@@ -115,7 +120,7 @@ def get_estimator(
         input_vocab_size=inputs_vocabulary(vocabulary).vocab_size,
         output_vocab_size=targets_vocabulary(vocabulary).vocab_size,
         layout_rules=layout_rules,
-        mesh_shape=mesh_shape,
+        mesh_shape=mesh,
     )
     # What gin binds takes the place of a default, not of an argument.
     given = {"mesh_devices": mesh_devices, "score_in_predict_mode": score_in_predict_mode or None}
@@ -125,7 +130,7 @@ def get_estimator(
         vocabulary=vocabulary,
         model_dir=model_dir,
         use_tpu=use_tpu,
-        mesh_shape=mesh_shape,
+        mesh_shape=mesh,
         layout_rules=layout_rules,
         batch_size=batch_size,
         sequence_length=sequence_length,
@@ -145,7 +150,7 @@ def get_estimator(
     config = estimator.tpu.RunConfig(
         cluster=cluster,
         model_dir=model_dir,
-        session_config=_session_config(mesh_impl, mesh_shape, mesh_devices, processes),
+        session_config=_session_config(mesh_impl, mesh, mesh_devices, processes),
         save_checkpoints_steps=None,
         save_checkpoints_secs=None,
         log_step_count_steps=100,
@@ -153,7 +158,7 @@ def get_estimator(
             iterations_per_loop=iterations_per_loop,
             tpu_job_name=tpu_job_name,
             # Where a TPU is named, none is to stand in for it.
-            num_shards=mesh_shape.size if not use_tpu or use_tpu is True else None,
+            num_shards=mesh.size if not use_tpu or use_tpu is True else None,
         ),
     )
     return estimator.tpu.TPUEstimator(

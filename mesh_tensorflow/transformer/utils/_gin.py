@@ -10,7 +10,7 @@ import inspect
 import os
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -54,7 +54,7 @@ def _registered() -> list[str]:
     return [name for name, _ in gin.config._REGISTRY.items()]
 
 
-def _nearest(name: str, known: Any) -> str:
+def _nearest(name: str, known: Iterable[str]) -> str:
     names = {k: k for k in known}
     # A file may have the end of a name only.
     names.update({k.rsplit(".", 1)[-1]: k for k in known})
@@ -178,7 +178,7 @@ class OperativeConfigHook(tf.train.SessionRunHook):
         """
         self._directory = directory
 
-    def after_create_session(self, session: tf.Session, coord: Any) -> None:
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Writes.
 
         Args:

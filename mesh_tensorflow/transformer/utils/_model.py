@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import gin
 
@@ -25,8 +25,8 @@ def build_model(
     model_type: str = "bitransformer",
     input_vocab_size: int = gin.REQUIRED,
     output_vocab_size: int = gin.REQUIRED,
-    layout_rules: Any = None,
-    mesh_shape: Any = None,
+    layout_rules: Union[mtf.LayoutRules, str, None] = None,
+    mesh_shape: Union[mtf.Shape, str, None] = None,
 ) -> Any:
     """Returns a model, whose layers gin describes.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, Optional
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -17,6 +17,10 @@ from mesh_tensorflow.transformer.utils._outputs.predict_step import prediction_s
 from mesh_tensorflow.transformer.utils._program import check_tiling, processor_devices
 from mesh_tensorflow.transformer.utils._settings import Settings
 from mesh_tensorflow.transformer.utils._training.train_step import evaluation_spec, training_spec
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.dataset._features import Vocabularies
+    from mesh_tensorflow.transformer.utils._training.variables import Filter
 
 __all__ = ["tpu_estimator_model_fn"]
 
@@ -31,11 +35,11 @@ _SPECS: dict[str, Callable[[Settings, Mapping[str, tf.Tensor]], Any]] = {
 def tpu_estimator_model_fn(
     model_type: str,
     transformer_model: Any,
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     model_dir: Optional[str],
-    use_tpu: Any,
-    mesh_shape: Any,
-    layout_rules: Any,
+    use_tpu: Union[str, bool, None],
+    mesh_shape: Union[mtf.Shape, str],
+    layout_rules: Union[mtf.LayoutRules, str],
     batch_size: int,
     sequence_length: Lengths,
     autostack: bool,
@@ -47,13 +51,13 @@ def tpu_estimator_model_fn(
     tpu_summaries: bool = False,
     predict_fn: Optional[Callable[..., mtf.Tensor]] = None,
     score_in_predict_mode: bool = False,
-    variable_filter: Any = None,
+    variable_filter: Filter = None,
     init_checkpoint: Optional[str] = None,
     init_variable_filter: str = "",
     ensemble_inputs: Optional[int] = None,
-    mesh_devices: Any = None,
+    mesh_devices: Optional[Sequence[str]] = None,
     model_info_file: Optional[str] = None,
-    hierarchical_tiling_spec: Any = None,
+    hierarchical_tiling_spec: Optional[Sequence[Any]] = None,
     weight_decay_checkpoint: Optional[str] = None,
     mesh_impl: Optional[str] = None,
 ) -> Callable[..., Any]:
@@ -108,16 +112,17 @@ def tpu_estimator_model_fn(
     del use_tpu
     if weight_decay_checkpoint:
         tf.logging.warning("weight_decay_checkpoint has no effect: optimizers decay towards zero")
-    mesh_shape = mtf.convert_to_shape(mesh_shape)
+    mesh = mtf.convert_to_shape(mesh_shape)
+    assert mesh is not None
     mesh_impl = mesh_impl or "placement"
-    processor_devices(mesh_impl, mesh_shape, mesh_devices)
-    check_tiling(hierarchical_tiling_spec, mesh_shape)
+    processor_devices(mesh_impl, mesh, mesh_devices)
+    check_tiling(hierarchical_tiling_spec, mesh)
     settings = Settings(
         model_type=model_type,
         model=transformer_model,
         vocabulary=vocabulary,
         model_dir=model_dir,
-        mesh_shape=mesh_shape,
+        mesh_shape=mesh,
         layout_rules=mtf.convert_to_layout_rules(layout_rules),
         batch_size=batch_size,
         sequence_length=sequence_length,
@@ -143,9 +148,9 @@ def tpu_estimator_model_fn(
 
     def my_model_fn(
         features: Mapping[str, tf.Tensor],
-        labels: Any,
+        labels: object,
         mode: str,
-        params: Any = None,
+        params: object = None,
         config: Any = None,
     ) -> Any:
         """Returns the EstimatorSpec of a mode."""

@@ -89,7 +89,7 @@ def processor_devices(
     return [f"/device:CPU:{i}" if mesh_impl == "simd" else "" for i in range(size)]
 
 
-def check_tiling(spec: Any, mesh_shape: mtf.Shape) -> None:
+def check_tiling(spec: Optional[Sequence[Any]], mesh_shape: mtf.Shape) -> None:
     """Checks that a mesh is that of a HierarchicalTiling.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, TypedDict, Union
+from typing import TYPE_CHECKING, Any, Optional, TypedDict, Union
 
 import gin
 
@@ -26,6 +26,10 @@ from mesh_tensorflow.transformer.utils._training.checkpoints import Steps, get_c
 from mesh_tensorflow.transformer.utils._training.eval import eval_model, perplexity_eval
 from mesh_tensorflow.transformer.utils._training.train import train_model
 from mesh_tensorflow.transformer.utils._training.train_step import with_total_steps
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.dataset._features import Vocabularies
+    from mesh_tensorflow.transformer.utils._training.variables import Filter
 
 __all__ = ["run"]
 
@@ -256,7 +260,7 @@ def run(
     tpu_zone: Optional[str],
     model_dir: str,
     model_type: str = "bitransformer",
-    vocabulary: Any = None,
+    vocabulary: Optional[Vocabularies] = None,
     train_dataset_fn: Optional[Callable[..., Any]] = None,
     eval_dataset_fn: Optional[Callable[..., Any]] = None,
     dataset_split: str = "train",
@@ -269,17 +273,17 @@ def run(
     save_checkpoints_steps: int = 5000,
     keep_checkpoint_max: Optional[int] = None,
     eval_summary_dir: Optional[str] = None,
-    batch_size: Any = ("tokens_per_replica", 2048),
+    batch_size: Union[int, tuple[str, int]] = ("tokens_per_replica", 2048),
     train_steps: Union[int, Callable[..., int]] = auto_train_steps,
     total_run_steps: Optional[int] = None,
-    sequence_length: Any = None,
-    mesh_shape: Any = gin.REQUIRED,
+    sequence_length: Lengths = None,  # type: ignore[assignment]  # needed, as gin binds it
+    mesh_shape: Union[mtf.Shape, str] = gin.REQUIRED,
     mesh_devices: Optional[Sequence[str]] = None,
-    layout_rules: Any = gin.REQUIRED,
+    layout_rules: Union[mtf.LayoutRules, str] = gin.REQUIRED,
     learning_rate_schedule: Any = None,
     optimizer: Any = None,
     predict_fn: Optional[Callable[..., Any]] = None,
-    variable_filter: Any = None,
+    variable_filter: Filter = None,
     perplexity_eval_steps: int = 100,
     init_checkpoint: Optional[str] = None,
     ensemble_inputs: Optional[int] = None,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Optional
 
 import gin
 
@@ -45,7 +46,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
 
     def __init__(
         self,
-        heads_dims: Any = (("heads", 12),),
+        heads_dims: Sequence[tuple[str, int]] = (("heads", 12),),
         dropout_rate: float = 0.0,
         relative_attention_type: Optional[str] = None,
         relative_attention_num_buckets: int = 32,

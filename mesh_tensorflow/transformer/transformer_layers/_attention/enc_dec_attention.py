@@ -23,7 +23,7 @@ __all__ = ["EncDecAttention", "EncDecMixin", "enc_dec_attention"]
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 def enc_dec_attention(
-    self_attention_layer: Any,
+    self_attention_layer: SelfAttention,
     memory_antecedent: mtf.Tensor,
     context: Context,
     x: mtf.Tensor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -14,6 +14,9 @@ from mesh_tensorflow.transformer.transformer_layers._attention import relative a
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
+    from mesh_tensorflow.transformer.transformer_layers._attention.self_attention import (
+        SelfAttention,
+    )
 
 __all__ = ["enc_dec_attention_bias", "relative_position_spans"]
 
@@ -57,7 +60,9 @@ def _sentinels_so_far(context: Context, is_sentinel: mtf.Tensor) -> mtf.Tensor:
     return mtf.cumsum(count, context.length_dim)
 
 
-def _numbered(count: mtf.Tensor, sequence_id: Any, length: int) -> mtf.Tensor:
+def _numbered(
+    count: mtf.Tensor, sequence_id: Union[mtf.Tensor, int, None], length: int
+) -> mtf.Tensor:
     """Returns counts that are larger in each later example of a row."""
     return count if sequence_id is None else count + sequence_id * length
 
@@ -107,7 +112,7 @@ def _visible(context: Context) -> Optional[mtf.Tensor]:
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 def enc_dec_attention_bias(
-    layer: Any,
+    layer: SelfAttention,
     context: Context,
     heads_dims: list[mtf.Dimension],
     relative_position_fn: Callable[[Any], mtf.Tensor] = relative_position_spans,

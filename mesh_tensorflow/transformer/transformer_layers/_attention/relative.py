@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -78,7 +79,7 @@ def shared_bias_values(
     name: str,
     heads_dims: list[mtf.Dimension],
     buckets_dim: mtf.Dimension,
-    cache_key: Any,
+    cache_key: Optional[Hashable],
 ) -> mtf.Tensor:
     """Returns the variable with a bias for each head and bucket.
 

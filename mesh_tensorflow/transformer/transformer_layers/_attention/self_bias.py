@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -14,6 +14,9 @@ from mesh_tensorflow.transformer.transformer_layers._attention import relative a
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
+    from mesh_tensorflow.transformer.transformer_layers._attention.self_attention import (
+        SelfAttention,
+    )
 
 __all__ = ["query_position", "self_attention_bias"]
 
@@ -33,7 +36,7 @@ def _all_of(conditions: Sequence[mtf.Tensor]) -> Optional[mtf.Tensor]:
 
 
 def _hidden(
-    layer: Any, context: Context, relative_position: mtf.Tensor, num_prompts: int
+    layer: SelfAttention, context: Context, relative_position: mtf.Tensor, num_prompts: int
 ) -> Optional[mtf.Tensor]:
     """Returns -1e9 where a position is not seen, or None if all are."""
     conditions = []
@@ -58,7 +61,7 @@ def _hidden(
 
 
 def _distance_bias(
-    layer: Any,
+    layer: SelfAttention,
     context: Context,
     relative_position: mtf.Tensor,
     memory_length: mtf.Dimension,
@@ -99,7 +102,7 @@ def _distance_bias(
 
 
 def self_attention_bias(
-    layer: Any,
+    layer: SelfAttention,
     context: Context,
     memory_position: mtf.Tensor,
     x: mtf.Tensor,

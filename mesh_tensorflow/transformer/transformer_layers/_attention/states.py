@@ -141,7 +141,10 @@ def next_to_channels(x: mtf.Tensor, length_dim: mtf.Dimension) -> mtf.Tensor:
 
 
 def updated_states(
-    context: Context, new: Sequence[mtf.Tensor], dim: mtf.Dimension, position: Any = None
+    context: Context,
+    new: Sequence[mtf.Tensor],
+    dim: mtf.Dimension,
+    position: Optional[mtf.Tensor] = None,
 ) -> list[mtf.Tensor]:
     """Writes the present position into the next states, and records them.
 
@@ -155,6 +158,7 @@ def updated_states(
       A list of Tensors, the new states.
     """
     position = context.position if position is None else position
+    assert position is not None
     old = context.get_states(len(new))
     states = [write_at(state, x, position, dim) for state, x in zip(old, new, strict=True)]
     context.record_new_states(states)

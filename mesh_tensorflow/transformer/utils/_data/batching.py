@@ -138,16 +138,22 @@ def tpu_mesh_shape(
     return mtf.Shape([mtf.Dimension(name, size) for name, size in dims if size > 1])
 
 
-def _splits(name: str, mesh_shape: Any, layout_rules: Any) -> int:
+def _splits(
+    name: str, mesh_shape: Union[mtf.Shape, str], layout_rules: Union[mtf.LayoutRules, str]
+) -> int:
     """Returns into how many parts a layout splits a dimension of any size."""
-    mesh_shape = mtf.convert_to_shape(mesh_shape)
+    mesh = mtf.convert_to_shape(mesh_shape)
+    assert mesh is not None
     rules = mtf.convert_to_layout_rules(layout_rules)
-    axis = rules.tensor_dimension_to_mesh_axis(mtf.Dimension(name, 0), mesh_shape)
-    return 1 if axis is None else mesh_shape[axis].size
+    axis = rules.tensor_dimension_to_mesh_axis(mtf.Dimension(name, 0), mesh)
+    return 1 if axis is None else mesh[axis].size
 
 
 def compute_batch_size(
-    sequence_length: Lengths, mesh_shape: Any, layout_rules: Any, method_and_value: Any
+    sequence_length: Lengths,
+    mesh_shape: Union[mtf.Shape, str],
+    layout_rules: Union[mtf.LayoutRules, str],
+    method_and_value: Union[int, tuple[str, int]],
 ) -> int:
     """Returns the number of sequences in a batch.
 
@@ -195,8 +201,8 @@ def compute_batch_size(
 def serialize_num_microbatches(
     batch_dim: mtf.Dimension,
     sequence_length: Lengths,
-    mesh_shape: Any,
-    layout_rules: Any,
+    mesh_shape: Union[mtf.Shape, str],
+    layout_rules: Union[mtf.LayoutRules, str],
     tokens_per_microbatch_per_replica: Optional[int] = None,
 ) -> int:
     """Returns into how many microbatches a batch is cut, which are computed one after the other.

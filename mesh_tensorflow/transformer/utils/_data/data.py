@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -12,6 +12,9 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow.transformer import dataset as transformer_dataset
 from mesh_tensorflow.transformer.utils._data.batching import Lengths
 from mesh_tensorflow.transformer.utils._data.features import model_features
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.dataset._features import Vocabularies
 
 __all__ = [
     "arrays_input_fn",
@@ -23,7 +26,7 @@ __all__ = [
 ]
 
 
-def call_with_known(function: Callable[..., Any], **given: Any) -> Any:
+def call_with_known(function: Callable[..., Any], **given: object) -> Any:
     """Calls a function with those of the arguments that it takes.
 
     Args:
@@ -42,7 +45,7 @@ def call_dataset_fn(
     function: Optional[Callable[..., Any]],
     name: str,
     sequence_length: Lengths,
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     dataset_split: str,
 ) -> Any:
     """Calls a user's function for data.
@@ -131,7 +134,7 @@ def combined_input_fn(
       A function of `params`.
     """
 
-    def input_fn(params: Any = None) -> tf.data.Dataset:
+    def input_fn(params: object = None) -> tf.data.Dataset:
         del params
         combined: Any = None
         for make in dataset_fns:
@@ -157,7 +160,7 @@ def arrays_input_fn(
       A function of `params`.
     """
 
-    def input_fn(params: Any = None) -> tf.data.Dataset:
+    def input_fn(params: object = None) -> tf.data.Dataset:
         del params
         return tf.data.Dataset.from_tensor_slices(dict(features)).batch(
             batch_size, drop_remainder=True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
@@ -171,7 +171,9 @@ def _part(features: Mapping[str, mtf.Tensor], key: str) -> _Part:
     return _Part(ids, token, segment, own)
 
 
-def _count(of: _Part, at: _Part, compare: Any) -> mtf.Tensor:
+def _count(
+    of: _Part, at: _Part, compare: Callable[[mtf.Tensor, mtf.Tensor], mtf.Tensor]
+) -> mtf.Tensor:
     """Returns, at each place of `at`, how many tokens of `of` are in segments that compare."""
     other = mtf.Dimension("other_length", of.length_dim.size)
     segment = mtf.rename_dimension(of.segment, of.length_dim.name, other.name)

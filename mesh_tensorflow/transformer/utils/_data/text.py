@@ -6,7 +6,7 @@ import itertools
 import os
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 import numpy as np
@@ -18,6 +18,10 @@ from mesh_tensorflow.transformer.utils._data.vocabularies import (
     targets_vocabulary,
 )
 from mesh_tensorflow.transformer.utils._flags import MODULE
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.dataset._features import Vocabularies
+    from mesh_tensorflow.transformer.vocabulary import Vocabulary
 
 __all__ = [
     "as_text",
@@ -36,7 +40,7 @@ __all__ = [
 _MOST_NUMBERS = 10
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """Returns bytes or anything else as a string.
 
     Args:
@@ -147,7 +151,7 @@ def write_lines_to_file(lines: Iterable[Any], filename: str) -> None:
     write_text(text, filename, temporary_name(filename))
 
 
-def _encode(vocabulary: Any, line: str, number: int, what: str) -> list[int]:
+def _encode(vocabulary: Vocabulary, line: str, number: int, what: str) -> list[int]:
     """Returns the ids of a line; an error names its number."""
     try:
         ids = [int(i) for i in vocabulary.encode(line)]
@@ -183,7 +187,7 @@ def _rows(rows: Sequence[Sequence[int]], batch_size: int, length: int, what: str
 
 def encoded_inputs(
     inputs: Sequence[str],
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     model_type: str,
     batch_size: int,
     length: int,
@@ -226,7 +230,7 @@ def encoded_inputs(
 
 def encode_inputs(
     inputs: Sequence[str],
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     model_type: str,
     batch_size: int,
     sequence_length: Lengths,
@@ -267,7 +271,7 @@ def encode_inputs(
 def encoded_pairs(
     inputs: Sequence[str],
     targets: Sequence[str],
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     batch_size: int,
     length: int,
     eos_id: int,
@@ -312,7 +316,7 @@ def encoded_pairs(
 def encode_delimited_lm(
     inputs: Sequence[str],
     targets: Sequence[str],
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     batch_size: int,
     sequence_length: Lengths,
     eos_id: int = 1,
@@ -354,7 +358,9 @@ def encode_delimited_lm(
 
 
 @gin.configurable(module=MODULE)
-def clean_decodes(ids: Any, eos_id: int = 1, pad_id: int = 0, length_axis: int = -1) -> tf.Tensor:
+def clean_decodes(
+    ids: tf.Tensor, eos_id: int = 1, pad_id: int = 0, length_axis: int = -1
+) -> tf.Tensor:
     """Returns ids with padding after the first EOS.
 
     Args:
@@ -372,7 +378,7 @@ def clean_decodes(ids: Any, eos_id: int = 1, pad_id: int = 0, length_axis: int =
     return tf.where_v2(tf.greater(after, 0), tf.cast(pad_id, ids.dtype), ids)
 
 
-def decode_ids(vocabulary: Any, ids: Any) -> str:
+def decode_ids(vocabulary: Vocabulary, ids: Iterable[int]) -> str:
     """Returns the text of a row of ids, without padding at its end.
 
     Args:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import gin
 
 from mesh_tensorflow.transformer.utils._flags import MODULE
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.dataset._features import Vocabularies
+    from mesh_tensorflow.transformer.vocabulary import Vocabulary
+
 __all__ = ["inputs_vocabulary", "separate_vocabularies", "targets_vocabulary"]
 
 
-def inputs_vocabulary(vocabulary: Any) -> Any:
+def inputs_vocabulary(vocabulary: Vocabularies) -> Vocabulary:
     """Returns the vocabulary of inputs.
 
     Args:
@@ -23,7 +27,7 @@ def inputs_vocabulary(vocabulary: Any) -> Any:
     return vocabulary[0] if isinstance(vocabulary, tuple) else vocabulary
 
 
-def targets_vocabulary(vocabulary: Any) -> Any:
+def targets_vocabulary(vocabulary: Vocabularies) -> Vocabulary:
     """Returns the vocabulary of targets.
 
     Args:
@@ -36,7 +40,9 @@ def targets_vocabulary(vocabulary: Any) -> Any:
 
 
 @gin.configurable(module=MODULE)
-def separate_vocabularies(inputs: Any = gin.REQUIRED, targets: Any = gin.REQUIRED) -> tuple:
+def separate_vocabularies(
+    inputs: Vocabulary = gin.REQUIRED, targets: Vocabulary = gin.REQUIRED
+) -> tuple:
     """Returns a pair of vocabularies, for a gin file to bind to `utils.run.vocabulary`.
 
     Args:

@@ -6,8 +6,8 @@ import functools
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Optional
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
 import numpy as np
@@ -41,6 +41,11 @@ from mesh_tensorflow.transformer.utils._training.checkpoints import (
     get_step_from_checkpoint_path,
 )
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.dataset import EvalDataset
+    from mesh_tensorflow.transformer.dataset._features import Vocabularies
+    from mesh_tensorflow.transformer.vocabulary import Vocabulary
+
 __all__ = [
     "decode",
     "decode_from_dataset",
@@ -52,7 +57,7 @@ __all__ = [
 _LOGGED = 5
 
 
-def _text(value: Any, vocabulary: Any) -> str:
+def _text(value: Union[bytes, str, Iterable[int]], vocabulary: Vocabulary) -> str:
     """Returns the text of a prediction, given as ids or as text."""
     return as_text(value) if isinstance(value, (bytes, str)) else decode_ids(vocabulary, value)
 
@@ -61,7 +66,7 @@ def _text(value: Any, vocabulary: Any) -> str:
 def decode(
     estimator: mtf_estimator.tpu.TPUEstimator,
     input_fn: Callable[..., Any],
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     checkpoint_path: Optional[str] = None,
 ) -> Iterator[str]:
     """Yields the predictions of a model for each example.
@@ -104,7 +109,7 @@ def _weights_of(path: str) -> list[str]:
 @gin.configurable(module=MODULE)
 def decode_from_file(
     estimator: mtf_estimator.tpu.TPUEstimator,
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     model_type: str,
     batch_size: int,
     sequence_length: Lengths,
@@ -170,7 +175,7 @@ def decode_from_file(
     )
 
 
-def text_of_feature(example: Any, key: str, vocabulary: Any) -> str:
+def text_of_feature(example: Mapping[str, Any], key: str, vocabulary: Vocabulary) -> str:
     """Returns the text of a feature: as it was before it became ids, or decoded.
 
     Args:
@@ -187,12 +192,12 @@ def text_of_feature(example: Any, key: str, vocabulary: Any) -> str:
     return _text(example[key], vocabulary)
 
 
-def _dataset_of(dataset: Any, sequence_length: Lengths) -> tf.data.Dataset:
+def _dataset_of(dataset: EvalDataset, sequence_length: Lengths) -> tf.data.Dataset:
     return call_with_known(dataset.dataset_fn, sequence_length=sequence_length)
 
 
 def _examples_and_texts(
-    dataset: Any, sequence_length: Lengths, vocabulary: Any
+    dataset: EvalDataset, sequence_length: Lengths, vocabulary: Vocabularies
 ) -> tuple[list[Any], dict[str, list[str]]]:
     """Returns the examples of a data set, and their inputs and targets as texts."""
     examples = list(examples_of(lambda: _dataset_of(dataset, sequence_length)))
@@ -217,11 +222,11 @@ def _examples_and_texts(
 
 def _outputs_of(
     estimator: mtf_estimator.tpu.TPUEstimator,
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     batch_size: int,
     sequence_length: Lengths,
     path: str,
-    dataset: Any,
+    dataset: EvalDataset,
     size: int,
     start: int,
 ) -> Iterator[str]:
@@ -235,7 +240,7 @@ def _outputs_of(
 @gin.configurable(module=MODULE)
 def decode_from_dataset(
     estimator: mtf_estimator.tpu.TPUEstimator,
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     model_type: str,
     batch_size: int,
     sequence_length: Lengths,
@@ -302,7 +307,7 @@ def decode_from_dataset(
 @gin.configurable(module=MODULE)
 def infer_model(
     estimator: mtf_estimator.tpu.TPUEstimator,
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     sequence_length: Lengths,
     batch_size: int,
     model_type: str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -18,13 +18,17 @@ from mesh_tensorflow.transformer.utils._data.vocabularies import (
 )
 from mesh_tensorflow.transformer.utils._outputs.predict_step import ROWS
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.dataset._features import Vocabularies
+    from mesh_tensorflow.transformer.vocabulary import Vocabulary
+
 __all__ = ["export_model"]
 
 _EOS = 1
 
 
 def _encoded(
-    vocabulary: Any, texts: tf.Tensor, length: int, batch_size: int, eos: bool
+    vocabulary: Vocabulary, texts: tf.Tensor, length: int, batch_size: int, eos: bool
 ) -> tf.Tensor:
     """Returns the ids of texts [rows], padded to [batch_size, length]."""
 
@@ -51,7 +55,7 @@ def _targets_after_inputs(targets: tf.Tensor, inputs: tf.Tensor, length: int) ->
 def export_model(
     estimator: mtf_estimator.tpu.TPUEstimator,
     export_dir: str,
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     sequence_length: Lengths,
     model_type: str,
     eval_with_score: bool = False,

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -58,7 +58,7 @@ def _remove(directories: Sequence[str]) -> None:
         tf.io.gfile.rmtree(directory)
 
 
-def _fingerprint(*parts: Any) -> str:
+def _fingerprint(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -135,7 +135,7 @@ def write_resumably(
     inputs: Sequence[str],
     batch_size: int,
     outputs_from: Callable[[int], Iterator[str]],
-    about: Any = None,
+    about: object = None,
 ) -> None:
     """Writes an output for each input, one a line, and loses nothing that is finished if killed.
 

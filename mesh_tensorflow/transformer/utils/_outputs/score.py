@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
 import numpy as np
@@ -30,6 +30,10 @@ from mesh_tensorflow.transformer.utils._data.vocabularies import targets_vocabul
 from mesh_tensorflow.transformer.utils._flags import MODULE
 from mesh_tensorflow.transformer.utils._outputs.scores import save_scores, save_scores_to_tfrecords
 from mesh_tensorflow.transformer.utils._training.checkpoints import Steps, get_checkpoint_iterator
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.dataset import EvalDataset
+    from mesh_tensorflow.transformer.dataset._features import Vocabularies
 
 __all__ = [
     "compute_log_likelihoods",
@@ -77,7 +81,7 @@ def score_with_estimator(
     input_fn: Callable[..., Any],
     eval_checkpoint_step: Steps,
     model_dir: str,
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     score_postprocess_fn: Callable[..., Any] = save_scores,
     num_examples: Optional[int] = None,
 ) -> Any:
@@ -109,7 +113,7 @@ def score_with_estimator_lazy(
     input_fn: Callable[..., Any],
     eval_checkpoint_step: Steps,
     model_dir: str,
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     score_postprocess_fn: Callable[..., Any] = save_scores_to_tfrecords,
     num_examples: Optional[int] = None,
     num_examples_per_shard: int = 100000,
@@ -141,7 +145,7 @@ def _lines(source: Union[str, Sequence[str], None]) -> list[str]:
     return get_inputs_from_file(source) if isinstance(source, str) else list(source or [])
 
 
-def _source(given: Any, name: str) -> str:
+def _source(given: object, name: str) -> str:
     """Returns the source of lines in error messages: a file, or the argument name."""
     return given if isinstance(given, str) else f"score_from_strings: {name}"
 
@@ -149,7 +153,7 @@ def _source(given: Any, name: str) -> str:
 def _pairs_as_features(
     inputs: list[str],
     targets: list[str],
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     model_type: str,
     batch_size: int,
     sequence_length: Lengths,
@@ -208,7 +212,7 @@ def _pairs_as_features(
 @gin.configurable(module=MODULE)
 def score_from_strings(
     estimator: mtf_estimator.tpu.TPUEstimator,
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     model_type: str,
     batch_size: int,
     sequence_length: Lengths,
@@ -277,7 +281,7 @@ def score_from_strings(
 @gin.configurable(module=MODULE)
 def score_from_dataset(
     estimator: mtf_estimator.tpu.TPUEstimator,
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     batch_size: int,
     sequence_length: Lengths,
     model_dir: str,
@@ -314,7 +318,7 @@ def score_from_dataset(
     if not datasets:
         raise ValueError(f"score_from_dataset: there are no data for the split {dataset_split!r}")
 
-    def maker(dataset: Any) -> Callable[[], Any]:
+    def maker(dataset: EvalDataset) -> Callable[[], Any]:
         return lambda: call_with_known(dataset.dataset_fn, sequence_length=sequence_length)
 
     input_fn = combined_input_fn([maker(d) for d in datasets], batch_size)

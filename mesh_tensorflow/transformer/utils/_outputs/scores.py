@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
 import numpy as np
@@ -20,18 +20,24 @@ from mesh_tensorflow.transformer.utils._data.vocabularies import (
 )
 from mesh_tensorflow.transformer.utils._flags import MODULE
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.dataset._features import Vocabularies
+    from mesh_tensorflow.transformer.vocabulary import Vocabulary
+
 __all__ = ["maybe_add_pretokenized_features", "save_scores", "save_scores_to_tfrecords"]
 
 Examples = Sequence[Mapping[str, Any]]
 
 
-def _decoded(vocabulary: Any, ids: list[int]) -> Any:
+def _decoded(vocabulary: Vocabulary, ids: list[int]) -> Any:
     """Returns decoded text; other results of a vocabulary, such as lists of words, stay."""
     text = vocabulary.decode(ids)
     return as_text(text) if isinstance(text, (bytes, str)) else text
 
 
-def maybe_add_pretokenized_features(examples: Examples, vocabulary: Any) -> list[dict[str, Any]]:
+def maybe_add_pretokenized_features(
+    examples: Examples, vocabulary: Vocabularies
+) -> list[dict[str, Any]]:
     """Returns examples with the texts of their ids.
 
     Args:
@@ -72,14 +78,14 @@ def _checked(results: Examples) -> list[Mapping[str, Any]]:
     return results
 
 
-def _in_one_line(text: Any) -> str:
+def _in_one_line(text: object) -> str:
     return as_text(text).replace("\n", " ")
 
 
 @gin.configurable(module=MODULE)
 def save_scores(
     results: Examples,
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     scores_filename: Optional[str] = None,
     save_example_text: bool = True,
 ) -> Union[list[float], tuple[list[Any], ...]]:
@@ -124,11 +130,11 @@ def save_scores(
     return (scores, *texts) if save_example_text else scores
 
 
-def _bytes_feature(text: Any) -> tf.train.Feature:
+def _bytes_feature(text: object) -> tf.train.Feature:
     return tf.train.Feature(bytes_list=tf.train.BytesList(value=[as_text(text).encode("utf-8")]))
 
 
-def _ids_feature(ids: Any) -> tf.train.Feature:
+def _ids_feature(ids: Sequence[int]) -> tf.train.Feature:
     return tf.train.Feature(
         int64_list=tf.train.Int64List(value=[int(i) for i in np.ravel(ids) if i])
     )
@@ -137,7 +143,7 @@ def _ids_feature(ids: Any) -> tf.train.Feature:
 @gin.configurable(module=MODULE)
 def save_scores_to_tfrecords(
     results: Examples,
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     scores_filename: str,
     shard_idx: int = 0,
     save_ids_only: bool = False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -59,7 +59,9 @@ def _scopes_in_checkpoint(
 
 @gin.configurable(module=MODULE)
 def flexible_ckpt_init_mapping(
-    ckpt_path: str = "", new_layers: Any = None, return_mapping_fn: bool = True
+    ckpt_path: str = "",
+    new_layers: Optional[Sequence[Sequence[int]]] = None,
+    return_mapping_fn: bool = True,
 ) -> Callable[[str], Union[str, bool]]:
     """Returns how the variables of the default tf graph are called in a checkpoint.
 

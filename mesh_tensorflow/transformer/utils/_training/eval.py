@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Optional
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -32,6 +32,10 @@ from mesh_tensorflow.transformer.utils._training.checkpoints import (
     get_step_from_checkpoint_path,
 )
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.dataset import EvalDataset
+    from mesh_tensorflow.transformer.dataset._features import Vocabularies
+
 __all__ = ["eval_model", "perplexity_eval"]
 
 
@@ -43,7 +47,7 @@ class _Task(NamedTuple):
     targets: list[Any]
 
 
-def _tasks(datasets: Iterable[Any], vocabulary: Any) -> list[_Task]:
+def _tasks(datasets: Iterable[Any], vocabulary: Vocabularies) -> list[_Task]:
     tasks = []
     for dataset in datasets:
         examples = list(examples_of(dataset.dataset_fn))
@@ -56,7 +60,7 @@ def _tasks(datasets: Iterable[Any], vocabulary: Any) -> list[_Task]:
     return tasks
 
 
-def _write_examples(tasks: Sequence[_Task], directory: str, vocabulary: Any) -> None:
+def _write_examples(tasks: Sequence[_Task], directory: str, vocabulary: Vocabularies) -> None:
     own = inputs_vocabulary(vocabulary)
     for task in tasks:
         name = os.path.join(directory, task.dataset.name)
@@ -65,7 +69,9 @@ def _write_examples(tasks: Sequence[_Task], directory: str, vocabulary: Any) -> 
         write_lines_to_file(inputs, f"{name}_inputs")
 
 
-def _write_metrics(writer: Any, name: str, metrics: Any, step: int) -> None:
+def _write_metrics(
+    writer: tf.summary.FileWriter, name: str, metrics: Mapping[str, float], step: int
+) -> None:
     for metric, value in metrics.items():
         tag = f"eval/{name}/{metric}"
         if np.ndim(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
@@ -104,7 +110,7 @@ def _evaluate_outputs(
             _write_metrics(writer, task.dataset.name, metric_fn(task.targets, own), step)
 
 
-def _scores_only(results: Any, vocabulary: Any) -> list[float]:
+def _scores_only(results: Iterable[Mapping[str, Any]], vocabulary: object) -> list[float]:
     del vocabulary
     return [float(r["scores"]) for r in results]
 
@@ -115,7 +121,7 @@ def _with_suffix(directory: str, suffix: Optional[str]) -> str:
 
 def eval_model(
     estimator: mtf_estimator.tpu.TPUEstimator,
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     sequence_length: Lengths,
     batch_size: int,
     dataset_split: str,
@@ -184,7 +190,7 @@ def eval_model(
 
 def perplexity_eval(
     estimator: mtf_estimator.tpu.TPUEstimator,
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     sequence_length: Lengths,
     batch_size: int,
     dataset_split: str,
@@ -219,7 +225,7 @@ def perplexity_eval(
     for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):
         for dataset in datasets:
 
-            def input_fn(params: Any = None, dataset: Any = dataset) -> tf.data.Dataset:
+            def input_fn(params: object = None, dataset: EvalDataset = dataset) -> tf.data.Dataset:
                 del params
                 ds = dataset.dataset_fn().map(model_features)
                 ds = transformer_dataset.pad_dataset_with_zeroed_out_examples(ds)

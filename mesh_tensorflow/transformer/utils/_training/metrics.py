@@ -38,7 +38,7 @@ def _accumulated(
     return total.read_value(), updated
 
 
-def metric_sum(values: tf.Tensor, name: Optional[str] = None, **kwargs: Any) -> Metric:
+def metric_sum(values: tf.Tensor, name: Optional[str] = None, **kwargs: object) -> Metric:
     """Returns the sum of values over all batches, as `tf.metrics` do.
 
     Args:
@@ -53,7 +53,7 @@ def metric_sum(values: tf.Tensor, name: Optional[str] = None, **kwargs: Any) -> 
     return _accumulated(values, name, "metric_sum", "sum", tf.add, 0.0)
 
 
-def metric_max(values: tf.Tensor, name: Optional[str] = None, **kwargs: Any) -> Metric:
+def metric_max(values: tf.Tensor, name: Optional[str] = None, **kwargs: object) -> Metric:
     """Returns the largest of values over all batches, 0 at least, as `tf.metrics` do.
 
     Args:

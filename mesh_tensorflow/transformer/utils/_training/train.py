@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -18,6 +18,9 @@ from mesh_tensorflow.transformer.utils._data.vocabularies import (
 )
 from mesh_tensorflow.transformer.utils._training.checkpoints import get_step_from_checkpoint_path
 from mesh_tensorflow.transformer.utils._training.train_step import training_for
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.dataset._features import Vocabularies
 
 __all__ = ["train_model"]
 
@@ -44,7 +47,7 @@ class _InputCheckpoints(tf.train.SessionRunHook):
             state = tf.data.experimental.make_saveable_from_iterator(self._iterator)
             self._saver = tf.train.Saver([state], max_to_keep=None)
 
-    def after_create_session(self, session: tf.Session, coord: Any) -> None:
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Starts the pipeline, where it was at the step of the model if that was saved."""
         del coord
         session.run(self._iterator.initializer)
@@ -84,7 +87,7 @@ def _seen_batches(model_dir: str, init_step: int) -> int:
     return max(step - init_step, 0)
 
 
-def _vocab_sizes(vocabulary: Any) -> Mapping[str, int]:
+def _vocab_sizes(vocabulary: Vocabularies) -> Mapping[str, int]:
     return {
         "inputs": inputs_vocabulary(vocabulary).vocab_size,
         "targets": targets_vocabulary(vocabulary).vocab_size,
@@ -93,7 +96,7 @@ def _vocab_sizes(vocabulary: Any) -> Mapping[str, int]:
 
 def train_model(
     estimator: mtf_estimator.tpu.TPUEstimator,
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     sequence_length: Lengths,
     batch_size: int,
     train_dataset_fn: Callable[..., tf.data.Dataset],
@@ -127,7 +130,7 @@ def train_model(
     if checkpoint_input_pipeline:
         input_checkpoints = _InputCheckpoints(estimator.model_dir)
 
-    def input_fn(params: Any = None) -> Any:
+    def input_fn(params: object = None) -> Any:
         del params
         dataset = call_dataset_fn(
             train_dataset_fn, "train_dataset_fn", sequence_length, vocabulary, dataset_split

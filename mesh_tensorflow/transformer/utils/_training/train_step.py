@@ -8,8 +8,8 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Optional
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -64,7 +64,7 @@ def training_for(steps: int) -> Iterator[None]:
         _total_train_steps.reset(token)
 
 
-def with_total_steps(schedule: Any, total_train_steps: Any) -> Any:
+def with_total_steps(schedule: Any, total_train_steps: Optional[int]) -> Any:
     """Returns a schedule of learning rates as a function of the step alone.
 
     Args:
@@ -93,7 +93,7 @@ def _learning_rate(schedule: Any) -> Any:
     return schedule(step=steps_done()) if callable(schedule) else schedule
 
 
-def _asks_for_total_steps(schedule: Any) -> bool:
+def _asks_for_total_steps(schedule: Callable[..., Any]) -> bool:
     parameter = inspect.signature(schedule).parameters.get("total_train_steps")
     return parameter is not None and parameter.default is parameter.empty
 
@@ -119,7 +119,10 @@ def _forward(
 
 
 def _training_program(
-    settings: Settings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor], learning_rate: Any
+    settings: Settings,
+    mesh: mtf.Mesh,
+    features: Mapping[str, tf.Tensor],
+    learning_rate: Union[mtf.Tensor, float, None],
 ) -> Outputs:
     grads: Sequence[Any]
     variable_dtype = get_variable_dtype()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -25,9 +25,9 @@ Filter = Union[str, Callable[[mtf.Variable], bool], None]
 
 @gin.configurable(module=MODULE)
 def get_variable_dtype(
-    master_dtype: Any = tf.bfloat16,
-    slice_dtype: Any = tf.float32,
-    activation_dtype: Any = tf.float32,
+    master_dtype: Union[tf.DType, str] = tf.bfloat16,
+    slice_dtype: Union[tf.DType, str] = tf.float32,
+    activation_dtype: Union[tf.DType, str] = tf.float32,
 ) -> mtf.VariableDType:
     """Returns the dtypes of a model's variables and activations.
 
