@@ -18,15 +18,15 @@ __all__ = ["Conv1D", "Conv1DLayer"]
 
 
 def activated(name: str, x: mtf.Tensor) -> mtf.Tensor:
-    """Returns the function of mtf of that name, of `x`; `x` itself for "linear"."""
+    """Applies the mtf function of that name to `x`; returns `x` itself for "linear"."""
     return x if name == "linear" else getattr(mtf, name)(x)
 
 
 class Conv1D(TransformerLayer):
-    """What convolutions share: their state in decoding is their last inputs."""
+    """Base class of convolutions; in decoding, the state is the last inputs."""
 
     def inputs_of_conv(self, context: Context, x: mtf.Tensor, filter_size: int) -> mtf.Tensor:
-        """Returns the input window of the filter; records states when decoding.
+        """Returns the input of the convolution; records states when decoding.
 
         Args:
           context: a Context.
@@ -35,7 +35,7 @@ class Conv1D(TransformerLayer):
           filter_size: an integer.
 
         Returns:
-          A Tensor with dimensions [batch..., length, d_model]: `x`, 0 at padding; in mode
+          A Tensor with dimensions [batch..., length, d_model]: `x` with padding set to 0; in mode
           "incremental" the last `filter_size` inputs.
         """
         if context.mode == "incremental":
@@ -44,7 +44,7 @@ class Conv1D(TransformerLayer):
             self.record_states_first_part_mode(context, x, filter_size)
         if context.inputs is not None:
             return x * mtf.cast(mtf.not_equal(context.inputs, 0), x.dtype)
-        nonpadding = getattr(context, "nonpadding", None)  # a context of a user may lack it
+        nonpadding = getattr(context, "nonpadding", None)  # a user's own context class may lack it
         return x * mtf.cast(nonpadding, x.dtype) if isinstance(nonpadding, mtf.Tensor) else x
 
     def record_states_first_part_mode(
@@ -60,7 +60,7 @@ class Conv1D(TransformerLayer):
         """
         window = mtf.Dimension("conv_window", filter_size)
         before = mtf.range(x.mesh, window, dtype=tf.int32) - filter_size
-        # Before the beginning an index is below 0, which gives zeros.
+        # Indices before the beginning are negative, for which gather returns zeros.
         positions = mtf.add(
             context.initial_position,
             before,
@@ -75,7 +75,7 @@ class Conv1D(TransformerLayer):
     def record_states_incremental_mode(
         self, context: Context, x: mtf.Tensor, filter_size: int, length_dim_name: str = "length"
     ) -> mtf.Tensor:
-        """Records and returns the last inputs, `x` being the latest.
+        """Records and returns the last inputs, of which `x` is the latest.
 
         Args:
           context: a Context.
@@ -101,7 +101,7 @@ class Conv1D(TransformerLayer):
         filter_dim: mtf.Dimension,
         dtype: tf.DType,
     ) -> mtf.Tensor:
-        """Returns the state moved by one position, with another input in it.
+        """Shifts the state by one position and writes the new input.
 
         Args:
           old_state: a Tensor with dimensions [batch..., filter_dim, d_model].
@@ -121,8 +121,8 @@ class Conv1D(TransformerLayer):
 class Conv1DLayer(Conv1D):
     """A convolution along the length.
 
-    The filter is centred: a position sees half of `filter_size` positions before and after it.
-    Decoding has only those before, so that a decoder should rather have a SeparableConv1DLayer.
+    The filter is centered: half of its `filter_size` positions are before the current one and half
+    after. Decoding has only those before, so a decoder should use a SeparableConv1DLayer instead.
     The variable is `conv2d/kernel`.
     """
 
@@ -131,8 +131,8 @@ class Conv1DLayer(Conv1D):
 
         Args:
           filter_size: an integer.
-          output_size: an integer, how many channels come out.
-          activation: a name in mtf, or "linear".
+          output_size: an integer, the number of output channels.
+          activation: the name of a function of mtf, or "linear".
         """
         self._filter_size = filter_size
         self._output_size = output_size
@@ -140,7 +140,7 @@ class Conv1DLayer(Conv1D):
 
     @property
     def filter_size(self) -> int:
-        """How many positions the filter covers."""
+        """The number of positions that the filter covers."""
         return self._filter_size
 
     def call(
@@ -154,7 +154,7 @@ class Conv1DLayer(Conv1D):
           losses: not used.
 
         Returns:
-          A Tensor with as many channels as `output_size`.
+          A Tensor with `output_size` channels.
         """
         del losses
         x = self.inputs_of_conv(context, x, self.filter_size)
@@ -167,6 +167,6 @@ class Conv1DLayer(Conv1D):
             padding=padding,
             variable_dtype=mtf.VariableDType(tf.float32, tf.float32, context.activation_dtype),
         )
-        if context.mode == "incremental":  # of which one position is left
+        if context.mode == "incremental":  # one position is left, the current one
             y = mtf.reshape(y, mtf.Shape([*y.shape.dims[:-2], y.shape.dims[-1]]))
         return activated(self._activation, y)

@@ -18,7 +18,7 @@ __all__ = ["DenseReluDense"]
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class DenseReluDense(TransformerLayer):
-    """A hidden layer of dimension `d_ff`, and a linear map back.
+    """Two dense layers with a hidden dimension `d_ff` and an activation between them.
 
     Variables are `wi/kernel` and `wo/kernel`; `wi_0/kernel`, `wi_1/kernel`, ... for gated units.
     """
@@ -34,9 +34,10 @@ class DenseReluDense(TransformerLayer):
 
         Args:
           hidden_size: an integer.
-          dropout_rate: of the hidden units, with the same noise at all positions.
-          activation: a name in mtf, or a list of names: the product of as many layers, such as
-            ["gelu", "linear"]; Shazeer, "GLU variants improve transformer" (2020).
+          dropout_rate: the dropout rate of the hidden units; all positions share one dropout mask.
+          activation: the name of a function of mtf, or a list of names for the product of as many
+            dense layers, such as ["gelu", "linear"]; Shazeer, "GLU variants improve transformer"
+            (2020).
           use_bias: a bool.
         """
         self.hidden_size = hidden_size

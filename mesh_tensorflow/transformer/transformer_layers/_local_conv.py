@@ -1,4 +1,4 @@
-"""Convolutions with softmaxed kernels, in the place of attention."""
+"""Lightweight and dynamic convolutions, in place of attention."""
 
 from __future__ import annotations
 
@@ -45,14 +45,17 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
         """Creates the layer.
 
         Args:
-          min_relative_pos: an integer, the first position seen, relative to one's own.
+          min_relative_pos: an integer, the first position of the filter, relative to the current
+            one.
           max_relative_pos: an integer, the last one.
-          output_size: an integer, how many channels come out.
-          depthwise_filter_initializer_scale: variance of a sum over positions, initially.
-          pointwise_filter_initializer_scale: variance of a sum over channels, initially.
-          activation: a name in mtf, or "linear".
-          num_unique_depth_filters: an integer, how many channels share a kernel; the channels
-            c, c + d_model / num_unique_depth_filters, ... do.
+          output_size: an integer, the number of output channels.
+          depthwise_filter_initializer_scale: the variance scale of the depthwise kernels'
+            initializer.
+          pointwise_filter_initializer_scale: the variance scale of the pointwise kernel's
+            initializer.
+          activation: the name of a function of mtf, or "linear".
+          num_unique_depth_filters: an integer, the number of channels that share a kernel: channels
+            c, c + d_model / num_unique_depth_filters, ...
         """
         super().__init__(
             min_relative_pos,
@@ -71,7 +74,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
         kernel_initializer: Callable[..., tf.Tensor],
         i: int,
         context: Context,
-        variable_dtype: mtf.VariableDType,
+        variable_dtype: Optional[mtf.VariableDType],
         master_dtype: tf.DType = tf.float32,
         slice_dtype: tf.DType = tf.float32,
     ) -> mtf.Tensor:
@@ -79,8 +82,8 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
 
         Args:
           x: a Tensor with dimensions [batch..., length, d_model].
-          repeated_kernel_dim: a Dimension, of the channels that have kernels of their own; or a
-            list with it.
+          repeated_kernel_dim: a Dimension, the channels that have their own kernels; or a list of
+            it.
           kernel_initializer: an initializer.
           i: an integer, the position in the filter.
           context: a Context.
@@ -107,7 +110,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
           losses: not used.
 
         Returns:
-          A Tensor with as many channels as `output_size`.
+          A Tensor with `output_size` channels.
 
         Raises:
           ValueError: `num_unique_depth_filters` does not divide the channels.
@@ -137,7 +140,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
         return [self._tiled(kernel, channels) for kernel in kernels]
 
     def _tiled(self, kernel: mtf.Tensor, channels: mtf.Dimension) -> mtf.Tensor:
-        """Returns the kernel of each channel, of those that only some have."""
+        """Repeats the kernels that channels share, so that each channel has one."""
         *others, repeated = kernel.shape.dims
         copies = mtf.Dimension("copies_of_kernel", self._num_unique_depth_filters)
         kernel = mtf.broadcast(kernel, mtf.Shape([*others, copies, repeated]))
@@ -146,7 +149,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class LightweightConv1DLocalAttn(Conv1DLocalAttn):
-    """The same kernel at all positions; variables `lightwt_depthwise_dense_<i>/kernel`."""
+    """Lightweight convolution, with variables `lightwt_depthwise_dense_<i>/kernel`."""
 
     def get_kernel_wt(
         self,
@@ -155,7 +158,7 @@ class LightweightConv1DLocalAttn(Conv1DLocalAttn):
         kernel_initializer: Callable[..., tf.Tensor],
         i: int,
         context: Context,
-        variable_dtype: mtf.VariableDType,
+        variable_dtype: Optional[mtf.VariableDType],
         master_dtype: tf.DType = tf.float32,
         slice_dtype: tf.DType = tf.float32,
     ) -> mtf.Tensor:
@@ -175,7 +178,7 @@ class LightweightConv1DLocalAttn(Conv1DLocalAttn):
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class DynamicConv1DLocalAttn(Conv1DLocalAttn):
-    """A kernel that is predicted at each position; variables `dyn_conv_depthwise_dense_<i>`."""
+    """Dynamic convolution: predicts a kernel at each position by `dyn_conv_depthwise_dense_<i>`."""
 
     def get_kernel_wt(
         self,
@@ -184,11 +187,11 @@ class DynamicConv1DLocalAttn(Conv1DLocalAttn):
         kernel_initializer: Callable[..., tf.Tensor],
         i: int,
         context: Context,
-        variable_dtype: mtf.VariableDType,
+        variable_dtype: Optional[mtf.VariableDType],
         master_dtype: tf.DType = tf.float32,
         slice_dtype: tf.DType = tf.float32,
     ) -> mtf.Tensor:
-        """Returns a linear map of `x`; see `Conv1DLocalAttn.get_kernel_wt`."""
+        """Returns a dense layer of `x`; see `Conv1DLocalAttn.get_kernel_wt`."""
         return layers.dense(
             x,
             _as_list(repeated_kernel_dim),
@@ -213,7 +216,7 @@ _ATTENTION_TYPES = {
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class LocalConvAttnBlock(TransformerLayer):
-    """Gated linear units, a convolution, and a linear map.
+    """A gated linear unit, a lightweight or dynamic convolution, and a dense layer.
 
     Wu et al., "Pay less attention with lightweight and dynamic convolutions" (2019), figure 2.
     """
@@ -238,12 +241,12 @@ class LocalConvAttnBlock(TransformerLayer):
           depthwise_filter_initializer_scale: as for `Conv1DLocalAttn`.
           pointwise_filter_initializer_scale: as for `Conv1DLocalAttn`.
           activation: as for `Conv1DLocalAttn`.
-          num_unique_depth_filters: not used, as in checkpoints of earlier releases: each channel
-            has a kernel of its own.
+          num_unique_depth_filters: ignored, for compatibility with checkpoints of earlier releases:
+            each channel has its own kernel.
           attention_type: "lightweight_conv" or "dynamic_conv".
 
         Raises:
-          NotImplementedError: there is no such attention type.
+          NotImplementedError: `attention_type` is unknown.
         """
         if attention_type not in _ATTENTION_TYPES:
             raise NotImplementedError(

@@ -1,4 +1,4 @@
-"""Layers side by side."""
+"""Parallel layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["ParallelLayer"]
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class ParallelLayer(TransformerLayer):
-    """The sum of several layers of the same input, over the root of their number.
+    """The sum of n layers of the same input, divided by sqrt(n).
 
     Variables are in the scopes `parallel_layer_0`, `parallel_layer_1`, ...
     """
@@ -36,8 +36,8 @@ class ParallelLayer(TransformerLayer):
         """Creates the layers.
 
         Args:
-          layer_classes: a list of classes, or of other functions without arguments.
-          use_scope: whether each layer has a scope of its own; if not, variables of the same
+          layer_classes: a list of layer classes, or of other callables without arguments.
+          use_scope: whether each layer has its own variable scope; if not, variables of the same
             name are shared.
         """
         self.layer_classes = [cls() for cls in layer_classes]

@@ -19,10 +19,10 @@ __all__ = ["SeparableConv1DLayer"]
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class SeparableConv1DLayer(Conv1D):
-    """A convolution of each channel for itself, then a linear map of the channels.
+    """A depthwise convolution along the length, then a pointwise one across channels.
 
-    Positions from `min_relative_pos` to `max_relative_pos` are seen, relative to one's own; in
-    a decoder the latter should be 0. See `mtf.layers.separable_conv1d`.
+    The filter covers the positions from `min_relative_pos` to `max_relative_pos`, relative to the
+    current one; in a decoder the latter should be 0. See `mtf.layers.separable_conv1d`.
     """
 
     def __init__(
@@ -37,12 +37,15 @@ class SeparableConv1DLayer(Conv1D):
         """Creates the layer.
 
         Args:
-          min_relative_pos: an integer, the first position seen, relative to one's own.
+          min_relative_pos: an integer, the first position of the filter, relative to the current
+            one.
           max_relative_pos: an integer, the last one.
-          output_size: an integer, how many channels come out.
-          depthwise_filter_initializer_scale: variance of a sum over positions, initially.
-          pointwise_filter_initializer_scale: variance of a sum over channels, initially.
-          activation: a name in mtf, or "linear".
+          output_size: an integer, the number of output channels.
+          depthwise_filter_initializer_scale: the variance scale of the depthwise kernel's
+            initializer.
+          pointwise_filter_initializer_scale: the variance scale of the pointwise kernel's
+            initializer.
+          activation: the name of a function of mtf, or "linear".
         """
         self._min_relative_pos = min_relative_pos
         self._max_relative_pos = max_relative_pos
@@ -53,7 +56,7 @@ class SeparableConv1DLayer(Conv1D):
 
     @property
     def filter_size(self) -> int:
-        """How many positions the filter covers."""
+        """The number of positions that the filter covers."""
         return self._max_relative_pos - self._min_relative_pos + 1
 
     def call(

@@ -35,7 +35,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
     """Attention of a sequence to itself, without projections of keys and values.
 
     Shazeer et al., "Talking-heads attention" (2020), section 6: queries have as many channels as
-    the model, and so has what is found.
+    the model, and keys and values are the memory itself.
 
     Attributes:
       heads_dims: a list of Dimensions.
@@ -51,16 +51,17 @@ class GeneralBilinearSelfAttention(SelfAttention):
         relative_attention_type: Optional[str] = None,
         relative_attention_num_buckets: int = 32,
     ) -> None:
-        """Sets the options.
+        """Creates the layer.
 
         Args:
           heads_dims: (name, size) pairs.
-          dropout_rate: the rate of dropout of the weights, shared along the queries.
+          dropout_rate: the dropout rate of the attention weights; all queries share one dropout
+            mask.
           relative_attention_type: None, "bias" or "bias_shared".
           relative_attention_num_buckets: an integer.
 
         Raises:
-          ValueError: there is no such relative attention.
+          ValueError: `relative_attention_type` is unknown.
         """
         _relative.check_type(type(self).__name__, relative_attention_type, _KINDS)
         self.heads_dims = as_dims(heads_dims)

@@ -1,4 +1,4 @@
-"""Attention whose heads are branches with a feed-forward layer each."""
+"""Attention in branches: each head passes through a feed-forward layer by itself."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["BranchedEncDecAttention", "BranchedSelfAttention"]
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class BranchedSelfAttention(SelfAttention):
-    """Attention of a sequence to itself, a weighted sum of branches, one a head.
+    """Self-attention as a weighted sum of branches, one per head.
 
     Ahmed et al., "Weighted transformer network for machine translation" (2017). Each head is
-    projected to the model's dimension by itself, scaled, passed through a feed-forward layer that
+    projected to the model's dimension separately, scaled, passed through a feed-forward layer that
     all branches share, and scaled again.
 
     Attributes:
@@ -33,11 +33,11 @@ class BranchedSelfAttention(SelfAttention):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        """Sets the options.
+        """Creates the layer.
 
         Args:
-          **kwargs: arguments of `SelfAttention`; not num_memory_heads, and neither combine_dims
-            nor keep_query_heads_dims, which follow from the branches.
+          **kwargs: arguments of `SelfAttention`; except num_memory_heads, combine_dims and
+            keep_query_heads_dims, which branches determine.
 
         Raises:
           ValueError: `num_memory_heads` is given.
@@ -83,4 +83,4 @@ class BranchedSelfAttention(SelfAttention):
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class BranchedEncDecAttention(EncDecMixin, BranchedSelfAttention):
-    """Attention to the output of an encoder, a weighted sum of branches, one a head."""
+    """Encoder-decoder attention as a weighted sum of branches, one per head."""

@@ -33,7 +33,7 @@ def enc_dec_attention(
 ) -> mtf.Tensor:
     """Returns the cross-attention output of each decoder position.
 
-    In decoding the keys and values of the memory are made once.
+    In decoding, the keys and values of the memory are computed once.
 
     Args:
       self_attention_layer: a SelfAttention, whose options and weights are used.
@@ -81,26 +81,26 @@ def enc_dec_attention(
 
 
 class EncDecMixin(SelfAttention):
-    """What makes attention of a sequence to itself attention to the output of an encoder.
+    """Mixin that turns a self-attention layer into encoder-decoder attention.
 
-    Among the bases it comes before the kind of self-attention, if that is a subclass. Layers whose
-    attention is not that of `enc_dec_attention` have a `call` of their own.
+    List it before the self-attention class among the bases. Layers that do not attend by
+    `enc_dec_attention` override `call`.
     """
 
     def __init__(self, relative_attention_type: Optional[str] = None, **kwargs: Any) -> None:
-        """Sets the options.
+        """Creates the layer.
 
         Args:
           relative_attention_type: None, "bias" or "bias_shared", see `relative_position_spans`.
-          **kwargs: further arguments of the layer of self-attention.
+          **kwargs: further arguments of the self-attention layer.
         """
         super().__init__(relative_attention_type=relative_attention_type, **kwargs)
 
     def _get_memory_antecedent(self, context: Context) -> mtf.Tensor:
-        """Returns the memory of attention, a Tensor [batch..., memory_length, d_model].
+        """Returns the attention memory, a Tensor [batch..., memory_length, d_model].
 
         Raises:
-          ValueError: there is no output of an encoder.
+          ValueError: there is no encoder output.
         """
         if context.encoder_output is None:
             raise ValueError(
@@ -154,5 +154,5 @@ class EncDecAttention(EncDecMixin):
 
     @property
     def attention_fn(self) -> Callable[..., mtf.Tensor]:
-        """The function that attends."""
+        """The attention function."""
         return attention.attention

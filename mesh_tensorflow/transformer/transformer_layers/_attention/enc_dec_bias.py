@@ -1,4 +1,4 @@
-"""Which positions of the encoder a decoder's position sees, and how far they are."""
+"""Masks and relative position biases of encoder-decoder attention."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS = (None, "bias", "bias_shared")
 
 
 def _encoder_inputs(context: Context) -> mtf.Tensor:
-    """Returns the encoder's ids, whose length is called memory_length."""
+    """Returns the encoder's ids, with the length dimension renamed to memory_length."""
     ids = context.encoder_inputs
     if ids is None or context.inputs is None:
         raise ValueError(
@@ -40,7 +40,7 @@ def _encoder_inputs(context: Context) -> mtf.Tensor:
 def _sentinels_so_far(context: Context, is_sentinel: mtf.Tensor) -> mtf.Tensor:
     """Returns how many sentinels the decoder's inputs have up to each position.
 
-    In decoding the number up to the present position is kept as a state.
+    In decoding, the count up to the current position is kept as a state.
     """
     if context.mode == "incremental":
         [count] = context.get_states(1)
@@ -55,7 +55,7 @@ def _sentinels_so_far(context: Context, is_sentinel: mtf.Tensor) -> mtf.Tensor:
             known = mtf.less(positions, context.initial_position)
             before = mtf.multiply(count, mtf.to_int32(known), output_shape=count.shape)
         total = mtf.reduce_sum(before, reduced_dim=context.length_dim)
-        # Floating, since beams choose among states by a product.
+        # Floating point, since beam search selects states by a matrix product.
         context.record_new_states([mtf.to_float(total)])
     return mtf.cumsum(count, context.length_dim)
 
@@ -63,17 +63,17 @@ def _sentinels_so_far(context: Context, is_sentinel: mtf.Tensor) -> mtf.Tensor:
 def _numbered(
     count: mtf.Tensor, sequence_id: Union[mtf.Tensor, int, None], length: int
 ) -> mtf.Tensor:
-    """Returns counts that are larger in each later example of a row."""
+    """Returns counts offset by sequence id, so that packed examples do not share counts."""
     return count if sequence_id is None else count + sequence_id * length
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED) -> mtf.Tensor:
-    """Returns how far each encoder position is before the one where the decoder's belongs.
+    """Returns each encoder position relative to the one that the decoder position is aligned with.
 
-    For models trained to fill in spans: encoder inputs have a sentinel in place of each span, and
-    the decoder repeats it before the span. A decoder position belongs at the sentinel that it
-    follows. Sentinels are the last ids of the vocabulary.
+    For models trained on span corruption: encoder inputs have a sentinel in place of each span, and
+    the decoder repeats it before the span. A decoder position is aligned with the last sentinel
+    before it. Sentinels are the last ids of the vocabulary.
 
     Args:
       context: a Context of a decoder, with ids of encoder and decoder.
@@ -102,7 +102,7 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
 
 
 def _visible(context: Context) -> Optional[mtf.Tensor]:
-    """Returns whether encoder and decoder position belong to the same example, or None."""
+    """Returns whether two positions belong to the same example; None without sequence ids."""
     ids = (context.sequence_id, context.encoder_sequence_id)
     if any(x is None for x in ids) or not any(isinstance(x, mtf.Tensor) for x in ids):
         return None
@@ -122,12 +122,12 @@ def enc_dec_attention_bias(
     Args:
       layer: a layer with `relative_attention_type` and `relative_attention_num_buckets`.
       context: a Context of a decoder.
-      heads_dims: a list of Dimensions, of which biases of distances are made for each.
+      heads_dims: a list of Dimensions; each head has its own relative position bias.
       relative_position_fn: a function of a Context; returns an int32 Tensor with dimensions
         [batch..., length, memory_length].
 
     Returns:
-      A Tensor, or None if nothing is hidden and distances do not count.
+      A Tensor, or None if nothing is masked and there is no relative attention.
 
     Raises:
       ValueError: the layer's relative_attention_type is not None, "bias" or "bias_shared".

@@ -1,4 +1,4 @@
-"""Attention whose queries and keys are made by a mixture of experts."""
+"""Attention whose queries and keys are computed by a mixture of experts."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = ["ExpertsEncDecAttention", "ExpertsSelfAttention"]
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class ExpertsSelfAttention(SelfAttention):
-    """Attention whose queries and keys, which are the values too, experts make.
+    """Self-attention whose queries and keys, which double as values, are computed by experts.
 
     Fedus et al., "Switch transformers: scaling to trillion parameter models with simple and
     efficient sparsity" (2021), appendix A.
 
     Attributes:
-      expert_computation: "qkv", "q" or "kv", what experts make.
-      attend_to_memory: whether positions see each other. Without, keys keep the place of the
-        query, and each position finds its own value only: what models trained with releases up
-        to 0.1.21 compute.
+      expert_computation: "qkv", "q" or "kv": what the experts compute.
+      attend_to_memory: whether positions attend to each other. If False, keys keep the length
+        dimension of the queries, and each position attends to its own value only: what models
+        trained with releases up to 0.1.21 compute.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ExpertsSelfAttention(SelfAttention):
         expert_computation: str = "qkv",
         **kwargs: Any,
     ) -> None:
-        """Sets the options.
+        """Creates the layer.
 
         Args:
           num_experts: this and the following arguments are those of MoE1D.
@@ -76,9 +76,9 @@ class ExpertsSelfAttention(SelfAttention):
           hidden_size: an integer.
           activation: a string.
           z_loss: a number or None.
-          expert_computation: "qkv", "q" or "kv", what experts make.
-          **kwargs: further arguments of `SelfAttention`, of which shared_kv must be True; and
-            attend_to_memory, False if not given.
+          expert_computation: "qkv", "q" or "kv": what the experts compute.
+          **kwargs: further arguments of `SelfAttention`, where shared_kv must be True; and
+            attend_to_memory, False by default.
         """
         self.attend_to_memory = kwargs.pop("attend_to_memory", False)
         super().__init__(**kwargs)
@@ -111,7 +111,7 @@ class ExpertsSelfAttention(SelfAttention):
             )
 
     def make_params(self, context: Context) -> attention.ExpertsAttentionParams:
-        """Returns the weights and the experts, whose variables are made if there are none.
+        """Returns the weights and the experts; creates their variables if they do not exist.
 
         Args:
           context: a Context.
@@ -176,9 +176,9 @@ class ExpertsSelfAttention(SelfAttention):
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class ExpertsEncDecAttention(EncDecMixin, ExpertsSelfAttention):
-    """Attention to the output of an encoder, whose queries and keys experts make.
+    """Encoder-decoder attention whose queries and keys are computed by experts.
 
-    Without attend_to_memory each position finds its own value, and nothing of the encoder.
+    Without attend_to_memory each position attends to its own value only, not to the encoder.
     """
 
     def call(

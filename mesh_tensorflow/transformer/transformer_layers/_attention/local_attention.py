@@ -1,4 +1,4 @@
-"""Attention to a neighbourhood."""
+"""Attention to a window of nearby positions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["LocalSelfAttention"]
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class LocalSelfAttention(SelfAttention):
-    """Attention to the `radius` positions up to each one, and as many after it in an encoder.
+    """Self-attention to the `radius` positions up to each one, and as many after it in an encoder.
 
-    In decoding the states hold as many positions, written round and round.
+    In decoding, the states are ring buffers of `radius` positions.
 
     Attributes:
       radius: an integer.
@@ -38,10 +38,10 @@ class LocalSelfAttention(SelfAttention):
         dropout_rate: float = 0.0,
         attention_kwargs: Optional[dict[str, Any]] = None,
     ) -> None:
-        """Sets the options.
+        """Creates the layer.
 
         Args:
-          radius: how many positions are seen on a side, the position itself among those before.
+          radius: the number of positions on each side; those before include the position itself.
           num_heads: this and the following arguments are those of `SelfAttention`.
           num_memory_heads: an integer.
           key_value_size: an integer.
@@ -124,7 +124,7 @@ class LocalSelfAttention(SelfAttention):
         )
 
     def _state_dim(self, context: Context) -> mtf.Dimension:
-        """Returns the Dimension of the states: no longer than the sequence."""
+        """Returns the Dimension of the states: at most as long as the sequence."""
         window = self.window_dim
         return mtf.Dimension(window.name, min(window.size, context.length_dim.size))
 
@@ -165,7 +165,7 @@ class LocalSelfAttention(SelfAttention):
         return self._attend(context, q, kv[0], kv[-1], window, bias)
 
     def min_relative_position(self, context: Context) -> Optional[int]:
-        """Returns how far before its own a position sees.
+        """Returns how far back a position attends, a negative number.
 
         Args:
           context: a Context.

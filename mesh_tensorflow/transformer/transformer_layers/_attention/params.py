@@ -1,4 +1,4 @@
-"""The weights of attention in a model."""
+"""Weights of a model's attention layers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["attention_params", "params_arguments"]
 def params_arguments(
     context: Context, kv_dim: mtf.Dimension, num_heads: int, num_memory_heads: int = 0
 ) -> dict[str, Any]:
-    """Returns the dimensions of attention's weights, arguments of `AttentionParams`.
+    """Returns the dimensions of attention weights, as arguments of `AttentionParams`.
 
     Args:
       context: a Context.
       kv_dim: a Dimension.
       num_heads: an integer.
-      num_memory_heads: how many heads keys and values have, a divisor of `num_heads`; as many
-        if 0.
+      num_memory_heads: how many heads keys and values have, a divisor of `num_heads`; if 0, as many
+        as `num_heads`.
 
     Raises:
       ValueError: `num_memory_heads` does not divide `num_heads`.
@@ -65,14 +65,14 @@ def attention_params(
     keep_query_heads_dims: bool = False,
     fold_scaling_into_initializer: bool = True,
 ) -> attention.AttentionParams:
-    """Returns the weights of attention in a model.
+    """Returns the weights of an attention layer.
 
     Args:
       context: a Context.
       kv_dim: a Dimension, of queries, keys and values.
       num_heads: an integer.
       num_memory_heads: how many heads keys and values have, a divisor of `num_heads`; 1 for
-        multi-query attention (Shazeer, "Fast transformer decoding", 2019), 0 for as many.
+        multi-query attention (Shazeer, "Fast transformer decoding", 2019), 0 for `num_heads`.
       shared_kv: whether values are the keys.
       no_query: whether there are no queries.
       combine_dims: whether heads and channels are one dimension of the weights.

@@ -1,4 +1,4 @@
-"""Biases by the distance of two positions."""
+"""Relative position biases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bucket_values", "check_type", "relative_position_bucket", "shared_bias_values"]
 
-# Beyond this distance all positions share a bucket.
+# All larger distances share one bucket.
 _MAX_DISTANCE = 128
 
 
@@ -40,11 +40,11 @@ def relative_position_bucket(
     num_buckets: int = 32,
     max_distance: int = _MAX_DISTANCE,
 ) -> mtf.Tensor:
-    """Returns the number of the bucket of each distance.
+    """Returns the bucket of each relative position.
 
-    Half of the buckets are for one distance each; the others grow with the logarithm of the
-    distance, up to `max_distance`. If `bidirectional`, each direction has half of all buckets;
-    else memory positions after the query are in the bucket of distance 0.
+    Half of the buckets hold one distance each; the sizes of the others grow logarithmically up to
+    `max_distance`. If `bidirectional`, each direction has half of all buckets; otherwise memory
+    positions after the query share the bucket of distance 0.
 
     Raffel et al., "Exploring the limits of transfer learning with a unified text-to-text
     transformer" (2020), section 2.1.
@@ -81,15 +81,15 @@ def shared_bias_values(
     buckets_dim: mtf.Dimension,
     cache_key: Optional[Hashable],
 ) -> mtf.Tensor:
-    """Returns the variable with a bias for each head and bucket.
+    """Returns the variable that holds a bias for each head and bucket.
 
     Args:
       context: a Context.
       name: a string.
       heads_dims: a list of Dimensions.
       buckets_dim: a Dimension.
-      cache_key: what layers that share the variable have in common; None for a variable of the
-        layer's own.
+      cache_key: a key under which layers share the variable in `context.cache`; None if it is not
+        shared.
     """
     if cache_key is not None and cache_key in context.cache:
         return context.cache[cache_key]
@@ -107,7 +107,7 @@ def shared_bias_values(
 def bucket_values(
     values: mtf.Tensor, buckets: mtf.Tensor, buckets_dim: mtf.Dimension, memory_dim: mtf.Dimension
 ) -> mtf.Tensor:
-    """Returns the value of each distance's bucket.
+    """Looks up the values of buckets.
 
     Args:
       values: a Tensor with dimensions [..., heads..., buckets_dim].

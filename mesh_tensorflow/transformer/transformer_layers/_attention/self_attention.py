@@ -29,10 +29,10 @@ _ATTENTION_FUNCTIONS: dict[Optional[str], Callable[..., mtf.Tensor]] = {
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class SelfAttention(transformer.TransformerLayer):
-    """Attention of a sequence to itself, with several heads.
+    """Multi-head self-attention.
 
-    Vaswani et al., "Attention is all you need" (2017). In decoding, states are the keys and
-    values of the positions so far.
+    Vaswani et al., "Attention is all you need" (2017). In decoding, the states are the keys and
+    values of earlier positions.
     """
 
     def __init__(
@@ -57,26 +57,28 @@ class SelfAttention(transformer.TransformerLayer):
         hyperprompt_hidden_dim: Optional[int] = None,
         hyperprompt_task_num: int = 8,
     ) -> None:
-        """Sets the options.
+        """Creates the layer.
 
         Args:
           num_heads: an integer.
           num_memory_heads: how many heads keys and values have, a divisor of `num_heads`; 1 for
-            multi-query attention, 0 for as many.
+            multi-query attention, 0 for `num_heads`.
           key_value_size: the number of channels of a head.
           shared_kv: whether values are the keys.
-          dropout_rate: the rate of dropout of the weights, shared along the queries.
+          dropout_rate: the dropout rate of the attention weights; all queries share one dropout
+            mask.
           attention_kwargs: a dictionary of further arguments of the attention function, or None.
-          relative_attention_type: None, "bias" for a bias by head and distance, "bias_shared" for
-            one that all layers share, "contextual" for one that the query makes.
-          relative_attention_num_buckets: how many classes of distances there are.
+          relative_attention_type: None, "bias" for a learned bias for each head and distance,
+            "bias_shared" for one that all layers share, "contextual" for one computed from the
+            query.
+          relative_attention_num_buckets: the number of buckets of relative positions.
           attention_func: None, or "hybrid" for `hybrid_attention`.
           combine_dims: whether heads and channels are one dimension of the weights.
           keep_query_heads_dims: whether the output keeps its heads.
           fold_scaling_into_initializer: whether initial values, rather than queries, are scaled.
-          z_loss_coeff: the factor of a loss on the logits, see `attention`; or None.
-          use_hyperprompt: whether hypernetworks make the keys and values of prompts.
-          hyperprompt_mtlshare: whether tasks share the weights that make them of prompts.
+          z_loss_coeff: the coefficient of a loss on the logits, see `attention`; or None.
+          use_hyperprompt: whether hypernetworks generate prompt keys and values.
+          hyperprompt_mtlshare: whether tasks share the weights that generate them.
           hyperprompt_length_encoder: the length of the prompts in encoders; None for no prompts.
           hyperprompt_length_decoder: the length of the prompts in decoders; None for no prompts.
           hyperprompt_hidden_dim: the number of hidden channels of prompts.
@@ -169,7 +171,7 @@ class SelfAttention(transformer.TransformerLayer):
     def layer_output_from_attention_output(
         self, context: Context, attention_output: mtf.Tensor, losses: Optional[list[mtf.Tensor]]
     ) -> mtf.Tensor:
-        """Returns the output of the layer; here that of attention.
+        """Returns the output of the layer; here, the attention output itself.
 
         Args:
           context: a Context.
@@ -181,7 +183,7 @@ class SelfAttention(transformer.TransformerLayer):
     def expected_attention_output_shape(
         self, x: mtf.Tensor, params: attention.AttentionParams
     ) -> mtf.Shape:
-        """Returns the shape of attention's output: that of `x`, with heads if they are kept.
+        """Returns the shape of the attention output: that of `x`, plus heads if they are kept.
 
         Args:
           x: a Tensor with dimensions [batch..., length, d_model].
@@ -193,7 +195,7 @@ class SelfAttention(transformer.TransformerLayer):
         return mtf.Shape([*front, *params.query_heads_dims, channels])
 
     def attention_kwargs_from_context(self, context: Context) -> dict[str, Any]:
-        """Returns further arguments of the attention function; dropout in training only.
+        """Returns the keyword arguments of the attention function; dropout in training only.
 
         Args:
           context: a Context.
@@ -205,7 +207,7 @@ class SelfAttention(transformer.TransformerLayer):
         }
 
     def make_params(self, context: Context) -> attention.AttentionParams:
-        """Returns the weights, whose variables are made if there are none.
+        """Returns the weights; creates their variables if they do not exist.
 
         Args:
           context: a Context.
@@ -238,7 +240,7 @@ class SelfAttention(transformer.TransformerLayer):
         if incremental:
             states = _states.updated_states(context, states, memory_length)
         elif context.mode == "first_part":
-            # Prompts are put before keys and values in the order of those.
+            # Prompts are prepended to keys and values in the order of their dimensions.
             turn = self._prompts()[1] is None
             context.record_new_states(
                 [_states.next_to_channels(s, memory_length) if turn else s for s in states]
@@ -276,7 +278,7 @@ class SelfAttention(transformer.TransformerLayer):
         return self.rename_length_to_memory_length(_self_bias.query_position(context), context)
 
     def _prompts(self) -> tuple[Optional[str], Optional[int]]:
-        """Returns the side of the model and the length of its prompts; None if there are none."""
+        """Returns ("encoder" or "decoder", the length of its prompts); None if there are none."""
         lengths = {
             "encoder": self.hyperprompt_length_encoder,
             "decoder": self.hyperprompt_length_decoder,
@@ -301,12 +303,12 @@ class SelfAttention(transformer.TransformerLayer):
           context: a Context.
           memory_position: an int32 Tensor with dimensions [batch..., memory_length].
           x: a Tensor with dimensions [batch..., length, d_model].
-          heads_dims: a list of Dimensions, of which biases of distances are made for each.
+          heads_dims: a list of Dimensions; each head has its own relative position bias.
           q: queries, for relative_attention_type="contextual"; or None.
-          use_prompt_kv: whether the memory has prompts before the sequence, which all see.
+          use_prompt_kv: whether the memory begins with prompts, which every position attends to.
 
         Returns:
-          A Tensor, or None if all is visible and distances do not count.
+          A Tensor, or None if nothing is masked and there is no relative attention.
         """
         return _self_bias.self_attention_bias(
             self, context, memory_position, x, heads_dims, q, bool(use_prompt_kv)
@@ -326,7 +328,7 @@ class SelfAttention(transformer.TransformerLayer):
         return mtf.Dimension("memory_length", context.length_dim.size)
 
     def rename_length_to_memory_length(self, x: mtf.Tensor, context: Context) -> mtf.Tensor:
-        """Returns `x` as the memory, so that it can be crossed with queries.
+        """Returns `x` with its length renamed to memory_length, as the memory of attention.
 
         Args:
           x: a Tensor with the dimension of the sequence.
@@ -335,7 +337,7 @@ class SelfAttention(transformer.TransformerLayer):
         return mtf.rename_dimension(x, context.length_dim.name, self.memory_length(context).name)
 
     def min_relative_position(self, context: Context) -> Optional[int]:
-        """Returns how far before its own a position sees, a number below 0; None for no limit.
+        """Returns how far back a position attends, a negative number; None for no limit.
 
         Args:
           context: a Context.
@@ -343,7 +345,7 @@ class SelfAttention(transformer.TransformerLayer):
         return None
 
     def max_relative_position(self, context: Context) -> Optional[int]:
-        """Returns how far after its own a position sees; None for no limit.
+        """Returns how far ahead a position attends; None for no limit.
 
         Args:
           context: a Context.
@@ -352,5 +354,5 @@ class SelfAttention(transformer.TransformerLayer):
 
     @property
     def attention_fn(self) -> Callable[..., mtf.Tensor]:
-        """The function that attends."""
+        """The attention function."""
         return _ATTENTION_FUNCTIONS[self.attention_func]

@@ -1,4 +1,4 @@
-"""What is added to the logits of attention of a sequence to itself."""
+"""Masks and relative position biases of self-attention."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _all_of(conditions: Sequence[mtf.Tensor]) -> Optional[mtf.Tensor]:
 def _hidden(
     layer: SelfAttention, context: Context, relative_position: mtf.Tensor, num_prompts: int
 ) -> Optional[mtf.Tensor]:
-    """Returns -1e9 where a position is not seen, or None if all are."""
+    """Returns the mask: -1e9 where attention is masked, 0 elsewhere; None if nothing is."""
     conditions = []
     smallest, largest = layer.min_relative_position(context), layer.max_relative_position(context)
     if smallest is not None:
@@ -68,7 +68,7 @@ def _distance_bias(
     heads_dims: list[mtf.Dimension],
     q: Optional[mtf.Tensor],
 ) -> Optional[mtf.Tensor]:
-    """Returns the biases of distances, or None if they do not count."""
+    """Returns the relative position bias, or None if the layer has no relative attention."""
     kind = layer.relative_attention_type
     if kind is None:
         return None

@@ -23,7 +23,7 @@ __all__ = [
 
 
 class WriteAtOperation(mtf.Operation):
-    """Writes one position of a state, in place where TensorFlow can."""
+    """Writes one position of a state, in place where TensorFlow allows it."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class WriteAtOperation(mtf.Operation):
         begins = np.arange(0, rows * length, length)
 
         def row_numbers(position: tf.Tensor) -> tf.Tensor:
-            """Returns the positions of all rows, or a scalar that holds for all."""
+            """Returns the position of each row, or a scalar if it is the same for all rows."""
             if not turn:
                 return position
             if turn != sorted(turn):
@@ -112,11 +112,11 @@ class WriteAtOperation(mtf.Operation):
 def write_at(
     state: mtf.Tensor, new: mtf.Tensor, position: mtf.Tensor, dim: mtf.Dimension
 ) -> mtf.Tensor:
-    """Returns a state with `new` at a position; as it was if the position is out of range.
+    """Returns a state with `new` written at a position; unchanged if the position is out of range.
 
     Args:
       state: a Tensor with dimensions [batch..., dim, ...].
-      new: a Tensor with the dimensions of `state` but for `dim`.
+      new: a Tensor with the dimensions of `state` except `dim`.
       position: an integer Tensor with some of the dimensions [batch...].
       dim: a Dimension.
 
@@ -127,9 +127,9 @@ def write_at(
 
 
 def next_to_channels(x: mtf.Tensor, length_dim: mtf.Dimension) -> mtf.Tensor:
-    """Returns keys or values with the length next to the channels, which come last.
+    """Transposes keys or values so that length and channels come last, in this order.
 
-    A query then meets them as matrices, one for each head.
+    Attention is then one matrix product for each head.
 
     Args:
       x: a Tensor with dimensions [batch..., length_dim, heads..., channels].
@@ -146,7 +146,7 @@ def updated_states(
     dim: mtf.Dimension,
     position: Optional[mtf.Tensor] = None,
 ) -> list[mtf.Tensor]:
-    """Writes the present position into the next states, and records them.
+    """Writes the current position into the next states, and records them.
 
     Args:
       context: a Context in mode "incremental".
@@ -171,15 +171,15 @@ def constant_states(
     make: Callable[[mtf.Tensor], Sequence[mtf.Tensor]],
     keep: Optional[Callable[[mtf.Tensor, mtf.Dimension], mtf.Tensor]] = None,
 ) -> tuple[Any, ...]:
-    """Returns a projection of the encoder's output; in decoding, the one of the first part.
+    """Returns a projection of the encoder's output; incremental decoding reuses the first part's.
 
     Args:
       context: a Context of a decoder.
       memory: a function of the Context that returns the encoder's output, a Tensor with
         dimensions [batch..., memory_length, d_model]; not called in mode "incremental".
       make: a function of the encoder's output that returns Tensors.
-      keep: a function of one of them and of the Dimension memory_length, the form in which it is
-        kept; itself if None.
+      keep: a function of one of these Tensors and the Dimension memory_length that returns the form
+        in which it is stored; None to store it as it is.
 
     Returns:
       A tuple of the Tensors, and the Dimension of the memory's positions.

@@ -1,4 +1,4 @@
-"""Attention by weights that do not come from products of queries and keys alone."""
+"""Synthesizer attention: weights that are not products of queries and keys alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Synthesizer"]
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class Synthesizer(SelfAttention):
-    """Attention by weights that are trained as such or made by the queries alone.
+    """Self-attention with weights that are learned directly or computed from the queries alone.
 
     Tay et al., "Synthesizer: rethinking self-attention in transformer models" (2020).
 
@@ -46,7 +46,7 @@ class Synthesizer(SelfAttention):
         fold_scaling_into_initializer: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Sets the options.
+        """Creates the layer.
 
         Args:
           num_heads: this and the following arguments are those of `SelfAttention`.
@@ -57,7 +57,7 @@ class Synthesizer(SelfAttention):
           attention_kwargs: a dictionary of further arguments of `synthetic_attention`, or None.
           relative_attention_type: a string or None.
           relative_attention_num_buckets: an integer.
-          attention_func: without effect.
+          attention_func: ignored.
           combine_dims: a bool.
           keep_query_heads_dims: a bool.
           synthesize_mode: "random", "random_plus", "random_plus_alpha", "dense_minus",
@@ -66,7 +66,7 @@ class Synthesizer(SelfAttention):
           **kwargs: further arguments of `SelfAttention`.
 
         Raises:
-          ValueError: there is no such mode.
+          ValueError: `synthesize_mode` is unknown.
         """
         products = _synthetic.uses_products(synthesize_mode)
         super().__init__(
@@ -88,11 +88,11 @@ class Synthesizer(SelfAttention):
         self.no_query = not _synthetic.uses_queries(synthesize_mode)
 
     def _check_function(self) -> None:
-        # There is one function; attention_func was accepted and never read.
+        # attention_func is accepted for compatibility; there is only one attention function.
         return
 
     def make_params(self, context: Context) -> attention.AttentionParams:
-        """Returns the weights, whose variables are made if there are none.
+        """Returns the weights; creates their variables if they do not exist.
 
         Args:
           context: a Context.

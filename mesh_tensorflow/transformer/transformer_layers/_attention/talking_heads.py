@@ -29,7 +29,7 @@ _KINDS = (None, "bias", "bias_shared")
 
 
 def as_dims(dims: _Dims) -> list[mtf.Dimension]:
-    """Returns Dimensions of (name, size) pairs."""
+    """Converts (name, size) pairs to Dimensions."""
     return [mtf.convert_to_dimension(d) for d in dims]
 
 
@@ -42,7 +42,7 @@ def projection(
     scale: float = 1.0,
     expert_dims: Sequence[mtf.Dimension] = (),
 ) -> mtf.Tensor:
-    """Returns a dense layer without bias, of which an ensemble has one a member.
+    """Applies a dense layer without bias; each member of an ensemble has its own.
 
     Args:
       context: a Context.
@@ -67,11 +67,11 @@ def projection(
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class TalkingHeadsSelfAttention(SelfAttention):
-    """Attention of a sequence to itself, with projections across heads.
+    """Talking-heads self-attention: projections across heads before and after the softmax.
 
-    Shazeer et al., "Talking-heads attention" (2020). Logits of the heads of the keys are projected
-    to the heads of the softmax, its weights to the heads of the values. A projection may have
-    parts that a position of the queries or of the memory makes.
+    Shazeer et al., "Talking-heads attention" (2020). Logits are projected from key heads to softmax
+    heads, and weights from softmax heads to value heads. A projection may add dynamic parts,
+    computed from each query or memory position.
 
     Attributes:
       key_heads_dims: a list of Dimensions.
@@ -99,25 +99,26 @@ class TalkingHeadsSelfAttention(SelfAttention):
         dynamic_projections: Optional[Sequence[str]] = None,
         dynamic_projections_init_scale: float = 1e-2,
     ) -> None:
-        """Sets the options.
+        """Creates the layer.
 
         Args:
-          key_heads_dims: (name, size) pairs; dimensions that two of these lists share are kept
-            apart by the projection between them.
+          key_heads_dims: (name, size) pairs; the projection between two of these lists does not mix
+            the dimensions that they share.
           softmax_heads_dims: (name, size) pairs.
           value_heads_dims: (name, size) pairs.
           key_size: the number of channels of a key.
           value_size: the number of channels of a value.
-          dropout_rate: the rate of dropout of the weights, shared along the queries.
+          dropout_rate: the dropout rate of the attention weights; all queries share one dropout
+            mask.
           relative_attention_type: None, "bias" or "bias_shared".
           relative_attention_num_buckets: an integer.
-          dynamic_projections: which projections have parts that are made: of logits ("l") or
-            weights ("w"), by the query's position ("x2") or the memory's ("m2"). A projection
-            between equal heads has none.
+          dynamic_projections: which projections have dynamic parts: of logits ("l") or weights
+            ("w"), computed from the query position ("x2") or the memory position ("m2"). A
+            projection between equal heads has none.
           dynamic_projections_init_scale: a factor of the variance of their initial values.
 
         Raises:
-          ValueError: there is no such relative attention.
+          ValueError: `relative_attention_type` is unknown.
         """
         _relative.check_type(type(self).__name__, relative_attention_type, _KINDS)
         self.key_heads_dims = as_dims(key_heads_dims)
@@ -173,7 +174,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
 
     @property
     def _keeps_memory(self) -> bool:
-        """Whether the memory itself, not its keys and values only, is needed later."""
+        """Whether decoding needs the memory itself, besides its keys and values."""
         return any(name.startswith("m2") for name in self.dynamic_projections)
 
     def call(
@@ -271,7 +272,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         output_heads_dims: list[mtf.Dimension],
         dynamic_projections_from: Optional[Sequence[mtf.Tensor]] = None,
     ) -> mtf.Tensor:
-        """Projects some heads to others; returns `inp` itself if they are the same.
+        """Projects input heads to output heads; returns `inp` itself if they are the same.
 
         Args:
           context: a Context.
@@ -279,11 +280,11 @@ class TalkingHeadsSelfAttention(SelfAttention):
           name: a string, the variable scope.
           input_heads_dims: a list of Dimensions.
           output_heads_dims: a list of Dimensions.
-          dynamic_projections_from: Tensors with dimensions [..., d_model], each of which makes a
-            part of the projection; or None.
+          dynamic_projections_from: Tensors with dimensions [..., d_model] from which dynamic parts
+            of the projection are computed; or None.
 
         Returns:
-          A Tensor with `output_heads_dims` instead.
+          A Tensor with `output_heads_dims` in place of `input_heads_dims`.
         """
         shared = [d for d in input_heads_dims if d in output_heads_dims]
         reduced = [d for d in input_heads_dims if d not in shared]
@@ -307,7 +308,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class TalkingHeadsEncDecAttention(EncDecMixin, TalkingHeadsSelfAttention):
-    """Attention to the output of an encoder, with projections across heads."""
+    """Talking-heads encoder-decoder attention."""
 
     def call(
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None

@@ -1,4 +1,4 @@
-"""Attention of a decoder to learned mixes of an encoder's layers."""
+"""Transparent attention: encoder-decoder attention to learned mixes of the encoder's layers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["TransparentEncDecAttention"]
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class TransparentEncDecAttention(EncDecAttention):
-    """Attention of a decoder to a learned mix of an encoder's layers, one for each module.
+    """Encoder-decoder attention to learned mixes of the encoder's layers, one per decoder module.
 
     Bapna et al., "Training deeper neural machine translation models with transparent attention"
-    (2018). Encoder and decoder are taken as modules of several layers; what is mixed are the
-    encoder's input and the outputs of its modules.
+    (2018). Encoder and decoder are grouped into modules of several layers; a mix is a weighted sum
+    of the encoder's input and the outputs of its modules.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class TransparentEncDecAttention(EncDecAttention):
         dropout_rate: float = 0.0,
         **kwargs: Any,
     ) -> None:
-        """Sets the options.
+        """Creates the layer.
 
         Args:
           layers_per_encoder_module: an integer.
           layers_per_decoder_module: an integer.
           encoder_num_modules: an integer.
           decoder_num_modules: an integer.
-          dropout_rate: the rate of dropout of the mixing weights, and of those of attention.
+          dropout_rate: the dropout rate of the mixing weights and of the attention weights.
           **kwargs: further arguments of `EncDecAttention`.
         """
         super().__init__(dropout_rate=dropout_rate, **kwargs)
@@ -54,7 +54,7 @@ class TransparentEncDecAttention(EncDecAttention):
         self.decoder_num_modules = decoder_num_modules
 
     def _get_memory_antecedent(self, context: Context) -> mtf.Tensor:
-        # The first layer of this kind mixes for all of them.
+        # The first layer of this kind computes the mixes for all of them.
         if not hasattr(context, "decoder_layers_per_module"):
             context.decoder_layers_per_module = self._get_decoder_inputs(context)
         module = context.layer_index // self.layers_per_decoder_module
@@ -67,7 +67,7 @@ class TransparentEncDecAttention(EncDecAttention):
         return context.decoder_layers_per_module[module]
 
     def _get_decoder_inputs(self, context: Context) -> list[mtf.Tensor]:
-        """Returns the mix for each module of the decoder."""
+        """Returns the mix for each decoder module."""
         outputs = self._module_outputs(context)
         stacked = mtf.stack(outputs, "encoder_module_outputs")
         encoder_dim = stacked.shape.dims[0]
