@@ -1,4 +1,4 @@
-"""Attention: functions of queries, keys and values, and the weights that make these."""
+"""Attention: functions of queries, keys and values, and their projection weights."""
 
 from mesh_tensorflow.transformer.attention._bias import visibility_mask_to_attention_bias
 from mesh_tensorflow.transformer.attention._dot_product import attention

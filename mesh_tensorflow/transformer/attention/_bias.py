@@ -1,4 +1,4 @@
-"""What is added to logits to hide positions."""
+"""Attention masks as biases of the logits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["visibility_mask_to_attention_bias"]
 
 
 def visibility_mask_to_attention_bias(visible: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
-    """Returns 0 where something is visible and -1e9 where it is not.
+    """Converts a visibility mask to an attention bias: 0 where visible, -1e9 where masked.
 
     Args:
       visible: a boolean Tensor.
-      dtype: of the result.
+      dtype: the dtype of the result.
 
     Returns:
       A Tensor of the shape of `visible`.

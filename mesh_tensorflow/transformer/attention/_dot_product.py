@@ -1,4 +1,4 @@
-"""Dot product attention."""
+"""Dot-product attention."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def check_operands(
     key_dim: mtf.Dimension,
     value_dim: mtf.Dimension,
 ) -> None:
-    """Checks that queries, keys and values have the dimensions that attention goes by.
+    """Checks that queries, keys and values have the dimensions that attention needs.
 
     Args:
       what: the name of the function.
-      tensors: a dictionary with q, k and v, of which some may be None.
+      tensors: a dictionary with q, k and v, some of which may be None.
       memory_length_dim: a Dimension.
       key_dim: a Dimension.
       value_dim: a Dimension.
@@ -66,7 +66,7 @@ def with_dropout(
     dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]],
     context: Context,
 ) -> mtf.Tensor:
-    """Returns attention weights after dropout, in training or without a Context."""
+    """Applies dropout to attention weights, in training or without a Context."""
     if dropout_rate == 0.0:
         return weights
     training = context is None or context.train
@@ -82,15 +82,15 @@ def _add_z_loss(
     context: Context,
     dtype: tf.DType,
 ) -> None:
-    """Appends the mean square of the logarithms of the softmax's sums to the losses.
+    """Appends the z-loss to the losses: the mean square of the softmax's log denominators.
 
     Args:
       logits: a Tensor.
       memory_length_dim: a Dimension.
-      rows_shape: the Shape of the logarithms, should the logits have been reshaped.
+      rows_shape: the Shape of the log denominators, in case the logits have been reshaped.
       coefficient: a number.
       context: a Context.
-      dtype: of the loss.
+      dtype: the dtype of the loss.
     """
     log_z = mtf.reshape(mtf.reduce_logsumexp(logits, memory_length_dim), rows_shape)
     squares = mtf.square(log_z)
@@ -118,7 +118,7 @@ def attend(
     float32_logits: bool = True,
     z_loss_coeff: Optional[float] = None,
 ) -> mtf.Tensor:
-    """Returns `attention` of operands that are not checked."""
+    """Computes `attention` without checking its operands."""
     output_shape = q.shape - key_dim + value_dim
     rows_shape = q.shape - key_dim
     split = _sharding.find_split(context, [q, k, v], [key_dim, value_dim])
@@ -155,13 +155,13 @@ def attention(
     float32_logits: bool = True,
     z_loss_coeff: Optional[float] = None,
 ) -> mtf.Tensor:
-    """Returns means of values, weighted by the softmax of products of queries and keys.
+    """Dot-product attention: means of values, weighted by the softmax of queries times keys.
 
-    Vaswani et al., "Attention is all you need" (2017), but without a factor of the logits: it is
-    in the initial values of the queries' weights, see `AttentionParams`.
+    Vaswani et al., "Attention is all you need" (2017), but the logits are not scaled: the scale is
+    folded into the initializer of the query weights, see `AttentionParams`.
 
-    Dimensions that queries and keys share are matched, such as those of the batch and of heads;
-    the others are crossed.
+    Dimensions that queries and keys share, such as batch and heads, are batch dimensions; every
+    query attends along the others.
 
     Args:
       q: queries, a Tensor with dimensions [batch..., length, heads..., key_dim].
@@ -171,14 +171,14 @@ def attention(
       key_dim: a Dimension.
       value_dim: a Dimension.
       bias: a Tensor that is added to the logits, or None.
-      dropout_rate: the rate of dropout of the weights.
-      dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
-      extra_logit: a number or a Tensor, one more term of the softmax's sum; or None.
-      context: a Context, which says whether the model is trained; without one dropout is applied
+      dropout_rate: the dropout rate of the attention weights.
+      dropout_broadcast_dims: Dimensions along which the dropout mask is the same, or None.
+      extra_logit: a number or a Tensor, one more logit in the softmax's denominator; or None.
+      context: a Context, which tells whether the model is training; without one, dropout is applied
         if its rate is not 0.
       float32_logits: whether logits and softmax are computed in float32.
-      z_loss_coeff: the factor of a loss that keeps the logarithm of the softmax's sum near 0, in
-        training; or None.
+      z_loss_coeff: the coefficient of a loss that keeps the log of the softmax's denominator near
+        0, in training; or None.
 
     Returns:
       A Tensor with dimensions [dims of q without key_dim..., value_dim].

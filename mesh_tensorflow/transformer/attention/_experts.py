@@ -1,4 +1,4 @@
-"""Queries and keys made by a mixture of experts."""
+"""Queries and keys computed by a mixture of experts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ExpertsAttentionParams"]
 
-# What experts make, by `expert_computation`: queries, keys (which are the values too).
+# What experts compute, by `expert_computation`: queries, keys (which double as values).
 _MADE_BY_EXPERTS = {"qkv": (True, True), "q": (True, False), "kv": (False, True)}
 
 
@@ -48,11 +48,11 @@ class ExpertsAttentionParams(AttentionParams):
     """Attention projections; those of queries, keys or both are mixtures of experts.
 
     Fedus et al., "Switch transformers: scaling to trillion parameter models with simple and
-    efficient sparsity" (2021), appendix A. Keys are the values too.
+    efficient sparsity" (2021), appendix A. Keys double as values.
 
     Attributes:
       context: a Context.
-      expert_computation: "qkv", "q" or "kv", what experts make.
+      expert_computation: "qkv", "q" or "kv": what the experts compute.
       moe_layer: a MoE1D.
     """
 
@@ -95,13 +95,13 @@ class ExpertsAttentionParams(AttentionParams):
           combine_dims: must be True.
           ensemble_dim: a Dimension or None.
           keep_query_heads_dims: a bool.
-          fold_scaling_into_initializer: without effect; queries are scaled.
+          fold_scaling_into_initializer: ignored; queries are scaled.
           context: a Context.
           experts_hparams: an object with the arguments of MoE1D as attributes.
-          expert_computation: "qkv", "q" or "kv", what experts make.
+          expert_computation: "qkv", "q" or "kv": what the experts compute.
 
         Raises:
-          ValueError: an argument is not as it must be.
+          ValueError: an argument has a value that is not supported.
         """
         _check(expert_computation, combine_dims, shared_kv, query_heads_dims, memory_heads_dims)
         self.context = context
@@ -133,7 +133,7 @@ class ExpertsAttentionParams(AttentionParams):
         self.moe_layer = self._make_layer(experts_hparams)
 
     def _make_layer(self, hparams: object) -> moe.MoE1D:
-        """Returns the experts, whose output has the dimension of one vector of all heads."""
+        """Returns the experts, whose output concatenates all heads."""
         [combined] = self._stored(self.q_dims)
         settings = {
             name: value
@@ -147,14 +147,14 @@ class ExpertsAttentionParams(AttentionParams):
         )
 
     def _in_heads(self, y: mtf.Tensor) -> mtf.Tensor:
-        """Returns the experts' output with heads and channels as its last dimensions."""
+        """Splits the last dimension of the experts' output into heads and channels."""
         return mtf.reshape(y, mtf.Shape([*y.shape.dims[:-1], *self.q_dims]))
 
     def scaled(self, q: mtf.Tensor) -> mtf.Tensor:
         return q * self.key_dim.size**-0.5
 
     def compute_q(self, query_antecedent: mtf.Tensor) -> mtf.Tensor:
-        """Returns queries; in mode "qkv" the experts make keys in passing."""
+        """Returns queries; in mode "qkv" the experts compute the keys at the same time."""
         if not self._query_by_experts:
             return super().compute_q(query_antecedent)
         made = self.moe_layer.call(self.context, query_antecedent)
@@ -164,15 +164,15 @@ class ExpertsAttentionParams(AttentionParams):
         return self.scaled(self._in_heads(made))
 
     def compute_k(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
-        """Returns keys, which are the values too; see `compute_kv`."""
+        """Returns keys, which double as values; see `compute_kv`."""
         return self.compute_kv(memory_antecedent)
 
     def compute_v(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
-        """Returns values, which are the keys; see `compute_kv`."""
+        """Returns values, which equal the keys; see `compute_kv`."""
         return self.compute_kv(memory_antecedent)
 
     def compute_kv(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
-        """Returns keys that are values too; in mode "qkv" those made along with the queries."""
+        """Returns keys that double as values; in mode "qkv" those computed with the queries."""
         if not self._keys_by_experts:
             return super().compute_kv(memory_antecedent)
         if self._keys is not None:
@@ -185,12 +185,12 @@ class ExpertsAttentionParams(AttentionParams):
         length_dim: mtf.Dimension,
         sequence_id: Union[mtf.Tensor, int, None],
     ) -> mtf.Tensor:
-        """Returns keys of another sequence than the queries'.
+        """Returns the keys of a sequence other than that of the queries.
 
         Args:
           memory_antecedent: a Tensor with dimensions [batch..., length_dim, memory_input_dim].
           length_dim: a Dimension.
-          sequence_id: of the memory, as in a Context.
+          sequence_id: the sequence id of the memory, as in a Context.
         """
         if not self._keys_by_experts:
             return super().compute_kv(memory_antecedent)

@@ -1,4 +1,4 @@
-"""A mix of attention and of attention that is normalized twice."""
+"""Hybrid attention: a mix of softmax attention and doubly normalized attention."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["hybrid_attention"]
 
 
 def _log_add(x: mtf.Tensor, y: Union[mtf.Tensor, float]) -> mtf.Tensor:
-    """Returns the logarithm of the sum of exp(x) and exp(y)."""
+    """Returns log(exp(x) + exp(y))."""
     largest = mtf.maximum(x, y)
     return largest + mtf.log(mtf.exp(x - largest) + mtf.exp(y - largest))
 
 
 def _before_decoding(context: Context, logits: mtf.Tensor) -> mtf.Tensor:
-    """Returns the logits of queries that decoding begins after; the others hidden."""
+    """Masks the logits of queries at and after the position where decoding begins."""
     if context.initial_position is None:
         return logits
     positions = mtf.range(context.mesh, context.length_dim, tf.int32)
@@ -38,9 +38,9 @@ def _before_decoding(context: Context, logits: mtf.Tensor) -> mtf.Tensor:
 def _log_sums_over_queries(
     context: Context, logits: mtf.Tensor, extra_logit: Union[mtf.Tensor, float, None]
 ) -> mtf.Tensor:
-    """Returns for each memory position the logarithm of the sum over queries.
+    """Returns the log of the sum of exp(logits) over queries, for each memory position.
 
-    In decoding, over those that there are up to the present position.
+    In decoding, the sum is over the queries up to the current position.
     """
     if context.mode == "incremental":
         [sums] = context.get_states(1)
@@ -69,11 +69,11 @@ def hybrid_attention(
     dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
     extra_logit: Union[mtf.Tensor, float, None] = None,
 ) -> mtf.Tensor:
-    """Returns attention by a learned mix of usual weights and of doubly normalized ones.
+    """Attention with a learned mix of softmax weights and doubly normalized weights.
 
-    Ding et al., "Attention that does not explain away" (2020): doubly normalized weights sum to
-    one over queries first, then over the memory. So all queries of a sequence, later ones too,
-    have a part in each weight; in decoding those up to the present one have.
+    Ding et al., "Attention that does not explain away" (2020): doubly normalized weights are
+    normalized over queries first, then over the memory. So each weight depends on all queries of a
+    sequence, later ones included; in decoding, on those up to the current one.
 
     Args:
       q: queries, a Tensor with dimensions [batch..., length, heads..., key_dim].
@@ -84,9 +84,9 @@ def hybrid_attention(
       key_dim: a Dimension.
       value_dim: a Dimension.
       bias: a Tensor that is added to the logits, or None.
-      dropout_rate: the rate of dropout of the weights.
-      dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
-      extra_logit: a number or a Tensor, one more term of each sum; or None.
+      dropout_rate: the dropout rate of the attention weights.
+      dropout_broadcast_dims: Dimensions along which the dropout mask is the same, or None.
+      extra_logit: a number or a Tensor, one more logit in each denominator; or None.
 
     Returns:
       A Tensor with dimensions [dims of q without key_dim..., value_dim].
@@ -110,7 +110,7 @@ def hybrid_attention(
     usual = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
     twice = logits - _log_sums_over_queries(context, logits, extra_logit)
     if bias is not None:
-        # A memory position that is hidden from all queries has a sum as low as its logits.
+        # A memory position that is masked for all queries has a sum as low as its logits.
         twice = twice + mtf.cast(mtf.less(bias, MASKED_LOGIT / 2), bias.dtype) * MASKED_LOGIT
     twice = mtf.softmax(twice, memory_length_dim, extra_logit=extra_logit)
     weights = usual + (twice - usual) * mix

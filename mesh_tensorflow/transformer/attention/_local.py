@@ -1,4 +1,4 @@
-"""Attention to a neighbourhood, by blocks of the length that a layout may split."""
+"""Local attention, computed in blocks of the length, which a layout may split."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mesh_tensorflow.transformer.attention._dot_product import attention
 
 __all__ = ["local_attention_1d"]
 
-# Blocks may be as long as this even if the radius is shorter, to make products large.
+# Blocks may have this length even if the radius is shorter, for larger matrix products.
 _SHORT_BLOCK = 128
 
 
 def _block_length(length_dim: mtf.Dimension, num_splits: int, radius: int) -> int:
-    """Returns how many positions are a block, none of which crosses the border of a split."""
+    """Returns the number of positions in a block; no block crosses a slice boundary."""
     if radius < 1:
         raise ValueError(f"local_attention_1d: radius must be 1 or more, got {radius}")
     if num_splits < 1 or length_dim.size % num_splits:
@@ -49,7 +49,7 @@ class _Blocks:
         self.memory = mtf.Dimension("memory_block_length", size)
         self.radius = radius
         self.one_sided = fully_autoregressive
-        # The position `radius` to the left is not seen.
+        # The position `radius` to the left is masked.
         self.left = radius - 1
         self.right = 0 if fully_autoregressive else radius
         self.halo = max(self.left, self.right)
@@ -61,7 +61,7 @@ class _Blocks:
         return self._cut(x, self.query)
 
     def memories(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Returns `x` in blocks, each of which is joined to its neighbourhood; 0 at the ends."""
+        """Returns `x` in blocks, each with its neighborhood; padded with 0 at the ends."""
         x = self._cut(x, self.memory)
         exchange = mtf.left_halo_exchange if self.one_sided else mtf.halo_exchange
         return exchange(x, self.blocks, self.memory, self.halo)
@@ -120,11 +120,12 @@ def local_attention_1d(
     read_priority: Optional[mtf.Tensor] = None,
     attention_kwargs: Optional[dict[str, Any]] = None,
 ) -> mtf.Tensor:
-    """Returns attention to the `radius` positions up to each one, and as many after it.
+    """Local attention to the `radius` positions up to each one, and as many after it.
 
-    Position i sees j if -radius < j - i <= radius, or <= 0 if the model is autoregressive. The
-    length is cut into blocks: as long as the largest divisor of what a processor has up to
-    max(radius, 128). The number of blocks has the name of the length; a layout may split it.
+    Position i attends to j if -radius < j - i <= radius, or <= 0 if the model is autoregressive.
+    The length is cut into blocks, whose size is the largest divisor of a processor's part that is
+    at most max(radius, 128). The dimension of blocks has the name of the length; a layout may split
+    it.
 
     Args:
       q: queries, a Tensor with dimensions [batch..., length, heads..., key_dim].
@@ -133,13 +134,13 @@ def local_attention_1d(
       length_dim: a Dimension.
       key_dim: a Dimension.
       value_dim: a Dimension.
-      fully_autoregressive: whether no position sees a later one.
-      length_dim_num_splits: in how many parts the layout splits the length.
-      radius: how many positions are seen on a side.
-      sequence_id: a Tensor with dimensions [batch..., length]; positions see those with the same
-        number only. Or 1 or None, if there is one sequence.
+      fully_autoregressive: whether positions attend to earlier positions only.
+      length_dim_num_splits: into how many parts the layout splits the length.
+      radius: the number of positions on each side.
+      sequence_id: a Tensor with dimensions [batch..., length]; positions attend to those with the
+        same id only. 1 or None if there is one sequence.
       write_priority: a Tensor with dimensions [..., length], or None.
-      read_priority: a Tensor with dimensions [..., length], or None. Position i sees j if
+      read_priority: a Tensor with dimensions [..., length], or None. Position i attends to j if
         read_priority[i] >= write_priority[j].
       attention_kwargs: a dictionary of further arguments of `attention`, or None.
 
@@ -147,7 +148,7 @@ def local_attention_1d(
       A Tensor with dimensions [dims of q without key_dim..., value_dim].
 
     Raises:
-      ValueError: the length cannot be cut as asked for, or the radius is below 1.
+      ValueError: the length is not divisible as requested, or the radius is below 1.
     """
     for name, x in {"q": q, "k": k, "v": v}.items():
         if length_dim not in x.shape:

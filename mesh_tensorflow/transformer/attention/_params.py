@@ -1,4 +1,4 @@
-"""The weights that make queries, keys, values and the output of attention."""
+"""Projection weights of attention: queries, keys, values and output."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def _replaced(x: mtf.Tensor, old: list[mtf.Dimension], new: list[mtf.Dimension])
 
 
 class AttentionParams:
-    """Weights of attention, and the projections by them.
+    """Attention weights, and the projections that use them.
 
-    With `combine_dims` heads and channels of a weight are one dimension, named as the first of
-    them: `q` is [d_model, heads], `heads` being as large as heads times channels.
+    With `combine_dims`, the heads and channels of a weight are one dimension, named after the first
+    of them: `q` is [d_model, heads], where `heads` has the size of heads times channels.
 
     Attributes:
       mesh: a Mesh.
@@ -32,14 +32,14 @@ class AttentionParams:
       key_dim: a Dimension.
       value_dim: a Dimension.
       query_heads_dims: a list of Dimensions.
-      memory_heads_dims: a list of Dimensions, those that keys and values have for themselves.
+      memory_heads_dims: a list of Dimensions, the heads of keys and values.
       variable_dtype: a VariableDType.
-      shared_kv: whether values are the keys.
+      shared_kv: whether keys double as values.
       no_query: whether there are no queries.
       combine_dims: whether heads and channels are one dimension of the weights.
       keep_query_heads_dims: whether the output has heads.
-      fold_scaling_into_initializer: whether the factor key_dim^-0.5 of the logits is in the
-        initial values of `wq` rather than in `compute_q`.
+      fold_scaling_into_initializer: whether the scale key_dim^-0.5 of the logits is folded into the
+        initializer of `wq` rather than applied in `compute_q`.
       make_attention_vars: whether there are weights for queries, keys and values.
       q_shape: the Shape of `wq`; k_shape, v_shape and o_shape likewise.
       wq: a Tensor, or None; wk, wv, wkv and wo likewise.
@@ -68,22 +68,22 @@ class AttentionParams:
 
         Args:
           mesh: a Mesh.
-          query_input_dim: a Dimension, of what queries are made of.
-          memory_input_dim: a Dimension, of what keys and values are made of.
+          query_input_dim: a Dimension, the channels that queries are computed from.
+          memory_input_dim: a Dimension, the channels that keys and values are computed from.
           output_dim: a Dimension.
           key_dim: a Dimension.
           value_dim: a Dimension.
           query_heads_dims: a list of Dimensions.
-          memory_heads_dims: a list of Dimensions, some of those of the queries.
+          memory_heads_dims: a list of Dimensions, a subset of those of the queries.
           variable_dtype: a VariableDType.
-          shared_kv: whether values are the keys.
+          shared_kv: whether keys double as values.
           no_query: whether there are no queries.
           combine_dims: whether heads and channels are one dimension of the weights.
-          ensemble_dim: a Dimension, first of each weight; or None.
+          ensemble_dim: a Dimension, the first of each weight; or None.
           keep_query_heads_dims: whether the output keeps its heads.
-          fold_scaling_into_initializer: whether initial values of the queries' weights, rather
-            than queries, are scaled.
-          make_attention_vars: whether to make weights other than that of the output.
+          fold_scaling_into_initializer: whether the initializer of the query weights, rather than
+            the queries, is scaled.
+          make_attention_vars: whether to create weights other than that of the output.
 
         Raises:
           ValueError: `shared_kv` with keys and values of different dimensions, or
@@ -127,14 +127,14 @@ class AttentionParams:
         self.init_weights()
 
     def _stored(self, dims: list[mtf.Dimension]) -> list[mtf.Dimension]:
-        """Returns the dimensions that a weight has for heads and channels."""
+        """Returns the dimensions of heads and channels as a weight stores them."""
         return [mtf.combined_dimension(dims)] if self.combine_dims else dims
 
     def init_weights(self) -> None:
-        """Makes the variables.
+        """Creates the variables.
 
-        Initial values are normal. Products of queries and keys have variance 1, those of weights
-        and what they are applied to as well.
+        Initializers are normal, such that outputs of projections, and products of queries and keys,
+        have variance 1.
         """
         memory = self.memory_input_dim.size**-0.5
         if self.make_attention_vars:
@@ -165,13 +165,13 @@ class AttentionParams:
     def _project(
         self, x: mtf.Tensor, w: mtf.Tensor, input_dim: mtf.Dimension, dims: list[mtf.Dimension]
     ) -> mtf.Tensor:
-        """Returns `x` with `dims` instead of the input dimension."""
+        """Projects the input dimension of `x` to `dims`."""
         y = layers.us_einsum([x, w], reduced_dims=[input_dim])
         stored = self._stored(dims)
         return y if stored == dims else _replaced(y, stored, dims)
 
     def scaled(self, q: mtf.Tensor) -> mtf.Tensor:
-        """Returns queries with the factor of the logits, unless that is in the weights."""
+        """Scales queries, unless the scale is folded into the weights."""
         return q if self.fold_scaling_into_initializer else q * self.key_dim.size**-0.5
 
     def compute_q(self, query_antecedent: mtf.Tensor) -> mtf.Tensor:
@@ -192,7 +192,7 @@ class AttentionParams:
         return self.scaled(q)
 
     def compute_kv(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
-        """Returns keys that are values too.
+        """Returns keys that double as values.
 
         Args:
           memory_antecedent: a Tensor with dimensions [batch..., memory_length, memory_input_dim].
@@ -201,7 +201,7 @@ class AttentionParams:
           A Tensor with dimensions [batch..., memory_length, memory_heads_dims..., key_dim].
 
         Raises:
-          ValueError: keys and values have weights of their own.
+          ValueError: keys and values have separate weights.
         """
         if self.wkv is None:
             raise ValueError("compute_kv: there is no weight kv; use compute_k and compute_v")
@@ -240,7 +240,7 @@ class AttentionParams:
         return self._project(memory_antecedent, self.wv, self.memory_input_dim, self.v_dims)
 
     def compute_output(self, o: mtf.Tensor, output_shape: Optional[mtf.Shape] = None) -> mtf.Tensor:
-        """Returns the attention output, projected to the output dimension.
+        """Projects the attention output to the output dimension.
 
         Args:
           o: a Tensor with dimensions [batch..., length, query_heads_dims..., value_dim], in any
@@ -264,17 +264,17 @@ class AttentionParams:
 
     @property
     def q_dims(self) -> list[mtf.Dimension]:
-        """The dimensions of queries other than those of the batch and the length."""
+        """The dimensions of queries except batch and length."""
         return [*self.query_heads_dims, self.key_dim]
 
     @property
     def k_dims(self) -> list[mtf.Dimension]:
-        """The dimensions of keys other than those of the batch and the length."""
+        """The dimensions of keys except batch and length."""
         return [*self.memory_heads_dims, self.key_dim]
 
     @property
     def v_dims(self) -> list[mtf.Dimension]:
-        """The dimensions of values other than those of the batch and the length."""
+        """The dimensions of values except batch and length."""
         return [*self.memory_heads_dims, self.value_dim]
 
     @property
@@ -290,11 +290,11 @@ def attention_params_simple(
     heads_dim: mtf.Dimension,
     variable_dtype: mtf.VariableDType,
 ) -> AttentionParams:
-    """Returns the weights of attention with as many heads of the memory as of queries.
+    """Returns attention weights with as many memory heads as query heads.
 
     Args:
       mesh: a Mesh.
-      io_dim: a Dimension, of what is attended to and of the output.
+      io_dim: a Dimension, the channels of the inputs and the output.
       kv_dim: a Dimension, of queries, keys and values.
       heads_dim: a Dimension.
       variable_dtype: a VariableDType.

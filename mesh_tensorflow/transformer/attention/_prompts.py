@@ -1,4 +1,4 @@
-"""Keys and values of prompts, trained for each task, before those of a sequence."""
+"""Task-specific prompts: learned keys and values, prepended to those of a sequence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["concat_hyper_prompts_kv", "make_params_hyperprompt", "make_params_mt
 
 
 def _side() -> Optional[str]:
-    """Returns "encoder" or "decoder", by the variable scope; None in another model."""
+    """Returns "encoder" or "decoder", from the variable scope; None in other models."""
     parts = tf.get_variable_scope().name.split("/")
     return next((part for part in parts if part in ("encoder", "decoder")), None)
 
@@ -96,7 +96,7 @@ def make_params_mtlprompt(
     dropout_rate: float,
     prompt_length: Optional[int] = None,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Returns keys and values of prompts, made by weights of the layer.
+    """Returns keys and values of prompts, computed with weights of the layer.
 
     He et al., "HyperPrompt: prompt-based task-conditioning of transformers" (2022).
 
@@ -105,11 +105,11 @@ def make_params_mtlprompt(
       num_heads: an integer.
       prefix_hidden_dim: the number of hidden channels.
       kv_dim: a Dimension.
-      context: a Context; its cache has the tasks of examples as "task-id", its shared_params
-        have "prompts" under "encoder" or "decoder".
+      context: a Context; its cache holds the tasks of examples as "task-id"; its shared_params have
+        "prompts" under "encoder" or "decoder".
       mtlprompt_share: whether tasks share the weights.
       dropout_rate: a number.
-      prompt_length: without effect; it is that of the prompts.
+      prompt_length: ignored; the length is that of the prompts.
 
     Returns:
       A tuple (keys, values) of Tensors with dimensions [batch..., memory_length, heads, kv_dim].
@@ -143,13 +143,13 @@ def make_params_mtlprompt(
 
 
 def _block_number(context: Context) -> int:
-    """Returns the number of the block, by the variable scope; else that of the layer."""
+    """Returns the number of the block from the variable scope, or else that of the layer."""
     found = re.search(r"block_(\d+)", tf.get_variable_scope().name)
     return int(found.group(1)) if found else context.layer_index
 
 
 def _task_embedding(context: Context, scope: Optional[str], dropout_rate: float) -> mtf.Tensor:
-    """Returns the task embeddings that hypernetworks read, [task_num, channels]."""
+    """Returns the task embeddings, inputs of the hypernetworks, [task_num, channels]."""
     raw = _shared(context, scope, "task_raw_embedding")
     one = _shared(context, scope, "task_projector_layer_one")
     two = _shared(context, scope, "task_projector_layer_two")
@@ -175,25 +175,25 @@ def make_params_hyperprompt(
     prompt_length: Optional[int],
     scope: Optional[str] = None,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Returns keys and values of prompts, made by weights that hypernetworks make.
+    """Returns keys and values of prompts, computed with weights that hypernetworks generate.
 
-    He et al., "HyperPrompt: prompt-based task-conditioning of transformers" (2022): the weights
-    come from embeddings of task and layer, by networks that the layers share.
+    He et al., "HyperPrompt: prompt-based task-conditioning of transformers" (2022): networks that
+    the layers share generate the weights from embeddings of task and layer.
 
     Args:
-      task_num: without effect, as are `num_heads`, `kv_dim`, `mtlprompt_share` and
-        `prompt_length`: they are those of the shared parameters.
+      task_num: ignored, as are `num_heads`, `kv_dim`, `mtlprompt_share` and `prompt_length`: the
+        shared parameters determine them.
       num_heads: an integer.
       prefix_hidden_dim: the number of hidden channels.
       kv_dim: a Dimension.
-      context: a Context; its cache has the tasks of examples as "task-id", its shared_params
-        have under `scope` the "prompts", "task_raw_embedding", "task_projector_layer_one",
-        "task_projector_layer_two", "layer_embedding", and "hypernet_w_k_up",
-        "hypernet_w_k_down", "hypernet_w_v_up" and "hypernet_w_v_down".
+      context: a Context; its cache holds the tasks of examples as "task-id"; its shared_params have
+        under `scope` the "prompts", "task_raw_embedding", "task_projector_layer_one",
+        "task_projector_layer_two", "layer_embedding", and "hypernet_w_k_up", "hypernet_w_k_down",
+        "hypernet_w_v_up" and "hypernet_w_v_down".
       mtlprompt_share: a bool.
       dropout_rate: a number.
       prompt_length: an integer.
-      scope: "encoder" or "decoder"; by the variable scope if None.
+      scope: "encoder" or "decoder"; taken from the variable scope if None.
 
     Returns:
       A tuple (keys, values) of Tensors with dimensions [batch..., memory_length, heads, d_kv].
@@ -233,13 +233,13 @@ def concat_hyper_prompts_kv(
     dropout_rate: float,
     prompt_length: int,
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor, mtf.Dimension]:
-    """Puts the keys and values of prompts before those of the sequence.
+    """Prepends the keys and values of prompts to those of the sequence.
 
     Args:
       k: a Tensor with dimensions [batch..., memory_length, heads, kv_dim].
       v: a Tensor with dimensions [batch..., memory_length, heads, kv_dim].
       scope_encoder_or_decoder: "encoder" or "decoder".
-      use_hyperprompt: whether hypernetworks make the prompts' weights.
+      use_hyperprompt: whether hypernetworks generate the prompts' weights.
       memory_length: a Dimension.
       task_num: an integer; this and the following are as in `make_params_mtlprompt` and
         `make_params_hyperprompt`.
@@ -249,10 +249,10 @@ def concat_hyper_prompts_kv(
       context: a Context.
       mtlprompt_share: a bool.
       dropout_rate: a number.
-      prompt_length: how many positions the prompts have.
+      prompt_length: the number of positions of the prompts.
 
     Returns:
-      A tuple (keys, values, memory_position, memory_length), the last two with the prompts: a
+      A tuple (keys, values, memory_position, memory_length), the last two including the prompts: a
       range and its Dimension.
 
     Raises:

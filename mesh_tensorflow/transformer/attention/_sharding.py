@@ -1,4 +1,4 @@
-"""Attention split over a mesh dimension that the layout uses for other tensors only."""
+"""Splits attention over a mesh dimension that the layout uses for other tensors only."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def _parts(layout: mtf.LayoutRules, mesh_shape: mtf.Shape, dim: mtf.Dimension) -
 def _idle_names(
     layout: mtf.LayoutRules, mesh_shape: mtf.Shape, dims: Iterable[mtf.Dimension]
 ) -> Iterable[tuple[str, int]]:
-    """Yields (name of a tensor dimension, number of its parts) for each unused mesh dimension."""
+    """Yields (name of a tensor dimension, number of slices) for each unused mesh dimension."""
     dims = list(dims)
     names = {d.name for d in dims}
     used = {layout.tensor_dimension_to_mesh_axis(d, mesh_shape) for d in dims}
     for axis, mesh_dim in enumerate(mesh_shape.dims):
         if axis in used or mesh_dim.size == 1:
             continue
-        # A set: sorted, so that equal programs make equal graphs.
+        # Sorted, since the order of a set varies and equal programs should make equal graphs.
         rules = layout.mesh_dimension_name_to_tensor_dimension_names(mesh_dim.name)
         for name in sorted(set(rules) - names)[:1]:
             yield name, mesh_dim.size
@@ -39,7 +39,7 @@ def _idle_names(
 def find_split(
     context: Context, tensors: Sequence[mtf.Tensor], unsplittable_dims: Sequence[mtf.Dimension]
 ) -> Optional[_Split]:
-    """Returns a dimension of all tensors and the two to replace it by, or None.
+    """Returns a dimension of all tensors and the two dimensions that replace it, or None.
 
     Args:
       context: a Context or None.
@@ -65,7 +65,7 @@ def find_split(
 
 
 def split_again(x: Optional[mtf.Tensor], split: Optional[_Split]) -> Optional[mtf.Tensor]:
-    """Returns `x` with the dimension of a split replaced, where it has it."""
+    """Returns `x` with the dimension of a split replaced, if it has that dimension."""
     if x is None or split is None or split[0] not in x.shape:
         return x
     return mtf.replace_dimensions(x, *split)  # type: ignore[return-value]
@@ -81,10 +81,9 @@ def maybe_reshape_attention_input_for_2d_sharding(
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor, Optional[mtf.Tensor]]:
     """Splits attention over a mesh dimension by which the layout splits other tensors only.
 
-    With the layout "batch:x,d_ff:y" the dimension y would do the same work everywhere. So the
-    first dimension that queries and keys share and that can be cut once more, the batch usually,
-    becomes two, of which the second has the name that the layout splits over y. Results are the
-    same.
+    With the layout "batch:x,d_ff:y" all processors along y would repeat the same work. So the first
+    dimension that queries and keys share and that is divisible, usually the batch, becomes two, the
+    second of which has a name that the layout splits over y. Results are the same.
 
     Args:
       context: a Context, whose model knows its layout and mesh shape; or None.
@@ -95,7 +94,7 @@ def maybe_reshape_attention_input_for_2d_sharding(
       unsplittable_dims: Dimensions that are not replaced.
 
     Returns:
-      A tuple (q, k, v, bias), of other dimensions or as they were.
+      A tuple (q, k, v, bias), reshaped or unchanged.
     """
     split = find_split(context, [q, k, v], unsplittable_dims)
     return tuple(split_again(x, split) for x in (q, k, v, bias))  # type: ignore[return-value]

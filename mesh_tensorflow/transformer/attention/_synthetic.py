@@ -1,4 +1,4 @@
-"""Attention whose weights do not come from products of queries and keys alone."""
+"""Synthetic attention: weights that are not products of queries and keys alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["SYNTHESIZE_MODES", "synthetic_attention", "uses_products", "uses_que
 
 
 def _first(x: mtf.Tensor, dim: mtf.Dimension) -> mtf.Tensor:
-    """Returns the beginning of `x` along the dimension named as `dim`, which may be split."""
+    """Slices the beginning of `x` along the dimension named like `dim`, which may be split."""
     whole = mtf.rename_dimension(x, dim.name, "_" + dim.name)
     part = mtf.slice(whole, 0, dim.size, "_" + dim.name)
     return mtf.rename_dimension(part, "_" + dim.name, dim.name)
@@ -34,7 +34,7 @@ def _random_logits(
     memory_length_dim: mtf.Dimension,
     max_length: int,
 ) -> mtf.Tensor:
-    """Returns trained logits that are the same for all sequences."""
+    """Returns learned logits that are the same for all sequences."""
     rows = mtf.Dimension(context.length_dim.name, max_length)
     columns = mtf.Dimension(memory_length_dim.name, max_length)
     logits = mtf.get_variable(
@@ -54,7 +54,7 @@ def _dense_logits(
     memory_length_dim: mtf.Dimension,
     max_length: int,
 ) -> mtf.Tensor:
-    """Returns logits that a position makes of itself, by a layer shared by all heads."""
+    """Returns logits computed from each query by a dense layer that all heads share."""
     assert q is not None
     logits = layers.dense(
         mtf.relu(q),
@@ -76,7 +76,7 @@ def _plus(context: Context, products: Optional[mtf.Tensor], made: mtf.Tensor) ->
 
 
 def _plus_alpha(context: Context, products: Optional[mtf.Tensor], made: mtf.Tensor) -> mtf.Tensor:
-    """Returns a learned mix of the two."""
+    """Returns a learned mix of products and synthetic logits."""
     alpha = mtf.get_variable(
         context.mesh,
         "alpha",
@@ -90,7 +90,7 @@ def _plus_alpha(context: Context, products: Optional[mtf.Tensor], made: mtf.Tens
 
 _Mode = tuple[Callable[..., mtf.Tensor], Callable[..., mtf.Tensor]]
 
-# How logits are made, and what they are joined with.
+# By mode: how logits are computed, and how they are combined with products.
 SYNTHESIZE_MODES: dict[str, _Mode] = {
     "random": (_random_logits, _only),
     "random_plus": (_random_logits, _plus),
@@ -157,7 +157,7 @@ def synthetic_attention(
     max_length: int = 512,
     context: Context = None,  # type: ignore[assignment]
 ) -> mtf.Tensor:
-    """Returns attention by weights that are trained as such or made by the queries alone.
+    """Attention with weights that are learned directly or computed from the queries alone.
 
     Tay et al., "Synthesizer: rethinking self-attention in transformer models" (2020).
 
@@ -171,23 +171,22 @@ def synthetic_attention(
       key_dim: a Dimension.
       value_dim: a Dimension.
       bias: a Tensor that is added to the logits, or None.
-      dropout_rate: the rate of dropout of the weights.
-      dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
-      extra_logit: a number or a Tensor, one more term of the softmax's sum; or None.
+      dropout_rate: the dropout rate of the attention weights.
+      dropout_broadcast_dims: Dimensions along which the dropout mask is the same, or None.
+      extra_logit: a number or a Tensor, one more logit in the softmax's denominator; or None.
       synthesize: if False, logits are products of queries and keys.
-      synthesize_mode: "random" for trained logits, "dense_minus" for logits made of queries;
+      synthesize_mode: "random" for learned logits, "dense_minus" for logits computed from queries;
         "random_plus" and "dense_plus" add the products to them, "random_plus_alpha" and
         "dense_plus_alpha" mix the two.
-      factorized_dim: without effect.
-      max_length: the largest length that there are weights for.
+      factorized_dim: ignored.
+      max_length: the largest length, which determines the size of the weights.
       context: a Context.
 
     Returns:
       A Tensor with dimensions [batch..., length, heads, value_dim].
 
     Raises:
-      ValueError: a dimension is missing, there is no such mode, or the length is above
-        `max_length`.
+      ValueError: a dimension is missing, the mode is unknown, or the length is above `max_length`.
     """
     tensors = {"q": q, "k": k, "v": v}
     check_operands("synthetic_attention", tensors, memory_length_dim, key_dim, value_dim)
