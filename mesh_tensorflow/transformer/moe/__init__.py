@@ -1,4 +1,4 @@
-"""Mixtures of experts: layers of which each token uses a part."""
+"""Mixtures of experts: layers of which each token uses only some parts."""
 
 from mesh_tensorflow.transformer.moe._expert_selection import _expert_selection_gating
 from mesh_tensorflow.transformer.moe._groups import _split_into_groups

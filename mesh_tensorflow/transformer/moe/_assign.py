@@ -1,4 +1,4 @@
-"""Places for tokens in the buffers of experts."""
+"""Assignment of tokens to the capacity of experts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Assignment", "best_of_group", "dispatch_and_combine"]
 class Assignment:
     """Assigns expert capacity to tokens in the order of their group.
 
-    What finds no place is dropped.
+    Tokens beyond the capacity are dropped.
     """
 
     def __init__(self, router: Router) -> None:
@@ -26,12 +26,12 @@ class Assignment:
         self._combine: Optional[mtf.Tensor] = None
 
     def place(self, choices: mtf.Tensor, gates: mtf.Tensor) -> mtf.Tensor:
-        """Gives places after those that are taken.
+        """Assigns places after those that are already taken.
 
         Args:
           choices: a Tensor with dimensions [..., group, experts], 1.0 where a token chooses an
-            expert, of which there is one at most, else 0.0.
-          gates: a Tensor with dimensions [..., group], what the token's result is multiplied by.
+            expert, at most one per token, and 0.0 elsewhere.
+          gates: a Tensor with dimensions [..., group], the weights of the tokens' outputs.
 
         Returns:
           A Tensor with dimensions [..., group], 1.0 where a token got a place.
@@ -58,7 +58,7 @@ class Assignment:
     def tensors(self) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns (dispatch, combine), [..., group, experts, expert_capacity] each.
 
-        Dispatch is 1 where a token has a place, combine the gate there.
+        Dispatch is 1 where a token has a place; combine is the gate there.
         """
         if self._combine is None:
             raise RuntimeError("Assignment: no places were given")
@@ -66,12 +66,12 @@ class Assignment:
 
 
 def dispatch_and_combine(combine: mtf.Tensor, dtype: tf.DType) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Returns (1 where the combine tensor is not 0, the tensor itself) in a dtype."""
+    """Returns (dispatch, combine) in a dtype; dispatch is 1 where combine is not 0."""
     return mtf.cast(mtf.not_equal(combine, 0.0), dtype), mtf.cast(combine, dtype)
 
 
 def best_of_group(router: Router, scores: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Returns the highest scores of each expert, and one-hot of the tokens they belong to.
+    """Returns the highest scores of each expert, and their tokens as one-hot vectors.
 
     Args:
       router: a Router.

@@ -1,4 +1,4 @@
-"""Tokens to experts and back."""
+"""Dispatches tokens to experts and combines their outputs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from mesh_tensorflow.transformer.moe._hparams import hparam
 __all__ = ["dispatched", "expert_hidden"]
 
 # A function of the experts' inputs [outer_batch, experts, batch_unsplit, expert_capacity, d_model]
-# and the Dimension of experts, that returns a Tensor of them, or a list of Tensors.
+# and the Dimension of experts that returns their output, a Tensor or a list of Tensors.
 Experts = Callable[[mtf.Tensor, mtf.Dimension], Any]
 
 
 def _renamed(x: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Tensor:
-    """Returns `x` with other names of dimensions, of which the layout may split others.
+    """Renames the dimensions of `x`, which may change what the layout splits.
 
-    The channels have a name of their own on the way: a layout that splits `d_model_split` has
-    each processor send its part of the channels only.
+    In between, the channels are named `d_model_split`: with a layout that splits it, each processor
+    sends only its part of the channels.
     """
     channels = mtf.Dimension("d_model_split", dims[-1].size)
     x = mtf.reshape(x, mtf.Shape([*dims[:-1], channels]))
@@ -51,14 +51,14 @@ def dispatched(
       variable_dtype: a VariableDType.
       layout: a LayoutRules or None.
       mesh_shape: a Shape or None.
-      nonpadding: a Tensor with the dimensions of the inputs but the last, 0 at what is not
-        dispatched; or anything else if there is no padding.
+      nonpadding: a Tensor with the dimensions of the inputs except the last, 0 at tokens that are
+        not dispatched; any other value if there is no padding.
       num_microbatches: an integer or None.
       token_embeddings: a Tensor of the shape of the inputs, or None.
 
     Returns:
       (a Tensor, or a list of them as `experts` returns, with dimensions [outer_batch (or not),
-      batch, ..., output]; the loss, times its coefficient).
+      batch, ..., output]; the loss times its coefficient).
     """
     *tokens, channels = inputs.shape.dims
     groups = in_groups(mtf.Shape(tokens), hparams, layout, mesh_shape)
@@ -85,7 +85,7 @@ def dispatched(
         num_microbatches=num_microbatches,
         token_embeddings=embeddings,
     )
-    # Between these two shapes layouts such as "batch:all,experts:all" have an all-to-all.
+    # Between these two shapes a layout such as "batch:all,experts:all" needs an alltoall.
     by_token = [groups.outer_batch, unsplit, groups.batch, capacity_dim]
     by_expert = [groups.outer_batch, experts_dim, batch_unsplit, capacity_dim]
     sent = mtf.einsum([x, dispatch], output_shape=mtf.Shape([*by_token, channels]))

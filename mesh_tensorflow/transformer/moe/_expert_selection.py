@@ -1,4 +1,4 @@
-"""The gating in which experts choose tokens."""
+"""Expert choice gating: experts choose tokens."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def _expert_selection_gating(
     """Fills each expert with the tokens of the group that have the highest gates for it.
 
     Zhou et al., "Mixture-of-experts with expert choice routing" (2022), with a softmax over the
-    tokens of the group. Experts are equally full; a token may go to several or to none. The
-    loss is least, 1, if all tokens have the same gates in total.
+    tokens of the group. All experts take the same number of tokens; a token may go to several
+    experts or to none. The loss has its minimum, 1, if the gates of each token have the same sum.
 
     Args are those of `_top_2_gating`, and:
       group_size_dim: a Dimension, the tokens of a group.
-      normalize_by_num_experts_routed: whether a token's gates are divided by how many experts
-        choose it.
+      normalize_by_num_experts_routed: whether a token's gates are divided by the number of experts
+        that choose it.
 
     Returns:
       (dispatch, combine), Tensors with dimensions [..., experts, expert_capacity, group], and

@@ -1,4 +1,4 @@
-"""The gatings by name."""
+"""Gating functions by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def gate(hparams: object, *args: Any, **kwargs: Any) -> tuple[mtf.Tensor, mtf.Te
     """Returns the dispatch and combine tensors of the gating `hparams.moe_gating`.
 
     Raises:
-      ValueError: there is no such gating.
+      ValueError: the gating is unknown.
     """
     name = hparam(hparams, "gating")
     if name not in GATINGS:

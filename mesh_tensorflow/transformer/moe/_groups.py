@@ -1,4 +1,4 @@
-"""Groups of tokens: each is dispatched on its own, so that processors need not wait."""
+"""Groups of tokens, each dispatched independently, so that processors need not synchronize."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["Groups", "expert_capacity", "in_groups"]
 def _split_into_groups(n: int, max_group_size: int, mesh_dim_size: int) -> tuple[int, int]:
     """Returns (number of groups, size of a group) for `n` tokens.
 
-    Groups are of equal size, and each processor has as many. There are n // max_group_size of
-    them, or the next higher number that allows it; so a group may be larger than
+    Groups have equal sizes, and each processor has the same number of them. Their number is n //
+    max_group_size, or the next higher number that allows this; so a group may be larger than
     `max_group_size`, but less than twice as large.
 
     Args:
       n: an integer.
       max_group_size: an integer.
-      mesh_dim_size: an integer, among how many processors the groups are split.
+      mesh_dim_size: an integer, the number of processors that the groups are split over.
 
     Raises:
-      ValueError: the processors cannot have as many tokens each.
+      ValueError: the tokens cannot be split evenly over the processors.
     """
     if n % mesh_dim_size:
         raise ValueError(
@@ -41,9 +41,9 @@ class Groups(NamedTuple):
     """How tokens are grouped.
 
     Attributes:
-      outer_batch: a Dimension, of the batch's outer part.
-      batch: a Dimension, how many groups there are in it, named as the batch.
-      group: a Dimension, tokens of a group.
+      outer_batch: a Dimension, the outer part of the batch.
+      batch: a Dimension with the name of the batch, the groups in each index of it.
+      group: a Dimension, the tokens of a group.
     """
 
     outer_batch: mtf.Dimension
@@ -60,8 +60,8 @@ class Groups(NamedTuple):
         """Returns the importance of tokens, [outer_batch, batch, group].
 
         Args:
-          nonpadding: a Tensor with dimensions among those of the tokens, 0 at padding; anything
-            else if there is no padding, for which None is returned.
+          nonpadding: a Tensor with dimensions among those of the tokens, 0 at padding; any other
+            value if there is no padding, for which None is returned.
           tokens: a Shape.
         """
         if not isinstance(nonpadding, mtf.Tensor):
@@ -76,13 +76,13 @@ def in_groups(
     mesh_shape: Union[mtf.Shape, str, None],
     group_name: str = "group",
 ) -> Groups:
-    """Returns the Groups for tokens.
+    """Returns the Groups of tokens.
 
     Args:
       tokens: a Shape, [outer_batch (or not), batch, ...].
       hparams: the hyperparameters.
       layout: a LayoutRules or None.
-      mesh_shape: a Shape or None; the processors that split the batch each have whole groups.
+      mesh_shape: a Shape or None; no group is split over processors.
       group_name: a string.
     """
     dims = list(tokens.dims)
@@ -106,12 +106,12 @@ def in_groups(
 
 
 def expert_capacity(group_size: int, num_experts: int, hparams: object, train: bool) -> int:
-    """Returns how many tokens of a group an expert takes at most."""
+    """Returns the capacity of an expert: how many tokens of a group it takes at most."""
     factor = hparam_by_mode(hparams, "capacity_factor", train)
     return capacity(group_size, num_experts, factor, hparams)
 
 
 def capacity(group_size: int, num_experts: int, factor: float, hparams: object) -> int:
-    """Returns the share of a group times a factor, but not less than the minimum."""
+    """Returns an expert's even share of a group times a factor, and at least the minimum."""
     share = min(group_size, int(group_size * factor / num_experts))
     return max(share, hparam(hparams, "min_expert_capacity"))

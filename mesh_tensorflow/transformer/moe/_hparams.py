@@ -6,7 +6,7 @@ from typing import Any
 
 __all__ = ["HParams", "hparam", "hparam_by_mode", "set_default_moe_hparams"]
 
-# What hyperparameter objects made for earlier releases lack, and what they mean without it.
+# Hyperparameters that objects made for earlier releases lack, with their defaults.
 _LATER = {
     "loss_coef": 0.01,
     "min_expert_capacity": 4,
@@ -47,7 +47,7 @@ _DEFAULTS: dict[str, Any] = {
 class HParams:
     """Hyperparameters as attributes, such as `moe_num_experts`.
 
-    Any other object with these attributes serves as well, such as Tensor2Tensor's.
+    Any other object with these attributes works too, such as Tensor2Tensor's.
     """
 
     def __init__(self, **kwargs: object) -> None:
@@ -63,8 +63,8 @@ def set_default_moe_hparams(hparams: HParams) -> None:
     """Adds the hyperparameters of a mixture of experts to Tensor2Tensor's.
 
     Args:
-      hparams: an object with `add_hparam(name, value)`. Tensor2Tensor's basic ones have
-        `moe_num_experts` and `moe_loss_coef` already: these are set.
+      hparams: an object with `add_hparam(name, value)`. Tensor2Tensor's basic hyperparameters have
+        `moe_num_experts` and `moe_loss_coef` already: these two are overwritten.
     """
     for name, value in _OF_TENSOR2TENSOR.items():
         setattr(hparams, f"moe_{name}", value)

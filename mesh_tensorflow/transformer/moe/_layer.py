@@ -1,4 +1,4 @@
-"""A feed-forward layer of experts."""
+"""Mixture-of-experts feed-forward layer."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def transformer_moe_layer_v1(
     num_microbatches: Optional[int] = None,
     token_embeddings: Optional[mtf.Tensor] = None,
 ) -> tuple[Any, mtf.Tensor]:
-    """Returns the output of feed-forward experts chosen by a router for each token.
+    """Applies a mixture of feed-forward experts, which a router chooses for each token.
 
     Shazeer et al., "Outrageously large neural networks: the sparsely-gated mixture-of-experts
-    layer" (2017), and "Mesh-TensorFlow" (2018). Tokens are dispatched in groups; an expert takes
-    at most `expert_capacity` tokens of a group, and others go without it. As the number of groups
-    is a multiple of the processors that split the batch, results depend on the layout if groups
-    would be larger otherwise.
+    layer" (2017), and "Mesh-TensorFlow" (2018). Tokens are dispatched in groups; an expert takes at
+    most `expert_capacity` tokens of a group and drops the others. The number of groups is a
+    multiple of the number of processors that the batch is split over, so results depend on the
+    layout if groups would be larger otherwise.
 
     Args:
       inputs: a Tensor with dimensions [outer_batch (or not), batch, ..., d_model].
@@ -46,12 +46,13 @@ def transformer_moe_layer_v1(
       hparams: an object with the attributes moe_num_experts, moe_hidden_size, moe_gating, ...
       train: a bool.
       variable_dtype: a VariableDType.
-      layout: a LayoutRules or None; that which the program is lowered with.
+      layout: the layout that the program is lowered with, LayoutRules or what converts to them; or
+        None.
       mesh_shape: a Shape or None.
-      nonpadding: a Tensor with the dimensions of the inputs but the last, 0 at padding, which
-        is not dispatched; or None.
+      nonpadding: a Tensor with the dimensions of the inputs except the last, 0 at padding, which is
+        not dispatched; or None.
       activation: as for `mtf.layers.dense_product`.
-      num_microbatches: an integer, what the loss is divided by, or None.
+      num_microbatches: an integer that the loss is divided by, or None.
       token_embeddings: a Tensor of the shape of the inputs for `moe_word_embed_mode`, or None.
 
     Returns:
@@ -97,10 +98,10 @@ def call_moe(
     x: mtf.Tensor,
     **kwargs: Any,
 ) -> Any:
-    """Calls a mixture of experts for a Context, and adds its loss to the context's.
+    """Calls a mixture of experts with a Context, and adds its loss to the losses of the Context.
 
     Args:
-      name: a string for messages.
+      name: a string for error messages.
       moe_layer: a function such as `transformer_moe_layer_v1`.
       hparams: the hyperparameters.
       the_context: a Context.
@@ -119,7 +120,7 @@ def call_moe(
     output_dim = getattr(hparams, "moe_output_dim", None) or model.model_dim
     nonpadding = the_context.nonpadding
     if isinstance(nonpadding, mtf.Tensor) and any(d not in x.shape for d in nonpadding.shape):
-        nonpadding = None  # a step of decoding, of one position
+        nonpadding = None  # a decoding step, for one position
     y, loss = moe_layer(
         x,
         output_dim,
@@ -139,7 +140,7 @@ def call_moe(
 
 @gin.configurable(module="mesh_tensorflow.transformer.moe")
 class MoE1D(TransformerLayer):
-    """A feed-forward layer of experts; see `transformer_moe_layer_v1`.
+    """A mixture of feed-forward experts; see `transformer_moe_layer_v1`.
 
     Variables are `<gating>_gating/kernel`, `wi/kernel` and `wo/kernel`.
     """
@@ -179,10 +180,10 @@ class MoE1D(TransformerLayer):
 
         Args:
           num_experts: an integer.
-          loss_coef: what the loss that balances experts is multiplied by.
-          hidden_size: an integer, hidden units of an expert.
-          group_size: an integer, how many tokens are dispatched together, about.
-          capacity_factor_train: what an expert takes, relative to its even share of a group.
+          loss_coef: the coefficient of the load-balancing loss.
+          hidden_size: an integer, the number of hidden units of an expert.
+          group_size: an integer, about how many tokens are dispatched together.
+          capacity_factor_train: the capacity of an expert, relative to its even share of a group.
           capacity_factor_eval: the same when not training.
           use_second_place_loss: whether second choices are balanced too.
           second_policy_train: whether a token goes to its second expert: "all", "none",
@@ -191,24 +192,24 @@ class MoE1D(TransformerLayer):
           second_policy_eval: the same when not training.
           second_threshold_train: a number.
           second_threshold_eval: a number.
-          dropout_rate: of the hidden units.
-          activation: a name in mtf, or a list of names for gated units.
+          dropout_rate: the dropout rate of the hidden units.
+          activation: the name of a function of mtf, or a list of names for gated units.
           moe_gating: "top_2", "top_n", "switch", "ntlb", "switch_max" or "expert_selection".
-          min_expert_capacity: an integer, how many tokens of a group an expert takes at least.
+          min_expert_capacity: an integer, the minimum capacity of an expert.
           switch_policy_train: "argmax", "sample", "input_dropout" or "input_jitter".
           switch_policy_eval: the same when not training.
-          switch_dropout: the rate of "input_dropout".
-          switch_temperature: of "sample".
+          switch_dropout: the dropout rate of "input_dropout".
+          switch_temperature: the temperature of "sample".
           switch_jitter: the width of "input_jitter".
-          ntlb_top_k: an integer, how many experts a token tries at most.
+          ntlb_top_k: an integer, the maximum number of experts that a token tries.
           output_dim: a Dimension; the model's if None.
           use_experts_attention: whether to return two outputs, for queries and keys.
           z_loss: the coefficient of the router's z-loss in training, or None.
           word_embed_mode: "add" or "concat" the embeddings of ids to the router's input; or None.
-          use_second_place_expert_prob: how often a token's best expert is passed over in
-            training, for the switches; or None.
-          use_second_place_expert_prob_temp: the temperature at which another is drawn then, or
-            None for the second best.
+          use_second_place_expert_prob: the probability that a token's best expert is passed over in
+            training, for the switch gatings; or None.
+          use_second_place_expert_prob_temp: the temperature at which another expert is sampled in
+            that case, or None for the second best.
           top_n_num_experts_per_token: an integer, for "top_n".
         """
         self._hparams = HParams(

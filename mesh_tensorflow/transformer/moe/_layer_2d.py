@@ -1,4 +1,4 @@
-"""A feed-forward layer of experts in two levels."""
+"""Two-level mixture-of-experts feed-forward layer."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def transformer_moe_layer_v2(
     nonpadding: Optional[mtf.Tensor] = None,
     num_microbatches: Optional[int] = None,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Returns the output of experts that are chosen in two levels, with their loss.
+    """Applies a two-level mixture of feed-forward experts.
 
-    Shazeer et al., "Outrageously large neural networks" (2017), appendix B. Each of the expert_x
-    groups of experts gets its tokens, and has a router of its own that sends them to its
-    expert_y experts. Tokens that chose the group in second place are dispatched within it after
-    those that chose it first.
+    Shazeer et al., "Outrageously large neural networks" (2017), appendix B. A first router sends
+    tokens to expert_x groups of experts; each group has its own router, which sends them to its
+    expert_y experts. Within a group, tokens for which it is the second choice are dispatched after
+    those for which it is the first.
 
     A layout for a mesh of two dimensions is
     "batch:mesh_x,outer_batch:mesh_y,expert_x:mesh_x,expert_y:mesh_y".
@@ -82,11 +82,12 @@ def transformer_moe_layer_v2(
       hparams: an object with the attributes moe_num_experts (a list of two), moe_hidden_size, ...
       train: a bool.
       variable_dtype: a VariableDType.
-      layout: a LayoutRules or None; that which the program is lowered with.
+      layout: the layout that the program is lowered with, LayoutRules or what converts to them; or
+        None.
       mesh_shape: a Shape or None.
-      nonpadding: a Tensor with the dimensions of the inputs but the last, 0 at padding, which
-        is not dispatched; or None.
-      num_microbatches: an integer, what the loss is divided by, or None.
+      nonpadding: a Tensor with the dimensions of the inputs except the last, 0 at padding, which is
+        not dispatched; or None.
+      num_microbatches: an integer that the loss is divided by, or None.
 
     Returns:
       (a Tensor with dimensions [outer_batch (or not), batch, ..., output_dim], a scalar to add
@@ -136,7 +137,7 @@ def _second_level(
     Args:
       inputs: a Tensor with dimensions [expert_x, outer_batch, batch_unsplit, expert_capacity_x,
         d_model].
-      importance: a Tensor with the same dimensions but the last.
+      importance: a Tensor with the same dimensions except the last.
       output_dim: a Dimension.
       hparams: the hyperparameters.
       train: a bool.
@@ -175,7 +176,7 @@ def _second_level(
 
 
 def _importance_within(combine: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Tensor:
-    """Returns 1.0 for a token that chose these experts first, 0.5 for others, 0.0 for none."""
+    """Returns 1.0 for tokens whose first choice is the group, 0.5 for second choices, else 0.0."""
     gate = mtf.reduce_sum(mtf.to_float(combine), output_shape=mtf.Shape(dims))
     first = mtf.to_float(mtf.greater(gate, 0.5))
     return 0.5 * (first + mtf.to_float(mtf.greater(gate, 0.0)))
@@ -203,7 +204,7 @@ def _regrouped(
 
 
 class MoE2D(TransformerLayer):
-    """A feed-forward layer of experts in two levels; see `transformer_moe_layer_v2`.
+    """A two-level mixture of feed-forward experts; see `transformer_moe_layer_v2`.
 
     Variables are `outer_gating/kernel`, `inner_gating/kernel`, `wi/kernel` and `wo/kernel`.
     """
@@ -229,12 +230,13 @@ class MoE2D(TransformerLayer):
         Args:
           expert_x: an integer, the number of groups of experts.
           expert_y: an integer, the number of experts of a group.
-          loss_coef: what the loss that balances experts is multiplied by.
-          hidden_size: an integer, hidden units of an expert.
-          group_size: an integer, how many tokens are dispatched together, about.
-          capacity_factor_train: what a group of experts takes, relative to its even share.
+          loss_coef: the coefficient of the load-balancing loss.
+          hidden_size: an integer, the number of hidden units of an expert.
+          group_size: an integer, about how many tokens are dispatched together.
+          capacity_factor_train: the capacity of a group of experts, relative to its even share.
           capacity_factor_eval: the same when not training.
-          capacity_factor_second_level: what an expert takes of what its group got.
+          capacity_factor_second_level: the capacity of an expert, relative to its even share of its
+            group's tokens.
           use_second_place_loss: whether second choices are balanced too.
           second_policy_train: as for MoE1D.
           second_policy_eval: as for MoE1D.

@@ -1,4 +1,4 @@
-"""The gating that leaves no token behind."""
+"""No-token-left-behind gating."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def _ntlb_gating(
     num_microbatches: Optional[int] = None,
     token_embeddings: Optional[mtf.Tensor] = None,
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-    """Sends each token of importance 1 to the best expert that has a place for it.
+    """Sends each token of importance 1 to the best expert with capacity left.
 
     Fedus et al., "Switch transformers" (2021), appendix B: in `ntlb_top_k` rounds, tokens that
-    found no place with their best expert go to the second best, and so on. The loss is the mean
-    of the balance of first, second, ... choices.
+    exceed the capacity of their best expert go to the second best, and so on. The loss is the mean
+    of the load-balancing losses of first, second, ... choices.
 
     Args and results are those of `_top_2_gating`.
     """
@@ -55,6 +55,6 @@ def _ntlb_gating(
         placed = assignment.place(chosen if left is None else chosen * left, gate)
         left = 1.0 - placed if left is None else left - placed
         rest = rest * (1.0 - chosen)
-    # The balance is linear in the choices.
+    # The load-balancing loss is linear in the choices.
     loss = router.balance(mtf.add_n(choices) * (1.0 / rounds), gates, tokens)
     return *assignment.tensors(), router.total_loss(loss)

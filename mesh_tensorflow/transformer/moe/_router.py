@@ -1,4 +1,4 @@
-"""The router that all gatings share: logits, losses and padding."""
+"""Router shared by all gatings: logits, losses and padding."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _input_jitter(inputs: mtf.Tensor, hparams: object) -> mtf.Tensor:
     return layers.multiplicative_jitter(inputs, hparam(hparams, "switch_jitter"))
 
 
-# What a policy of the switch does to the router's input when training.
+# By switch policy: the noise that it adds to the router's input when training.
 _INPUT_NOISE = {"input_dropout": _input_dropout, "input_jitter": _input_jitter}
 _SWITCH_POLICIES = ("argmax", "sample", *_INPUT_NOISE)
 
@@ -44,19 +44,19 @@ _SWITCH_POLICIES = ("argmax", "sample", *_INPUT_NOISE)
 class Router:
     """The router: expert logits of tokens, and statistics for a gating.
 
-    All of it is computed in float32.
+    Everything is computed in float32.
 
     Attributes:
       experts_dim: a Dimension.
       group_dim: a Dimension, the tokens of a group.
-      capacity_dim: a Dimension, how many tokens of a group an expert takes.
+      capacity_dim: a Dimension, the tokens of a group that an expert takes.
       hparams: the hyperparameters.
       train: a bool.
-      dtype: the dtype of the inputs, and so of what the gating returns.
+      dtype: the dtype of the inputs and of the gating's results.
       logits: a Tensor with dimensions [..., group, experts].
       importance: a Tensor with dimensions [..., group], or None if all tokens have importance 1.
         A token of importance 0 is not dispatched.
-      num_microbatches: an integer, what losses are divided by.
+      num_microbatches: an integer that losses are divided by.
     """
 
     experts_dim: mtf.Dimension
@@ -85,11 +85,11 @@ class Router:
         token_embeddings: Optional[mtf.Tensor],
         noise: Optional[Callable[[mtf.Tensor, object], mtf.Tensor]] = None,
     ) -> Router:
-        """Makes the logits with a variable `name/kernel`.
+        """Computes the logits with a variable `name/kernel`.
 
         Args:
           inputs: a Tensor with dimensions [outer expert dims and batch..., group, d_model].
-          outer_expert_dims: a list of Dimensions of which each index has a router of its own.
+          outer_expert_dims: a list of Dimensions; each index has its own router weights.
           experts_dim: a Dimension.
           capacity_dim: a Dimension.
           hparams: the hyperparameters.
@@ -140,7 +140,7 @@ class Router:
     def balance(
         self, choices: mtf.Tensor, gates: mtf.Tensor, tokens: Optional[mtf.Tensor] = None
     ) -> mtf.Tensor:
-        """Returns a loss that is least, 1, if all experts are chosen equally often.
+        """Returns the load-balancing loss: at least 1, which means perfect balance.
 
         The mean over groups of num_experts * sum over experts of (the share of tokens that
         choose the expert) * (its mean gate); Shazeer et al., "Mesh-TensorFlow" (2018), and
@@ -148,8 +148,8 @@ class Router:
 
         Args:
           choices: a Tensor with dimensions [..., group, experts] of zeros and ones.
-          gates: a Tensor of the same shape; what the loss is differentiated by.
-          tokens: a Tensor with dimensions [..., group], which tokens count; all if None.
+          gates: a Tensor of the same shape, through which gradients flow.
+          tokens: a Tensor with dimensions [..., group], the tokens that count; all if None.
         """
         shape = choices.shape - self.group_dim
         product = mtf.reduce_mean(choices, output_shape=shape) * mtf.reduce_mean(
@@ -160,9 +160,9 @@ class Router:
         return mtf.reduce_mean(product) * float(self.experts_dim.size**2)
 
     def total_loss(self, loss: mtf.Tensor) -> mtf.Tensor:
-        """Returns a microbatch's part of a loss, with the z-loss of the router when training.
+        """Adds the router's z-loss in training, and divides by the number of microbatches.
 
-        The latter is the mean of log(z)^2 over tokens, z being the softmax's denominator; Zoph
+        The z-loss is the mean of log(z)^2 over tokens, where z is the softmax's denominator; Zoph
         et al., "ST-MoE" (2022), section 3.
         """
         coefficient = hparam(self.hparams, "z_loss") if self.train else None
@@ -181,10 +181,10 @@ class Router:
         return mtf.reduce_sum(x * tokens) / (count * (x.shape.size // tokens.shape.size))
 
     def sometimes_without_best(self) -> None:
-        """Takes the best expert out of the logits, for tokens chosen at random; in training.
+        """Masks the best expert's logit for randomly chosen tokens, in training.
 
-        The next best expert takes its place, or one that is drawn from the rest if there is a
-        temperature for it, whose gate is 1 then.
+        The next best expert takes its place; or, if a temperature is set, one sampled from the
+        others, whose gate is then 1.
         """
         probability = hparam(self.hparams, "use_second_place_expert_prob")
         if probability is None or not self.train:
@@ -199,7 +199,7 @@ class Router:
         self.logits = mtf.where(mtf.less(chance, probability), rest, self.logits)
 
     def masked_out(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Returns `x` with tokens of importance 0 far below all others."""
+        """Sets `x` far below all other values for tokens of importance 0."""
         if self.importance is None:
             return x
         return x + mtf.to_float(mtf.equal(self.importance, 0.0)) * MASKED_LOGIT
@@ -225,10 +225,10 @@ def _with_embeddings(
 
 
 def switch_policy(hparams: object, train: bool, strict: bool = True) -> tuple[str, Any]:
-    """Returns (the policy of a switch, a function that adds noise to its input or None).
+    """Returns (the switch policy, a function that adds noise to the router's input or None).
 
     Raises:
-      ValueError: there is no such policy.
+      ValueError: the policy is unknown.
     """
     policy = hparam_by_mode(hparams, "switch_policy", train)
     if strict and policy not in _SWITCH_POLICIES:

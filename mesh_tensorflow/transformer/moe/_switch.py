@@ -1,4 +1,4 @@
-"""The gating of switch transformers, and its variant in which experts keep their best tokens."""
+"""Switch gating, and its variant in which experts keep their best tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__: list[str] = []
 
 
 def _choice(router: Router, policy: str) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-    """Returns (the gate and one-hot of the expert of each token, the loss)."""
+    """Returns (the gate of each token's expert, the expert as a one-hot vector, the loss)."""
     gates = mtf.softmax(router.logits, router.experts_dim)
     if policy == "sample":
         temperature = hparam(router.hparams, "switch_temperature")
@@ -49,8 +49,8 @@ def _switch_gating(
     """Sends each token of importance 1 to one expert.
 
     Fedus et al., "Switch transformers: scaling to trillion parameter models with simple and
-    efficient sparsity" (2021). The policy says which: the best one ("argmax"; "input_dropout"
-    and "input_jitter" add noise to the router's input in training) or one that is drawn
+    efficient sparsity" (2021). The policy selects the expert: the best one ("argmax";
+    "input_dropout" and "input_jitter" add noise to the router's input in training) or a sampled one
     ("sample").
 
     Args and results are those of `_top_2_gating`.
@@ -83,10 +83,10 @@ def _switch_max_gating(
     num_microbatches: Optional[int] = None,
     token_embeddings: Optional[mtf.Tensor] = None,
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-    """As a switch, but an expert with too many tokens keeps those of the highest gates.
+    """Switch gating in which an expert over capacity keeps the tokens with the highest gates.
 
-    Riquelme et al., "Scaling vision with sparse mixture of experts" (2021), section 4, calls
-    it batch prioritized routing.
+    Riquelme et al., "Scaling vision with sparse mixture of experts" (2021), section 4, calls this
+    batch prioritized routing.
 
     Args are those of `_top_2_gating`; so are results, but with dimensions [..., experts,
     expert_capacity, group].

@@ -32,13 +32,13 @@ def _random(gate: mtf.Tensor, threshold: float) -> Optional[mtf.Tensor]:
     return mtf.to_float(mtf.less(chance, gate / max(threshold, _EPSILON)))
 
 
-# Which tokens are sent to a second expert, by its gate: a function that returns ones and zeros,
-# or None for all.
+# By policy: a function of the second expert's gate that returns 1 where a token is sent to it and 0
+# elsewhere; None to send all.
 _POLICIES = {"all": _all, "none": _none, "threshold": _threshold, "random": _random}
 
 
 def _sent(router: Router, choices: mtf.Tensor, gate: mtf.Tensor) -> mtf.Tensor:
-    """Returns the choices of a second or later expert that the policy leaves."""
+    """Applies the policy to the choices of a second or later expert."""
     policy = hparam_by_mode(router.hparams, "second_policy", router.train)
     if policy not in _POLICIES:
         raise ValueError(
@@ -71,15 +71,15 @@ def _top_2_gating(
     num_microbatches: Optional[int] = None,
     token_embeddings: Optional[mtf.Tensor] = None,
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-    """Sends each token to its best expert and perhaps to the second one.
+    """Sends each token to its best expert, and by policy also to the second best.
 
     Lepikhin et al., "GShard: scaling giant models with conditional computation and automatic
-    sharding" (2020), algorithm 1. Best experts get their places first. A token of an importance
-    between 0 and 1 has no first place: its best expert counts as a second one.
+    sharding" (2020), algorithm 1. First choices are placed before second choices. For a token with
+    an importance between 0 and 1, the best expert counts as a second choice.
 
     Args:
       inputs: a Tensor with dimensions [..., group, d_model].
-      outer_expert_dims: a list of Dimensions of which each index has a router of its own.
+      outer_expert_dims: a list of Dimensions; each index has its own router weights.
       experts_dim: a Dimension.
       expert_capacity_dim: a Dimension.
       hparams: the hyperparameters.
@@ -134,9 +134,9 @@ def _top_n_gating(
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
     """Sends each token to its `top_n_num_experts_per_token` best experts.
 
-    As `top_2`, but tokens of every importance above 0 have all their places. The gates of a
-    token's experts are scaled to a sum of 1 if there are several. `use_second_place_loss` adds
-    the balance of the third choice (of the second, if there are two).
+    Like `top_2`, but every token of importance above 0 is sent to all of its experts. The gates of
+    a token's experts are normalized to a sum of 1 if there are several. `use_second_place_loss`
+    adds the load-balancing loss of the third choice (of the second, if there are two).
 
     Args and results are those of `_top_2_gating`.
     """
