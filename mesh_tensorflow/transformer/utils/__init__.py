@@ -1,4 +1,4 @@
-"""Training, evaluating, decoding, scoring and exporting transformers, with parameters from gin."""
+"""Training, evaluating, decoding, scoring and exporting transformers, configured by gin."""
 
 from mesh_tensorflow.transformer.utils._data.batching import (
     auto_train_steps,

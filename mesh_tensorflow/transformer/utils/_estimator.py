@@ -34,9 +34,9 @@ def _session_config(
     mesh_devices: Optional[Sequence[str]],
     processes: int = 1,
 ) -> tf.ConfigProto:
-    """Returns a session's configuration, with as many logical CPUs as the mesh asks for."""
+    """Returns a session configuration with as many logical CPUs as the mesh needs."""
     config = tf.ConfigProto(allow_soft_placement=mesh_impl != "simd")
-    # Soft placement would put all of them on the first, without a word.
+    # Soft placement would silently put all of them on the first.
     named = [tf.DeviceSpec.from_string(device) for device in mesh_devices or ()]
     cpus = [d.device_index or 0 for d in named if d.device_type == "CPU"]
     if mesh_devices is None and (mesh_impl == "simd" or processes > 1):
@@ -47,9 +47,9 @@ def _session_config(
 
 
 def _mesh_impl(mesh_impl: Optional[str], use_tpu: Union[str, bool, None]) -> str:
-    """Returns the mesh implementation: as given, as gin binds it, or the default."""
+    """Returns the mesh implementation: the argument, the gin binding, or the default."""
     if mesh_impl is None:
-        with contextlib.suppress(ValueError):  # gin's word that nothing is bound
+        with contextlib.suppress(ValueError):  # raised by gin if nothing is bound
             mesh_impl = gin.query_parameter(f"{MODULE}.tpu_estimator_model_fn.mesh_impl")
     return mesh_impl or ("simd" if use_tpu else "placement")
 
@@ -79,7 +79,7 @@ def get_estimator(
     score_in_predict_mode: bool = False,
     mesh_impl: Optional[str] = None,
 ) -> estimator.tpu.TPUEstimator:
-    """Returns an estimator, which runs on CPUs and GPUs.
+    """Creates an estimator, which runs on CPUs and GPUs.
 
     Args:
       model_type: such as "lm"; see `build_model`.
@@ -87,24 +87,24 @@ def get_estimator(
       mesh_shape: the mesh.
       layout_rules: the layout.
       model_dir: the directory of checkpoints.
-      batch_size: how many sequences a batch has.
+      batch_size: the number of sequences in a batch.
       sequence_length: an integer, or a dictionary of them by feature.
-      autostack: whether to join small variables that are alike.
+      autostack: whether to stack small variables that are alike.
       learning_rate_schedule: a function of the step, a list of factors, a number or None.
       keep_checkpoint_max: how many checkpoints to keep; all if None.
-      save_checkpoints_steps: steps from one checkpoint to the next.
-      optimizer: a class of optimizers; needed in training.
+      save_checkpoints_steps: the number of steps between checkpoints.
+      optimizer: an optimizer class; required for training.
       predict_fn: see `tpu_estimator_model_fn`.
       variable_filter: see `tpu_estimator_model_fn`.
-      ensemble_inputs: how many members of an ensemble get inputs of their own in training.
-      use_tpu: the name of a TPU, or None or ""; True for a program of all processors of the mesh
-        by `TPUEstimator`, which runs on as many CPUs or GPUs.
+      ensemble_inputs: the number of ensemble members, if each gets different inputs in training.
+      use_tpu: the name of a TPU, or None or ""; True to run one program on all processors of the
+        mesh by `TPUEstimator`, on as many CPUs or GPUs.
       tpu_job_name: the job of the TPU.
-      iterations_per_loop: for TPUs alone.
+      iterations_per_loop: for TPUs only.
       cluster: a ClusterResolver, or None.
-      init_checkpoint: a checkpoint to begin with.
+      init_checkpoint: a checkpoint to initialize variables from.
       mesh_devices: a device for each processor of the mesh.
-      score_in_predict_mode: whether prediction is of scores of given targets.
+      score_in_predict_mode: whether prediction computes scores of given targets.
       mesh_impl: "placement" or "simd", see `tpu_estimator_model_fn`; "simd" on a TPU, and
         "placement" elsewhere if None.
 
@@ -122,7 +122,7 @@ def get_estimator(
         layout_rules=layout_rules,
         mesh_shape=mesh,
     )
-    # What gin binds takes the place of a default, not of an argument.
+    # A gin binding replaces a default, not an argument.
     given = {"mesh_devices": mesh_devices, "score_in_predict_mode": score_in_predict_mode or None}
     model_fn = tpu_estimator_model_fn(
         model_type=model_type,
@@ -157,7 +157,7 @@ def get_estimator(
         tpu_config=estimator.tpu.TPUConfig(
             iterations_per_loop=iterations_per_loop,
             tpu_job_name=tpu_job_name,
-            # Where a TPU is named, none is to stand in for it.
+            # If a TPU is named, nothing else should stand in for it.
             num_shards=mesh.size if not use_tpu or use_tpu is True else None,
         ),
     )

@@ -1,4 +1,4 @@
-"""Command-line flags that say which gin files and parameters a program reads."""
+"""Command-line flags for gin files and parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mesh_tensorflow._flags import FLAGS, Flag, define
 
 __all__ = ["FLAGS", "MODULE"]
 
-# The module under which gin knows the functions of this package.
+# The gin module of the functions of this package.
 MODULE = "mesh_tensorflow.transformer.utils"
 
 _DEFINITIONS: tuple[Flag, ...] = (

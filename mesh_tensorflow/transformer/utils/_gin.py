@@ -1,4 +1,4 @@
-"""gin files and parameters: reading them, and keeping what was in effect beside checkpoints."""
+"""Reads gin files and parameters, and saves the operative configuration beside checkpoints."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _UNKNOWN_PARAMETER = re.compile(r"Configurable '([^']*)' doesn't have a paramete
 
 
 def _import_gin_tf() -> None:
-    """Imports gin.tf, which registers what gin files name of TensorFlow, such as @tf.nn.relu.
+    """Imports gin.tf, which registers TensorFlow's functions for gin files, such as @tf.nn.relu.
 
-    By itself it asks for tf.estimator, which TensorFlow no longer has.
+    gin.tf itself imports tf.estimator, which TensorFlow no longer has.
     """
     lacking = not hasattr(tf, "estimator")
     if lacking:
@@ -56,7 +56,7 @@ def _registered() -> list[str]:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     names = {k: k for k in known}
-    # A file may have the end of a name only.
+    # A file may use only the end of a name.
     names.update({k.rsplit(".", 1)[-1]: k for k in known})
     found = difflib.get_close_matches(name.rsplit(".", 1)[-1], names, _MOST_NAMES, 0.6)
     found += difflib.get_close_matches(name, names, _MOST_NAMES, 0.75)
@@ -64,7 +64,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _advice(message: str) -> str:
-    """Returns the nearest names to one that gin does not know, as a sentence, or nothing."""
+    """Returns a sentence with the nearest known names to one that gin does not know, or ""."""
     selector = _UNKNOWN_SELECTOR.search(message)
     if selector:
         near = _nearest(selector[1], _registered())
@@ -84,10 +84,10 @@ def _advice(message: str) -> str:
 
 @contextlib.contextmanager
 def nearest_names_in_errors() -> Iterator[None]:
-    """Adds the nearest names to errors of gin about names that it does not know.
+    """Adds the nearest known names to gin's errors about unknown names.
 
     Raises:
-      ValueError: gin raised one.
+      ValueError: gin raised it.
     """
     try:
         yield
@@ -100,7 +100,7 @@ def nearest_names_in_errors() -> Iterator[None]:
 
 
 def _line_not_in_utf8(files: Iterable[str], prefixes: Iterable[str]) -> str:
-    """Returns a message if a gin file, or one that it includes, is not in UTF-8."""
+    """Returns an error message if a gin file, or one that it includes, is not valid UTF-8."""
     waiting, seen = list(files), set()
     while waiting:
         name = waiting.pop(0)
@@ -126,7 +126,7 @@ def _line_not_in_utf8(files: Iterable[str], prefixes: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def _place_in_errors_of_encoding(prefixes: Iterable[str]) -> Iterator[None]:
-    """Adds file and line to errors of gin files that are not in UTF-8."""
+    """Adds file and line to errors about gin files that are not valid UTF-8."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -142,16 +142,16 @@ def parse_gin_defaults_and_flags(
 ) -> None:
     """Reads `defaults.gin` of this package, then the files and parameters of the command line.
 
-    They are --gin_file and --gin_param, each of which may be there several times. Files are looked
-    for under --gin_location_prefix too, and in this package.
+    The flags --gin_file and --gin_param may be repeated. Files are also searched for under
+    --gin_location_prefix, and in this package.
 
     Args:
-      skip_unknown: whether to pass over what is not registered; or the names to pass over.
+      skip_unknown: whether to ignore names that are not registered; or the names to ignore.
       finalize_config: whether to lock the configuration.
 
     Raises:
-      ValueError: something that is named is not known; the error has the nearest names. Or a file
-        is not in UTF-8; the error has the line.
+      ValueError: a name is unknown; the message has the nearest known ones. Or a file is not valid
+        UTF-8; the message has the line.
     """
     directory = importlib.resources.files(_GIN_PACKAGE)
     prefixes = [*FLAGS.gin_location_prefix, str(directory)]
@@ -168,13 +168,13 @@ def parse_gin_defaults_and_flags(
 
 
 class OperativeConfigHook(tf.train.SessionRunHook):
-    """Writes the parameters in effect to operative_config.gin, and as a summary."""
+    """Writes the operative gin configuration to operative_config.gin, and as a summary."""
 
     def __init__(self, directory: Optional[str]) -> None:
         """Creates an OperativeConfigHook.
 
         Args:
-          directory: where to; nowhere if None.
+          directory: the directory to write to; nothing is written if None.
         """
         self._directory = directory
 
@@ -190,7 +190,7 @@ class OperativeConfigHook(tf.train.SessionRunHook):
         text = gin.operative_config_str()
         tf.io.gfile.makedirs(self._directory)
         path = os.path.join(self._directory, f"{_CONFIG_NAME}.gin")
-        # A name of its own: another process may write here too.
+        # A unique name, since another process may write here too.
         write_text(text, path, temporary_name(path))
         plugin = tf.SummaryMetadata.PluginData(plugin_name="text")
         summary = tf.Summary(

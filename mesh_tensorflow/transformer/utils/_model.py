@@ -1,4 +1,4 @@
-"""Models by type, and what their arguments are in one batch."""
+"""Builds models by type, and calls them on batches."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from mesh_tensorflow.transformer import transformer
 
 __all__ = ["build_model", "call_model", "check_length", "is_unitransformer"]
 
-# By model type: how the model is made of (input_vocab_size, output_vocab_size, layout, mesh_shape).
+# By model type: how to build the model from (input_vocab_size, output_vocab_size, layout,
+# mesh_shape).
 _LANGUAGE_MODELS = {"lm": True, "delimited_lm": True, "aligned": False}
 _MODELS = {
     "bitransformer": transformer.make_bitransformer,
     "bi_student_teacher": transformer.make_bi_student_teacher,
 }
-_SMALLEST_VOCABULARY = 3  # padding, EOS and something to say
+_SMALLEST_VOCABULARY = 3  # padding, EOS and one token
 
 
 def build_model(
@@ -28,12 +29,12 @@ def build_model(
     layout_rules: Union[mtf.LayoutRules, str, None] = None,
     mesh_shape: Union[mtf.Shape, str, None] = None,
 ) -> Any:
-    """Returns a model, whose layers gin describes.
+    """Builds a model, whose layers gin configures.
 
     Args:
       model_type: "bitransformer", "bi_student_teacher" (a bitransformer that learns from another),
-        "lm" (one stack, each position sees those before it), "delimited_lm" (the same for pairs of
-        inputs and targets) or "aligned" (one stack, all positions see each other).
+        "lm" (one stack, each position attends to those before it), "delimited_lm" (the same for
+        pairs of inputs and targets) or "aligned" (one stack, all positions attend to each other).
       input_vocab_size: the number of ids of inputs.
       output_vocab_size: the number of ids of targets.
       layout_rules: the layout that the model will be lowered with.
@@ -43,7 +44,7 @@ def build_model(
       A Unitransformer, Bitransformer or StudentTeacher.
 
     Raises:
-      ValueError: the type is not known, or a vocabulary is too small.
+      ValueError: the type is unknown, or a vocabulary is too small.
     """
     for name, size in (("input", input_vocab_size), ("output", output_vocab_size)):
         if size is not gin.REQUIRED and size < _SMALLEST_VOCABULARY:
@@ -85,14 +86,14 @@ def is_unitransformer(model: Any) -> bool:
 
 
 def check_length(model: Any, length: int) -> None:
-    """Checks that sequences are not longer than a model's positions.
+    """Checks that sequences do not exceed a model's number of positions.
 
     Args:
       model: a model.
-      length: the length of its longest sequences.
+      length: the length of the longest sequences.
 
     Raises:
-      ValueError: they are.
+      ValueError: they do.
     """
     model = getattr(model, "student", model)
     parts: list[Any] = (
@@ -156,11 +157,11 @@ def call_model(
       features: Tensors by name.
       mode: a mode of the model, such as "train" or "score".
       variable_dtype: a VariableDType.
-      compute_loss: whether there is a loss.
-      num_microbatches: into how many microbatches the batch is cut.
+      compute_loss: whether to compute the loss.
+      num_microbatches: the number of microbatches that the batch is divided into.
 
     Returns:
-      (logits [batch..., length, vocab], loss), the loss None without `compute_loss`.
+      (logits [batch..., length, vocab], loss), where the loss is None without `compute_loss`.
     """
     arguments = _unitransformer_arguments if is_unitransformer(model) else _bitransformer_arguments
     return model.call_simple(

@@ -71,43 +71,43 @@ def tpu_estimator_model_fn(
       use_tpu: whether there is a TPU.
       mesh_shape: the mesh.
       layout_rules: the layout.
-      batch_size: how many sequences a batch has.
+      batch_size: the number of sequences in a batch.
       sequence_length: an integer, or a dictionary of them by feature.
-      autostack: whether to join small variables that are alike.
+      autostack: whether to stack small variables that are alike.
       keep_checkpoint_max: how many checkpoints to keep; all if None.
-      save_checkpoints_steps: steps from one checkpoint to the next.
+      save_checkpoints_steps: the number of steps between checkpoints.
       learning_rate_schedule: a function of the step, a list of factors, a number or None.
-      optimizer: a class of optimizers, called with the learning rate; needed in training.
-      outer_batch_size: into how many parts a batch is cut along the dimension outer_batch.
-      tpu_summaries: whether training writes the scalars of mtf.scalar_summary, beside the loss and
-        the learning rate. On a TPU the host writes them, the learning rate too.
-      predict_fn: what to decode with instead: a function of `model`, `features` and
-        `variable_dtype` that returns a Tensor [batch, length] of ids.
-      score_in_predict_mode: whether prediction is of scores of given targets.
+      optimizer: an optimizer class, called with the learning rate; required for training.
+      outer_batch_size: the size of the dimension outer_batch, a divisor of the batch size.
+      tpu_summaries: whether training writes the scalars of mtf.scalar_summary, in addition to the
+        loss and the learning rate. On a TPU, the host writes all of them.
+      predict_fn: a function to decode with instead of the model's own, of `model`, `features` and
+        `variable_dtype`, that returns a Tensor [batch, length] of ids.
+      score_in_predict_mode: whether prediction computes scores of given targets.
       variable_filter: which variables are trained: None for all, a regular expression that is
         searched for in their names, or a function of a Variable.
-      init_checkpoint: a checkpoint to begin with, or its directory.
-      init_variable_filter: a regular expression; only variables in whose names it is found are
-        taken from `init_checkpoint`.
-      ensemble_inputs: how many members of an ensemble get inputs of their own in training.
-      mesh_devices: a device for each processor; by default GPUs, if there are as many, or what
-        TensorFlow chooses.
-      model_info_file: a path; sizes of variables and counters are written there in training.
-      hierarchical_tiling_spec: how the mesh lies on a TPU, pairs such as
+      init_checkpoint: a checkpoint to initialize variables from, or its directory.
+      init_variable_filter: a regular expression; only variables with a match in their names are
+        loaded from `init_checkpoint`.
+      ensemble_inputs: the number of ensemble members, if each gets different inputs in training.
+      mesh_devices: a device for each processor; by default GPUs, if there are as many, or
+        TensorFlow's choice.
+      model_info_file: a path, to which training writes variable sizes and counters.
+      hierarchical_tiling_spec: how the mesh is mapped to a TPU, pairs such as
         [["batch", None], ["model", [2, 2]]]; see `mtf.simd_mesh_impl.HierarchicalTiling`. Elsewhere
-        it is checked against `mesh_shape` and no more.
-      weight_decay_checkpoint: has no effect, as in the classic release, which does not read it
-        either: optimizers decay towards zero. A value is warned of.
+        it is only checked against `mesh_shape`.
+      weight_decay_checkpoint: ignored with a warning, as in the classic release: optimizers decay
+        towards zero.
       mesh_impl: "placement" for one graph with the operations of all processors, or "simd" for one
-        program that each of them runs; "placement" if None.
+        program that every processor runs; "placement" if None.
 
     Returns:
       A function of features, labels, mode and params that returns an EstimatorSpec; for a
       TPUEstimator with `use_tpu`, a TPUEstimatorSpec.
 
     Raises:
-      ValueError: there is no such `mesh_impl`, the batch cannot be divided, or
-        `hierarchical_tiling_spec` makes another mesh.
+      ValueError: `mesh_impl` is unknown, the batch is not divisible, or `hierarchical_tiling_spec`
+        describes another mesh.
     """
     del use_tpu
     if weight_decay_checkpoint:

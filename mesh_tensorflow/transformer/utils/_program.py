@@ -1,4 +1,4 @@
-"""One program of a mesh: on devices that are named, or the same on every processor."""
+"""Runs a program on a mesh: placed on devices, or as one SIMD program."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _DIMENSIONS_OF_TOPOLOGY = 4
 
 
 class Outputs(NamedTuple):
-    """What a program gives: Tensors by name, and operations that change variables."""
+    """The outputs of a program: Tensors by name, and operations that update variables."""
 
     tensors: Mapping[str, mtf.Tensor]
     updates: Sequence[mtf.Operation] = ()
 
 
 class Results(NamedTuple):
-    """The same in the tf graph."""
+    """The lowered outputs, in the tf graph."""
 
     tensors: dict[str, tf.Tensor]
     update: Optional[tf.Operation]
@@ -63,15 +63,16 @@ def processor_devices(
     Args:
       mesh_impl: "placement" or "simd".
       mesh_shape: the mesh.
-      mesh_devices: the devices that a user named, or None.
-      config: the estimator's RunConfig; needed where there are several processes.
+      mesh_devices: the devices named by the user, or None.
+      config: the estimator's RunConfig; required with several processes.
 
     Returns:
-      Those, or equally many of each process of a cluster, or GPUs if there are as many, or on a
-      placement mesh devices that TensorFlow chooses, and on a SIMD mesh as many logical CPUs.
+      The devices named by the user; or equally many from each process of a cluster; or GPUs if
+      there are as many; or else TensorFlow's choice on a placement mesh, and logical CPUs on a SIMD
+      mesh.
 
     Raises:
-      ValueError: there is no such implementation, or the processes cannot have equally many.
+      ValueError: `mesh_impl` is unknown, or the processors are not divisible by the processes.
     """
     if mesh_impl not in MESH_IMPLS:
         raise ValueError(
@@ -80,7 +81,7 @@ def processor_devices(
         )
     if mesh_devices is not None:
         return list(mesh_devices)
-    # Only a TPUEstimator's configuration tells.
+    # Only the configuration of a TPUEstimator has this.
     if in_cluster() and hasattr(config, "tpu_config") and shards_of_process(config):
         return devices_of(config)
     size = mesh_shape.size
@@ -90,14 +91,14 @@ def processor_devices(
 
 
 def check_tiling(spec: Optional[Sequence[Any]], mesh_shape: mtf.Shape) -> None:
-    """Checks that a mesh is that of a HierarchicalTiling.
+    """Checks that a mesh matches a HierarchicalTiling.
 
     Args:
-      spec: what a HierarchicalTiling is made of, or None.
+      spec: the specification of a HierarchicalTiling, or None.
       mesh_shape: the mesh.
 
     Raises:
-      ValueError: it is another.
+      ValueError: it does not.
     """
     if spec is None:
         return
@@ -111,10 +112,10 @@ def check_tiling(spec: Optional[Sequence[Any]], mesh_shape: mtf.Shape) -> None:
 
 
 def outside_program(settings: Settings) -> contextlib.AbstractContextManager:
-    """Makes operations of the host: outside of the TPUEstimator's program, if there is one.
+    """Context in which operations are created on the host, outside the TPUEstimator's program.
 
     Args:
-      settings: tell whether there is.
+      settings: the settings, which tell whether there is such a program.
 
     Returns:
       A context manager.
@@ -142,7 +143,7 @@ def _mesh_in_program(settings: Settings, layout_rules: mtf.LayoutRules) -> SimdM
 
 
 def _taken_summaries(start: int) -> dict[str, tf.Tensor]:
-    """Empties the collection of mtf.scalar_summary; returns its tensors by name."""
+    """Empties the collection of mtf.scalar_summary, and returns its tensors by name."""
     collection = tf.get_collection_ref(mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY)
     found, graph = dict(collection[start:]), tf.get_default_graph()
     del collection[start:]
@@ -168,13 +169,13 @@ def run_on_mesh(
 ) -> Results:
     """Builds a program for a mesh and lowers it.
 
-    Within the program of a TPUEstimator, results are part of it too.
+    Inside the program of a TPUEstimator, the results are part of that program.
 
     Args:
-      settings: which mesh, layout and implementation.
-      build: a function of a Mesh that makes the program.
-      log_file: a path; the sizes of variables and counters are written there.
-      summaries: whether the scalars of mtf.scalar_summary are among the results.
+      settings: the settings, with mesh, layout and mesh implementation.
+      build: a function of a Mesh that builds the program.
+      log_file: a path, to which variable sizes and counters are written.
+      summaries: whether the results include the scalars of mtf.scalar_summary.
 
     Returns:
       Results.

@@ -35,7 +35,7 @@ __all__ = ["run"]
 
 
 class _Common(TypedDict):
-    """What every mode passes on."""
+    """The arguments that every mode passes on."""
 
     estimator: mtf_estimator.tpu.TPUEstimator
     vocabulary: Any
@@ -45,7 +45,7 @@ class _Common(TypedDict):
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """What the modes of `run` share.
+    """The state that the modes of `run` share.
 
     Attributes:
       given: the arguments of `run`.
@@ -61,7 +61,7 @@ class _Run:
 
     @property
     def common(self) -> _Common:
-        """The arguments that the functions of all modes have."""
+        """The arguments that the functions of all modes take."""
         return {
             "estimator": self.estimator,
             "vocabulary": self.given.vocabulary,
@@ -158,7 +158,7 @@ def _export(run: _Run, eval_with_score: bool = False) -> list[bytes]:
     ]
 
 
-# By mode: what is done, and whether prediction is of scores.
+# By mode: the function to call, and whether prediction computes scores.
 _MODES: dict[str, tuple[Callable[[_Run], Any], bool]] = {
     "train": (_train, False),
     "eval": (_eval, False),
@@ -178,7 +178,7 @@ def _prepared(given: RunArguments) -> _Run:
     mesh_shape = mtf.convert_to_shape(given.mesh_shape)
     assert mesh_shape is not None
     if given.mode.startswith("export"):
-        # What is exported must not ask for as many devices as there are processors here.
+        # An exported model must not need as many devices as the mesh here has processors.
         here = [""] * mesh_shape.size
         given = dataclasses.replace(given, mesh_impl="placement", mesh_devices=here)
     lengths = given.sequence_length
@@ -243,12 +243,12 @@ def _check(given: RunArguments) -> None:
 
 
 def _run_in_chief(run: _Run, main: Callable[[_Run], Any]) -> Any:
-    """Runs a mode, in the chief if there are several processes; an evaluator is by itself."""
+    """Runs a mode, in the chief if there are several processes; an evaluator runs alone."""
     config = run.estimator.config
     if config.task_type == "evaluator":
         return main(run)
     if run.given.mesh_devices is None:
-        shards_of_process(config)  # else the chief alone would find that they cannot be shared
+        shards_of_process(config)  # otherwise only the chief would find that they are not divisible
     return mtf_estimator.run_cluster(lambda: main(run), config)
 
 
@@ -295,53 +295,53 @@ def run(
     eval_dir_suffix: Optional[str] = None,
     mesh_impl: Optional[str] = None,
 ) -> Any:
-    """Trains, evaluates, decodes, scores or exports; gin sets the parameters.
+    """Trains, evaluates, decodes, scores or exports, by mode; gin binds the arguments.
 
-    Of several processes, which TF_CONFIG names, the chief does so, and the others lend it their
-    devices: by default each has as many processors of the mesh.
+    With several processes, as TF_CONFIG describes, the chief runs the mode, and the others lend it
+    their devices: by default each has the same number of processors of the mesh.
 
     Args:
-      tpu_job_name: for TPUs alone.
+      tpu_job_name: for TPUs only.
       tpu: None or "": estimators run on CPUs and GPUs.
-      gcp_project: for TPUs alone.
-      tpu_zone: for TPUs alone.
+      gcp_project: for TPUs only.
+      tpu_zone: for TPUs only.
       model_dir: the directory of checkpoints.
       model_type: such as "lm"; see `build_model`.
       vocabulary: a Vocabulary, or a pair of them, of inputs and of targets.
       train_dataset_fn: the data to train on; see `train_model`.
       eval_dataset_fn: the data to evaluate on; see `eval_model`.
       dataset_split: such as "train".
-      autostack: whether to join small variables that are alike.
+      autostack: whether to stack small variables that are alike.
       eval_checkpoint_step: which checkpoints to evaluate; see `get_checkpoint_iterator`.
       export_checkpoint_step: which checkpoint to export; the latest if None.
-      export_path: where to; `model_dir` if empty.
+      export_path: the directory to write to; `model_dir` if empty.
       mode: "train", "eval", "score_eval", "perplexity_eval", "infer", "score_from_dataset",
         "score_from_strings", "export_score", "export_infer" or "export".
-      iterations_per_loop: for TPUs alone.
-      save_checkpoints_steps: steps from one checkpoint to the next.
+      iterations_per_loop: for TPUs only.
+      save_checkpoints_steps: the number of steps between checkpoints.
       keep_checkpoint_max: how many checkpoints to keep; all if None.
-      eval_summary_dir: where evaluation writes; in `model_dir` if None.
+      eval_summary_dir: where evaluation writes; a subdirectory of `model_dir` if None.
       batch_size: a number of sequences or a pair; see `compute_batch_size`.
-      train_steps: the step to train to; or a function of the batch's size and `sequence_length`.
-      total_run_steps: the step at which schedules of learning rates end; `train_steps` if None.
+      train_steps: the step to train to; or a function of the batch size and `sequence_length`.
+      total_run_steps: the step at which learning rate schedules end; `train_steps` if None.
       sequence_length: an integer, or a dictionary such as {"inputs": 512, "targets": 128}.
       mesh_shape: the mesh.
-      mesh_devices: a device for each of its processors.
+      mesh_devices: a device for each processor of the mesh.
       layout_rules: the layout.
       learning_rate_schedule: a function of (step, total_train_steps), a list of factors, a number,
         or None for the optimizer's own.
-      optimizer: a class of optimizers, called with the learning rate; needed in training.
-      predict_fn: what to decode with instead; see `tpu_estimator_model_fn`.
+      optimizer: an optimizer class, called with the learning rate; required for training.
+      predict_fn: a function to decode with instead; see `tpu_estimator_model_fn`.
       variable_filter: which variables are trained; see `tpu_estimator_model_fn`.
-      perplexity_eval_steps: how many batches "perplexity_eval" takes of each data set.
-      init_checkpoint: a checkpoint to begin with.
-      ensemble_inputs: how many members of an ensemble get inputs of their own in training.
-      train_model_fn: what to train with.
-      skip_seen_data: whether a training that goes on skips what it has seen.
-      seen_data_init_step: the step at which it began.
-      output_eval_examples: whether evaluation writes files of text.
-      checkpoint_input_pipeline: whether to save where the data are along with checkpoints.
-      eval_dir_suffix: added to the names of directories of evaluations.
+      perplexity_eval_steps: the number of batches that "perplexity_eval" takes from each data set.
+      init_checkpoint: a checkpoint to initialize variables from.
+      ensemble_inputs: the number of ensemble members, if each gets different inputs in training.
+      train_model_fn: the function that trains.
+      skip_seen_data: whether resumed training skips the data that it has seen.
+      seen_data_init_step: the step at which that training began.
+      output_eval_examples: whether evaluation writes text files of examples.
+      checkpoint_input_pipeline: whether to save the state of the input pipeline with checkpoints.
+      eval_dir_suffix: a suffix of the names of evaluation directories.
       mesh_impl: "placement" or "simd"; see `tpu_estimator_model_fn`.
 
     Returns:
@@ -349,9 +349,9 @@ def run(
       exported models, or None; None in processes that are not the chief.
 
     Raises:
-      ValueError: the mode is not known, something that it needs is missing, or the processes cannot
-        have equally many processors.
-      PeerLostError: another process is gone, or was never there.
+      ValueError: the mode is unknown, an argument that it needs is missing, or the processors are
+        not divisible by the processes.
+      PeerLostError: another process has failed or was never started.
       RuntimeError: a TPU is named.
     """
     given = RunArguments(

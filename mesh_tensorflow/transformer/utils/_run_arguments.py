@@ -1,4 +1,4 @@
-"""The arguments of `utils.run`, as one value."""
+"""The arguments of `utils.run` as a data class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["RunArguments"]
 
 @dataclasses.dataclass(frozen=True)
 class RunArguments:
-    """The arguments of `run`, which describes them; an integer length is of inputs and targets."""
+    """The arguments of `run`, see there; an integer length applies to inputs and targets."""
 
     tpu_job_name: Optional[str]
     tpu: Optional[str]

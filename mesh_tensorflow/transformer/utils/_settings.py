@@ -1,4 +1,4 @@
-"""What a model function is made of."""
+"""The settings of a model function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Settings"]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The arguments of `tpu_estimator_model_fn`, which describes them."""
+    """The arguments of `tpu_estimator_model_fn`; see there."""
 
     model_type: str
     model: Any
@@ -46,13 +46,13 @@ class Settings:
     mesh_impl: str
     tpu_summaries: bool
     hierarchical_tiling_spec: Any
-    # The RunConfig of the estimator that calls the model function, if it tells.
+    # The RunConfig of the estimator that calls the model function, if it passes one.
     config: Any = None
-    # The ReplicaContext of a TPUEstimator whose program the model function is part of.
+    # The ReplicaContext, if the model function is called inside the program of a TPUEstimator.
     context: Any = None
 
     def batch_dims(self, training: bool = True) -> BatchDims:
-        """Returns the dimensions of a batch: in prediction there is no outer one."""
+        """Returns the dimensions of a batch; prediction has no outer_batch."""
         ensemble = self.ensemble_inputs if training else None
         outer = self.outer_batch_size if training else 1
         batch, rest = divmod(self.batch_size, outer)
@@ -69,7 +69,7 @@ class Settings:
 
     @property
     def joined_length(self) -> int:
-        """The length of inputs with targets behind them."""
+        """The length of inputs followed by targets."""
         lengths = self.sequence_length
         if isinstance(lengths, Mapping) and "inputs" not in lengths:
             return length_of_feature(lengths, "targets")

@@ -1,1 +1,1 @@
-"""From data sets and texts to features of a mesh."""
+"""Input pipelines: data sets and texts to features on a mesh."""

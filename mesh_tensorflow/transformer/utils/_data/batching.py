@@ -51,7 +51,7 @@ def longest(sequence_length: Lengths) -> int:
 
 
 def length_of_feature(sequence_length: Lengths, key: str) -> int:
-    """Returns the length of a feature, found by its name up to the first "_".
+    """Returns the length of a feature, looked up by its name up to the first "_".
 
     Args:
       sequence_length: an integer, or a dictionary of them by feature.
@@ -61,7 +61,7 @@ def length_of_feature(sequence_length: Lengths, key: str) -> int:
       An integer.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is no length for it.
     """
     if not isinstance(sequence_length, Mapping):
         return sequence_length
@@ -75,7 +75,7 @@ def length_of_feature(sequence_length: Lengths, key: str) -> int:
 
 
 def inputs_length(sequence_length: Lengths) -> int:
-    """Returns the length of inputs; that of targets if a model has no inputs.
+    """Returns the length of inputs, or that of targets if there is none for inputs.
 
     Args:
       sequence_length: an integer, or a dictionary of them by feature.
@@ -111,17 +111,16 @@ def tpu_mesh_shape(
     """Returns a mesh for all processors of a TPU, with the dimensions ensemble, batch and model.
 
     Args:
-      tpu_topology: such as "v3-8", where the last number is that of cores, or "4x4", where chips
-        are named.
-      model_parallelism: over how many processors a model is split; or a list such as
+      tpu_topology: such as "v3-8", where the last number counts cores, or "4x4", a grid of chips.
+      model_parallelism: the number of processors that a model is split over; or a list such as
         [["batch", None], ["model", [2, 2]]], as HierarchicalTiling takes it.
-      ensemble_parallelism: over how many processors an ensemble is split.
+      ensemble_parallelism: the number of processors that an ensemble is split over.
 
     Returns:
       A Shape, without dimensions of size 1.
 
     Raises:
-      ValueError: the processors cannot be divided so.
+      ValueError: the number of processors is not divisible accordingly.
     """
     cores = _number_of_cores(tpu_topology)
     if not isinstance(model_parallelism, int):
@@ -141,7 +140,7 @@ def tpu_mesh_shape(
 def _splits(
     name: str, mesh_shape: Union[mtf.Shape, str], layout_rules: Union[mtf.LayoutRules, str]
 ) -> int:
-    """Returns into how many parts a layout splits a dimension of any size."""
+    """Returns the number of slices that a layout splits a dimension into, whatever its size."""
     mesh = mtf.convert_to_shape(mesh_shape)
     assert mesh is not None
     rules = mtf.convert_to_layout_rules(layout_rules)
@@ -160,8 +159,8 @@ def compute_batch_size(
     Args:
       sequence_length: an integer, or a dictionary of them by feature; tokens are divided by the
         longest.
-      mesh_shape: the mesh, which says how many replicas there are: over how many processors the
-        layout splits `batch`, times those of `outer_batch`.
+      mesh_shape: the mesh, which determines the number of replicas: the number of processors that
+        the layout splits `batch` over, times that of `outer_batch`.
       layout_rules: the layout.
       method_and_value: an integer, or a pair (method, value), where method is
         "sequences_per_batch", "tokens_per_batch", "sequences_per_replica" or
@@ -171,7 +170,7 @@ def compute_batch_size(
       An integer.
 
     Raises:
-      ValueError: the method is not known, or the tokens cannot be divided evenly.
+      ValueError: the method is unknown, or the tokens are not divisible evenly.
     """
     if isinstance(method_and_value, int):
         return method_and_value
@@ -205,21 +204,21 @@ def serialize_num_microbatches(
     layout_rules: Union[mtf.LayoutRules, str],
     tokens_per_microbatch_per_replica: Optional[int] = None,
 ) -> int:
-    """Returns into how many microbatches a batch is cut, which are computed one after the other.
+    """Returns the number of microbatches of a batch, which are computed one after the other.
 
     Args:
       batch_dim: the batch.
       sequence_length: an integer, or a dictionary of them by feature; the longest counts.
       mesh_shape: the mesh.
       layout_rules: the layout.
-      tokens_per_microbatch_per_replica: how many tokens a microbatch may have on a processor; it
-        has one sequence at least. The batch is not cut if None.
+      tokens_per_microbatch_per_replica: the maximum number of tokens of a microbatch on a
+        processor, at least one sequence. If None, the batch is not divided.
 
     Returns:
       An integer that divides the processor's part of the batch.
 
     Raises:
-      ValueError: the mesh cannot divide the batch.
+      ValueError: the batch is not divisible by its number of slices.
     """
     if not tokens_per_microbatch_per_replica:
         return 1
@@ -240,7 +239,7 @@ def serialize_num_microbatches(
 
 @gin.configurable(module=MODULE)
 def auto_train_steps(batch_size: int, sequence_length: Lengths, train_tokens: int = 2**36) -> int:
-    """Returns how many steps train on a number of tokens.
+    """Returns the number of steps that train on `train_tokens` tokens.
 
     Args:
       batch_size: the number of sequences in a batch.

@@ -1,4 +1,4 @@
-"""Data sets as users give them: batches for models, and examples for functions."""
+"""Batches and examples from users' data sets."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = [
 
 
 def call_with_known(function: Callable[..., Any], **given: object) -> Any:
-    """Calls a function with those of the arguments that it takes.
+    """Calls a function with the subset of arguments that it accepts.
 
     Args:
       function: the function.
       **given: arguments by name.
 
     Returns:
-      What it returns.
+      What the function returns.
     """
     parameters = inspect.signature(function).parameters
     anything = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
@@ -48,20 +48,20 @@ def call_dataset_fn(
     vocabulary: Vocabularies,
     dataset_split: str,
 ) -> Any:
-    """Calls a user's function for data.
+    """Calls a user's dataset function.
 
     Args:
       function: a function of `sequence_length`, `vocabulary` and `dataset_split`.
-      name: what gin calls it.
+      name: its name in gin.
       sequence_length: an integer, or a dictionary of them by feature.
       vocabulary: a Vocabulary, or a pair of them.
       dataset_split: such as "train".
 
     Returns:
-      What it returns.
+      What the function returns.
 
     Raises:
-      ValueError: there is none.
+      ValueError: the function is None.
     """
     if function is None:
         raise ValueError(f"there are no data: bind utils.run.{name} to a function, or pass {name}=")
@@ -71,10 +71,10 @@ def call_dataset_fn(
 
 
 def examples_of(make_dataset: Callable[[], tf.data.Dataset]) -> Iterator[dict[str, Any]]:
-    """Yields the examples of a data set as arrays.
+    """Yields the examples of a data set as NumPy arrays.
 
     Args:
-      make_dataset: a function that makes the data set, in a tf graph of its own.
+      make_dataset: a function that returns the data set, called in a separate tf graph.
 
     Yields:
       Dictionaries.
@@ -94,7 +94,7 @@ def examples_of(make_dataset: Callable[[], tf.data.Dataset]) -> Iterator[dict[st
 
 
 def in_vocabulary(dataset: tf.data.Dataset, vocab_sizes: Mapping[str, int]) -> tf.data.Dataset:
-    """Returns a dataset that fails at an id outside the vocabulary.
+    """Returns a data set that raises an error at ids outside the vocabulary.
 
     Args:
       dataset: a Dataset of dictionaries.
@@ -124,11 +124,11 @@ def in_vocabulary(dataset: tf.data.Dataset, vocab_sizes: Mapping[str, int]) -> t
 def combined_input_fn(
     dataset_fns: Sequence[Callable[[], tf.data.Dataset]], batch_size: int
 ) -> Callable[..., tf.data.Dataset]:
-    """Returns an input function of the examples of several data sets, one after the other.
+    """Returns an input function that concatenates several data sets.
 
     Args:
-      dataset_fns: functions that make data sets.
-      batch_size: how many examples a batch has; the last one is filled up with zeros.
+      dataset_fns: functions that return data sets.
+      batch_size: the number of examples in a batch; the last one is padded with zeros.
 
     Returns:
       A function of `params`.
@@ -150,11 +150,11 @@ def combined_input_fn(
 def arrays_input_fn(
     features: Mapping[str, np.ndarray], batch_size: int
 ) -> Callable[..., tf.data.Dataset]:
-    """Returns an input function of arrays.
+    """Returns an input function over arrays.
 
     Args:
-      features: arrays [rows, length], where the rows fill batches.
-      batch_size: how many rows a batch has.
+      features: arrays [rows, length], where rows is a multiple of the batch size.
+      batch_size: the number of rows in a batch.
 
     Returns:
       A function of `params`.

@@ -1,4 +1,4 @@
-"""Dataset features as Tensors of a mesh, by model type."""
+"""Dataset features as Tensors on a mesh, by model type."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
     "model_features",
 ]
 
-# What a model is given; an example may have more, which functions on examples see.
+# The features that models take; an example may have others, for postprocessing functions.
 _MODEL_FEATURES = (
     "inputs",
     "inputs_position",
@@ -33,7 +33,7 @@ _MODEL_FEATURES = (
 
 
 class BatchDims(NamedTuple):
-    """The dimensions of a batch: of an ensemble's inputs, if they differ, outer and inner."""
+    """The dimensions of a batch: ensemble (if members have different inputs), outer and inner."""
 
     ensemble: Optional[mtf.Dimension]
     outer: Optional[mtf.Dimension]
@@ -41,7 +41,7 @@ class BatchDims(NamedTuple):
 
     @property
     def dims(self) -> list[mtf.Dimension]:
-        """All of them, in order."""
+        """The list of dimensions, in order."""
         return [d for d in self if d is not None]
 
 
@@ -58,12 +58,12 @@ def model_features(example: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_inputs_feature(model_type: str, mode: str, scoring: bool) -> bool:
-    """Returns whether a type of model needs the feature "inputs" in a mode.
+    """Returns whether a model type needs the feature "inputs" in a mode.
 
     Args:
       model_type: such as "lm".
       mode: a ModeKeys value.
-      scoring: whether prediction is of the scores of given targets.
+      scoring: whether prediction computes scores of given targets.
 
     Returns:
       A bool.
@@ -78,16 +78,16 @@ def has_inputs_feature(model_type: str, mode: str, scoring: bool) -> bool:
 def check_features(
     features: Mapping[str, Any], model_type: str, mode: str, scoring: bool = False
 ) -> None:
-    """Checks that the features are there that a type of model needs in a mode.
+    """Checks that all features that a model type needs in a mode are present.
 
     Args:
       features: a dictionary.
       model_type: such as "lm".
       mode: a ModeKeys value.
-      scoring: whether prediction is of the scores of given targets.
+      scoring: whether prediction computes scores of given targets.
 
     Raises:
-      ValueError: one is missing, or there is one that the model would not see.
+      ValueError: one is missing, or there is one that the model would ignore.
     """
     needed = has_inputs_feature(model_type, mode, scoring)
     problem = None
@@ -111,7 +111,7 @@ def import_features(
     batch_dims: Sequence[mtf.Dimension],
     sequence_length: Lengths,
 ) -> dict[str, mtf.Tensor]:
-    """Returns the features that models take as Tensors.
+    """Imports the features that models take as Tensors.
 
     Args:
       mesh: a Mesh.
@@ -123,7 +123,7 @@ def import_features(
       A dictionary of int32 Tensors with the dimensions [batch_dims..., length].
 
     Raises:
-      ValueError: a feature has other sizes.
+      ValueError: the shape of a feature does not match.
     """
     rows = mtf.Shape(list(batch_dims)).size
     result = {}
@@ -146,21 +146,21 @@ def _is_token(ids: mtf.Tensor) -> mtf.Tensor:
 
 
 def _rank(token: mtf.Tensor) -> mtf.Tensor:
-    """Returns how many tokens of the row stand before each place."""
+    """Returns the number of tokens before each position of the row."""
     return mtf.cumsum(token, token.shape.dims[-1], exclusive=True)
 
 
 class _Part(NamedTuple):
-    """Inputs or targets, on their way to one sequence."""
+    """Inputs or targets, to be joined to one sequence."""
 
     ids: mtf.Tensor
-    token: mtf.Tensor  # 1 where there is one
+    token: mtf.Tensor  # 1 at tokens, 0 at padding
     segment: mtf.Tensor
     length_dim: mtf.Dimension
 
 
 def _part(features: Mapping[str, mtf.Tensor], key: str) -> _Part:
-    """Returns a feature with its length called after it."""
+    """Returns a feature as a part, with its length dimension named after it."""
     ids = features[key]
     length = ids.shape.dims[-1]
     own = mtf.Dimension(f"{key}_length", length.size)
@@ -174,7 +174,7 @@ def _part(features: Mapping[str, mtf.Tensor], key: str) -> _Part:
 def _count(
     of: _Part, at: _Part, compare: Callable[[mtf.Tensor, mtf.Tensor], mtf.Tensor]
 ) -> mtf.Tensor:
-    """Returns, at each place of `at`, how many tokens of `of` are in segments that compare."""
+    """Counts, at each position of `at`, the tokens of `of` whose segments satisfy `compare`."""
     other = mtf.Dimension("other_length", of.length_dim.size)
     segment = mtf.rename_dimension(of.segment, of.length_dim.name, other.name)
     token = mtf.rename_dimension(of.token, of.length_dim.name, other.name)
@@ -189,7 +189,7 @@ def _joined(
     places: Sequence[mtf.Tensor],
     length: mtf.Dimension,
 ) -> mtf.Tensor:
-    """Returns values of both parts, each at its place in the new sequence."""
+    """Returns the values of both parts, each at its position in the joined sequence."""
     joined = []
     for part, value, place in zip(parts, values, places):
         at = mtf.one_hot(place, length, dtype=tf.int32)
@@ -199,16 +199,16 @@ def _joined(
 
 
 def dynamic_text2self(mtf_features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
-    """Returns inputs and targets as one sequence of targets, without padding in between.
+    """Concatenates inputs and targets to one sequence of targets, without padding in between.
 
-    Of packed examples, each example's inputs are followed by its targets.
+    In packed rows, the inputs of each example are followed by its targets.
 
     Args:
       mtf_features: "inputs" [..., length], "targets" [..., length], and with packing
         "inputs_segmentation" and "targets_segmentation"; lengths may differ.
 
     Returns:
-      "targets" [..., length], as long as both together, and with packing
+      "targets" [..., length], where the length is the sum of both, and with packing
       "targets_segmentation" and "targets_position".
     """
     inputs, targets = _part(mtf_features, "inputs"), _part(mtf_features, "targets")
@@ -217,7 +217,8 @@ def dynamic_text2self(mtf_features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.T
         inputs.length_dim.size + targets.length_dim.size,
     )
     parts = [inputs, targets]
-    # An example's inputs come after the targets of those before, its targets after its inputs.
+    # The inputs of an example follow the targets of earlier examples; its targets follow its
+    # inputs.
     places = [
         _rank(inputs.token) + _count(targets, inputs, mtf.less),
         _rank(targets.token) + _count(inputs, targets, mtf.less_equal),

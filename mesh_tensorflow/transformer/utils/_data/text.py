@@ -1,4 +1,4 @@
-"""Lines of text as arrays of ids, and ids cut at the end of a sequence."""
+"""Text files, encoding of lines to arrays of ids, and decoding."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MOST_NUMBERS = 10
 
 
 def as_text(value: object) -> str:
-    """Returns bytes or anything else as a string.
+    """Converts bytes, or any other value, to a string.
 
     Args:
       value: anything.
@@ -73,19 +73,19 @@ def _check_no_line_is_empty(input_filename: str, lines: Sequence[str]) -> None:
 def get_inputs_from_file(
     input_filename: str, ignore_comments: bool = False, keep_empty_lines: bool = False
 ) -> list[str]:
-    """Returns the lines of a file, without white space at their ends.
+    """Reads the lines of a file, without trailing white space.
 
     Args:
       input_filename: the path of a file of UTF-8 text.
-      ignore_comments: whether to leave out lines that begin with "#".
-      keep_empty_lines: whether lines of nothing but white space are texts like others, but for one
-        at the end of the file, which is left out; if not, they are an error.
+      ignore_comments: whether to skip lines that begin with "#".
+      keep_empty_lines: whether to keep lines of only white space, except one at the end of the
+        file; if False, they are an error.
 
     Returns:
       A list of strings.
 
     Raises:
-      ValueError: lines are empty, or one is no UTF-8 text; file and lines are named.
+      ValueError: lines are empty, or a line is not valid UTF-8; the message names file and lines.
     """
     with tf.io.gfile.GFile(input_filename, "rb") as f:
         raw = f.read().split(b"\n")
@@ -111,16 +111,16 @@ def temporary_name(filename: str) -> str:
 
 
 def write_text(text: str, filename: str, temporary: str) -> None:
-    """Writes a file elsewhere and moves it to its place, so that it is never there in part.
+    """Writes a file atomically, under a temporary name and then renamed.
 
     Args:
       text: a string.
       filename: the path of the file.
-      temporary: a path in the same file system.
+      temporary: a path on the same file system.
     """
     with tf.io.gfile.GFile(temporary, "w") as f:
         f.write(text)
-    # Else it could be in its place, but empty, after the machine has failed.
+    # Otherwise the renamed file could be empty after a crash of the machine.
     if os.path.exists(temporary):
         descriptor = os.open(temporary, os.O_RDONLY)
         try:
@@ -133,11 +133,10 @@ def write_text(text: str, filename: str, temporary: str) -> None:
 def write_lines_to_file(lines: Iterable[Any], filename: str) -> None:
     """Writes lines to a file, replacing its contents.
 
-    The file is written beside its place and moved there, so it is never there in part. Without
-    lines there is no file.
+    The file is written atomically. If there are no lines, no file is written.
 
     Args:
-      lines: anything that has a text.
+      lines: values of any type, converted by `as_text`.
       filename: the path of the file.
     """
     text = "".join(f"{as_text(line)}\n" for line in lines)
@@ -152,7 +151,7 @@ def write_lines_to_file(lines: Iterable[Any], filename: str) -> None:
 
 
 def _encode(vocabulary: Vocabulary, line: str, number: int, what: str) -> list[int]:
-    """Returns the ids of a line; an error names its number."""
+    """Returns the ids of a line; errors name the line number."""
     try:
         ids = [int(i) for i in vocabulary.encode(line)]
     except Exception as error:
@@ -169,7 +168,7 @@ def _encode(vocabulary: Vocabulary, line: str, number: int, what: str) -> list[i
 
 
 def _rows(rows: Sequence[Sequence[int]], batch_size: int, length: int, what: str) -> np.ndarray:
-    """Returns rows cut and padded to a length, the first one repeated to fill up the last batch."""
+    """Truncates and pads rows to a length; fills the last batch with copies of the first row."""
     if not rows:
         raise ValueError(f"{what}: there are no lines to encode")
     empty = [i for i, ids in enumerate(rows, 1) if not ids]
@@ -200,18 +199,18 @@ def encoded_inputs(
     Args:
       inputs: strings.
       vocabulary: a Vocabulary, or a pair of them, the first of which is taken.
-      model_type: of "lm" no EOS is appended.
-      batch_size: the number of lines is filled up to a multiple of it, with the first one.
-      length: the length to which lines are cut or padded.
+      model_type: no EOS is appended for "lm".
+      batch_size: the number of lines is padded to a multiple of it, with copies of the first one.
+      length: the length that lines are truncated or padded to.
       eos_id: the id of EOS.
       prefixes: strings that are put before the lines with negative ids.
-      sources: what errors call lines and prefixes, such as the names of their files.
+      sources: the names of lines and prefixes in errors, such as file names.
 
     Returns:
       An int32 array [lines, length].
 
     Raises:
-      ValueError: there are no lines, or one cannot be encoded; it is named by its number.
+      ValueError: there are no lines, or one cannot be encoded; the message has its number.
     """
     vocabulary = inputs_vocabulary(vocabulary)
     prefixes = prefixes or [""] * len(inputs)
@@ -242,19 +241,19 @@ def encode_inputs(
     Args:
       inputs: strings.
       vocabulary: a Vocabulary, or a pair of them, the first of which is taken.
-      model_type: of "lm" no EOS is appended.
-      batch_size: the number of lines is filled up to a multiple of it, with the first one.
-      sequence_length: the length to which lines are cut or padded; of a dictionary, that of
+      model_type: no EOS is appended for "lm".
+      batch_size: the number of lines is padded to a multiple of it, with copies of the first one.
+      sequence_length: the length that lines are truncated or padded to; of a dictionary, that of
         inputs.
       eos_id: the id of EOS.
-      unscored_prefix: strings that are put before the lines with negative ids, which a model sees
-        but is not asked to predict.
+      unscored_prefix: strings that are prepended to the lines with negative ids, which are inputs
+        of the model but are not scored.
 
     Returns:
       An int32 array [lines, length].
 
     Raises:
-      ValueError: there are no lines, or one cannot be encoded; it is named by its number.
+      ValueError: there are no lines, or one cannot be encoded; the message has its number.
     """
     return encoded_inputs(
         inputs,
@@ -282,13 +281,13 @@ def encoded_pairs(
 
     Args:
       inputs: strings.
-      targets: strings, as many.
+      targets: strings, as many as inputs.
       vocabulary: a Vocabulary, or a pair of them.
-      batch_size: the number of pairs is filled up to a multiple of it, with the first one.
-      length: the length to which they are cut or padded.
+      batch_size: the number of pairs is padded to a multiple of it, with copies of the first one.
+      length: the length that they are truncated or padded to.
       eos_id: the id of EOS.
       include_final_eos: whether EOS follows the targets.
-      sources: what errors call inputs and targets, such as the names of their files.
+      sources: the names of inputs and targets in errors, such as file names.
 
     Returns:
       An int32 array [pairs, length].
@@ -326,10 +325,10 @@ def encode_delimited_lm(
 
     Args:
       inputs: strings.
-      targets: strings, as many.
+      targets: strings, as many as inputs.
       vocabulary: a Vocabulary, or a pair of them.
-      batch_size: the number of pairs is filled up to a multiple of it, with the first one.
-      sequence_length: the length to which they are cut or padded; of a dictionary, the sum of
+      batch_size: the number of pairs is padded to a multiple of it, with copies of the first one.
+      sequence_length: the length that they are truncated or padded to; of a dictionary, the sum of
         inputs and targets.
       eos_id: the id of EOS.
       include_final_eos: whether EOS follows the targets.
@@ -361,7 +360,7 @@ def encode_delimited_lm(
 def clean_decodes(
     ids: tf.Tensor, eos_id: int = 1, pad_id: int = 0, length_axis: int = -1
 ) -> tf.Tensor:
-    """Returns ids with padding after the first EOS.
+    """Replaces the ids after the first EOS by padding.
 
     Args:
       ids: an integer tf Tensor [..., length].
@@ -379,7 +378,7 @@ def clean_decodes(
 
 
 def decode_ids(vocabulary: Vocabulary, ids: Iterable[int]) -> str:
-    """Returns the text of a row of ids, without padding at its end.
+    """Decodes a row of ids, without trailing padding.
 
     Args:
       vocabulary: a Vocabulary.

@@ -1,4 +1,4 @@
-"""One vocabulary, or a pair of them: of inputs and of targets."""
+"""A single vocabulary, or a pair of vocabularies for inputs and targets."""
 
 from __future__ import annotations
 

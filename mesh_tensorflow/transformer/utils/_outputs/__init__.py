@@ -1,1 +1,1 @@
-"""What a trained model is used for: decoding, scores and exported models."""
+"""Inference with trained models: decoding, scoring and export."""

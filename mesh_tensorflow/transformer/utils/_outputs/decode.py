@@ -1,4 +1,4 @@
-"""Decoding: texts that follow given texts."""
+"""Decoding of files and data sets."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _LOGGED = 5
 
 
 def _text(value: Union[bytes, str, Iterable[int]], vocabulary: Vocabulary) -> str:
-    """Returns the text of a prediction, given as ids or as text."""
+    """Returns the text of a prediction, which is ids or text."""
     return as_text(value) if isinstance(value, (bytes, str)) else decode_ids(vocabulary, value)
 
 
@@ -69,7 +69,7 @@ def decode(
     vocabulary: Vocabularies,
     checkpoint_path: Optional[str] = None,
 ) -> Iterator[str]:
-    """Yields the predictions of a model for each example.
+    """Yields a model's output text for each example.
 
     Args:
       estimator: what `get_estimator` returns.
@@ -98,7 +98,7 @@ def _latest(estimator: mtf_estimator.tpu.TPUEstimator, checkpoint_path: Optional
 
 
 def _weights_of(path: str) -> list[str]:
-    """Returns a fingerprint of a checkpoint: its index holds checksums."""
+    """Returns a fingerprint of a checkpoint, from its index, which holds checksums."""
     digest, index = "", f"{path}.index"
     if tf.io.gfile.exists(index):
         with tf.io.gfile.GFile(index, "rb") as f:
@@ -119,32 +119,32 @@ def decode_from_file(
     eos_id: int = 1,
     repeats: int = 1,
 ) -> None:
-    """Decodes the lines of a file into another, called `output_filename`-<step of the checkpoint>.
+    """Decodes the lines of a file to another file, `output_filename`-<checkpoint step>.
 
-    If it is killed and started again with the same inputs, checkpoint and gin parameters, it goes
-    on where it was. What is finished meanwhile is in <file>.parts-<mark>, until all is.
+    If killed and restarted with the same inputs, checkpoint and gin parameters, it resumes where it
+    stopped. Finished outputs are kept in <file>.parts-<fingerprint> until all are done.
 
     Args:
       estimator: what `get_estimator` returns.
       vocabulary: a Vocabulary, or a pair of them.
       model_type: such as "lm".
-      batch_size: how many lines are decoded together.
+      batch_size: the number of lines decoded together.
       sequence_length: an integer, or a dictionary of them by feature.
       checkpoint_path: a checkpoint; the latest if None.
-      input_filename: the path of the inputs, one a line.
-      output_filename: the path of the outputs, one a line, without the step.
+      input_filename: the path of the inputs, one per line.
+      output_filename: the path of the outputs, one per line, without the step.
       eos_id: the id of EOS.
-      repeats: how many outputs each input has, one after the other.
+      repeats: the number of outputs for each input, on consecutive lines.
 
     Raises:
-      ValueError: there are no inputs, or a line is empty (see `get_inputs_from_file`), no UTF-8
-        text or cannot be encoded; the file and the number of the line are named.
+      ValueError: there are no inputs, or a line is empty (see `get_inputs_from_file`), not valid
+        UTF-8 or cannot be encoded; the message names the file and the line number.
     """
     lines = get_inputs_from_file(input_filename)
     if not lines:
         raise ValueError(f"decode_from_file: there are no lines in {input_filename}")
     inputs = [line for line in lines for _ in range(repeats)]
-    # Before the lines are repeated, so that errors have the numbers of lines of the file.
+    # Before the lines are repeated, so that errors have the line numbers of the file.
     ids = encoded_inputs(
         lines,
         vocabulary,
@@ -161,7 +161,7 @@ def decode_from_file(
 
     def outputs_from(start: int) -> Iterator[str]:
         input_fn = arrays_input_fn({"inputs": ids[start:]}, batch_size)
-        # What follows are the lines with which the last batch is filled up.
+        # The rest are the lines that fill the last batch.
         outputs = decode(estimator, input_fn, vocabulary, checkpoint_path=path)
         return itertools.islice(outputs, len(inputs) - start)
 
@@ -176,7 +176,7 @@ def decode_from_file(
 
 
 def text_of_feature(example: Mapping[str, Any], key: str, vocabulary: Vocabulary) -> str:
-    """Returns the text of a feature: as it was before it became ids, or decoded.
+    """Returns the text of a feature: the text before encoding if present, or decoded ids.
 
     Args:
       example: a dictionary of arrays.
@@ -199,7 +199,7 @@ def _dataset_of(dataset: EvalDataset, sequence_length: Lengths) -> tf.data.Datas
 def _examples_and_texts(
     dataset: EvalDataset, sequence_length: Lengths, vocabulary: Vocabularies
 ) -> tuple[list[Any], dict[str, list[str]]]:
-    """Returns the examples of a data set, and their inputs and targets as texts."""
+    """Returns the examples of a data set, and their inputs and targets as text."""
     examples = list(examples_of(lambda: _dataset_of(dataset, sequence_length)))
     inputs = [
         text_of_feature(e, "inputs", inputs_vocabulary(vocabulary))
@@ -230,7 +230,7 @@ def _outputs_of(
     size: int,
     start: int,
 ) -> Iterator[str]:
-    """Returns outputs for the examples of a data set, from one of them on."""
+    """Yields outputs for the examples of a data set, beginning at example `start`."""
     input_fn = combined_input_fn(
         [lambda: _dataset_of(dataset, sequence_length).skip(start)], batch_size
     )
@@ -249,22 +249,22 @@ def decode_from_dataset(
     dataset_split: str = "validation",
     decode_output_dir: str = gin.REQUIRED,
 ) -> None:
-    """Decodes the inputs of data sets into files <task>_<step>_predictions.
+    """Decodes the inputs of data sets to files <task>_<step>_predictions.
 
-    There are <task>_inputs and <task>_targets beside them. If it is killed and started again, it
-    goes on where it was, as `decode_from_file` does.
+    It also writes <task>_inputs and <task>_targets. If killed and restarted, it resumes where it
+    stopped, like `decode_from_file`.
 
     Args:
       estimator: what `get_estimator` returns.
       vocabulary: a Vocabulary, or a pair of them.
       model_type: such as "lm".
-      batch_size: how many examples are decoded together.
+      batch_size: the number of examples decoded together.
       sequence_length: an integer, or a dictionary of them by feature.
       checkpoint_path: a checkpoint; the latest if None.
       infer_dataset_fn: a function of `sequence_length`, `vocabulary` and `dataset_split` that
         returns a list of EvalDatasets.
       dataset_split: such as "validation".
-      decode_output_dir: the directory of the files.
+      decode_output_dir: the directory to write to.
 
     Raises:
       ValueError: there are no data sets.
@@ -322,12 +322,12 @@ def infer_model(
       estimator: what `get_estimator` returns.
       vocabulary: a Vocabulary, or a pair of them.
       sequence_length: an integer, or a dictionary of them by feature.
-      batch_size: how many examples are decoded together.
+      batch_size: the number of examples decoded together.
       model_type: such as "lm".
       model_dir: the directory of checkpoints.
       eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
-      checkpoint_paths: paths of checkpoints, instead.
-      decode_fn: what to do with each.
+      checkpoint_paths: paths of checkpoints, to use instead of `eval_checkpoint_step`.
+      decode_fn: the function to call for each.
     """
     paths = checkpoint_paths or get_checkpoint_iterator(eval_checkpoint_step, model_dir)
     with finishing_together():

@@ -1,4 +1,4 @@
-"""Models for serving: text in, text or scores out."""
+"""Exports models for serving, from text to text or scores."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _encoded(
 
 
 def _targets_after_inputs(targets: tf.Tensor, inputs: tf.Tensor, length: int) -> tf.Tensor:
-    """Returns targets with inputs before them, as ids that are not scored."""
+    """Prepends inputs to targets, as negative ids, which are not scored."""
     rows = []
     for before, after in zip(tf.unstack(inputs), tf.unstack(targets)):
         ids = tf.concat([-tf.boolean_mask(before, before > 0), after], 0)[:length]
@@ -62,19 +62,19 @@ def export_model(
     batch_size: int = 1,
     checkpoint_path: Optional[str] = None,
 ) -> bytes:
-    """Writes a SavedModel that takes texts.
+    """Writes a SavedModel with text inputs.
 
-    Its signature "serving_default" takes "inputs", up to `batch_size` strings, and returns
-    "outputs" for them, and "inputs" as the model saw them. With scores it takes "targets" too, and
+    Its signature "serving_default" takes "inputs", up to `batch_size` strings, and returns their
+    "outputs", and "inputs" as the model received them. With scores it also takes "targets", and
     returns "scores" and "targets".
 
     Args:
       estimator: what `get_estimator` returns, with `score_in_predict_mode` for scores.
-      export_dir: a directory; the model goes to a new one in it, named after the time.
-      vocabulary: a Vocabulary, or a pair of them, which can encode in a graph, by `encode_tf`.
+      export_dir: a directory; the model is written to a new subdirectory, named by a timestamp.
+      vocabulary: a Vocabulary, or a pair of them, with `encode_tf`, which encodes in a graph.
       sequence_length: an integer, or a dictionary of them by feature.
       model_type: such as "lm".
-      eval_with_score: whether it scores targets.
+      eval_with_score: whether the model scores targets instead of decoding.
       batch_size: the largest number of texts in a call.
       checkpoint_path: a checkpoint; the latest if None.
 

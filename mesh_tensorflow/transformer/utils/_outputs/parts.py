@@ -1,4 +1,4 @@
-"""Files that grow by parts, so that a program that was killed goes on where it was."""
+"""Output files written in parts, so that a program that was killed can resume."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _unfinished: contextvars.ContextVar[Optional[list[str]]] = contextvars.ContextVa
 
 @contextlib.contextmanager
 def finishing_together() -> Iterator[None]:
-    """Within it, parts of finished files stay until all are finished.
+    """Context manager that keeps the parts of finished files until all files are finished.
 
-    So a run that is killed in its second file does not compute the first one again. Within another
-    one it adds nothing.
+    So a run that is killed in its second file does not compute the first one again. Nested contexts
+    have no effect.
     """
     if _unfinished.get() is not None:
         yield
@@ -46,9 +46,9 @@ def finishing_together() -> Iterator[None]:
 
 
 def _remove(directories: Sequence[str]) -> None:
-    """Removes parts of files that are whole.
+    """Removes the parts of finished files.
 
-    They get another name first: killed in between, there are none that look like a beginning.
+    They are renamed first: if killed in between, no remaining parts look like an unfinished run.
     """
     finished = [directory + _FINISHED for directory in directories]
     for directory, new in zip(directories, finished):
@@ -63,12 +63,12 @@ def _fingerprint(*parts: object) -> str:
 
 
 def _part(directory: str, start: int) -> str:
-    """Returns the path of the part that begins with an input of a number."""
+    """Returns the path of the part that begins at input number `start`."""
     return os.path.join(directory, f"{start:09d}")
 
 
 def _read_part(path: str) -> Optional[list[str]]:
-    """Returns the lines of a part, or None if it is not there or was not written to its end."""
+    """Returns the lines of a part, or None if it is missing or incomplete."""
     if not tf.io.gfile.exists(path):
         return None
     with tf.io.gfile.GFile(path, "rb") as f:
@@ -81,7 +81,7 @@ def _read_part(path: str) -> Optional[list[str]]:
 
 
 def _finished_parts(directory: str) -> list[str]:
-    """Returns the lines of all parts up to the first one that is not there."""
+    """Returns the lines of all parts up to the first missing one."""
     lines: list[str] = []
     while part := _read_part(_part(directory, len(lines))):
         lines += part
@@ -89,7 +89,7 @@ def _finished_parts(directory: str) -> list[str]:
 
 
 def _batches(outputs: Iterator[str], batch_size: int, missing: int) -> Iterator[list[str]]:
-    """Yields outputs in batches, the last one of as many as are missing then.
+    """Yields outputs in batches; the last batch has only the missing ones.
 
     Raises:
       RuntimeError: there are too few.
@@ -112,7 +112,7 @@ def _compute_missing(
     batch_size: int,
     outputs_from: Callable[[int], Iterator[str]],
 ) -> list[str]:
-    """Returns an output for each input; those that are new are written to parts."""
+    """Returns an output for each input; writes new ones to parts."""
     tf.io.gfile.makedirs(directory)
     lines = _finished_parts(directory)
     if lines:
@@ -137,19 +137,19 @@ def write_resumably(
     outputs_from: Callable[[int], Iterator[str]],
     about: object = None,
 ) -> None:
-    """Writes an output for each input, one a line, and loses nothing that is finished if killed.
+    """Writes an output for each input, one per line; if killed, finished outputs are not lost.
 
-    Parts are written beside the file, in a directory that is called after it and after the inputs:
-    one when 64 outputs are there, or those of the batches of 10 seconds. The file itself comes to
-    be when all are there, and the parts are removed then, or at the end of `finishing_together`.
-    Without inputs there is no file.
+    Parts are written to a directory beside the file, named after the file and a fingerprint of the
+    inputs: one part for every 64 outputs, or for the batches of 10 seconds. The file itself is
+    written when all outputs are done; the parts are removed then, or at the end of
+    `finishing_together`. If there are no inputs, no file is written.
 
     Args:
       filename: the path of the file.
       inputs: strings.
-      batch_size: how many are computed together.
-      outputs_from: a function of the number of the first input that yields the outputs from there.
-      about: what else the outputs depend on; anything that JSON can write.
+      batch_size: the number of outputs computed together.
+      outputs_from: a function of the number of an input that yields the outputs from that one on.
+      about: whatever else the outputs depend on; any value that JSON can represent.
 
     Raises:
       RuntimeError: `outputs_from` yields too few outputs.
@@ -158,7 +158,7 @@ def write_resumably(
         write_lines_to_file([], filename)
         return
     directory = f"{filename}.parts-{_fingerprint(list(inputs), batch_size, about)}"
-    # Killed while parts of a file that is whole were removed.
+    # Killed while the parts of a finished file were being removed.
     finished = tf.io.gfile.isdir(directory + _FINISHED)
     if finished and not tf.io.gfile.exists(filename):
         tf.io.gfile.rmtree(directory + _FINISHED)

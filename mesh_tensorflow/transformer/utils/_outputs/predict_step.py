@@ -1,4 +1,4 @@
-"""The model function in prediction: decoding of inputs, or scores of given targets."""
+"""The model function in prediction: decoding of inputs, or scoring of given targets."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from mesh_tensorflow.transformer.utils._training.variables import get_variable_d
 
 __all__ = ["ROWS", "prediction_spec"]
 
-# A feature of exported models: how many of the rows of the batch are there.
+# A feature of exported models: the number of rows of the batch that are not padding.
 ROWS = "_rows"
 
 
 def _lengths(settings: Settings) -> Lengths:
-    """Returns the lengths of features: targets of a delimited language model have inputs before."""
+    """Returns the lengths of features; targets of a delimited language model include the inputs."""
     if settings.scoring and settings.model_type == "delimited_lm":
         return settings.joined_length
     if isinstance(settings.sequence_length, Mapping) and "inputs" not in settings.sequence_length:
@@ -79,7 +79,7 @@ def _scoring_program(
 def _continued(
     settings: Settings, features: Mapping[str, mtf.Tensor], variable_dtype: mtf.VariableDType
 ) -> mtf.Tensor:
-    """Returns the continuation that a language model decodes."""
+    """Decodes a continuation with a language model."""
     inputs = features["inputs"]
     length = inputs.shape.dims[-1]
     more = settings.joined_length - length.size
@@ -110,7 +110,7 @@ def _aligned(
 def _decoded(
     settings: Settings, features: Mapping[str, mtf.Tensor], variable_dtype: mtf.VariableDType
 ) -> mtf.Tensor:
-    """Returns the outputs that an encoder-decoder decodes."""
+    """Decodes outputs with an encoder-decoder model."""
     check_length(settings.model, features["inputs"].shape.dims[-1].size)
     return settings.model.decode(features["inputs"], variable_dtype=variable_dtype)
 
@@ -139,7 +139,7 @@ def _decoding_program(
 
 
 def _texts(settings: Settings, predictions: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Returns predictions with text for ids, if the vocabularies can make it in a graph."""
+    """Replaces ids by text in predictions, if the vocabularies can decode in a graph."""
     targets = targets_vocabulary(settings.vocabulary)
     by_name = {
         "inputs": inputs_vocabulary(settings.vocabulary),
@@ -157,15 +157,15 @@ def _texts(settings: Settings, predictions: Mapping[str, tf.Tensor]) -> dict[str
 
 
 def prediction_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
-    """Returns the model's specification for prediction.
+    """Builds the EstimatorSpec for prediction.
 
     Args:
-      settings: what the model function is made of.
+      settings: the arguments of the model function.
       features: tf Tensors by name.
 
     Returns:
       An EstimatorSpec whose predictions are ids: "outputs" and their "inputs", or "scores" and
-      their "targets". What it exports is text.
+      their "targets". Exported models return text.
     """
     mode = estimator.ModeKeys.PREDICT
     check_features(features, settings.model_type, mode, settings.scoring)

@@ -1,4 +1,4 @@
-"""Scores: how likely a model holds given targets."""
+"""Scoring: log likelihoods of given targets."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def compute_log_likelihoods(
     input_fn: Callable[..., Any],
     checkpoint_path: Optional[str] = None,
 ) -> list[float]:
-    """Returns the logarithms of the probabilities of targets.
+    """Returns the log likelihoods of targets.
 
     Args:
       estimator: what `get_estimator` returns with `score_in_predict_mode`.
@@ -95,7 +95,7 @@ def score_with_estimator(
       vocabulary: a Vocabulary, or a pair of them.
       score_postprocess_fn: a function of (results, vocabulary), where results are dictionaries with
         "scores" and "targets".
-      num_examples: how many examples there are, if the input function fills up the last batch.
+      num_examples: the number of examples, if the input function pads the last batch.
 
     Returns:
       What `score_postprocess_fn` returned for the last checkpoint.
@@ -118,7 +118,7 @@ def score_with_estimator_lazy(
     num_examples: Optional[int] = None,
     num_examples_per_shard: int = 100000,
 ) -> None:
-    """As `score_with_estimator`, but some examples at a time.
+    """Like `score_with_estimator`, but in shards of examples.
 
     Args:
       estimator: what `get_estimator` returns with `score_in_predict_mode`.
@@ -127,8 +127,8 @@ def score_with_estimator_lazy(
       model_dir: their directory.
       vocabulary: a Vocabulary, or a pair of them.
       score_postprocess_fn: a function of (results, vocabulary, shard_idx=).
-      num_examples: how many examples there are, if the input function fills up the last batch.
-      num_examples_per_shard: how many it is given at a time.
+      num_examples: the number of examples, if the input function pads the last batch.
+      num_examples_per_shard: the number of examples in a shard.
     """
     for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):
         results = _scored(estimator, input_fn, path, num_examples)
@@ -141,7 +141,7 @@ def score_with_estimator_lazy(
 
 
 def _lines(source: Union[str, Sequence[str], None]) -> list[str]:
-    """Returns strings that are given, or are the lines of a file that is named."""
+    """Returns the given strings, or the lines of the named file."""
     return get_inputs_from_file(source) if isinstance(source, str) else list(source or [])
 
 
@@ -161,7 +161,7 @@ def _pairs_as_features(
     score_eos: bool,
     sources: tuple[str, str],
 ) -> Mapping[str, np.ndarray]:
-    """Returns lines of inputs and targets as features of a type of model."""
+    """Returns lines of inputs and targets as features for a model type."""
     first, second = sources
     length = length_of_feature(sequence_length, "targets")
     own = targets_vocabulary(vocabulary)
@@ -230,25 +230,25 @@ def score_from_strings(
     Args:
       estimator: what `get_estimator` returns with `score_in_predict_mode`.
       vocabulary: a Vocabulary, or a pair of them.
-      model_type: such as "lm"; of that, inputs are what targets follow, and may be None.
-      batch_size: how many pairs are scored together.
+      model_type: such as "lm", for which inputs are prefixes of the targets and may be None.
+      batch_size: the number of pairs scored together.
       sequence_length: an integer, or a dictionary of them by feature.
       model_dir: the directory of checkpoints.
-      eval_checkpoint_step: which of them; see `get_checkpoint_iterator`.
+      eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
       inputs: strings, or the path of a file.
       targets: strings, or the path of a file.
       score_postprocess_fn: see `score_with_estimator`.
       eos_id: the id of EOS.
-      score_eos: whether the end of targets is scored.
+      score_eos: whether EOS at the end of targets is scored.
       score_with_estimator_fn: `score_with_estimator` or the lazy one.
 
     Returns:
       What `score_with_estimator_fn` returns.
 
     Raises:
-      ValueError: there are not as many inputs as targets, or a line of a file is empty (see
-        `get_inputs_from_file`) or no UTF-8 text, or a line cannot be encoded; it is named by its
-        number, and by its file if there is one.
+      ValueError: the numbers of inputs and targets differ, or a line of a file is empty (see
+        `get_inputs_from_file`) or not valid UTF-8, or a line cannot be encoded; the message has its
+        number, and its file if there is one.
     """
     sources = (_source(inputs, "inputs"), _source(targets, "targets"))
     inputs, targets = _lines(inputs), _lines(targets)
@@ -296,10 +296,10 @@ def score_from_dataset(
     Args:
       estimator: what `get_estimator` returns with `score_in_predict_mode`.
       vocabulary: a Vocabulary, or a pair of them.
-      batch_size: how many examples are scored together.
+      batch_size: the number of examples scored together.
       sequence_length: an integer, or a dictionary of them by feature.
       model_dir: the directory of checkpoints.
-      eval_checkpoint_step: which of them; see `get_checkpoint_iterator`.
+      eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
       dataset_split: such as "validation".
       score_dataset_fn: a function of `sequence_length`, `vocabulary` and `dataset_split` that
         returns a list of EvalDatasets.

@@ -30,7 +30,7 @@ Examples = Sequence[Mapping[str, Any]]
 
 
 def _decoded(vocabulary: Vocabulary, ids: list[int]) -> Any:
-    """Returns decoded text; other results of a vocabulary, such as lists of words, stay."""
+    """Decodes ids; keeps other results of a vocabulary, such as lists of words, unchanged."""
     text = vocabulary.decode(ids)
     return as_text(text) if isinstance(text, (bytes, str)) else text
 
@@ -38,14 +38,14 @@ def _decoded(vocabulary: Vocabulary, ids: list[int]) -> Any:
 def maybe_add_pretokenized_features(
     examples: Examples, vocabulary: Vocabularies
 ) -> list[dict[str, Any]]:
-    """Returns examples with the texts of their ids.
+    """Adds decoded texts to examples.
 
     Args:
       examples: dictionaries with arrays "inputs" or "targets".
       vocabulary: a Vocabulary, or a pair of them.
 
     Returns:
-      Dictionaries that have <key>_pretokenized besides, and where ids are negative, which are not
+      Dictionaries with additional keys: <key>_pretokenized, and for negative ids, which are not
       scored, <key>_neg_pretokenized.
     """
     vocabularies = {
@@ -89,16 +89,16 @@ def save_scores(
     scores_filename: Optional[str] = None,
     save_example_text: bool = True,
 ) -> Union[list[float], tuple[list[Any], ...]]:
-    """Writes scores, and the texts that they are of, one example a line.
+    """Writes scores and their texts, one example per line.
 
-    Files are `scores_filename` with ".scores", ".targets", ".lengths" (of targets in ids), and
-    ".inputs", if examples have inputs.
+    Files are `scores_filename` with ".scores", ".targets", ".lengths" (the number of ids of
+    targets), and ".inputs", if examples have inputs.
 
     Args:
       results: dictionaries with "scores", "targets" and perhaps "inputs".
       vocabulary: a Vocabulary, or a pair of them.
-      scores_filename: the path of the files; there are none if None.
-      save_example_text: whether there is more than scores.
+      scores_filename: the path of the files without these suffixes; None to write no files.
+      save_example_text: whether to write and return texts besides scores.
 
     Returns:
       A list of scores; with `save_example_text` a tuple of lists: scores, inputs if there are any,
@@ -155,7 +155,7 @@ def save_scores_to_tfrecords(
     Args:
       results: dictionaries with "scores", "targets" and perhaps "inputs".
       vocabulary: a Vocabulary, or a pair of them.
-      scores_filename: the path of the file, without what is added.
+      scores_filename: the path of the file, without suffixes.
       shard_idx: the number of the file.
       save_ids_only: whether to write ids instead of texts.
 

@@ -1,4 +1,4 @@
-"""How likely each target is, in evaluation and for scores."""
+"""Log likelihoods of targets, for evaluation and scoring."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["evaluated", "negative_log_prob", "target_weights"]
 
 
 def target_weights(targets: mtf.Tensor, model_type: str) -> mtf.Tensor:
-    """Returns 1 where a target is to be predicted, and 0 at padding and at what is given.
+    """Returns 1 at targets to predict, and 0 at padding and given ids.
 
     Args:
       targets: an integer Tensor [..., length]; negative ids are given.
-      model_type: such as "lm"; of "delimited_lm" the inputs are given.
+      model_type: such as "lm"; for "delimited_lm" the inputs are given.
 
     Returns:
       A float32 Tensor of the same shape.
@@ -31,7 +31,7 @@ def target_weights(targets: mtf.Tensor, model_type: str) -> mtf.Tensor:
 
 
 def negative_log_prob(logits: mtf.Tensor, targets: mtf.Tensor) -> mtf.Tensor:
-    """Returns the negative logarithm of the probability of each target.
+    """Returns the negative log likelihood of each target.
 
     Args:
       logits: a Tensor [..., length, vocab].

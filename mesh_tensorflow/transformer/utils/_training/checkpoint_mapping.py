@@ -18,7 +18,7 @@ _STACKS = ("encoder", "decoder")
 
 
 def _layer_of(name: str) -> Optional[tuple[str, str, str]]:
-    """Returns (stack, layer's scope, the rest) of a variable's name, or None outside of layers."""
+    """Splits a variable's name into (stack, layer scope, rest); None outside of layers."""
     match = _LAYER.fullmatch(name)
     if match is None:
         return None
@@ -27,7 +27,7 @@ def _layer_of(name: str) -> Optional[tuple[str, str, str]]:
 
 
 def _layers_by_stack(names: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the scopes of the layers of each stack, in order."""
+    """Returns the layer scopes of each stack, in order."""
     found: dict[str, set] = {}
     for name in names:
         parts = _layer_of(name)
@@ -40,7 +40,7 @@ def _layers_by_stack(names: Iterable[str]) -> dict[str, list[str]]:
 def _scopes_in_checkpoint(
     model: Iterable[str], saved: Iterable[str], new_layers: dict[str, Sequence[int]]
 ) -> dict[tuple[str, str], str]:
-    """Returns the scope in the checkpoint of each layer of the model that is not new."""
+    """Maps the scope of each layer that is not new to its scope in the checkpoint."""
     in_model, in_checkpoint = _layers_by_stack(model), _layers_by_stack(saved)
     found = {}
     for stack, scopes in in_model.items():
@@ -63,24 +63,25 @@ def flexible_ckpt_init_mapping(
     new_layers: Optional[Sequence[Sequence[int]]] = None,
     return_mapping_fn: bool = True,
 ) -> Callable[[str], Union[str, bool]]:
-    """Returns how the variables of the default tf graph are called in a checkpoint.
+    """Returns a mapping from variables of the default tf graph to names in a checkpoint.
 
-    Layers are matched by their order in each stack, whatever block they are in: the layer that is
-    block_000/layer_003 of a model may be block_001/layer_001 in the checkpoint.
+    Layers are matched by their order in each stack, across blocks: block_000/layer_003 of a model
+    may be block_001/layer_001 in the checkpoint.
 
     Args:
       ckpt_path: the checkpoint.
-      new_layers: a pair of lists, for encoder and decoder, of layers that the checkpoint does not
-        have, by their numbers in the stack; either may be None.
+      new_layers: a pair of lists, for encoder and decoder, of the numbers in the stack of layers
+        that are not in the checkpoint; either may be None.
       return_mapping_fn: whether to return a function for
         `init_checkpoint_variable_mapping.mapping_fn`, or else one for
         `should_load_variable.filter_fn`.
 
     Returns:
-      A function from a variable's name to its name in the checkpoint, or to whether it is there.
+      A function of a variable's name that returns its name in the checkpoint, or whether the
+      checkpoint has it.
 
     Raises:
-      ValueError: the numbers of layers do not fit.
+      ValueError: the numbers of layers do not match.
     """
     saved = {name for name, _ in tf.train.list_variables(ckpt_path)}
     model = [v.op.name for v in tf.global_variables()]

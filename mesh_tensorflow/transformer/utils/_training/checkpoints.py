@@ -1,4 +1,4 @@
-"""Checkpoints by step."""
+"""Paths and steps of checkpoints."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _latest(model_dir: str) -> list[str]:
 
 
 def _chosen(steps: Iterable[int], model_dir: str, find_closest: bool) -> list[str]:
-    """Returns the checkpoints at steps, or nearest to them, each once and in order."""
+    """Returns the checkpoints at or nearest to the given steps, in order and without duplicates."""
     steps = list(steps)
     if not steps:
         return []
@@ -79,7 +79,7 @@ def _chosen(steps: Iterable[int], model_dir: str, find_closest: bool) -> list[st
 
 
 def _new_ones(model_dir: str, skip_until: int, stop_after: Optional[int]) -> Iterator[str]:
-    """Yields each checkpoint as it comes to be."""
+    """Yields each checkpoint as soon as it is written."""
     for path in tf.train.checkpoints_iterator(model_dir):
         step = get_step_from_checkpoint_path(path)
         if step > skip_until:
@@ -99,12 +99,12 @@ def get_checkpoint_iterator(
     """Returns paths of checkpoints.
 
     Args:
-      checkpoint_step: a step or a list of steps; "all" for those that there are, in order; -1 for
-        the latest; None for the latest and those that are still to come, as they come.
+      checkpoint_step: a step or a list of steps; "all" for all existing checkpoints, in order; -1
+        for the latest; None for the latest and all later ones, as they are written.
       model_dir: the directory of the checkpoints.
-      skip_until: with "all" and None, steps up to this one are left out.
-      stop_after: with None, the last is the first one of this step or a later one.
-      find_closest: whether the checkpoint nearest to a step will do.
+      skip_until: with "all" and None, skips checkpoints up to this step.
+      stop_after: with None, stops after the first checkpoint at this step or a later one.
+      find_closest: whether to take the checkpoint nearest to a step if there is none at that step.
 
     Returns:
       An iterable of strings.

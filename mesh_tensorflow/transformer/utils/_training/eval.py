@@ -92,8 +92,8 @@ def _evaluate_outputs(
     scores: bool,
     write: bool,
 ) -> None:
-    """Calls the metric functions of all tasks with their parts of the outputs."""
-    with tf.Graph().as_default():  # there are no writers in eager code
+    """Calls the metric functions of each task with its part of the outputs."""
+    with tf.Graph().as_default():  # FileWriter does not work in eager mode
         writer = tf.summary.FileWriterCache.get(directory)
     rest = iter(outputs)
     for task in tasks:
@@ -143,18 +143,18 @@ def eval_model(
       estimator: what `get_estimator` returns.
       vocabulary: a Vocabulary, or a pair of them.
       sequence_length: an integer, or a dictionary of them by feature.
-      batch_size: how many examples are decoded together.
+      batch_size: the number of examples decoded together.
       dataset_split: such as "validation".
       model_dir: the directory of checkpoints.
       eval_dataset_fn: a function of `sequence_length`, `vocabulary` and `dataset_split` that
         returns a list of EvalDatasets. Their `postprocess_fn` is called with a text, `example` and
         `is_target`; their `metric_fns` with lists of targets and of predictions or scores.
-      eval_summary_dir: where to write; <split>_eval in `model_dir` if None.
+      eval_summary_dir: the directory to write to; <split>_eval in `model_dir` if None.
       eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
       eval_with_score: whether to score targets instead of decoding.
-      output_eval_examples: whether to write files of text.
-      eval_dir_suffix: added to the directory's name.
-      score_with_estimator_fn: what to score with.
+      output_eval_examples: whether to write text files of examples.
+      eval_dir_suffix: a suffix of the directory name.
+      score_with_estimator_fn: the function that scores.
 
     Raises:
       ValueError: there are no data.
@@ -200,19 +200,19 @@ def perplexity_eval(
     steps: int,
     eval_dir_suffix: Optional[str] = None,
 ) -> None:
-    """Evaluates how likely a model holds the targets of data sets, with several checkpoints.
+    """Computes the perplexity of the targets of data sets, with several checkpoints.
 
     Args:
       estimator: what `get_estimator` returns.
       vocabulary: a Vocabulary, or a pair of them.
       sequence_length: an integer, or a dictionary of them by feature.
-      batch_size: how many examples a batch has.
+      batch_size: the number of examples in a batch.
       dataset_split: such as "validation".
       model_dir: the directory of checkpoints.
       eval_dataset_fn: see `eval_model`.
       eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
-      steps: how many batches; what data sets do not have is filled up with zeros.
-      eval_dir_suffix: added to the name of the directory of summaries.
+      steps: the number of batches; data sets that are too short are padded with zeros.
+      eval_dir_suffix: a suffix of the name of the summary directory.
 
     Raises:
       ValueError: there are no data.

@@ -1,4 +1,4 @@
-"""Metrics of evaluations, kept in local variables."""
+"""Evaluation metrics, kept in local variables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _accumulated(
 
 
 def metric_sum(values: tf.Tensor, name: Optional[str] = None, **kwargs: object) -> Metric:
-    """Returns the sum of values over all batches, as `tf.metrics` do.
+    """Sums values over all batches, in the style of `tf.metrics`.
 
     Args:
       values: a tf Tensor of numbers.
@@ -54,7 +54,7 @@ def metric_sum(values: tf.Tensor, name: Optional[str] = None, **kwargs: object) 
 
 
 def metric_max(values: tf.Tensor, name: Optional[str] = None, **kwargs: object) -> Metric:
-    """Returns the largest of values over all batches, 0 at least, as `tf.metrics` do.
+    """Returns the maximum of values over all batches, at least 0, in the style of `tf.metrics`.
 
     Args:
       values: a tf Tensor of numbers.
@@ -62,14 +62,14 @@ def metric_max(values: tf.Tensor, name: Optional[str] = None, **kwargs: object) 
       **kwargs: ignored.
 
     Returns:
-      (the value, the operation that takes in a batch), both float32 scalars.
+      (the value, the operation that adds a batch), both float32 scalars.
     """
     del kwargs
     return _accumulated(values, name, "metric_max", "max", tf.maximum, 0.0)
 
 
 def token_metrics(tensors: Mapping[str, tf.Tensor]) -> dict[str, Metric]:
-    """Returns statistics of a model's predictions of given targets.
+    """Returns metrics of a model's predictions of given targets.
 
     Args:
       tensors: "targets", "weights" (1 where a target counts), "predicted" and "negative_log_prob",

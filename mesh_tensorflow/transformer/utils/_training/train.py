@@ -29,7 +29,7 @@ _INPUT_STATE = "checkpoint_input"
 
 
 class _InputCheckpoints(tf.train.SessionRunHook):
-    """Saves where the input pipeline is along with the model, and goes on from there."""
+    """Saves the state of the input pipeline with each checkpoint, and restores it."""
 
     def __init__(self, model_dir: str) -> None:
         self._model_dir = model_dir
@@ -37,18 +37,18 @@ class _InputCheckpoints(tf.train.SessionRunHook):
         self._saver: Any = None
 
     def follow(self, dataset: tf.data.Dataset) -> Any:
-        """Returns the next batch of a data set, whose iterator is saved from now on."""
+        """Returns the next batch of a data set, whose iterator is then saved with checkpoints."""
         self._iterator = tf.data.make_initializable_iterator(dataset)
         return self._iterator.get_next()
 
     def begin(self) -> None:
-        """Makes the saver, before the graph is finalized."""
+        """Creates the saver before the graph is finalized."""
         if self._saver is None:
             state = tf.data.experimental.make_saveable_from_iterator(self._iterator)
             self._saver = tf.train.Saver([state], max_to_keep=None)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        """Starts the pipeline, where it was at the step of the model if that was saved."""
+        """Starts the pipeline, at its state at the step of the model if that was saved."""
         del coord
         session.run(self._iterator.initializer)
         step = session.run(tf.train.get_global_step(session.graph))
@@ -70,7 +70,7 @@ class _InputCheckpoints(tf.train.SessionRunHook):
 
 
 class _InputListener(tf.train.CheckpointSaverListener):
-    """Has the state of the input pipeline saved whenever the model is."""
+    """Saves the state of the input pipeline whenever the model is saved."""
 
     def __init__(self, input_checkpoints: _InputCheckpoints) -> None:
         self._input_checkpoints = input_checkpoints
@@ -81,7 +81,7 @@ class _InputListener(tf.train.CheckpointSaverListener):
 
 
 def _seen_batches(model_dir: str, init_step: int) -> int:
-    """Returns how many batches a training has seen that began at a step."""
+    """Returns the number of batches seen by a training that began at a step."""
     latest = tf.train.latest_checkpoint(model_dir)
     step = get_step_from_checkpoint_path(latest) if latest else init_step
     return max(step - init_step, 0)
@@ -113,17 +113,17 @@ def train_model(
       estimator: what `get_estimator` returns.
       vocabulary: a Vocabulary, or a pair of them.
       sequence_length: an integer, or a dictionary of them by feature.
-      batch_size: how many sequences a batch has.
+      batch_size: the number of sequences in a batch.
       train_dataset_fn: a function of `sequence_length`, `vocabulary` and `dataset_split` that
         returns a Dataset of dictionaries of padded features.
       train_steps: the step to train to.
-      ensemble_inputs: how many members of an ensemble get inputs of their own, so that a batch has
-        as many times more sequences; all members get the same if None.
+      ensemble_inputs: the number of ensemble members, if each gets different inputs, which
+        multiplies the number of sequences in a batch; all members get the same inputs if None.
       dataset_split: such as "train".
-      skip_seen_data: whether a training that goes on skips the batches that it has seen.
-      seen_data_init_step: the step at which they began.
-      checkpoint_input_pipeline: whether to save where the data are along with checkpoints, and go
-        on from there.
+      skip_seen_data: whether resumed training skips the batches that it has seen.
+      seen_data_init_step: the step at which that training began.
+      checkpoint_input_pipeline: whether to save the state of the input pipeline with checkpoints,
+        and resume from it.
     """
     rows = batch_size * (ensemble_inputs or 1)
     input_checkpoints = None

@@ -44,7 +44,7 @@ from mesh_tensorflow.utils import steps_done
 __all__ = ["evaluation_spec", "training_for", "training_spec", "with_total_steps"]
 
 _CHECKPOINT_HOURS = 2
-_OWN_TAGS = ("learning_rate", "loss")  # of summaries that there are in any case
+_OWN_TAGS = ("learning_rate", "loss")  # summaries that are always written
 _total_train_steps: contextvars.ContextVar[Optional[int]] = contextvars.ContextVar(
     "total_train_steps", default=None
 )
@@ -52,10 +52,10 @@ _total_train_steps: contextvars.ContextVar[Optional[int]] = contextvars.ContextV
 
 @contextlib.contextmanager
 def training_for(steps: int) -> Iterator[None]:
-    """Within it, schedules that are not told otherwise end after a number of steps.
+    """Context in which `steps` is the default total number of steps of learning rate schedules.
 
     Args:
-      steps: the number.
+      steps: the number of steps.
     """
     token = _total_train_steps.set(steps)
     try:
@@ -65,7 +65,7 @@ def training_for(steps: int) -> Iterator[None]:
 
 
 def with_total_steps(schedule: Any, total_train_steps: Optional[int]) -> Any:
-    """Returns a schedule of learning rates as a function of the step alone.
+    """Returns a learning rate schedule as a function of the step only.
 
     Args:
       schedule: a function of (step, total_train_steps), or a list of factors, which are numbers
@@ -85,7 +85,7 @@ def with_total_steps(schedule: Any, total_train_steps: Optional[int]) -> Any:
 
 
 def _learning_rate(schedule: Any) -> Any:
-    """Returns the learning rate of the present step: a number, a tf scalar, or None."""
+    """Returns the learning rate of the current step: a number, a tf scalar, or None."""
     if isinstance(schedule, (list, tuple)) or (
         callable(schedule) and _asks_for_total_steps(schedule)
     ):
@@ -104,7 +104,7 @@ def _asks_for_total_steps(schedule: Callable[..., Any]) -> bool:
 def _forward(
     settings: Settings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor], mode: str
 ) -> dict[str, mtf.Tensor]:
-    """Returns features as Tensors, those of a delimited language model as one sequence."""
+    """Imports features; joins those of a delimited language model to one sequence."""
     dims = settings.batch_dims(training=True)
     if mode != estimator.ModeKeys.TRAIN:
         dims = dims._replace(ensemble=None)
@@ -185,7 +185,7 @@ def _host_call(settings: Settings, scalars: Mapping[str, tf.Tensor]) -> Any:
 
 
 def _load_initial_checkpoint(settings: Settings) -> None:
-    """Lets variables that are also in the initial checkpoint begin with its values."""
+    """Initializes variables from the initial checkpoint, if it has them."""
     path = settings.init_checkpoint
     if not path:
         return
@@ -230,14 +230,14 @@ def _saver_hook(settings: Settings, results: Results) -> tf.train.CheckpointSave
 
 
 def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
-    """Returns the model's specification for training.
+    """Builds the EstimatorSpec for training.
 
     Args:
-      settings: what the model function is made of.
+      settings: the arguments of the model function.
       features: tf Tensors by name.
 
     Returns:
-      An EstimatorSpec, or within the program of a TPUEstimator a TPUEstimatorSpec.
+      An EstimatorSpec, or a TPUEstimatorSpec inside the program of a TPUEstimator.
     """
     check_features(features, settings.model_type, estimator.ModeKeys.TRAIN)
     if settings.optimizer is None:
@@ -268,7 +268,7 @@ def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
     }
     if rate is not None:
         scalars["learning_rate"] = tf.convert_to_tensor(rate, tf.float32)
-    # The step counts up last: what is reported of it reads it before.
+    # The step is incremented last, after summaries have read it.
     with tf.control_dependencies([results.update, loss, *scalars.values()]):
         train_op = tf.assign_add(tf.train.get_or_create_global_step(), 1)
     if settings.context is not None:
@@ -282,7 +282,7 @@ def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
             host_call=host_call,
         )
     for name, value in scalars.items():
-        # tf.summary.scalar would number the tag, whose name scope is in use.
+        # tf.summary.scalar would append a number to the tag, since its name scope is in use.
         tf.add_to_collection(
             tf.GraphKeys.SUMMARIES, tf.raw_ops.ScalarSummary(tags=name, values=value)
         )
@@ -292,10 +292,10 @@ def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
 
 
 def evaluation_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
-    """Returns the model's specification for evaluation, with metrics of its targets.
+    """Builds the EstimatorSpec for evaluation, with metrics of targets.
 
     Args:
-      settings: what the model function is made of.
+      settings: the arguments of the model function.
       features: tf Tensors by name.
 
     Returns:

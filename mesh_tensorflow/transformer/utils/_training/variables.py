@@ -32,9 +32,9 @@ def get_variable_dtype(
     """Returns the dtypes of a model's variables and activations.
 
     Args:
-      master_dtype: of the masters, and so of checkpoints; a tf.DType or its name.
-      slice_dtype: of the slices, in which variables are updated.
-      activation_dtype: of what is computed from them.
+      master_dtype: the dtype of masters and checkpoints; a tf.DType or its name.
+      slice_dtype: the dtype of slices, in which variables are updated.
+      activation_dtype: the dtype of activations.
 
     Returns:
       A VariableDType.
@@ -100,7 +100,7 @@ def trained_variables(graph: mtf.Graph, variable_filter: Filter) -> list[mtf.Var
       A list of Variables.
 
     Raises:
-      ValueError: none is left.
+      ValueError: the filter leaves none.
     """
     if variable_filter is None:
         return list(graph.trainable_variables)
