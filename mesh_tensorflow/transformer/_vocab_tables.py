@@ -1,4 +1,4 @@
-"""Tables of vectors for a vocabulary, whole, factorized, or in clusters of ids."""
+"""Embedding tables of a vocabulary: dense, factorized, or in clusters of ids."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = [
     "whole_cluster",
 ]
 
-# Clusters are joined along it: no layout splits it, whatever it does to the vocabulary.
+# Clusters are concatenated along it; unlike the vocabulary, no layout splits it.
 WHOLE_CLUSTER = "whole_cluster"
 
 
 def ensemble_dims(
     ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
 ) -> list[mtf.Dimension]:
-    """Returns a list of Dimensions of one, a list of them, or None."""
+    """Converts a Dimension, a list of them, or None to a list."""
     if ensemble_dim is None:
         return []
     return [ensemble_dim] if isinstance(ensemble_dim, mtf.Dimension) else list(ensemble_dim)
@@ -44,7 +44,7 @@ def weights(
     ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
     initializer: Optional[Callable[..., tf.Tensor]] = None,
 ) -> mtf.Tensor:
-    """Makes a variable with the ensemble's dimensions in front; standard normal by default."""
+    """Creates a variable with ensemble dimensions first; standard normal by default."""
     return mtf.get_variable(
         mesh,
         name,
@@ -55,7 +55,7 @@ def weights(
 
 
 class Table:
-    """A vector of the output dimension for each id."""
+    """An embedding table: a vector of the output dimension for each id."""
 
     def __init__(
         self,
@@ -73,19 +73,19 @@ class Table:
         )
 
     def embed(self, ids: mtf.Tensor, num_ids: Optional[int] = None) -> mtf.Tensor:
-        """Returns the vectors of ids, 0 for ids that are not among the first `num_ids`."""
+        """Returns the embeddings of ids; 0 for ids outside the first `num_ids`."""
         ids = _among_first(ids, num_ids)
         shape = mtf.Shape([*ids.shape.dims, self._output_dim])
         return mtf.gather(self._weights, ids, self._vocab_dim, output_shape=shape)
 
     def logits(self, hidden: mtf.Tensor) -> mtf.Tensor:
-        """Returns the products with all vectors, the output dimension replaced by the ids'."""
+        """Returns logits: the products of `hidden` with the embeddings of all ids."""
         shape = hidden.shape - self._output_dim + self._vocab_dim
         return mtf.einsum([hidden, self._weights], output_shape=shape)
 
 
 class FactorizedTable:
-    """A product of two matrices in place of a table: a short vector for each id, and a map."""
+    """A table factorized into two matrices: a short vector for each id, and a projection."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class FactorizedTable:
         self._vocab_dim = vocab_dim
         self._output_dim = output_dim
         self._inner_dim = mtf.Dimension("inner_vocab", inner_size)
-        # The product of both has variance 1, as a table has.
+        # The product of both has variance 1, like a Table.
         initializer = tf.random_normal_initializer(stddev=inner_size**-0.25)
 
         def factor(suffix: str, dim: mtf.Dimension, to_dim: mtf.Dimension) -> mtf.Tensor:
@@ -111,7 +111,7 @@ class FactorizedTable:
         self._map = factor("2", self._inner_dim, output_dim)
 
     def embed(self, ids: mtf.Tensor, num_ids: Optional[int] = None) -> mtf.Tensor:
-        """Returns the vectors of ids, 0 for ids that are not among the first `num_ids`."""
+        """Returns the embeddings of ids; 0 for ids outside the first `num_ids`."""
         ids = _among_first(ids, num_ids)
         shape = mtf.Shape([*ids.shape.dims, self._inner_dim])
         short = mtf.gather(self._short, ids, self._vocab_dim, output_shape=shape)
@@ -119,14 +119,14 @@ class FactorizedTable:
         return mtf.einsum([short, self._map], output_shape=shape)
 
     def logits(self, hidden: mtf.Tensor) -> mtf.Tensor:
-        """Returns the products with all vectors, the output dimension replaced by the ids'."""
+        """Returns logits: the products of `hidden` with the embeddings of all ids."""
         rest = hidden.shape - self._output_dim
         short = mtf.einsum([hidden, self._map], output_shape=rest + self._inner_dim)
         return mtf.einsum([short, self._short], output_shape=rest + self._vocab_dim)
 
 
 def _among_first(ids: mtf.Tensor, number: Optional[int]) -> mtf.Tensor:
-    """Returns ids with -1, which has no vector, for those that are not below `number`."""
+    """Replaces ids that are not below `number` by -1, which has no embedding."""
     if number is None:
         return ids
     below = mtf.cast(mtf.less(ids, number), ids.dtype)
@@ -134,13 +134,13 @@ def _among_first(ids: mtf.Tensor, number: Optional[int]) -> mtf.Tensor:
 
 
 class Cluster(NamedTuple):
-    """Neighbouring ids and their table.
+    """A range of ids and its table.
 
     Attributes:
       start: the first id.
       size: how many ids there are.
       table: a Table or a FactorizedTable.
-      length_factor: for which part of a sequence's positions there is room.
+      length_factor: the fraction of a sequence's positions that the loss has room for.
     """
 
     start: int
@@ -166,7 +166,7 @@ def _is_cluster(cluster: Mapping[str, float]) -> bool:
 def check_clusters(
     what: str, clusters: Sequence[Mapping[str, float]], vocab_dim: mtf.Dimension
 ) -> None:
-    """Raises if clusters are not described by positive sizes that sum to the vocabulary's."""
+    """Checks that clusters have positive sizes that sum to the vocabulary size."""
     for cluster in clusters:
         if not _is_cluster(cluster):
             raise ValueError(
@@ -193,17 +193,17 @@ def make_clusters(
     ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
     extra_entries: int = 0,
 ) -> list[Cluster]:
-    """Makes the tables of clusters.
+    """Creates the tables of clusters.
 
     Args:
       mesh: a Mesh.
-      clusters: a list of dictionaries, as `check_clusters` wants them.
+      clusters: a list of dictionaries, as `check_clusters` requires.
       vocab_dim: a Dimension; those of the tables have its name.
       output_dim: a Dimension; a cluster with shorter or longer vectors is factorized.
       variable_dtype: a VariableDType.
-      name: a string, with the number of the cluster the name of its variables.
+      name: a string, which the variable names begin with, followed by the number of the cluster.
       ensemble_dim: a Dimension, a list of them, or None.
-      extra_entries: how many further entries the first table has.
+      extra_entries: the number of additional entries of the first table.
     """
     made = []
     start = 0
@@ -220,11 +220,11 @@ def make_clusters(
 
 
 def whole_cluster(x: mtf.Tensor, vocab_dim: mtf.Dimension) -> mtf.Tensor:
-    """Returns a Tensor whose dimension named as the vocabulary can be cut and joined."""
+    """Renames the vocabulary dimension so that it can be sliced and concatenated."""
     return mtf.rename_dimension(x, vocab_dim.name, WHOLE_CLUSTER)
 
 
 def join_clusters(parts: Sequence[mtf.Tensor], vocab_dim: mtf.Dimension) -> mtf.Tensor:
-    """Returns one Tensor of `whole_cluster`s, with `vocab_dim` for its last dimension."""
+    """Concatenates `whole_cluster`s to a Tensor with `vocab_dim` as its last dimension."""
     joined = mtf.concat(list(parts), WHOLE_CLUSTER) if len(parts) > 1 else parts[0]
     return mtf.reshape(joined, mtf.Shape([*joined.shape.dims[:-1], vocab_dim]))

@@ -1,4 +1,4 @@
-"""The adaptive softmax: rare tokens have shorter vectors and a softmax of their own."""
+"""Adaptive softmax: rare tokens have shorter embeddings and separate softmaxes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _MODULE = "mesh_tensorflow.transformer.adaptive_softmax"
 
 @gin.configurable(module=_MODULE)
 class AdaptiveSoftmaxVocabEmbedding:
-    """An embedding in clusters of ids, and a softmax in two steps over them.
+    """An embedding in clusters of ids, and a two-level softmax over them.
 
-    The ids must be sorted by frequency. The first cluster's softmax has its ids and an entry for
-    each further cluster; a further cluster's softmax says which of its ids. See Joulin et al.,
+    The ids must be sorted by frequency. The softmax of the first cluster is over its ids and an
+    entry for each other cluster; that of another cluster is over its ids. See Joulin et al.,
     "Efficient softmax approximation for GPUs" (2017).
 
     In mode "train" `hidden_to_logits` returns its input, and `adaptive_softmax_loss_fn`, to be
-    given as `Unitransformer.loss_fn`, finds the loss without making all logits. The encoder and
-    the decoder of a Bitransformer, or the input and the softmax of a language model, must share
+    bound as `Unitransformer.loss_fn`, computes the loss without computing all logits. The encoder
+    and the decoder of a Bitransformer, or the input and the softmax of a language model, must share
     the embedding.
     """
 
@@ -56,15 +56,15 @@ class AdaptiveSoftmaxVocabEmbedding:
           name: a string, the beginning of the variables' names.
           ensemble_dim: a Dimension, a list of them, or None.
           clusters: a list of dictionaries, one for each cluster from the most frequent ids to
-            the rarest: "token_count", how many ids it has, and "embedding_size", the length of
-            its vectors, that of `output_dim` by default. For clusters after the first also
-            "length_projection_factor", 1 by default: the part of a sequence's positions for
-            which the loss has room. Ids of the cluster beyond those, from the end of the
-            sequence, add to the loss as members of the cluster only.
+            the rarest: "token_count", the number of its ids, and "embedding_size", the size of its
+            embeddings, that of `output_dim` by default. Clusters after the first may also have
+            "length_projection_factor", 1 by default: the fraction of a sequence's positions that
+            the loss has room for. Further ids of the cluster, at the end of the sequence,
+            contribute to the loss only as members of the cluster.
 
         Raises:
-          ValueError: a cluster is described otherwise, or the token counts do not sum to the size
-            of `vocab_dim`.
+          ValueError: the description of a cluster is malformed, or the token counts do not sum to
+            the size of `vocab_dim`.
         """
         _vocab_tables.check_clusters("AdaptiveSoftmaxVocabEmbedding", clusters, vocab_dim)
         self._vocab_dim = vocab_dim
@@ -82,7 +82,7 @@ class AdaptiveSoftmaxVocabEmbedding:
         self._head, self._tails = self._clusters[0], self._clusters[1:]
 
     def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
-        """Returns the vectors of ids.
+        """Returns the embeddings of ids.
 
         Args:
           ids: an integer Tensor with dimensions [...].
@@ -98,7 +98,7 @@ class AdaptiveSoftmaxVocabEmbedding:
         return embedded
 
     def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
-        """Returns the logarithms of all ids' probabilities; when training, its input.
+        """Returns the log probabilities of all ids; in training, its input.
 
         Args:
           hidden: a Tensor with dimensions [..., output_dim].
@@ -110,7 +110,7 @@ class AdaptiveSoftmaxVocabEmbedding:
         if context.mode == "train":
             return hidden
         head = self._log_probs(self._head, hidden)
-        size, dim_name = self._head.size, head.shape.dims[-1].name  # which can be cut
+        size, dim_name = self._head.size, head.shape.dims[-1].name  # which can be sliced
         parts = [mtf.slice(head, 0, size, dim_name)]
         for i, tail in enumerate(self._tails):
             entry = mtf.slice(head, size + i, 1, dim_name)
@@ -126,14 +126,13 @@ class AdaptiveSoftmaxVocabEmbedding:
         Args:
           decoder: a Unitransformer; its `z_loss` and `loss_denominator` are used.
           hidden: a Tensor with dimensions [..., output_dim].
-          targets: an integer Tensor with dimensions [...], ids; what is not positive is not
-            predicted.
+          targets: an integer Tensor with dimensions [...], ids; only positive ids are predicted.
           context: a Context.
 
         Returns:
           A scalar.
         """
-        # Those of the second cluster become the first entry after the head's ids, and so on.
+        # Ids of the second cluster map to the first entry after the head's ids, and so on.
         entries = mtf.minimum(targets, self._head.size - 1)
         for tail in self._tails:
             entries += mtf.cast(mtf.greater_equal(targets, tail.start), tf.int32)
@@ -174,18 +173,18 @@ class AdaptiveSoftmaxVocabEmbedding:
 def _projected(
     cluster: _vocab_tables.Cluster, hidden: mtf.Tensor, targets: mtf.Tensor, inside: mtf.Tensor
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-    """Takes the positions of a cluster out of sequences, as many as it has room for.
+    """Gathers the positions of a cluster from sequences, as many as it has room for.
 
     Args:
       cluster: a Cluster.
       hidden: a Tensor with dimensions [..., output_dim].
-      targets: an integer Tensor with dimensions [...], one of which is named "length"; if none
-        is, it is the last one.
-      inside: a boolean Tensor with dimensions [...], which positions are the cluster's.
+      targets: an integer Tensor with dimensions [...], one of which is named "length"; otherwise
+        the last one is the length.
+      inside: a boolean Tensor with dimensions [...], True at positions of the cluster.
 
     Returns:
-      (hidden, targets, 1 for what counts and 0 for the rest), with the places of the cluster in
-      place of the length.
+      (hidden, targets, 1 at positions that count and 0 elsewhere), where the length is replaced by
+      the cluster's room.
     """
     length = next((d for d in targets.shape.dims if d.name == "length"), targets.shape.dims[-1])
     counted = mtf.cast(inside, hidden.dtype)
@@ -211,7 +210,7 @@ def adaptive_softmax_loss_fn(
     targets: mtf.Tensor,
     output_vocab_dim: mtf.Dimension,
 ) -> mtf.Tensor:
-    """Returns the loss of an adaptive softmax; to be given as `Unitransformer.loss_fn`.
+    """Returns the loss of an adaptive softmax; to be bound as `Unitransformer.loss_fn`.
 
     Args:
       decoder: a Unitransformer whose softmax shares an AdaptiveSoftmaxVocabEmbedding.
@@ -236,7 +235,7 @@ def adaptive_softmax_loss_fn(
         )
     if output_vocab_dim not in logits.shape:
         return embedding.compute_loss(decoder, hidden=logits, targets=targets, context=context)
-    # Outside of training these are the logarithms of probabilities.
+    # Outside of training these are log probabilities.
     loss = layers.softmax_cross_entropy_with_logits(logits, targets, output_vocab_dim)
     counted = mtf.cast(mtf.greater(targets, 0), loss.dtype)
     denominator = decoder.loss_denominator(targets, context.num_microbatches)

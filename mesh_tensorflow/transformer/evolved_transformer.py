@@ -31,7 +31,7 @@ _MODULE = "mesh_tensorflow.transformer.evolved_transformer"
 
 
 def _dropout(x: mtf.Tensor, context: Context, rate: float) -> mtf.Tensor:
-    """Returns `x` with dropout that is the same along the length."""
+    """Applies dropout with the same mask along the length."""
     if not context.train or not rate:
         return x
     return mtf.dropout(x, context.train, rate=rate, noise_shape=x.shape - context.length_dim)
@@ -42,12 +42,12 @@ def _renamed(x: mtf.Tensor, name: str) -> mtf.Tensor:
 
 
 def _unsplit(x: mtf.Tensor) -> mtf.Tensor:
-    """Returns `x` with a last dimension that no layout splits."""
+    """Renames the last dimension of `x` so that no layout splits it."""
     return _renamed(x, f"_{x.shape.dims[-1].name}_unsplit")
 
 
 def _pad_channels(x: mtf.Tensor, size: int) -> mtf.Tensor:
-    """Returns `x` with zeros after its last dimension, for which it then has `size`."""
+    """Pads the last dimension of `x` with zeros to `size`."""
     whole, dim = _unsplit(x), x.shape.dims[-1]
     padded = mtf.pad(whole, [0, size - dim.size], whole.shape.dims[-1].name)
     return _renamed(padded, dim.name)
@@ -59,7 +59,7 @@ def _call_separable(
     x: mtf.Tensor,
     losses: Optional[list[mtf.Tensor]],
 ) -> mtf.Tensor:
-    """Calls a separable convolution, both sides of whose kernel have the name of the channels."""
+    """Calls a separable convolution, whose kernel dimensions are both named like the channels."""
     return _renamed(layer.call(context, _unsplit(x), losses), x.shape.dims[-1].name)
 
 
@@ -78,7 +78,7 @@ def _separable_convolution(
 
 @gin.configurable(module=_MODULE)
 class GatedLinearUnitLayer(transformer.TransformerLayer):
-    """The product of a dense layer and the sigmoid of another."""
+    """Gated linear unit: the product of a dense layer and the sigmoid of another."""
 
     def call(self, context: Context, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
         """Returns the output of the layer; see TransformerLayer.call."""
@@ -108,10 +108,10 @@ class EncoderConvolutionalLayer(transformer.TransformerLayer):
         """Creates the layer.
 
         Args:
-          d_model: an integer; the convolutions have half of it as output size.
+          d_model: an integer; the output size of the convolutions is half of it.
           dropout_rate: a number.
-          initializer_scale: a factor of the variance of the separable convolution's filters.
-          norm_epsilon: a number, of the layer norm.
+          initializer_scale: the variance scale of the separable convolution's initializers.
+          norm_epsilon: a number, the epsilon of the layer norm.
         """
         self._dropout_rate = dropout_rate
         self._norm_epsilon = norm_epsilon
@@ -149,13 +149,13 @@ class EncoderConvolutionalLayer(transformer.TransformerLayer):
 
 @gin.configurable(module=_MODULE)
 class DecoderAttentionLayer(transformer.TransformerLayer):
-    """The sum of self-attention and of attention over the encoder's output."""
+    """The sum of self-attention and encoder-decoder attention."""
 
     def __init__(self, base_num_heads: int):
         """Creates the layer.
 
         Args:
-          base_num_heads: an integer, the number of heads over the encoder's output; the
+          base_num_heads: an integer, the number of heads of encoder-decoder attention;
             self-attention has twice as many.
         """
         self._self_attention = transformer_layers.SelfAttention(num_heads=2 * base_num_heads)
@@ -171,7 +171,7 @@ class DecoderAttentionLayer(transformer.TransformerLayer):
 
 @gin.configurable(module=_MODULE)
 class DecoderConvolutionalLayer(transformer.TransformerLayer):
-    """Two separable convolutions, and a third of their sum; none sees later positions."""
+    """Two causal separable convolutions, and a third one of their sum."""
 
     def __init__(
         self,
@@ -185,8 +185,8 @@ class DecoderConvolutionalLayer(transformer.TransformerLayer):
         Args:
           d_model: an integer, the size of the output.
           dropout_rate: a number.
-          initializer_scale: a factor of the variance of the convolutions' filters.
-          norm_epsilon: a number, of the layer norm.
+          initializer_scale: the variance scale of the convolutions' initializers.
+          norm_epsilon: a number, the epsilon of the layer norm.
         """
         self._d_model = d_model
         self._dropout_rate = dropout_rate

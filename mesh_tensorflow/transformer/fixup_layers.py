@@ -34,8 +34,8 @@ __all__ = [
 
 _MODULE = "mesh_tensorflow.transformer.fixup_layers"
 
-# A residual branch of m linear maps scales the variance of all but its last, which begins at 0,
-# by num_blocks ** (-1 / (m - 1)).
+# In a residual branch of m linear maps, the last is initialized to 0, and the variance of the
+# others is scaled by num_blocks ** (-1 / (m - 1)).
 _DENSE_EXPONENT = -1.0
 _ATTENTION_EXPONENT = -1.0 / 3.0
 # (scale of the variance, fan).
@@ -82,7 +82,7 @@ def _as_scalar(variable: mtf.Tensor) -> mtf.Tensor:
 
 @gin.configurable(module=_MODULE)
 def sublayer_fixup_scale(x: mtf.Tensor, layer_stack: LayerStack, context: Context) -> mtf.Tensor:
-    """Returns `x` times a learned scalar that begins at 1."""
+    """Returns `x` times a learned scalar that is initialized to 1."""
     del layer_stack, context
     scale = _learned_scalar(x, "fixup_scale_weight", "single_scale", tf.ones_initializer())
     return x * _as_scalar(scale)
@@ -90,13 +90,13 @@ def sublayer_fixup_scale(x: mtf.Tensor, layer_stack: LayerStack, context: Contex
 
 @gin.configurable(module=_MODULE)
 def sublayer_fixup_shift(x: mtf.Tensor, layer_stack: LayerStack, context: Context) -> mtf.Tensor:
-    """Returns `x` plus a learned scalar that begins at 0."""
+    """Returns `x` plus a learned scalar that is initialized to 0."""
     del layer_stack, context
     return _shifted(x, "fixup_bias")
 
 
 def get_single_scalar_bias(x: mtf.Tensor, name: str) -> mtf.Tensor:
-    """Makes a variable of one element, which begins at 0.
+    """Creates a variable of one element, initialized to 0.
 
     Args:
       x: a Tensor, for its mesh and dtype.
@@ -145,11 +145,11 @@ def dense_product_fixup(
 
 @gin.configurable(module=_MODULE)
 class DenseReluDenseFixup(transformer.TransformerLayer):
-    """A feed-forward layer: a dense layer, a shift, and a dense layer that begins at 0.
+    """A feed-forward layer: a dense layer, a shift, and a dense layer initialized to 0.
 
     Attributes:
       hidden_size: an integer.
-      dropout_rate: a number, of the hidden units.
+      dropout_rate: a number, the dropout rate of the hidden units.
       activation: what `mtf.layers.dense_product` takes for activation_functions.
       use_bias: whether the dense layers have biases.
       upproject_initializer: a TensorFlow initializer.
@@ -171,11 +171,11 @@ class DenseReluDenseFixup(transformer.TransformerLayer):
         Args:
           hidden_size: an integer.
           dropout_rate: a number.
-          activation: a function, the name of one in mtf, or a list of them.
+          activation: a function, the name of a function of mtf, or a list of them.
           use_bias: whether the dense layers have biases.
-          default_init: "he" or "glorot", what the number of blocks scales.
+          default_init: "he" or "glorot", the initializer that is scaled by the number of blocks.
           init_distribution: a distribution of `tf.variance_scaling_initializer`.
-          num_blocks: an integer, how many residual blocks the stack has.
+          num_blocks: an integer, the number of residual blocks of the stack.
         """
         self.hidden_size = hidden_size
         self.dropout_rate = dropout_rate
@@ -224,11 +224,11 @@ class DenseReluDenseFixup(transformer.TransformerLayer):
 
 
 class AttentionParamsFixup(attention.AttentionParams):
-    """Fixup projections of attention: the last starts at 0, the others are scaled.
+    """Fixup attention weights: the output is initialized to 0, the others are scaled.
 
     Attributes:
-      num_blocks: an integer, how many residual blocks the stack has.
-      default_init: "he" or "glorot", what the number of blocks scales.
+      num_blocks: an integer, the number of residual blocks of the stack.
+      default_init: "he" or "glorot", the initializer that is scaled by the number of blocks.
       init_distribution: a distribution of `tf.variance_scaling_initializer`.
     """
 
@@ -279,7 +279,7 @@ class AttentionParamsFixup(attention.AttentionParams):
         )
 
     def init_weights(self) -> None:
-        """Makes the variables `q_fixup`, `k_fixup`, `v_fixup` (or `kv_fixup`) and `o_fixup`."""
+        """Creates the variables `q_fixup`, `k_fixup`, `v_fixup` (or `kv_fixup`) and `o_fixup`."""
         scaled = _scaled_initializer(
             "AttentionParamsFixup",
             self.num_blocks,
@@ -312,8 +312,8 @@ class SelfAttentionFixup(transformer_layers.SelfAttention):
     Set `fold_scaling_into_initializer` to False.
 
     Attributes:
-      num_blocks: an integer, how many residual blocks the stack has.
-      default_init: "he" or "glorot", what the number of blocks scales.
+      num_blocks: an integer, the number of residual blocks of the stack.
+      default_init: "he" or "glorot", the initializer that is scaled by the number of blocks.
       init_distribution: a distribution of `tf.variance_scaling_initializer`.
     """
 
@@ -330,7 +330,7 @@ class SelfAttentionFixup(transformer_layers.SelfAttention):
         self.init_distribution = init_distribution
 
     def make_params(self, context: Context) -> attention.AttentionParams:
-        """Returns the projections, and makes their variables."""
+        """Returns the weights; creates their variables."""
         return AttentionParamsFixup(
             context.mesh,
             shared_kv=self.shared_kv,
@@ -346,7 +346,7 @@ class SelfAttentionFixup(transformer_layers.SelfAttention):
 
 @gin.configurable(module=_MODULE)
 class EncDecAttentionFixup(transformer_layers.EncDecAttention):
-    """Attention of a decoder over the encoder's output, as `EncDecAttention`, for Fixup stacks."""
+    """Encoder-decoder attention for Fixup stacks; see `EncDecAttention`."""
 
     def __init__(self, relative_attention_type: Optional[str] = None, **kwargs: Any):
         super().__init__(relative_attention_type=relative_attention_type, **kwargs)

@@ -1,4 +1,4 @@
-"""The Funnel-Transformer: an encoder whose sequence becomes shorter from block to block.
+"""The Funnel-Transformer: an encoder that shortens the sequence from block to block.
 
 See Dai et al., "Funnel-transformer: filtering out sequential redundancy for efficient language
 processing" (2020).
@@ -44,16 +44,16 @@ def _first_of_windows(x: mtf.Tensor, dim_name: str, size: int) -> mtf.Tensor:
 
 @gin.configurable(module=_MODULE)
 class FunnelTransformerLayerStack(transformer.LayerStack):
-    """Blocks of layers, with the length pooled at the beginning of each block but the first.
+    """Blocks of layers; the length is pooled at the beginning of each block except the first.
 
     A block is `block_param_size` modules, each of `n_submodules` layers, and each module is
-    repeated `block_repeat_size` times with the same variables. The length is pooled after the
-    first layer of a block, whose attention still sees all positions.
+    repeated `block_repeat_size` times with the same variables. The length is pooled after the first
+    layer of a block, whose attention still covers all positions.
 
     Attributes:
       n_blocks: an integer.
       block_param_size: a list with the number of modules of each block.
-      block_repeat_size: a list of how often each block's modules are repeated.
+      block_repeat_size: a list with the number of repetitions of each block's modules.
       pooling_size: an integer.
       n_submodules: an integer.
       pool_fn: a function of a Tensor and the name of a dimension.
@@ -75,19 +75,19 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
         """Creates the stack.
 
         Args:
-          layers: a list of TransformerLayers, those of all modules; repetitions use them again.
+          layers: a list of TransformerLayers, those of all modules; repetitions reuse them.
           n_blocks: an integer.
           block_param_size: a list of `n_blocks` integers.
           block_repeat_size: a list of `n_blocks` integers.
-          pooling_size: an integer, how many positions become one.
+          pooling_size: an integer, the number of positions that are pooled to one.
           sublayers_initial: a list of functions, as for LayerStack.
           sublayers_per_layer: a list of functions, as for LayerStack.
           sublayers_final: a list of functions, as for LayerStack.
           pooling_type: "mean" or "max".
-          n_submodules: an integer, how many layers a module has.
+          n_submodules: an integer, the number of layers of a module.
 
         Raises:
-          ValueError: the pooling type is unknown, or the numbers do not fit the layers.
+          ValueError: the pooling type is unknown, or the numbers do not match the layers.
         """
         super().__init__(
             layers,
@@ -147,16 +147,15 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
     def update_context(self, context: Context, x: mtf.Tensor, pool_dim_name: str) -> None:
         """Pools the positions and sequence ids of a Context, after `x` has been pooled.
 
-        Of ids, sequence numbers and priorities each window keeps its first; positions are
-        counted in windows.
+        Each window keeps its first id, sequence id and priority; positions are counted in windows.
 
         Args:
           context: a Context.
-          x: a Tensor with the dimension, of the new length.
+          x: a Tensor with the pooled dimension.
           pool_dim_name: a string, the name of the dimension.
         """
         for name in ("sequence_id", "subsequence_id", "inputs", "read_priority", "write_priority"):
-            old = getattr(context, name, None)  # which a context of a user may lack
+            old = getattr(context, name, None)  # a user's own context class may lack it
             if isinstance(old, mtf.Tensor):
                 setattr(context, name, _first_of_windows(old, pool_dim_name, self.pooling_size))
         position = context.position
@@ -166,7 +165,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
         context.length_dim = x.shape.get_dim_by_name(pool_dim_name)
 
     def call(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
-        """Calls the layers; the Context is then that of the pooled sequence.
+        """Calls the layers; afterwards the Context is that of the pooled sequence.
 
         Args:
           context: a Context.
@@ -214,7 +213,7 @@ class BitransformerFunnel(transformer.Bitransformer):
         """Creates the model; see `Bitransformer`.
 
         Raises:
-          ValueError: the encoder's layer stack is of another kind.
+          ValueError: the encoder's layer stack is not a FunnelTransformerLayerStack.
         """
         if not isinstance(encoder.layer_stack, FunnelTransformerLayerStack):
             raise ValueError(
@@ -225,7 +224,7 @@ class BitransformerFunnel(transformer.Bitransformer):
         super().__init__(encoder, decoder, shared_embedding=shared_embedding)
 
     def _encoded_sequence_id(self, encoder_sequence_id: mtf.Tensor) -> mtf.Tensor:
-        """Returns the sequence numbers of the pooled sequence."""
+        """Returns the sequence ids of the pooled sequence."""
         return self.encoder.layer_stack.context.sequence_id
 
     @gin.configurable(module="BitransformerFunnel")
@@ -241,7 +240,7 @@ class BitransformerFunnel(transformer.Bitransformer):
         decode_length_constant: float = 10,
         max_decode_length: Optional[int] = None,
     ) -> mtf.Tensor:
-        """Returns ids of outputs, by sampling or beam search; see `Bitransformer.decode`."""
+        """Returns output ids, by sampling or beam search; see `Bitransformer.decode`."""
         return super().decode(
             inputs,
             variable_dtype=variable_dtype,

@@ -1,4 +1,4 @@
-"""A mixture of experts of several widths and depths."""
+"""A mixture of experts with different widths and depths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def _kinds_of_experts(mask_info: Sequence[Mapping[str, Any]], num_experts: int) -> list[int]:
-    """Returns the kind of each expert, an index of `mask_info`; the last kind has the rest."""
+    """Returns the kind of each expert, an index of `mask_info`; the last kind takes the rest."""
     kinds = []
     for i, info in enumerate(mask_info[:-1]):
         kinds += [i] * int(info["percent_number"] * num_experts)
@@ -47,23 +47,23 @@ def generate_heterogeneous_expert_masks(
     mesh: mtf.Mesh,
     expert_width: int,
 ) -> mtf.Tensor:
-    """Returns which hidden units of which layers an expert has.
+    """Returns masks of the hidden units of each layer of each expert.
 
     Args:
       mask_info: a list of dictionaries, one for each kind of experts: "layers", their number of
-        layers; "width", an integer, their hidden units over `expert_width`; "percent_number",
-        their fraction of all experts.
+        layers; "width", an integer, their number of hidden units divided by `expert_width`;
+        "percent_number", their fraction of all experts.
       num_experts: an integer.
       experts_dim: a Dimension.
       mesh: a Mesh.
-      expert_width: an integer. The largest width is how many hidden units there are, so that
-        experts differ in width if this is 1.
+      expert_width: an integer. The number of hidden units is the largest width, so experts differ
+        in width if this is 1.
 
     Returns:
       A float32 Tensor with dimensions [expert_hidden, num_expert_layers, experts].
 
     Raises:
-      ValueError: the fractions add up to more than 1, or there are no kinds.
+      ValueError: the fractions sum to more than 1, or there are no kinds.
     """
     if not mask_info:
         raise ValueError(
@@ -119,9 +119,9 @@ def transformer_moe_layer_v1(
     token_embeddings: Optional[mtf.Tensor] = None,
     context: Context = None,  # type: ignore[assignment]
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Returns the output of experts with several layers of different depths.
+    """Applies a mixture of experts with different widths and depths.
 
-    As `moe.transformer_moe_layer_v1`; each layer but the first has a norm before it and a
+    Like `moe.transformer_moe_layer_v1`; each layer except the first has a norm before it and a
     residual connection around it.
 
     Args are those of `moe.transformer_moe_layer_v1`, and:
@@ -132,7 +132,7 @@ def transformer_moe_layer_v1(
       to the model's loss).
 
     Raises:
-      ValueError: several layers do not return the dimension that they get.
+      ValueError: there are several layers, and `output_dim` is not the input dimension.
     """
     hidden_dim, masks = _hidden_dim_and_masks(inputs, hparams)
     if len(masks) > 1 and output_dim != inputs.shape.dims[-1]:
@@ -174,7 +174,7 @@ def transformer_moe_layer_v1(
 
 @gin.configurable(module="mesh_tensorflow.transformer.heterogeneous_moe")
 class HeterogeneousMoE1D(transformer.TransformerLayer):
-    """A feed-forward layer of experts of several widths and depths.
+    """A mixture of feed-forward experts with different widths and depths.
 
     Variables are `<gating>_gating/kernel` and, in `expert_layer_<i>`, `wi/kernel`, `wo/kernel`
     and from the second layer on `rms_norm/scale`.
@@ -215,9 +215,9 @@ class HeterogeneousMoE1D(transformer.TransformerLayer):
         """Creates the layer.
 
         Args are those of `moe.MoE1D`, and:
-          moe_num_layers: an integer, how many layers an expert has without mask info.
-          heterogeneous_mask_info: see `generate_heterogeneous_expert_masks`; None if experts are
-            equal.
+          moe_num_layers: an integer, the number of layers of an expert without mask info.
+          heterogeneous_mask_info: see `generate_heterogeneous_expert_masks`; None if all experts
+            are alike.
         """
         self._hparams = HParams(
             moe_gating=moe_gating, moe_num_experts=num_experts, moe_loss_coef=loss_coef,

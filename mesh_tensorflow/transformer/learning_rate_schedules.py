@@ -1,6 +1,6 @@
-"""Learning rates as functions of the step: factors for a product, and older whole schedules.
+"""Learning rate schedules: factors of a product, and older complete schedules.
 
-A schedule is a function of (step, total_train_steps); further arguments are set through gin.
+A schedule is a function of (step, total_train_steps); gin binds further arguments.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _check_total(name: str, total_train_steps: Optional[int]) -> None:
 
 
 def _number_of_steps(name: str, steps_or_fraction: float, total_train_steps: int) -> float:
-    """Returns a number of steps: up to 1 is a fraction of all, more is a number."""
+    """Returns a number of steps; values up to 1 are fractions of the total."""
     if steps_or_fraction is None or steps_or_fraction < 0:
         raise ValueError(
             f"{name}: {steps_or_fraction!r} is neither a number of steps nor a fraction of "
@@ -56,7 +56,7 @@ def _number_of_steps(name: str, steps_or_fraction: float, total_train_steps: int
 
 
 def _ramp(steps_from_zero: tf.Tensor, steps: Union[float, tf.Tensor]) -> tf.Tensor:
-    """Returns a line from 0 that reaches 1 after `steps` and stays there; 1 if `steps` is 0."""
+    """Returns a linear ramp from 0 to 1 over `steps`, then 1; always 1 if `steps` is 0."""
     if not tf.is_tensor(steps) and steps == 0:
         return tf.ones([], tf.float32)
     return tf.minimum(1.0, _to_float(steps_from_zero) / _to_float(steps))
@@ -73,9 +73,9 @@ def product_learning_rate(
 
     Args:
       step: an integer tf scalar, the step.
-      total_train_steps: an integer, how many steps there are.
+      total_train_steps: an integer, the total number of steps.
       factors: a list of numbers, tf scalars, and functions of (step, total_train_steps).
-      offset: the step at which the schedules begin; taken off both of their arguments.
+      offset: the step at which the schedules begin; subtracted from both of their arguments.
 
     Returns:
       A number or tf scalar.
@@ -94,9 +94,9 @@ def linear_warmup(
 
     Args:
       step: an integer tf scalar, the step.
-      total_train_steps: an integer, how many steps there are.
-      steps_or_fraction: how long to rise: a fraction of `total_train_steps` if at most 1, a
-        number of steps if more; with 0 the value is 1 from the start.
+      total_train_steps: an integer, the total number of steps.
+      steps_or_fraction: the length of the warmup: a fraction of `total_train_steps` if at most 1,
+        otherwise a number of steps; if 0, the value is always 1.
 
     Returns:
       A float32 tf scalar.
@@ -108,13 +108,13 @@ def linear_warmup(
 def linear_decay(
     step: Union[int, tf.Tensor], total_train_steps: int, steps_or_fraction: float = 0.1
 ) -> tf.Tensor:
-    """Returns 1, then a line to 0 at the last step; it goes on below 0 beyond.
+    """Returns 1, then a linear decay to 0 at the last step, negative beyond it.
 
     Args:
       step: an integer tf scalar, the step.
-      total_train_steps: an integer, how many steps there are.
-      steps_or_fraction: how long to fall: a fraction of `total_train_steps` if at most 1, a
-        number of steps if more; with 0 the value stays 1.
+      total_train_steps: an integer, the total number of steps.
+      steps_or_fraction: the length of the decay: a fraction of `total_train_steps` if at most 1,
+        otherwise a number of steps; if 0, the value is always 1.
 
     Returns:
       A float32 tf scalar.
@@ -133,7 +133,7 @@ def truncated_rsqrt(
     Args:
       step: an integer tf scalar, the step.
       total_train_steps: not used.
-      warmup_steps: for how many steps the value is constant; at least 1.
+      warmup_steps: the number of steps with a constant value, at least 1.
 
     Returns:
       A float32 tf scalar.
@@ -162,13 +162,13 @@ def constant_learning_rate(
 def linear_decay_learning_rate(
     step: Union[int, tf.Tensor], total_train_steps: int, initial_lr: float = 0.1, offset: int = 0
 ) -> tf.Tensor:
-    """Returns `initial_lr` until the step `offset`, then a line to 0 at the last step.
+    """Returns `initial_lr` until the step `offset`, then a linear decay to 0 at the last step.
 
     Args:
       step: an integer tf scalar, the step.
-      total_train_steps: an integer, how many steps there are.
+      total_train_steps: an integer, the total number of steps.
       initial_lr: a number.
-      offset: an integer, the step at which the fall begins.
+      offset: an integer, the step at which the decay begins.
 
     Returns:
       A float32 tf scalar.
@@ -187,18 +187,18 @@ def learning_rate_schedule_noam(
     multiplier: float = 1.0,
     offset: int = 0,
 ) -> tf.Tensor:
-    """Returns the inverse root of the step, constant at first and with a linear end.
+    """Returns the inverse square root of the step, with a constant beginning and a linear decay.
 
-    After Vaswani et al., "Attention is all you need" (2017), with a constant in place of the
-    linear rise.
+    After Vaswani et al., "Attention is all you need" (2017), with a constant in place of the linear
+    warmup.
 
     Args:
       step: an integer tf scalar, the step.
-      total_train_steps: an integer, how many steps there are.
+      total_train_steps: an integer, the total number of steps.
       warmup_steps: for how many steps the value is constant.
-      linear_decay_fraction: the part of the steps in which the value falls to 0.
+      linear_decay_fraction: the fraction of the steps in which the value decays to 0.
       multiplier: a factor.
-      offset: the step at which the schedule begins, taken off both `step` and
+      offset: the step at which the schedule begins, subtracted from both `step` and
         `total_train_steps`.
 
     Returns:
@@ -223,16 +223,16 @@ def slanted_triangular(
     max_learning_rate: float = 0.01,
     start_step: int = 0,
 ) -> tf.Tensor:
-    """Returns a line up and a longer one down, both from a fraction of the largest rate.
+    """Returns a linear warmup and a longer linear decay, between max / ratio and max.
 
     See Howard and Ruder, "Universal language model fine-tuning for text classification" (2018),
     section 3.2.
 
     Args:
       step: an integer tf scalar, the step.
-      total_train_steps: an integer, how many steps there are.
-      cut_fraction: the part of the steps in which the rate rises.
-      ratio: the largest rate over the smallest.
+      total_train_steps: an integer, the total number of steps.
+      cut_fraction: the fraction of the steps in which the rate rises.
+      ratio: the largest rate divided by the smallest.
       max_learning_rate: the largest rate.
       start_step: the step at which the schedule begins.
 
@@ -240,7 +240,7 @@ def slanted_triangular(
       A float32 tf scalar.
 
     Raises:
-      ValueError: the rise is shorter than a step, or there is no fall.
+      ValueError: the warmup is shorter than a step, or there is no decay.
     """
     _check_total("slanted_triangular", total_train_steps)
     cut = int(total_train_steps * cut_fraction)

@@ -1,9 +1,9 @@
-r"""Runs training, evaluation, decoding or export as gin files describe.
+r"""Runs training, evaluation, decoding or export, configured by gin files.
 
 python -m mesh_tensorflow.transformer.main --model_dir=DIR --tpu="" \
         --gin_file=FILE.gin --gin_param="utils.run.train_steps = 1000"
 
-In four processes of this machine, by one program that each of them runs:
+In four processes on this machine, each of which runs the same program:
 
 python -m mesh_tensorflow.launch --processes 4 -m mesh_tensorflow.transformer.main \
         --model_dir=DIR --gin_file=FILE.gin --gin_param="utils.run.mesh_impl = 'simd'"
@@ -68,7 +68,7 @@ def _write_command(model_dir: str) -> None:
 
 
 def _warn_of_shared_directory(model_dir: str) -> None:
-    """Says once that the default directory may be anybody's."""
+    """Warns if `model_dir` is the default, a directory that other users can write to."""
     if os.path.normpath(model_dir) == _DEFAULT_DIRECTORY:
         warnings.warn(
             f"model_dir is {_DEFAULT_DIRECTORY}, the default: a name that all users of this "
@@ -86,7 +86,7 @@ def main(_: Sequence[str]) -> None:
     environment variable MTF_STRICT=0 they are warnings.
 
     Args:
-      _: what is left of the command line.
+      _: the remaining command line arguments.
     """
     for module in FLAGS.module_import or []:
         importlib.import_module(module)
@@ -107,5 +107,5 @@ def main(_: Sequence[str]) -> None:
 if __name__ == "__main__":
     tf.disable_v2_behavior()
     tf.logging.set_verbosity(tf.logging.INFO)
-    tf.get_logger().propagate = False  # to absl's, which would print each line again
+    tf.get_logger().propagate = False  # to absl's logger, which would print each line again
     app.run(main)

@@ -19,17 +19,17 @@ __all__ = ["ProductKeyValueMemory"]
 
 @gin.configurable(module="mesh_tensorflow.transformer.memory_layers")
 class ProductKeyValueMemory(transformer.TransformerLayer):
-    """A memory of n_keys squared vectors, found by keys that are pairs of shorter keys.
+    """A memory of n_keys squared vectors, whose keys are pairs of shorter keys.
 
-    Each head takes the `knn` best keys for each half of its query, and of their pairs the `knn`
-    best. See Lample et al., "Large memory layers with product keys" (2019).
+    Each head selects the `knn` best keys for each half of its query, and then the `knn` best of
+    their pairs. See Lample et al., "Large memory layers with product keys" (2019).
 
     Attributes:
-      key_size: an integer, the size of a query; each half of a key has half of it.
+      key_size: an integer, the size of a query; each half of a key has half that size.
       n_keys: an integer, the number of keys for each half.
       n_values: an integer, the number of vectors.
       n_heads: an integer.
-      knn: an integer, how many vectors a head reads.
+      knn: an integer, the number of vectors that a head reads.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
         """Returns the memory output of each position; see TransformerLayer.call."""
         model_dim = x.shape.dims[-1]
         halves = [self._heads_dim, self._halves_dim]
-        # TensorFlow's default initializer, whose fans all of these dimensions decide.
+        # TensorFlow's default initializer, whose fans depend on all of these dimensions.
         keys = mtf.get_variable(
             context.mesh,
             "keys",
@@ -88,7 +88,7 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
         return mtf.einsum([read, values], output_shape=x.shape)
 
     def get_indices(self, keys: mtf.Tensor, query: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Returns the best products of keys.
+        """Returns the best product keys.
 
         Args:
           keys: a Tensor with dimensions [n_heads, product_key, n_keys, key].
@@ -115,10 +115,10 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
         return scores, indices
 
     def _spread(self, weights: mtf.Tensor, indices: mtf.Tensor, shape: mtf.Shape) -> mtf.Tensor:
-        """Returns each position's weight of each vector, with dimensions [..., n_values].
+        """Returns the weight of each vector at each position, with dimensions [..., n_values].
 
-        By two short one-hots, of the row and of the column that an index stands for, in place
-        of one of all vectors.
+        Computed from two short one-hot vectors, of the row and the column of an index, instead of
+        one over all vectors.
         """
         row_dim = mtf.Dimension("n_keys_row", self.n_keys)
         column_dim = mtf.Dimension("n_keys_column", self.n_keys)

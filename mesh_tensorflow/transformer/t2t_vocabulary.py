@@ -1,4 +1,4 @@
-"""Vocabularies of subwords in the files of Tensor2Tensor."""
+"""Subword vocabularies in Tensor2Tensor's file format."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["T2tVocabulary", "get_t2t_vocabulary"]
 
 
 class T2tVocabulary(vocabulary.Vocabulary):
-    """A subword vocabulary of Tensor2Tensor; padding and EOS have no text.
+    """A subword vocabulary of Tensor2Tensor; padding and EOS decode to no text.
 
-    The package tensor2tensor is needed when one is made.
+    Creating one requires the package tensor2tensor.
     """
 
     def __init__(self, filepath: str):
@@ -29,7 +29,7 @@ class T2tVocabulary(vocabulary.Vocabulary):
         try:
             from tensor2tensor.data_generators import text_encoder
         except ImportError as e:
-            # Its declared dependencies hold TensorFlow back, and this module needs none of them.
+            # Its declared dependencies pin an old TensorFlow, and this module needs none of them.
             raise vocabulary.missing_package(
                 "T2tVocabulary", "tensor2tensor", "pip install --no-deps tensor2tensor"
             ) from e
@@ -44,7 +44,7 @@ class T2tVocabulary(vocabulary.Vocabulary):
         return self._encoder.encode(s)
 
     def decode(self, ids: Iterable[int]) -> str:
-        # The encoder would spell out padding and EOS, as "<pad>" and "<EOS>".
+        # The encoder would decode padding and EOS to "<pad>" and "<EOS>".
         return self._encoder.decode([int(i) for i in ids if i > vocabulary.EOS_ID])
 
 
@@ -52,7 +52,7 @@ class T2tVocabulary(vocabulary.Vocabulary):
 def get_t2t_vocabulary(
     data_dir: str = gin.REQUIRED, vocabulary_filename: str = gin.REQUIRED
 ) -> T2tVocabulary:
-    """Returns the vocabulary of a file in a directory.
+    """Loads a vocabulary from a file in a directory.
 
     Args:
       data_dir: a string, the directory.

@@ -1,6 +1,6 @@
-"""Vocabulary embeddings other than a table: factorized, in clusters, mixtures of softmaxes.
+"""Alternative vocabulary embeddings: factorized, in clusters, and mixtures of softmaxes.
 
-Each is a class to be given as `get_vocab_embedding_cls.cls`.
+Each is a class to be bound as `get_vocab_embedding_cls.cls`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class FactorizedVocabEmbedding:
         )
 
     def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
-        """Returns the vectors of ids: dimensions [...] become [..., output_dim]."""
+        """Returns the embeddings of ids: dimensions [...] become [..., output_dim]."""
         del context
         return self._table.embed(ids)
 
@@ -82,7 +82,7 @@ class FactorizedVocabEmbedding:
 
 @gin.configurable(module=_MODULE)
 class AdaptiveVocabEmbedding:
-    """An embedding in clusters of ids, of which the rarer have shorter vectors.
+    """An embedding in clusters of ids, with shorter vectors for rarer ids.
 
     The ids must be sorted by frequency. See Baevski and Auli, "Adaptive input representations
     for neural language modeling" (2018).
@@ -108,8 +108,8 @@ class AdaptiveVocabEmbedding:
           name: a string, the beginning of the variables' names.
           ensemble_dim: a Dimension, a list of them, or None.
           clusters: a list of dictionaries, one for each cluster from the most frequent ids to
-            the rarest: "token_count", how many ids it has, and "embedding_size", the length of
-            its vectors, that of `output_dim` by default.
+            the rarest: "token_count", the number of its ids, and "embedding_size", the size of its
+            embeddings, that of `output_dim` by default.
 
         Raises:
           ValueError: the token counts do not sum to the size of `vocab_dim`.
@@ -122,7 +122,7 @@ class AdaptiveVocabEmbedding:
         )
 
     def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
-        """Returns the vectors of ids: dimensions [...] become [..., output_dim]."""
+        """Returns the embeddings of ids: dimensions [...] become [..., output_dim]."""
         del context
         embedded = [c.table.embed(ids - c.start if c.start else ids) for c in self._clusters]
         return mtf.add_n(embedded)
@@ -139,9 +139,9 @@ class AdaptiveVocabEmbedding:
 
 
 class _TableWithContexts:
-    """An embedding of which the softmax sees several vectors of context.
+    """Base class of embeddings whose softmax combines several projections of the hidden vector.
 
-    Variables: a table, and for each component a square map of the hidden vector.
+    Variables: a table, and for each component a square projection of the hidden vector.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class _TableWithContexts:
         self._embedding_weights = self._make("embedding_weights", [vocab_dim, output_dim])
 
     def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
-        """Returns the vectors of ids: dimensions [...] become [..., output_dim]."""
+        """Returns the embeddings of ids: dimensions [...] become [..., output_dim]."""
         del context
         shape = mtf.Shape([*ids.shape.dims, self._output_dim])
         return mtf.gather(self._embedding_weights, ids, self._vocab_dim, output_shape=shape)
@@ -222,7 +222,7 @@ class MixtureOfSoftmaxes(_TableWithContexts):
         )
 
     def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
-        """Returns the logarithms of probabilities.
+        """Returns log probabilities.
 
         Args:
           hidden: a Tensor with dimensions [..., output_dim].
@@ -247,11 +247,11 @@ class MixtureOfSoftmaxes(_TableWithContexts):
 
 @gin.configurable(module=_MODULE)
 class Mixtape(_TableWithContexts):
-    """Four sets of logits, mixed by gates that depend on the context and on the token.
+    """Four sets of logits, mixed by gates that depend on the context and the token.
 
-    The gates are products of three sigmoids. Frequent tokens have gates of their own, the others
-    share them. The ids must be sorted by frequency. See Yang et al., "Mixtape: breaking the
-    softmax bottleneck efficiently" (2019).
+    The gates are products of three sigmoids. Frequent tokens have their own gates, the others share
+    theirs. The ids must be sorted by frequency. See Yang et al., "Mixtape: breaking the softmax
+    bottleneck efficiently" (2019).
     """
 
     def __init__(
@@ -277,12 +277,12 @@ class Mixtape(_TableWithContexts):
           variable_dtype: a VariableDType.
           name: a string, the beginning of the variables' names.
           ensemble_dim: a Dimension, a list of them, or None.
-          extra_ids: how many ids at the end of the vocabulary count as the most frequent: the
-            softmax has its entries in this order, the embedding of ids does not.
-          dropout_rate: the rate of dropout of logits and of gates' vectors.
-          gate_embedding_size: an integer, the length of gates' vectors.
-          frequent_token_fraction: the part of the vocabulary that has gates of its own.
-          noise_std_dev: the standard deviation of the noise that training adds to gates.
+          extra_ids: the number of ids at the end of the vocabulary that count as the most frequent:
+            the softmax has its entries in this order, the embedding of ids does not.
+          dropout_rate: the dropout rate of logits and gate embeddings.
+          gate_embedding_size: an integer, the size of gate embeddings.
+          frequent_token_fraction: the fraction of the vocabulary with its own gates.
+          noise_std_dev: the standard deviation of the noise added to gates in training.
 
         Raises:
           ValueError: the fraction leaves no frequent token, or `extra_ids` are too many.
@@ -351,7 +351,7 @@ class Mixtape(_TableWithContexts):
         return mtf.dropout(x, context.train, rate=self._dropout_rate, noise_shape=noise_shape)
 
     def _for_all_tokens(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Returns a Tensor of frequent tokens with zeros for the others."""
+        """Pads a Tensor over frequent tokens with zeros for the others."""
         dims = [self._vocab_dim if d == self._frequent_vocab_dim else d for d in x.shape.dims]
         rest = self._vocab_dim.size - self._frequent_vocab_dim.size
         if not rest:

@@ -1,4 +1,4 @@
-"""Vocabularies: between text and the ids of its tokens.
+"""Vocabularies, which convert between text and token ids.
 
 Id 0 is padding and id 1 the end of a sequence (EOS), in every vocabulary. `encode` does not append
 EOS, and an empty text has no ids.
@@ -34,10 +34,10 @@ _MODULE = "mesh_tensorflow.transformer.vocabulary"
 
 
 def missing_package(user: str, package: str, install: str) -> ImportError:
-    """Returns the error for a package that only some programs need.
+    """Returns the error for a missing optional package.
 
     Args:
-      user: a string, what needs it.
+      user: a string, the name of what needs it.
       package: a string, the name of the package.
       install: a string, the command that installs it.
     """
@@ -48,7 +48,7 @@ def tfds_function(user: str, function: str) -> Callable[..., Any]:
     """Returns a function of TensorFlow Datasets.
 
     Args:
-      user: a string, what needs it.
+      user: a string, the name of what needs it.
       function: a string, its name in `tensorflow_datasets`.
 
     Raises:
@@ -60,7 +60,7 @@ def tfds_function(user: str, function: str) -> Callable[..., Any]:
         raise missing_package(
             user, "tensorflow-datasets", "pip install 'mesh-tensorflow[transformer]'"
         ) from e
-    # Where it cannot import its parts, it logs that, and is empty.
+    # If importing its parts fails, it only logs that, and is empty.
     if not hasattr(tfds, function):
         raise ImportError(
             f"{user} needs tensorflow_datasets.{function}, but the package tensorflow-datasets "
@@ -71,11 +71,11 @@ def tfds_function(user: str, function: str) -> Callable[..., Any]:
 
 
 class Vocabulary:
-    """Between text and ids; subclasses define `encode`, `decode` and `vocab_size`."""
+    """Base class of vocabularies; subclasses define `encode`, `decode` and `vocab_size`."""
 
     @property
     def vocab_size(self) -> int:
-        """The number of ids, padding and EOS included."""
+        """The number of ids, including padding and EOS."""
         raise NotImplementedError(f"{type(self).__name__} must define vocab_size")
 
     def encode(self, s: str) -> list[int]:
@@ -103,8 +103,8 @@ class Vocabulary:
     def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
         """Returns the ids of a text as a tensor.
 
-        Here through `encode` in this process: good for a pipeline of data, and not part of a
-        saved model.
+        The default calls `encode` in this process: it works in input pipelines, but not in saved
+        models.
 
         Args:
           s: a tf scalar of type string.
@@ -114,7 +114,7 @@ class Vocabulary:
         """
 
         def encode(text: Union[bytes, np.ndarray]) -> np.ndarray:
-            # Bytes in a graph, an array of one outside.
+            # Bytes in a graph, an array with one element in eager mode.
             decoded = np.asarray(text, object).item().decode("utf-8", "replace")
             return np.asarray(self.encode(decoded), np.int32)
 
@@ -125,7 +125,7 @@ class Vocabulary:
     def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the texts of sequences of ids as a tensor.
 
-        Here through `decode` in this process, as `encode_tf`.
+        The default calls `decode` in this process, like `encode_tf`.
 
         Args:
           ids: an integer tf Tensor [..., length].
@@ -149,7 +149,7 @@ class Vocabulary:
 def vocabulary_of_feature(
     vocabulary: Union[Vocabulary, Sequence[Vocabulary]], key: str
 ) -> Vocabulary:
-    """Returns the one vocabulary of a feature.
+    """Returns the vocabulary of a feature.
 
     Args:
       vocabulary: a Vocabulary, or a pair of them, of inputs and of targets.
@@ -170,19 +170,20 @@ def vocabulary_of_feature(
 class TFDSVocabulary(Vocabulary):
     """A text encoder of TensorFlow Datasets, its ids shifted up by 1.
 
-    There id 0 is padding and there is no EOS; here it becomes 1, EOS. Neither has a text.
+    The encoder's id 0 is padding, and it has no EOS; here 0 is padding and 1 is EOS. Both decode to
+    no text.
     """
 
     def __init__(self, tfds_encoder: Any):
         """
         Args:
-          tfds_encoder: a text encoder: has `encode`, `decode` and `vocab_size`.
+          tfds_encoder: a text encoder, with `encode`, `decode` and `vocab_size`.
         """
         self._encoder = tfds_encoder
 
     @property
     def vocab_size(self) -> int:
-        """The size of the encoder's vocabulary, and EOS."""
+        """The size of the encoder's vocabulary, plus one for EOS."""
         return self._encoder.vocab_size + 1
 
     def encode(self, s: str) -> list[int]:
@@ -200,8 +201,8 @@ def get_tfds_vocabulary(
 
     Args:
       dataset_name: a string, as in "lm1b/subwords32k".
-      tfds_data_dir: a string, the directory of the data, with which most encoders are kept; by
-        default those that TensorFlow Datasets knows.
+      tfds_data_dir: a string, the directory of the data, where most encoders are stored; by default
+        that of TensorFlow Datasets.
 
     Returns:
       A TFDSVocabulary.
@@ -234,9 +235,9 @@ def get_tfds_vocabulary(
 class ByteVocabulary(Vocabulary):
     """The bytes of UTF-8 text: 0 padding, 1 EOS, 2 unknown, then the 256 bytes, then extra ids.
 
-    Needs no file, and its `encode_tf` and `decode_tf` are TensorFlow operations, so that they
-    work in saved models. Decoding ends at the first EOS, leaves out what is no byte, and bytes
-    that are not UTF-8. The ids are those of ByT5 (https://arxiv.org/abs/2105.13626).
+    It needs no file, and its `encode_tf` and `decode_tf` are TensorFlow operations, which work in
+    saved models. Decoding ends at the first EOS and drops ids that are not bytes, and bytes that
+    are not valid UTF-8. The ids are those of ByT5 (https://arxiv.org/abs/2105.13626).
     """
 
     _SPECIAL = 3
@@ -244,7 +245,7 @@ class ByteVocabulary(Vocabulary):
     def __init__(self, extra_ids: int = 0):
         """
         Args:
-          extra_ids: an integer, how many ids without a text there are at the end.
+          extra_ids: an integer, the number of ids without text at the end.
         """
         if extra_ids < 0:
             raise ValueError(f"ByteVocabulary: extra_ids {extra_ids} must not be negative")
@@ -252,7 +253,7 @@ class ByteVocabulary(Vocabulary):
 
     @property
     def vocab_size(self) -> int:
-        """Special ids, 256 bytes, and the extra ids."""
+        """The number of special ids, bytes and extra ids."""
         return self._SPECIAL + 256 + self._extra_ids
 
     def encode(self, s: Union[str, bytes]) -> list[int]:
@@ -284,12 +285,12 @@ def _before_eos(ids: Iterable[int]) -> list[int]:
 
 @gin.configurable(module=_MODULE)
 class SentencePieceVocabulary(Vocabulary):
-    """A SentencePiece model with padding 0 and EOS 1, as those of T5.
+    """A SentencePiece model with padding 0 and EOS 1, like those of T5.
 
-    Extra ids stand after the pieces of the model; the last is <extra_id_0>, that before it
-    <extra_id_1>, and so on, and these names in a text are encoded as them. Decoding ends at the
-    first EOS and takes ids that are not in the vocabulary for unknown. Bytes that are not UTF-8
-    are encoded as U+FFFD.
+    Extra ids follow the pieces of the model; the last is <extra_id_0>, the one before it
+    <extra_id_1>, and so on; these names in a text are encoded as their ids. Decoding ends at the
+    first EOS and treats ids that are not in the vocabulary as unknown. Bytes that are not valid
+    UTF-8 are encoded as U+FFFD.
 
     SentencePiece: https://arxiv.org/abs/1808.06226. Extra ids: https://arxiv.org/abs/1910.10683.
     """
@@ -298,7 +299,7 @@ class SentencePieceVocabulary(Vocabulary):
         """
         Args:
           sentencepiece_model_file: a string, the path of the model.
-          extra_ids: an integer, how many ids to add; 100 in T5's own vocabularies.
+          extra_ids: an integer, the number of ids to add; 100 in T5's own vocabularies.
 
         Raises:
           ImportError: sentencepiece is not installed.
@@ -326,7 +327,7 @@ class SentencePieceVocabulary(Vocabulary):
 
     @property
     def vocab_size(self) -> int:
-        """The pieces of the model, and the extra ids."""
+        """The number of pieces of the model and extra ids."""
         return self._model.get_piece_size() + self._extra_ids
 
     def encode(self, s: Union[str, bytes]) -> list[int]:
@@ -335,7 +336,7 @@ class SentencePieceVocabulary(Vocabulary):
             return self._model.encode(text)
         ids: list[int] = []
         for i, part in enumerate(re.split(r"\s*<extra_id_(\d+)>", text)):
-            # Between the texts, the groups of the pattern: the numbers of extra ids.
+            # Odd elements are the groups of the pattern: the numbers of extra ids.
             if i % 2 == 0:
                 ids += self._model.encode(part)
             elif int(part) < self._extra_ids:

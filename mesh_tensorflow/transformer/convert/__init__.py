@@ -1,12 +1,12 @@
-"""Converts T5's weights between checkpoints of this package and files for Hugging Face's T5.
+"""Converts T5 weights between checkpoints of this package and Hugging Face files.
 
     python -m mesh_tensorflow.transformer.convert to-huggingface MODEL_DIR OUTPUT_DIR
     python -m mesh_tensorflow.transformer.convert from-huggingface INPUT_DIR MODEL_DIR
 
-On one side are the variables of a Bitransformer of T5's layers, in a TensorFlow checkpoint; on the
-other a directory with `model.safetensors` and `config.json`, which T5ForConditionalGeneration
-reads and writes. Weights keep their values and their dtype, and so survive there and back
-exactly. Slots of optimizers are left out. T5: https://arxiv.org/abs/1910.10683.
+One side is a TensorFlow checkpoint with the variables of a Bitransformer of T5 layers; the other is
+a directory with `model.safetensors` and `config.json`, which T5ForConditionalGeneration reads and
+writes. Weights keep their values and dtypes, so a round trip is exact. Optimizer slots are dropped.
+T5: https://arxiv.org/abs/1910.10683.
 """
 
 from mesh_tensorflow.transformer.convert._files import (

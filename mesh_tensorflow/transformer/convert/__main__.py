@@ -1,4 +1,4 @@
-"""The command line of conversion."""
+"""The command line of the converter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorFlow checkpoints, and directories of Hugging Face models."""
+"""Reads and writes TensorFlow checkpoints and directories of Hugging Face models."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def read_checkpoint(path: str) -> dict[str, np.ndarray]:
-    """Returns the variables of a TensorFlow checkpoint, without the slots of optimizers.
+    """Reads the variables of a TensorFlow checkpoint, without optimizer slots.
 
     Args:
-      path: a string, a checkpoint ("dir/model.ckpt-1000"), or a directory: its latest.
+      path: a string, a checkpoint ("dir/model.ckpt-1000"), or a directory, for its latest
+        checkpoint.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is no checkpoint.
     """
     found = tf.train.latest_checkpoint(path) if tf.io.gfile.isdir(path) else path
     if found is None or not tf.io.gfile.exists(f"{found}.index"):
@@ -39,18 +40,19 @@ def read_checkpoint(path: str) -> dict[str, np.ndarray]:
 def write_checkpoint(variables: Arrays, directory: str, step: int = 0) -> str:
     """Writes a TensorFlow checkpoint with variables and a global step.
 
-    It is written elsewhere first, so that a directory never holds a part of one.
+    It is written to a temporary directory first, so that the directory never holds a partial
+    checkpoint.
 
     Args:
       variables: a dictionary of NumPy arrays.
-      directory: a string; made if there is none.
+      directory: a string; created if it does not exist.
       step: an integer, the global step.
 
     Returns:
       The path of the checkpoint, "<directory>/model.ckpt-<step>".
 
     Raises:
-      ValueError: there is such a checkpoint already.
+      ValueError: the checkpoint already exists.
     """
     prefix = os.path.join(directory, f"model.ckpt-{step}")
     if tf.io.gfile.exists(f"{prefix}.index"):
@@ -59,7 +61,7 @@ def write_checkpoint(variables: Arrays, directory: str, step: int = 0) -> str:
     tf.io.gfile.makedirs(directory)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".convert-") as folder:
         with tf.Graph().as_default(), tf.Session() as sess:
-            # Fed, since a graph with large constants cannot be sent.
+            # Fed rather than constants, since the size of a graph is limited.
             feeds = [tf.placeholder(np.asarray(a).dtype, np.shape(a)) for a in arrays.values()]
             save = tf.raw_ops.SaveV2(
                 prefix=os.path.join(folder, "model"),
@@ -90,14 +92,14 @@ def _safetensors() -> Any:
 
 
 def read_huggingface(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Returns the tensors and the configuration of a Hugging Face model.
+    """Reads the tensors and the configuration of a Hugging Face model.
 
     Args:
       path: a string, a directory with `model.safetensors` or, if the model is in several files,
-        `model.safetensors.index.json`; or one file.
+        `model.safetensors.index.json`; or the path of a file.
 
     Returns:
-      A dictionary of NumPy arrays, and what config.json says, empty if there is none.
+      A dictionary of NumPy arrays, and the contents of config.json, empty if there is none.
 
     Raises:
       ImportError: safetensors is not installed.
@@ -129,16 +131,16 @@ def read_huggingface(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def write_huggingface(tensors: Arrays, config: Mapping[str, Any], directory: str) -> None:
-    """Writes `config.json` and `model.safetensors`, the weights last.
+    """Writes `config.json` and then `model.safetensors`.
 
     Args:
       tensors: a dictionary of NumPy arrays.
       config: a dictionary.
-      directory: a string; made if there is none.
+      directory: a string; created if it does not exist.
 
     Raises:
       ImportError: safetensors is not installed.
-      ValueError: there is a model already.
+      ValueError: the directory already holds a model.
     """
     save = _safetensors().save_file
     path = os.path.join(directory, "model.safetensors")

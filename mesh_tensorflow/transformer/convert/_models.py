@@ -1,4 +1,4 @@
-"""From the files of one side to those of the other."""
+"""Converts models from files to files."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def to_huggingface(
     """Converts a checkpoint of this package to a directory for T5ForConditionalGeneration.
 
     Args:
-      checkpoint: a string, a checkpoint, or a directory: its latest.
-      directory: a string, where to write.
+      checkpoint: a string, a checkpoint, or a directory, for its latest checkpoint.
+      directory: a string, the directory to write to.
       feed_forward: a string or `None`; see `mesh_to_huggingface`.
       vocab_size: an integer or `None`; see `mesh_to_huggingface`.
       dtype: a string, "float32", "float16" or "bfloat16"; by default each weight keeps its own.
 
     Raises:
       ImportError: safetensors is not installed.
-      ValueError: this is no T5 model, or there is a model in the directory.
+      ValueError: this is not a T5 model, or the directory already holds a model.
     """
     tensors, config = mesh_to_huggingface(read_checkpoint(checkpoint), feed_forward, vocab_size)
     write_huggingface(_cast(tensors, dtype), config, directory)
@@ -66,9 +66,9 @@ def from_huggingface(
 
     Args:
       path: a string, the directory or a safetensors file.
-      directory: a string, the model directory, where to write.
+      directory: a string, the model directory to write to.
       step: an integer, the global step.
-      tied: a boolean; see `huggingface_to_mesh`. By default, what config.json says.
+      tied: a boolean; see `huggingface_to_mesh`. By default, the value in config.json.
       norm_name: a string; see `huggingface_to_mesh`.
       vocab_size: an integer or `None`; see `huggingface_to_mesh`.
       dtype: a string, "float32", "float16" or "bfloat16"; by default each weight keeps its own.
@@ -78,7 +78,7 @@ def from_huggingface(
 
     Raises:
       ImportError: safetensors is not installed.
-      ValueError: this is no T5 model, or there is such a checkpoint.
+      ValueError: this is not a T5 model, or the checkpoint already exists.
     """
     tensors, config = read_huggingface(path)
     if tied is None:

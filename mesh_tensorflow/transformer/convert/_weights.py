@@ -1,4 +1,4 @@
-"""The weights of a T5 model under the names of this package and under Hugging Face's."""
+"""The weights of a T5 model by the names of this package and of Hugging Face."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["NORM_NAMES", "huggingface_to_mesh", "is_weight", "mesh_to_huggingfac
 Arrays = Mapping[str, np.ndarray]
 
 _NO_WEIGHTS = re.compile(r"(^global_step$|_slot_(vr|vc|v|m)$|_momentum_v$|/adam_[mv]$)")
-# A bias that old files have, and no model uses.
+# A bias that old files contain but no model uses.
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-# The name of the normalization before a layer, and of that at the end of a stack.
+# The names of the normalization before a layer and at the end of a stack.
 NORM_NAMES = {
     "layer_norm": ("layer_norm", "final_layer_norm"),
     "rms_norm": ("rms_norm", "rms_norm"),
@@ -23,12 +23,12 @@ NORM_NAMES = {
 
 
 def is_weight(name: str) -> bool:
-    """Returns whether a variable is none of the slots of optimizers, and not the global step."""
+    """Returns whether a variable is neither an optimizer slot nor the global step."""
     return not _NO_WEIGHTS.search(name)
 
 
 class _Entry(NamedTuple):
-    """A weight: its two names, its dimensions here, and whether it is transposed there."""
+    """A weight: both names, its dimensions here, and whether Hugging Face's is transposed."""
 
     mesh: str
     huggingface: str
@@ -123,7 +123,7 @@ def _check(
     """Returns the sizes of a model's dimensions.
 
     Raises:
-      ValueError: weights are missing, or not of T5, or do not fit each other.
+      ValueError: weights are missing, do not belong to T5, or have inconsistent shapes.
     """
     missing = sorted(set(expected) - set(arrays))
     extra = sorted(set(arrays) - set(expected))
@@ -175,7 +175,8 @@ def _config(form: _Form, sizes: Mapping[str, int], feed_forward: Optional[str]) 
         "feed_forward_proj": feed_forward or ("gated-gelu" if form.gated else "relu"),
         "layer_norm_epsilon": 1e-6,
         "tie_word_embeddings": form.tied,
-        # What it means for T5, in the words of transformers 5; earlier ones leave it out.
+        # What tie_word_embeddings implies for T5; transformers 5 has this field, earlier releases
+        # lack it.
         "scale_decoder_outputs": form.tied,
         "pad_token_id": 0,
         "eos_token_id": 1,
@@ -184,7 +185,7 @@ def _config(form: _Form, sizes: Mapping[str, int], feed_forward: Optional[str]) 
 
 
 def _with_vocab(tensors: Arrays, rows: int) -> dict[str, np.ndarray]:
-    """Returns tensors, those of the vocabulary with so many rows: cut off, or zeros at the end."""
+    """Truncates the tensors of the vocabulary to `rows`, or pads them with zeros."""
     changed = dict(tensors)
     for name in {"shared.weight", "lm_head.weight"} & set(tensors):
         table = tensors[name]
@@ -196,22 +197,24 @@ def _with_vocab(tensors: Arrays, rows: int) -> dict[str, np.ndarray]:
 def mesh_to_huggingface(
     variables: Arrays, feed_forward: Optional[str] = None, vocab_size: Optional[int] = None
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Returns the weights of a T5 model under Hugging Face's names and in its forms.
+    """Converts the weights of a T5 model to Hugging Face's names and shapes.
 
     Args:
       variables: a dictionary of NumPy arrays by the names of this package. Normalization may be
-        called `layer_norm` (as in T5's public checkpoints) or `rms_norm`. Slots of optimizers and
-        the global step are left out.
+        called `layer_norm` (as in T5's public checkpoints) or `rms_norm`. Optimizer slots and the
+        global step are dropped.
       feed_forward: a string, Hugging Face's name of the activation; by default "relu", or
-        "gated-gelu" where there are two kernels, as in T5 1.1. Names of variables do not tell.
-      vocab_size: an integer, how many rows the embedding gets, cut off or filled with zeros; by
-        default, as many as it has, with those that only pad the vocabulary.
+        "gated-gelu" if there are two kernels, as in T5 1.1. Variable names do not tell the
+        activation.
+      vocab_size: an integer, the number of rows that the embedding is truncated or padded to; by
+        default, all of its rows, including those that only pad the vocabulary.
 
     Returns:
       A dictionary of NumPy arrays, and the configuration, a dictionary.
 
     Raises:
-      ValueError: weights are missing, or not of T5, or do not fit each other; all are named.
+      ValueError: weights are missing, do not belong to T5, or have inconsistent shapes; the message
+        names all of them.
     """
     weights = {name: v for name, v in variables.items() if is_weight(name)}
     norm = "rms_norm" if "encoder/rms_norm/scale" in weights else "layer_norm"
@@ -229,25 +232,26 @@ def huggingface_to_mesh(
     norm_name: str = "layer_norm",
     vocab_size: Optional[int] = None,
 ) -> dict[str, np.ndarray]:
-    """Returns the weights of a T5 model under the names of this package.
+    """Converts the weights of a T5 model to the names and shapes of this package.
 
     Args:
       tensors: a dictionary of NumPy arrays by Hugging Face's names. Copies of the embedding for
-        encoder and decoder are left out.
+        encoder and decoder are ignored.
       tied: a boolean, whether the softmax uses the embedding, on outputs scaled by
-        d_model ** -0.5, as in T5 1.0. If not, the softmax has weights of its own, as in T5 1.1:
+        d_model ** -0.5, as in T5 1.0. If not, the softmax has its own weights, as in T5 1.1:
         `lm_head.weight`, or a copy of the embedding. By default, whether there is no
         `lm_head.weight` or it equals the embedding.
       norm_name: a string, "layer_norm" for the names in T5's public checkpoints, "rms_norm" for
-        those that defaults.gin makes.
-      vocab_size: an integer, how many rows the embedding gets, cut off or filled with zeros; by
-        default, the next multiple of 128, as models of this package have.
+        those of models configured by defaults.gin.
+      vocab_size: an integer, the number of rows that the embedding is truncated or padded to; by
+        default, the next multiple of 128, as in models of this package.
 
     Returns:
       A dictionary of NumPy arrays.
 
     Raises:
-      ValueError: weights are missing, or not of T5, or do not fit each other; all are named.
+      ValueError: weights are missing, do not belong to T5, or have inconsistent shapes; the message
+        names all of them.
     """
     if norm_name not in NORM_NAMES:
         raise ValueError(f"norm_name {norm_name!r} is none of {', '.join(NORM_NAMES)}")

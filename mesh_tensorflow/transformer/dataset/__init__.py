@@ -1,9 +1,9 @@
-"""Data for transformers: text and records to features of fixed lengths, packed or padded.
+"""Input data for transformers: text and records to features of fixed length, packed or padded.
 
 An example is a dictionary of features, `inputs` and `targets` or `targets` alone, each a sequence
-of ids. Id 0 is padding and id 1 ends a sequence (EOS). What trains a model on packed examples
-needs two more features of each: `<key>_segmentation`, which example a token is of (from 1, and 0
-for padding), and `<key>_position`, its place in its example.
+of ids. Id 0 is padding and id 1 ends a sequence (EOS). Training on packed examples needs two more
+features for each: `<key>_segmentation`, the number of the example that a token belongs to (from 1,
+with 0 for padding), and `<key>_position`, its position in that example.
 """
 
 from mesh_tensorflow.transformer.dataset._features import (

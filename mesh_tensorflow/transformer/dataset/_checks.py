@@ -1,4 +1,4 @@
-"""What the functions on data sets ask of their arguments."""
+"""Checks of the arguments of functions on data sets."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import tensorflow.compat.v1 as tf
 
 __all__ = ["Lengths", "MODULE", "chosen_keys", "feature_specs", "length_of", "spec_text"]
 
-# The module under which gin knows the functions of this package.
+# The gin module of the functions of this package.
 MODULE = "mesh_tensorflow.transformer.dataset"
 
 Lengths = Union[int, Mapping[str, int]]
 
 
 def spec_text(spec: tf.TensorSpec) -> str:
-    """Returns the shape and dtype of a feature in words."""
+    """Returns the shape and dtype of a feature as text."""
     return f"{spec.shape} {spec.dtype.name}"
 
 
@@ -24,11 +24,11 @@ def feature_specs(name: str, dataset: tf.data.Dataset) -> dict[str, Any]:
     """Returns the specifications of the features of a data set.
 
     Args:
-      name: a string, the function that asks.
+      name: a string, the name of the calling function.
       dataset: a Dataset of dictionaries.
 
     Raises:
-      ValueError: its elements are no dictionaries.
+      ValueError: its elements are not dictionaries.
     """
     specs = tf.data.experimental.get_structure(dataset)
     if not isinstance(specs, Mapping):
@@ -63,7 +63,7 @@ def length_of(name: str, length: Lengths, key: str) -> int:
     """Returns the length of a feature.
 
     Raises:
-      ValueError: there is none, or it is no positive integer.
+      ValueError: there is none, or it is not a positive integer.
     """
     if isinstance(length, Mapping):
         if key not in length:

@@ -1,4 +1,4 @@
-"""Functions from data set to data set: encoding, EOS, fixed lengths."""
+"""Transformations of data sets: encoding, EOS, fixed lengths."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ Vocabularies = Union[
 
 
 class EvalDataset(NamedTuple):
-    """A data set with which to evaluate a model.
+    """A data set to evaluate a model on.
 
     Fields:
-      name: a string, names its files and summaries.
+      name: a string, the name of its files and summaries.
       dataset_fn: a function without arguments that returns a Dataset.
-      postprocess_fn: a function of a decoded string and of an example, to what is compared.
+      postprocess_fn: a function of a decoded string and an example that returns what metrics
+        compare.
       metric_fns: functions of (targets, predictions), lists, that return dictionaries of numbers.
     """
 
@@ -62,7 +63,7 @@ def encode_dataset(dataset: tf.data.Dataset, vocabulary: Vocabularies) -> tf.dat
       A Dataset of dictionaries of integer features [length].
 
     Raises:
-      ValueError: a feature is no string.
+      ValueError: a feature is not a string.
     """
     specs = feature_specs("encode_dataset", dataset)
     for k, spec in specs.items():
@@ -79,7 +80,7 @@ def encode_dataset(dataset: tf.data.Dataset, vocabulary: Vocabularies) -> tf.dat
 def encode_all_features(dataset: tf.data.Dataset, vocabulary: Vocabularies) -> tf.data.Dataset:
     """Encodes the features that are strings and appends EOS; drops all others.
 
-    An empty text becomes EOS alone.
+    An empty text becomes EOS only.
 
     Args:
       dataset: a Dataset of dictionaries.
@@ -119,20 +120,19 @@ def _check_text(name: str, key: str, spec: tf.TensorSpec) -> None:
 def ensure_dataset_eos(
     dataset: tf.data.Dataset, feature_keys: Optional[Union[str, Iterable[str]]] = None
 ) -> tf.data.Dataset:
-    """Makes the last token of each sequence EOS, unless it is padding.
+    """Replaces the last token of each sequence by EOS, unless it is padding.
 
-    For sequences that were cut; those that end in EOS or in padding, and empty ones, stay as they
-    are.
+    For truncated sequences; those that end in EOS or padding, and empty ones, are unchanged.
 
     Args:
       dataset: a Dataset of dictionaries.
-      feature_keys: the names of features [length] of numbers; by default all that are so.
+      feature_keys: the names of features [length] of numbers; by default all such features.
 
     Returns:
       A Dataset of the same features.
 
     Raises:
-      ValueError: there is no such feature, or it is no vector of numbers.
+      ValueError: there is no such feature, or it is not a vector of numbers.
     """
     specs = feature_specs("ensure_dataset_eos", dataset)
     fit = {k for k, s in specs.items() if s.shape.rank in (1, None) and s.dtype != tf.string}
@@ -162,12 +162,12 @@ def trim_and_pad_dataset(
     length: Lengths,
     feature_keys: Optional[Union[str, Iterable[str]]] = None,
 ) -> tf.data.Dataset:
-    """Cuts features at a length, and fills shorter ones up with zeros.
+    """Truncates features to a length, and pads shorter ones with zeros.
 
     Args:
       dataset: a Dataset of dictionaries.
       length: an integer, or a dictionary of them by feature.
-      feature_keys: the names of features [length, ...]; by default all. Others stay as they are.
+      feature_keys: the names of features [length, ...]; by default all. Others are unchanged.
 
     Returns:
       A Dataset of the same features, those [length, ...] with a static length.
@@ -206,17 +206,17 @@ def pack_or_pad(
     feature_keys: Optional[Union[str, Iterable[str]]] = None,
     ensure_eos: bool = False,
 ) -> tf.data.Dataset:
-    """Makes features of fixed lengths, several examples to a row or one.
+    """Converts features to fixed lengths, by packing or padding.
 
-    Sequences that are too long are cut, and lose their EOS by it unless `ensure_eos`.
+    Sequences that are too long are truncated, which removes their EOS unless `ensure_eos`.
 
     Args:
       dataset: a Dataset of dictionaries of integer features [any length].
       length: an integer, or a dictionary of them by feature.
       pack: a boolean, whether to pack (`pack_dataset`); else `trim_and_pad_dataset`.
       feature_keys: the names of the features; by default all. Others are dropped by packing, and
-        stay as they are without.
-      ensure_eos: a boolean, whether the last token of a sequence that was cut becomes EOS.
+        unchanged by padding.
+      ensure_eos: a boolean, whether the last token of a truncated sequence becomes EOS.
 
     Returns:
       A Dataset of dictionaries of features [length].
@@ -239,7 +239,7 @@ def pack_or_pad(
 
 
 def _cut_with_eos(ids: tf.Tensor, length: int) -> tf.Tensor:
-    """Returns at most `length` ids, the last of them EOS if others follow, or if they fill it."""
+    """Truncates ids to `length`; the last becomes EOS if they fill it or are truncated."""
     head = ids[:length]
     last = tf.cast(head[-1:] > 0, ids.dtype) * vocabularies.EOS_ID
     ended = tf.concat([head[:-1], last], 0)
@@ -247,18 +247,18 @@ def _cut_with_eos(ids: tf.Tensor, length: int) -> tf.Tensor:
 
 
 def pad_dataset_with_zeroed_out_examples(ds: tf.data.Dataset) -> tf.data.Dataset:
-    """Appends examples of zeros (and of empty strings) without end.
+    """Appends examples of zeros (and empty strings) indefinitely.
 
-    So that every batch is full; what counts examples must know how many there are.
+    So every batch is full; code that counts examples needs to know their number.
 
     Args:
-      ds: a Dataset whose elements have static shapes, or of which each has the shape of the first.
+      ds: a Dataset whose elements have static shapes, or all have the shape of the first one.
 
     Returns:
       A Dataset of the same elements.
     """
     zeros = ds.take(1).map(lambda *x: tf.nest.map_structure(tf.zeros_like, _only(x)))
-    # The cache keeps the data from being read again for each example of zeros.
+    # Without the cache, the data would be read again for each example of zeros.
     return ds.concatenate(zeros.cache().repeat())
 
 
@@ -267,17 +267,17 @@ def _only(elements: tuple) -> Any:
 
 
 def supervised_to_dict(dataset: tf.data.Dataset, text2self: bool) -> tf.data.Dataset:
-    """Names the two parts of elements that are pairs.
+    """Converts pairs to dictionaries.
 
     Args:
       dataset: a Dataset of pairs (inputs, targets).
       text2self: a boolean, whether to drop the inputs, as for language models.
 
     Returns:
-      A Dataset of dictionaries with "inputs" and "targets", or with "targets" alone.
+      A Dataset of dictionaries with "inputs" and "targets", or with "targets" only.
 
     Raises:
-      ValueError: the elements are no pairs.
+      ValueError: the elements are not pairs.
     """
     structure = tf.data.experimental.get_structure(dataset)
     if not isinstance(structure, tuple) or len(structure) != 2:

@@ -29,12 +29,12 @@ def pack_dataset(
 ) -> tf.data.Dataset:
     """Packs several examples into each row.
 
-    Examples stay in order. A row takes examples while they fit in whole, in every feature; longer
-    ones are cut first. As many examples as the longest row has places are packed together, and the
-    last row of such a batch stays as it is. Zeros at the end of an example are padding and left
-    out; examples with nothing else are dropped.
+    Examples stay in order. A row takes examples as long as they fit completely, in every feature;
+    examples longer than a row are truncated first. Examples are packed in batches, of as many
+    examples as the longest row has positions; the last row of a batch is not filled further. Zeros
+    at the end of an example are padding and removed; examples of only zeros are dropped.
 
-    So of inputs [8, 7, 1], [2, 3, 1] and targets [4, 1], [5, 6, 1], with length 8:
+    For example, inputs [8, 7, 1], [2, 3, 1] and targets [4, 1], [5, 6, 1] with length 8 become:
 
         inputs               [8, 7, 1, 2, 3, 1, 0, 0]
         inputs_segmentation  [1, 1, 1, 2, 2, 2, 0, 0]
@@ -47,15 +47,14 @@ def pack_dataset(
       dataset: a Dataset of dictionaries of integer features [any length].
       length: an integer, the length of all rows, or a dictionary of them by feature.
       keys: the names of the features to pack; by default all. Others are dropped.
-      use_custom_ops: accepted, and without effect: there is one way of packing, in TensorFlow's
-        own operations.
+      use_custom_ops: ignored: packing always uses TensorFlow's own operations.
 
     Returns:
       A Dataset of dictionaries of int32 features [length]: for each key itself,
       `<key>_segmentation` and `<key>_position`.
 
     Raises:
-      ValueError: there is no such feature, or no length for it, or it is no vector of integers.
+      ValueError: there is no such feature, or no length for it, or it is not a vector of integers.
     """
     del use_custom_ops
     specs = feature_specs("pack_dataset", dataset)
@@ -82,8 +81,8 @@ def pack_dataset(
 def _packed(batch: Mapping[str, tf.Tensor], lengths: Mapping[str, int]) -> dict[str, tf.Tensor]:
     """Returns the rows of a batch of padded examples.
 
-    A row is a range of examples, so its tokens are a range of the tokens of all examples in one
-    line; only where rows begin has to be found one after the other.
+    A row is a range of examples, so its tokens are a range of the concatenated tokens of all
+    examples; only the beginnings of rows have to be computed sequentially.
     """
     sizes = {k: _sizes(tokens) for k, tokens in batch.items()}
     kept = tf.reduce_any(tf.stack([size > 0 for size in sizes.values()]), axis=0)
@@ -99,7 +98,7 @@ def _packed(batch: Mapping[str, tf.Tensor], lengths: Mapping[str, int]) -> dict[
 
 
 def _sizes(tokens: tf.Tensor) -> tf.Tensor:
-    """Returns the lengths of sequences [batch, length] without the zeros at their ends."""
+    """Returns the lengths of sequences [batch, length] without trailing zeros."""
     number = 1 + tf.range(tf.shape(tokens)[1])
     last = tf.where_v2(tf.not_equal(tokens, 0), number, 0)
     return tf.maximum(tf.reduce_max(last, axis=1), 0)
@@ -135,7 +134,7 @@ def _rows(
     starts: tf.Tensor,
     length: int,
 ) -> dict[str, tf.Tensor]:
-    """Returns the rows of one feature, from all of its tokens in one line."""
+    """Returns the rows of one feature, from its concatenated tokens."""
     offsets = ends - sizes
     examples = tf.range(tf.size(sizes))
     first = tf.gather(starts, tf.searchsorted(starts, examples, side="right") - 1)

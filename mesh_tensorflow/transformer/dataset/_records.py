@@ -1,4 +1,4 @@
-"""Sources of ids: records and data sets that are encoded already."""
+"""Sources of ids: records and data sets that are already encoded."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def pretokenized_tfrecord_dataset(
       filenames: a list of strings, TFRecord files.
       text2self: a boolean, whether to drop the inputs, as for language models.
       eos_included: a boolean, whether the sequences end in EOS; else it is appended.
-      repeat: a boolean, whether to read the files again and again.
-      batch_size: without effect.
+      repeat: a boolean, whether to repeat the files indefinitely.
+      batch_size: ignored.
       sequence_length: an integer, or a dictionary of them by feature.
-      vocab_shift: an integer, added to all ids of the records, their EOS too.
+      vocab_shift: an integer, added to all ids of the records, including EOS.
 
     Returns:
-      A Dataset as of `pack_dataset`. Records without a feature have an empty one.
+      A Dataset as returned by `pack_dataset`. A feature that a record lacks is empty.
     """
     del batch_size
     return _tfrecord_dataset(
@@ -135,22 +135,22 @@ def pretokenized_t2t_dataset(
     eos_included: bool = True,
     vocab_shift: int = 0,
 ) -> tf.data.Dataset:
-    """Returns the packed examples of a data set that Tensor2Tensor has written.
+    """Returns the packed examples of a data set written by Tensor2Tensor.
 
     Args:
       dataset_name: a string; the files are `<dataset_name>-<dataset_split>-*`.
       text2self: a boolean, whether to drop the inputs, as for language models.
       data_dir: a string, the directory of the files.
-      dataset_split: a string; "train" is shuffled and read again and again, others are read once.
-      batch_size: without effect.
+      dataset_split: a string; "train" is shuffled and repeated, others are read once.
+      batch_size: ignored.
       sequence_length: an integer, or a dictionary of them by feature.
-      vocabulary: a Vocabulary, or a pair of them, of inputs and of targets, or `None`. Ids that
-        are not in it raise tf.errors.InvalidArgumentError when they are read.
+      vocabulary: a Vocabulary, or a pair of them, of inputs and of targets, or `None`. Reading ids
+        that are not in it raises tf.errors.InvalidArgumentError.
       eos_included: a boolean, whether the sequences end in EOS; else it is appended.
-      vocab_shift: an integer, added to all ids of the records, their EOS too.
+      vocab_shift: an integer, added to all ids of the records, including EOS.
 
     Returns:
-      A Dataset as of `pack_dataset`.
+      A Dataset as returned by `pack_dataset`.
 
     Raises:
       ValueError: there are no files.
@@ -188,14 +188,14 @@ def pretokenized_tfds_dataset(
       dataset_name: a string, as in "lm1b/subwords32k".
       text2self: a boolean, whether to drop the inputs, as for language models.
       tfds_data_dir: a string, the directory of the data, or `None`.
-      dataset_split: a string; "train" is shuffled and read again and again, others are read once.
-      batch_size: without effect.
+      dataset_split: a string; "train" is shuffled and repeated, others are read once.
+      batch_size: ignored.
       sequence_length: an integer, or a dictionary of them by feature.
-      vocabulary: a Vocabulary, or a pair of them, of inputs and of targets, or `None`. Ids that
-        are not in it raise tf.errors.InvalidArgumentError when they are read.
+      vocabulary: a Vocabulary, or a pair of them, of inputs and of targets, or `None`. Reading ids
+        that are not in it raises tf.errors.InvalidArgumentError.
 
     Returns:
-      A Dataset as of `pack_dataset`.
+      A Dataset as returned by `pack_dataset`.
 
     Raises:
       ImportError: tensorflow_datasets is not installed.

@@ -35,14 +35,14 @@ Glob = Union[str, Sequence[str]]
 
 
 def matching_files(name: str, glob: Glob) -> list[str]:
-    """Returns the files that a pattern, or one of several, matches, in order.
+    """Returns the files that match a pattern or one of several, in order.
 
     Args:
-      name: a string, the function that asks.
+      name: a string, the name of the calling function.
       glob: a string or a list of strings.
 
     Raises:
-      ValueError: there is none.
+      ValueError: no file matches.
     """
     files = sorted(tf.io.gfile.glob(glob))
     if not files:
@@ -58,7 +58,7 @@ def simple_text_line_dataset(
 
     Args:
       glob: a string, a pattern of file names, or a list of them.
-      shuffle_buffer_size: an integer, from how many lines to draw; 1 keeps the order.
+      shuffle_buffer_size: an integer, the size of the shuffle buffer in lines; 1 keeps the order.
 
     Returns:
       A Dataset of tf scalars of type string.
@@ -76,13 +76,13 @@ def _lines(name: str, glob: Glob, shuffle_buffer_size: int) -> tf.data.Dataset:
 
 @gin.configurable(module=MODULE)
 def make_text_line_dataset(glob: Glob = gin.REQUIRED) -> tf.data.Dataset:
-    """Returns the lines of text files, shuffled, again and again.
+    """Returns the lines of text files, shuffled and repeated.
 
     Args:
       glob: a string, a pattern of file names, or a list of them.
 
     Returns:
-      A Dataset of tf scalars of type string, without end.
+      An infinite Dataset of tf scalars of type string.
 
     Raises:
       ValueError: no file matches.
@@ -97,16 +97,16 @@ def sample_from_text_line_datasets(
     shuffle_buffer_size: int = _SHUFFLE_BUFFER,
     prefetch: int = _PREFETCH,
 ) -> tf.data.Dataset:
-    """Returns a mixture of text files: each line from files drawn by weight.
+    """Returns a mixture of text files: each line comes from files sampled by weight.
 
     Args:
-      glob_weight_list: a list of pairs (glob, weight). The files of a glob are read again and
-        again, shuffled; weights are positive numbers, and need not add up to 1.
-      shuffle_buffer_size: an integer, from how many lines of each glob to draw.
-      prefetch: an integer, how many lines to have ready.
+      glob_weight_list: a list of pairs (glob, weight). The lines of each glob are shuffled and
+        repeated; weights are positive numbers that need not sum to 1.
+      shuffle_buffer_size: an integer, the size of each glob's shuffle buffer in lines.
+      prefetch: an integer, the number of lines to prefetch.
 
     Returns:
-      A Dataset of tf scalars of type string, without end.
+      An infinite Dataset of tf scalars of type string.
 
     Raises:
       ValueError: there are no globs, no file matches one, or a weight is not positive.
@@ -139,13 +139,13 @@ def packed_parallel_tsv_dataset(
     """Returns the packed examples of lines with two columns, inputs and targets.
 
     A tab separates the columns; quotation marks have no meaning. Examples that are too long for a
-    row are cut, and lose their EOS by it; `max_encoded_len` drops them instead. An empty column is
-    an empty sequence.
+    row are truncated, which removes their EOS; `max_encoded_len` drops them instead. An empty
+    column is an empty sequence.
 
     Args:
       dataset: a Dataset of lines, tf scalars of type string.
-      dataset_split: without effect, as `batch_size`; both are what functions of data sets get.
-      batch_size: without effect.
+      dataset_split: ignored, like `batch_size`; both are arguments of every dataset function.
+      batch_size: ignored.
       sequence_length: an integer, or a dictionary of them by feature.
       vocabulary: a Vocabulary, or a pair of them, of inputs and of targets.
       append_eos: a boolean, whether to append `eos_id` to both columns.
@@ -154,8 +154,8 @@ def packed_parallel_tsv_dataset(
         0 keeps all.
 
     Returns:
-      A Dataset as of `pack_dataset`, read once, in order. Reading a line that has not two columns
-      raises tf.errors.InvalidArgumentError.
+      A Dataset as returned by `pack_dataset`, read once, in order. Reading a line that does not
+      have two columns raises tf.errors.InvalidArgumentError.
     """
     del dataset_split, batch_size
 
@@ -188,9 +188,9 @@ def load_tfds(name: str, *args: object, **kwargs: object) -> tf.data.Dataset:
     """Returns the dataset of `tfds.load`.
 
     Args:
-      name: a string, the function that asks.
-      *args: of `tfds.load`.
-      **kwargs: of `tfds.load`.
+      name: a string, the name of the calling function.
+      *args: arguments of `tfds.load`.
+      **kwargs: keyword arguments of `tfds.load`.
 
     Raises:
       ImportError: tensorflow_datasets is not installed, or does not work.
@@ -213,21 +213,21 @@ def untokenized_tfds_dataset(
 
     Args:
       dataset_name: a string, as in "lm1b".
-      text2self: a boolean: the examples are targets alone, from the feature "targets" or "text" or
-        the only one; else they are the supervised pairs of the data set.
+      text2self: a boolean: if True, examples have only targets, from the feature "targets" or
+        "text" or the only feature; otherwise they are the supervised pairs of the data set.
       tfds_data_dir: a string, the directory of the data, or `None`.
-      dataset_split: a string; "train" is shuffled and read again and again, others are read once.
-      batch_size: without effect.
+      dataset_split: a string; "train" is shuffled and repeated, others are read once.
+      batch_size: ignored.
       sequence_length: an integer, or a dictionary of them by feature.
       vocabulary: a Vocabulary, or a pair of them, of inputs and of targets.
       pack: a boolean, whether to pack or to pad.
 
     Returns:
-      A Dataset as of `pack_or_pad`.
+      A Dataset as returned by `pack_or_pad`.
 
     Raises:
       ImportError: tensorflow_datasets is not installed.
-      ValueError: it is not clear which feature is the text.
+      ValueError: the feature that holds the text is ambiguous.
     """
     del batch_size
     name = "untokenized_tfds_dataset"
@@ -252,7 +252,7 @@ def untokenized_tfds_dataset(
 
 
 def _text_key(name: str, specs: Union[Mapping[str, tf.TensorSpec], tf.TensorSpec]) -> str:
-    """Returns which feature is the text of a language model."""
+    """Returns the name of the feature that holds the text of a language model."""
     if isinstance(specs, Mapping):
         texts = [k for k, s in specs.items() if s.dtype == tf.string and s.shape.rank == 0]
         for key in ["targets", "text", *(texts if len(texts) == 1 else [])]:

@@ -1,4 +1,4 @@
-"""The Universal Transformer: one stack of layers, applied again and again."""
+"""The Universal Transformer: one stack of layers, applied recurrently."""
 
 from mesh_tensorflow.transformer.universal_transformer._stack import UTLayerStack
 

@@ -1,4 +1,4 @@
-"""Gates between a state and the output of layers."""
+"""Gates between a state and layer outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Gates"]
 
 
 class Gates:
-    """The methods of `UTLayerStack` that make gates."""
+    """The methods of `UTLayerStack` that compute gates."""
 
     gate_ffn_layer: str
     gating_type: str
@@ -39,14 +39,14 @@ class Gates:
         preprocess: bool = False,
         postprocess: bool = False,
     ) -> mtf.Tensor:
-        """Returns a feed-forward layer of several inputs together.
+        """Applies a feed-forward layer to several inputs, concatenated.
 
         Args:
           context: a Context.
-          mask: a Tensor or a number, 0 where there is padding.
+          mask: a Tensor or a number, 0 at padding.
           inputs_list: a list of Tensors with dimensions [..., d_model].
-          ffn_layer_type: "dense", or "dense_relu_dense" for one with a hidden layer as wide as
-            the inputs together.
+          ffn_layer_type: "dense", or "dense_relu_dense" for one with a hidden layer of the
+            concatenated size.
           kernel_initializer: a TensorFlow initializer, a DenseInitializer, or None.
           activation: a function of a Tensor, or None.
           preprocess: whether inputs are normalized.
@@ -100,13 +100,13 @@ class Gates:
         transformed_x: mtf.Tensor,
         mask: Union[mtf.Tensor, float],
     ) -> mtf.Tensor:
-        """Returns a mix of a layer's input and output, by gates that both decide.
+        """Mixes a layer's input and output by gates computed from both.
 
         Args:
           context: a Context.
           x: a Tensor with dimensions [..., d_model], the input.
           transformed_x: a Tensor of the same shape, the output.
-          mask: a Tensor or a number, 0 where there is padding.
+          mask: a Tensor or a number, 0 at padding.
 
         Raises:
           ValueError: the stack's `gating_type` is unknown.
@@ -155,7 +155,7 @@ class Gates:
         inputs_list: list[mtf.Tensor],
         coupled: bool,
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Returns the two gates of a highway; coupled gates add up to 1."""
+        """Returns the transform and carry gates of a highway; coupled gates sum to 1."""
         if not coupled:
             return self._two_gates(context, mask, inputs_list)
         transform = self._gate(context, mask, inputs_list)

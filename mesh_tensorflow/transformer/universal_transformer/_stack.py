@@ -20,34 +20,35 @@ __all__ = ["UTLayerStack"]
 
 @gin.configurable(module="mesh_tensorflow.transformer.universal_transformer")
 class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
-    """Layers that are applied again and again, with the same variables at each step.
+    """Layers that are applied recurrently, with the same variables at each step.
 
-    See Dehghani et al., "Universal transformers" (2018). With `recurrence_type` "act" each
-    position decides for how many steps it changes; see Graves, "Adaptive computation time for
-    recurrent neural networks" (2016).
+    See Dehghani et al., "Universal transformers" (2018). With `recurrence_type` "act", the number
+    of steps adapts to each position; see Graves, "Adaptive computation time for recurrent neural
+    networks" (2016).
 
     Attributes:
-      num_vanilla_transformer_layers: how often the layers are applied before or after the
-        recurrence, if they are.
+      num_vanilla_transformer_layers: the number of times that the layers are applied before and
+        after the recurrence, if at all.
       couple_carry_transform_gates: whether the gates of a highway sum to 1.
       act_type: "basic", "accumulated", "global" or "random".
       recurrence_type: "basic", "highway" or "act".
       act_max_steps: the number of the last step with "act", from 0.
-      act_epsilon: how far from 1 the sum of a position's halting probabilities may stop.
-      num_rec_steps: how many steps there are without "act", and for how many there are signals.
-      num_inrecurrence_layers: how often a step applies the layers.
+      act_epsilon: a position halts when the sum of its halting probabilities exceeds 1 -
+        act_epsilon.
+      num_rec_steps: the number of steps without "act", and the number of step signals.
+      num_inrecurrence_layers: the number of times that a step applies the layers.
       position_start_index: None, "random" or "step".
       add_or_concat_timing_signal: "add" or "concat".
       step_timing_signal_type: "learned" or "sinusoid".
-      add_position_timing_signal: whether a step begins with a signal of the position.
-      add_step_timing_signal: whether a step begins with a signal of the step.
-      mix_with_transformer_before_ut: whether the layers are also applied before.
-      mix_with_transformer_after_ut: whether the layers are also applied after.
-      gates_inputs: letters for what the gates of a highway see: "s" the state, "t" the
-        transformed state, "i" the inputs of the recurrence.
+      add_position_timing_signal: whether each step begins with a position signal.
+      add_step_timing_signal: whether each step begins with a step signal.
+      mix_with_transformer_before_ut: whether the layers are also applied before the recurrence.
+      mix_with_transformer_after_ut: whether the layers are also applied after the recurrence.
+      gates_inputs: the inputs of the highway gates, as letters: "s" the state, "t" the transformed
+        state, "i" the inputs of the recurrence.
       gate_ffn_layer: "dense" or "dense_relu_dense".
       use_gated_transformer: whether layers have gates.
-      gating_type: of these: "highway" or "gru".
+      gating_type: the type of these gates, "highway" or "gru".
     """
 
     def __init__(
@@ -79,8 +80,9 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
 
         Args:
           layers: a list of TransformerLayers with names.
-          dropout_rate: a number, of the inputs, of each layer's output, and of the output.
-          norm_epsilon: a number, of the layer norms.
+          dropout_rate: a number, the dropout rate of the inputs, of each layer's output, and of the
+            output.
+          norm_epsilon: a number, the epsilon of the layer norms.
           num_vanilla_transformer_layers: an integer.
           couple_carry_transform_gates: a boolean.
           act_type: a string.
@@ -185,7 +187,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         Args:
           context: a Context.
           x: a Tensor with dimensions [..., d_model].
-          mask: a Tensor or a number, 0 where there is padding.
+          mask: a Tensor or a number, 0 at padding.
         """
         for number, layer in enumerate(self._layers):
             with tf.variable_scope(layer.name or ""):
@@ -218,7 +220,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         Args:
           context: a Context.
           x: a Tensor with dimensions [..., d_model].
-          mask: a Tensor or a number, 0 where there is padding.
+          mask: a Tensor or a number, 0 at padding.
         """
         for step in range(self.num_rec_steps):
             x = self._step(context, self.step_preprocess(context, x, step), mask)
@@ -227,15 +229,15 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
     def ut_highway(
         self, context: Context, layer_inputs: Sequence[mtf.Tensor], mask: Union[mtf.Tensor, float]
     ) -> mtf.Tensor:
-        """Applies the layers `num_rec_steps` times, with a highway around each step.
+        """Applies the layers `num_rec_steps` times, with highway gates around each step.
 
         See Srivastava et al., "Highway networks" (2015).
 
         Args:
           context: a Context.
-          layer_inputs: the state, the inputs of the recurrence, and a memory that is not used:
+          layer_inputs: the state, the inputs of the recurrence, and an unused memory:
             Tensors with dimensions [..., d_model].
-          mask: a Tensor or a number, 0 where there is padding.
+          mask: a Tensor or a number, 0 at padding.
         """
         state, inputs, *_ = layer_inputs
         for step in range(self.num_rec_steps):
@@ -253,12 +255,12 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
     def act_layer(
         self, context: Context, x: mtf.Tensor, mask: Union[mtf.Tensor, float]
     ) -> mtf.Tensor:
-        """Applies the layers `act_max_steps` + 1 times; positions stop to change before.
+        """Applies the layers `act_max_steps` + 1 times; halted positions no longer change.
 
         Args:
           context: a Context.
           x: a Tensor with dimensions [..., d_model].
-          mask: a Tensor or a number, 0 where there is padding.
+          mask: a Tensor or a number, 0 at padding.
         """
         shape = x.shape - x.shape.dims[-1]
         zeros = mtf.zeros(x.mesh, shape, dtype=x.dtype)
@@ -286,7 +288,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
     def _halting_probability(
         self, context: Context, x: mtf.Tensor, mask: Union[mtf.Tensor, float]
     ) -> mtf.Tensor:
-        """Returns how likely each position stops at this step, without the last dimension."""
+        """Returns each position's halting probability at this step, without the last dimension."""
         shape = x.shape - x.shape.dims[-1]
         if self.act_type == "random":
             return mtf.random_uniform(x.mesh, shape, dtype=x.dtype)

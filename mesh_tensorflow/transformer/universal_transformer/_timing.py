@@ -1,4 +1,4 @@
-"""Signals of the position and of the step, for layers that are applied again and again."""
+"""Position and step signals of recurrent layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _sinusoids(
 ) -> mtf.Tensor:
     """Returns sines in the first half of the channels, and cosines in the second.
 
-    Wavelengths rise geometrically. An odd channel is 0.
+    Wavelengths form a geometric progression. With an odd number of channels, the last one is 0.
     """
     half = channels.size // 2
     steps = max(half - 1, 1)
@@ -30,21 +30,21 @@ def _sinusoids(
     scales = mtf.exp(mtf.to_float(index) * rate) / min_timescale
     angles = mtf.einsum([mtf.to_float(positions), scales], output_shape=positions.shape + channels)
     channel = mtf.range(positions.mesh, channels, tf.int32)
-    # A cosine is a sine a quarter of a period ahead.
+    # A cosine is a sine shifted by a quarter of a period.
     phase = mtf.cast(mtf.greater_equal(channel, half), tf.float32) * (math.pi / 2)
     signal = mtf.sin(mtf.add(angles, phase, output_shape=angles.shape))
     return signal * mtf.cast(mtf.less(channel, 2 * half), tf.float32)
 
 
 def concat_channels(xs: list[mtf.Tensor]) -> mtf.Tensor:
-    """Returns Tensors joined along their last dimension, under a name that no layout splits."""
+    """Concatenates Tensors along their last dimension, under a name that no layout splits."""
     name = f"_{xs[0].shape.dims[-1].name.lstrip('_')}_concat"
     whole = [mtf.rename_dimension(x, x.shape.dims[-1].name, name) for x in xs]
     return mtf.concat(whole, name)
 
 
 class TimingSignals:
-    """The methods of `UTLayerStack` that add signals of the position and of the step."""
+    """The methods of `UTLayerStack` that add position and step signals."""
 
     num_rec_steps: int
     position_start_index: Any
@@ -70,8 +70,8 @@ class TimingSignals:
           context: a Context.
           length: a Dimension.
           channels: a Dimension.
-          min_timescale: a number, the shortest wavelength over 2 pi.
-          max_timescale: a number, the longest one.
+          min_timescale: a number, the shortest wavelength divided by 2 pi.
+          max_timescale: a number, the longest wavelength divided by 2 pi.
           start_index: an integer or an integer Tensor, the first position.
 
         Returns:
@@ -85,10 +85,10 @@ class TimingSignals:
     def add_position_timing_signal_func(
         self, context: Context, x: mtf.Tensor, step: Union[int, mtf.Tensor]
     ) -> mtf.Tensor:
-        """Returns `x` with sinusoids of the positions, added or concatenated.
+        """Adds or concatenates sinusoids of the positions to `x`.
 
-        With a `position_start_index` of "step" the positions move on from step to step, with
-        "random" they begin anywhere when training.
+        With `position_start_index` "step", the positions are shifted by the step; with "random",
+        they begin at a random index in training.
 
         Args:
           context: a Context.
@@ -135,14 +135,14 @@ class TimingSignals:
         layer: Union[int, mtf.Tensor],
         num_layers: int,
     ) -> mtf.Tensor:
-        """Returns a learned vector of a step, from the variable `layer_embedding`.
+        """Returns a learned embedding of a step, from the variable `layer_embedding`.
 
         Args:
           context: a Context.
           channels: a Dimension.
           layer: an integer or an integer scalar, the number of the step; beyond the last one
             the vector is 0.
-          num_layers: an integer, how many steps there are.
+          num_layers: an integer, the number of steps.
 
         Returns:
           A Tensor with dimensions [channels].
@@ -172,7 +172,7 @@ class TimingSignals:
     def add_step_timing_signal_func(
         self, context: Context, x: mtf.Tensor, step: Union[int, mtf.Tensor]
     ) -> mtf.Tensor:
-        """Returns `x` with a signal of the step, added or concatenated.
+        """Adds or concatenates a signal of the step to `x`.
 
         Args:
           context: a Context.
@@ -206,7 +206,7 @@ class TimingSignals:
     def step_preprocess(
         self, context: Context, x: mtf.Tensor, step: Union[int, mtf.Tensor]
     ) -> mtf.Tensor:
-        """Returns the state with the signals that the stack is told to add.
+        """Adds the configured position and step signals to the state.
 
         Concatenated signals are projected back to the size of the state.
 
