@@ -1,1 +1,1 @@
-"""BERT: the model, pre-training, and fine-tuning for classification and for questions."""
+"""BERT: the model, pre-training, and fine-tuning for classification and question answering."""

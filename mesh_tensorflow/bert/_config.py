@@ -1,4 +1,4 @@
-"""What a BertModel is made of, read from JSON."""
+"""Configuration of a BertModel, read from JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BertConfig"]
 
-# Keys of TF BERT's files, and ours.
+# TF BERT's configuration keys, and ours.
 _TF_BERT_KEYS = {
     "hidden_size": "d_model",
     "num_hidden_layers": "num_blocks",
@@ -26,7 +26,7 @@ _TF_BERT_KEYS = {
     "hidden_act": "feedforward_intermediate_act",
     "hidden_dropout_prob": "layer_output_dropout_prob",
 }
-# Further keys of files that are published with TF BERT's models; they say nothing about the model.
+# Other keys in configuration files of TF BERT's published models; they do not affect the model.
 _WITHOUT_MEANING = {
     "directionality",
     "pooler_fc_size",
@@ -80,33 +80,33 @@ class BertConfig:
         """Creates a BertConfig.
 
         Args:
-          vocab_size: how many tokens there are; the model rounds it up to a multiple of 128.
-          d_model: size of what layers pass on.
+          vocab_size: the number of tokens; the model rounds it up to a multiple of 128.
+          d_model: the hidden size, of layer inputs and outputs.
           position_signal: "embedding", a vector for each position, or "relative_attention_bias", a
-            number for each distance and head, which all layers share.
-          max_position_embeddings: the longest sequence, with embeddings of positions.
-          num_blocks: how often `block_layers` are repeated.
-          block_layers: "attention", "feedforward" and "moe" in their order, separated by commas or
-            as a list.
-          layer_output_dropout_prob: rate of dropout of embeddings and of what a layer adds.
-          residual_structure: "original", where sums are normalized, or "direct", where what goes
-            into a layer is.
+            learned bias for each distance and head, which all layers share.
+          max_position_embeddings: the maximum sequence length, with `position_signal` "embedding".
+          num_blocks: the number of repetitions of `block_layers`.
+          block_layers: "attention", "feedforward" and "moe" in the order of the layers, separated
+            by commas or as a list.
+          layer_output_dropout_prob: the dropout rate of embeddings and layer outputs.
+          residual_structure: "original" (post-norm: the sum after each layer is normalized) or
+            "direct" (pre-norm: the input of each layer is).
           use_bias: whether layers and normalizations have biases.
-          attention_num_heads: how many heads attention has.
-          attention_head_size: size of a head; `d_model` divided by the heads if None.
-          attention_num_key_heads: for `BertModel.key_heads_dims`; no layer has them.
+          attention_num_heads: the number of attention heads.
+          attention_head_size: the size of a head; `d_model` divided by the number of heads if None.
+          attention_num_key_heads: for `BertModel.key_heads_dims`; not used by any layer.
           attention_key_head_size: for `BertModel.key_dim`.
           attention_num_value_heads: for `BertModel.value_heads_dims`.
           attention_value_head_size: for `BertModel.value_dim`.
-          attention_probs_dropout_prob: rate of dropout of attention's weights.
-          feedforward_intermediate_size: hidden units of feed-forward layers.
+          attention_probs_dropout_prob: the dropout rate of attention weights.
+          feedforward_intermediate_size: the number of hidden units of feed-forward layers.
           feedforward_intermediate_act: their activation; see `get_activation`.
-          feedforward_intermediate_dropout_prob: rate of dropout of their hidden units.
-          moe_num_experts: experts of a mixture.
-          moe_intermediate_size: hidden units of an expert.
-          type_vocab_size: how many values `token_type_ids` have.
-          initializer_range: standard deviation of initial weights; None for one that depends on
-            the size of what they are multiplied with.
+          feedforward_intermediate_dropout_prob: the dropout rate of their hidden units.
+          moe_num_experts: the number of experts of a mixture.
+          moe_intermediate_size: the number of hidden units of an expert.
+          type_vocab_size: the number of values of `token_type_ids`.
+          initializer_range: the standard deviation of the initializers; if None, it depends on the
+            fan-in.
 
         Raises:
           ValueError: a size is not a positive integer.
@@ -154,17 +154,17 @@ class BertConfig:
 
     @classmethod
     def from_dict(cls, json_object: Mapping[str, Any]) -> BertConfig:
-        """Returns the configuration that a dictionary describes.
+        """Creates a configuration from a dictionary.
 
         Args:
           json_object: arguments of BertConfig by name, or by TF BERT's names, such as
-            "hidden_size"; ours prevail.
+            "hidden_size"; ours take precedence.
 
         Returns:
           A BertConfig.
 
         Raises:
-          ValueError: a key is not known, or `vocab_size` is missing.
+          ValueError: a key is unknown, or `vocab_size` is missing.
         """
         known = list(inspect.signature(cls.__init__).parameters)[1:]
         values = {
@@ -192,10 +192,10 @@ class BertConfig:
 
     @classmethod
     def from_json_file(cls, json_file: str) -> BertConfig:
-        """Returns the configuration in a file; see `from_dict`.
+        """Reads a configuration from a JSON file; see `from_dict`.
 
         Args:
-          json_file: its path.
+          json_file: the path of the file.
 
         Returns:
           A BertConfig.

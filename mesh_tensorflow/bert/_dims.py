@@ -14,7 +14,7 @@ from mesh_tensorflow.bert._config import BertConfig
 __all__ = ["BertDims", "check_config"]
 
 VOCAB_DIVISOR = 128
-# Variance of initial weights times the size of what they are multiplied with.
+# Variance of initial weights times their fan-in.
 _SCALE = 0.4
 POSITION_SIGNALS = ("embedding", "relative_attention_bias")
 RESIDUAL_STRUCTURES = ("original", "direct")
@@ -29,7 +29,7 @@ def check_config(config: BertConfig, length: int) -> None:
       length: an integer.
 
     Raises:
-      ValueError: a model cannot be made of it.
+      ValueError: it does not describe a valid model.
     """
     choices = [
         ("position_signal", config.position_signal, POSITION_SIGNALS),
@@ -63,7 +63,7 @@ def _defined(name: str, size: Optional[int], what: str, key: str) -> mtf.Dimensi
 
 
 class BertDims:
-    """The dimensions that layouts bind to, from `self.config` and the shape of `self._input_ids`.
+    """The dimensions that layout rules name, from `self.config` and the shape of `self._input_ids`.
 
     Attributes:
       config: a BertConfig.
@@ -74,18 +74,18 @@ class BertDims:
 
     @property
     def vocab_dim(self) -> mtf.Dimension:
-        """Tokens, rounded up to a multiple of 128."""
+        """The vocabulary: its size rounded up to a multiple of 128."""
         size = -(-self.config.vocab_size // VOCAB_DIVISOR) * VOCAB_DIVISOR
         return mtf.Dimension("vocab", size)
 
     @property
     def model_dim(self) -> mtf.Dimension:
-        """What layers pass on: "hidden"."""
+        """The channels of layer inputs and outputs: "hidden"."""
         return mtf.Dimension("hidden", self.config.d_model)
 
     @property
     def token_type_vocab_dim(self) -> mtf.Dimension:
-        """Types of tokens."""
+        """Token types."""
         return mtf.Dimension("token_type_vocab", self.config.type_vocab_size)
 
     @property
@@ -95,7 +95,7 @@ class BertDims:
 
     @property
     def num_heads_dim(self) -> mtf.Dimension:
-        """Heads of attention: "num_heads"."""
+        """Attention heads: "num_heads"."""
         return mtf.Dimension("num_heads", self.config.attention_num_heads)
 
     @property
@@ -105,7 +105,7 @@ class BertDims:
 
     @property
     def max_position_embeddings_dim(self) -> mtf.Dimension:
-        """Positions that have embeddings."""
+        """Positions with embeddings."""
         return mtf.Dimension("max_position_embeddings", self.config.max_position_embeddings)
 
     @property
@@ -115,12 +115,12 @@ class BertDims:
 
     @property
     def memory_seq_dim(self) -> mtf.Dimension:
-        """The same where keys and values are: "memory_seq"."""
+        """Positions of keys and values: "memory_seq"."""
         return mtf.Dimension("memory_seq", self.seq_dim.size)
 
     @property
     def size_per_head_dim(self) -> mtf.Dimension:
-        """A head of attention: "attention_head"."""
+        """Channels of an attention head: "attention_head"."""
         size = self.config.attention_head_size
         return mtf.Dimension(
             "attention_head", size or self.config.d_model // self.config.attention_num_heads
@@ -128,7 +128,7 @@ class BertDims:
 
     @property
     def key_dim(self) -> mtf.Dimension:
-        """A key head, if `attention_key_head_size` is given."""
+        """Channels of a key head, if `attention_key_head_size` is given."""
         size = self.config.attention_key_head_size
         return _defined("d_k", size, "key head size", "attention_key_head_size")
 
@@ -140,7 +140,7 @@ class BertDims:
 
     @property
     def value_dim(self) -> mtf.Dimension:
-        """A value head, if `attention_value_head_size` is given."""
+        """Channels of a value head, if `attention_value_head_size` is given."""
         size = self.config.attention_value_head_size
         return _defined("d_v", size, "value head size", "attention_value_head_size")
 

@@ -1,4 +1,4 @@
-"""Layers that BERT has of its own kind."""
+"""Layers specific to BERT."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _ACTIVATIONS: dict[str, Optional[Callable[[mtf.Tensor], mtf.Tensor]]] = {
 def get_activation(
     activation_string: Union[str, Callable[[mtf.Tensor], mtf.Tensor], None],
 ) -> Optional[Callable[[mtf.Tensor], mtf.Tensor]]:
-    """Returns the activation of a name.
+    """Looks up an activation function by name.
 
     Args:
-      activation_string: "gelu", "relu", "tanh" or "linear", in capitals or not; or a function,
-        which is returned as it is; or None or "".
+      activation_string: "gelu", "relu", "tanh" or "linear", case-insensitive; or a function, which
+        is returned unchanged; or None or "".
 
     Returns:
-      A function of a Tensor; None for "linear" and for nothing.
+      A function of a Tensor; None for "linear", None and "".
 
     Raises:
-      ValueError: there is no such activation.
+      ValueError: the name is unknown.
     """
     if not activation_string:
         return None
@@ -65,9 +65,9 @@ def layer_norm(
       x: a Tensor with the dimension `dim`.
       dim: a Dimension.
       epsilon: added to the variance.
-      subtract_mean: whether the mean is made 0.
-      use_scale: whether there is a variable "scale" with the dimension `dim`.
-      use_bias: whether there is a variable "bias".
+      subtract_mean: whether to subtract the mean.
+      use_scale: whether to multiply by a variable "scale" with the dimension `dim`.
+      use_bias: whether to add a variable "bias" with the dimension `dim`.
       name: the variable scope; "layer_norm" if None.
 
     Returns:

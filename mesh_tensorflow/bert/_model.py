@@ -20,10 +20,10 @@ from mesh_tensorflow.transformer.transformer_layers._attention.relative import (
 
 __all__ = ["BertModel"]
 
-# Added to attention logits at padding; BERT's own number.
+# Added to attention logits at padding; the value in BERT.
 _MASKED_LOGIT = -10000.0
 _BUCKETS = 32
-# Keeps the logits of both losses of pre-training near 0.
+# Coefficient of the z-loss of both pre-training losses.
 _Z_LOSS = 1e-4
 _EPSILON = 1e-5
 _MOE_HPARAMS = {
@@ -54,7 +54,7 @@ class BertModel(BertDims):
       embedding_output: the sum of all embeddings, normalized.
       all_encoder_layers: a list of the outputs of blocks.
       sequence_output: the output of the last block [batch..., seq, hidden].
-      pooled_output: what is made of the first position [batch..., hidden].
+      pooled_output: the pooled output of the first position [batch..., hidden].
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class BertModel(BertDims):
           layout: the layout, for mixtures of experts.
 
         Raises:
-          ValueError: the configuration is not that of a model for such inputs.
+          ValueError: the configuration is not valid for such inputs.
         """
         check_config(config, input_ids.shape.dims[-1].size)
         activation = get_activation(config.feedforward_intermediate_act)
@@ -219,8 +219,8 @@ class BertModel(BertDims):
 
         Args:
           x: a Tensor with dimensions [batch..., seq, hidden].
-          attention_bias: what is added to the logits [batch..., seq, num_heads, memory_seq], or
-            None.
+          attention_bias: a Tensor that is added to the logits [batch..., seq, num_heads,
+            memory_seq], or None.
 
         Returns:
           A Tensor of the shape of `x`.
@@ -244,7 +244,7 @@ class BertModel(BertDims):
         return self._dense(y, heads, [self.model_dim], "output")
 
     def feedforward(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Returns the output of a layer of hidden units.
+        """Returns the output of the feed-forward layer.
 
         Args:
           x: a Tensor with dimensions [batch..., seq, hidden].
@@ -265,14 +265,14 @@ class BertModel(BertDims):
         input_mask: Optional[mtf.Tensor],
         is_training: bool,
     ) -> mtf.Tensor:
-        """Returns the output of experts, and adds their loss to `get_extra_loss()`.
+        """Returns the output of a mixture of experts, and adds its loss to `get_extra_loss()`.
 
         Args:
           x: a Tensor with dimensions [batch..., seq, hidden].
           layout: the layout that the program is lowered with.
           mesh_shape: the mesh.
-          input_mask: 0 at padding, which is not dispatched; or None.
-          is_training: whether experts take as many tokens as in training.
+          input_mask: an int32 Tensor, 0 at padding, which is not dispatched; or None.
+          is_training: whether experts have their training capacity.
 
         Returns:
           A Tensor of the shape of `x`.
@@ -313,15 +313,16 @@ class BertModel(BertDims):
     def get_masked_lm_output(
         self, positions: mtf.Tensor, label_ids: mtf.Tensor, label_weights: mtf.Tensor
     ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-        """Returns the loss of predicting hidden tokens.
+        """Returns the masked language model loss.
 
         Args:
-          positions: where they are, an int32 Tensor [batch..., predictions].
-          label_ids: what they are, of the same shape.
-          label_weights: floating weights of the same shape; 0 where there is none.
+          positions: an int32 Tensor [batch..., predictions], the positions of masked tokens.
+          label_ids: an int32 Tensor of the same shape, the masked tokens.
+          label_weights: a floating-point Tensor of the same shape, weights of the predictions; 0 at
+            padding.
 
         Returns:
-          (the weighted mean of the loss, the loss of each [batch..., predictions], logits
+          (the weighted mean of the loss, the losses [batch..., predictions], logits
           [batch..., predictions, vocab]).
         """
         x = mtf.gather(self.sequence_output, positions, self.seq_dim)
@@ -352,13 +353,13 @@ class BertModel(BertDims):
     def get_next_sentence_output(
         self, labels: mtf.Tensor
     ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-        """Returns the loss of telling whether the second sentence follows the first.
+        """Returns the next sentence prediction loss.
 
         Args:
           labels: an int32 Tensor [batch...], 0 if it follows and 1 if not.
 
         Returns:
-          (the mean loss, the loss of each [batch...], logits [batch..., class]).
+          (the mean loss, the losses [batch...], logits [batch..., class]).
         """
         class_dim = mtf.Dimension("class", 2)
         logits = self._dense(
@@ -367,7 +368,7 @@ class BertModel(BertDims):
         each = layers.softmax_cross_entropy_with_logits(logits, labels, class_dim, z_loss=_Z_LOSS)
         return mtf.reduce_mean(each), each, logits
 
-    # -- what there is
+    # -- outputs
 
     def get_pooled_output(self) -> mtf.Tensor:
         """Returns the pooled output of the first position, [batch..., hidden]."""
@@ -382,7 +383,7 @@ class BertModel(BertDims):
         return self.all_encoder_layers
 
     def get_word_embedding_output(self) -> mtf.Tensor:
-        """Returns embeddings of tokens [batch..., seq, hidden], without types and positions."""
+        """Returns token embeddings [batch..., seq, hidden], without token types and positions."""
         return self.word_embedding_output
 
     def get_embedding_output(self) -> mtf.Tensor:
@@ -390,9 +391,9 @@ class BertModel(BertDims):
         return self.embedding_output
 
     def get_embedding_table(self) -> mtf.Tensor:
-        """Returns the embeddings [vocab, hidden]."""
+        """Returns the embedding table [vocab, hidden]."""
         return self.embedding_table
 
     def get_extra_loss(self) -> Union[mtf.Tensor, float]:
-        """Returns the losses of mixtures of experts, a Tensor without dimensions, or 0."""
+        """Returns the sum of the losses of mixtures of experts, a scalar Tensor, or 0."""
         return mtf.add_n(self._extra_losses)

@@ -1,4 +1,4 @@
-"""Features as tf.Example records, and as batches for a model function."""
+"""Writes features as TFRecords of tf.Examples, and reads them in batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHUFFLE_BUFFER = 100
 
 
 def int64_features(values: Mapping[str, Sequence[int]]) -> tf.train.Example:
-    """Returns integers as a tf.Example.
+    """Converts lists of integers to a tf.Example.
 
     Args:
       values: lists of integers by name.
@@ -30,10 +30,10 @@ def int64_features(values: Mapping[str, Sequence[int]]) -> tf.train.Example:
 
 
 def write_records(path: str, examples: Iterable[Mapping[str, Sequence[int]]]) -> None:
-    """Writes a file of records.
+    """Writes a TFRecord file.
 
     Args:
-      path: the file.
+      path: the path of the file.
       examples: lists of integers by name.
     """
     with tf.io.TFRecordWriter(path) as writer:
@@ -47,19 +47,19 @@ def training_order(
     buffer: int = _SHUFFLE_BUFFER,
     seed: Optional[int] = None,
 ) -> tf.data.Dataset:
-    """Returns a data set without end, in another order in each epoch, for training.
+    """Shuffles and repeats a data set for training, with a different order in each epoch.
 
     Args:
       data: a tf.data.Dataset.
-      is_training: if not, it is returned as it is.
-      buffer: how many examples are mixed.
-      seed: of the order, besides the graph's.
+      is_training: if False, the data set is returned unchanged.
+      buffer: the size of the shuffle buffer.
+      seed: the seed of the order, in addition to the graph's.
     """
     return data.shuffle(buffer, seed=seed).repeat() if is_training else data
 
 
 def parsed_record(record: tf.Tensor, features: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-    """Returns the features of a record, integers as int32.
+    """Parses a record; integers become int32.
 
     Args:
       record: a tf.Example, as bytes.
@@ -72,16 +72,16 @@ def parsed_record(record: tf.Tensor, features: Mapping[str, Any]) -> dict[str, t
 def record_batches(
     input_file: str, features: Mapping[str, Any], is_training: bool, drop_remainder: bool
 ) -> Callable[[Any], Any]:
-    """Returns an input function that reads records.
+    """Returns an input function that reads TFRecords.
 
     Args:
-      input_file: the file.
+      input_file: the path of the file.
       features: tf.io.FixedLenFeature by name.
-      is_training: whether to mix the records, and repeat them.
-      drop_remainder: whether a last batch that is not full is left out.
+      is_training: whether to shuffle and repeat the records.
+      drop_remainder: whether to drop a last batch that is not full.
 
     Returns:
-      A function of `params`, which have "batch_size".
+      A function of `params`, which contain "batch_size".
     """
 
     def input_fn(params: Mapping[str, Any]) -> tf.data.Dataset:

@@ -1,4 +1,4 @@
-"""Variables of a model from the checkpoint of another training."""
+"""Initializes variables from a pre-trained checkpoint."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ _OF_TRAINING = re.compile("global_step|adam_|slot_")
 def get_assignment_map_from_checkpoint(
     tvars: Iterable[Any], init_checkpoint: str
 ) -> tuple[dict[str, str], dict[str, int]]:
-    """Returns which variables a checkpoint has values for.
+    """Matches variables with the contents of a checkpoint.
 
-    The global step and the slots of optimizers are left out: training begins anew.
+    The global step and optimizer slots are not restored, since a new training begins.
 
     Args:
       tvars: tf variables.
       init_checkpoint: a checkpoint.
 
     Returns:
-      (names in the checkpoint to names in the graph, for `tf.train.init_from_checkpoint`; names of
-      variables that are found, with and without ":0", as keys).
+      (a dictionary from names in the checkpoint to names in the graph, for
+      `tf.train.init_from_checkpoint`; a dictionary whose keys are the names of matched variables,
+      with and without ":0").
 
     Raises:
-      ValueError: the checkpoint is not there, or has a variable of another shape.
+      ValueError: the checkpoint does not exist, or has a variable of a different shape.
     """
     try:
         saved = dict(tf.train.list_variables(init_checkpoint))
@@ -59,13 +60,13 @@ def get_assignment_map_from_checkpoint(
 
 
 def load_initial_checkpoint(init_checkpoint: Optional[str]) -> None:
-    """Lets variables of the default tf graph begin with a checkpoint's values.
+    """Initializes the variables of the default tf graph from a checkpoint.
 
     Args:
       init_checkpoint: a checkpoint, or None.
 
     Raises:
-      ValueError: no variable is there.
+      ValueError: the checkpoint has none of the variables.
     """
     if not init_checkpoint:
         return
@@ -85,11 +86,11 @@ def load_initial_checkpoint(init_checkpoint: Optional[str]) -> None:
 def checkpoint_hook(
     model_dir: Optional[str], save_steps: int, listener: tf.train.CheckpointSaverListener
 ) -> tf.train.CheckpointSaverHook:
-    """Returns a hook that saves masters.
+    """Returns a hook that saves checkpoints of the masters.
 
     Args:
       model_dir: the directory of checkpoints.
-      save_steps: steps from one checkpoint to the next.
+      save_steps: the number of steps between checkpoints.
       listener: a MtfCheckpointSaverListener.
     """
     saver = checkpoint.Saver(

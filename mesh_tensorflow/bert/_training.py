@@ -1,4 +1,4 @@
-"""What the BERT programs have in common: their mesh, their estimator, and how a model trains."""
+"""Shared code of the BERT programs: mesh, estimator and training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class Program(NamedTuple):
-    """What is to be computed: Tensors by name, and operations that change variables."""
+    """The outputs of a program: Tensors by name, and operations that update variables."""
 
     tensors: Mapping[str, mtf.Tensor]
     updates: Sequence[mtf.Operation] = ()
@@ -44,7 +44,7 @@ class Program(NamedTuple):
 
 
 class Lowered(NamedTuple):
-    """The same in the tf graph, with the hook that copies what was restored to slices."""
+    """The lowered outputs, with the hook that copies restored masters to slices."""
 
     tensors: dict[str, tf.Tensor]
     update: tf.Operation
@@ -53,7 +53,7 @@ class Lowered(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """Features of a batch as Tensors: with dimensions [batch, seq], and of each sequence."""
+    """Imported features of a batch: Tensors [batch, seq], and the batch dimension."""
 
     input_ids: mtf.Tensor
     input_mask: mtf.Tensor
@@ -61,16 +61,17 @@ class Imported(NamedTuple):
     batch_dim: mtf.Dimension
 
     def of_each(self, x: tf.Tensor, *dims: mtf.Dimension) -> mtf.Tensor:
-        """Returns a further feature as a Tensor [batch, dims...]."""
+        """Imports another feature as a Tensor [batch, dims...]."""
         return mtf.import_tf_tensor(self.input_ids.mesh, x, mtf.Shape([self.batch_dim, *dims]))
 
 
 def import_features(mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]) -> Imported:
-    """Returns the features that every model reads.
+    """Imports the features that all models use.
 
     Args:
       mesh: a Mesh.
-      features: tf tensors, with input_ids, input_mask and segment_ids of a known shape.
+      features: tf Tensors by name, including input_ids, input_mask and segment_ids with static
+        shapes.
     """
     batch, length = features["input_ids"].shape.as_list()
     batch_dim, seq_dim = mtf.Dimension("batch", batch), mtf.Dimension("seq", length)
@@ -91,7 +92,7 @@ def _mesh_shape() -> mtf.Shape:
 
 
 def _is_simd(params: object) -> bool:
-    """Whether the estimator has each processor run the program."""
+    """Returns whether the estimator runs the program on every processor."""
     return bool(_parameter(params, "use_tpu") and _parameter(params, "context") is not None)
 
 
@@ -102,7 +103,7 @@ def _parameter(params: object, name: str) -> Any:
 
 
 def _layout(graph: mtf.Graph, mesh_shape: mtf.Shape) -> mtf.LayoutRules:
-    """Returns the rules of --layout, without those of its default that are for other models."""
+    """Returns the rules of --layout, without default rules for other models."""
     usual = mtf.convert_to_layout_rules(FLAGS["layout"].default or "").pairs
     return rules_that_apply(
         mtf.convert_to_layout_rules(FLAGS.layout),
@@ -124,10 +125,10 @@ def _mesh_impl(params: object, graph: mtf.Graph) -> mtf.MeshImpl:
 
 
 def lowered(build: Callable[[mtf.Mesh], Program], params: object) -> Lowered:
-    """Builds a program and lowers it, with the mesh and the layout of the flags.
+    """Builds and lowers a program, with the mesh and layout given by flags.
 
     Args:
-      build: a function of a Mesh that makes a Program.
+      build: a function of a Mesh that returns a Program.
       params: the parameters that an estimator passes to its model function.
 
     Returns:
@@ -156,13 +157,13 @@ def training_program(
     num_warmup_steps: int,
     max_optimized_variable_size: Optional[float] = None,
 ) -> Program:
-    """Returns a training step, with the optimizer of the flags.
+    """Returns a training step, with the optimizer given by flags.
 
     Args:
-      loss: a Tensor without dimensions.
-      learning_rate: the highest learning rate.
-      num_train_steps: how many steps there are.
-      num_warmup_steps: how many of them the learning rate grows for.
+      loss: a scalar Tensor.
+      learning_rate: the peak learning rate.
+      num_train_steps: the number of training steps.
+      num_warmup_steps: the number of warmup steps.
       max_optimized_variable_size: larger variables are not trained.
     """
     rate, updates = create_optimizer(
@@ -178,11 +179,11 @@ def training_program(
 
 
 def training_spec(done: Lowered, init_checkpoint: Optional[str]) -> estimator.tpu.TPUEstimatorSpec:
-    """Returns the specification of training, which saves checkpoints.
+    """Builds the EstimatorSpec for training, with a hook that saves checkpoints.
 
     Args:
       done: the lowered program.
-      init_checkpoint: a checkpoint to begin with, or None.
+      init_checkpoint: a checkpoint to initialize variables from, or None.
     """
     load_initial_checkpoint(init_checkpoint)
     with tf.control_dependencies([done.update]):
@@ -205,14 +206,14 @@ def training_spec(done: Lowered, init_checkpoint: Optional[str]) -> estimator.tp
 
 
 def require_flags(script: str, names: Sequence[str]) -> None:
-    """Checks that flags have values.
+    """Checks that required flags are set.
 
     Args:
       script: the name of the program.
-      names: those of flags.
+      names: the names of the flags.
 
     Raises:
-      ValueError: one has none.
+      ValueError: a flag is not set.
     """
     missing = [f"--{name}" for name in names if not getattr(FLAGS, name)]
     if missing:
@@ -220,13 +221,13 @@ def require_flags(script: str, names: Sequence[str]) -> None:
 
 
 def read_config(max_seq_length: int) -> BertConfig:
-    """Returns the configuration in --bert_config_file.
+    """Reads the configuration in --bert_config_file.
 
     Args:
       max_seq_length: the length of the sequences.
 
     Raises:
-      ValueError: there is no such file, or the model has not so many positions.
+      ValueError: the file does not exist, or the model has fewer positions.
     """
     try:
         config = BertConfig.from_json_file(FLAGS.bert_config_file)
@@ -251,13 +252,13 @@ def make_estimator(
     eval_batch_size: Optional[int] = None,
     predict_batch_size: Optional[int] = None,
 ) -> estimator.tpu.TPUEstimator:
-    """Returns an estimator for the mesh of the flags.
+    """Creates an estimator for the mesh given by flags.
 
     Args:
       model_fn: a model function.
-      train_batch_size: sequences of a batch in training.
-      eval_batch_size: sequences of a batch in evaluation.
-      predict_batch_size: sequences of a batch in prediction.
+      train_batch_size: the number of sequences in a training batch.
+      eval_batch_size: the number of sequences in an evaluation batch.
+      predict_batch_size: the number of sequences in a prediction batch.
     """
     cluster = None
     if FLAGS.use_tpu and FLAGS.tpu_name:
@@ -288,12 +289,12 @@ def make_estimator(
 def predicted(
     run: estimator.tpu.TPUEstimator, input_fn: Callable[[Any], Any], count: int
 ) -> list[dict[str, Any]]:
-    """Returns the first predictions.
+    """Returns the first `count` predictions.
 
     Args:
       run: an estimator.
       input_fn: an input function.
-      count: how many; further ones are of what fills up the last batch.
+      count: the number of predictions; any others belong to padding of the last batch.
     """
     predictions: Any = run.predict(input_fn)
     with contextlib.closing(predictions):

@@ -1,4 +1,4 @@
-"""The BERT model over a mesh, its configuration and its layers."""
+"""The BERT model on a mesh, its configuration and its layers."""
 
 from mesh_tensorflow.bert._config import BertConfig
 from mesh_tensorflow.bert._layers import get_activation, layer_norm

@@ -1,4 +1,4 @@
-"""Training of BERT: a learning rate that grows and falls, clipped gradients, and an optimizer."""
+"""Optimization of BERT: learning rate warmup and decay, gradient clipping, and an optimizer."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 def clip_by_global_norm(
     grads: Sequence[Optional[mtf.Tensor]], clip_norm: Union[mtf.Tensor, float]
 ) -> tuple[list[Optional[mtf.Tensor]], mtf.Tensor]:
-    """Scales gradients down so that their norm, all taken together, is at most `clip_norm`.
+    """Scales gradients down so that their global norm is at most `clip_norm`.
 
     Pascanu et al., "On the difficulty of training recurrent neural networks" (2013).
 
     Args:
-      grads: Tensors; None stays None.
-      clip_norm: a number, or a Tensor without dimensions.
+      grads: Tensors or None, which stays None.
+      clip_norm: a number or a scalar Tensor.
 
     Returns:
-      (a list of Tensors, the norm before).
+      (a list of Tensors, the global norm before clipping).
 
     Raises:
-      ValueError: there is no gradient.
+      ValueError: all gradients are None.
     """
     there = [g for g in grads if g is not None]
     if not there:
@@ -61,7 +61,7 @@ def clip_by_global_norm(
 def _learning_rate(
     init_lr: float, num_train_steps: int, num_warmup_steps: Optional[int]
 ) -> tf.Tensor:
-    """Returns the rate of the present step: it grows to begin with, and is 0 at the end."""
+    """Returns the learning rate of the current step, with linear warmup and linear decay to 0."""
     step = tf.cast(steps_done(), tf.float32)
     left = tf.maximum(0.0, 1.0 - step / float(num_train_steps))
     if not num_warmup_steps:
@@ -79,26 +79,27 @@ def create_optimizer(
     optimizer: str = "adam",
     clip_gradients: bool = True,
 ) -> tuple[tf.Tensor, list[mtf.Operation]]:
-    """Returns the operations that update the variables of the loss's graph.
+    """Creates the operations that update the variables of the loss's graph.
 
-    The learning rate grows from 0 to `init_lr` during `num_warmup_steps`, and is `init_lr` times
-    the share of steps that are left after them.
+    The learning rate rises linearly from 0 to `init_lr` during `num_warmup_steps`; after that it is
+    `init_lr` times the fraction of steps that remain.
 
     Args:
-      loss: a Tensor without dimensions.
+      loss: a scalar Tensor.
       init_lr: the learning rate.
-      num_train_steps: the step at which it is 0.
-      num_warmup_steps: the step until which it grows; 0 or None for no warmup.
+      num_train_steps: the step at which the learning rate reaches 0.
+      num_warmup_steps: the number of warmup steps; 0 or None for no warmup.
       max_optimized_variable_size: larger variables are not trained; all are if None.
-      optimizer: "adam", with a weight decay of 0.01 for what is neither bias nor normalization,
-        or "adafactor".
-      clip_gradients: whether to clip gradients to a norm of 1, taken together.
+      optimizer: "adam", with a weight decay of 0.01 for variables other than biases and
+        normalizations, or "adafactor".
+      clip_gradients: whether to clip gradients to a global norm of 1.
 
     Returns:
       (the learning rate, a list of operations).
 
     Raises:
-      ValueError: there is no such optimizer, the numbers make no sense, or no variable is left.
+      ValueError: the optimizer is unknown, the numbers of steps are invalid, or no variable is
+        left.
     """
     if optimizer not in _OPTIMIZERS:
         raise ValueError(

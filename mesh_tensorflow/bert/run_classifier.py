@@ -1,4 +1,4 @@
-r"""Fine-tunes BERT to classify sentences, or pairs of them, and predicts with it.
+r"""Fine-tunes BERT to classify sentences or sentence pairs, and predicts with it.
 
 python -m mesh_tensorflow.bert.run_classifier --task_name=cola --data_dir=CoLA \
         --vocab_file=vocab.txt --bert_config_file=base.json --output_dir=OUT \
@@ -89,7 +89,7 @@ define(
 )
 
 _DROPOUT = 0.1
-_DEVIATION = 0.02  # of the initial weights
+_DEVIATION = 0.02  # standard deviation of initial weights
 _FEATURES = ("input_ids", "input_mask", "segment_ids")
 
 
@@ -107,21 +107,21 @@ def create_model(
     layout: Union[mtf.LayoutRules, str],
     mesh_shape: Union[mtf.Shape, str],
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-    """Returns the loss and the probabilities of labels.
+    """Builds a classifier; returns its losses, logits and probabilities.
 
     Args:
       bert_config: a BertConfig.
       is_training: whether dropout is applied.
       input_ids: an int32 Tensor [batch, seq].
-      input_mask: of the same shape, 0 at padding.
-      segment_ids: of the same shape.
+      input_mask: an int32 Tensor of the same shape, 0 at padding.
+      segment_ids: an int32 Tensor of the same shape.
       labels: an int32 Tensor [batch].
       num_labels_dim: the Dimension of the labels.
       layout: the layout.
       mesh_shape: the mesh.
 
     Returns:
-      (the mean loss, the loss of each [batch], logits [batch, labels], probabilities).
+      (the mean loss, the losses [batch], logits [batch, labels], probabilities).
     """
     model = BertModel(
         bert_config,
@@ -165,11 +165,11 @@ def model_fn_builder(
 
     Args:
       bert_config: a BertConfig.
-      num_labels: how many labels there are.
-      init_checkpoint: a checkpoint that training begins with, or None.
-      learning_rate: the highest learning rate.
-      num_train_steps: how many steps training has; None without training.
-      num_warmup_steps: how many of them the learning rate grows for.
+      num_labels: the number of labels.
+      init_checkpoint: a checkpoint to initialize variables from, or None.
+      learning_rate: the peak learning rate.
+      num_train_steps: the number of training steps; None without training.
+      num_warmup_steps: the number of warmup steps.
       use_tpu: whether the estimator runs one program on each processor.
 
     Returns:
@@ -179,9 +179,9 @@ def model_fn_builder(
     num_labels_dim = mtf.Dimension("labels", num_labels)
 
     def model_fn(
-        features: Mapping[str, tf.Tensor], labels: object, mode: str, params: Any
+        features: Mapping[str, tf.Tensor], labels: object, mode: str, params: object
     ) -> estimator.tpu.TPUEstimatorSpec:
-        """Returns the specification of a mode."""
+        """Returns the TPUEstimatorSpec of a mode."""
         del labels
 
         def build(mesh: mtf.Mesh) -> Program:
@@ -234,7 +234,7 @@ def model_fn_builder(
 def _metrics(
     each: tf.Tensor, label_ids: tf.Tensor, logits: tf.Tensor, real: tf.Tensor
 ) -> dict[str, Any]:
-    """Returns metrics, in which examples that fill up a batch do not count."""
+    """Returns metrics, in which padding examples do not count."""
     predictions = tf.argmax(logits, axis=-1, output_type=tf.int32)
     return {
         "eval_accuracy": tf.metrics.accuracy(label_ids, predictions, weights=real),
@@ -246,7 +246,7 @@ def _metrics(
 
 
 def _padded(examples: Sequence[InputExample], batch_size: int) -> list[Any]:
-    """Returns examples with as many more as fill the last batch."""
+    """Appends padding examples to fill the last batch."""
     missing = -len(examples) % batch_size
     return [*examples, *(PaddingInputExample() for _ in range(missing))]
 
@@ -273,7 +273,7 @@ def _check_flags() -> None:
 
 
 class _Task:
-    """A dataset and the function that makes features of it."""
+    """A data set and the function that converts it to features."""
 
     def __init__(self) -> None:
         self.processor = _processor()
@@ -283,7 +283,7 @@ class _Task:
     def input_fn(
         self, examples: Sequence[Any], path: str, is_training: bool, keep: bool = False
     ) -> Callable[[Any], Any]:
-        """Returns an input function; the records are written, unless they may be kept."""
+        """Returns an input function; writes the records, unless existing ones may be reused."""
         if not (keep and tf.io.gfile.exists(path)):
             file_based_convert_examples_to_features(
                 examples, self.labels, FLAGS.max_seq_length, self.tokenizer, path
@@ -318,13 +318,13 @@ def _predict(run: estimator.tpu.TPUEstimator, task: _Task) -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    """Trains, evaluates and predicts, as flags say.
+    """Trains, evaluates and predicts, as requested by flags.
 
     Args:
-      _: what is left of the command line.
+      _: the remaining command line arguments.
 
     Raises:
-      ValueError: a flag makes no sense, or a file is missing.
+      ValueError: a flag is invalid, or a file is missing.
     """
     _check_flags()
     config = read_config(FLAGS.max_seq_length)
@@ -368,5 +368,5 @@ def main(_: Sequence[str]) -> None:
 if __name__ == "__main__":
     tf.disable_v2_behavior()
     tf.logging.set_verbosity(tf.logging.INFO)
-    tf.get_logger().propagate = False  # to absl's, which would print each line again
+    tf.get_logger().propagate = False  # to absl's logger, which would print each line again
     app.run(main)

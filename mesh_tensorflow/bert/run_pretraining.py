@@ -1,4 +1,4 @@
-r"""Pre-trains BERT on records of text with hidden tokens, such as TF BERT's tools write.
+r"""Pre-trains BERT on records of text with masked tokens, as written by TF BERT's tools.
 
 python -m mesh_tensorflow.bert.run_pretraining --input_train_files="train*.tfrecord" \
         --input_eval_files="eval*.tfrecord" --bert_config_file=base.json --output_dir=OUT \
@@ -82,17 +82,18 @@ def input_fn_builder(
     is_training: bool,
     num_cpu_threads: int = 4,
 ) -> Callable[[Any], Any]:
-    """Returns an input function of records.
+    """Returns an input function over TFRecords.
 
     Args:
-      input_files: the files.
+      input_files: the paths of the files.
       max_seq_length: the length of input_ids, input_mask and segment_ids.
-      max_predictions_per_seq: that of masked_lm_positions, masked_lm_ids and masked_lm_weights.
-      is_training: whether to mix files and records, and repeat them.
-      num_cpu_threads: how many files are read at a time in training.
+      max_predictions_per_seq: the length of masked_lm_positions, masked_lm_ids and
+        masked_lm_weights.
+      is_training: whether to shuffle and repeat files and records.
+      num_cpu_threads: the number of files that are read in parallel in training.
 
     Returns:
-      A function of `params`, which have "batch_size". It gives full batches only.
+      A function of `params`, which contain "batch_size". It drops a last batch that is not full.
     """
     sizes = {
         "input_ids": max_seq_length,
@@ -109,7 +110,7 @@ def input_fn_builder(
     }
 
     def input_fn(params: Mapping[str, Any]) -> tf.data.Dataset:
-        # Training is in several calls, of which each should see something else.
+        # Training consists of several calls, each of which should see different data.
         seed = params.get("data_seed")
         files = tf.data.Dataset.from_tensor_slices(list(input_files))
         files = training_order(files, is_training, len(input_files), seed)
@@ -167,10 +168,10 @@ def model_fn_builder(
 
     Args:
       bert_config: a BertConfig.
-      init_checkpoint: a checkpoint that training begins with, or None.
-      learning_rate: the highest learning rate.
-      num_train_steps: how many steps training has.
-      num_warmup_steps: how many of them the learning rate grows for.
+      init_checkpoint: a checkpoint to initialize variables from, or None.
+      learning_rate: the peak learning rate.
+      num_train_steps: the number of training steps.
+      num_warmup_steps: the number of warmup steps.
 
     Returns:
       A function of features, labels, mode and params that returns a TPUEstimatorSpec.
@@ -178,9 +179,9 @@ def model_fn_builder(
     modes = estimator.ModeKeys
 
     def model_fn(
-        features: Mapping[str, tf.Tensor], labels: object, mode: str, params: Any
+        features: Mapping[str, tf.Tensor], labels: object, mode: str, params: object
     ) -> estimator.tpu.TPUEstimatorSpec:
-        """Returns the specification of a mode."""
+        """Returns the TPUEstimatorSpec of a mode."""
         del labels
         if mode not in (modes.TRAIN, modes.EVAL):
             raise ValueError(f"Only TRAIN and EVAL modes are supported: {mode}")
@@ -260,13 +261,13 @@ def _evaluate(run: estimator.tpu.TPUEstimator, files: Sequence[str]) -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    """Trains and evaluates, as the flag `mode` says.
+    """Trains and evaluates, according to the flag `mode`.
 
     Args:
-      _: what is left of the command line.
+      _: the remaining command line arguments.
 
     Raises:
-      ValueError: a flag makes no sense, or a file is missing.
+      ValueError: a flag is invalid, or a file is missing.
     """
     require_flags("run_pretraining", ["bert_config_file", "output_dir"])
     if FLAGS.mode not in _MODES:
@@ -303,7 +304,7 @@ def _latest_step(directory: str) -> int:
     """Returns the step of the latest checkpoint in a directory; 0 if there is none.
 
     Args:
-      directory: its path.
+      directory: the path of the directory.
     """
     path = tf.train.latest_checkpoint(directory)
     return int(tf.train.load_variable(path, "global_step")) if path else 0
@@ -312,5 +313,5 @@ def _latest_step(directory: str) -> int:
 if __name__ == "__main__":
     tf.disable_v2_behavior()
     tf.logging.set_verbosity(tf.logging.INFO)
-    tf.get_logger().propagate = False  # to absl's, which would print each line again
+    tf.get_logger().propagate = False  # to absl's logger, which would print each line again
     app.run(main)

@@ -1,4 +1,4 @@
-r"""Fine-tunes BERT to find answers in paragraphs (SQuAD), and predicts with it.
+r"""Fine-tunes BERT for question answering (SQuAD), and predicts with it.
 
 python -m mesh_tensorflow.bert.run_squad --train_file=train-v1.1.json --do_train \
         --predict_file=dev-v1.1.json --do_predict --vocab_file=vocab.txt \
@@ -105,7 +105,7 @@ define(
     )
 )
 
-_DEVIATION = 0.02  # of the initial weights
+_DEVIATION = 0.02  # standard deviation of initial weights
 _SEED = 12345
 
 
@@ -132,14 +132,14 @@ def create_model(
     input_mask: mtf.Tensor,
     segment_ids: mtf.Tensor,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Returns the logits of each token, to be the first or the last one of the answer.
+    """Builds a model; returns the logits of each token as the start and end of the answer.
 
     Args:
       bert_config: a BertConfig.
       is_training: whether dropout is applied.
       input_ids: an int32 Tensor [batch, seq].
-      input_mask: of the same shape, 0 at padding.
-      segment_ids: of the same shape.
+      input_mask: an int32 Tensor of the same shape, 0 at padding.
+      segment_ids: an int32 Tensor of the same shape.
 
     Returns:
       (start logits [batch, seq], end logits [batch, seq]).
@@ -184,10 +184,10 @@ def model_fn_builder(
 
     Args:
       bert_config: a BertConfig.
-      init_checkpoint: a checkpoint that training begins with, or None.
-      learning_rate: the highest learning rate.
-      num_train_steps: how many steps training has; None without training.
-      num_warmup_steps: how many of them the learning rate grows for.
+      init_checkpoint: a checkpoint to initialize variables from, or None.
+      learning_rate: the peak learning rate.
+      num_train_steps: the number of training steps; None without training.
+      num_warmup_steps: the number of warmup steps.
       use_tpu: whether the estimator runs one program on each processor.
 
     Returns:
@@ -196,9 +196,9 @@ def model_fn_builder(
     modes = estimator.ModeKeys
 
     def model_fn(
-        features: Mapping[str, tf.Tensor], labels: object, mode: str, params: Any
+        features: Mapping[str, tf.Tensor], labels: object, mode: str, params: object
     ) -> estimator.tpu.TPUEstimatorSpec:
-        """Returns the specification of a mode."""
+        """Returns the TPUEstimatorSpec of a mode."""
         del labels
         if mode not in (modes.TRAIN, modes.PREDICT):
             raise ValueError(
@@ -252,7 +252,7 @@ def validate_flags_or_throw(bert_config: BertConfig) -> None:
       bert_config: a BertConfig.
 
     Raises:
-      ValueError: they make no sense.
+      ValueError: a flag is invalid.
     """
     tokenization.validate_case_matches_checkpoint(FLAGS.do_lower_case, FLAGS.init_checkpoint)
     if not (FLAGS.do_train or FLAGS.do_predict):
@@ -283,7 +283,7 @@ def _write_features(
     is_training: bool,
     batch_size: int = 1,
 ) -> list[InputFeatures]:
-    """Writes features of examples, and as many more of the last as fill a batch."""
+    """Writes features of examples; fills the last batch with copies of the last one."""
     features: list[InputFeatures] = []
     convert_examples_to_features(
         examples,
@@ -345,13 +345,13 @@ def _predict(run: estimator.tpu.TPUEstimator, tokenizer: FullTokenizer) -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    """Trains and predicts, as flags say.
+    """Trains and predicts, as requested by flags.
 
     Args:
-      _: what is left of the command line.
+      _: the remaining command line arguments.
 
     Raises:
-      ValueError: a flag makes no sense, or a file is missing.
+      ValueError: a flag is invalid, or a file is missing.
     """
     require_flags("run_squad", ["vocab_file", "bert_config_file", "output_dir"])
     config = read_config(FLAGS.max_seq_length)
@@ -362,7 +362,7 @@ def main(_: Sequence[str]) -> None:
     if FLAGS.do_train:
         examples = read_squad_examples(FLAGS.train_file, is_training=True)
         steps = math.floor(len(examples) / FLAGS.train_batch_size * FLAGS.num_train_epochs)
-        # Those of one paragraph stand side by side.
+        # Examples of one paragraph are adjacent.
         random.Random(_SEED).shuffle(examples)
     tf.io.gfile.makedirs(FLAGS.output_dir)
     run = make_estimator(
@@ -386,5 +386,5 @@ def main(_: Sequence[str]) -> None:
 if __name__ == "__main__":
     tf.disable_v2_behavior()
     tf.logging.set_verbosity(tf.logging.INFO)
-    tf.get_logger().propagate = False  # to absl's, which would print each line again
+    tf.get_logger().propagate = False  # to absl's logger, which would print each line again
     app.run(main)

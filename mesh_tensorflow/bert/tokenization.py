@@ -1,4 +1,4 @@
-"""Text as word pieces, for BERT's vocabularies."""
+"""Word piece tokenization, for BERT's vocabularies."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ define(
 
 _UNUSED = re.compile(r"\[unused\d+\]")
 _UNKNOWN = "[UNK]"
-_INNER = "##"  # in front of pieces that do not begin a word
+_INNER = "##"  # prefix of pieces that do not begin a word
 
-# Chinese characters, of which each is a token; not Korean, nor Japanese syllables.
+# Chinese characters, each of which is a token; excludes Korean and Japanese syllables.
 _CHINESE = re.compile(
     "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b73f"
     "\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\U0002f800-\U0002fa1f]"
@@ -61,24 +61,24 @@ _CASED = {"cased_L-12_H-768_A-12", "cased_L-24_H-1024_A-16", "multi_cased_L-12_H
 
 
 def preserve_token(token: str, vocab: Collection[str]) -> bool:
-    """Returns whether a token stays whole: "[unused1]" and its kin, if a flag says so.
+    """Returns whether a token such as "[unused1]" is kept whole, as requested by a flag.
 
     Args:
       token: a string.
-      vocab: the vocabulary; only tokens in it stay.
+      vocab: the vocabulary; only its tokens are kept.
     """
     return bool(FLAGS.preserve_unused_tokens and _UNUSED.fullmatch(token) and token in vocab)
 
 
 def validate_case_matches_checkpoint(do_lower_case: bool, init_checkpoint: Optional[str]) -> None:
-    """Checks that text is lowered for models that were trained so, and not for others.
+    """Checks that text is lowercased for uncased models, and not for others.
 
     Args:
       do_lower_case: whether text is lowered.
-      init_checkpoint: a path; only names of well-known models are looked at.
+      init_checkpoint: a path; only names of well-known models are recognized.
 
     Raises:
-      ValueError: it should be the other way round.
+      ValueError: `do_lower_case` does not match the model.
     """
     match = _MODEL_NAME.search(init_checkpoint or "")
     if match is None:
@@ -93,13 +93,13 @@ def validate_case_matches_checkpoint(do_lower_case: bool, init_checkpoint: Optio
 
 
 def convert_to_unicode(text: Union[str, bytes]) -> str:
-    """Returns text as a string.
+    """Converts text to a string.
 
     Args:
-      text: a string or bytes in UTF-8; what cannot be decoded is left out.
+      text: a string, or bytes in UTF-8; bytes that cannot be decoded are dropped.
 
     Raises:
-      ValueError: it is neither.
+      ValueError: it is of another type.
     """
     if isinstance(text, str):
         return text
@@ -109,7 +109,7 @@ def convert_to_unicode(text: Union[str, bytes]) -> str:
 
 
 def printable_text(text: Union[str, bytes]) -> str:
-    """Returns text as a string for printing; see `convert_to_unicode`.
+    """Converts text to a string for printing; see `convert_to_unicode`.
 
     Args:
       text: a string or bytes.
@@ -129,13 +129,13 @@ def _decoded(line: bytes, vocab_file: str, number: int) -> str:
 
 
 def load_vocab(vocab_file: str) -> dict[str, int]:
-    """Returns the tokens of a vocabulary with their ids, from 0; one that returns has no further.
+    """Reads the tokens of a vocabulary with their ids, from 0; repeated tokens have one id.
 
     Args:
       vocab_file: a file with a token per line.
 
     Raises:
-      ValueError: there is no such file, it is empty, or it is not in UTF-8.
+      ValueError: the file does not exist, is empty, or is not valid UTF-8.
     """
     vocab: dict[str, int] = collections.OrderedDict()
     try:
@@ -154,7 +154,7 @@ def load_vocab(vocab_file: str) -> dict[str, int]:
 
 
 def convert_by_vocab(vocab: Mapping[Any, Any], items: Iterable[Any]) -> list[Any]:
-    """Returns the vocabulary entry of each item.
+    """Looks up items in a vocabulary.
 
     Args:
       vocab: a mapping.
@@ -177,7 +177,7 @@ def convert_by_vocab(vocab: Mapping[Any, Any], items: Iterable[Any]) -> list[Any
 
 
 def convert_tokens_to_ids(vocab: Mapping[str, int], tokens: Iterable[str]) -> list[int]:
-    """Returns ids of tokens; see `convert_by_vocab`.
+    """Converts tokens to ids; see `convert_by_vocab`.
 
     Args:
       vocab: ids by token.
@@ -187,7 +187,7 @@ def convert_tokens_to_ids(vocab: Mapping[str, int], tokens: Iterable[str]) -> li
 
 
 def convert_ids_to_tokens(inv_vocab: Mapping[int, str], ids: Iterable[int]) -> list[str]:
-    """Returns tokens of ids; see `convert_by_vocab`.
+    """Converts ids to tokens; see `convert_by_vocab`.
 
     Args:
       inv_vocab: tokens by id.
@@ -197,7 +197,7 @@ def convert_ids_to_tokens(inv_vocab: Mapping[int, str], ids: Iterable[int]) -> l
 
 
 def whitespace_tokenize(text: str) -> list[str]:
-    """Returns the words between white space.
+    """Splits a text at white space.
 
     Args:
       text: a string.
@@ -217,7 +217,7 @@ def _is_control(char: str) -> bool:
 
 
 def _is_punctuation(char: str) -> bool:
-    """Whether it is punctuation, or another sign of ASCII, such as "$", that is no letter."""
+    """Returns whether a character is punctuation, or an ASCII symbol such as "$"."""
     sign = char.isascii() and char.isprintable() and not char.isalnum() and char != " "
     return sign or unicodedata.category(char).startswith("P")
 
@@ -233,7 +233,7 @@ def _without_accents(text: str) -> str:
 
 
 def _split_off_punctuation(word: str) -> str:
-    """Returns a word with spaces about its punctuation."""
+    """Puts spaces around the punctuation of a word."""
     return "".join(f" {c} " if _is_punctuation(c) else c for c in word)
 
 
@@ -241,7 +241,7 @@ class BasicTokenizer:
     """Splits text at white space, punctuation and Chinese characters.
 
     Attributes:
-      do_lower_case: whether words are lowered, and accents left out.
+      do_lower_case: whether to lowercase words and remove accents.
       vocab: tokens that `preserve_token` may keep whole.
     """
 
@@ -250,7 +250,7 @@ class BasicTokenizer:
         self.vocab = vocab
 
     def tokenize(self, text: Union[str, bytes]) -> list[str]:
-        """Returns the words of a text.
+        """Splits a text into words.
 
         Args:
           text: a string or bytes.
@@ -267,14 +267,14 @@ class BasicTokenizer:
 
 
 class WordpieceTokenizer:
-    """Splits words into the longest pieces that a vocabulary has, from the left.
+    """Splits words greedily into the longest pieces of a vocabulary, from the left.
 
     Wu et al., "Google's neural machine translation system" (2016), section 4.1.
 
     Attributes:
-      vocab: the pieces; those that do not begin a word have "##" in front.
-      unk_token: what stands for a word that cannot be split.
-      max_input_chars_per_word: longer words are not tried.
+      vocab: the pieces; those that do not begin a word have the prefix "##".
+      unk_token: the token for words that cannot be split.
+      max_input_chars_per_word: the maximum word length; longer words become `unk_token`.
     """
 
     def __init__(
@@ -288,10 +288,10 @@ class WordpieceTokenizer:
         self.max_input_chars_per_word = max_input_chars_per_word
 
     def tokenize(self, text: Union[str, bytes]) -> list[str]:
-        """Returns the pieces of words.
+        """Splits words into pieces.
 
         Args:
-          text: words with spaces between them, such as a BasicTokenizer makes.
+          text: words separated by spaces, such as the output of a BasicTokenizer.
         """
         words = whitespace_tokenize(convert_to_unicode(text))
         return [piece for word in words for piece in self._pieces(word)]
@@ -313,7 +313,7 @@ class WordpieceTokenizer:
 
 
 class FullTokenizer:
-    """Splits text into words, and these into pieces.
+    """Splits text into words, and words into pieces.
 
     Attributes:
       vocab: ids by token.
@@ -327,7 +327,7 @@ class FullTokenizer:
 
         Args:
           vocab_file: a file with a token per line.
-          do_lower_case: whether words are lowered, and accents left out.
+          do_lower_case: whether to lowercase words and remove accents.
         """
         self.vocab = load_vocab(vocab_file)
         self.inv_vocab = {index: token for token, index in self.vocab.items()}
@@ -335,7 +335,7 @@ class FullTokenizer:
         self.wordpiece_tokenizer = WordpieceTokenizer(self.vocab)
 
     def tokenize(self, text: Union[str, bytes]) -> list[str]:
-        """Returns the pieces of a text.
+        """Splits a text into word pieces.
 
         Args:
           text: a string or bytes.
@@ -347,7 +347,7 @@ class FullTokenizer:
         return pieces
 
     def convert_tokens_to_ids(self, tokens: Iterable[str]) -> list[int]:
-        """Returns ids of tokens.
+        """Converts tokens to ids.
 
         Args:
           tokens: strings.
@@ -355,7 +355,7 @@ class FullTokenizer:
         return convert_tokens_to_ids(self.vocab, tokens)
 
     def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
-        """Returns tokens of ids.
+        """Converts ids to tokens.
 
         Args:
           ids: integers.

@@ -1,1 +1,1 @@
-"""Classification of sentences: data sets and features."""
+"""Sentence classification: data sets and features."""

@@ -1,4 +1,4 @@
-"""Examples of classification as features of a model."""
+"""Converts classification examples to features of a model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class InputFeatures:
     """An example as integers.
 
     Attributes:
-      input_ids: ids of tokens.
+      input_ids: the ids of tokens.
       input_mask: 1 for each token, 0 for padding.
       segment_ids: 1 for the second sentence.
       label_id: the label's number.
@@ -58,7 +58,7 @@ class InputFeatures:
 
 
 def _truncated(tokens_a: list[str], tokens_b: list[str], room: int) -> tuple[list[str], list[str]]:
-    """Returns two sentences cut to a total length; the longer one is cut first."""
+    """Truncates two sentences to a total length, the longer one first."""
     a, b = len(tokens_a), len(tokens_b)
     while a + b > room:
         a, b = (a - 1, b) if a > b else (a, b - 1)
@@ -75,17 +75,17 @@ def convert_single_example(
     """Returns the features of an example: [CLS] a [SEP], and b [SEP] if there is a second sentence.
 
     Args:
-      ex_index: its number; the first few are logged.
+      ex_index: the number of the example; the first few are logged.
       example: an InputExample or a PaddingInputExample.
       label_list: the labels.
-      max_seq_length: the length, which is padded to.
+      max_seq_length: the length that features are padded to.
       tokenizer: a FullTokenizer.
 
     Returns:
       InputFeatures.
 
     Raises:
-      ValueError: the label is not known, or the length has no room for text.
+      ValueError: the label is unknown, or the length leaves no room for text.
     """
     if isinstance(example, PaddingInputExample):
         zeros = [0] * max_seq_length
@@ -154,14 +154,14 @@ def file_based_convert_examples_to_features(
     tokenizer: FullTokenizer,
     output_file: str,
 ) -> None:
-    """Writes the features of examples as records.
+    """Writes the features of examples as TFRecords.
 
     Args:
       examples: the examples.
       label_list: the labels.
       max_seq_length: the length.
       tokenizer: a FullTokenizer.
-      output_file: the file.
+      output_file: the path of the file.
     """
     converted = (
         convert_single_example(number, example, label_list, max_seq_length, tokenizer)
@@ -185,16 +185,16 @@ def file_based_convert_examples_to_features(
 def input_fn_builder(
     features: Sequence[InputFeatures], seq_length: int, is_training: bool, drop_remainder: bool
 ) -> Callable[[Any], Any]:
-    """Returns an input function of features in memory.
+    """Returns an input function over features in memory.
 
     Args:
       features: InputFeatures.
       seq_length: their length.
-      is_training: whether to mix them, and repeat them.
-      drop_remainder: whether a last batch that is not full is left out.
+      is_training: whether to shuffle and repeat them.
+      drop_remainder: whether to drop a last batch that is not full.
 
     Returns:
-      A function of `params`, which have "batch_size".
+      A function of `params`, which contain "batch_size".
     """
     columns = {
         name: np.array([getattr(f, name) for f in features], np.int32).reshape(-1, seq_length)
@@ -213,16 +213,16 @@ def input_fn_builder(
 def file_based_input_fn_builder(
     input_file: str, seq_length: int, is_training: bool, drop_remainder: bool
 ) -> Callable[[Any], Any]:
-    """Returns an input function of records.
+    """Returns an input function over TFRecords.
 
     Args:
-      input_file: what `file_based_convert_examples_to_features` wrote.
+      input_file: a file written by `file_based_convert_examples_to_features`.
       seq_length: the length of the features.
-      is_training: whether to mix them, and repeat them.
-      drop_remainder: whether a last batch that is not full is left out.
+      is_training: whether to shuffle and repeat them.
+      drop_remainder: whether to drop a last batch that is not full.
 
     Returns:
-      A function of `params`, which have "batch_size".
+      A function of `params`, which contain "batch_size".
     """
     shapes = {**{name: [seq_length] for name in _FEATURES}, "label_ids": [], "is_real_example": []}
     return record_batches(

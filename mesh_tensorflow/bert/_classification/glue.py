@@ -1,4 +1,4 @@
-"""Data sets of sentences with labels: CoLA, MRPC, MultiNLI and XNLI."""
+"""Data sets of labeled sentences: CoLA, MRPC, MultiNLI and XNLI."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = [
 
 
 class InputExample:
-    """A sentence or two, with a label.
+    """One or two sentences, with a label.
 
     Attributes:
-      guid: a string that tells it from others.
+      guid: a string, unique among the examples.
       text_a: the first sentence.
       text_b: the second one, or None.
-      label: a string, or None if it is not known.
+      label: a string, or None if it is unknown.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class InputExample:
 
 
 class PaddingInputExample:
-    """Pads the last batch to full size with examples that do not count."""
+    """An example that pads the last batch and does not count."""
 
 
 class DataProcessor:
-    """Base of data sets."""
+    """Base class of data sets."""
 
     def get_train_examples(self, data_dir: str) -> list[InputExample]:
         """Returns examples for training.
@@ -84,7 +84,7 @@ class DataProcessor:
 
     @classmethod
     def _read_tsv(cls, input_file: str, quotechar: Optional[str] = None) -> list[list[str]]:
-        """Returns the rows of a file of columns between tabs."""
+        """Reads the rows of a file of tab-separated columns."""
         if not tf.io.gfile.exists(input_file):
             raise ValueError(
                 f"{cls.__name__}: there is no file {input_file}; --data_dir should be the "
@@ -120,9 +120,10 @@ class _Split(NamedTuple):
     Attributes:
       file: its name in the directory.
       name: what guids begin with.
-      header: whether its first line has the names of the columns.
-      text_a, text_b, label, guid: columns; None for what there is not, and lines' numbers.
-      constant_label: what stands for labels that are not known.
+      header: whether its first line has column names.
+      text_a, text_b, label, guid: column numbers, or None; without a guid column, guids have line
+      numbers.
+      constant_label: the label of examples with unknown labels.
     """
 
     file: str
@@ -136,7 +137,7 @@ class _Split(NamedTuple):
 
 
 class _TableProcessor(DataProcessor):
-    """A data set whose splits are files of columns."""
+    """A data set whose splits are files of tab-separated columns."""
 
     _labels: Sequence[str]
     _train: _Split
@@ -214,7 +215,7 @@ class XnliProcessor(DataProcessor):
     """XNLI (Conneau et al., 2018), in one language.
 
     Attributes:
-      language: its code.
+      language: the language code.
     """
 
     def __init__(self) -> None:

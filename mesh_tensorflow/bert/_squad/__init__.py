@@ -1,1 +1,1 @@
-"""Questions about paragraphs: examples, features and answers."""
+"""Question answering (SQuAD): examples, features and answers."""

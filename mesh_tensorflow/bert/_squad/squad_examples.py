@@ -1,4 +1,4 @@
-"""Questions about paragraphs, read from SQuAD's files."""
+"""Reads examples from SQuAD files."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class SquadExample:
       qas_id: the question's id.
       question_text: the question.
       doc_tokens: the words of the paragraph.
-      orig_answer_text: the answer, or None if it is not known.
-      start_position: the number of its first word.
-      end_position: the number of its last word.
-      is_impossible: whether the paragraph has no answer.
+      orig_answer_text: the answer, or None if it is unknown.
+      start_position: the index of its first word.
+      end_position: the index of its last word.
+      is_impossible: whether the paragraph does not contain an answer.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SquadExample:
 
 
 class _Answer(NamedTuple):
-    """An answer with its first and its last word."""
+    """An answer, with the indices of its first and last word."""
 
     text: Optional[str] = None
     start: Optional[int] = None
@@ -66,7 +66,7 @@ _IMPOSSIBLE = _Answer("", -1, -1)
 
 
 def _words(text: str) -> tuple[list[str], list[int]]:
-    """Returns the words of a text, and for each character the number of its word.
+    """Returns the words of a text, and the word index of each character.
 
     White space belongs to the word before it.
     """
@@ -86,7 +86,7 @@ def _words(text: str) -> tuple[list[str], list[int]]:
 
 
 def _answer(question: Mapping[str, Any], words: list[str], of_char: list[int]) -> Optional[_Answer]:
-    """Returns the answer to train on; None if the words do not hold its text."""
+    """Returns the answer to train on; None if the words do not contain its text."""
     found = question["answers"]
     if len(found) != 1:
         raise ValueError(
@@ -128,20 +128,21 @@ def _questions(paragraph: Mapping[str, Any], is_training: bool) -> Iterator[Squa
 
 
 def read_squad_examples(input_file: str, is_training: bool) -> list[SquadExample]:
-    """Returns the questions of a file.
+    """Reads the questions of a file.
 
     Rajpurkar et al., "SQuAD: 100,000+ questions for machine comprehension of text" (2016).
 
     Args:
-      input_file: a JSON file in SQuAD's form.
-      is_training: whether the answers are read. A question whose answer is not in its paragraph is
-        left out with a warning.
+      input_file: a JSON file in the format of SQuAD.
+      is_training: whether to read answers. A question whose answer is not found in its paragraph is
+        skipped with a warning.
 
     Returns:
       A list of SquadExamples.
 
     Raises:
-      ValueError: there is no such file, it has another form, or a question has not one answer.
+      ValueError: the file does not exist or is malformed, or a question does not have exactly one
+        answer.
     """
     try:
         with tf.io.gfile.GFile(input_file, "r") as f:

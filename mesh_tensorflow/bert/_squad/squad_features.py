@@ -1,4 +1,4 @@
-"""Questions about paragraphs as features of a model: a paragraph in pieces that overlap."""
+"""Converts SQuAD examples to features, with paragraphs split into overlapping spans."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ _MARKS = 3  # [CLS] and two [SEP]
 
 
 class InputFeatures:
-    """A question and a piece of its paragraph, as integers.
+    """A question and a span of its paragraph, as integers.
 
     Attributes:
-      unique_id: a number that tells it from others.
-      example_index: the number of the example.
-      doc_span_index: the number of the piece.
-      tokens: [CLS] question [SEP] piece [SEP].
-      token_to_orig_map: for each token of the piece the number of its word in the paragraph.
-      token_is_max_context: whether no other piece has more about this token.
-      input_ids: ids of tokens.
+      unique_id: a unique number.
+      example_index: the index of the example.
+      doc_span_index: the index of the span.
+      tokens: [CLS] question [SEP] span [SEP].
+      token_to_orig_map: a dictionary from each token of the span to the index of its word in the
+        paragraph.
+      token_is_max_context: a dictionary from each token of the span to whether no other span has
+        more context for it.
+      input_ids: the ids of tokens.
       input_mask: 1 for each token, 0 for padding.
-      segment_ids: 1 for the piece.
-      start_position: the answer's first token; 0 if it is not in this piece.
-      end_position: the answer's last token.
+      segment_ids: 1 for tokens of the span.
+      start_position: the index of the answer's first token; 0 if it is not in this span.
+      end_position: the index of the answer's last token.
       is_impossible: whether there is no answer.
     """
 
@@ -73,12 +75,12 @@ class InputFeatures:
 
 
 class FeatureWriter:
-    """Writes InputFeatures to a file of records.
+    """Writes InputFeatures to a TFRecord file.
 
     Attributes:
-      filename: the file.
-      is_training: whether answers are written too.
-      num_features: how many features have been written.
+      filename: the path of the file.
+      is_training: whether to write answers too.
+      num_features: the number of features written.
     """
 
     def __init__(self, filename: str, is_training: bool) -> None:
@@ -88,7 +90,7 @@ class FeatureWriter:
         self._writer = tf.io.TFRecordWriter(filename)
 
     def process_feature(self, feature: InputFeatures) -> None:
-        """Writes one.
+        """Writes one InputFeatures.
 
         Args:
           feature: InputFeatures.
@@ -113,23 +115,23 @@ class FeatureWriter:
         self._writer.close()
 
 
-# -- pieces
+# -- spans
 
 
 class _Span(NamedTuple):
-    """A piece of a paragraph, in tokens."""
+    """A span of a paragraph, in tokens."""
 
     start: int
     length: int
 
     @property
     def end(self) -> int:
-        """The number of its last token."""
+        """The index of its last token."""
         return self.start + self.length - 1
 
 
 def _spans(length: int, room: int, stride: int) -> list[_Span]:
-    """Returns pieces of at most `room` tokens that begin `stride` after one another."""
+    """Returns spans of at most `room` tokens, which begin `stride` tokens apart."""
     spans: list[_Span] = []
     start = 0
     while start < length:
@@ -141,7 +143,7 @@ def _spans(length: int, room: int, stride: int) -> list[_Span]:
 
 
 def _best_span(spans: Sequence[_Span], position: int) -> int:
-    """Returns the number of the piece that has most on both sides of a token."""
+    """Returns the index of the span with the most context on both sides of a token."""
 
     def context(index: int) -> float:
         span = spans[index]
@@ -178,8 +180,8 @@ def _answer_tokens(
 ) -> tuple[int, int]:
     """Returns the first and the last token of the answer.
 
-    Its words may have more than the answer, such as "(1895-1943)." for "1895": the longest part of
-    them whose tokens are the answer's is taken, if there is one.
+    Its words may contain more than the answer, such as "(1895-1943)." for "1895": the result is the
+    longest range of their tokens that equals the answer's tokens, if there is one.
     """
     if example.is_impossible:
         return -1, -1
@@ -196,7 +198,7 @@ def _answer_tokens(
 
 
 def _position(answer: tuple[int, int], span: _Span, offset: int) -> tuple[int, int]:
-    """Returns where the answer is among the tokens of a piece; (0, 0) if it is not."""
+    """Returns the answer's first and last token in a span; (0, 0) if it is not in the span."""
     start, end = answer
     if start < span.start or end > span.end:
         return 0, 0
@@ -204,7 +206,7 @@ def _position(answer: tuple[int, int], span: _Span, offset: int) -> tuple[int, i
 
 
 class _Converter:
-    """Makes features of examples, which it numbers."""
+    """Converts examples to features, and numbers them."""
 
     def __init__(
         self,
@@ -222,7 +224,7 @@ class _Converter:
         self._next_id = _FIRST_ID
 
     def features(self, index: int, example: SquadExample) -> Iterable[InputFeatures]:
-        """Yields the features of all pieces of an example's paragraph."""
+        """Yields the features of all spans of an example's paragraph."""
         query = self._tokenizer.tokenize(example.question_text)[: self._max_query_length]
         document = _tokenized(example.doc_tokens, self._tokenizer)
         answer = _answer_tokens(example, document, self._tokenizer) if self._is_training else None
@@ -278,13 +280,13 @@ def convert_examples_to_features(
       examples: SquadExamples.
       tokenizer: a FullTokenizer.
       max_seq_length: the length of sequences.
-      doc_stride: from the beginning of one piece of a paragraph to that of the next.
-      max_query_length: how much of a question is kept.
+      doc_stride: the number of tokens between the beginnings of consecutive spans.
+      max_query_length: the maximum number of tokens of a question.
       is_training: whether examples have answers.
       output_fn: a function of InputFeatures.
 
     Raises:
-      ValueError: the lengths have no room for a paragraph.
+      ValueError: the lengths leave no room for a paragraph.
     """
     if doc_stride < 1 or max_seq_length <= max_query_length + _MARKS:
         raise ValueError(
@@ -302,16 +304,16 @@ def convert_examples_to_features(
 def input_fn_builder(
     input_file: str, seq_length: int, is_training: bool, drop_remainder: bool
 ) -> Callable[[Any], Any]:
-    """Returns an input function of records.
+    """Returns an input function over TFRecords.
 
     Args:
-      input_file: what a FeatureWriter wrote.
+      input_file: a file written by a FeatureWriter.
       seq_length: the length of the features.
-      is_training: whether they have answers, and are mixed and repeated.
-      drop_remainder: whether a last batch that is not full is left out.
+      is_training: whether the features have answers, and are shuffled and repeated.
+      drop_remainder: whether to drop a last batch that is not full.
 
     Returns:
-      A function of `params`, which have "batch_size".
+      A function of `params`, which contain "batch_size".
     """
     shapes: dict[str, list[int]] = {
         "unique_ids": [],

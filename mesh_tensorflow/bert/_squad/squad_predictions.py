@@ -1,4 +1,4 @@
-"""The best answers, by the logits of their first and last tokens."""
+"""Selects the best answers by the logits of their first and last tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RawResult.__doc__ = "The logits of each token of features, to be the answer's fi
 
 
 class _Span(NamedTuple):
-    """A candidate: tokens of some features."""
+    """A candidate answer: a span of tokens of one InputFeatures."""
 
     feature: Optional[InputFeatures]
     start: int
@@ -37,7 +37,7 @@ class _Span(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """A candidate as text."""
+    """A candidate answer as text."""
 
     text: str
     start_logit: float
@@ -63,7 +63,7 @@ def _softmax(scores: Sequence[float]) -> list[float]:
 def _spans(
     feature: InputFeatures, result: RawResult, n_best_size: int, max_answer_length: int
 ) -> Iterable[_Span]:
-    """Yields the candidate answers: spans of the paragraph with maximum context in this piece."""
+    """Yields the candidate answers in a span of the paragraph that has maximum context for them."""
     words = feature.token_to_orig_map
     ends = [i for i in _largest(result.end_logits, n_best_size) if i in words]
     for start in _largest(result.start_logits, n_best_size):
@@ -75,7 +75,7 @@ def _spans(
 
 
 def _text(span: _Span, example: SquadExample, do_lower_case: bool) -> str:
-    """Returns the words of a span as they stand in the paragraph; "" if it is no answer."""
+    """Returns the text of a candidate as in the paragraph; "" if it is not an answer."""
     feature = span.feature
     if feature is None:
         return ""
@@ -88,7 +88,7 @@ def _text(span: _Span, example: SquadExample, do_lower_case: bool) -> str:
 def _best_answers(
     spans: Sequence[_Span], example: SquadExample, n_best_size: int, do_lower_case: bool
 ) -> list[_Answer]:
-    """Returns the best spans as text, each text once."""
+    """Returns the best candidates as text, without duplicates."""
     found: dict[str, _Answer] = {}
     for span in spans:
         if len(found) >= n_best_size:
@@ -99,14 +99,14 @@ def _best_answers(
 
 
 def _no_answer(pieces: Sequence[tuple[InputFeatures, Any]]) -> _Span:
-    """Returns how much speaks for no answer, where it is least: the logits of [CLS]."""
+    """Returns the null score, the minimum over features of the sum of the logits of [CLS]."""
     logits = [(result.start_logits[0], result.end_logits[0]) for _, result in pieces]
     start, end = min(logits, key=sum, default=(0.0, 0.0))
     return _Span(None, 0, 0, start, end)
 
 
 class _Predictions(NamedTuple):
-    """What is written about one question."""
+    """The predictions for one question."""
 
     answer: str
     nbest: list[dict[str, Any]]
@@ -120,7 +120,7 @@ def _predicted(
     max_answer_length: int,
     do_lower_case: bool,
 ) -> _Predictions:
-    """Returns the best answers to a question, from all pieces of its paragraph."""
+    """Returns the best answers to a question, from all spans of its paragraph."""
     spans = [
         span
         for feature, result in pieces
@@ -171,22 +171,22 @@ def write_predictions(
     output_nbest_file: str,
     output_null_log_odds_file: str,
 ) -> None:
-    """Writes the answers to questions as JSON: the best one, the best ones, and for none.
+    """Writes predictions as JSON: best answers, n-best lists, and scores of no answer.
 
     Args:
       all_examples: SquadExamples.
-      all_features: InputFeatures of them.
-      all_results: RawResults of the features.
-      n_best_size: how many answers there are to a question at most.
-      max_answer_length: how many tokens an answer has at most.
-      do_lower_case: whether tokens were lowered.
-      output_prediction_file: the file of answers by question.
-      output_nbest_file: the file of lists of answers, with probabilities and logits.
-      output_null_log_odds_file: with --version_2_with_negative, the file of how much more speaks
-        for no answer than for the best one.
+      all_features: the InputFeatures of the examples.
+      all_results: the RawResults of the features.
+      n_best_size: the maximum number of answers to a question.
+      max_answer_length: the maximum number of tokens of an answer.
+      do_lower_case: whether tokens were lowercased.
+      output_prediction_file: the path of the answers by question.
+      output_nbest_file: the path of the n-best lists, with probabilities and logits.
+      output_null_log_odds_file: with --version_2_with_negative, the path of the differences between
+        the scores of no answer and of the best answer.
 
     Raises:
-      ValueError: features have no results.
+      ValueError: results of some features are missing.
     """
     tf.logging.info("Writing predictions to %s and %s", output_prediction_file, output_nbest_file)
     results = {result.unique_id: result for result in all_results}

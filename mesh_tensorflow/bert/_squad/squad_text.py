@@ -1,4 +1,4 @@
-"""Answers as they stand in the paragraph, from the tokens that a model read."""
+"""Recovers the text of answers as in the paragraph, from tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["get_final_text"]
 
 
 def _without_spaces(text: str) -> tuple[str, list[int]]:
-    """Returns the characters that are no spaces, and where each was."""
+    """Removes spaces from a text; returns the rest and the original index of each character."""
     places = [i for i, char in enumerate(text) if char != " "]
     return "".join(text[i] for i in places), places
 
@@ -24,7 +24,7 @@ def _left(message: str, *args: str) -> None:
 
 
 def _place(pred_text: str, orig_text: str, tok_text: str) -> Optional[tuple[int, int]]:
-    """Returns the first and the last character of a prediction in the original text, if found."""
+    """Returns the indices of a prediction's first and last character in the original, or None."""
     start = tok_text.find(pred_text)
     if start == -1:
         _left("'%s' in '%s'", pred_text, orig_text)
@@ -43,15 +43,15 @@ def _place(pred_text: str, orig_text: str, tok_text: str) -> Optional[tuple[int,
 
 
 def get_final_text(pred_text: str, orig_text: str, do_lower_case: bool) -> str:
-    """Returns the part of the original text that a prediction means.
+    """Returns the part of the original text that corresponds to a prediction.
 
-    Tokens are lowered and without accents, and the words of the original may have more than the
-    answer: of "Steve Smith's" and the prediction "steve smith" it is "Steve Smith".
+    Tokens are lowercased and without accents, and the original words may contain more than the
+    answer: for "Steve Smith's" and the prediction "steve smith" the result is "Steve Smith".
 
     Args:
-      pred_text: tokens, joined to words, with spaces between them.
-      orig_text: the words that they are of.
-      do_lower_case: whether tokens were lowered.
+      pred_text: tokens joined to words, separated by spaces.
+      orig_text: the original words.
+      do_lower_case: whether tokens were lowercased.
 
     Returns:
       A part of `orig_text`; all of it if the prediction cannot be found in it.
