@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 __all__ = ["HParams", "hparam", "hparam_by_mode", "set_default_moe_hparams"]
 
@@ -59,7 +59,14 @@ class HParams:
         setattr(self, k, v)
 
 
-def set_default_moe_hparams(hparams: HParams) -> None:
+class _Extensible(Protocol):
+    """Hyperparameters that can be added to, such as `HParams` and Tensor2Tensor's."""
+
+    def add_hparam(self, k: str, v: object, /) -> None:
+        """Sets the attribute `k`."""
+
+
+def set_default_moe_hparams(hparams: _Extensible) -> None:
     """Adds the hyperparameters of a mixture of experts to Tensor2Tensor's.
 
     Args:

@@ -1,4 +1,4 @@
-"""Layers of transformers: attention, feed-forward layers and convolutions, one kind a file."""
+"""Layers of transformers: attention, feed-forward layers and convolutions, one kind per file."""
 
 from mesh_tensorflow.transformer.transformer_layers._attention.bilinear import (
     GeneralBilinearEncDecAttention,

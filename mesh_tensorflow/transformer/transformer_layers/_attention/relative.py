@@ -22,10 +22,10 @@ _MAX_DISTANCE = 128
 def check_type(
     what: str, relative_attention_type: Optional[str], kinds: tuple[Optional[str], ...]
 ) -> None:
-    """Checks that there is such a relative attention.
+    """Checks that a type of relative attention is supported.
 
     Raises:
-      ValueError: there is not.
+      ValueError: it is not.
     """
     if relative_attention_type not in kinds:
         raise ValueError(

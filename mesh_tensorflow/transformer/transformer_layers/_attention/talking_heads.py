@@ -51,7 +51,7 @@ def projection(
       reduced_dims: a list of Dimensions of `x`.
       name: a string, the variable scope.
       scale: a factor of the variance of initial values.
-      expert_dims: a list of Dimensions of `x` of which each index has weights of its own.
+      expert_dims: a list of Dimensions of `x`; each index has its own weights.
     """
     return layers.dense(
         x,

@@ -198,7 +198,7 @@ def encoded_inputs(
 
     Args:
       inputs: strings.
-      vocabulary: a Vocabulary, or a pair of them, the first of which is taken.
+      vocabulary: a Vocabulary, or a pair of them, the first of which is used.
       model_type: no EOS is appended for "lm".
       batch_size: the number of lines is padded to a multiple of it, with copies of the first one.
       length: the length that lines are truncated or padded to.
@@ -240,7 +240,7 @@ def encode_inputs(
 
     Args:
       inputs: strings.
-      vocabulary: a Vocabulary, or a pair of them, the first of which is taken.
+      vocabulary: a Vocabulary, or a pair of them, the first of which is used.
       model_type: no EOS is appended for "lm".
       batch_size: the number of lines is padded to a multiple of it, with copies of the first one.
       sequence_length: the length that lines are truncated or padded to; of a dictionary, that of
