@@ -18,7 +18,7 @@ from mesh_tensorflow.bert._squad.squad_text import get_final_text
 __all__ = ["RawResult", "write_predictions"]
 
 RawResult = collections.namedtuple("RawResult", ["unique_id", "start_logits", "end_logits"])
-RawResult.__doc__ = "The logits of each token of features, to be the answer's first and last one."
+RawResult.__doc__ = "The logits of each token of features as the start and end of the answer."
 
 
 class _Span(NamedTuple):

@@ -1,4 +1,4 @@
-"""Converts T5 weights between checkpoints of this package and Hugging Face files.
+"""Converts T5's weights between checkpoints of this package and files for Hugging Face's T5.
 
     python -m mesh_tensorflow.transformer.convert to-huggingface MODEL_DIR OUTPUT_DIR
     python -m mesh_tensorflow.transformer.convert from-huggingface INPUT_DIR MODEL_DIR
