@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -12,39 +12,34 @@ from mesh_tensorflow import beam_search as mtf_beam_search
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.transformer.transformer._decoding.incremental import IncrementalModel
+from mesh_tensorflow.transformer.transformer._encoder_outputs import EncoderOutputs
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
 
 __all__ = ["beam_search"]
 
 
 @leaves_no_node
 def beam_search(
-    model: Any,
+    model: Unitransformer,
     inputs: mtf.Tensor,
-    decode_length: Any,
-    variable_dtype: mtf.VariableDType = mtf.VariableDType(tf.float32),
-    encoder_output: Optional[mtf.Tensor] = None,
-    encoder_sequence_id: Optional[mtf.Tensor] = None,
-    encoder_inputs: Optional[mtf.Tensor] = None,
+    decode_length: Union[int, mtf.Tensor],
+    variable_dtype: mtf.VariableDType,
+    encoded: EncoderOutputs,
     alpha: float = 0.6,
-    shared_params: Optional[dict] = None,
-    encoder_layer_outputs: Optional[list] = None,
     bos_id: int = 0,
 ) -> mtf.Tensor:
-    """Returns the best sequences that a beam search finds; see `mtf.beam_search.beam_search`.
+    """Returns the best sequences found by a beam search; see `Unitransformer.beam_search`.
 
     Args:
-      model: a Unitransformer, autoregressive.
-      inputs: an int32 Tensor with dimensions [batch..., beam, length], zeros.
-      decode_length: the largest length, an int or an int32 scalar Tensor.
+      model: an autoregressive Unitransformer.
+      inputs: an int32 Tensor with dimensions [batch..., beam, length], all zeros.
+      decode_length: the maximum length, an int or an int32 scalar Tensor.
       variable_dtype: a VariableDType.
-      encoder_output: a Tensor with dimensions [batch..., memory_length, d_model], or None.
-      encoder_sequence_id: a Tensor with dimensions [batch..., memory_length], or None.
-      encoder_inputs: a Tensor with dimensions [batch..., memory_length], or None.
-      alpha: a number; the larger, the longer the preferred sequences.
-      shared_params: a dictionary with an "embedding" and a "positional_embedding" that are used
-        in place of the model's own; or None.
-      encoder_layer_outputs: a list of Tensors, or None.
-      bos_id: an int, what the model is fed before the first id.
+      encoded: the EncoderOutputs that the model reads.
+      alpha: a number, the length penalty: larger values prefer longer sequences.
+      bos_id: an int, the id that is fed before the first one.
 
     Returns:
       A Tensor with dimensions [batch..., length].
@@ -59,11 +54,8 @@ def beam_search(
         )
     *rows, beam_dim, length_dim = inputs.shape.dims
     mesh = inputs.mesh
-    incremental = IncrementalModel(
-        model, inputs, mtf.zeros(mesh, mtf.Shape([*rows, beam_dim]), tf.int32), variable_dtype,
-        encoder_output, encoder_sequence_id, encoder_inputs, shared_params, encoder_layer_outputs,
-        bos_id,
-    )  # fmt: skip
+    start = mtf.zeros(mesh, mtf.Shape([*rows, beam_dim]), tf.int32)
+    incremental = IncrementalModel(model, inputs, start, variable_dtype, encoded, bos_id)
 
     def logits_fn(
         step: mtf.Tensor, ids: mtf.Tensor, states: Sequence[mtf.Tensor]

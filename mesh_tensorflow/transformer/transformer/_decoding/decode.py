@@ -2,53 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.transformer.transformer._encoder_outputs import EncoderOutputs
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._models.bitransformer import Bitransformer
 
 __all__ = ["decode"]
 
 
 @leaves_no_node
 def decode(
-    model: Any,
+    model: Bitransformer,
     inputs: mtf.Tensor,
-    variable_dtype: mtf.VariableDType = mtf.VariableDType(tf.float32),
-    beam_size: int = 1,
-    alpha: float = 0.6,
-    temperature: float = 0.0,
-    sampling_keep_top_k: int = -1,
-    decode_length_multiplier: float = 1.5,
-    decode_length_constant: float = 10,
-    max_decode_length: Optional[int] = None,
+    variable_dtype: mtf.VariableDType,
+    beam_size: int,
+    alpha: float,
+    temperature: float,
+    sampling_keep_top_k: int,
+    decode_length_multiplier: float,
+    decode_length_constant: float,
+    max_decode_length: Optional[int],
 ) -> mtf.Tensor:
-    """Returns sequences for inputs, by sampling or by beam search.
+    """Returns output sequences, by sampling or beam search; see `Bitransformer.decode`.
 
     Args:
       model: a Bitransformer.
       inputs: an int32 Tensor with dimensions [batch..., length], ids, 0 at padding.
       variable_dtype: a VariableDType.
       beam_size: an int; 1 for sampling.
-      alpha: a number, for beam search: the larger, the longer the preferred sequences.
-      temperature: a number, for sampling: 0.0 takes the id with the largest logit, 1.0 draws from
-        the softmax.
-      sampling_keep_top_k: an int, for sampling: an id is drawn from so many with the largest
-        logits; -1 for all.
-      decode_length_multiplier: a number, for beam search: sequences are at most so many times as
-        long as the longest of the inputs,
-      decode_length_constant: a number: and so much longer.
+      alpha: a number, the length penalty of a beam search.
+      temperature: a number, for sampling.
+      sampling_keep_top_k: an int, for sampling.
+      decode_length_multiplier: a number, for beam search.
+      decode_length_constant: a number, for beam search.
       max_decode_length: an int, the size of the result's length; that of the inputs if None.
 
     Returns:
       An int32 Tensor with dimensions [batch..., length].
 
     Raises:
-      ValueError: `beam_size` is not positive, or the inputs are no ids.
+      ValueError: `beam_size` is not positive, or `inputs` is not such a Tensor.
     """
     if beam_size < 1:
         raise ValueError(f"decode: beam_size must be 1, for sampling, or more, not {beam_size}")
@@ -70,7 +70,7 @@ def decode(
             variable_dtype=variable_dtype,
             has_partial_sequences=False,
             sampling_keep_top_k=sampling_keep_top_k,
-            **encoded,
+            **encoded.arguments(),
         )
     lengths = mtf.reduce_sum(mtf.to_float(mtf.not_equal(inputs, 0)), reduced_dim=length_dim)
     longest = mtf.reduce_max(lengths, output_shape=[])
@@ -81,12 +81,14 @@ def decode(
         mtf.to_int32(decode_length),
         variable_dtype=variable_dtype,
         alpha=alpha,
-        **encoded,
+        **encoded.arguments(),
     )
 
 
-def _encode(model: Any, inputs: mtf.Tensor, variable_dtype: mtf.VariableDType) -> dict[str, Any]:
-    """Returns the decoder's arguments that depend on the inputs."""
+def _encode(
+    model: Bitransformer, inputs: mtf.Tensor, variable_dtype: mtf.VariableDType
+) -> EncoderOutputs:
+    """Calls the encoder and returns what the decoder reads from it."""
     sequence_id = mtf.minimum(inputs, 1)
     shared_params = model._shared_params(inputs.mesh, variable_dtype)
     layer_outputs: list[mtf.Tensor] = []
@@ -100,11 +102,4 @@ def _encode(model: Any, inputs: mtf.Tensor, variable_dtype: mtf.VariableDType) -
         shared_params=shared_params,
         layer_outputs=layer_outputs,
     )
-    to_memory = layers.rename_length_to_memory_length
-    return {
-        "encoder_output": to_memory(output),
-        "encoder_sequence_id": to_memory(model._encoded_sequence_id(sequence_id)),
-        "encoder_inputs": to_memory(inputs),
-        "encoder_layer_outputs": layer_outputs,
-        "shared_params": shared_params,
-    }
+    return model._encoder_outputs(output, sequence_id, inputs, layer_outputs, shared_params)

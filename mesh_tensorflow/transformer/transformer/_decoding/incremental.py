@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow.transformer.transformer._context import Context
+from mesh_tensorflow.transformer.transformer._encoder_outputs import EncoderOutputs
 from mesh_tensorflow.transformer.transformer._inputs import autoregressive_inputs
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
 
 __all__ = ["IncrementalModel"]
 
 
 class IncrementalModel:
-    """A model that is called for all positions once, and from then on for one at a time.
+    """A model that is called once for all positions, and then for one position at a time.
 
-    The first call, in mode "first_part", has the layers record their states for what is given of
-    the sequences. Those in mode "incremental" take the states and return the next ones.
+    In the first call, in mode "first_part", the layers record their states for the given ids.
+    The calls in mode "incremental" take these states and return the next ones.
 
     Attributes:
       states: a list of Tensors, the states after the first call.
@@ -27,33 +31,25 @@ class IncrementalModel:
 
     def __init__(
         self,
-        model: Any,
+        model: Unitransformer,
         ids: mtf.Tensor,
         initial_position: mtf.Tensor,
         variable_dtype: mtf.VariableDType,
-        encoder_output: Optional[mtf.Tensor] = None,
-        encoder_sequence_id: Optional[mtf.Tensor] = None,
-        encoder_inputs: Optional[mtf.Tensor] = None,
-        shared_params: Optional[dict] = None,
-        encoder_layer_outputs: Optional[list] = None,
+        encoded: EncoderOutputs,
         bos_id: int = 0,
     ) -> None:
-        """Creates the first call.
+        """Makes the first call of the model.
 
         Args:
           model: a Unitransformer.
           ids: an int32 Tensor with dimensions [batch..., length], 0 from `initial_position` on.
-          initial_position: an int32 Tensor with dimensions [batch...], how much is given.
+          initial_position: an int32 Tensor with dimensions [batch...], the number of given ids.
           variable_dtype: a VariableDType.
-          encoder_output: a Tensor with dimensions [batch..., memory_length, d_model], or None.
-          encoder_sequence_id: a Tensor with dimensions [batch..., memory_length], or None.
-          encoder_inputs: a Tensor with dimensions [batch..., memory_length], or None.
-          shared_params: a dictionary, see Context; or None.
-          encoder_layer_outputs: a list of Tensors, or None.
+          encoded: the EncoderOutputs that the model reads.
           bos_id: an int, the input of the first position.
 
         Raises:
-          ValueError: the model or the ids are of the wrong kind.
+          ValueError: the model is not autoregressive, or the ids are not such a Tensor.
         """
         _check(model, ids)
         self._model = model
@@ -62,7 +58,7 @@ class IncrementalModel:
         positions = mtf.range(mesh, length_dim, tf.int32)
         self._write_priority = positions
         if model.input_full_attention:
-            # What is given sees all of itself; the position after it is fed its last id.
+            # The given ids all see each other. The position after them is fed the last of them.
             later = mtf.greater(positions, initial_position)
             self._write_priority = positions * mtf.to_int32(later)
         self._arguments = {
@@ -71,14 +67,10 @@ class IncrementalModel:
             "batch_dims": batch_dims,
             "length_dim": length_dim,
             "variable_dtype": variable_dtype,
-            "sequence_id": None if encoder_sequence_id is None else 1,
-            "encoder_output": encoder_output,
-            "encoder_sequence_id": encoder_sequence_id,
-            "encoder_inputs": encoder_inputs,
-            "encoder_layer_outputs": encoder_layer_outputs,
-            "shared_params": shared_params,
+            "sequence_id": None if encoded.encoder_sequence_id is None else 1,
             "constant_states": [],
             "write_priority": self._write_priority,
+            **encoded.arguments(),
         }
         context = self._context(
             mode="first_part",
@@ -101,15 +93,18 @@ class IncrementalModel:
     def step(
         self, position: mtf.Tensor, last_ids: mtf.Tensor, states: Sequence[mtf.Tensor]
     ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
-        """Returns the logits of a position, and the states after it.
+        """Returns the logits at a position, and the states after it.
 
         Args:
           position: an int32 Tensor, a scalar or with dimensions [batch...].
-          last_ids: an int32 Tensor with dimensions [batch...], the ids before it.
-          states: a list of Tensors.
+          last_ids: an int32 Tensor with dimensions [batch...], the ids before the position.
+          states: a list of Tensors, the states before the position.
 
         Returns:
           (a Tensor with dimensions [batch..., vocab], a list of Tensors).
+
+        Raises:
+          ValueError: the layers record states of other shapes than in mode "first_part".
         """
         context = self._context(
             mode="incremental",
@@ -118,7 +113,7 @@ class IncrementalModel:
             states=list(states),
             inputs=last_ids,
         )
-        # All variables are there: a layer that asks for another one is in error.
+        # The first call has made all variables. A layer that asks for another one is wrong.
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
             logits = self._model._call_internal(context, last_ids)
         new_states = context.new_states or []
@@ -131,7 +126,7 @@ class IncrementalModel:
         return logits, new_states
 
 
-def _check(model: Any, ids: mtf.Tensor) -> None:
+def _check(model: Unitransformer, ids: mtf.Tensor) -> None:
     if not model.autoregressive:
         raise ValueError(
             f"{model.name} must be autoregressive to be decoded one position at a time; make the "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -11,78 +11,65 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.layers._attention.masks import MASKED_LOGIT
 from mesh_tensorflow.transformer.transformer._decoding.incremental import IncrementalModel
+from mesh_tensorflow.transformer.transformer._encoder_outputs import EncoderOutputs
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
 
 __all__ = ["sample_autoregressive"]
 
 
 @leaves_no_node
 def sample_autoregressive(
-    model: Any,
+    model: Unitransformer,
     partial_sequences: mtf.Tensor,
-    stop_at_token: int = 1,
-    max_steps: Optional[int] = None,
-    temperature: float = 0.0,
-    variable_dtype: mtf.VariableDType = mtf.VariableDType(tf.float32),
-    encoder_output: Optional[mtf.Tensor] = None,
-    encoder_sequence_id: Optional[mtf.Tensor] = None,
-    encoder_inputs: Optional[mtf.Tensor] = None,
-    shared_params: Optional[dict] = None,
-    has_partial_sequences: bool = True,
-    encoder_layer_outputs: Optional[list] = None,
-    never_end: bool = False,
-    remove_partial_sequences: bool = False,
-    sampling_keep_top_k: int = -1,
-    bos_id: int = 0,
+    encoded: EncoderOutputs,
+    stop_at_token: int,
+    max_steps: Optional[int],
+    temperature: float,
+    variable_dtype: mtf.VariableDType,
+    has_partial_sequences: bool,
+    never_end: bool,
+    remove_partial_sequences: bool,
+    sampling_keep_top_k: int,
+    bos_id: int,
 ) -> mtf.Tensor:
-    """Returns sequences continued by a model, one id at a time.
-
-    Each row goes on from its own first free place. All of them stop when every one has come upon
-    `stop_at_token` or is full; what a row has after a `stop_at_token` of its own means nothing.
-
-    Fan et al., "Hierarchical Neural Story Generation", arXiv:1805.04833, for the choice among the
-    best ids.
+    """Returns sequences continued by a model; see `Unitransformer.sample_autoregressive`.
 
     Args:
-      model: a Unitransformer, autoregressive.
-      partial_sequences: an int32 Tensor with dimensions [batch..., length]: in each row the ids
-        that are given, then zeros.
-      stop_at_token: an int, the id that ends a sequence. One among the given ids does not count.
-      max_steps: an int, how many ids are added at most; None for as many as fit.
-      temperature: a number; 0.0 takes the id with the largest logit, 1.0 draws from the softmax.
+      model: an autoregressive Unitransformer.
+      partial_sequences: an int32 Tensor with dimensions [batch..., length]: in each row the
+        given ids, then zeros.
+      encoded: the EncoderOutputs that the model reads.
+      stop_at_token: an int, the id that ends a sequence.
+      max_steps: an int, the maximum number of added ids; None for as many as fit.
+      temperature: a number; 0.0 takes the id with the largest logit.
       variable_dtype: a VariableDType.
-      encoder_output: a Tensor with dimensions [batch..., memory_length, d_model], or None.
-      encoder_sequence_id: a Tensor with dimensions [batch..., memory_length], or None.
-      encoder_inputs: a Tensor with dimensions [batch..., memory_length], or None.
-      shared_params: a dictionary with an "embedding" and a "positional_embedding" that are used
-        in place of the model's own; or None.
-      has_partial_sequences: False says that `partial_sequences` is all zeros, which saves the
-        computation of what they leave in the layers' states.
-      encoder_layer_outputs: a list of Tensors, or None.
+      has_partial_sequences: False if `partial_sequences` is all zeros.
       never_end: whether `stop_at_token` is never chosen.
-      remove_partial_sequences: whether the given ids are cut off from the result.
-      sampling_keep_top_k: an int; if positive, an id is drawn from so many with the largest
-        logits. -1 for all.
-      bos_id: an int, what the model is fed before the first id.
+      remove_partial_sequences: whether to remove the given ids from the result.
+      sampling_keep_top_k: an int, the number of ids with the largest logits to draw from; -1
+        for all.
+      bos_id: an int, the id that is fed before the first one.
 
     Returns:
       A Tensor of the shape of `partial_sequences`.
 
     Raises:
-      ValueError: the model is not autoregressive, `sampling_keep_top_k` is 0 or below -1, or the
-        sequences are no ids.
+      ValueError: the model is not autoregressive, `sampling_keep_top_k` is 0 or below -1, or
+        `partial_sequences` is not such a Tensor.
     """
     _check_top_k(sampling_keep_top_k)
     ids = partial_sequences
     length_dim = ids.shape.dims[-1]
     given = mtf.reduce_sum(mtf.to_int32(mtf.not_equal(ids, 0)), reduced_dim=length_dim)
-    incremental = IncrementalModel(
-        model, ids, given, variable_dtype, encoder_output, encoder_sequence_id, encoder_inputs,
-        shared_params, encoder_layer_outputs, bos_id,
-    )  # fmt: skip
+    incremental = IncrementalModel(model, ids, given, variable_dtype, encoded, bos_id)
+    vocab_dim = model.output_vocab_dim
+    assert vocab_dim is not None  # autoregressive models have an output vocabulary
     limit = length_dim.size if max_steps is None else min(max_steps, length_dim.size)
     sampler = _Sampler(
         incremental=incremental,
-        vocab_dim=model.output_vocab_dim,
+        vocab_dim=vocab_dim,
         length_dim=length_dim,
         given=given if has_partial_sequences else None,
         limit=limit,

@@ -13,6 +13,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.transformer.transformer._decoding import decode as _decode
 from mesh_tensorflow.transformer.transformer._embedding import get_vocab_embedding_cls
+from mesh_tensorflow.transformer.transformer._encoder_outputs import EncoderOutputs
 from mesh_tensorflow.transformer.transformer._inputs import autoregressive_inputs
 
 __all__ = ["Bitransformer"]
@@ -106,6 +107,24 @@ class Bitransformer:
                 )
         return params
 
+    def _encoder_outputs(
+        self,
+        output: mtf.Tensor,
+        sequence_id: mtf.Tensor,
+        inputs: mtf.Tensor,
+        layer_outputs: list[mtf.Tensor],
+        shared_params: Optional[dict[str, Any]],
+    ) -> EncoderOutputs:
+        """Returns what the decoder reads, with the encoder's length as its memory length."""
+        to_memory = layers.rename_length_to_memory_length
+        return EncoderOutputs(
+            encoder_output=to_memory(output),
+            encoder_sequence_id=to_memory(self._encoded_sequence_id(sequence_id)),
+            encoder_inputs=to_memory(inputs),
+            encoder_layer_outputs=layer_outputs,
+            shared_params=shared_params,
+        )
+
     @leaves_no_node
     def call_simple(
         self,
@@ -150,7 +169,7 @@ class Bitransformer:
         if decoder_sequence_id is None:
             decoder_sequence_id = mtf.minimum(targets, 1)
         shared_params = self._shared_params(inputs.mesh, variable_dtype)
-        encoder_layer_outputs: list = []
+        encoder_layer_outputs: list[mtf.Tensor] = []
         encoder_output, encoder_loss = self.encoder.call_simple(
             inputs,
             None,
@@ -163,9 +182,12 @@ class Bitransformer:
             layer_outputs=encoder_layer_outputs,
             num_microbatches=num_microbatches,
         )
-        to_memory = layers.rename_length_to_memory_length
+        decoder_inputs = autoregressive_inputs(targets, sequence_id=decoder_sequence_id)
+        encoded = self._encoder_outputs(
+            encoder_output, encoder_sequence_id, inputs, encoder_layer_outputs, shared_params
+        )
         logits, loss = self.decoder.call_simple(
-            autoregressive_inputs(targets, sequence_id=decoder_sequence_id),
+            decoder_inputs,
             targets,
             compute_loss,
             mode=mode,
@@ -173,12 +195,8 @@ class Bitransformer:
             sequence_id=decoder_sequence_id,
             subsequence_id=decoder_subsequence_id,
             position=decoder_position,
-            encoder_output=to_memory(encoder_output),
-            encoder_sequence_id=to_memory(self._encoded_sequence_id(encoder_sequence_id)),
-            encoder_inputs=to_memory(inputs),
-            encoder_layer_outputs=encoder_layer_outputs,
-            shared_params=shared_params,
             num_microbatches=num_microbatches,
+            **encoded.arguments(),
         )
         if compute_loss:
             loss = loss + encoder_loss

@@ -15,6 +15,7 @@ from mesh_tensorflow.transformer.transformer._call import call_model, visibility
 from mesh_tensorflow.transformer.transformer._context import Context
 from mesh_tensorflow.transformer.transformer._decoding import beam as _beam
 from mesh_tensorflow.transformer.transformer._decoding import sampling as _sampling
+from mesh_tensorflow.transformer.transformer._encoder_outputs import EncoderOutputs
 
 __all__ = ["Unitransformer"]
 
@@ -292,17 +293,19 @@ class Unitransformer:
         """
         return _sampling.sample_autoregressive(
             self,
-            partial_sequences=partial_sequences,
+            partial_sequences,
+            EncoderOutputs(
+                encoder_output=encoder_output,
+                encoder_sequence_id=encoder_sequence_id,
+                encoder_inputs=encoder_inputs,
+                encoder_layer_outputs=encoder_layer_outputs,
+                shared_params=shared_params,
+            ),
             stop_at_token=stop_at_token,
             max_steps=max_steps,
             temperature=temperature,
             variable_dtype=variable_dtype,
-            encoder_output=encoder_output,
-            encoder_sequence_id=encoder_sequence_id,
-            encoder_inputs=encoder_inputs,
-            shared_params=shared_params,
             has_partial_sequences=has_partial_sequences,
-            encoder_layer_outputs=encoder_layer_outputs,
             never_end=never_end,
             remove_partial_sequences=remove_partial_sequences,
             sampling_keep_top_k=sampling_keep_top_k,
@@ -345,14 +348,16 @@ class Unitransformer:
         """
         return _beam.beam_search(
             self,
-            inputs=inputs,
-            decode_length=decode_length,
-            variable_dtype=variable_dtype,
-            encoder_output=encoder_output,
-            encoder_sequence_id=encoder_sequence_id,
-            encoder_inputs=encoder_inputs,
+            inputs,
+            decode_length,
+            variable_dtype,
+            EncoderOutputs(
+                encoder_output=encoder_output,
+                encoder_sequence_id=encoder_sequence_id,
+                encoder_inputs=encoder_inputs,
+                encoder_layer_outputs=encoder_layer_outputs,
+                shared_params=shared_params,
+            ),
             alpha=alpha,
-            shared_params=shared_params,
-            encoder_layer_outputs=encoder_layer_outputs,
             bos_id=bos_id,
         )
