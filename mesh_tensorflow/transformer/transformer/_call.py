@@ -1,11 +1,11 @@
-"""One call of a stack of layers: from ids to logits, or to vectors.
+"""One call of a Unitransformer: from ids to logits, or to vectors.
 
-Calls of all positions at once, sampling and beam search have this in common.
+Calls for all positions at once, sampling and beam search share it.
 """
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -21,24 +21,34 @@ from mesh_tensorflow.transformer.transformer._positions import (
     positional_embedding_weights,
 )
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._embedding import VocabEmbedding
+    from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
+
 __all__ = ["call_model", "visibility_priority"]
 
 
 def call_model(
-    model: Any, context: Context, inputs: mtf.Tensor, targets: Optional[mtf.Tensor] = None
+    model: Unitransformer,
+    context: Context,
+    inputs: mtf.Tensor,
+    targets: Optional[mtf.Tensor] = None,
 ) -> mtf.Tensor:
-    """Embeds ids, calls the layers and takes logits, in the variable scope of the model.
+    """Embeds the ids, calls the layer stack and computes the logits, in the model's scope.
 
     Args:
       model: a Unitransformer.
-      context: a Context. If it has a list of losses, that of the targets is appended.
-      inputs: an integer Tensor, ids: with dimensions [batch..., length], without the length in
-        mode "incremental".
+      context: a Context. If it has a list of losses, the loss of the targets is appended to it.
+      inputs: an integer Tensor of ids with dimensions [batch..., length], or [batch...] in mode
+        "incremental".
       targets: a Tensor of the same shape, or None.
 
     Returns:
-      A Tensor with the dimensions of `inputs` and the vocabulary: the logits, of an ensemble as
-      a whole. With `d_model` in place of it if the model has no output vocabulary.
+      The logits, reduced over the ensemble: a Tensor with the dimensions of `inputs` and the
+      vocabulary, or `d_model` instead if the model has no output vocabulary.
+
+    Raises:
+      ValueError: the ids are not integers, or exceed the vocabulary.
     """
     check_ids(f"{model.name}: inputs", inputs, model.input_vocab_dim)
     with tf.variable_scope(model.name):
@@ -47,8 +57,9 @@ def call_model(
         x = embedding.ids_to_embedding(ids, context=context)
         context.input_embeddings = x
         if model.max_length_dim is not None:
-            weights = _position_weights(model, context, ids.mesh)
-            x += embedding_of_positions(model, context, weights)
+            positions = model.max_length_dim
+            weights = _position_weights(model, positions, context, ids.mesh)
+            x += embedding_of_positions(model, positions, context, weights)
         x = model.layer_stack.call(context, x)
         if model.output_vocab_dim is None:
             return x
@@ -63,14 +74,14 @@ def call_model(
         return logits
 
 
-def _for_ensemble(model: Any, ids: mtf.Tensor) -> mtf.Tensor:
-    """Returns ids for each member of an ensemble, the same for all if they are not given so."""
+def _for_ensemble(model: Unitransformer, ids: mtf.Tensor) -> mtf.Tensor:
+    """Returns the ids with the ensemble dimension, broadcast over it if they do not have it."""
     if model.ensemble_dim is None or model.ensemble_dim in ids.shape:
         return ids
     return mtf.broadcast(ids, mtf.Shape([model.ensemble_dim, *ids.shape.dims]))
 
 
-def _embedding(model: Any, context: Context, mesh: mtf.Mesh) -> Any:
+def _embedding(model: Unitransformer, context: Context, mesh: mtf.Mesh) -> VocabEmbedding:
     shared = context.shared_params
     if "embedding" not in shared:
         made = get_vocab_embedding_cls()(
@@ -81,26 +92,30 @@ def _embedding(model: Any, context: Context, mesh: mtf.Mesh) -> Any:
             name="embedding",
             ensemble_dim=model.ensemble_dim,
         )
-        # Loss functions look for it there; but it must not get into the caller's dictionary.
+        # Loss functions read it from the Context. The caller's dictionary must not change.
         context.shared_params = {**shared, "embedding": made}
     return context.shared_params["embedding"]
 
 
-def _position_weights(model: Any, context: Context, mesh: mtf.Mesh) -> mtf.Tensor:
+def _position_weights(
+    model: Unitransformer, max_length_dim: mtf.Dimension, context: Context, mesh: mtf.Mesh
+) -> mtf.Tensor:
     shared = context.shared_params.get("positional_embedding")
     if shared is None or model.sinusoid_positional_embedding:
-        return positional_embedding_weights(model, mesh, context.variable_dtype)
+        return positional_embedding_weights(model, max_length_dim, mesh, context.variable_dtype)
     return shared
 
 
-def _with_token_dropout(model: Any, context: Context, ids: mtf.Tensor) -> mtf.Tensor:
+def _with_token_dropout(model: Unitransformer, context: Context, ids: mtf.Tensor) -> mtf.Tensor:
     if not context.train or not model.token_dropout_rate:
         return ids
     noise = mtf.random_uniform(ids.mesh, ids.shape)
     return ids * mtf.cast(mtf.greater_equal(noise, model.token_dropout_rate), ids.dtype)
 
 
-def _logits(model: Any, context: Context, embedding: Any, x: mtf.Tensor) -> mtf.Tensor:
+def _logits(
+    model: Unitransformer, context: Context, embedding: VocabEmbedding, x: mtf.Tensor
+) -> mtf.Tensor:
     if model.shared_embedding_and_softmax_weights:
         return embedding.hidden_to_logits(x, context=context)
     return layers.dense(
@@ -114,9 +129,9 @@ def _logits(model: Any, context: Context, embedding: Any, x: mtf.Tensor) -> mtf.
 
 
 def visibility_priority(
-    model: Any, positions: mtf.Tensor, inputs: mtf.Tensor, targets: Optional[mtf.Tensor]
+    model: Unitransformer, positions: mtf.Tensor, inputs: mtf.Tensor, targets: Optional[mtf.Tensor]
 ) -> Optional[mtf.Tensor]:
-    """Returns the read priority of positions, which is their write priority too; see Context.
+    """Returns the read and write priority of all positions; see Context.
 
     Args:
       model: a Unitransformer.
@@ -125,8 +140,8 @@ def visibility_priority(
       targets: a Tensor of the same shape, or None.
 
     Returns:
-      `positions` if each position sees the ones up to itself; with 0 for the inputs if they
-      see each other; None if all see all.
+      `positions` if each position sees those up to itself, with 0 at the inputs if they all see
+      each other; None if all positions see each other.
     """
     if not model.autoregressive:
         return None
@@ -135,7 +150,7 @@ def visibility_priority(
     if targets is None:
         visible = delimited_lm_inputs_mask(inputs)
     else:
-        # The end of the inputs comes in one position after it is a target.
+        # As an input, the end of the inputs comes one position later than as a target.
         ends = delimited_lm_inputs_mask(targets)
         length_dim = targets.shape.dims[-1]
         visible = mtf.logical_or(ends, mtf.shift(ends, 1, length_dim, wrap=False))

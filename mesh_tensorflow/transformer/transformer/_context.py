@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
+    from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
+
 __all__ = ["Context", "memory_length_of", "nonpadding_of"]
 
 
 def memory_length_of(encoder_output: mtf.Tensor) -> mtf.Dimension:
-    """Returns the Dimension of an encoder's output that is named "memory_length".
+    """Returns the Dimension named "memory_length" of an encoder's output.
 
     Raises:
-      ValueError: there is none.
+      ValueError: it has no such dimension.
     """
     for dim in encoder_output.shape.dims:
         if dim.name == "memory_length":
@@ -28,7 +32,7 @@ def memory_length_of(encoder_output: mtf.Tensor) -> mtf.Dimension:
 
 
 def nonpadding_of(context: Context) -> Union[mtf.Tensor, int, None]:
-    """Returns `Context.nonpadding`, also of a context of a user that has only a sequence_id."""
+    """Returns `Context.nonpadding`, also for a user's context without that property."""
     sequence_id = context.sequence_id
     if sequence_id is None or isinstance(sequence_id, int):
         return sequence_id
@@ -38,58 +42,58 @@ def nonpadding_of(context: Context) -> Union[mtf.Tensor, int, None]:
 class Context:
     """What the layers of a model share during one call of it.
 
-    Decoding runs a model twice: once in mode "first_part", in which layers record their states
-    for all positions, and then in mode "incremental" inside of a loop, for one position a call.
-    Layers must ask for states in the order in which they record them.
+    Decoding calls a model once in mode "first_part", in which the layers record their states for
+    all positions, and then in mode "incremental" inside a loop, for one position per call. Layers
+    must read states in the order in which they record them.
 
     Attributes:
-      model: the Unitransformer that is called.
+      model: the Unitransformer being called.
       mesh: a Mesh.
-      batch_dims: a list of Dimensions, the ensemble's among them.
-      length_dim: a Dimension, of the sequence.
+      batch_dims: a list of Dimensions, including the ensemble's.
+      length_dim: the Dimension of positions in the sequence.
       variable_dtype: a VariableDType.
       beam_dim: a Dimension, in beam search only.
       mode: "train", "eval", "infer", "score", "first_part" or "incremental".
-      position: an integer Tensor with dimensions [batch..., length], of a scalar for each
-        example in mode "incremental"; or None.
-      position_is_default: whether positions are 0, 1, 2, ...
+      position: an integer Tensor with dimensions [batch..., length]; in mode "incremental" a
+        scalar, or with dimensions [batch...]; or None.
+      position_is_default: whether the positions are 0, 1, 2, ...
       sequence_id: an integer Tensor with dimensions [batch..., length] that numbers the examples
         packed into a row from 1, and is 0 at padding; the number 1 if there is neither packing
         nor padding; or None.
-      subsequence_id: a Tensor as `sequence_id`, for parts of examples that see each other only.
-      states: a list of Tensors, the states before this step of decoding.
+      subsequence_id: like `sequence_id`, for parts of examples that see only themselves.
+      states: a list of Tensors, the states before this decoding step.
       new_states: a list that layers append their states to, or None.
-      losses: a list that layers append further losses to, or None.
-      initial_position: an integer Tensor, where decoding begins.
-      layer_outputs: a list that the layer stack appends its layers' outputs to.
+      losses: a list that layers append auxiliary losses to, or None.
+      initial_position: an integer Tensor, the position where decoding begins.
+      layer_outputs: a list that the layer stack appends the outputs of its layers to.
       encoder_output: a Tensor with dimensions [batch..., memory_length, d_model], or None.
-      encoder_sequence_id: a Tensor as `sequence_id`, for the encoder.
-      constant_states: a list of what does not change from one decoding step to the next.
-      next_constant_state: an integer, which of them is returned next.
-      shared_params: a dictionary of what several models use, such as embeddings.
+      encoder_sequence_id: like `sequence_id`, for the encoder's output.
+      constant_states: a list of the states that are the same in all decoding steps.
+      next_constant_state: an integer, the index of the one that is returned next.
+      shared_params: a dictionary of parameters that several models share, such as embeddings.
       encoder_layer_outputs: `layer_outputs` of the encoder.
       write_priority: an integer Tensor; see read_priority.
       read_priority: an integer Tensor: position i sees position j if
         `read_priority[i] >= write_priority[j]`.
       inputs: an integer Tensor, the ids.
       encoder_inputs: an integer Tensor, the ids of the encoder.
-      num_microbatches: into how many parts the batch is cut, each of which is called on its own.
-      layer_index: an integer, the number of the layer that is called.
-      cache: a dictionary for what layers compute once and share.
+      num_microbatches: an integer, the number of microbatches; a call is for one of them.
+      layer_index: an integer, the index of the layer being called.
+      cache: a dictionary for values that layers compute once and share.
       input_embeddings: the embeddings of the ids, set by the model.
-      current_layer: the layer that is called, set by the layer stack.
-      current_layer_input: what the sublayers of that layer begin with.
+      current_layer: the layer being called, set by the layer stack.
+      current_layer_input: a Tensor, the input of that layer's sublayers.
       decoder_layers_per_module: weighted sums of the encoder's layers, set by the first
         TransparentEncDecAttention.
     """
 
-    current_layer: Any
+    current_layer: TransformerLayer
     current_layer_input: mtf.Tensor
     decoder_layers_per_module: list[mtf.Tensor]
 
     def __init__(
         self,
-        model: Any,
+        model: Unitransformer,
         mesh: mtf.Mesh,
         batch_dims: Sequence[mtf.Dimension],
         length_dim: mtf.Dimension,
@@ -116,7 +120,7 @@ class Context:
         encoder_inputs: Optional[mtf.Tensor] = None,
         num_microbatches: int = 1,
     ) -> None:
-        self.model = model
+        self.model: Any = model  # layers read attributes of particular models
         self.mesh = mesh
         self.batch_dims = batch_dims
         self.length_dim = length_dim
@@ -159,7 +163,7 @@ class Context:
 
     @property
     def encoder_length_dim(self) -> mtf.Dimension:
-        """The Dimension of `encoder_output` that is named "memory_length".
+        """The Dimension of `encoder_output` named "memory_length".
 
         Raises:
           ValueError: there is no encoder output, or it has no such dimension.
@@ -180,10 +184,10 @@ class Context:
         return nonpadding_of(self)
 
     def get_states(self, n: int) -> list[mtf.Tensor]:
-        """Returns the next `n` states, those after as many as new ones are recorded.
+        """Returns the next `n` states: those at the indices of the next `n` new states.
 
         Raises:
-          ValueError: there are not so many.
+          ValueError: there are fewer.
         """
         states, begin = self.states or [], len(self.new_states or [])
         if len(states) < begin + n:
@@ -195,18 +199,18 @@ class Context:
         return list(states[begin : begin + n])
 
     def record_new_states(self, new_states: Sequence[mtf.Tensor]) -> None:
-        """Records states, which `get_states` returns in the next step."""
+        """Records states for `get_states` in the next decoding step."""
         self._recorded("record_new_states", self.new_states).extend(new_states)
 
-    def record_constant_state(self, s: Any) -> None:
-        """Records a constant state, which `get_constant_state` returns in each later step."""
+    def record_constant_state(self, s: object) -> None:
+        """Records a constant state for `get_constant_state` in all later decoding steps."""
         self._recorded("record_constant_state", self.constant_states).append(s)
 
     def get_constant_state(self) -> Any:
-        """Returns the next of the constant states.
+        """Returns the next constant state.
 
         Raises:
-          ValueError: all have been returned.
+          ValueError: all of them have been returned.
         """
         states = self.constant_states or []
         if self.next_constant_state >= len(states):
@@ -218,7 +222,7 @@ class Context:
         return states[self.next_constant_state - 1]
 
     def get_position(self) -> Optional[mtf.Tensor]:
-        """Returns the positions: a range along the length if they are the default ones."""
+        """Returns the positions; a range along the length if they are the default ones."""
         if self.position_is_default:
             return mtf.range(self.mesh, self.length_dim, dtype=tf.int32)
         return self.position

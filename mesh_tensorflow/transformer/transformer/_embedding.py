@@ -1,7 +1,8 @@
-"""The embedding of a vocabulary, shared with the classifier over it."""
+"""The embedding of a vocabulary, shared with the output projection."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional
 
 import gin
@@ -18,7 +19,7 @@ __all__ = ["VocabEmbedding", "get_vocab_embedding_cls"]
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
 class VocabEmbedding:
-    """Vectors of ids, and logits of ids from vectors, by the same variable.
+    """An embedding of ids and a projection of vectors to logits that share one variable.
 
     Press and Wolf, "Using the output embedding to improve language models" (2017).
     """
@@ -42,10 +43,10 @@ class VocabEmbedding:
           variable_dtype: a VariableDType.
           name: a string, the name of the variable.
           ensemble_dim: a Dimension, or None.
-          scale_variable_like_classifier_weights: whether the variable has the scale of a
-            classifier's weights, 1 / sqrt(output_dim), and vectors are multiplied by
-            sqrt(output_dim); if not, it has the scale 1, and vectors are divided by this
-            before the logits are taken.
+          scale_variable_like_classifier_weights: if True, the variable is initialized with the
+            standard deviation of a classifier's weights, 1 / sqrt(output_dim), and embeddings
+            are multiplied by sqrt(output_dim). If False, with the standard deviation 1, and the
+            inputs of the projection to logits are divided by sqrt(output_dim).
         """
         self._vocab_dim = vocab_dim
         self._output_dim = output_dim
@@ -62,7 +63,7 @@ class VocabEmbedding:
         )
 
     def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
-        """Returns the vectors of ids.
+        """Returns the embeddings of ids.
 
         Args:
           ids: an integer Tensor.
@@ -94,8 +95,8 @@ class VocabEmbedding:
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
-def get_vocab_embedding_cls(cls: Any = VocabEmbedding) -> Any:
-    """Returns the class of embeddings that models make, which gin may set.
+def get_vocab_embedding_cls(cls: Callable[..., Any] = VocabEmbedding) -> Callable[..., Any]:
+    """Returns the vocabulary embedding class that models use; gin may set it.
 
     Args:
       cls: a class with the constructor and the methods of `VocabEmbedding`.

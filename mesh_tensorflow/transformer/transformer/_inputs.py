@@ -1,4 +1,4 @@
-"""Model inputs: shifted targets, and input masks of sequences."""
+"""Inputs of models: shifted targets, masks of inputs, and checks of ids."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ __all__ = ["autoregressive_inputs", "check_ids", "delimited_lm_inputs_mask", "sh
 
 
 def _shifted(ids: mtf.Tensor) -> mtf.Tensor:
-    """Returns ids one later along the length, which is the last dimension; 0 comes first."""
+    """Returns the ids shifted by one along the last dimension, with 0 in the first position."""
     return mtf.shift(ids, offset=1, dim=ids.shape.dims[-1], wrap=False)
 
 
 def autoregressive_inputs(
     targets: mtf.Tensor, sequence_id: Optional[mtf.Tensor] = None
 ) -> mtf.Tensor:
-    """Returns the inputs of an autoregressive model: the targets, one position later.
+    """Returns the inputs of an autoregressive model: the targets shifted by one position.
 
-    A negative target, which stands for an id that need not be predicted, comes in by its
-    absolute value.
+    The absolute value is taken, as a negative target is an id that need not be predicted.
 
     Args:
       targets: an integer Tensor with dimensions [..., length].
-      sequence_id: a Tensor of the same shape that numbers the examples packed into a row; each
-        begins with 0, not with the end of the one before.
+      sequence_id: a Tensor of the same shape that numbers the examples packed into a row. The
+        inputs of each example begin with 0, not with the last target of the previous example.
 
     Returns:
       A Tensor of the shape of `targets`.
@@ -42,14 +41,14 @@ def autoregressive_inputs(
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
 def shift_targets(targets: mtf.Tensor, bos_id: int = 0, eos_id: int = 1) -> mtf.Tensor:
-    """Returns the targets, one position later; the older form of `autoregressive_inputs`.
+    """Returns the targets shifted by one position; an older form of `autoregressive_inputs`.
 
-    An example packed into a row begins after the end symbol of the one before.
+    Examples packed into a row are told apart by their end symbols.
 
     Args:
       targets: an integer Tensor with dimensions [..., length].
-      bos_id: an integer, what an example begins with.
-      eos_id: an integer, what it ends with.
+      bos_id: an integer, the first input of each example.
+      eos_id: an integer, the end symbol.
 
     Returns:
       A Tensor of the shape of `targets`.
@@ -63,15 +62,15 @@ def shift_targets(targets: mtf.Tensor, bos_id: int = 0, eos_id: int = 1) -> mtf.
 
 
 def delimited_lm_inputs_mask(ids: mtf.Tensor, eos_id: int = 1) -> mtf.Tensor:
-    """Returns where the ids of inputs are, in rows of inputs, end, targets, end, inputs, ...
+    """Returns a mask of the inputs, in rows of inputs, end, targets, end, inputs, ...
 
     Args:
       ids: an integer Tensor with dimensions [..., length].
       eos_id: an integer, the end symbol.
 
     Returns:
-      A boolean Tensor of the shape of `ids`: whether an even number of ends comes before. So
-      the end of inputs counts as inputs.
+      A boolean Tensor of the shape of `ids`: whether an even number of end symbols comes before.
+      The end symbol of the inputs is thus one of the inputs.
     """
     ends = mtf.to_int32(mtf.equal(ids, eos_id))
     ends_before = mtf.cumsum(ends, ids.shape.dims[-1], exclusive=True)
@@ -79,12 +78,15 @@ def delimited_lm_inputs_mask(ids: mtf.Tensor, eos_id: int = 1) -> mtf.Tensor:
 
 
 def check_ids(what: str, ids: mtf.Tensor, vocab_dim: mtf.Dimension) -> None:
-    """Raises a ValueError if ids are not integers, or are known to be beyond a vocabulary.
+    """Checks that ids are integers and, if their values are known, within the vocabulary.
 
     Args:
-      what: a string, who asks and what the ids are.
+      what: a string for the error message: the caller, and what the ids are.
       ids: a Tensor.
       vocab_dim: a Dimension.
+
+    Raises:
+      ValueError: they are not.
     """
     if not ids.dtype.is_integer:
         raise ValueError(

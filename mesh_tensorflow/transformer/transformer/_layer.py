@@ -14,10 +14,10 @@ __all__ = ["TransformerLayer"]
 
 
 class TransformerLayer:
-    """One layer of a transformer: a function of a Tensor that owns its hyperparameters.
+    """One layer of a transformer: a function of a Tensor, with its hyperparameters.
 
-    A subclass defines `call`. Its variables are made in the variable scope that is current
-    then, which the layer stack opens.
+    Subclasses define `call`. It creates variables in the current variable scope, which the layer
+    stack opens.
     """
 
     _name: Optional[str] = None
@@ -26,7 +26,7 @@ class TransformerLayer:
         """Returns the output of the layer.
 
         Args:
-          context: a Context, what the layers of a model share during a call.
+          context: a Context, which the layers of a model share during a call.
           x: a Tensor with dimensions [batch..., length, d_model]; without `length` in mode
             "incremental".
 
@@ -36,14 +36,14 @@ class TransformerLayer:
         raise NotImplementedError(f"{type(self).__name__} does not define call(context, x)")
 
     def to_json(self) -> str:
-        """Returns the class and the attributes of the layer as a JSON text.
+        """Returns the class and the attributes of the layer as JSON.
 
-        What JSON has no form for is given as `repr` shows it.
+        Values that JSON cannot represent are given by their `__name__` or `repr`.
         """
         return json.dumps(self._described(), sort_keys=True)
 
     def _described(self) -> dict[str, Any]:
-        def described(value: Any) -> Any:
+        def described(value: object) -> object:
             if isinstance(value, TransformerLayer):
                 return value._described()
             if isinstance(value, (list, tuple)):
@@ -57,10 +57,10 @@ class TransformerLayer:
         return {"class": type(self).__name__, **attributes}
 
     def set_name(self, name: Optional[str]) -> None:
-        """Sets the name: the variable scope that a layer stack opens for the layer."""
+        """Sets the name, which is the variable scope that a layer stack opens for the layer."""
         self._name = name
 
     @property
     def name(self) -> Optional[str]:
-        """The name, None if it was not set."""
+        """The name, or None if it was not set."""
         return self._name

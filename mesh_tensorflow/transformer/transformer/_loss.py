@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
@@ -10,21 +10,25 @@ from mesh_tensorflow.transformer.transformer._inputs import check_ids, delimited
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
+    from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
 
 __all__ = ["loss_from_logits"]
 
 
 def loss_from_logits(
-    model: Any, context: Context, logits: mtf.Tensor, targets: mtf.Tensor, vocab_dim: mtf.Dimension
+    model: Unitransformer,
+    context: Context,
+    logits: mtf.Tensor,
+    targets: mtf.Tensor,
+    vocab_dim: mtf.Dimension,
 ) -> mtf.Tensor:
-    """Returns the cross entropy of targets, over the model's denominator.
+    """Returns the cross entropy of the targets, divided by the model's loss denominator.
 
-    Targets of 0 or below count nothing. The targets' probabilities are smoothed over the whole
-    vocabulary, the part of it included that only rounds its size up. The z loss is for training
-    only.
+    Targets of 0 or below have no loss. Label smoothing is over the whole vocabulary, including the
+    ids that only pad its size. The z loss is added in training only.
 
     Args:
-      model: a Unitransformer, which has label_smoothing, z_loss and loss_on_targets_only.
+      model: a Unitransformer; its label_smoothing, z_loss and loss_on_targets_only are used.
       context: a Context.
       logits: a Tensor with dimensions [batch..., length, vocab_dim].
       targets: an integer Tensor with dimensions [batch..., length].

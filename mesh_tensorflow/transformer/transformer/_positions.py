@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow.compat.v1 as tf
 
@@ -13,6 +13,7 @@ from mesh_tensorflow._core.errors import dims_text
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
+    from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
 
 __all__ = [
     "embedding_of_positions",
@@ -29,7 +30,7 @@ def sinusoid_positional_embedding_weights(
     min_timescale: float = 1.0,
     max_timescale: float = 10000.0,
 ) -> mtf.Tensor:
-    """Returns sines and cosines of positions, of wavelengths in geometric progression.
+    """Returns sines and cosines of positions, at wavelengths in geometric progression.
 
     Vaswani et al., "Attention is all you need" (2017). They are constants, not variables.
 
@@ -38,8 +39,8 @@ def sinusoid_positional_embedding_weights(
       max_length_dim: a Dimension, the positions.
       model_dim: a Dimension of even size: sines in the first half, cosines in the second.
       dtype: a floating dtype.
-      min_timescale: the shortest wavelength over 2 pi.
-      max_timescale: the longest one.
+      min_timescale: the shortest wavelength divided by 2 pi.
+      max_timescale: the longest wavelength divided by 2 pi.
 
     Returns:
       A Tensor with dimensions [max_length_dim, model_dim].
@@ -56,20 +57,24 @@ def sinusoid_positional_embedding_weights(
     exponent = math.log(max_timescale / min_timescale) / max(half - 1, 1)
     channel = mtf.range(mesh, model_dim, tf.int32)
     rates = mtf.exp(mtf.to_float(mtf.mod(channel, half)) * -exponent) * min_timescale
-    # In float32 whatever the dtype: bfloat16 does not even count to 257.
+    # Always in float32: bfloat16 cannot represent 257.
     angles = mtf.range(mesh, max_length_dim, tf.float32) * rates
-    # No concatenation, for layouts that split the channels.
+    # Not a concatenation, so that layouts may split the channels.
     waves = mtf.where(mtf.less(channel, half), mtf.sin(angles), mtf.cos(angles))
     return mtf.cast(waves, dtype)
 
 
 def positional_embedding_weights(
-    model: Any, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType
+    model: Unitransformer,
+    max_length_dim: mtf.Dimension,
+    mesh: mtf.Mesh,
+    variable_dtype: mtf.VariableDType,
 ) -> mtf.Tensor:
-    """Makes the embeddings of a model's positions: a variable, or sinusoids.
+    """Returns the positional embedding of a model: a variable, or sinusoids.
 
     Args:
-      model: a Unitransformer with a `max_length_dim`.
+      model: a Unitransformer.
+      max_length_dim: a Dimension, the positions.
       mesh: a Mesh.
       variable_dtype: a VariableDType.
 
@@ -78,11 +83,11 @@ def positional_embedding_weights(
     """
     if model.sinusoid_positional_embedding:
         return sinusoid_positional_embedding_weights(
-            mesh, model.max_length_dim, model.model_dim, variable_dtype.activation_dtype
+            mesh, max_length_dim, model.model_dim, variable_dtype.activation_dtype
         )
     return layers.embedding_weights(
         mesh,
-        model.max_length_dim,
+        max_length_dim,
         model.model_dim,
         variable_dtype,
         "positional_embedding",
@@ -90,28 +95,35 @@ def positional_embedding_weights(
     )
 
 
-def embedding_of_positions(model: Any, context: Context, weights: mtf.Tensor) -> mtf.Tensor:
-    """Returns the embeddings of the positions of a Context.
+def embedding_of_positions(
+    model: Unitransformer,
+    max_length_dim: mtf.Dimension,
+    context: Context,
+    weights: mtf.Tensor,
+) -> mtf.Tensor:
+    """Returns the positional embeddings of the positions of a Context.
 
     Args:
       model: a Unitransformer.
+      max_length_dim: a Dimension, the positions that have embeddings.
       context: a Context.
       weights: a Tensor with dimensions [..., max_length, d_model].
 
     Returns:
-      A Tensor with dimensions [..., length, d_model], or with those of the positions, d_model.
+      A Tensor with dimensions [..., length, d_model]; if the positions are not the default ones,
+      with those of the positions in place of `length`.
 
     Raises:
-      ValueError: the length exceeds the longest that the model was made for.
+      ValueError: the length exceeds the model's maximum length.
     """
-    max_length, length = model.max_length_dim, context.length_dim
+    length = context.length_dim
     if not context.position_is_default:
-        return mtf.gather(weights, context.position, max_length)
-    if length.size > max_length.size:
+        return mtf.gather(weights, context.position, max_length_dim)
+    if length.size > max_length_dim.size:
         raise ValueError(
-            f"{model.name}: a sequence of {dims_text([length])} exceeds {dims_text([max_length])}, "
-            "for which the model has positional embeddings; make the model with a larger "
-            "max_length, or with positional_embedding=False"
+            f"{model.name}: a sequence of {dims_text([length])} exceeds "
+            f"{dims_text([max_length_dim])}, for which the model has positional embeddings; make "
+            "the model with a larger max_length, or with positional_embedding=False"
         )
-    used = mtf.slice(weights, 0, length.size, max_length.name)
-    return mtf.rename_dimension(used, max_length.name, length.name)
+    used = mtf.slice(weights, 0, length.size, max_length_dim.name)
+    return mtf.rename_dimension(used, max_length_dim.name, length.name)

@@ -40,9 +40,9 @@ _LEGACY_FINAL = (sublayer_legacy_final_rms_norm, sublayer_legacy_dropout)
 
 @gin.configurable(module=_MODULE)
 class LayerStack(TransformerLayer):
-    """Layers one after the other, with sublayers around each of them.
+    """A sequence of layers, with sublayers around each of them.
 
-    A layer's variables are in the scope of its name and, within that, of its class.
+    A layer's variables are in the scope of its name and, within it, of its class name.
     """
 
     def __init__(
@@ -55,19 +55,20 @@ class LayerStack(TransformerLayer):
         norm_epsilon: Optional[float] = None,
         recompute_grads: bool = False,
     ) -> None:
-        """Creates the stack; gin usually gives all but the layers.
+        """Creates the stack; gin usually binds all arguments but the layers.
 
         Args:
           layers: a list of TransformerLayers.
-          sublayers_initial: a list of sublayers, see `_sublayers`, which the input goes through.
-          sublayers_per_layer: a list of sublayers, among them `sublayer_call_layer`, for each
-            layer.
-          sublayers_final: a list of sublayers for the output of the last layer.
-          dropout_rate: a number. With `norm_epsilon`, it makes a stack whose sublayers and names
-            of variables are those of T5's public checkpoints, whatever the arguments above.
+          sublayers_initial: a list of sublayers, such as `sublayer_dropout`, that are applied to
+            the input of the stack.
+          sublayers_per_layer: a list of sublayers for each layer; `sublayer_call_layer` among
+            them calls the layer.
+          sublayers_final: a list of sublayers that are applied to the output of the last layer.
+          dropout_rate: a number. If given with `norm_epsilon`, the sublayers and variable names
+            are those of T5's public checkpoints, whatever the arguments above.
           norm_epsilon: a number.
-          recompute_grads: whether a layer's inner values are computed again for its gradient
-            instead of kept.
+          recompute_grads: whether the activations inside a layer are recomputed for its gradient
+            instead of stored.
 
         Raises:
           ValueError: only one of `dropout_rate` and `norm_epsilon` is given.
@@ -91,10 +92,10 @@ class LayerStack(TransformerLayer):
         self._sublayers_final = sublayers_final
 
     def call(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
-        """Calls the layers, and appends to `context.layer_outputs`.
+        """Calls the layers, and appends their outputs to `context.layer_outputs`.
 
-        What is appended: the input after its sublayers, the output of each layer but the last,
-        and the output of the stack.
+        These are the input after its sublayers, the output of each layer but the last, and the
+        output of the stack.
 
         Args:
           context: a Context.
@@ -117,7 +118,7 @@ class LayerStack(TransformerLayer):
 
     @property
     def num_layers(self) -> int:
-        """How many layers there are."""
+        """The number of layers."""
         return len(self._layers)
 
     @property
@@ -142,7 +143,9 @@ class LayerStack(TransformerLayer):
             x = sublayer(x, self, context)
         return x
 
-    def _layer_with_sublayers(self, context: Context, layer: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def _layer_with_sublayers(
+        self, context: Context, layer: TransformerLayer, x: mtf.Tensor
+    ) -> mtf.Tensor:
         context.current_layer = layer
         context.current_layer_input = x
         y = self._with_sublayers("sublayers_per_layer", context, x)
@@ -157,7 +160,7 @@ class LayerStack(TransformerLayer):
     def _recomputes(self, context: Context) -> bool:
         return self._recompute_grads and context.train
 
-    def _call_layer(self, context: Context, layer: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def _call_layer(self, context: Context, layer: TransformerLayer, x: mtf.Tensor) -> mtf.Tensor:
         with tf.variable_scope(layer.name or ""):
             if not self._recomputes(context):
                 return self._layer_with_sublayers(context, layer, x)
@@ -170,14 +173,14 @@ class LayerStack(TransformerLayer):
 
 
 class _Shared:
-    """Tensors that a layer leaves in the Context, from inside of a function to be recomputed.
+    """Tensors that a layer adds to the Context, inside a function that is to be recomputed.
 
-    They must be among the function's outputs, or what uses them later would keep the layer's
-    inner values.
+    They must be outputs of the function, or else their later uses would keep the layer's
+    activations alive.
     """
 
     def __init__(self, context: Context) -> None:
-        # Contexts of users may have neither.
+        # A user's context may have neither.
         self._losses = getattr(context, "losses", None)
         self._cache = getattr(context, "cache", {})
         self._num_losses = len(self._losses or [])
@@ -185,11 +188,11 @@ class _Shared:
         self._known = set(context.mesh.graph.operations)
 
     def found(self) -> list[mtf.Tensor]:
-        """Returns the Tensors that have come since."""
+        """Returns the Tensors added since this object was created."""
         return [t for t in self._values() if self._is_new(t)]
 
     def replace(self, tensors: Sequence[mtf.Tensor]) -> None:
-        """Puts the outputs of the function in the places of those found."""
+        """Replaces the added Tensors by outputs of the function."""
         mapping = dict(zip(self.found(), tensors))
 
         def replaced(values: Any) -> Any:
@@ -210,32 +213,32 @@ class _Shared:
         cached = [self._cache[key] for key in self._new_keys()]
         return tf.nest.flatten([losses, cached])
 
-    def _is_new(self, value: Any) -> bool:
+    def _is_new(self, value: object) -> bool:
         return isinstance(value, mtf.Tensor) and value.operation not in self._known
 
 
 @gin.configurable(module=_MODULE)
 class ReversibleLayerStack(LayerStack):
-    """Layers on two streams, of which each is computed from the others when gradients are.
+    """Reversible layers on two streams: inputs of a layer are recomputed from its outputs.
 
     Gomez et al., "The reversible residual network: backpropagation without storing activations"
-    (2017). With `recompute_grads` the memory of training does not grow with the number of
-    layers; without it, values are kept as usual.
+    (2017). With `recompute_grads`, the memory used in training does not grow with the number of
+    layers; without it, activations are stored as usual.
     """
 
     def call(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
-        """Calls the layers; `context.layer_outputs` is as for a LayerStack.
+        """Calls the layers, and appends to `context.layer_outputs` as LayerStack does.
 
         Args:
           context: a Context.
           x: a Tensor with dimensions [batch..., length, d_model].
 
         Returns:
-          A Tensor of the same shape, the sum of the streams, zero at padding.
+          A Tensor of the same shape, the sum of the two streams, zero at padding.
 
         Raises:
-          ValueError: the sublayers are not set; or, with `recompute_grads`, a layer leaves
-            Tensors in the Context, which cannot be computed again.
+          ValueError: the sublayers are not set; or, with `recompute_grads`, a layer adds
+            Tensors to the Context, which cannot be recomputed.
         """
         x = self._with_sublayers("sublayers_initial", context, x)
         context.layer_outputs.append(x)
@@ -252,7 +255,7 @@ class ReversibleLayerStack(LayerStack):
             context.layer_index += 1
         return self._finish(context, streams[0] + streams[2])
 
-    def _branch(self, context: Context, layer: Any, x: mtf.Tensor) -> mtf.Tensor:
+    def _branch(self, context: Context, layer: TransformerLayer, x: mtf.Tensor) -> mtf.Tensor:
         shared = _Shared(context)
         y = self._layer_with_sublayers(context, layer, x)
         if self._recomputes(context) and shared.found():

@@ -1,12 +1,12 @@
-"""What a stack does around its layers: normalization, residual connections, noise, masks.
+"""Sublayers, which a stack applies around its layers: normalization, residuals, dropout, masks.
 
-A sublayer takes a Tensor, the stack and the Context, and returns a Tensor of the same shape.
+A sublayer takes a Tensor, the layer stack and the Context, and returns a Tensor of the same shape.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -14,6 +14,10 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer.transformer._context import Context, nonpadding_of
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
+    from mesh_tensorflow.transformer.transformer._stack import LayerStack
 
 __all__ = [
     "sublayer_annealed_dropout",
@@ -36,8 +40,10 @@ _MODULE = "mesh_tensorflow.transformer.transformer"
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_call_layer(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.Tensor:
-    """Sets padding to zero, then calls the layer in a variable scope of its class name.
+def sublayer_call_layer(
+    x: mtf.Tensor, layer_stack: TransformerLayer, context: Context
+) -> mtf.Tensor:
+    """Sets padding to zero, then calls the layer in the variable scope of its class name.
 
     Args:
       x: a Tensor with dimensions [batch..., length, d_model].
@@ -51,8 +57,10 @@ def sublayer_call_layer(x: mtf.Tensor, layer_stack: Any, context: Context) -> mt
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_mask_padding(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.Tensor:
-    """Sets padding to zero; returns `x` itself if the Context knows of none.
+def sublayer_mask_padding(
+    x: mtf.Tensor, layer_stack: TransformerLayer, context: Context
+) -> mtf.Tensor:
+    """Sets padding to zero; returns `x` itself if the Context has no padding.
 
     Args:
       x: a Tensor with dimensions [batch..., length, d_model].
@@ -64,8 +72,8 @@ def sublayer_mask_padding(x: mtf.Tensor, layer_stack: Any, context: Context) -> 
     return x * nonpadding if isinstance(nonpadding, mtf.Tensor) else x
 
 
-def _scale(context: Context, dims: list) -> mtf.Tensor:
-    """Returns a variable `scale` of ones, for each member of an ensemble."""
+def _scale(context: Context, dims: list[mtf.Dimension]) -> mtf.Tensor:
+    """Returns a variable `scale`, initialized to ones, for each member of the ensemble."""
     return mtf.get_variable(
         context.mesh,
         "scale",
@@ -80,18 +88,18 @@ def _scaled_by_rms(
     context: Context,
     epsilon: float,
     name: str,
-    scale_dims: Optional[list] = None,
+    scale_dims: Optional[list[mtf.Dimension]] = None,
     channels: Optional[int] = None,
 ) -> mtf.Tensor:
-    """Divides by the root mean square along d_model, and multiplies with a variable.
+    """Divides by the root mean square along d_model, and multiplies by a variable.
 
     Args:
       x: a Tensor with dimensions [..., d_model].
       context: a Context.
-      epsilon: added to the mean square.
+      epsilon: a number that is added to the mean square.
       name: a string, the variable scope.
-      scale_dims: dimensions of the variable; d_model if None.
-      channels: how many channels the mean is taken of; all if None.
+      scale_dims: the dimensions of the variable; d_model if None.
+      channels: the number of channels in the mean, counted from the first; all if None.
     """
     model_dim = context.model.model_dim
     with tf.variable_scope(name):
@@ -105,12 +113,12 @@ def _scaled_by_rms(
 @gin.configurable(module=_MODULE)
 def sublayer_rms_norm(
     x: mtf.Tensor,
-    layer_stack: Any,
+    layer_stack: TransformerLayer,
     context: Context,
     epsilon: float = 1e-6,
     name: str = "rms_norm",
 ) -> mtf.Tensor:
-    """Divides by the root mean square of the channels: no mean is taken off, no bias added.
+    """Applies RMS normalization: without subtracting the mean, and without a bias.
 
     Zhang and Sennrich, "Root mean square layer normalization" (2019). The variable is
     `name/scale`.
@@ -119,7 +127,7 @@ def sublayer_rms_norm(
       x: a Tensor with dimensions [..., d_model].
       layer_stack: a LayerStack.
       context: a Context.
-      epsilon: added to the mean square.
+      epsilon: a number that is added to the mean square.
       name: a string, the variable scope.
     """
     del layer_stack
@@ -129,12 +137,12 @@ def sublayer_rms_norm(
 @gin.configurable(module=_MODULE)
 def sublayer_scale_norm(
     x: mtf.Tensor,
-    layer_stack: Any,
+    layer_stack: TransformerLayer,
     context: Context,
     epsilon: float = 1e-6,
     name: str = "scale_norm",
 ) -> mtf.Tensor:
-    """Divides by the root mean square of the channels, with one scale for all of them.
+    """Applies RMS normalization with one scale for all channels.
 
     Nguyen and Salazar, "Transformers without tears" (2019). The variable is `name/scale`.
 
@@ -142,7 +150,7 @@ def sublayer_scale_norm(
       x: a Tensor with dimensions [..., d_model].
       layer_stack: a LayerStack.
       context: a Context.
-      epsilon: added to the mean square.
+      epsilon: a number that is added to the mean square.
       name: a string, the variable scope.
     """
     del layer_stack
@@ -152,12 +160,12 @@ def sublayer_scale_norm(
 @gin.configurable(module=_MODULE)
 def sublayer_rms_norm_subsampled(
     x: mtf.Tensor,
-    layer_stack: Any,
+    layer_stack: TransformerLayer,
     context: Context,
     percentage: float = 100.0,
     epsilon: float = 1e-6,
 ) -> mtf.Tensor:
-    """Divides by the root mean square of the first of the channels.
+    """Applies RMS normalization with the root mean square of the first channels only.
 
     Zhang and Sennrich, "Root mean square layer normalization" (2019), section 3.1. The variable
     is `layer_norm_subsampled/scale`.
@@ -166,8 +174,8 @@ def sublayer_rms_norm_subsampled(
       x: a Tensor with dimensions [..., d_model].
       layer_stack: a LayerStack.
       context: a Context.
-      percentage: of the channels that the mean is taken of, above 0 and at most 100.
-      epsilon: added to the mean square.
+      percentage: the percentage of the channels in the mean, above 0 and at most 100.
+      epsilon: a number that is added to the mean square.
 
     Raises:
       ValueError: `percentage` is out of range.
@@ -184,15 +192,15 @@ def sublayer_rms_norm_subsampled(
 
 @gin.configurable(module=_MODULE)
 def sublayer_true_layer_norm(
-    x: mtf.Tensor, layer_stack: Any, context: Context, epsilon: float = 1e-6
+    x: mtf.Tensor, layer_stack: TransformerLayer, context: Context, epsilon: float = 1e-6
 ) -> mtf.Tensor:
-    """Applies `mtf.layers.layer_norm`, with mean and bias, in a scope `true_layer_norm`.
+    """Applies `mtf.layers.layer_norm`, with mean and bias, in the scope `true_layer_norm`.
 
     Args:
       x: a Tensor with dimensions [..., d_model].
       layer_stack: a LayerStack.
       context: a Context.
-      epsilon: added to the variance.
+      epsilon: a number that is added to the variance.
     """
     del layer_stack
     with tf.variable_scope("true_layer_norm"):
@@ -200,8 +208,8 @@ def sublayer_true_layer_norm(
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_residual(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.Tensor:
-    """Adds the residual: the input of the layer, before its sublayers.
+def sublayer_residual(x: mtf.Tensor, layer_stack: TransformerLayer, context: Context) -> mtf.Tensor:
+    """Adds the residual: the input of the layer before its sublayers.
 
     Args:
       x: a Tensor with dimensions [..., d_model].
@@ -214,9 +222,9 @@ def sublayer_residual(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.
 
 @gin.configurable(module=_MODULE)
 def sublayer_rezero(
-    x: mtf.Tensor, layer_stack: Any, context: Context, initial_value: float = 0.0
+    x: mtf.Tensor, layer_stack: TransformerLayer, context: Context, initial_value: float = 0.0
 ) -> mtf.Tensor:
-    """Multiplies with a scalar variable `rezero_weight`.
+    """Multiplies by a scalar variable `rezero_weight`.
 
     Bachlechner et al., "ReZero is all you need: fast convergence at large depth" (2020).
 
@@ -224,7 +232,7 @@ def sublayer_rezero(
       x: a Tensor.
       layer_stack: a LayerStack.
       context: a Context.
-      initial_value: of the variable.
+      initial_value: the initial value of the variable.
     """
     del layer_stack
     weight = mtf.get_variable(
@@ -238,15 +246,15 @@ def sublayer_rezero(
 
 
 def _noise_shape(context: Context) -> mtf.Shape:
-    """Returns the shape of dropout's noise, which is the same along the length."""
+    """Returns the noise shape of dropout, which broadcasts along the length."""
     return mtf.Shape([*context.batch_dims, context.model.model_dim])
 
 
 @gin.configurable(module=_MODULE)
 def sublayer_dropout(
-    x: mtf.Tensor, layer_stack: Any, context: Context, dropout_rate: float = 0.0
+    x: mtf.Tensor, layer_stack: TransformerLayer, context: Context, dropout_rate: float = 0.0
 ) -> mtf.Tensor:
-    """Applies dropout when training, the same along the length.
+    """Applies dropout in training, with the same noise at all positions.
 
     Args:
       x: a Tensor with dimensions [batch..., length, d_model].
@@ -263,13 +271,13 @@ def sublayer_dropout(
 @gin.configurable(module=_MODULE)
 def sublayer_annealed_dropout(
     x: mtf.Tensor,
-    layer_stack: Any,
+    layer_stack: TransformerLayer,
     context: Context,
     init_dropout_rate: float = 0.0,
     start_step: Optional[int] = None,
     end_step: Optional[int] = None,
 ) -> mtf.Tensor:
-    """Applies dropout when training, at a rate that falls to 0 between two steps.
+    """Applies dropout in training, at a rate that decreases to 0 between two steps.
 
     Args:
       x: a Tensor with dimensions [batch..., length, d_model].
@@ -277,10 +285,10 @@ def sublayer_annealed_dropout(
       context: a Context.
       init_dropout_rate: a number, the rate until `start_step`.
       start_step: an integer.
-      end_step: an integer, from which on there is no dropout.
+      end_step: an integer, the first step without dropout.
 
     Raises:
-      ValueError: a step is missing.
+      ValueError: `start_step` or `end_step` is None.
     """
     del layer_stack
     if start_step is None or end_step is None:
@@ -302,26 +310,27 @@ def sublayer_annealed_dropout(
 
 @gin.configurable(module=_MODULE)
 def sublayer_clip_activation_gradient(
-    x: mtf.Tensor, layer_stack: Any, context: Context, rms_norm: float = 1.0
+    x: mtf.Tensor, layer_stack: TransformerLayer, context: Context, rms_norm: float = 1.0
 ) -> mtf.Tensor:
-    """Scales the gradient of `x` down to a root mean square.
+    """Clips the root mean square of the gradient of `x`.
 
     Args:
       x: a Tensor.
       layer_stack: a LayerStack.
       context: a Context.
-      rms_norm: the largest RMS that the gradient may have.
+      rms_norm: the maximum root mean square of the gradient.
     """
     del layer_stack, context
     return layers.clip_activation_gradient(x, rms_norm)
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_legacy_rms_norm(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.Tensor:
-    """Applies `sublayer_rms_norm` in a scope `layer_norm`, the name in T5's checkpoints.
+def sublayer_legacy_rms_norm(
+    x: mtf.Tensor, layer_stack: TransformerLayer, context: Context
+) -> mtf.Tensor:
+    """Applies `sublayer_rms_norm` in the scope `layer_norm`, the name in T5's checkpoints.
 
-    The stack's `norm_epsilon` only says that a stack is a legacy one; gin may bind
-    `sublayer_rms_norm.epsilon`.
+    The epsilon is that of `sublayer_rms_norm`, which gin may bind, not the stack's `norm_epsilon`.
 
     Args:
       x: a Tensor with dimensions [..., d_model].
@@ -332,8 +341,10 @@ def sublayer_legacy_rms_norm(x: mtf.Tensor, layer_stack: Any, context: Context) 
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_legacy_final_rms_norm(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.Tensor:
-    """Applies `sublayer_rms_norm` in a scope `final_layer_norm`.
+def sublayer_legacy_final_rms_norm(
+    x: mtf.Tensor, layer_stack: TransformerLayer, context: Context
+) -> mtf.Tensor:
+    """Applies `sublayer_rms_norm` in the scope `final_layer_norm`.
 
     Args:
       x: a Tensor with dimensions [..., d_model].
@@ -344,7 +355,7 @@ def sublayer_legacy_final_rms_norm(x: mtf.Tensor, layer_stack: Any, context: Con
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_legacy_dropout(x: mtf.Tensor, layer_stack: Any, context: Context) -> mtf.Tensor:
+def sublayer_legacy_dropout(x: mtf.Tensor, layer_stack: LayerStack, context: Context) -> mtf.Tensor:
     """Applies `sublayer_dropout` at the stack's `dropout_rate`.
 
     Args:

@@ -87,16 +87,16 @@ def sample_autoregressive(
 
 @dataclasses.dataclass(frozen=True)
 class _Sampler:
-    """The steps of sampling.
+    """The body and the condition of the sampling loop.
 
-    What they carry: how many there were, which rows are done, the last ids, all ids, and the
-    states of the model.
+    The loop variables are the number of steps, which rows are done, the last ids, all ids, and
+    the states of the model.
     """
 
     incremental: IncrementalModel
     vocab_dim: mtf.Dimension
     length_dim: mtf.Dimension
-    given: Optional[mtf.Tensor]  # how many ids each row begins with; None if all begin with none
+    given: Optional[mtf.Tensor]  # the number of given ids in each row; None if there are none
     limit: int
     stop_at_token: int
     never_end: bool
@@ -104,7 +104,7 @@ class _Sampler:
     keep_top_k: int
 
     def start(self, ids: mtf.Tensor, bos_id: int) -> list[mtf.Tensor]:
-        """Returns the context of the first decoding step."""
+        """Returns the initial values of the loop variables."""
         mesh, states = ids.mesh, self.incremental.states
         rows = mtf.Shape(ids.shape.dims[:-1])
         if self.given is None:
@@ -119,7 +119,7 @@ class _Sampler:
         return [mtf.constant(mesh, 0, dtype=tf.int32), done, last, ids, *states]
 
     def goes_on(self, step: mtf.Tensor, done: mtf.Tensor, *_: mtf.Tensor) -> mtf.Tensor:
-        """Returns whether there is another step, a boolean scalar."""
+        """Returns whether to take another step, a boolean scalar."""
         more = mtf.less(step, self.limit)
         if self.never_end and self.given is None:
             return more
@@ -133,8 +133,8 @@ class _Sampler:
         ids: mtf.Tensor,
         *states: mtf.Tensor,
     ) -> list[mtf.Tensor]:
-        """Returns the context of the next decoding step."""
-        # Rows without given ids are all at one position, and then so are the layers' masks.
+        """Returns the loop variables after a step."""
+        # Without given ids all rows are at the same position, and masks need no batch dimension.
         position = step if self.given is None else step + self.given
         logits, new_states = self.incremental.step(position, last, states)
         if self.never_end:
@@ -163,10 +163,10 @@ def _check_top_k(sampling_keep_top_k: int) -> None:
 def _choose(
     logits: mtf.Tensor, vocab_dim: mtf.Dimension, temperature: float, keep_top_k: int
 ) -> mtf.Tensor:
-    """Returns an int32 id for each row of logits."""
+    """Returns the int32 id chosen in each row of logits."""
     if temperature == 0.0 or keep_top_k == -1 or keep_top_k >= vocab_dim.size:
         return mtf.sample_with_temperature(logits, vocab_dim, temperature)
-    # Only the best are drawn from, and only they need random numbers.
+    # Random numbers are needed for the top ids only.
     top_dim = mtf.Dimension("_top_k_", keep_top_k)
     top, ids = mtf.top_k(logits, vocab_dim, top_dim)
     drawn = mtf.sample_with_temperature(top, top_dim, temperature)

@@ -1,8 +1,8 @@
-"""A model of an encoder and a decoder."""
+"""Models with an encoder and a decoder."""
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -16,28 +16,33 @@ from mesh_tensorflow.transformer.transformer._embedding import get_vocab_embeddi
 from mesh_tensorflow.transformer.transformer._encoder_outputs import EncoderOutputs
 from mesh_tensorflow.transformer.transformer._inputs import autoregressive_inputs
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
+
 __all__ = ["Bitransformer"]
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
 class Bitransformer:
-    """A model of an encoder and a decoder, from one sequence to another.
+    """A sequence-to-sequence model of an encoder and a decoder.
 
     Vaswani et al., "Attention is all you need" (2017).
     """
 
-    def __init__(self, encoder: Any, decoder: Any, shared_embedding: bool = True) -> None:
+    def __init__(
+        self, encoder: Unitransformer, decoder: Unitransformer, shared_embedding: bool = True
+    ) -> None:
         """Creates the model.
 
         Args:
           encoder: a Unitransformer without an output vocabulary.
-          decoder: an autoregressive Unitransformer, whose layers look at the encoder's output.
-          shared_embedding: whether both use the same embeddings, of ids and of positions; these
-            are in the variable scope `shared`. Those of positions are shared only if the two
-            have the same longest sequence.
+          decoder: an autoregressive Unitransformer, whose layers read the encoder's output.
+          shared_embedding: whether both use the same embeddings of ids and of positions, which
+            are in the variable scope `shared`. Positional embeddings are shared only if both
+            have the same maximum length.
 
         Raises:
-          ValueError: their embeddings cannot be shared.
+          ValueError: the embeddings cannot be shared.
         """
         self.encoder = encoder
         self.decoder = decoder
@@ -51,13 +56,13 @@ class Bitransformer:
             )
 
     @property
-    def output_vocab_dim(self) -> mtf.Dimension:
-        """The vocabulary of the decoder."""
+    def output_vocab_dim(self) -> Optional[mtf.Dimension]:
+        """The output vocabulary of the decoder."""
         return self.decoder.output_vocab_dim
 
     @property
     def z_loss(self) -> float:
-        """The factor of the decoder's z loss."""
+        """The coefficient of the decoder's z loss."""
         return self.decoder.z_loss
 
     def loss_denominator(self, targets: mtf.Tensor, num_microbatches: int) -> float:
@@ -65,18 +70,18 @@ class Bitransformer:
 
         Args:
           targets: a Tensor with dimensions [batch..., length].
-          num_microbatches: an integer.
+          num_microbatches: an integer, the number of microbatches.
         """
         return self.decoder.loss_denominator(targets, num_microbatches)
 
     def _encoded_sequence_id(self, encoder_sequence_id: mtf.Tensor) -> mtf.Tensor:
-        """Returns the sequence numbers of the encoder's output, those of its input here."""
+        """Returns the sequence_id of the encoder's output; here that of its input."""
         return encoder_sequence_id
 
     def _shared_params(
         self, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType
     ) -> Optional[dict[str, Any]]:
-        """Returns the embedding that encoder and decoder share, in the scope `shared`, or None."""
+        """Returns the embeddings that encoder and decoder share, in the scope `shared`, or None."""
         if not self.shared_embedding:
             return None
         encoder, decoder = self.encoder, self.decoder
@@ -140,29 +145,30 @@ class Bitransformer:
         decoder_position: Optional[mtf.Tensor] = None,
         num_microbatches: int = 1,
     ) -> tuple[mtf.Tensor, Any]:
-        """Returns the logits and the loss of all target positions at once.
+        """Returns the logits of all target positions, and the loss.
 
-        The decoder is fed the targets, one position later.
+        The inputs of the decoder are the targets shifted by one position.
 
         Args:
           inputs: an integer Tensor with dimensions [batch..., length], ids, 0 at padding.
-          targets: an integer Tensor with dimensions [batch..., length], likewise; the length
-            may differ.
-          compute_loss: a bool.
+          targets: an integer Tensor with dimensions [batch..., length], ids, 0 at padding; the
+            length may differ from that of the inputs.
+          compute_loss: a bool, whether to compute the loss.
           mode: "train", "eval" or "infer"; see tf.estimator.ModeKeys.
           variable_dtype: a VariableDType.
           encoder_sequence_id: a Tensor of the shape of `inputs`, which numbers the examples
-            packed into a row from 1, and is 0 at padding. If None, a row is one example, up to
-            where its ids are 0.
-          decoder_sequence_id: a Tensor of the shape of `targets`, likewise.
-          decoder_subsequence_id: a Tensor likewise, for parts of examples.
-          encoder_position: a Tensor of the shape of `inputs`, positions within examples; 0, 1,
-            2, ... if None.
-          decoder_position: a Tensor of the shape of `targets`, likewise.
-          num_microbatches: into how many parts the batch is cut, of which this is one.
+            packed into a row from 1, and is 0 at padding. If None, each row is one example, with
+            padding where its ids are 0.
+          decoder_sequence_id: a Tensor of the shape of `targets`, as `encoder_sequence_id`.
+          decoder_subsequence_id: a Tensor of the shape of `targets`, for parts of examples.
+          encoder_position: a Tensor of the shape of `inputs`, the positions within examples; 0,
+            1, 2, ... if None.
+          decoder_position: a Tensor of the shape of `targets`, as `encoder_position`.
+          num_microbatches: an integer, the number of microbatches; this call is for one of them.
 
         Returns:
-          (a Tensor with dimensions [batch..., length, vocab], a scalar Tensor or None).
+          (logits, loss). The logits are a Tensor with dimensions [batch..., length, vocab]; the
+          loss is a scalar Tensor, or None if no loss is computed.
         """
         if encoder_sequence_id is None:
             encoder_sequence_id = mtf.minimum(inputs, 1)
@@ -215,27 +221,28 @@ class Bitransformer:
         decode_length_constant: float = 10,
         max_decode_length: Optional[int] = None,
     ) -> mtf.Tensor:
-        """Returns sequences for inputs, by sampling or by beam search.
+        """Returns output sequences, by sampling or beam search.
 
         Args:
           inputs: an int32 Tensor with dimensions [batch..., length], ids, 0 at padding.
           variable_dtype: a VariableDType.
           beam_size: an int; 1 for sampling.
-          alpha: a number, for beam search: the larger, the longer the preferred sequences.
-          temperature: a number, for sampling: 0.0 takes the id with the largest logit, 1.0 draws
-            from the softmax.
-          sampling_keep_top_k: an int, for sampling: an id is drawn from so many with the largest
-            logits; -1 for all.
-          decode_length_multiplier: a number, for beam search: sequences are at most so many times
-            as long as the longest of the inputs,
-          decode_length_constant: a number: and so much longer.
+          alpha: a number, the length penalty of beam search: larger values prefer longer
+            sequences.
+          temperature: a number, for sampling: 0.0 takes the id with the largest logit, 1.0
+            samples from the softmax.
+          sampling_keep_top_k: an int, for sampling: the number of ids with the largest logits to
+            sample from; -1 for all.
+          decode_length_multiplier: a number, for beam search: the maximum length is this times
+            the length of the longest input, plus `decode_length_constant`.
+          decode_length_constant: a number, for beam search.
           max_decode_length: an int, the size of the result's length; that of the inputs if None.
 
         Returns:
           An int32 Tensor with dimensions [batch..., length].
 
         Raises:
-          ValueError: `beam_size` is not positive, or the inputs are no ids.
+          ValueError: `beam_size` is not positive, or `inputs` is not such a Tensor.
         """
         return _decode.decode(
             self,

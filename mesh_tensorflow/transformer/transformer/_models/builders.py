@@ -1,12 +1,13 @@
-"""Functions that make models, of parts that gin chooses."""
+"""Functions that build models from parts that gin configures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Optional
+from collections.abc import Callable, Sequence
+from typing import Optional
 
 import gin
 
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
 from mesh_tensorflow.transformer.transformer._models.bitransformer import Bitransformer
 from mesh_tensorflow.transformer.transformer._models.student_teacher import StudentTeacher
@@ -18,8 +19,8 @@ __all__ = ["make_bi_student_teacher", "make_bitransformer", "make_layer_stack"]
 _MODULE = "mesh_tensorflow.transformer.transformer"
 
 
-def _layer_of(entry: Any) -> tuple[Callable, Optional[str], dict]:
-    """Returns (class, name, keyword arguments) of an entry of `layers`."""
+def _layer_of(entry: object) -> tuple[Callable[..., TransformerLayer], Optional[str], dict]:
+    """Returns (class, name, keyword arguments) for an entry of `layers`."""
     parts = list(entry) if isinstance(entry, (list, tuple)) else [entry]
     cls, *options = parts or [None]
     names = [p for p in options if isinstance(p, str)]
@@ -35,23 +36,23 @@ def _layer_of(entry: Any) -> tuple[Callable, Optional[str], dict]:
 
 @gin.configurable(module=_MODULE)
 def make_layer_stack(
-    layers: Any = gin.REQUIRED,
-    layer_stack_cls: Any = LayerStack,
+    layers: Sequence[object] = gin.REQUIRED,
+    layer_stack_cls: Callable[[list[TransformerLayer]], TransformerLayer] = LayerStack,
     num_layers: int = 6,
     block_scope: bool = True,
-) -> Any:
+) -> TransformerLayer:
     """Returns a stack of blocks of layers.
 
-    A layer has the name `block_000/layer_000`, by its place among the blocks and in its block;
-    or `layer_000`, by its place among all layers, if not `block_scope`. A name in `layers` is
-    in place of `layer_000`; layers with one name have one set of variables.
+    A layer is named `block_000/layer_000`, by the indices of the block and of the layer in it;
+    without `block_scope` it is named `layer_000`, by its index among all layers. A name in
+    `layers` replaces `layer_000`. Layers of the same name share their variables.
 
     Args:
-      layers: a list with an entry for each layer of a block: a class, or a list of it, a name
-        and a dictionary of keyword arguments, of which the last two may be missing.
+      layers: a list with an entry for each layer of a block: a class, or a list of a class and,
+        optionally, a name and a dictionary of keyword arguments.
       layer_stack_cls: a class, or a function that takes the list of layers.
-      num_layers: an integer, how many blocks.
-      block_scope: whether names begin with that of the block.
+      num_layers: an integer, the number of blocks.
+      block_scope: whether the names of layers begin with the name of the block.
 
     Raises:
       ValueError: `layers` is not such a list.
@@ -74,24 +75,24 @@ def make_layer_stack(
 
 @gin.configurable(module=_MODULE)
 def make_bitransformer(
-    input_vocab_size: Any = gin.REQUIRED,
-    output_vocab_size: Any = gin.REQUIRED,
-    layout: Any = None,
-    mesh_shape: Any = None,
+    input_vocab_size: int = gin.REQUIRED,
+    output_vocab_size: int = gin.REQUIRED,
+    layout: Optional[mtf.LayoutRules] = None,
+    mesh_shape: Optional[mtf.Shape] = None,
     encoder_name: str = "encoder",
     decoder_name: str = "decoder",
-    bitransformer_cls: Any = Bitransformer,
-) -> Any:
-    """Returns a Bitransformer, whose sides gin configures in the scopes encoder and decoder.
+    bitransformer_cls: Callable[[Unitransformer, Unitransformer], Bitransformer] = Bitransformer,
+) -> Bitransformer:
+    """Returns a Bitransformer; gin configures its parts in the scopes `encoder` and `decoder`.
 
     Args:
       input_vocab_size: an integer.
       output_vocab_size: an integer.
       layout: the LayoutRules that the model will be lowered with, for layers that ask.
-      mesh_shape: the Shape of the mesh, likewise.
+      mesh_shape: the Shape of the mesh, for layers that ask.
       encoder_name: a string, the variable scope of the encoder.
       decoder_name: a string, the variable scope of the decoder.
-      bitransformer_cls: a class, or a function that takes encoder and decoder.
+      bitransformer_cls: a class, or a function that takes the encoder and the decoder.
     """
     with gin.config_scope("encoder"):
         encoder = Unitransformer(
@@ -118,18 +119,20 @@ def make_bitransformer(
 
 @gin.configurable(module=_MODULE)
 def make_bi_student_teacher(
-    input_vocab_size: Any = gin.REQUIRED,
-    output_vocab_size: Any = gin.REQUIRED,
-    layout: Any = None,
-    mesh_shape: Any = None,
+    input_vocab_size: int = gin.REQUIRED,
+    output_vocab_size: int = gin.REQUIRED,
+    layout: Optional[mtf.LayoutRules] = None,
+    mesh_shape: Optional[mtf.Shape] = None,
 ) -> StudentTeacher:
-    """Returns two Bitransformers, which gin configures in the scopes student and teacher.
+    """Returns a StudentTeacher of two Bitransformers.
+
+    Gin configures them in the scopes `student` and `teacher`.
 
     Args:
       input_vocab_size: an integer.
       output_vocab_size: an integer.
       layout: the LayoutRules that the models will be lowered with, for layers that ask.
-      mesh_shape: the Shape of the mesh, likewise.
+      mesh_shape: the Shape of the mesh, for layers that ask.
     """
     models = {}
     for scope in ("student", "teacher"):

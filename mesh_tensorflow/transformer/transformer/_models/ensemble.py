@@ -1,4 +1,4 @@
-"""Ensembles: how the logits of their members become one."""
+"""Ensembles: reductions of the logits of their members."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
     "reduce_ensemble_logits_select",
 ]
 
-# The logarithm of a probability that is smaller is that of this one.
+# Smaller probabilities are clipped to this one before the logarithm is taken.
 _SMALLEST_PROBABILITY = 1e-20
 
 
@@ -26,14 +26,14 @@ _SMALLEST_PROBABILITY = 1e-20
 def reduce_ensemble_logits_select(
     logits: mtf.Tensor, ensemble_dim: mtf.Dimension, vocab_dim: mtf.Dimension, model_id: int = 0
 ) -> mtf.Tensor:
-    """Returns the logits of one member.
+    """Returns the logits of one member of an ensemble.
 
     Args:
       logits: a Tensor with dimensions [ensemble_dim, ..., vocab_dim].
       ensemble_dim: a Dimension.
       vocab_dim: a Dimension.
-      model_id: an integer, the member. Beyond their number it counts from the first again, with a
-        warning.
+      model_id: an integer, the index of the member. If out of range, it is taken modulo the
+        ensemble's size, with a warning.
 
     Returns:
       A Tensor without `ensemble_dim`.
@@ -92,15 +92,17 @@ def reduce_ensemble_logits(
     logits: mtf.Tensor,
     ensemble_dim: mtf.Dimension,
     vocab_dim: mtf.Dimension,
-    reduce_fn: Callable = reduce_ensemble_logits_mean_prob,
+    reduce_fn: Callable[
+        [mtf.Tensor, mtf.Dimension, mtf.Dimension], mtf.Tensor
+    ] = reduce_ensemble_logits_mean_prob,
 ) -> mtf.Tensor:
-    """Returns the logits of an ensemble as a whole, by a function that gin may set.
+    """Returns the logits of an ensemble, reduced by a function that gin may set.
 
     Args:
       logits: a Tensor with dimensions [ensemble_dim, ..., vocab_dim].
       ensemble_dim: a Dimension.
       vocab_dim: a Dimension.
-      reduce_fn: takes the three arguments.
+      reduce_fn: a function of the three arguments above.
 
     Returns:
       A Tensor without `ensemble_dim`.

@@ -1,8 +1,8 @@
-"""Distillation: a model that learns from the probabilities of another."""
+"""Distillation: a model that is trained on the probabilities of another."""
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -11,21 +11,25 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, layers
 from mesh_tensorflow.utils import steps_done
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._models.bitransformer import Bitransformer
+    from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
+
 __all__ = ["StudentTeacher"]
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
 class StudentTeacher:
-    """A student that learns from targets and from a teacher, which does not learn.
+    """A student model that is trained on targets and on the probabilities of a fixed teacher.
 
-    Hinton et al., "Distilling the knowledge in a neural network" (2015). Variables are in the
+    Hinton et al., "Distilling the knowledge in a neural network" (2015). The variables are in the
     scopes `student` and `teacher`.
     """
 
     def __init__(
         self,
-        student: Any,
-        teacher: Any,
+        student: Union[Unitransformer, Bitransformer],
+        teacher: Union[Unitransformer, Bitransformer],
         temperature: Optional[float] = None,
         fraction_soft: Optional[float] = None,
         distill_start_step: int = 0,
@@ -36,17 +40,19 @@ class StudentTeacher:
 
         Args:
           student: a Unitransformer or a Bitransformer.
-          teacher: another, of the same output vocabulary.
-          temperature: a number that the logits of both are divided by.
-          fraction_soft: how much of the loss is that for the teacher's probabilities, between
-            0 and 1; the rest is that for the targets.
-          distill_start_step: an integer, the last step on which only targets count.
+          teacher: another model, with the same output vocabulary.
+          temperature: a number that the logits of both models are divided by.
+          fraction_soft: a number between 0 and 1, the weight of the loss on the teacher's
+            probabilities; the rest is the weight of the loss on the targets.
+          distill_start_step: an integer, the last step whose loss is on the targets only.
           teacher_checkpoint: a string, the path of a checkpoint of the teacher alone, without
             the scope `teacher`.
-          initialize_student_weights: whether the student begins with the teacher's weights.
+          initialize_student_weights: whether the student is initialized from the teacher's
+            checkpoint, too.
         """
-        self.student = student
-        self.teacher = teacher
+        # Both must have an output vocabulary, and the student `decode` if it is called.
+        self.student: Any = student
+        self.teacher: Any = teacher
         self.temperature = temperature
         self.fraction_soft = fraction_soft
         self.distill_start_step = distill_start_step
@@ -64,19 +70,19 @@ class StudentTeacher:
     ) -> Any:
         """Returns the student's logits and the loss.
 
-        The teacher's variables are taken off the list of trainable ones.
+        The teacher's variables become untrainable.
 
         Args:
           inputs: an integer Tensor with dimensions [batch..., length], ids.
           targets: an integer Tensor with dimensions [batch..., length].
-          compute_loss: a bool; the teacher is called only if it is true.
+          compute_loss: a bool; the teacher is called only if it is True.
           variable_dtype: a VariableDType.
-          num_microbatches: into how many parts the batch is cut, of which this is one.
+          num_microbatches: an integer, the number of microbatches; this call is for one of them.
           **kargs: further arguments of the models' `call_simple`.
 
         Returns:
-          (a Tensor with dimensions [batch..., length, vocab], a scalar Tensor); the first alone
-          if no loss is computed.
+          (logits, loss): a Tensor with dimensions [batch..., length, vocab] and a scalar Tensor.
+          The logits alone if no loss is computed.
 
         Raises:
           ValueError: `temperature` or `fraction_soft` is not set, or the vocabularies differ.
@@ -102,13 +108,13 @@ class StudentTeacher:
         soft_loss /= self.student.loss_denominator(targets, num_microbatches)
         distills = tf.greater(steps_done(), self.distill_start_step)
         fraction = tf.cast(distills, tf.float32) * fraction_soft
-        # Gradients of probabilities at a temperature are smaller by its square.
+        # The temperature divides the gradients of the soft loss by its square.
         soft_fraction = tf.cast(fraction * temperature**2, soft_loss.dtype)
         hard_fraction = tf.cast(1.0 - fraction, hard_loss.dtype)
         return student_logits, hard_loss * hard_fraction + soft_loss * soft_fraction
 
     def _settings(self) -> tuple[float, float]:
-        """Returns temperature and fraction_soft, once the pair is known to be complete."""
+        """Returns (temperature, fraction_soft), and checks that the two models fit."""
         if self.temperature is None or self.fraction_soft is None:
             raise ValueError(
                 "StudentTeacher: temperature and fraction_soft must be set, got temperature="
@@ -125,7 +131,7 @@ class StudentTeacher:
     def _soft_loss(
         self, student_logits: mtf.Tensor, teacher_logits: mtf.Tensor, targets: mtf.Tensor
     ) -> mtf.Tensor:
-        """Returns the sum of the cross entropies of the teacher's and student's probabilities."""
+        """Returns the summed cross entropy of the student's and the teacher's probabilities."""
         vocab_dim = self.student.output_vocab_dim
         probabilities = mtf.softmax(teacher_logits, vocab_dim)
         loss = layers.softmax_cross_entropy_with_logits(
@@ -141,20 +147,20 @@ class StudentTeacher:
         """Returns the result of the student's `decode`.
 
         Args:
-          *args: its arguments.
-          **kargs: its keyword arguments.
+          *args: arguments of the student's `decode`.
+          **kargs: keyword arguments of the student's `decode`.
         """
         with tf.variable_scope("student"):
             return self.student.decode(*args, **kargs)
 
     def initialize(self) -> None:
-        """Has the teacher's variables begin with the values in its checkpoint.
+        """Sets the teacher's variables to be initialized from its checkpoint.
 
-        To be called when the variables have been made, and before they are initialized. The
-        student's too if it was made so.
+        With `initialize_student_weights`, the student's too. Call it after the variables are
+        created, and before they are initialized.
 
         Raises:
-          ValueError: there is no `teacher_checkpoint`, or it lacks a variable.
+          ValueError: `teacher_checkpoint` is None, or a variable is not in the checkpoint.
         """
         if self.teacher_checkpoint is None:
             raise ValueError("StudentTeacher: initialize needs a teacher_checkpoint, got None")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union, overload
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -17,11 +17,18 @@ from mesh_tensorflow.transformer.transformer._decoding import beam as _beam
 from mesh_tensorflow.transformer.transformer._decoding import sampling as _sampling
 from mesh_tensorflow.transformer.transformer._encoder_outputs import EncoderOutputs
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
+
 __all__ = ["Unitransformer"]
 
 
+@overload
+def _vocab_dim(size: int, divisor: int) -> mtf.Dimension: ...
+@overload
+def _vocab_dim(size: Optional[int], divisor: int) -> Optional[mtf.Dimension]: ...
 def _vocab_dim(size: Optional[int], divisor: int) -> Optional[mtf.Dimension]:
-    """Returns the dimension of a vocabulary, its size rounded up."""
+    """Returns the dimension of a vocabulary, with its size rounded up to a multiple."""
     return None if size is None else mtf.Dimension("vocab", -(-size // divisor) * divisor)
 
 
@@ -29,26 +36,26 @@ def _vocab_dim(size: Optional[int], divisor: int) -> Optional[mtf.Dimension]:
 class Unitransformer:
     """A model of one stack of layers, from ids to logits or to vectors.
 
-    Vaswani et al., "Attention is all you need" (2017). Variables are in the scope of its name.
+    Vaswani et al., "Attention is all you need" (2017). The variables are in the scope of its name.
     """
 
     def __init__(
         self,
-        layer_stack: Any,
+        layer_stack: TransformerLayer,
         d_model: int = 1024,
-        input_vocab_size: Any = gin.REQUIRED,
-        output_vocab_size: Any = gin.REQUIRED,
-        autoregressive: Any = gin.REQUIRED,
-        max_length: Any = gin.REQUIRED,
+        input_vocab_size: int = gin.REQUIRED,
+        output_vocab_size: Optional[int] = gin.REQUIRED,
+        autoregressive: bool = gin.REQUIRED,
+        max_length: int = gin.REQUIRED,
         shared_embedding_and_softmax_weights: bool = False,
         label_smoothing: float = 0.0,
         z_loss: float = 1e-4,
         name: str = "transformer",
-        layout: Any = None,
-        mesh_shape: Any = None,
+        layout: Optional[mtf.LayoutRules] = None,
+        mesh_shape: Optional[mtf.Shape] = None,
         vocab_divisor: int = 128,
         ensemble: Optional[int] = None,
-        loss_fn: Optional[Callable] = None,
+        loss_fn: Optional[Callable[..., mtf.Tensor]] = None,
         positional_embedding: bool = True,
         sinusoid_positional_embedding: bool = False,
         input_full_attention: bool = False,
@@ -56,38 +63,41 @@ class Unitransformer:
         loss_denominator: Optional[float] = None,
         token_dropout_rate: float = 0.0,
     ) -> None:
-        """Creates the model; its variables are made when it is called.
+        """Creates the model; calls of it create the variables.
 
         Args:
-          layer_stack: a LayerStack.
-          d_model: an integer, the size of vectors.
+          layer_stack: a LayerStack, or another layer.
+          d_model: an integer, the size of the vectors.
           input_vocab_size: an integer.
           output_vocab_size: an integer; None for a model that returns vectors.
-          autoregressive: whether a position sees the positions up to itself only.
-          max_length: an integer, the longest sequence that positional embeddings are for.
-          shared_embedding_and_softmax_weights: whether logits are taken with the embedding.
-          label_smoothing: how much of a target's probability goes to the whole vocabulary.
-          z_loss: a factor, see `mtf.layers.softmax_cross_entropy_with_logits`.
+          autoregressive: whether a position sees only the positions up to itself.
+          max_length: an integer, the maximum length of sequences with positional embeddings.
+          shared_embedding_and_softmax_weights: whether the logits are computed with the
+            embedding's variable.
+          label_smoothing: a number, the part of the target probability that is spread over the
+            whole vocabulary.
+          z_loss: a number, the coefficient of the z loss; see
+            `mtf.layers.softmax_cross_entropy_with_logits`.
           name: a string, the variable scope.
           layout: the LayoutRules that the model will be lowered with, for layers that ask.
-          mesh_shape: the Shape of the mesh, likewise.
+          mesh_shape: the Shape of the mesh, for layers that ask.
           vocab_divisor: an integer; vocabulary sizes are rounded up to a multiple of it.
-          ensemble: an integer, how many models are trained side by side; or None.
-          loss_fn: takes the model, the Context, logits, targets and the vocabulary Dimension,
-            and returns the loss; `loss_from_logits` if None.
-          positional_embedding: whether there are embeddings of positions.
-          sinusoid_positional_embedding: whether there are sinusoids in their place.
-          input_full_attention: whether the inputs in rows of inputs and targets see each other
-            wholly, see `delimited_lm_inputs_mask`.
-          loss_on_targets_only: whether the inputs in such rows count no loss.
-          loss_denominator: a number that the sum of losses is divided by; see the method.
-          token_dropout_rate: the rate at which ids become 0 in training.
+          ensemble: an integer, the number of models trained in parallel; or None.
+          loss_fn: a function that takes the model, the Context, the logits, the targets and the
+            vocabulary Dimension, and returns the loss; `loss_from_logits` if None.
+          positional_embedding: whether the model has positional embeddings.
+          sinusoid_positional_embedding: whether these are sinusoids instead of variables.
+          input_full_attention: whether all inputs see each other, in rows of inputs and targets;
+            see `delimited_lm_inputs_mask`.
+          loss_on_targets_only: whether the inputs in such rows have no loss.
+          loss_denominator: a number that the sum of the losses is divided by; see the method.
+          token_dropout_rate: the rate at which ids are set to 0 in training.
 
         Raises:
-          ValueError: an autoregressive model has no output vocabulary, or the two vocabularies
-            cannot share their weights.
+          ValueError: there is no input vocabulary, an autoregressive model has no output
+            vocabulary, or the two vocabularies cannot share their weights.
         """
-        self.layer_stack = layer_stack
+        self.layer_stack: Any = layer_stack  # some models read attributes of particular stacks
         self.model_dim = mtf.Dimension("d_model", d_model)
         self.input_vocab_size_unpadded = input_vocab_size
         self.input_vocab_dim = _vocab_dim(input_vocab_size, vocab_divisor)
@@ -133,23 +143,24 @@ class Unitransformer:
 
     @property
     def fully_autoregressive(self) -> bool:
-        """Whether no position sees a later one, inputs included."""
+        """Whether no position sees a later one, not even among the inputs."""
         return self.autoregressive and not self.input_full_attention
 
     @property
     def ensemble_dims(self) -> list[mtf.Dimension]:
-        """The dimension of the ensemble in a list, which is empty if there is none."""
+        """A list of the ensemble dimension, empty if there is no ensemble."""
         return [self.ensemble_dim] if self.ensemble_dim else []
 
     def loss_denominator(self, targets: mtf.Tensor, num_microbatches: int) -> float:
         """Returns the denominator of the loss.
 
-        It is the number of target positions in all microbatches, padding included and each
-        counted once for the whole ensemble, unless the model was made with a `loss_denominator`.
+        It is the `loss_denominator` of the constructor, if one was given. Otherwise it is the
+        number of target positions in all microbatches, including padding, and without the
+        ensemble dimension.
 
         Args:
           targets: a Tensor with dimensions [batch..., length].
-          num_microbatches: an integer.
+          num_microbatches: an integer, the number of microbatches.
         """
         if self._loss_denominator is not None:
             return float(self._loss_denominator)
@@ -158,7 +169,7 @@ class Unitransformer:
     def _call_internal(
         self, context: Context, inputs: mtf.Tensor, targets: Optional[mtf.Tensor] = None
     ) -> mtf.Tensor:
-        """Returns logits, and appends the loss to the Context's; see `call_model`."""
+        """Returns the logits, and appends the loss to the losses of the Context."""
         return call_model(self, context, inputs, targets)
 
     @leaves_no_node
@@ -180,36 +191,36 @@ class Unitransformer:
         encoder_layer_outputs: Optional[list] = None,
         num_microbatches: int = 1,
     ) -> tuple[mtf.Tensor, Any]:
-        """Returns the logits and the loss of all positions at once.
+        """Returns the logits of all positions, and the loss.
 
         Args:
           inputs: an integer Tensor with dimensions [batch..., length], ids.
-          targets: a Tensor of the same shape; what a position has to predict, 0 at padding.
+          targets: a Tensor of the same shape, the ids that the positions predict, 0 at padding;
             None if no loss is computed.
-          compute_loss: a bool.
+          compute_loss: a bool, whether to compute the loss.
           mode: "train", "eval" or "infer"; see tf.estimator.ModeKeys.
           variable_dtype: a VariableDType.
           sequence_id: a Tensor of the shape of `inputs`, which numbers the examples packed into
-            a row from 1, and is 0 at padding; None if there is neither.
-          subsequence_id: a Tensor likewise, for parts of examples.
-          position: a Tensor likewise: positions within examples; 0, 1, 2, ... if None, and if
-            the model embeds no positions.
+            a row from 1, and is 0 at padding; None if there is neither packing nor padding.
+          subsequence_id: a Tensor of the same shape, for parts of examples.
+          position: a Tensor of the same shape, the positions within examples; 0, 1, 2, ... if
+            it is None, or if the model has no positional embeddings.
           encoder_output: a Tensor with dimensions [batch..., memory_length, d_model].
           encoder_sequence_id: a Tensor with dimensions [batch..., memory_length].
           encoder_inputs: a Tensor with dimensions [batch..., memory_length], ids.
-          shared_params: a dictionary with an "embedding" and a "positional_embedding" that are
-            used in place of the model's own.
+          shared_params: a dictionary with an "embedding" and a "positional_embedding" to use
+            instead of the model's own.
           layer_outputs: a list that the outputs of the layers are appended to.
           encoder_layer_outputs: a list of the outputs of the encoder's layers.
-          num_microbatches: into how many parts the batch is cut, of which this is one.
+          num_microbatches: an integer, the number of microbatches; this call is for one of them.
 
         Returns:
-          (a Tensor with dimensions [batch..., length, vocab], a scalar Tensor). Vectors with
-          `d_model` instead of logits if there is no output vocabulary; None if no loss is
-          computed, and 0 if there is none.
+          (logits, loss). The logits are a Tensor with dimensions [batch..., length, vocab], or
+          `d_model` instead of the vocabulary if the model has no output vocabulary. The loss is
+          a scalar Tensor, 0 without losses, or None if no loss is computed.
 
         Raises:
-          ValueError: there are no targets to compute a loss of, or the arguments do not fit the
+          ValueError: targets to compute a loss are missing, or the arguments do not fit the
             model.
         """
         if compute_loss and targets is None and self.output_vocab_dim is not None:
@@ -254,42 +265,39 @@ class Unitransformer:
     ) -> mtf.Tensor:
         """Returns sequences continued by the model, one id at a time.
 
-        Each row goes on from its own first free place. All of them stop when every one has come
-        upon `stop_at_token` or is full; what a row has after a `stop_at_token` of its own
-        means nothing.
+        Each row continues after its given ids. Sampling stops when every row has reached
+        `stop_at_token` or is full; the ids after a row's first `stop_at_token` are meaningless.
 
-        Fan et al., "Hierarchical Neural Story Generation", arXiv:1805.04833, for the choice among
-        the best ids.
+        For top-k sampling: Fan et al., "Hierarchical Neural Story Generation", arXiv:1805.04833.
 
         Args:
-          partial_sequences: an int32 Tensor with dimensions [batch..., length]: in each row the ids
-            that are given, then zeros.
-          stop_at_token: an int, the id that ends a sequence. One among the given ids does not
-            count.
-          max_steps: an int, how many ids are added at most; None for as many as fit.
-          temperature: a number; 0.0 takes the id with the largest logit, 1.0 draws from the
+          partial_sequences: an int32 Tensor with dimensions [batch..., length]: in each row the
+            given ids, then zeros.
+          stop_at_token: an int, the id that ends a sequence. It is ignored among the given ids.
+          max_steps: an int, the maximum number of added ids; None for as many as fit.
+          temperature: a number; 0.0 takes the id with the largest logit, 1.0 samples from the
             softmax.
           variable_dtype: a VariableDType.
           encoder_output: a Tensor with dimensions [batch..., memory_length, d_model], or None.
           encoder_sequence_id: a Tensor with dimensions [batch..., memory_length], or None.
           encoder_inputs: a Tensor with dimensions [batch..., memory_length], or None.
-          shared_params: a dictionary with an "embedding" and a "positional_embedding" that are used
-            in place of the model's own; or None.
-          has_partial_sequences: False says that `partial_sequences` is all zeros, which saves the
-            computation of what they leave in the layers' states.
+          shared_params: a dictionary with an "embedding" and a "positional_embedding" to use
+            instead of the model's own; or None.
+          has_partial_sequences: False if `partial_sequences` is all zeros, which saves computing
+            the layers' states for the given ids.
           encoder_layer_outputs: a list of Tensors, or None.
           never_end: whether `stop_at_token` is never chosen.
-          remove_partial_sequences: whether the given ids are cut off from the result.
-          sampling_keep_top_k: an int; if positive, an id is drawn from so many with the largest
-            logits. -1 for all.
-          bos_id: an int, what the model is fed before the first id.
+          remove_partial_sequences: whether to remove the given ids from the result.
+          sampling_keep_top_k: an int, the number of ids with the largest logits to sample from;
+            -1 for all.
+          bos_id: an int, the id that is fed before the first one.
 
         Returns:
           A Tensor of the shape of `partial_sequences`.
 
         Raises:
           ValueError: the model is not autoregressive, `sampling_keep_top_k` is 0 or below -1, or
-            the sequences are no ids.
+            `partial_sequences` is not such a Tensor.
         """
         return _sampling.sample_autoregressive(
             self,
@@ -315,7 +323,7 @@ class Unitransformer:
     def beam_search(
         self,
         inputs: mtf.Tensor,
-        decode_length: Any,
+        decode_length: Union[int, mtf.Tensor],
         variable_dtype: mtf.VariableDType = mtf.VariableDType(tf.float32),
         encoder_output: Optional[mtf.Tensor] = None,
         encoder_sequence_id: Optional[mtf.Tensor] = None,
@@ -325,20 +333,20 @@ class Unitransformer:
         encoder_layer_outputs: Optional[list] = None,
         bos_id: int = 0,
     ) -> mtf.Tensor:
-        """Returns the best sequences that a beam search finds; see `mtf.beam_search.beam_search`.
+        """Returns the best sequences found by a beam search; see `mtf.beam_search.beam_search`.
 
         Args:
-          inputs: an int32 Tensor with dimensions [batch..., beam, length], zeros.
-          decode_length: the largest length, an int or an int32 scalar Tensor.
+          inputs: an int32 Tensor with dimensions [batch..., beam, length], all zeros.
+          decode_length: the maximum length, an int or an int32 scalar Tensor.
           variable_dtype: a VariableDType.
           encoder_output: a Tensor with dimensions [batch..., memory_length, d_model], or None.
           encoder_sequence_id: a Tensor with dimensions [batch..., memory_length], or None.
           encoder_inputs: a Tensor with dimensions [batch..., memory_length], or None.
-          alpha: a number; the larger, the longer the preferred sequences.
-          shared_params: a dictionary with an "embedding" and a "positional_embedding" that are used
-            in place of the model's own; or None.
+          alpha: a number, the length penalty: larger values prefer longer sequences.
+          shared_params: a dictionary with an "embedding" and a "positional_embedding" to use
+            instead of the model's own; or None.
           encoder_layer_outputs: a list of Tensors, or None.
-          bos_id: an int, what the model is fed before the first id.
+          bos_id: an int, the id that is fed before the first one.
 
         Returns:
           A Tensor with dimensions [batch..., length].
