@@ -61,16 +61,17 @@ def call_model(
             weights = _position_weights(model, positions, context, ids.mesh)
             x += embedding_of_positions(model, positions, context, weights)
         x = model.layer_stack.call(context, x)
-        if model.output_vocab_dim is None:
+        vocab_dim = model.output_vocab_dim
+        if vocab_dim is None:
             return x
-        logits = _logits(model, context, embedding, x)
+        logits = _logits(model, vocab_dim, context, embedding, x)
         if targets is not None and context.losses is not None:
             loss_fn = model._loss_fn or loss_from_logits
             targets = _for_ensemble(model, targets)
-            loss = loss_fn(model, context, logits, targets, model.output_vocab_dim)
+            loss = loss_fn(model, context, logits, targets, vocab_dim)
             context.losses.append(loss)
         if model.ensemble_dim is not None:
-            logits = reduce_ensemble_logits(logits, model.ensemble_dim, model.output_vocab_dim)
+            logits = reduce_ensemble_logits(logits, model.ensemble_dim, vocab_dim)
         return logits
 
 
@@ -114,13 +115,17 @@ def _with_token_dropout(model: Unitransformer, context: Context, ids: mtf.Tensor
 
 
 def _logits(
-    model: Unitransformer, context: Context, embedding: VocabEmbedding, x: mtf.Tensor
+    model: Unitransformer,
+    vocab_dim: mtf.Dimension,
+    context: Context,
+    embedding: VocabEmbedding,
+    x: mtf.Tensor,
 ) -> mtf.Tensor:
     if model.shared_embedding_and_softmax_weights:
         return embedding.hidden_to_logits(x, context=context)
     return layers.dense(
         x,
-        model.output_vocab_dim,
+        vocab_dim,
         reduced_dims=[model.model_dim],
         use_bias=False,
         variable_dtype=context.variable_dtype,
