@@ -31,6 +31,10 @@ _OF_THE_PROGRAM = (
 )
 
 
+# Variables, or other objects that can be saved; or a dictionary of them by name.
+VarList = Union[Mapping[str, Any], Iterable[Any]]
+
+
 class CheckpointError(ValueError):
     """A checkpoint is not there, is damaged, or is not of this program."""
 
@@ -49,7 +53,7 @@ class Saver(tf.train.Saver):
     not those of the program.
     """
 
-    def __init__(self, var_list: Any = None, **kwargs: Any):
+    def __init__(self, var_list: Optional[VarList] = None, **kwargs: object):
         """Creates a saver.
 
         Args:
@@ -90,7 +94,11 @@ class Saver(tf.train.Saver):
             raise CheckpointError(f"checkpoint {save_path} could not be read: {reason(e)}") from e
 
     def save(
-        self, sess: tf.Session, save_path: str, global_step: Any = None, **kwargs: Any
+        self,
+        sess: tf.Session,
+        save_path: str,
+        global_step: Union[int, tf.Tensor, None] = None,
+        **kwargs: object,
     ) -> Optional[str]:
         """Saves the variables, wholly or not at all.
 
@@ -123,7 +131,7 @@ class Saver(tf.train.Saver):
             ) from e
 
 
-def _path(given: Any) -> str:
+def _path(given: object) -> str:
     """Returns a path to restore; raises an error that says why it is none."""
     if given is None:
         raise CheckpointError(
@@ -142,7 +150,7 @@ def _path(given: Any) -> str:
     return os.fspath(given)
 
 
-def _wanted(var_list: Any) -> dict[str, Wanted]:
+def _wanted(var_list: Optional[VarList]) -> dict[str, Wanted]:
     """Returns the shape and dtype that each variable expects, by name in the checkpoint."""
     if isinstance(var_list, Mapping):
         named: Iterable = var_list.items()
@@ -155,7 +163,7 @@ def _wanted(var_list: Any) -> dict[str, Wanted]:
     }
 
 
-def _saved_name(v: Any) -> Optional[str]:
+def _saved_name(v: tf.Variable) -> Optional[str]:
     """Returns the name of a variable in checkpoints; eager ones have no tf operation."""
     return getattr(getattr(v, "op", None), "name", None) or getattr(v, "_shared_name", None)
 
@@ -206,7 +214,7 @@ def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
 
 def check_checkpoint(
     path: str,
-    wanted: Union[Mapping[str, Any], Iterable[Any]],
+    wanted: VarList,
     read: bool = False,
 ) -> None:
     """Checks that a checkpoint has the variables of a program.

@@ -1,17 +1,18 @@
-"""PlacementMeshImpl: every processor of the mesh is a TensorFlow device, placed explicitly."""
+"""PlacementMeshImpl: every processor of the mesh is a TensorFlow device."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.layout import TensorLayout
+from mesh_tensorflow._core.interfaces import LaidOutLike
+from mesh_tensorflow._core.layout import LayoutLike, TensorLayout
 from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, processor_groups
-from mesh_tensorflow._core.shape import Shape, list_product
+from mesh_tensorflow._core.shape import Shape, ShapeLike, list_product
 from mesh_tensorflow._core.tables import table_lookup
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import at_device
@@ -52,14 +53,14 @@ __all__ = [
 class PlacementMeshImpl(MeshImpl):
     """A mesh of TensorFlow devices; slices are separate tensors, each on its device.
 
-    Devices that share their memory (the CPU devices of one process, or one device named
-    several times) also share what is equal on them: a value that is replicated over them is
-    computed once, a replicated variable is stored once, and a sum over them is made once.
+    Devices in one memory domain (the CPU devices of one process, or one device named several
+    times) share equal slices: a value that is replicated over them is computed once, a replicated
+    variable is stored once, and a sum over them is computed once.
 
     Attributes:
-      copy_master_to_slice_ops: the copies made so far, in order.
-      merges_devices: whether processors of one device may be executed as one; not so for
-        subclasses, unless they say so.
+      copy_master_to_slice_ops: the tf operations that copy masters to slices, in order.
+      merges_devices: whether processors on one device may be merged; False in subclasses that do
+        not set it.
     """
 
     merges_devices = True
@@ -68,8 +69,8 @@ class PlacementMeshImpl(MeshImpl):
 
     def __init__(
         self,
-        shape: Any,
-        layout: Any,
+        shape: ShapeLike,
+        layout: LayoutLike,
         devices: Optional[Sequence[str]] = None,
         strict_layout: bool = False,
         allreduce: str = "auto",
@@ -81,20 +82,20 @@ class PlacementMeshImpl(MeshImpl):
           shape: the mesh shape; a Shape, or what converts to one, such as "rows:2,cols:2".
           layout: LayoutRules, or what converts to them, such as "batch:rows,d_ff:cols".
           devices: a list of device strings, one for each processor in row-major order; ""
-            leaves the device open. If None, the GPUs that TensorFlow finds, else its logical
-            CPUs.
+            leaves the choice to TensorFlow. If None, the GPUs of the process, or its logical CPUs
+            if it has none.
           strict_layout: whether a rule for a mesh dimension that the mesh does not have is an
-            error. By default it is ignored, so that one layout serves several meshes.
-          allreduce: how sums over devices that do not share memory are made: "ring",
-            "collective" (TensorFlow's own collectives, NCCL on GPUs), or "auto".
-          merge: which processors along a mesh dimension are executed as one, without cutting
-            tensors for them: those that are one "device", those that share "memory", or
-            "none". Results, counters and checks stay those of the mesh that was asked for.
+            error. By default it is ignored, so that one layout works for several meshes.
+          allreduce: the algorithm for sums over several memory domains: "ring", "collective"
+            (TensorFlow's collectives, NCCL on GPUs), or "auto".
+          merge: which processors along a mesh dimension are merged, so that no tensors are split
+            over them: those on one "device", those that share "memory", or "none". Results,
+            counters and checks are those of the requested mesh.
 
         Raises:
-          ValueError: wrong number of devices, with `strict_layout` an unknown mesh dimension,
-            or an unknown `allreduce` or `merge`.
-          TypeError: `devices` is no list.
+          ValueError: the number of devices is wrong, `allreduce` or `merge` is unknown, or, with
+            `strict_layout`, a mesh dimension is unknown.
+          TypeError: `devices` is not a list.
         """
         super().__init__(shape, layout)
         if strict_layout:
@@ -109,18 +110,18 @@ class PlacementMeshImpl(MeshImpl):
         self._reducer = Reducer(self._devices, self._domains, allreduce)
         self.copy_master_to_slice_ops: list[tf.Operation] = []
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        # A subclass may lower in a way of its own, which merging would go round.
+        # A subclass may override methods that a merged mesh would not call.
         cls.merges_devices = vars(cls).get("merges_devices", False)
 
     def check_processors(self) -> None:
-        """Reports a slip if this process lacks devices of a program of TensorFlow 2."""
+        """Reports a slip if this process lacks devices of a TensorFlow 2 program."""
         check_devices_exist(self._devices)
 
     @functools.cached_property
     def execution_impl(self) -> MeshImpl:
-        """The MeshImpl that programs are executed on, with equal devices merged."""
+        """The executed mesh, with the processors on one device merged."""
         if self._places is None or not self.merges_devices:
             return self
         shape, kept = merged_processors(self.shape, self._places)
@@ -135,19 +136,19 @@ class PlacementMeshImpl(MeshImpl):
 
     @property
     def domains(self) -> list[str]:
-        """For each processor, a name for the memory that it is in."""
+        """The name of the memory domain of each processor."""
         return self._domains
 
     def same_memory(self, device1: str, device2: str) -> bool:
-        """Whether two devices share their memory."""
+        """Whether two devices are in one memory domain."""
         return memory_domain(device1) == memory_domain(device2)
 
     # -- computation
 
-    def slicewise(self, fn: Callable, *inputs: Any) -> Any:
+    def slicewise(self, fn: Callable, *inputs: object) -> Any:
         """Calls `fn` on each processor with that processor's slices; see MeshImpl.
 
-        Processors in one memory that have the same slices share the result.
+        Processors in one memory domain that have the same slices share the result.
         """
         inputs = tuple(convert_args_to_laid_out_tensors(inputs))
         columns = [
@@ -167,7 +168,7 @@ class PlacementMeshImpl(MeshImpl):
         return PlacedTensor(results)
 
     def _slices_of(self, x: PlacedTensor) -> list[Any]:
-        """Returns a slice for each processor, also of a value of merged processors."""
+        """Returns a slice for each processor, even if the value has those of the merged mesh."""
         if len(x.tensor_list) == self.size:
             return x.tensor_list
         if x.tensor_shape is None:
@@ -179,15 +180,17 @@ class PlacementMeshImpl(MeshImpl):
             )
         return MeshPair.of(self, True).requested_slices(x.tensor_list, x.tensor_shape)
 
-    def _own(self, x: Any) -> PlacedTensor:
-        """Returns a value with a slice for each processor of this mesh."""
+    def _own(self, x: PlacedTensor) -> PlacedTensor:
+        """Returns a laid-out value with a slice for each processor of this mesh."""
         return PlacedTensor(self._slices_of(x.to_laid_out_tensor()))
 
     def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
-        """Contracts slices on one processor, by the kernel that was fastest on CPUs."""
+        """Contracts slices on one processor, with the kernel that is fastest on CPUs."""
         return contract(equation, *slices)
 
-    def Print(self, x: Any, data: Any, message: str, **kwargs: Any) -> Any:
+    def Print(
+        self, x: PlacedTensor, data: Sequence[PlacedTensor], message: str, **kwargs: object
+    ) -> PlacedTensor:
         """Returns `x`, and prints the first slices of `data` when it is computed.
 
         Args:
@@ -203,15 +206,15 @@ class PlacementMeshImpl(MeshImpl):
         old = x.tensor_list[0]
         return PlacedTensor([first if t is old else t for t in x.tensor_list])
 
-    def random(self, shape: Shape, tf_fn: Callable, kwargs: dict) -> PlacedTensor:
+    def random(self, shape: Shape, tf_fn: Callable, kwargs: dict[str, Any]) -> PlacedTensor:
         """Returns a laid-out random tensor; its value depends on the seed, not on the layout.
 
         Args:
           shape: a Shape.
-          tf_fn: tf.random.uniform, .normal or .truncated_normal, of which each processor makes
-            its own slice; any other function is called once for the whole tensor.
-          kwargs: keyword arguments of `tf_fn`, `seed` among them; and `key`, from
-            random_values.new_key, in place of the seed.
+          tf_fn: tf.random.uniform, .normal or .truncated_normal, for which each processor generates
+            its own slice; any other function is called once, for the whole tensor.
+          kwargs: keyword arguments of `tf_fn`, including `seed`; or `key`, from
+            random_values.new_key, instead of the seed.
         """
         kwargs = dict(kwargs)
         seed, key = kwargs.pop("seed", None), kwargs.pop("key", None)
@@ -238,7 +241,9 @@ class PlacementMeshImpl(MeshImpl):
 
     # -- communication
 
-    def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> PlacedTensor:
+    def allreduce(
+        self, x: PlacedTensor, mesh_axes: Sequence[int], reduction_fn_string: str
+    ) -> PlacedTensor:
         """Reduces slices over groups of processors; see MeshImpl."""
         x = self._own(x)
         mesh_axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
@@ -248,9 +253,9 @@ class PlacementMeshImpl(MeshImpl):
         return PlacedTensor(self._reducer.reduce(x.tensor_list, groups, reduction_fn_string))
 
     def allsplit(
-        self, x: Any, mesh_axis: int, split_axis: int, which: Optional[Any] = None
+        self, x: PlacedTensor, mesh_axis: int, split_axis: int, which: Optional[PlacedTensor] = None
     ) -> PlacedTensor:
-        """Has each processor keep its part of a value; see MeshImpl."""
+        """Keeps each processor's part of a replicated value; see MeshImpl."""
         if self.shape[mesh_axis].size == 1:
             return x
         if which is not None:
@@ -265,15 +270,17 @@ class PlacementMeshImpl(MeshImpl):
             ]
         )
 
-    def allconcat(self, x: Any, mesh_axis: int, concat_axis: int) -> PlacedTensor:
-        """Joins the slices of the processors along a mesh axis; see MeshImpl."""
+    def allconcat(self, x: PlacedTensor, mesh_axis: int, concat_axis: int) -> PlacedTensor:
+        """Concatenates the slices of the processors along a mesh axis; see MeshImpl."""
         if self.shape[mesh_axis].size == 1:
             return x
         members = self._group_slices(x, mesh_axis)
         return self.slicewise(lambda *pieces: tf.concat(pieces, concat_axis), *members)
 
-    def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> PlacedTensor:
-        """Has each processor send a part of its slice to every other; see MeshImpl."""
+    def alltoall(
+        self, x: PlacedTensor, mesh_axis: int, split_axis: int, concat_axis: int
+    ) -> PlacedTensor:
+        """Sends part i of each slice to processor i along a mesh axis; see MeshImpl."""
         n = self.shape[mesh_axis].size
         if n == 1:
             return x
@@ -288,9 +295,9 @@ class PlacementMeshImpl(MeshImpl):
         return self.slicewise(lambda *pieces: tf.concat(pieces, concat_axis), *received)
 
     def receive(
-        self, x: Any, mesh_axis: int, source_pcoord: Sequence[Optional[int]]
+        self, x: PlacedTensor, mesh_axis: int, source_pcoord: Sequence[Optional[int]]
     ) -> PlacedTensor:
-        """Has each processor take the slice of a member of its group; see MeshImpl."""
+        """Replaces each slice by that of another processor, or by zeros; see MeshImpl."""
         x = self._own(x)
         zeros = None
         if None in source_pcoord:
@@ -313,7 +320,7 @@ class PlacementMeshImpl(MeshImpl):
         stride = list_product(self.shape.to_integer_list[mesh_axis + 1 :])
         return pnum + (coordinate - self._coordinate(pnum, mesh_axis)) * stride
 
-    def _group_slices(self, x: Any, mesh_axis: int) -> list[PlacedTensor]:
+    def _group_slices(self, x: PlacedTensor, mesh_axis: int) -> list[PlacedTensor]:
         """Returns, for each coordinate along an axis, the slice of the member there."""
         x = self._own(x)
         return [
@@ -321,7 +328,7 @@ class PlacementMeshImpl(MeshImpl):
             for c in range(self.shape[mesh_axis].size)
         ]
 
-    # -- where a processor is
+    # -- processor numbers
 
     def laid_out_pnum(self) -> PlacedTensor:
         """Returns a LaidOutTensor of the processors' numbers, Python ints."""
@@ -342,27 +349,27 @@ class PlacementMeshImpl(MeshImpl):
     # -- loops
 
     def owners(self, tensor_shape: Shape) -> list[int]:
-        """Returns, for each processor, the first one in its memory with the same slice."""
+        """Returns the owner of each processor's slice."""
         first: dict[tuple, int] = {}
         return [
             first.setdefault((self._domains[pnum], *self.slice_begin(tensor_shape, pnum)), pnum)
             for pnum in range(self.size)
         ]
 
-    def loop_slices(self, laid_out: Any, tensor_shape: Shape) -> list[tf.Tensor]:
-        """Returns one tf.Tensor for each different slice in each memory."""
+    def loop_slices(self, laid_out: LaidOutLike, tensor_shape: Shape) -> list[tf.Tensor]:
+        """Returns one tf.Tensor for each different slice in each memory domain."""
         slices = laid_out.to_laid_out_tensor().tensor_list
         return [slices[pnum] for pnum in sorted(set(self.owners(tensor_shape)))]
 
     def from_loop_slices(self, slices: Sequence[tf.Tensor], tensor_shape: Shape) -> PlacedTensor:
-        """Returns the laid-out tensor that `loop_slices` took apart."""
+        """Returns the laid-out tensor of the tf.Tensors that `loop_slices` returned."""
         owners = self.owners(tensor_shape)
         stored = dict(zip(sorted(set(owners)), slices))
         return PlacedTensor([stored[pnum] for pnum in owners])
 
     # -- whole tensors
 
-    def export_to_tf_tensor(self, x: Tensor, laid_out_x: Any) -> tf.Tensor:
+    def export_to_tf_tensor(self, x: Tensor, laid_out_x: LaidOutLike) -> tf.Tensor:
         """Returns the whole value of a Tensor, given its lowered form."""
         slices = laid_out_x.to_laid_out_tensor().tensor_list
         return self.combine_slices(slices, x.shape, self._devices[0])
@@ -373,19 +380,19 @@ class PlacementMeshImpl(MeshImpl):
 
 
 class _MergedMeshImpl(PlacementMeshImpl):
-    """What a PlacementMeshImpl is executed on: fewer processors, and its checks."""
+    """The executed mesh of a PlacementMeshImpl; layouts must fit the requested mesh too."""
 
     def __init__(self, requested: PlacementMeshImpl, shape: Shape, devices: Sequence[str]):
         rest = {"allreduce": requested._allreduce, "merge": "none"}
         super().__init__(shape, requested.layout_rules, devices, **rest)  # type: ignore[arg-type]
         self._requested = requested
 
-    def tensor_layout(self, arg: Any) -> TensorLayout:
-        """Returns the layout of a Tensor or of a Shape, if the requested mesh has one."""
+    def tensor_layout(self, arg: Union[Tensor, Shape]) -> TensorLayout:
+        """Returns the layout of a Tensor or Shape, after checking that on the requested mesh."""
         self._requested.tensor_layout(arg)
         return super().tensor_layout(arg)
 
     def slice_shape(self, tensor_shape: Shape) -> list[int]:
-        """Returns the sizes of a slice, if the requested mesh can cut the tensor."""
+        """Returns the sizes of a slice, after checking those on the requested mesh."""
         self._requested.slice_shape(tensor_shape)
         return super().slice_shape(tensor_shape)

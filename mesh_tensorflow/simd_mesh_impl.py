@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.layout import LayoutLike
+from mesh_tensorflow._core.shape import Shape, ShapeLike
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import at_device, constant
 from mesh_tensorflow._mesh.devices import check_devices
@@ -33,6 +34,9 @@ from mesh_tensorflow._mesh.tpu.topology import (
 )
 from mesh_tensorflow.tpu_variables import ReplicatedVariable
 
+if TYPE_CHECKING:
+    from tensorflow.tpu.experimental import DeviceAssignment
+
 __all__ = [
     "HierarchicalTiling",
     "SimdMeshImpl",
@@ -46,15 +50,15 @@ __all__ = [
 class SimdMeshImpl(MeshImpl):
     """A mesh whose processors all run one program, each on its slice of every tensor.
 
-    On CPUs and GPUs the program is what `replicate` traces; processors communicate by TensorFlow's
-    collectives. On a TPU it is what tpu.rewrite, tpu.replicate or tpu.shard builds, with a replica
-    for each processor.
+    On CPUs and GPUs `replicate` traces the program, and processors communicate through TensorFlow's
+    collectives. On a TPU tpu.rewrite, tpu.replicate or tpu.shard builds it, with a replica for each
+    processor.
 
     Attributes:
       program: the SimdProgram or TpuProgram.
       copy_master_to_slice_ops: tf operations that set the slices of a variable from its master.
-      graph_device_function_stacks: for each variable the device functions that were in force where
-        its slices were made.
+      graph_device_function_stacks: for each variable, the device functions in effect where its
+        slices were created.
     """
 
     LaidOutTensor = SimdTensor
@@ -62,10 +66,10 @@ class SimdMeshImpl(MeshImpl):
 
     def __init__(
         self,
-        shape: Any,
-        layout: Any,
+        shape: ShapeLike,
+        layout: LayoutLike,
         devices: Optional[Sequence[str]] = None,
-        device_assignment: Any = None,
+        device_assignment: Optional[DeviceAssignment] = None,
         logical_to_physical: Optional[Sequence[int]] = None,
         allreduce_in_bfloat16_max_group_size: int = 8,
     ):
@@ -75,17 +79,16 @@ class SimdMeshImpl(MeshImpl):
           shape: the mesh shape; a Shape, or what converts to one, such as "rows:2,cols:2".
           layout: LayoutRules, or what converts to them, such as "batch:rows,d_ff:cols".
           devices: a list of device strings by physical number; those of the program if None, or
-            if all are "".
-            On a TPU they are those of the device assignment, whatever is given.
+            if all are "". Ignored on a TPU, where the device assignment has them.
           device_assignment: on a TPU, the tf DeviceAssignment of the computation.
-          logical_to_physical: for each logical processor, in row-major order, its physical number,
-            which on a TPU is that of its replica; the same number if None. See
+          logical_to_physical: the physical number of each logical processor, in row-major order;
+            on a TPU, that of its replica. The same number if None. See
             `auto_logical_to_physical_tpu` and `HierarchicalTiling`.
-          allreduce_in_bfloat16_max_group_size: bfloat16 is summed in float32 in larger groups.
+          allreduce_in_bfloat16_max_group_size: larger groups sum bfloat16 in float32.
 
         Raises:
-          ValueError: it is made outside of `replicate` without a device assignment, there are too
-            many or too few devices or replicas, or `logical_to_physical` is no permutation.
+          ValueError: it is created outside of `replicate` without a device assignment, the number
+            of devices or replicas is wrong, or `logical_to_physical` is not a permutation.
         """
         super().__init__(shape, layout)
         self._device_assignment = device_assignment
@@ -96,7 +99,7 @@ class SimdMeshImpl(MeshImpl):
                 f"logical_to_physical must have each of 0 to {self.size - 1} once, for the mesh "
                 f"{dims_text(self.shape)}; got {self._l2p}"
             )
-        self._l2p = [int(p) for p in self._l2p]  # NumPy's integers come from topologies
+        self._l2p = [int(p) for p in self._l2p]  # topologies have NumPy integers
         self._p2l = [self._l2p.index(p) for p in numbers]
         self._wide_groups = allreduce_in_bfloat16_max_group_size
         self.program: Program
@@ -107,7 +110,7 @@ class SimdMeshImpl(MeshImpl):
         self.graph_device_function_stacks: list[Any] = []
 
     def _join_program(self, devices: Optional[Sequence[str]]) -> None:
-        """Finds the program that all processors run, and how they communicate in it."""
+        """Sets the program that all processors run, its devices and its collectives."""
         program = current_program()
         if program is not None:
             self.program = program
@@ -135,12 +138,12 @@ class SimdMeshImpl(MeshImpl):
             )
 
     def at_beginning(self) -> contextlib.AbstractContextManager:
-        """Makes operations at the beginning of a step; on a TPU, at the present place."""
+        """Creates operations within at the beginning of a step; on a TPU, at the current place."""
         return self.program.at_beginning()
 
     @property
     def supports_control_dependencies(self) -> bool:
-        """Whether operations can be made to wait for others: not on a TPU."""
+        """Whether operations can wait for others through control dependencies; False on a TPU."""
         return self.program.orders_operations
 
     # -- processors
@@ -159,21 +162,21 @@ class SimdMeshImpl(MeshImpl):
         return [self._devices[p] for p in self._l2p]
 
     @property
-    def device_assignment(self) -> Any:
+    def device_assignment(self) -> Optional[DeviceAssignment]:
         """The tf DeviceAssignment of a TPU, or None."""
         return self._device_assignment
 
     @property
     def pnum_tensor(self) -> tf.Tensor:
-        """The logical number of the processor that runs the program, an int32 scalar."""
+        """The logical number of the current processor, an int32 scalar."""
         return self._collectives.pnum()
 
     def laid_out_pnum(self) -> SimdTensor:
-        """Returns a LaidOutTensor of the processor's number, an int32 scalar."""
+        """Returns a LaidOutTensor of the current processor's number, an int32 scalar."""
         return SimdTensor([self.pnum_tensor])
 
     def laid_out_pcoord(self, mesh_axis: int) -> SimdTensor:
-        """Returns a LaidOutTensor of the processor's coordinate along a mesh axis."""
+        """Returns a LaidOutTensor of the current processor's coordinate along a mesh axis."""
         below = 1
         for d in self.shape[mesh_axis + 1 :]:
             below *= d.size
@@ -182,8 +185,8 @@ class SimdMeshImpl(MeshImpl):
 
     # -- computation
 
-    def slicewise(self, fn: Callable, *inputs: Any) -> Any:
-        """Calls `fn` with the processor's slices; see MeshImpl."""
+    def slicewise(self, fn: Callable, *inputs: object) -> Any:
+        """Calls `fn` with the current processor's slices; see MeshImpl."""
         slices = [
             x.one_slice if isinstance(x, SimdTensor) else x
             for x in convert_args_to_laid_out_tensors(inputs)
@@ -195,11 +198,13 @@ class SimdMeshImpl(MeshImpl):
         return SimdTensor([y])
 
     def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
-        """Contracts the processor's slices."""
+        """Contracts the current processor's slices."""
         return contract(equation, *slices)
 
-    def Print(self, x: Any, data: Any, message: str, **kwargs: Any) -> SimdTensor:
-        """Returns `x`; processor 0 prints its slices of `data`, but on a TPU nothing is printed."""
+    def Print(
+        self, x: SimdTensor, data: Sequence[SimdTensor], message: str, **kwargs: object
+    ) -> SimdTensor:
+        """Returns `x`; processor 0 prints its slices of `data`, except on a TPU."""
         if not self.program.orders_operations:
             return super().Print(x, data, message, **kwargs)
         x = x.to_laid_out_tensor().one_slice
@@ -214,15 +219,15 @@ class SimdMeshImpl(MeshImpl):
             ]
         )
 
-    def random(self, shape: Shape, tf_fn: Callable, kwargs: dict) -> SimdTensor:
+    def random(self, shape: Shape, tf_fn: Callable, kwargs: dict[str, Any]) -> SimdTensor:
         """Returns a laid-out random tensor; its value depends on the seed, not on the layout.
 
         Args:
           shape: a Shape.
-          tf_fn: tf.random.uniform, .normal or .truncated_normal, of which the processor makes its
-            own slice; any other function is called once for the whole tensor.
-          kwargs: keyword arguments of `tf_fn`, `seed` among them; and `key`, from
-            random_values.new_key, in place of the seed.
+          tf_fn: tf.random.uniform, .normal or .truncated_normal, for which each processor generates
+            its own slice; any other function is called once, for the whole tensor.
+          kwargs: keyword arguments of `tf_fn`, including `seed`; or `key`, from
+            random_values.new_key, instead of the seed.
         """
         kwargs = dict(kwargs)
         seed, key = kwargs.pop("seed", None), kwargs.pop("key", None)
@@ -248,7 +253,9 @@ class SimdMeshImpl(MeshImpl):
 
     # -- communication
 
-    def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> SimdTensor:
+    def allreduce(
+        self, x: SimdTensor, mesh_axes: Sequence[int], reduction_fn_string: str
+    ) -> SimdTensor:
         """Reduces slices over groups of processors; see MeshImpl."""
         x = x.to_laid_out_tensor()
         mesh_axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
@@ -267,15 +274,15 @@ class SimdMeshImpl(MeshImpl):
         return SimdTensor([tf.cast(y, t.dtype)])
 
     def allconcat(
-        self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False
+        self, x: SimdTensor, mesh_axis: int, concat_axis: int, stack: bool = False
     ) -> SimdTensor:
-        """Joins the slices of the processors along a mesh axis; see MeshImpl.
+        """Concatenates the slices of the processors along a mesh axis; see MeshImpl.
 
         Args:
           x: a LaidOutTensor.
           mesh_axis: a mesh axis.
-          concat_axis: the axis of the slices along which to join.
-          stack: whether to join along a new axis there.
+          concat_axis: the axis of the slices to concatenate along.
+          stack: whether to stack along a new axis there instead.
         """
         x = x.to_laid_out_tensor()
         if self.shape[mesh_axis].size == 1:
@@ -284,8 +291,10 @@ class SimdMeshImpl(MeshImpl):
         join = tf.stack if stack else tf.concat
         return SimdTensor([join(pieces, concat_axis)])
 
-    def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> SimdTensor:
-        """Has each processor send a part of its slice to every other; see MeshImpl."""
+    def alltoall(
+        self, x: SimdTensor, mesh_axis: int, split_axis: int, concat_axis: int
+    ) -> SimdTensor:
+        """Sends part i of each slice to processor i along a mesh axis; see MeshImpl."""
         x = x.to_laid_out_tensor()
         if self.shape[mesh_axis].size == 1:
             return x
@@ -293,8 +302,10 @@ class SimdMeshImpl(MeshImpl):
             [self._collectives.alltoall(x.one_slice, mesh_axis, split_axis, concat_axis)]
         )
 
-    def receive(self, x: Any, mesh_axis: int, source_pcoord: Sequence[Optional[int]]) -> SimdTensor:
-        """Has each processor take the slice of a member of its group; see MeshImpl."""
+    def receive(
+        self, x: SimdTensor, mesh_axis: int, source_pcoord: Sequence[Optional[int]]
+    ) -> SimdTensor:
+        """Replaces each slice by that of another processor, or by zeros; see MeshImpl."""
         x = x.to_laid_out_tensor()
         if list(source_pcoord) == list(range(self.shape[mesh_axis].size)):
             return x
@@ -305,13 +316,13 @@ class SimdMeshImpl(MeshImpl):
     # -- whole tensors
 
     def _begin(self, tensor_shape: Shape) -> tf.Tensor:
-        """Returns where the processor's slice begins, an int32 vector."""
+        """Returns where the current processor's slice begins, an int32 vector."""
         return self._collectives.own(
             [self.slice_begin(tensor_shape, pnum) for pnum in range(self.size)]
         )
 
     def slice(self, tf_tensor: tf.Tensor, tensor_shape: Shape) -> tf.Tensor:
-        """Returns the processor's part of a whole tf.Tensor."""
+        """Returns the current processor's slice of a whole tf.Tensor."""
         sizes = self.slice_shape(tensor_shape)
         if sizes == tensor_shape.to_integer_list:
             return tf_tensor
@@ -326,7 +337,7 @@ class SimdMeshImpl(MeshImpl):
         """Returns the LaidOutTensor of a whole tf.Tensor."""
         return self._own_slice(tf.convert_to_tensor(tf_x), x.shape)
 
-    def export_to_tf_tensor(self, x: Tensor, laid_out_x: Any) -> tf.Tensor:
+    def export_to_tf_tensor(self, x: Tensor, laid_out_x: SimdTensor) -> tf.Tensor:
         """Returns the whole value of a Tensor, on each processor."""
         value = laid_out_x.to_laid_out_tensor()
         for tensor_axis, mesh_axis in enumerate(self.tensor_layout(x)):

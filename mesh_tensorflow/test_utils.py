@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
@@ -41,7 +42,10 @@ class NumpyConverter:
         return self._session
 
     def convert_np_array_to_mtf_tensor(
-        self, x: Any, dim_names: Optional[Sequence[str]] = None, dtype: tf.DType = tf.int32
+        self,
+        x: npt.ArrayLike,
+        dim_names: Optional[Sequence[str]] = None,
+        dtype: tf.DType = tf.int32,
     ) -> mtf.Tensor:
         """Returns a Tensor of the values of an array.
 

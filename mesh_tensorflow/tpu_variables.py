@@ -9,6 +9,7 @@ from typing import Any, Optional, Union
 import tensorflow.compat.v1 as tf
 from tensorflow.python.types.core import Tensor as VariableBase
 
+from mesh_tensorflow._core.tensor import ArrayLike
 from mesh_tensorflow._mesh.tpu.context import tpu_context
 from mesh_tensorflow.utils import outside_all_rewrites
 
@@ -29,7 +30,7 @@ class ReplicatedVariable(VariableBase):
     __array_priority__ = 100  # NumPy leaves arithmetic with it to it
     __iter__ = None  # else Python would count through __getitem__ without end
 
-    def __init__(self, name: str, variables: Sequence[Any]):
+    def __init__(self, name: str, variables: Sequence[tf.Variable]):
         """Creates a ReplicatedVariable.
 
         Args:
@@ -128,7 +129,7 @@ class ReplicatedVariable(VariableBase):
         """
         return self._primary_var.to_proto(export_scope=export_scope)
 
-    def get(self) -> Any:
+    def get(self) -> tf.Variable:
         """Returns the first variable."""
         return self._primary_var
 
@@ -150,7 +151,9 @@ class ReplicatedVariable(VariableBase):
         """Returns the value, read after the control dependencies in force."""
         return tf.identity(self._read_variable_op())
 
-    def __tf_tensor__(self, dtype: Any = None, name: Optional[str] = None) -> tf.Tensor:
+    def __tf_tensor__(
+        self, dtype: Optional[tf.DType] = None, name: Optional[str] = None
+    ) -> tf.Tensor:
         """Returns the value.
 
         Args:
@@ -170,14 +173,14 @@ class ReplicatedVariable(VariableBase):
         return value if name is None else tf.identity(value, name=name)
 
     def _dense_var_to_tensor(
-        self, dtype: Any = None, name: Optional[str] = None, as_ref: bool = False
+        self, dtype: Optional[tf.DType] = None, name: Optional[str] = None, as_ref: bool = False
     ) -> tf.Tensor:
         del as_ref  # resource variables have no references
         return self.__tf_tensor__(dtype, name)
 
     def assign(
         self,
-        value: Any,
+        value: ArrayLike,
         use_locking: Optional[bool] = None,
         name: Optional[str] = None,
         read_value: bool = False,
@@ -200,7 +203,7 @@ class ReplicatedVariable(VariableBase):
 
     def assign_add(
         self,
-        delta: Any,
+        delta: ArrayLike,
         use_locking: Optional[bool] = None,
         name: Optional[str] = None,
         read_value: bool = True,
@@ -217,7 +220,7 @@ class ReplicatedVariable(VariableBase):
 
     def assign_sub(
         self,
-        delta: Any,
+        delta: ArrayLike,
         use_locking: Optional[bool] = None,
         name: Optional[str] = None,
         read_value: bool = True,
@@ -233,7 +236,7 @@ class ReplicatedVariable(VariableBase):
         return self._update(tf.raw_ops.AssignSubVariableOp, delta, name, read_value)
 
     def _update(
-        self, make: Callable, value: Any, name: Optional[str], read_value: bool
+        self, make: Callable, value: ArrayLike, name: Optional[str], read_value: bool
     ) -> Union[tf.Operation, tf.Tensor]:
         value = tf.convert_to_tensor(value, self.dtype)
         if not self.shape.is_compatible_with(value.shape):
@@ -255,7 +258,7 @@ class ReplicatedVariable(VariableBase):
 
 
 def _operator(name: str) -> Callable:
-    def apply(self: ReplicatedVariable, *args: Any) -> Any:
+    def apply(self: ReplicatedVariable, *args: object) -> Any:
         return getattr(tf.convert_to_tensor(self), name)(*args)
 
     return apply

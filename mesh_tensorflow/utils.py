@@ -6,10 +6,13 @@ import contextlib
 import contextvars
 import heapq
 from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Optional, Union
 
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
+
+if TYPE_CHECKING:
+    from tensorflow.tpu.experimental import Topology
 
 __all__ = [
     "BalancedVariablePlacer",
@@ -149,7 +152,7 @@ def remove_summaries() -> None:
     tf.get_default_graph().clear_collection(SCALAR_SUMMARIES_COLLECTION_KEY)
 
 
-def topology_rank(topology: Any) -> int:
+def topology_rank(topology: Union[Topology, bytes, str]) -> int:
     """Returns the number of dimensions of a TPU topology.
 
     Args:

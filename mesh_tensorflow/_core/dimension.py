@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional, Union, overload
 
 from mesh_tensorflow._core.errors import WrongTypeError
 
@@ -48,7 +48,15 @@ class Dimension(_NameAndSize):
         return super().__new__(cls, name, size)
 
 
-def convert_to_dimension(d: Any) -> Optional[Dimension]:
+@overload
+def convert_to_dimension(d: None) -> None: ...
+@overload
+def convert_to_dimension(d: Union[Dimension, tuple[str, int]]) -> Dimension: ...
+@overload
+def convert_to_dimension(
+    d: Optional[Union[Dimension, tuple[str, int]]],
+) -> Optional[Dimension]: ...
+def convert_to_dimension(d: Optional[Union[Dimension, tuple[str, int]]]) -> Optional[Dimension]:
     """Returns a Dimension made from `d`.
 
     Args:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.dimension import Dimension
+    from mesh_tensorflow._core.tensor import Tensor
 
 __all__ = [
     "MissingMethodError",
@@ -50,7 +51,7 @@ def dims_text(dims: Iterable[Dimension]) -> str:
     return ", ".join(f"{d.name}={d.size}" for d in dims)
 
 
-def tensors_text(tensors: Iterable) -> str:
+def tensors_text(tensors: Iterable[Tensor]) -> str:
     """Returns "x:0 Shape[a=2] float32; y:0 ..." of mtf Tensors."""
     return "; ".join(f"{t.name} {t.shape} {t.dtype.name}" for t in tensors)
 

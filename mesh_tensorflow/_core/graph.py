@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Protocol, TypeVar, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -15,10 +15,14 @@ from mesh_tensorflow._core.tensor import Tensor
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.operation import Operation
+    from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+    from mesh_tensorflow._mesh.variables.store import VariableStore
+    from mesh_tensorflow.ops._variables.variable import Variable
 
 __all__ = ["Graph", "Mesh", "leaves_no_node"]
 
 F = TypeVar("F", bound=Callable)
+T = TypeVar("T")
 
 
 class GraphMark(NamedTuple):
@@ -54,16 +58,16 @@ class Graph:
 
     def __init__(self) -> None:
         self._operations: list[Operation] = []
-        self._trainable_variables: list[Any] = []
-        self._all_variables: list[Any] = []
+        self._trainable_variables: list[Variable] = []
+        self._all_variables: list[Variable] = []
         self._names_in_use: dict[str, int] = {}
         # What each name's entry was before it was taken, so that a failed call can be undone.
         self._name_journal: list[tuple[str, Optional[int]]] = []
         self._scope: Optional[tuple[str, str]] = None
         self._random_operations = 0
-        self.name_to_variable: dict[str, Any] = {}
+        self.name_to_variable: dict[str, Variable] = {}
         self.stacked_values: dict[Tensor, Tensor] = {}
-        self.variable_store: Any = None
+        self.variable_store: Optional[VariableStore] = None
         self.differentiated: Optional[Operation] = None
         self.captured_variable_scope = tf.get_variable_scope()
         # Whether rewrite_stack_variables was called; it is called once.
@@ -78,12 +82,12 @@ class Graph:
         return self._operations
 
     @property
-    def trainable_variables(self) -> list[Any]:
+    def trainable_variables(self) -> list[Variable]:
         """The Variable operations that optimizers are to change."""
         return self._trainable_variables
 
     @property
-    def all_variables(self) -> list[Any]:
+    def all_variables(self) -> list[Variable]:
         """All Variable operations."""
         return self._all_variables
 
@@ -98,7 +102,7 @@ class Graph:
         """Adds an operation; its constructor goes on."""
         self._operations.append(operation)
 
-    def register_variable(self, variable: Any, trainable: bool) -> None:
+    def register_variable(self, variable: Variable, trainable: bool) -> None:
         """Adds a Variable operation to the lists of variables."""
         self._all_variables.append(variable)
         if trainable:
@@ -174,7 +178,7 @@ class Graph:
         self,
         max_combined_variable_size: int = 2**29,
         max_combined_slice_size: int = 2**27,
-        mesh_to_impl: Optional[Mapping[Any, Any]] = None,
+        mesh_to_impl: Optional[Mapping[Mesh, MeshImpl]] = None,
     ) -> None:
         """Joins variables that are alike into StackedVariables, in place.
 
@@ -207,7 +211,7 @@ class Graph:
 
         return stack_variables.combine_assignments(self, assignments)
 
-    def make_variables_untrainable(self, variables: Iterable[Any]) -> None:
+    def make_variables_untrainable(self, variables: Iterable[Variable]) -> None:
         """Takes Variable operations off the list of trainable ones.
 
         Args:
@@ -252,7 +256,7 @@ class Graph:
             clones.append(clone)
         return clones, mapping
 
-    def capture_operations(self, fn: Callable[[], Any]) -> tuple[Any, list[Operation]]:
+    def capture_operations(self, fn: Callable[[], T]) -> tuple[T, list[Operation]]:
         """Calls `fn` and says which operations it makes.
 
         Args:
@@ -264,7 +268,7 @@ class Graph:
         start = len(self._operations)
         return fn(), self._operations[start:]
 
-    def take_operations(self, fn: Callable[[], Any]) -> tuple[Any, list[Operation]]:
+    def take_operations(self, fn: Callable[[], T]) -> tuple[T, list[Operation]]:
         """Calls `fn` and takes the operations that it makes out of the graph.
 
         Args:
@@ -307,10 +311,21 @@ class Graph:
         del self._trainable_variables[mark.trainable :]
 
 
+class VariablePlacer(Protocol):
+    """Chooses the devices of variables, as `mtf.utils.BalancedVariablePlacer` does."""
+
+    def device_function(self, var: tf.Operation) -> str:
+        """Returns the device of a variable.
+
+        Args:
+          var: the tf operation that makes it.
+        """
+
+
 class Mesh:
     """A name for a set of processors; a MeshImpl says which they are."""
 
-    def __init__(self, graph: Graph, name: str, variable_placer: Any = None):
+    def __init__(self, graph: Graph, name: str, variable_placer: Optional[VariablePlacer] = None):
         """Creates a Mesh.
 
         Args:
@@ -334,14 +349,14 @@ class Mesh:
         return self._name
 
     @property
-    def variable_placer_fn(self) -> Any:
+    def variable_placer_fn(self) -> Union[str, Callable[[tf.Operation], str]]:
         """What `tf.device` is given for masters of variables."""
         if self._variable_placer is None:
             return "cpu:0"
         return self._variable_placer.device_function
 
 
-def _graph_of(value: Any) -> Optional[Graph]:
+def _graph_of(value: object) -> Optional[Graph]:
     if isinstance(value, (Tensor, Mesh)):
         return value.graph
     if isinstance(value, Mapping):

@@ -11,9 +11,23 @@ if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Mesh
     from mesh_tensorflow._core.operation import Operation
     from mesh_tensorflow._core.tensor import Tensor
+    from mesh_tensorflow._mesh.laid_out import LaidOutTensor
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+    from mesh_tensorflow._mesh.mesh_pair import HasSlices
+    from mesh_tensorflow.ops._variables.variable import Variable
 
-__all__ = ["LoweringLike"]
+__all__ = ["LaidOutLike", "LoweringLike"]
+
+
+class LaidOutLike(Protocol):
+    """A value spread over a mesh: a LaidOutTensor, or a lazy value that makes one."""
+
+    @property
+    def slice_shape(self) -> list[int]:
+        """Sizes of one processor's slice."""
+
+    def to_laid_out_tensor(self) -> LaidOutTensor:
+        """Returns the slices, computed if need be."""
 
 
 class LoweringLike(Protocol):
@@ -29,7 +43,7 @@ class LoweringLike(Protocol):
 
     operations: dict[Operation, tf.Operation]
     tensors: dict[Tensor, Any]
-    variables: dict[Any, Any]
+    variables: dict[Variable, Any]
     loop_tapes: dict[Operation, tuple]
     random_keys: dict[Operation, tf.Tensor]
 
@@ -39,16 +53,16 @@ class LoweringLike(Protocol):
     def requested_impl(self, m: Union[Mesh, Operation, Tensor]) -> MeshImpl:
         """Returns the MeshImpl that the caller gave: things are counted by it."""
 
-    def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: Any) -> None:
+    def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: LaidOutLike) -> None:
         """Notes the lowered form of a Tensor."""
 
     def set_partial_sum(
-        self, tensor: Tensor, summands: Any, mesh_axes: Sequence[int], label: str
+        self, tensor: Tensor, summands: LaidOutLike, mesh_axes: Sequence[int], label: str
     ) -> None:
         """Notes that a Tensor is a sum over groups of processors, made when it is needed."""
 
-    def import_slices(self, tensor: Tensor, slices: Sequence[Any]) -> Any:
-        """Returns the LaidOutTensor of slices of the requested mesh."""
+    def import_slices(self, tensor: Tensor, laid_out: Union[LaidOutLike, HasSlices]) -> Any:
+        """Returns a laid-out value of the requested mesh with the slices of the executed mesh."""
 
     def lower_operations(self, operations: Iterable[Operation]) -> None:
         """Lowers the operations inside an operation, in order."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Optional, Union
+from typing import Optional, Union, overload
 
 from mesh_tensorflow._core.dimension import Dimension, split_pairs
 from mesh_tensorflow._core.errors import dims_text, splittable_hint
-from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._core.strictness import slip
 
 __all__ = [
+    "LayoutLike",
     "LayoutRules",
     "TensorLayout",
     "convert_to_layout_rules",
@@ -67,7 +68,13 @@ class TensorLayout:
     def __len__(self) -> int:
         return len(self._tensor_axis_to_mesh_axis)
 
-    def __getitem__(self, key: Any) -> Any:
+    @overload
+    def __getitem__(self, key: int) -> Optional[int]: ...
+    @overload
+    def __getitem__(self, key: slice) -> tuple[Optional[int], ...]: ...
+    def __getitem__(
+        self, key: Union[int, slice]
+    ) -> Union[Optional[int], tuple[Optional[int], ...]]:
         return self._tensor_axis_to_mesh_axis[key]
 
     def __iter__(self) -> Iterator[Optional[int]]:
@@ -128,7 +135,7 @@ class LayoutRules:
             )
         return axes[0] if axes else None
 
-    def tensor_layout(self, tensor_shape: Any, mesh_shape: Any) -> TensorLayout:
+    def tensor_layout(self, tensor_shape: ShapeLike, mesh_shape: ShapeLike) -> TensorLayout:
         """Returns the layout of a tensor of shape `tensor_shape` on a mesh.
 
         Args:
@@ -178,7 +185,11 @@ class LayoutRules:
         return sorted({m for _, m in self._pairs} - set(mesh_shape.dimension_names))
 
 
-def convert_to_layout_rules(x: Union[LayoutRules, str, Iterable[tuple[str, str]]]) -> LayoutRules:
+# LayoutRules, or what converts to them.
+LayoutLike = Union[LayoutRules, str, Iterable[tuple[str, str]]]
+
+
+def convert_to_layout_rules(x: LayoutLike) -> LayoutRules:
     """Returns LayoutRules made from `x`.
 
     Args:
@@ -203,7 +214,9 @@ def convert_to_layout_rules(x: Union[LayoutRules, str, Iterable[tuple[str, str]]
     return LayoutRules(pairs)
 
 
-def tensor_dim_to_mesh_dim_size(layout: Any, mesh_shape: Any, tensor_dim: Dimension) -> int:
+def tensor_dim_to_mesh_dim_size(
+    layout: LayoutLike, mesh_shape: ShapeLike, tensor_dim: Dimension
+) -> int:
     """Returns into how many parts `layout` splits `tensor_dim`; 1 if it does not.
 
     Args:
@@ -216,7 +229,9 @@ def tensor_dim_to_mesh_dim_size(layout: Any, mesh_shape: Any, tensor_dim: Dimens
     return 1 if axis is None else mesh_shape[axis].size
 
 
-def tensor_dim_to_size_per_split(layout: Any, mesh_shape: Any, tensor_dim: Dimension) -> int:
+def tensor_dim_to_size_per_split(
+    layout: LayoutLike, mesh_shape: ShapeLike, tensor_dim: Dimension
+) -> int:
     """Returns the size of one part of `tensor_dim` under `layout`.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.errors import tensors_text
@@ -54,7 +54,7 @@ class Operation(metaclass=_LeavesNothingBehind):
       gradient_of: the operation to whose gradient it belongs, or None.
     """
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         """Resets the cost key of a class that overrides costs or partial sums."""
         super().__init_subclass__(**kwargs)
         if "cost_key" not in vars(cls) and not _COSTS.isdisjoint(vars(cls)):
@@ -339,12 +339,16 @@ class Operation(metaclass=_LeavesNothingBehind):
 
     def pending_sums(
         self, mesh_impl: MeshImpl, pending: PendingSums
-    ) -> dict[Tensor, tuple[int, ...]]:
-        """Returns those of its outputs that await an allreduce, with the mesh axes.
+    ) -> Mapping[Tensor, Union[tuple[int, ...], Tensor]]:
+        """Returns the outputs that are partial sums.
 
         Args:
           mesh_impl: a MeshImpl.
-          pending: those of its inputs that are pending and that it did not ask for.
+          pending: the partial sums among its inputs that it does not need the values of, each with
+            the mesh axes to sum over.
+
+        Returns:
+          For each such output the mesh axes to sum over; or an input, if it is the same sum.
         """
         return {}
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Optional, Union
 
 from mesh_tensorflow._core.errors import WrongTypeError
 from mesh_tensorflow._core.shape import Shape, list_product
+
+if TYPE_CHECKING:
+    import tensorflow.compat.v1 as tf
 
 __all__ = [
     "pnum_to_group",
@@ -45,7 +48,9 @@ def processor_coordinates_to_pnum(mesh_shape: MeshShape, coord: Sequence[int]) -
     return pnum
 
 
-def pnum_to_group(mesh_shape: MeshShape, group_dims: Sequence[int], pnum: Any) -> Any:
+def pnum_to_group(
+    mesh_shape: MeshShape, group_dims: Sequence[int], pnum: Union[int, tf.Tensor]
+) -> Union[int, tf.Tensor]:
     """Returns the number of the group that processor `pnum` is in.
 
     A group is the processors whose coordinates differ only along the mesh axes `group_dims`.

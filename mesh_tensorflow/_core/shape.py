@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Optional, TypeVar, Union, overload
 
 from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension, split_pairs
 from mesh_tensorflow._core.strictness import slip
 
 __all__ = [
     "Shape",
+    "ShapeLike",
     "anonymous_shape",
     "broadcast_shape",
     "check_names_differ",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 ANONYMOUS_PREFIX = "_anonymous_"
+T = TypeVar("T")
 _FRACTION = re.compile(r":(-?\d+\.\d+)(?![\w:])")  # a full stop separates pairs, too
 
 
@@ -35,7 +37,7 @@ def list_product(l: Iterable[int]) -> int:
     return product
 
 
-def transpose_list_of_lists(lol: Sequence[Sequence[Any]]) -> list[list[Any]]:
+def transpose_list_of_lists(lol: Sequence[Sequence[T]]) -> list[list[T]]:
     """Returns the lists of first elements, of second elements, and so on.
 
     Raises:
@@ -56,7 +58,7 @@ class Shape:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, dims: Iterable[Any]):
+    def __init__(self, dims: Iterable[Union[Dimension, tuple[str, int]]]):
         """Creates a Shape.
 
         Args:
@@ -65,7 +67,7 @@ class Shape:
         Raises:
           ValueError: a dimension, name and size, occurs twice.
         """
-        self._dims: list[Dimension] = [convert_to_dimension(d) for d in dims]  # type: ignore
+        self._dims: list[Dimension] = [convert_to_dimension(d) for d in dims]
         if len(set(self._dims)) != len(self._dims):
             twice = sorted({d for d in self._dims if self._dims.count(d) > 1})
             raise ValueError(
@@ -168,7 +170,11 @@ class Shape:
     def __contains__(self, d: object) -> bool:
         return d in self._dims
 
-    def __getitem__(self, key: Any) -> Any:
+    @overload
+    def __getitem__(self, key: int) -> Dimension: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[Dimension]: ...
+    def __getitem__(self, key: Union[int, slice]) -> Union[Dimension, list[Dimension]]:
         return self._dims[key]
 
     def __add__(self, other: Union[Shape, Dimension, list]) -> Shape:
@@ -195,7 +201,17 @@ class Shape:
         return Shape([d for d in self._dims if d not in removed])
 
 
-def convert_to_shape(x: Any) -> Optional[Shape]:
+# A Shape, or what converts to one.
+ShapeLike = Union[Shape, str, Iterable[Union[Dimension, tuple[str, int]]]]
+
+
+@overload
+def convert_to_shape(x: None) -> None: ...
+@overload
+def convert_to_shape(x: ShapeLike) -> Shape: ...
+@overload
+def convert_to_shape(x: Optional[ShapeLike]) -> Optional[Shape]: ...
+def convert_to_shape(x: Optional[ShapeLike]) -> Optional[Shape]:
     """Returns a Shape made from `x`.
 
     Args:
@@ -254,13 +270,13 @@ def combined_dimension(dims: Sequence[Dimension], name: Optional[str] = None) ->
     )
 
 
-def anonymous_shape(shape: Any) -> Shape:
+def anonymous_shape(shape: ShapeLike) -> Shape:
     """Returns the sizes of `shape` under names that no layout rule mentions."""
-    sizes = convert_to_shape(shape).to_integer_list  # type: ignore[union-attr]
+    sizes = convert_to_shape(shape).to_integer_list
     return Shape([Dimension(f"{ANONYMOUS_PREFIX}{i}", size) for i, size in enumerate(sizes)])
 
 
-def is_subsequence(short_seq: Sequence[Any], long_seq: Sequence[Any]) -> bool:
+def is_subsequence(short_seq: Sequence[T], long_seq: Sequence[T]) -> bool:
     """Returns whether `short_seq` occurs in `long_seq` in order, gaps allowed."""
     remaining = iter(long_seq)
     return all(any(x == y for y in remaining) for x in short_seq)

@@ -10,7 +10,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 __all__ = [
     "MeshTensorFlowWarning",
@@ -112,7 +111,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {nearest[0]}?" if nearest else "."
 
 
-def check_flag(function: str, name: str, value: Any, instead: str) -> None:
+def check_flag(function: str, name: str, value: object, instead: str) -> None:
     """Reports a slip if an argument that is true or false got something else.
 
     0 and 1 count as flags, as do None and the booleans of NumPy.

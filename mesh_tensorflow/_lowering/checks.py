@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from mesh_tensorflow._core.operation import Operation, with_inner_operations
 
@@ -21,7 +20,7 @@ def all_of_package(operations: Iterable[Operation]) -> bool:
     )
 
 
-def check_impls(mesh_to_impl: Any) -> None:
+def check_impls(mesh_to_impl: object) -> None:
     """Checks that a Lowering is told how to lower a mesh.
 
     Raises:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Collective
+from mesh_tensorflow._core.graph import Mesh
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow.ops._variables.variable import Variable
 
 __all__ = ["communication_table", "log_variable_sizes", "pretty_print_counters", "write_log"]
 
@@ -41,10 +44,10 @@ def write_log(text: str, log_file: Optional[str] = None) -> None:
 
 
 def log_variable_sizes(
-    var_list: Sequence[Any],
+    var_list: Sequence[Variable],
     tag: str,
     verbose: bool = True,
-    mesh_to_impl: Optional[Mapping[Any, Any]] = None,
+    mesh_to_impl: Optional[Mapping[Mesh, MeshImpl]] = None,
     log_file: Optional[str] = None,
 ) -> None:
     """Logs the sizes of variables and of their slices, and the totals.
@@ -90,7 +93,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), line(["-" * w for w in widths]), *map(line, rows)])
 
 
-def communication_table(collectives: Iterable[tuple[str, Any, Collective]]) -> str:
+def communication_table(collectives: Iterable[tuple[str, MeshImpl, Collective]]) -> str:
     """Returns a table of communication: operation, collective, mesh axes, count, bytes."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for kind, mesh_impl, collective in collectives:

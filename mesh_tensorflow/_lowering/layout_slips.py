@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from mesh_tensorflow._core.graph import Mesh
 from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.strictness import did_you_mean, slip
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 __all__ = ["check_rules_apply", "rules_that_apply"]
 
@@ -52,7 +52,9 @@ def rules_that_apply(
     )
 
 
-def check_rules_apply(operations: Iterable[Operation], mesh_to_impl: Mapping[Mesh, Any]) -> None:
+def check_rules_apply(
+    operations: Iterable[Operation], mesh_to_impl: Mapping[Mesh, MeshImpl]
+) -> None:
     """Reports a slip if a layout rule is for no dimension of the program, or of the meshes.
 
     A rule that several meshes share needs to fit one of them. On a mesh without dimensions, of one

@@ -47,6 +47,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.cost import Collective
 from mesh_tensorflow._core.errors import NotInLoweringError, WrongTypeError
 from mesh_tensorflow._core.graph import Graph, Mesh
+from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._lowering.checks import all_of_package, check_impls
@@ -59,7 +60,7 @@ from mesh_tensorflow._lowering.counters import (
 from mesh_tensorflow._lowering.layout_slips import check_rules_apply
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.mesh_pair import MeshPair
+from mesh_tensorflow._mesh.mesh_pair import HasSlices, MeshPair
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = ["Lowering"]
@@ -86,7 +87,7 @@ class Lowering:
     def __init__(
         self,
         graph: Graph,
-        mesh_to_impl: Mapping[Mesh, Any],
+        mesh_to_impl: Mapping[Mesh, MeshImpl],
         autostack: bool = True,
         log_file: Optional[str] = None,
         keep_masters: bool = False,
@@ -120,7 +121,7 @@ class Lowering:
         self.loop_tapes: dict[Operation, tuple] = {}
         self.random_keys: dict[Operation, tf.Tensor] = {}
         self._counters: list[tuple[str, int]] = []
-        self._collectives: list[tuple[str, Any, Collective]] = []
+        self._collectives: list[tuple[str, MeshImpl, Collective]] = []
         self._at: Optional[Operation] = None
         if keep_masters:
             for v in graph.all_variables:
@@ -166,7 +167,7 @@ class Lowering:
         self.add_counter(f"output/{kind}", self.laid_out_size(y))
         self.add_counter(f"output_unique/{kind}", y.size)
 
-    def mesh_impl(self, m: Union[Mesh, Operation, Tensor]) -> Any:
+    def mesh_impl(self, m: Union[Mesh, Operation, Tensor]) -> MeshImpl:
         """Returns the MeshImpl of a Mesh, or of the one that an Operation or Tensor is on.
 
         Raises:
@@ -174,18 +175,18 @@ class Lowering:
         """
         return self._pair(m).executed
 
-    def requested_impl(self, m: Union[Mesh, Operation, Tensor]) -> Any:
+    def requested_impl(self, m: Union[Mesh, Operation, Tensor]) -> MeshImpl:
         """Returns the MeshImpl that the caller gave for a Mesh: things are counted by it."""
         return self._pair(m).requested
 
-    def import_slices(self, tensor: Tensor, slices: Sequence[Any]) -> Any:
-        """Returns the LaidOutTensor of slices of the requested mesh.
+    def import_slices(self, tensor: Tensor, laid_out: Union[LaidOutLike, HasSlices]) -> Any:
+        """Returns a laid-out value of the requested mesh with the slices of the executed mesh.
 
         Args:
-          tensor: the Tensor whose slices they are.
-          slices: a list of tf.Tensors; all that a class of the caller's own has.
+          tensor: the Tensor whose value it is.
+          laid_out: a LaidOutTensor, or an object with the attribute `tensor_list`, its slices.
         """
-        return self._pair(tensor).of_requested(tensor, slices)
+        return self._pair(tensor).import_requested(tensor, laid_out)
 
     def _pair(self, m: Union[Mesh, Operation, Tensor]) -> MeshPair:
         mesh = m if isinstance(m, Mesh) else m.mesh
@@ -196,14 +197,14 @@ class Lowering:
             )
         return self._pairs[mesh]
 
-    def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: Any) -> None:
+    def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: LaidOutLike) -> None:
         """Notes the lowered form of a Tensor, after checking the shape of its slices."""
         laid_out_tensor = self._pair(tensor).executed_form(tensor, laid_out_tensor)
         self.verify_slice_shapes(tensor, laid_out_tensor)
         self.tensors[tensor] = laid_out_tensor
 
     def set_partial_sum(
-        self, tensor: Tensor, summands: Any, mesh_axes: Sequence[int], label: str
+        self, tensor: Tensor, summands: LaidOutLike, mesh_axes: Sequence[int], label: str
     ) -> None:
         """Notes that a Tensor is a sum over groups of processors, made when it is needed.
 
@@ -220,7 +221,7 @@ class Lowering:
             summands = LazyAllreduceSum(impl, summands, sorted(mesh_axes), count)
         self.set_tensor_lowering(tensor, summands)
 
-    def verify_slice_shapes(self, tensor: Tensor, laid_out_tensor: Any) -> None:
+    def verify_slice_shapes(self, tensor: Tensor, laid_out_tensor: LaidOutLike) -> None:
         """Checks that slices have the shape that the layout says.
 
         Raises:
@@ -328,7 +329,7 @@ class Lowering:
         return self._counters
 
     @property
-    def collectives(self) -> list[tuple[str, Any, Collective]]:
+    def collectives(self) -> list[tuple[str, MeshImpl, Collective]]:
         """What was communicated: (operation class, MeshImpl, Collective) in order."""
         return self._collectives
 
@@ -349,7 +350,7 @@ class Lowering:
             self._count_collective(requested, collective, label)
 
     def _count_collective(
-        self, requested: Any, collective: Collective, label: Optional[str]
+        self, requested: MeshImpl, collective: Collective, label: Optional[str]
     ) -> None:
         axes: Any = list(collective.mesh_axes)
         if label is not None:

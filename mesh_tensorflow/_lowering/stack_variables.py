@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
-from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._control.control import Depend
 from mesh_tensorflow.ops._movement.split_concat import StackOperation, UnstackOperation
 from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable
@@ -17,7 +18,7 @@ __all__ = ["combine_assignments", "rewrite_stack_variables"]
 
 
 def _groups(
-    graph: Graph, max_size: int, max_slice: int, mesh_to_impl: Optional[Mapping[Any, Any]]
+    graph: Graph, max_size: int, max_slice: int, mesh_to_impl: Optional[Mapping[Mesh, MeshImpl]]
 ) -> list[list[Variable]]:
     """Returns the variables of the graph in groups that may be stacked, in order."""
     assigned: dict[Variable, set[int]] = {}
@@ -68,7 +69,7 @@ def rewrite_stack_variables(
     graph: Graph,
     max_combined_variable_size: int,
     max_combined_slice_size: int,
-    mesh_to_impl: Optional[Mapping[Any, Any]],
+    mesh_to_impl: Optional[Mapping[Mesh, MeshImpl]],
 ) -> None:
     """Joins variables that are alike into StackedVariables; see Graph.
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.tensor import ArrayLike
 
 __all__ = ["at_device", "constant", "inside_loop", "remember_reshaped", "reshaped"]
 
@@ -55,7 +57,7 @@ def _pool() -> tuple[dict, tuple]:
     return pool, (_device.get(), _loop.get(), graph._get_control_flow_context())
 
 
-def constant(value: Any, dtype: tf.DType = tf.int32) -> tf.Tensor:
+def constant(value: ArrayLike, dtype: tf.DType = tf.int32) -> tf.Tensor:
     """Returns a constant, the same tf.Tensor for the same value on the same device.
 
     Args:

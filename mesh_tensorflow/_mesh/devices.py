@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -121,7 +120,7 @@ def merged_processors(mesh_shape: Shape, places: Sequence[str]) -> tuple[Shape, 
     return shape, [p for p in range(mesh_shape.size) if remains(p)]
 
 
-def check_devices(devices: Any, mesh_shape: Shape) -> None:
+def check_devices(devices: object, mesh_shape: Shape) -> None:
     """Checks that there is a device for each processor of a mesh.
 
     Raises:

@@ -1,18 +1,18 @@
-"""MeshImpl: the vocabulary in which operations are lowered, whatever they run on.
+"""MeshImpl: the interface that operations are lowered through, whatever they run on.
 
-Operations know shapes, layouts and this vocabulary, and nothing of devices:
+Operations know shapes, layouts and this interface, and nothing about devices:
 
 - *compute*: `slicewise(fn, *inputs)` calls a function of tf.Tensors on each processor's slices;
-- *communicate*: `allreduce`, `allconcat`, `alltoall` and `receive` (shifts) over mesh axes,
-  `allsplit` to keep one's own part;
-- *know where one is*: `laid_out_pnum`, `laid_out_pcoord`;
-- *convert*: `import_tf_tensor` cuts a whole tensor, `export_to_tf_tensor` joins slices, `random`
-  makes the slices of a random tensor;
-- *keep*: `LaidOutVariable` holds the slices of a variable.
+- *communicate*: `allreduce`, `allconcat`, `alltoall` and `receive` (shifts) over mesh axes;
+  `allsplit` keeps each processor's own part;
+- *locate*: `laid_out_pnum` and `laid_out_pcoord` are a processor's number and coordinates;
+- *convert*: `import_tf_tensor` slices a whole tensor, `export_to_tf_tensor` joins slices, `random`
+  generates the slices of a random tensor;
+- *store*: `LaidOutVariable` holds the slices of a variable.
 
-What passes between them is a laid-out tensor. An implementation chooses what that is:
-PlacementMeshImpl has a list with a tf.Tensor for each processor, each on its device; SimdMeshImpl
-has a list of one, as the same program runs on every processor.
+They exchange laid-out tensors, whose form is up to the implementation: PlacementMeshImpl has a list
+with a tf.Tensor for each processor, each on its device; SimdMeshImpl has a list of one, because the
+same program runs on every processor.
 
 An example: a tensor x [a=4, b=6] on the mesh "rows:2,cols:2" in the layout "a:rows".
 
@@ -24,14 +24,11 @@ An example: a tensor x [a=4, b=6] on the mesh "rows:2,cols:2" in the layout "a:r
 `slicewise(tf.exp, x)` is exp of four slices; as the slices of processors 0 and 1 are equal, one
 memory domain computes them once. The sum of x over a and b takes two steps:
 `slicewise(tf.reduce_sum, x)` gives a scalar on each processor, and `allreduce(sums, [0], "SUM")`
-adds those of (0, 0) and (1, 0), and those of (0, 1) and (1, 1). To split b over cols instead,
-with a whole, each processor takes its columns with `allsplit(x, mesh_axis=1, split_axis=1)`,
-slices [2, 3], and gets the rows it lacks with `allconcat(x, mesh_axis=0, concat_axis=0)`, slices
-[4, 3].
+adds those of (0, 0) and (1, 0), and those of (0, 1) and (1, 1). To split b over cols instead of
+a over rows, each processor keeps its columns by `allsplit(x, mesh_axis=1, split_axis=1)`, slices
+[2, 3], and gathers the other rows by `allconcat(x, mesh_axis=0, concat_axis=0)`, slices [4, 3].
 
-A subclass implements the operations marked below; everything about shapes and layouts is here.
-The results must not depend on the layout: that is what makes a layout a matter of performance
-alone.
+Results must not depend on the layout, so that a layout affects performance alone.
 """
 
 from __future__ import annotations
@@ -44,14 +41,21 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.layout import LayoutRules, TensorLayout, convert_to_layout_rules
+from mesh_tensorflow._core.interfaces import LaidOutLike
+from mesh_tensorflow._core.layout import (
+    LayoutLike,
+    LayoutRules,
+    TensorLayout,
+    convert_to_layout_rules,
+)
 from mesh_tensorflow._core.processors import (
     pnum_to_group,
     pnum_to_processor_coordinates,
     shifted_sources,
 )
-from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
+from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.laid_out import LaidOutTensor as Slices
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.slices import cutting, functions
 from mesh_tensorflow._mesh.slices.random_values import new_key
@@ -60,17 +64,17 @@ __all__ = ["MeshImpl"]
 
 
 class MeshImpl:
-    """A mesh of processors with layout rules; the base of what programs are lowered through.
+    """A mesh of processors with layout rules; base class of all mesh implementations.
 
     A subclass implements `slicewise`, the collectives `allreduce`, `allconcat`, `alltoall`
     and `receive`, `random`, `laid_out_pnum`, `import_tf_tensor` and `export_to_tf_tensor`,
-    and has the classes `LaidOutTensor` and `LaidOutVariable`.
+    and sets the classes `LaidOutTensor` and `LaidOutVariable`.
     """
 
     LaidOutTensor: Any = None
     LaidOutVariable: Any = None
 
-    def __init__(self, shape: Any, layout_rules: Any):
+    def __init__(self, shape: ShapeLike, layout_rules: LayoutLike):
         """Creates a MeshImpl.
 
         Args:
@@ -84,7 +88,7 @@ class MeshImpl:
             raise TypeError(
                 'None is no mesh shape: write it as "rows:2,cols:2"; "" has one processor'
             )
-        self._shape: Shape = convert_to_shape(shape)  # type: ignore[assignment]
+        self._shape: Shape = convert_to_shape(shape)
         empty = [d for d in self._shape if d.size == 0]
         if empty:
             raise ValueError(
@@ -108,7 +112,7 @@ class MeshImpl:
 
     @property
     def layout_rules(self) -> LayoutRules:
-        """Which tensor dimension is split over which mesh dimension."""
+        """The layout rules of the mesh."""
         return self._layout_rules
 
     @property
@@ -118,7 +122,7 @@ class MeshImpl:
 
     @property
     def supports_control_dependencies(self) -> bool:
-        """Whether operations can be made to wait for others."""
+        """Whether operations can wait for others through control dependencies."""
         return True
 
     def tensor_dimension_to_mesh_axis(self, tensor_dimension: Dimension) -> Optional[int]:
@@ -126,7 +130,7 @@ class MeshImpl:
         return self._layout_rules.tensor_dimension_to_mesh_axis(tensor_dimension, self._shape)
 
     def splitting_axis(self, tensor_dimension: Dimension) -> Optional[int]:
-        """Returns the mesh axis that cuts a dimension into several parts, or None."""
+        """Returns the mesh axis, of size above 1, that splits a tensor dimension, or None."""
         axis = self.tensor_dimension_to_mesh_axis(tensor_dimension)
         return None if axis is None or self._shape[axis].size == 1 else axis
 
@@ -184,35 +188,32 @@ class MeshImpl:
 
     @property
     def execution_impl(self) -> MeshImpl:
-        """The MeshImpl that programs are lowered through: itself, or one of fewer processors."""
+        """The executed mesh: this MeshImpl, or one with fewer processors."""
         return self
 
     def check_processors(self) -> None:
-        """Reports a slip if the processors are not there, as far as that can be told."""
+        """Reports a slip if processors are missing, as far as can be determined."""
 
     def at_beginning(self) -> contextlib.AbstractContextManager:
-        """Makes operations at the beginning of a step, where variables are read."""
+        """Creates operations within at the beginning of a step, where variables are read."""
         return tf.control_dependencies(None)
 
     # -- computation
 
-    def slicewise(self, fn: Callable, *inputs: Any) -> Any:
+    def slicewise(self, fn: Callable, *inputs: object) -> Any:
         """Calls `fn` on each processor with that processor's slices.
 
         Args:
           fn: a function of tf.Tensors that returns one, or a tuple of them.
-          *inputs: laid-out values, taken apart; anything else is passed whole.
+          *inputs: laid-out values, passed slice by slice; anything else is passed as is.
 
         Returns:
           A LaidOutTensor, or a tuple of them.
         """
         raise NotImplementedError(f"{type(self).__name__} has no slicewise")
 
-    def slicewise_delay_allreduce(self, fn: Callable, *inputs: Any) -> Any:
-        """Does `slicewise` on the summands of a value that is still to be summed.
-
-        For a linear `fn` of one laid-out value.
-        """
+    def slicewise_delay_allreduce(self, fn: Callable, *inputs: object) -> Any:
+        """Applies `slicewise` to a partial sum without summing it; `fn` must be linear in it."""
         lazy = [x for x in inputs if isinstance(x, LazyAllreduceSum) and not x.is_summed]
         if len(lazy) != 1:
             return self.slicewise(fn, *inputs)
@@ -221,8 +222,8 @@ class MeshImpl:
             self, self.slicewise(fn, *inner), lazy[0].mesh_axes, lazy[0].add_counter_fn
         )
 
-    def Print(self, x: Any, data: Any, message: str, **kwargs: Any) -> Any:
-        """Returns `x`; prints `data` where the implementation can, else warns that it cannot."""
+    def Print(self, x: Slices, data: Sequence[Slices], message: str, **kwargs: object) -> Any:
+        """Returns `x`, and prints `data`; by default it logs that nothing is printed."""
         tf.logging.warning(
             "Print is not implemented for %s; nothing is printed for %r",
             type(self).__name__,
@@ -231,11 +232,11 @@ class MeshImpl:
         return x
 
     def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
-        """Contracts slices on one processor; the hook behind mtf.einsum."""
+        """Contracts slices on one processor; `mtf.einsum` calls it."""
         return tf.einsum(equation, *slices)
 
-    def random(self, shape: Shape, tf_fn: Callable, kwargs: dict) -> Any:
-        """Returns a laid-out random tensor; equal slices are equal on all processors."""
+    def random(self, shape: Shape, tf_fn: Callable, kwargs: dict[str, Any]) -> Any:
+        """Returns a laid-out random tensor; processors with the same slice get equal values."""
         raise NotImplementedError(f"{type(self).__name__} has no random")
 
     def random_key(self, seed: Optional[int]) -> tf.Tensor:
@@ -244,7 +245,7 @@ class MeshImpl:
 
     # -- communication
 
-    def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> Any:
+    def allreduce(self, x: Slices, mesh_axes: Sequence[int], reduction_fn_string: str) -> Any:
         """Reduces slices over groups of processors that differ along `mesh_axes`.
 
         Args:
@@ -254,14 +255,16 @@ class MeshImpl:
         """
         raise NotImplementedError(f"{type(self).__name__} has no allreduce")
 
-    def allsplit(self, x: Any, mesh_axis: int, split_axis: int, which: Optional[Any] = None) -> Any:
-        """Has each processor keep its part of a value that is equal along a mesh axis.
+    def allsplit(
+        self, x: Slices, mesh_axis: int, split_axis: int, which: Optional[Slices] = None
+    ) -> Any:
+        """Keeps each processor's part of a value that is replicated along a mesh axis.
 
         Args:
           x: a LaidOutTensor.
           mesh_axis: a mesh axis.
-          split_axis: the axis of the slices to cut along.
-          which: a LaidOutTensor of integer scalars, which part to keep; the coordinate along
+          split_axis: the axis of the slices to split.
+          which: a LaidOutTensor of integer scalars, the part to keep; the coordinate along
             `mesh_axis` if None.
         """
         if which is None:
@@ -277,51 +280,51 @@ class MeshImpl:
 
         return self.slicewise(keep, x, which)
 
-    def allconcat(self, x: Any, mesh_axis: int, concat_axis: int) -> Any:
-        """Joins the slices of the processors along `mesh_axis`, on each of them.
+    def allconcat(self, x: Slices, mesh_axis: int, concat_axis: int) -> Any:
+        """Concatenates the slices of the processors along `mesh_axis`, on each of them.
 
         Args:
           x: a LaidOutTensor.
           mesh_axis: a mesh axis.
-          concat_axis: the axis of the slices along which to join.
+          concat_axis: the axis of the slices to concatenate along.
         """
         raise NotImplementedError(f"{type(self).__name__} has no allconcat")
 
-    def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> Any:
-        """Has each processor send part i of its slice to processor i along `mesh_axis`.
+    def alltoall(self, x: Slices, mesh_axis: int, split_axis: int, concat_axis: int) -> Any:
+        """Sends part i of each slice to processor i along `mesh_axis`.
 
         Args:
           x: a LaidOutTensor.
           mesh_axis: a mesh axis.
-          split_axis: the axis along which slices are cut.
-          concat_axis: the axis along which received parts are joined.
+          split_axis: the axis along which slices are split.
+          concat_axis: the axis along which received parts are concatenated.
         """
         raise NotImplementedError(f"{type(self).__name__} has no alltoall")
 
-    def receive(self, x: Any, mesh_axis: int, source_pcoord: Sequence[Optional[int]]) -> Any:
-        """Has each processor take the slice of a member of its group, or zeros.
+    def receive(self, x: Slices, mesh_axis: int, source_pcoord: Sequence[Optional[int]]) -> Any:
+        """Replaces each slice by that of another processor along `mesh_axis`, or by zeros.
 
         Args:
           x: a LaidOutTensor.
           mesh_axis: a mesh axis.
-          source_pcoord: for each coordinate along it the source's coordinate, or None.
+          source_pcoord: for each coordinate along it that of the source, or None for zeros.
         """
         raise NotImplementedError(f"{type(self).__name__} has no receive")
 
-    def shift_by_n_processors(self, x: Any, mesh_axis: int, offset: int, wrap: bool) -> Any:
+    def shift_by_n_processors(self, x: Slices, mesh_axis: int, offset: int, wrap: bool) -> Any:
         """Moves slices by `offset` processors along `mesh_axis`.
 
         Args:
           x: a LaidOutTensor.
           mesh_axis: a mesh axis.
           offset: an int, may be negative.
-          wrap: whether what leaves at one end comes in at the other; else zeros come in.
+          wrap: whether slices wrap around; otherwise zeros are shifted in.
         """
         return self.receive(
             x, mesh_axis, shifted_sources(self._shape[mesh_axis].size, offset, wrap)
         )
 
-    # -- where a processor is
+    # -- processor numbers
 
     def laid_out_pnum(self) -> Any:
         """Returns a LaidOutTensor of the processors' numbers, int32 scalars."""
@@ -334,7 +337,7 @@ class MeshImpl:
         return self.slicewise(lambda pnum: pnum // below % size, self.laid_out_pnum())
 
     def laid_out_slice_num(self, tensor_shape: Shape) -> Any:
-        """Returns a LaidOutTensor of int32 scalars, equal where slices of a tensor are."""
+        """Returns a LaidOutTensor of int32 scalars that number the different slices of a tensor."""
         split = [axis for axis in self.tensor_layout(tensor_shape) if axis is not None]
         others = [axis for axis in range(self.ndims) if axis not in split]
         return self.slicewise(
@@ -344,7 +347,7 @@ class MeshImpl:
 
     # -- whole tensors and slices
 
-    def broadcast_impl(self, old_slices: Any, old_shape: Shape, new_shape: Shape) -> Any:
+    def broadcast_impl(self, old_slices: Slices, old_shape: Shape, new_shape: Shape) -> Any:
         """Broadcasts a laid-out tensor to a shape that has all its dimensions.
 
         Args:
@@ -361,32 +364,32 @@ class MeshImpl:
         )
 
     def make_slices(self, tf_tensor: tf.Tensor, tensor_shape: Shape) -> list[tf.Tensor]:
-        """Cuts a whole tf.Tensor into a list with a slice for each processor."""
-        self.slice_shape(tensor_shape)  # checks that it can be cut
+        """Splits a whole tf.Tensor into a list with a slice for each processor."""
+        self.slice_shape(tensor_shape)  # checks that it can be split
         return cutting.make_slices(tf_tensor, self.tensor_layout(tensor_shape), self._shape)
 
     def combine_slices(
         self, slices: Sequence[tf.Tensor], tensor_shape: Shape, device: Optional[str] = None
     ) -> tf.Tensor:
-        """Puts a list with a slice for each processor together to a whole tf.Tensor."""
+        """Joins a list with a slice for each processor to the whole tf.Tensor."""
         if self.tensor_layout(tensor_shape).is_fully_replicated:
             return slices[0]
         return cutting.combine_slices(slices, self.tensor_layout(tensor_shape), self._shape, device)
 
-    def export_to_tf_tensor(self, x: Tensor, laid_out_x: Any) -> tf.Tensor:
+    def export_to_tf_tensor(self, x: Tensor, laid_out_x: LaidOutLike) -> tf.Tensor:
         """Returns the whole value of a Tensor, given its lowered form."""
         raise NotImplementedError(f"{type(self).__name__} has no export_to_tf_tensor")
 
     def import_tf_tensor(self, x: Tensor, tf_x: tf.Tensor) -> Any:
-        """Returns the LaidOutTensor of a whole tf.Tensor, for a Tensor that names its shape."""
+        """Returns the LaidOutTensor of a whole tf.Tensor; `x` is a Tensor of the same shape."""
         raise NotImplementedError(f"{type(self).__name__} has no import_tf_tensor")
 
     # -- loops
 
-    def loop_slices(self, laid_out: Any, tensor_shape: Shape) -> list[tf.Tensor]:
-        """Returns the tf.Tensors that a loop must carry for a laid-out tensor."""
+    def loop_slices(self, laid_out: LaidOutLike, tensor_shape: Shape) -> list[tf.Tensor]:
+        """Returns the tf.Tensors that a loop carries for a laid-out tensor."""
         return list(laid_out.to_laid_out_tensor().all_slices)
 
     def from_loop_slices(self, slices: Sequence[tf.Tensor], tensor_shape: Shape) -> Any:
-        """Returns the laid-out tensor that `loop_slices` took apart."""
+        """Returns the laid-out tensor of the tf.Tensors that `loop_slices` returned."""
         return self.LaidOutTensor.from_tensor_list(list(slices))

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 __all__ = ["parallel"]
 
 
-def parallel(devices: Sequence[str], fn: Callable, *args: Any, **kwargs: Any) -> list[Any]:
+def parallel(devices: Sequence[str], fn: Callable, *args: object, **kwargs: object) -> list[Any]:
     """Calls `fn` once on each device, in variable scopes parallel_0, parallel_1, ...
 
     Args:
@@ -34,7 +34,7 @@ def parallel(devices: Sequence[str], fn: Callable, *args: Any, **kwargs: Any) ->
                 f"{len(value)}: {value!r}"
             )
 
-    def pick(value: Any, i: int) -> Any:
+    def pick(value: object, i: int) -> object:
         return value[i] if isinstance(value, list) else value
 
     results = []

@@ -9,9 +9,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mesh_tensorflow._core.errors import reason
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 __all__ = [
     "ANSWER_SECS",
@@ -92,7 +95,7 @@ def naming_port(me: Peer) -> Iterator[None]:
         ) from error
 
 
-def check_address(address: Any) -> None:
+def check_address(address: object) -> None:
     """Checks the address of a process in TF_CONFIG.
 
     Args:
@@ -240,7 +243,7 @@ class Lookout:
             time.sleep(_PING_SECS)
 
 
-def wait_at_end(peers: Sequence[Peer], index: int, server: Any) -> None:
+def wait_at_end(peers: Sequence[Peer], index: int, server: tf.distribute.Server) -> None:
     """Waits until all processes have come here.
 
     Args:

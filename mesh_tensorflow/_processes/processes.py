@@ -7,7 +7,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from mesh_tensorflow._processes.environment import addresses_and_index
 from mesh_tensorflow._processes.peers import (
@@ -19,6 +19,9 @@ from mesh_tensorflow._processes.peers import (
     wait_at_end,
     wait_for,
 )
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 __all__ = ["Processes", "processes"]
 
@@ -69,7 +72,7 @@ class Processes:
         """Returns the numbers of this process's devices among those of `devices`."""
         return list(range(self.index * per_process, (self.index + 1) * per_process))
 
-    def config(self, per_process: int = 1) -> Any:
+    def config(self, per_process: int = 1) -> tf.compat.v1.ConfigProto:
         """Returns a tf.ConfigProto for servers and sessions of these processes."""
         import tensorflow.compat.v1 as tf
 
@@ -83,7 +86,9 @@ class Processes:
         """All processes."""
         return [Peer(self.job, task, address) for task, address in enumerate(self.addresses)]
 
-    def start_server(self, per_process: int = 1, wait_seconds: float = 300.0) -> Any:
+    def start_server(
+        self, per_process: int = 1, wait_seconds: float = 300.0
+    ) -> tf.distribute.Server:
         """Starts this process's tf.distribute.Server, waits for the others', and returns it.
 
         Args:
@@ -110,7 +115,11 @@ class Processes:
         return server
 
     def run(
-        self, session: Any, fetches: Any, feed_dict: Any = None, timeout_seconds: float = 600.0
+        self,
+        session: tf.compat.v1.Session,
+        fetches: object,
+        feed_dict: Optional[Mapping[Any, Any]] = None,
+        timeout_seconds: float = 600.0,
     ) -> Any:
         """Runs a step as `session.run` does, but does not wait for a lost process for ever.
 
@@ -162,7 +171,7 @@ class Processes:
             return self._lookouts[0].confirmed()
         return [peer for peer in self.peers if not answers(peer.address)]
 
-    def finish(self, server: Any) -> None:
+    def finish(self, server: tf.distribute.Server) -> None:
         """Waits until all processes have come here; to be called at the end of each.
 
         A process whose work is done may still be needed: the chief knows the groups of collectives,
@@ -178,7 +187,10 @@ class Processes:
             wait_at_end(self.peers, self.index, server)
 
     def initialize(
-        self, session: Any, checkpoint: Optional[str] = None, timeout_seconds: float = 1800.0
+        self,
+        session: tf.compat.v1.Session,
+        checkpoint: Optional[str] = None,
+        timeout_seconds: float = 1800.0,
     ) -> None:
         """Gives all variables their first values, or those of a checkpoint.
 

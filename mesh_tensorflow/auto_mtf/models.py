@@ -131,8 +131,8 @@ def _attention(x: mtf.Tensor, inner: list[mtf.Dimension], dtype: mtf.VariableDTy
         k, v = (_dense(memory, inner, [d_model], dtype, name) for name in "kv")
         q = mtf.transpose(q, [batch, heads, length, d_kv])
         k, v = (mtf.transpose(t, [batch, heads, memory_length, d_kv]) for t in (k, v))
-        where = (mtf.range(x.mesh, d, tf.int32) for d in (length, memory_length))
-        late = mtf.less(*where, output_shape=[length, memory_length])
+        earlier, later = (mtf.range(x.mesh, d, tf.int32) for d in (length, memory_length))
+        late = mtf.less(earlier, later, output_shape=[length, memory_length])
         mask = mtf.cast(late, x.dtype) * MASKED_LOGIT
         y = mtf.layers.dot_product_attention(q, k, v, mask, is_training=True)
         y = mtf.transpose(y, [batch, length, heads, d_kv])

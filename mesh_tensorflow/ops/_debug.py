@@ -26,7 +26,7 @@ class PrintOperation(Operation):
         data: Sequence[Tensor],
         message: str,
         name: Optional[str] = None,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         """Creates the operation; see `Print`."""
         super().__init__([x], name=name or "Print")

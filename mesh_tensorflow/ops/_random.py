@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -13,7 +13,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import convert_to_shape
+from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
 from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.slices import random_values
@@ -31,7 +31,7 @@ __all__ = [
 class RandomOperation(Operation):
     """Random values that depend on the seed and on the program, not on the layout."""
 
-    def __init__(self, mesh: Mesh, shape: Any, tf_fn: Callable, **kwargs: Any):
+    def __init__(self, mesh: Mesh, shape: ShapeLike, tf_fn: Callable, **kwargs: Any):
         """Creates the operation.
 
         Args:
@@ -62,7 +62,7 @@ class RandomOperation(Operation):
         lowering.set_tensor_lowering(y, value)
 
 
-def random_uniform(mesh: Mesh, shape: Any, **kwargs: Any) -> Tensor:
+def random_uniform(mesh: Mesh, shape: ShapeLike, **kwargs: object) -> Tensor:
     """Returns uniform random values.
 
     For a given seed (`tf.set_random_seed`, `tf.random.set_seed` or the argument) the values
@@ -76,7 +76,7 @@ def random_uniform(mesh: Mesh, shape: Any, **kwargs: Any) -> Tensor:
     return RandomOperation(mesh, shape, tf.random.uniform, **kwargs).outputs[0]
 
 
-def random_normal(mesh: Mesh, shape: Any, **kwargs: Any) -> Tensor:
+def random_normal(mesh: Mesh, shape: ShapeLike, **kwargs: object) -> Tensor:
     """Returns normally distributed random values; see `random_uniform`.
 
     Args:
@@ -87,7 +87,11 @@ def random_normal(mesh: Mesh, shape: Any, **kwargs: Any) -> Tensor:
     return RandomOperation(mesh, shape, tf.random.normal, **kwargs).outputs[0]
 
 
-def _dropout_arguments(is_training: Any, keep_prob: Any, rate: Any) -> tuple[bool, Any]:
+def _dropout_arguments(
+    is_training: Union[bool, float, None],
+    keep_prob: Union[float, tf.Tensor, None],
+    rate: Union[float, tf.Tensor, None],
+) -> tuple[bool, Union[float, tf.Tensor]]:
     """Returns (is_training, keep_prob) from the present and the earlier form of arguments."""
     flag = isinstance(is_training, bool)
     number = isinstance(is_training, (int, float)) and not flag
@@ -104,7 +108,9 @@ def _dropout_arguments(is_training: Any, keep_prob: Any, rate: Any) -> tuple[boo
             f"dropout: exactly one of keep_prob and rate should be set, got "
             f"keep_prob={keep_prob!r}, rate={rate!r}; write mtf.dropout(x, is_training, rate=0.1)"
         )
-    keep_prob = 1.0 - rate if keep_prob is None else keep_prob
+    if keep_prob is None:
+        assert rate is not None  # one of the two is given
+        keep_prob = 1.0 - rate
     if isinstance(keep_prob, (int, float)) and not 0.0 < keep_prob <= 1.0:
         raise ValueError(f"dropout: keep_prob must be above 0 and at most 1, got {keep_prob!r}")
     return True if is_training is None else bool(is_training), keep_prob
@@ -113,10 +119,10 @@ def _dropout_arguments(is_training: Any, keep_prob: Any, rate: Any) -> tuple[boo
 @leaves_no_node
 def dropout(
     x: Tensor,
-    is_training: Any = None,
-    keep_prob: Any = None,
-    rate: Any = None,
-    noise_shape: Any = None,
+    is_training: Union[bool, float, None] = None,
+    keep_prob: Union[float, tf.Tensor, None] = None,
+    rate: Union[float, tf.Tensor, None] = None,
+    noise_shape: Optional[ShapeLike] = None,
     name: Optional[str] = None,
 ) -> Tensor:
     """Returns `x` with elements set to 0 at random and the rest scaled up.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -12,12 +12,13 @@ from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape, anonymous_shape, convert_to_shape
-from mesh_tensorflow._core.tensor import Tensor, check_tensors
+from mesh_tensorflow._core.shape import Shape, ShapeLike, anonymous_shape, convert_to_shape
+from mesh_tensorflow._core.tensor import ArrayLike, Tensor, check_tensors
 from mesh_tensorflow._mesh.laid_out import LazyLaidOutTensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.mesh_pair import HasSlices, slices_of
 
 __all__ = [
     "Constant",
@@ -40,7 +41,12 @@ class Constant(Operation):
     """One value everywhere."""
 
     def __init__(
-        self, mesh: Mesh, value: Any, shape: Shape, dtype: tf.DType, name: Optional[str] = None
+        self,
+        mesh: Mesh,
+        value: Union[float, tf.Tensor],
+        shape: Shape,
+        dtype: tf.DType,
+        name: Optional[str] = None,
     ):
         """Creates the operation.
 
@@ -83,7 +89,7 @@ class Constant(Operation):
 
 
 def _constant_array(
-    mesh: Mesh, value: Any, sizes: list[Any], shape: Shape, dtype: tf.DType
+    mesh: Mesh, value: ArrayLike, sizes: list[Optional[int]], shape: Shape, dtype: tf.DType
 ) -> Tensor:
     if sizes != shape.to_integer_list:
         raise ValueError(
@@ -95,7 +101,13 @@ def _constant_array(
     return import_tf_tensor(mesh, value, shape, name="constant")
 
 
-def constant(mesh: Mesh, value: Any, shape: Any = None, dtype: tf.DType = tf.float32) -> Tensor:
+def _sizes(value: Any) -> list[Optional[int]]:
+    return value.shape.as_list() if tf.is_tensor(value) else list(np.shape(value))
+
+
+def constant(
+    mesh: Mesh, value: ArrayLike, shape: Optional[ShapeLike] = None, dtype: tf.DType = tf.float32
+) -> Tensor:
     """Returns a Tensor that has one value everywhere.
 
     Args:
@@ -109,13 +121,13 @@ def constant(mesh: Mesh, value: Any, shape: Any = None, dtype: tf.DType = tf.flo
     """
     shape = Shape([]) if shape is None else convert_to_shape(shape)
     if not isinstance(value, (int, float)):
-        sizes = value.shape.as_list() if tf.is_tensor(value) else list(np.shape(value))
+        sizes = _sizes(value)
         if sizes:
             return _constant_array(mesh, value, sizes, shape, tf.as_dtype(dtype))
     return Constant(mesh, value, shape, dtype).outputs[0]
 
 
-def zeros(mesh: Mesh, shape: Any, dtype: tf.DType = tf.float32) -> Tensor:
+def zeros(mesh: Mesh, shape: ShapeLike, dtype: tf.DType = tf.float32) -> Tensor:
     """Returns a Tensor of zeros; see `constant`."""
     return constant(mesh, 0, shape=shape, dtype=dtype)
 
@@ -125,7 +137,7 @@ def zeros_like(t: Tensor) -> Tensor:
     return zeros(t.mesh, t.shape, dtype=t.dtype)
 
 
-def ones(mesh: Mesh, shape: Any, dtype: tf.DType = tf.float32) -> Tensor:
+def ones(mesh: Mesh, shape: ShapeLike, dtype: tf.DType = tf.float32) -> Tensor:
     """Returns a Tensor of ones; see `constant`."""
     return constant(mesh, 1, shape=shape, dtype=dtype)
 
@@ -216,7 +228,7 @@ class ImportOperation(Operation):
             return tf.ensure_shape(tf.identity(tf_tensor), sizes)
 
 
-def _as_tf_tensor(what: str, value: Any) -> tf.Tensor:
+def _as_tf_tensor(what: str, value: ArrayLike) -> tf.Tensor:
     try:
         return tf.convert_to_tensor(value)
     except (TypeError, ValueError) as e:
@@ -228,15 +240,15 @@ def _as_tf_tensor(what: str, value: Any) -> tf.Tensor:
         ) from e
 
 
-def _anonymous_if_none(tf_tensor: tf.Tensor, shape: Any) -> Shape:
+def _anonymous_if_none(tf_tensor: tf.Tensor, shape: Optional[ShapeLike]) -> Shape:
     if shape is not None:
-        return convert_to_shape(shape)  # type: ignore[return-value]
+        return convert_to_shape(shape)
     sizes = tf_tensor.shape.as_list()
     return anonymous_shape(Shape([Dimension(f"d{i}", s) for i, s in enumerate(sizes)]))
 
 
 def import_tf_tensor(
-    mesh: Mesh, tf_tensor: Any, shape: Any = None, name: Optional[str] = None
+    mesh: Mesh, tf_tensor: ArrayLike, shape: Optional[ShapeLike] = None, name: Optional[str] = None
 ) -> Tensor:
     """Returns a Tensor that holds a tf.Tensor, each processor its part.
 
@@ -257,7 +269,7 @@ def import_tf_tensor(
 
 @leaves_no_node
 def import_fully_replicated(
-    mesh: Mesh, tf_tensor: Any, shape: Any, name: Optional[str] = None
+    mesh: Mesh, tf_tensor: ArrayLike, shape: ShapeLike, name: Optional[str] = None
 ) -> Tensor:
     """Returns a Tensor that holds a tf.Tensor, imported whole on each processor, then cut.
 
@@ -271,17 +283,16 @@ def import_fully_replicated(
     return mtf.reshape(whole, shape)
 
 
-def _slices_of(value: Any) -> list[Any]:
-    """Returns the slices of a laid-out value; one of a user's own class may have no more."""
-    if hasattr(value, "to_laid_out_tensor"):
-        return value.to_laid_out_tensor().all_slices
-    return value.tensor_list
-
-
 class ImportLaidOutTensorOperation(Operation):
     """Slices that are there already."""
 
-    def __init__(self, mesh: Mesh, laid_out_tensor: Any, shape: Shape, name: Optional[str] = None):
+    def __init__(
+        self,
+        mesh: Mesh,
+        laid_out_tensor: Union[LaidOutLike, HasSlices],
+        shape: ShapeLike,
+        name: Optional[str] = None,
+    ):
         """Creates the operation.
 
         Args:
@@ -293,22 +304,23 @@ class ImportLaidOutTensorOperation(Operation):
         """
         super().__init__([], mesh=mesh, name=name or "import")
         self._laid_out_tensor = laid_out_tensor
-        dtype = _slices_of(laid_out_tensor)[0].dtype
-        self._outputs = [Tensor(self, convert_to_shape(shape), dtype.base_dtype)]  # type: ignore
+        dtype = slices_of(laid_out_tensor)[0].dtype
+        self._outputs = [Tensor(self, convert_to_shape(shape), dtype.base_dtype)]
 
     def _unsplittable(self) -> list[str]:
         """Returns all names: the slices fit the layout they have, so that none can be chosen."""
         return self._outputs[0].shape.dimension_names
 
     def lower(self, lowering: LoweringLike) -> None:
-        y, value = self.outputs[0], self._laid_out_tensor
-        if lowering.mesh_impl(self) is not lowering.requested_impl(self):
-            value = lowering.import_slices(y, _slices_of(value))
-        lowering.set_tensor_lowering(y, value)
+        y = self.outputs[0]
+        lowering.set_tensor_lowering(y, lowering.import_slices(y, self._laid_out_tensor))
 
 
 def import_laid_out_tensor(
-    mesh: Mesh, laid_out_tensor: Any, shape: Any, name: Optional[str] = None
+    mesh: Mesh,
+    laid_out_tensor: Union[LaidOutLike, HasSlices],
+    shape: ShapeLike,
+    name: Optional[str] = None,
 ) -> Tensor:
     """Returns a Tensor made of slices that fit the layout already.
 
@@ -321,7 +333,7 @@ def import_laid_out_tensor(
     return ImportLaidOutTensorOperation(mesh, laid_out_tensor, shape, name=name).outputs[0]
 
 
-def scalar_indices(mesh: Mesh, value: Any) -> Tensor:
+def scalar_indices(mesh: Mesh, value: Union[Tensor, int, tf.Tensor]) -> Tensor:
     """Returns an int32 Tensor of no dimensions; `value` itself if it is a Tensor."""
     return value if isinstance(value, Tensor) else constant(mesh, value, dtype=tf.int32)
 

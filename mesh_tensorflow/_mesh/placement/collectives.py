@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -82,7 +82,7 @@ class Reducer:
             partial = self._method(leaders)(partial, leaders, reduction)
         return dict(zip(members, partial))
 
-    def _method(self, leaders: Sequence[str]) -> Any:
+    def _method(self, leaders: Sequence[str]) -> Callable[..., list[tf.Tensor]]:
         if self._across is not None:
             return self._across
         specs = [tf.DeviceSpec.from_string(device) for device in leaders]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.ops._variables.variable import Variable
+    from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 __all__ = ["PlacedVariable"]
 
@@ -19,7 +23,7 @@ class PlacedVariable(SliceVariables):
     assignment to it. A variable of one slice in the master's memory and dtype is its master.
     """
 
-    def __init__(self, variable: Any, mesh_impl: Any):
+    def __init__(self, variable: Variable, mesh_impl: PlacementMeshImpl):
         """Creates the slice variables.
 
         Args:
@@ -105,7 +109,7 @@ class PlacedVariable(SliceVariables):
         return made[0] if len(made) == 1 else tf.group(made)
 
 
-def _read_once(slice_var: Any) -> tf.Tensor:
+def _read_once(slice_var: tf.Variable) -> tf.Tensor:
     """Returns the tensor that a graph reads a variable by; in a function, a new read."""
     if tf.executing_eagerly_outside_functions():
         with tf.device(slice_var.device):

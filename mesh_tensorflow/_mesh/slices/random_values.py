@@ -36,6 +36,8 @@ __all__ = [
     "random_slice",
 ]
 
+Number = Union[float, tf.Tensor]
+
 # Elementwise kernels compute whole vectors and the rest one by one, and the two differ in the
 # last bit for functions such as log. Padding to this many elements leaves no rest.
 _VECTOR = 64
@@ -157,7 +159,9 @@ def _unit_float(bits: tf.Tensor, dtype: tf.DType, precision: int) -> tf.Tensor:
 _PRECISION = {tf.float32: 24, tf.bfloat16: 8, tf.float16: 11}
 
 
-def _uniform(bits_fn: Callable[[int], tf.Tensor], dtype: tf.DType, minval: Any, maxval: Any) -> Any:
+def _uniform(
+    bits_fn: Callable[[int], tf.Tensor], dtype: tf.DType, minval: Number, maxval: Optional[Number]
+) -> tf.Tensor:
     if dtype.is_integer:
         return _uniform_int(bits_fn, dtype, minval, maxval)
     if dtype == tf.float64:
@@ -175,7 +179,9 @@ def _uniform(bits_fn: Callable[[int], tf.Tensor], dtype: tf.DType, minval: Any, 
     return unit * (high - low) + low
 
 
-def _uniform_int(bits_fn: Callable, dtype: tf.DType, minval: Any, maxval: Any) -> tf.Tensor:
+def _uniform_int(
+    bits_fn: Callable, dtype: tf.DType, minval: Number, maxval: Optional[Number]
+) -> tf.Tensor:
     if maxval is None:
         raise ValueError(f"random_uniform of {dtype.name} needs maxval: pass maxval=n for 0 .. n-1")
     wide = tf.cast(tf.cast(bits_fn(0), tf.uint64), tf.int64)
@@ -186,7 +192,7 @@ def _uniform_int(bits_fn: Callable, dtype: tf.DType, minval: Any, maxval: Any) -
     return tf.cast(wide % (high - low) + low, dtype)
 
 
-def _normal(bits_fn: Callable, dtype: tf.DType, mean: Any, stddev: Any) -> tf.Tensor:
+def _normal(bits_fn: Callable, dtype: tf.DType, mean: Number, stddev: Number) -> tf.Tensor:
     # Box and Muller (1958); the first uniform is in (0, 1].
     compute = tf.float64 if dtype == tf.float64 else tf.float32
     radius = _unit_float(bits_fn(0), compute, 24) + tf.constant(2.0**-24, compute)
@@ -195,7 +201,9 @@ def _normal(bits_fn: Callable, dtype: tf.DType, mean: Any, stddev: Any) -> tf.Te
     return tf.cast(z, dtype) * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
 
 
-def _truncated_normal(bits_fn: Callable, dtype: tf.DType, mean: Any, stddev: Any) -> tf.Tensor:
+def _truncated_normal(
+    bits_fn: Callable, dtype: tf.DType, mean: Number, stddev: Number
+) -> tf.Tensor:
     # By inversion: uniform between the quantiles of -2 and 2.
     compute = tf.float64 if dtype == tf.float64 else tf.float32
     half = _unit_float(bits_fn(0), compute, 24) + tf.constant(2.0**-25, compute)
@@ -204,7 +212,10 @@ def _truncated_normal(bits_fn: Callable, dtype: tf.DType, mean: Any, stddev: Any
 
 
 def keep_mask(
-    shape: Sequence[int], keep_prob: Any, dtype: tf.DType = tf.float32, seed: Optional[int] = None
+    shape: Sequence[int],
+    keep_prob: Number,
+    dtype: tf.DType = tf.float32,
+    seed: Optional[int] = None,
 ) -> tf.Tensor:
     """Returns a whole dropout mask: 1 / keep_prob with probability keep_prob, else 0.
 
@@ -220,7 +231,7 @@ def keep_mask(
     return _keep_mask(lambda stream: bits, dtype, keep_prob)
 
 
-def _keep_mask(bits_fn: Callable, dtype: tf.DType, keep_prob: Any) -> tf.Tensor:
+def _keep_mask(bits_fn: Callable, dtype: tf.DType, keep_prob: Number) -> tf.Tensor:
     if tf.is_tensor(keep_prob):
         wide = tf.cast(keep_prob, tf.float64)
         threshold = tf.cast(tf.cast(tf.minimum(wide * 2.0**32, 2.0**32 - 1), tf.int64), tf.uint32)

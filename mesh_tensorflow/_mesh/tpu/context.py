@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
+
+if TYPE_CHECKING:
+    from tensorflow.python.ops.control_flow_ops import ControlFlowContext
 
 __all__ = ["outside_tpu_context", "tpu_context", "within_tpu_context"]
 
@@ -32,7 +35,7 @@ def tpu_context() -> tuple[Any, Optional[tf.Graph]]:
 
 
 @contextlib.contextmanager
-def _at_context(graph: Any, context: Any) -> Iterator[None]:
+def _at_context(graph: tf.Graph, context: ControlFlowContext) -> Iterator[None]:
     """Makes operations in a control flow context, whatever the one in force."""
     # Leaving this restores the context that was in force, with its control dependencies.
     with graph.as_default(), tf.control_dependencies(None), tf.device(None):

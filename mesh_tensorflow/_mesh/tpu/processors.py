@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tensorflow.tpu.experimental import DeviceAssignment
 
 __all__ = ["pnum_to_processor_coordinates_nd", "processor_coordinates_to_pnum_map_nd"]
 
 
 def pnum_to_processor_coordinates_nd(
-    mesh_shape: Sequence[int], pnum: int, device_assignment: Any
+    mesh_shape: Sequence[int], pnum: int, device_assignment: DeviceAssignment
 ) -> tuple[int, ...]:
     """Returns the physical coordinates of the core that runs replica `pnum`.
 
@@ -23,7 +26,9 @@ def pnum_to_processor_coordinates_nd(
 
 
 def processor_coordinates_to_pnum_map_nd(
-    mesh_shape: Sequence[int], logical_to_physical: Sequence[Any], device_assignment: Any
+    mesh_shape: Sequence[int],
+    logical_to_physical: Sequence[Sequence[int]],
+    device_assignment: DeviceAssignment,
 ) -> list[int]:
     """Returns, for each logical processor, the replica number at its physical coordinates.
 

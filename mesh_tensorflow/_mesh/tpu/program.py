@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -14,6 +14,9 @@ from mesh_tensorflow._mesh.program import Program
 from mesh_tensorflow._mesh.slices import random_values
 from mesh_tensorflow._mesh.tpu.collectives import TpuCollectives
 from mesh_tensorflow._mesh.tpu.context import outside_tpu_context, tpu_context
+
+if TYPE_CHECKING:
+    from tensorflow.tpu.experimental import DeviceAssignment
 
 __all__ = ["TpuProgram"]
 
@@ -37,7 +40,7 @@ class TpuProgram(Program):
     def __init__(
         self,
         mesh_shape: Shape,
-        device_assignment: Any,
+        device_assignment: Optional[DeviceAssignment],
         logical_to_physical: Sequence[int],
         make_variable: Callable[[str, Sequence[Any]], Any],
         allreduce_in_bfloat16_max_group_size: int,

@@ -16,12 +16,15 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from absl import flags
 
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.shape import Shape, list_product
+
+if TYPE_CHECKING:
+    from tensorflow.tpu.experimental import DeviceAssignment
 
 __all__ = [
     "HierarchicalTiling",
@@ -74,6 +77,8 @@ def flag_value(name: str) -> Any:
 # -- walks
 
 Coordinates = tuple[int, ...]
+# For each logical dimension its name, and how many tiles it has along each physical dimension.
+Spec = Sequence[tuple[str, Optional[Sequence[int]]]]
 
 
 def _ring(sizes: Sequence[int]) -> list[Coordinates]:
@@ -194,7 +199,7 @@ def auto_logical_to_physical_tpu(
     logical_shape: Sequence[int],
     physical_shape: Sequence[int],
     return_coordinates: bool = False,
-    device_assignment: Any = None,
+    device_assignment: Optional[DeviceAssignment] = None,
 ) -> list:
     """Lays a logical mesh on a TPU so that its dimensions run along short rings.
 
@@ -246,7 +251,7 @@ def auto_logical_to_physical_tpu(
 
 
 def _replicas_by_coordinates(
-    physical: Sequence[int], device_assignment: Any
+    physical: Sequence[int], device_assignment: Optional[DeviceAssignment]
 ) -> dict[Coordinates, int]:
     """Returns, for all coordinates in a physical shape, the replica that is there.
 
@@ -289,7 +294,7 @@ class HierarchicalTiling:
     2x2 tiles.
     """
 
-    def __init__(self, spec: Sequence[Any], physical_shape: Sequence[int]):
+    def __init__(self, spec: Spec, physical_shape: Sequence[int]):
         """Creates a HierarchicalTiling.
 
         Args:
@@ -321,7 +326,7 @@ class HierarchicalTiling:
         )
 
     @classmethod
-    def spec_to_mesh_shape(cls, spec: Sequence[Any], num_processors: int) -> Shape:
+    def spec_to_mesh_shape(cls, spec: Spec, num_processors: int) -> Shape:
         """Returns the mesh shape of a spec.
 
         Args:
@@ -354,7 +359,9 @@ class HierarchicalTiling:
         return self._mesh_shape
 
 
-def _names_and_counts(spec: Sequence[Any]) -> tuple[list[str], list[Optional[list[int]]]]:
+def _names_and_counts(
+    spec: Spec,
+) -> tuple[list[str], list[Optional[list[int]]]]:
     """Returns the names and the tile counts of a HierarchicalTiling's spec.
 
     Raises:

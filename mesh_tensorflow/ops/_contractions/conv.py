@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import list_product
+from mesh_tensorflow._core.operation import Operation, PendingSums
+from mesh_tensorflow._core.shape import Shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._contractions.conv_kind import (
@@ -57,7 +57,11 @@ class ConvNdOperation(Operation):
     """One of the three tensors that a convolution ties, computed from the other two."""
 
     def __init__(
-        self, kind: ConvKind, operands: dict[str, Tensor], output_shape: Any, name: Optional[str]
+        self,
+        kind: ConvKind,
+        operands: dict[str, Tensor],
+        output_shape: Optional[Shape],
+        name: Optional[str],
     ):
         """Creates the operation.
 
@@ -149,7 +153,7 @@ class ConvNdOperation(Operation):
         axes = self._summed_axes(mesh_impl)
         lowering.set_partial_sum(output, result, axes, self._sum_label)
 
-    def _slice_fn(self, mesh_impl: MeshImpl) -> Any:
+    def _slice_fn(self, mesh_impl: MeshImpl) -> Callable[..., tf.Tensor]:
         """Returns a function of one processor's slices of the inputs."""
         kind = self._kind
         kernels, argument_names, sizes_name = _KERNELS[self._computed]
@@ -175,7 +179,7 @@ class ConvNdOperation(Operation):
 
     # -- what it costs
 
-    def _multiply_adds(self, image: str, sizes_of: Any) -> int:
+    def _multiply_adds(self, image: str, sizes_of: Callable[[Shape], list[int]]) -> int:
         """Returns the number of products of pixels of `image` with numbers of the filter."""
         *window, wide, narrow = sizes_of(self._shapes[FILTER])
         pixels = list_product(sizes_of(self._shapes[image]))
@@ -195,7 +199,7 @@ class ConvNdOperation(Operation):
     def cost_key(self) -> tuple:
         return self._kind, tuple(self._roles)
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         summed = self._summed_axes(mesh_impl)
         return {self.outputs[0]: tuple(sorted(summed))} if summed else {}
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Optional
 
-from mesh_tensorflow._core.shape import convert_to_shape
+from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.ops._contractions.conv import ConvNdOperation
 from mesh_tensorflow.ops._contractions.conv_kind import FILTER, conv_kind
@@ -31,7 +31,7 @@ class Conv2or3dBackpropInputOperation(ConvNdOperation):
         self,
         conv_dimension: int,
         is_transpose: bool,
-        input_shape: Any,
+        input_shape: ShapeLike,
         conv_filter: Tensor,
         dy: Tensor,
         strides: Sequence[int],
@@ -70,7 +70,7 @@ class Conv2or3dBackpropFilterOperation(ConvNdOperation):
         conv_dimension: int,
         is_transpose: bool,
         conv_input: Tensor,
-        filter_shape: Any,
+        filter_shape: ShapeLike,
         dy: Tensor,
         strides: Sequence[int],
         padding: str,
@@ -110,7 +110,7 @@ def _named(fn: Callable, rank: int, transposed: bool, end: str) -> Callable:
 
 def _backprop_input(rank: int, transposed: bool) -> Callable:
     def backprop_input(
-        input_shape: Any,
+        input_shape: ShapeLike,
         conv_filter: Tensor,
         dy: Tensor,
         strides: Sequence[int],
@@ -131,7 +131,7 @@ def _backprop_input(rank: int, transposed: bool) -> Callable:
 def _backprop_filter(rank: int, transposed: bool) -> Callable:
     def backprop_filter(
         conv_input: Tensor,
-        filter_shape: Any,
+        filter_shape: ShapeLike,
         dy: Tensor,
         strides: Sequence[int],
         padding: str,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Collective, Cost
@@ -11,9 +11,10 @@ from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.shape import (
     Shape,
+    ShapeLike,
     check_sizes_of_names,
     convert_to_shape,
     list_product,
@@ -69,7 +70,9 @@ def einsum_output_shape(
 class EinsumOperation(Operation):
     """Multiplies Tensors and sums over the dimensions that the output lacks."""
 
-    def __init__(self, inputs: Sequence[Tensor], output_shape: Any, name: Optional[str] = None):
+    def __init__(
+        self, inputs: Sequence[Tensor], output_shape: ShapeLike, name: Optional[str] = None
+    ):
         """Creates the operation.
 
         Args:
@@ -176,8 +179,8 @@ class EinsumOperation(Operation):
         elements = mesh_impl.size
         for d in self._all_dims():
             axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
-            whole = axis is None or d in gathered
-            elements *= d.size if whole else d.size // mesh_impl.shape[axis].size
+            parts = 1 if axis is None or d in gathered else mesh_impl.shape[axis].size
+            elements *= d.size // parts
         return elements
 
     def cost_key(self) -> None:
@@ -187,7 +190,7 @@ class EinsumOperation(Operation):
         kept = self._outputs[0].shape.dimension_names
         return any(d.name in split and d.name not in kept for d in self._all_dims())
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         _, summed = self._plan(mesh_impl)
         return {self.outputs[0]: tuple(summed)} if summed else {}
 
@@ -220,7 +223,7 @@ def _check_no_broadcast(what: str, shapes: Sequence[Shape], output_shape: Shape)
 @leaves_no_node
 def einsum(
     xs: Sequence[Tensor],
-    output_shape: Any = None,
+    output_shape: Optional[ShapeLike] = None,
     reduced_dims: Optional[Sequence[Dimension]] = None,
     name: Optional[str] = None,
 ) -> Tensor:
@@ -243,7 +246,7 @@ def einsum(
     """
     output_shape = convert_to_shape(output_shape)
     if reduced_dims is not None:
-        reduced_dims = [convert_to_dimension(d) for d in reduced_dims]  # type: ignore[misc]
+        reduced_dims = [convert_to_dimension(d) for d in reduced_dims]
     check_tensors(name or "einsum", xs)
     shapes = [x.shape for x in xs]
     output_shape = einsum_output_shape(shapes, output_shape, reduced_dims)
@@ -255,7 +258,7 @@ def einsum(
 def matmul(
     a: Tensor,
     b: Tensor,
-    output_shape: Any = None,
+    output_shape: Optional[ShapeLike] = None,
     reduced_dims: Optional[Sequence[Dimension]] = None,
     name: Optional[str] = None,
 ) -> Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.dimension import Dimension
-from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import constant
@@ -29,7 +29,7 @@ class _AlongDimension(Operation):
         self._dim = dim
         self._axis = x.shape.dims.index(dim)
 
-    def _mean(self, mesh_impl: MeshImpl, value: Any) -> Any:
+    def _mean(self, mesh_impl: MeshImpl, value: LaidOutLike) -> LaidOutLike:
         mesh_axis = mesh_impl.splitting_axis(self._dim)
         if mesh_axis is None:
             return mesh_impl.slicewise(

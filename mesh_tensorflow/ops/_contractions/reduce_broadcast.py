@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -14,8 +14,8 @@ from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
+from mesh_tensorflow._core.operation import Operation, PendingSums
+from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -40,7 +40,11 @@ class ReduceOperation(Operation):
     """The sum, maximum or minimum over the dimensions that the output lacks."""
 
     def __init__(
-        self, x: Tensor, output_shape: Any, reduction_fn_string: str, name: Optional[str] = None
+        self,
+        x: Tensor,
+        output_shape: ShapeLike,
+        reduction_fn_string: str,
+        name: Optional[str] = None,
     ):
         """Creates the operation.
 
@@ -115,7 +119,7 @@ class ReduceOperation(Operation):
             n in split and n not in y.dimension_names for n in x.dimension_names
         )
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         axes = self._reduced_mesh_axes(mesh_impl)
         return {self._outputs[0]: tuple(sorted(axes))} if axes and self._is_sum() else {}
 
@@ -141,7 +145,7 @@ def cost_along(op: Operation, mesh_impl: MeshImpl, dim: Dimension, flops_per_ele
 class BroadcastOperation(Operation):
     """A Tensor repeated along further dimensions."""
 
-    def __init__(self, x: Tensor, output_shape: Any, name: Optional[str] = None):
+    def __init__(self, x: Tensor, output_shape: ShapeLike, name: Optional[str] = None):
         """Creates the operation.
 
         Args:
@@ -171,7 +175,7 @@ class BroadcastOperation(Operation):
         lowering.set_tensor_lowering(y, value)
 
 
-def broadcast(x: Tensor, new_shape: Any) -> Tensor:
+def broadcast(x: Tensor, new_shape: ShapeLike) -> Tensor:
     """Returns `x` repeated along the dimensions that it lacks; `x` itself if there are none.
 
     Args:
@@ -186,7 +190,11 @@ def broadcast(x: Tensor, new_shape: Any) -> Tensor:
 
 
 def _reduction_output_shape(
-    x: Tensor, output_shape: Any, reduced_dim: Any, disable_positional_args: Any, what: str
+    x: Tensor,
+    output_shape: Optional[ShapeLike],
+    reduced_dim: Optional[Dimension],
+    disable_positional_args: object,
+    what: str,
 ) -> Shape:
     """Returns the output shape of a reduction from the arguments that say it in two ways."""
     assert disable_positional_args is None, (
@@ -215,7 +223,7 @@ def _reduction_output_shape(
 def reduce_sum(
     x: Tensor,
     disable_positional_args: None = None,
-    output_shape: Any = None,
+    output_shape: Optional[ShapeLike] = None,
     reduced_dim: Optional[Dimension] = None,
     name: Optional[str] = None,
 ) -> Tensor:
@@ -241,7 +249,7 @@ def reduce_sum(
 def reduce_mean(
     x: Tensor,
     disable_positional_args: None = None,
-    output_shape: Any = None,
+    output_shape: Optional[ShapeLike] = None,
     reduced_dim: Optional[Dimension] = None,
     name: Optional[str] = None,
 ) -> Tensor:
@@ -267,7 +275,7 @@ def _extreme(x: Tensor, shape: Shape, reduction: str, name: Optional[str], defau
 def reduce_max(
     x: Tensor,
     disable_positional_args: None = None,
-    output_shape: Any = None,
+    output_shape: Optional[ShapeLike] = None,
     reduced_dim: Optional[Dimension] = None,
     name: Optional[str] = None,
 ) -> Tensor:
@@ -282,7 +290,7 @@ def reduce_max(
 def reduce_min(
     x: Tensor,
     disable_positional_args: None = None,
-    output_shape: Any = None,
+    output_shape: Optional[ShapeLike] = None,
     reduced_dim: Optional[Dimension] = None,
     name: Optional[str] = None,
 ) -> Tensor:
@@ -297,7 +305,7 @@ def reduce_min(
 def reduce_all(
     x: Tensor,
     disable_positional_args: None = None,
-    output_shape: Any = None,
+    output_shape: Optional[ShapeLike] = None,
     reduced_dim: Optional[Dimension] = None,
     name: Optional[str] = None,
 ) -> Tensor:
@@ -313,7 +321,7 @@ def reduce_all(
 def reduce_any(
     x: Tensor,
     disable_positional_args: None = None,
-    output_shape: Any = None,
+    output_shape: Optional[ShapeLike] = None,
     reduced_dim: Optional[Dimension] = None,
     name: Optional[str] = None,
 ) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Optional
+from collections.abc import Callable, Sequence
+from typing import Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -12,7 +12,7 @@ from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -74,7 +74,7 @@ class SoftmaxOperation(Operation):
             value = self._lower_split(mesh_impl, x.to_laid_out_tensor(), mesh_axis)
         lowering.set_tensor_lowering(self.outputs[0], value)
 
-    def _along_axis(self, fn: Any, t: tf.Tensor) -> tf.Tensor:
+    def _along_axis(self, fn: Callable, t: tf.Tensor) -> tf.Tensor:
         sizes = t.shape.as_list()
         if len(sizes) <= _MOST_DIMS:
             return fn(t, axis=self._axis)
@@ -82,8 +82,8 @@ class SoftmaxOperation(Operation):
         joined = [mtf.list_product(before), sizes[self._axis], mtf.list_product(after)]
         return tf.reshape(fn(tf.reshape(t, joined), axis=1), sizes)
 
-    def _lower_split(self, mesh_impl: MeshImpl, x: Any, mesh_axis: int) -> Any:
-        def reduce(fn: Any, value: Any, reduction: str) -> Any:
+    def _lower_split(self, mesh_impl: MeshImpl, x: LaidOutLike, mesh_axis: int) -> LaidOutLike:
+        def reduce(fn: Callable, value: LaidOutLike, reduction: str) -> LaidOutLike:
             local = mesh_impl.slicewise(lambda t: fn(t, self._axis, keepdims=True), value)
             return mesh_impl.allreduce(local, [mesh_axis], reduction)
 
@@ -104,7 +104,10 @@ class SoftmaxOperation(Operation):
 
 @leaves_no_node
 def reduce_logsumexp(
-    x: Tensor, reduced_dim: Dimension, extra_logit: Any = None, name: Optional[str] = None
+    x: Tensor,
+    reduced_dim: Dimension,
+    extra_logit: Union[Tensor, float, None] = None,
+    name: Optional[str] = None,
 ) -> Tensor:
     """Returns log(sum(exp(x))) over a dimension, which goes away; stable for large `x`.
 
@@ -131,7 +134,10 @@ def reduce_logsumexp(
 
 @leaves_no_node
 def log_softmax(
-    x: Tensor, reduced_dim: Dimension, extra_logit: Any = None, name: Optional[str] = None
+    x: Tensor,
+    reduced_dim: Dimension,
+    extra_logit: Union[Tensor, float, None] = None,
+    name: Optional[str] = None,
 ) -> Tensor:
     """Returns the logarithm of the softmax along a dimension.
 
@@ -149,7 +155,10 @@ def log_softmax(
 
 @leaves_no_node
 def softmax(
-    x: Tensor, reduced_dim: Dimension, extra_logit: Any = None, name: Optional[str] = None
+    x: Tensor,
+    reduced_dim: Dimension,
+    extra_logit: Union[Tensor, float, None] = None,
+    name: Optional[str] = None,
 ) -> Tensor:
     """Returns the softmax along a dimension; see `log_softmax`."""
     if extra_logit is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -11,7 +11,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._variables.assign import ReadVariable
@@ -115,13 +115,13 @@ class StopGradient(Operation):
     def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
         return {self.outputs[0]: self.inputs[0]}
 
-    def delays_sums(self, mesh_impl: MeshImpl, pending: Any) -> bool:
+    def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
         return True
 
     def may_begin_sum(self, split: Collection[str]) -> bool:
         return False
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         axes = pending.get(self.inputs[0])
         return {} if axes is None else {self.outputs[0]: self.inputs[0]}
 
@@ -194,7 +194,7 @@ class CustomGradientOperation(Operation):
         for x, y in zip(self.inputs[len(self._all_inputs) :], self.outputs):
             lowering.set_tensor_lowering(y, lowering.tensors[x])
 
-    def cloned_from(self, original: Operation, mapping: Any) -> None:
+    def cloned_from(self, original: Operation, mapping: Mapping[Tensor, Tensor]) -> None:
         """Makes a copy refer to the copies of the forward operations; see Operation."""
         self._forward_operations = [
             mapping[op.outputs[0]].operation if op.outputs and op.outputs[0] in mapping else op
@@ -210,13 +210,13 @@ class CustomGradientOperation(Operation):
     def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
         return dict(zip(self.outputs, self.inputs[len(self._all_inputs) :]))
 
-    def delays_sums(self, mesh_impl: MeshImpl, pending: Any) -> bool:
+    def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
         return True
 
     def may_begin_sum(self, split: Collection[str]) -> bool:
         return False
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         inner = self.inputs[len(self._all_inputs) :]
         return {y: x for x, y in zip(inner, self.outputs) if x in pending}
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, TypeGuard
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
-from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum, convert_args_to_laid_out_tensors
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -53,11 +53,11 @@ class DelayOperation(Operation):
     def may_begin_sum(self, split: Collection[str]) -> bool:
         return False
 
-    def delays_sums(self, mesh_impl: MeshImpl, pending: Any) -> bool:
+    def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
         # One can wait for summands, and with them, as well as for sums.
         return mesh_impl.supports_control_dependencies
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         return {y: pending[x] for x, y in zip(self.inputs, self.outputs) if x in pending}
 
     def lower(self, lowering: LoweringLike) -> None:
@@ -85,7 +85,7 @@ class DelayOperation(Operation):
             lowering.set_tensor_lowering(y, value)
 
 
-def _is_pending(value: Any) -> bool:
+def _is_pending(value: LaidOutLike) -> TypeGuard[LazyAllreduceSum]:
     return isinstance(value, LazyAllreduceSum) and not value.is_summed
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -11,7 +11,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.loop import Loop
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import inside_loop
@@ -25,6 +25,9 @@ from mesh_tensorflow.ops._control.loop_state import (
     zero_state,
 )
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
+
 __all__: list[str] = []
 
 
@@ -35,7 +38,7 @@ class WhileGradientOperation(Operation):
     then its gradient.
     """
 
-    def __init__(self, forward: Any, grad_ys: Sequence[Optional[Tensor]]):
+    def __init__(self, forward: WhileLoopOperation, grad_ys: Sequence[Optional[Tensor]]):
         """Creates the operation.
 
         Args:
@@ -145,7 +148,7 @@ class WhileGradientOperation(Operation):
         inner = walk(self._operations, mesh_impl, self._results[: len(self._carried)]).costs
         return sum((cost for _, cost in inner), Cost())
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         inner = walk(self._operations, mesh_impl)
         n = len(self._carried)
         axes = {y: inner.pending_axes(x) for y, x in zip(self.outputs[n:], self._results[n:])}

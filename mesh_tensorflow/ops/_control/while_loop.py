@@ -13,7 +13,7 @@ from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.loop import Loop
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import inside_loop
@@ -249,7 +249,7 @@ class WhileLoopOperation(Operation):
         inner += walk(self._body_ops, mesh_impl, self._body_outputs[: self._num_vars]).costs
         return sum((cost for _, cost in inner), Cost())
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         inner = walk(self._body_ops, mesh_impl)
         pairs = zip(self.outputs[self._num_vars :], self._body_outputs[self._num_vars :])
         axes = {y: inner.pending_axes(x) for y, x in pairs}
@@ -260,7 +260,7 @@ def _as_list(outputs: Any) -> list[Tensor]:
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
-def _check_cond(cond_output: Any) -> None:
+def _check_cond(cond_output: object) -> None:
     if not isinstance(cond_output, Tensor):
         raise ValueError(f"while_loop: cond_fn must return a mtf.Tensor, not {cond_output!r}")
     if cond_output.shape.ndims or cond_output.dtype != tf.bool:
@@ -295,7 +295,7 @@ def while_loop(
     inputs: Sequence[Tensor],
     num_loop_vars: Optional[int] = None,
     has_accumulators: bool = False,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> list[Tensor]:
     """Repeats a computation while a condition holds.
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import tensors_text
-from mesh_tensorflow._core.tensor import Tensor, check_tensors
+from mesh_tensorflow._core.tensor import Operand, Tensor, check_tensors
 
 __all__: list[str] = []
 
+# A number: of Python, of NumPy, or a tf.Tensor without dimensions.
+Number = Union[float, np.number, tf.Tensor]
 
-def beside(what: str, x: Tensor, value: Any) -> Any:
+
+def beside(what: str, x: Tensor, value: Operand) -> Union[Tensor, Number]:
     """Returns the other operand of a binary operator, as a Tensor or a number.
 
     A number stays what it is. An array of the sizes of the Tensor is imported.
@@ -34,6 +37,10 @@ def beside(what: str, x: Tensor, value: Any) -> Any:
     if isinstance(value, (Tensor, int, float)):
         return value
     check_tensors(what, [x])
+    return _array_beside(what, x, value)
+
+
+def _array_beside(what: str, x: Tensor, value: Any) -> Union[Tensor, Number]:
     if tf.is_tensor(value):
         if value.shape.rank is None:
             return tf.ensure_shape(value, [])
@@ -64,7 +71,7 @@ def beside(what: str, x: Tensor, value: Any) -> Any:
     return mtf.import_tf_tensor(x.mesh, value, x.shape)
 
 
-def _as_array(what: str, x: Tensor, value: Any) -> np.ndarray:
+def _as_array(what: str, x: Tensor, value: Operand) -> np.ndarray:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):  # lists that are no rectangle
@@ -78,11 +85,11 @@ def _as_array(what: str, x: Tensor, value: Any) -> np.ndarray:
     return array
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return "a tf.Tensor" if tf.is_tensor(value) else "an array"
 
 
-def _check_integral(what: str, x: Tensor, value: Any, found: str) -> None:
+def _check_integral(what: str, x: Tensor, value: object, found: str) -> None:
     if not x.dtype.is_integer or isinstance(value, int):
         return
     dtype = getattr(value, "dtype", None)

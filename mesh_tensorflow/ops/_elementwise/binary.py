@@ -1,4 +1,4 @@
-"""Binary functions with broadcasting by dimension name, and scalar arithmetic."""
+"""Binary functions with broadcasting by dimension name."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.shape import (
     Shape,
+    ShapeLike,
     broadcast_shape,
     check_sizes_of_names,
     convert_to_shape,
 )
-from mesh_tensorflow._core.tensor import Tensor, check_tensors
-from mesh_tensorflow._mesh.constants import constant
+from mesh_tensorflow._core.tensor import Operand, Tensor, check_tensors
 from mesh_tensorflow._mesh.laid_out import compatible_lazy_allreduce_sums
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slices.functions import broadcast_slice, tile_slice
-from mesh_tensorflow.ops._elementwise.beside import beside, check_scalar
+from mesh_tensorflow.ops._elementwise.beside import beside
+from mesh_tensorflow.ops._elementwise.scalar import ScalarAddOperation, ScalarMultiplyOperation
 
 __all__ = [
     "AddOperation",
     "BinaryOpWithBroadcasting",
     "MinMaxOperation",
-    "ScalarAddOperation",
-    "ScalarMultiplyOperation",
     "add",
     "add_n",
     "binary_arguments_to_tensors",
@@ -59,71 +58,6 @@ def check_dtypes(what: str, tensors: Sequence[Tensor]) -> None:
         )
 
 
-def _as_operand(scalar: Any, x: tf.Tensor) -> Any:
-    """Returns a Python number as a constant of the dtype of `x`; others as they are."""
-    return constant(scalar, x.dtype) if isinstance(scalar, (int, float)) else scalar
-
-
-class ScalarMultiplyOperation(Operation):
-    """Multiplies a Tensor by a number or a tf scalar; no gradient goes to the scalar."""
-
-    def __init__(self, x: Tensor, scalar: Any, name: Optional[str] = None):
-        """Creates the operation.
-
-        Args:
-          x: a Tensor.
-          scalar: a number or a tf.Tensor without dimensions.
-          name: a string or None.
-
-        Raises:
-          TypeError: a float beside an integer Tensor.
-          ValueError: no number.
-        """
-        check_scalar("multiply", x, scalar)
-        super().__init__([x], name=name or "scalar_mul")
-        self._scalar = scalar
-        self._outputs = [Tensor(self, x.shape, x.dtype)]
-
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [grad_ys[0] * self._scalar]
-
-    def lower(self, lowering: LoweringLike) -> None:
-        value = lowering.mesh_impl(self).slicewise(
-            lambda x: x * _as_operand(self._scalar, x), lowering.tensors[self.inputs[0]]
-        )
-        lowering.set_tensor_lowering(self.outputs[0], value)
-
-
-class ScalarAddOperation(Operation):
-    """Adds a number or a tf scalar to a Tensor; no gradient goes to the scalar."""
-
-    def __init__(self, x: Tensor, scalar: Any, name: Optional[str] = None):
-        """Creates the operation.
-
-        Args:
-          x: a Tensor.
-          scalar: a number or a tf.Tensor without dimensions.
-          name: a string or None.
-
-        Raises:
-          TypeError: a float beside an integer Tensor.
-          ValueError: no number.
-        """
-        check_scalar("add", x, scalar)
-        super().__init__([x], name=name or "scalar_add")
-        self._scalar = scalar
-        self._outputs = [Tensor(self, x.shape, x.dtype)]
-
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
-        return list(grad_ys)
-
-    def lower(self, lowering: LoweringLike) -> None:
-        value = lowering.mesh_impl(self).slicewise(
-            lambda x: x + _as_operand(self._scalar, x), lowering.tensors[self.inputs[0]]
-        )
-        lowering.set_tensor_lowering(self.outputs[0], value)
-
-
 class BinaryOpWithBroadcasting(Operation):
     """An elementwise function of two Tensors, brought to one shape by dimension name."""
 
@@ -132,7 +66,7 @@ class BinaryOpWithBroadcasting(Operation):
         tf_fn: Callable,
         x1: Tensor,
         x2: Tensor,
-        output_shape: Any,
+        output_shape: Optional[ShapeLike],
         output_dtype: tf.DType,
         name: Optional[str] = None,
     ):
@@ -188,7 +122,9 @@ def _sum_to(dy: Tensor, x: Tensor) -> Tensor:
 class AddOperation(BinaryOpWithBroadcasting):
     """The sum of two Tensors; two sums over the same processors are communicated as one."""
 
-    def __init__(self, x1: Tensor, x2: Tensor, output_shape: Any, name: Optional[str] = None):
+    def __init__(
+        self, x1: Tensor, x2: Tensor, output_shape: Optional[ShapeLike], name: Optional[str] = None
+    ):
         """Creates the operation; see BinaryOpWithBroadcasting."""
         super().__init__(tf.add, x1, x2, output_shape, x1.dtype, name=name or "add")
 
@@ -215,11 +151,11 @@ class AddOperation(BinaryOpWithBroadcasting):
     def may_delay_sums(self, pending: int) -> bool:
         return pending == 2  # which are added before they are made; one is not
 
-    def delays_sums(self, mesh_impl: MeshImpl, pending: Any) -> bool:
+    def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
         axes = [pending.get(x) for x in self.inputs]
         return self._same_shapes() and axes[0] is not None and axes[0] == axes[1]
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         if self.delays_sums(mesh_impl, pending):
             return {self.outputs[0]: pending[self.inputs[0]]}
         return {}
@@ -229,7 +165,12 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
     """The smaller or the larger of two Tensors; where they tie the first gets the gradient."""
 
     def __init__(
-        self, tf_fn: Callable, x1: Tensor, x2: Tensor, output_shape: Any, name: Optional[str] = None
+        self,
+        tf_fn: Callable,
+        x1: Tensor,
+        x2: Tensor,
+        output_shape: Optional[ShapeLike],
+        name: Optional[str] = None,
     ):
         """Creates the operation; `tf_fn` is tf.minimum or tf.maximum."""
         super().__init__(tf_fn, x1, x2, output_shape, x1.dtype, name=name or "add")
@@ -241,7 +182,7 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
         return [_sum_to(dy * mtf.cast(mask, y.dtype), x) for x, mask in zip((x1, x2), masks)]
 
 
-def binary_arguments_to_tensors(x1: Any, x2: Any) -> tuple[Tensor, Tensor]:
+def binary_arguments_to_tensors(x1: Operand, x2: Operand) -> tuple[Tensor, Tensor]:
     """Imports a number beside a Tensor, in the Tensor's dtype, or an array of its shape.
 
     Args:
@@ -254,14 +195,12 @@ def binary_arguments_to_tensors(x1: Any, x2: Any) -> tuple[Tensor, Tensor]:
     """
     if not isinstance(x1, Tensor) and not isinstance(x2, Tensor):
         raise ValueError(f"at least one of x1 and x2 must be a mtf.Tensor, got {x1!r} and {x2!r}")
-    if not isinstance(x1, Tensor):
-        x1 = _import_beside(x2, x1)
-    elif not isinstance(x2, Tensor):
-        x2 = _import_beside(x1, x2)
-    return x1, x2
+    if isinstance(x1, Tensor):
+        return x1, x2 if isinstance(x2, Tensor) else _import_beside(x1, x2)
+    return _import_beside(x2, x1), x2  # type: ignore[arg-type,return-value]  # a Tensor, by now
 
 
-def _import_beside(x: Tensor, value: Any) -> Tensor:
+def _import_beside(x: Tensor, value: Operand) -> Tensor:
     value = beside("binary operation", x, value)
     if isinstance(value, Tensor):
         return value
@@ -272,9 +211,9 @@ def _import_beside(x: Tensor, value: Any) -> Tensor:
 @leaves_no_node
 def binary_op_with_broadcasting(
     tf_fn: Callable,
-    x1: Any,
-    x2: Any,
-    output_shape: Any = None,
+    x1: Operand,
+    x2: Operand,
+    output_shape: Optional[ShapeLike] = None,
     output_dtype: Optional[tf.DType] = None,
 ) -> Tensor:
     """Applies an elementwise TensorFlow function to two Tensors of different shapes.
@@ -299,7 +238,9 @@ def binary_op_with_broadcasting(
 
 
 @leaves_no_node
-def add(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+def add(
+    x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None, name: Optional[str] = None
+) -> Tensor:
     """Returns x1 + x2, broadcast by dimension name.
 
     Args:
@@ -308,9 +249,9 @@ def add(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) 
       output_shape: a Shape or None.
       name: a string or None.
     """
-    x2 = beside("add", x1, x2)
+    x2 = beside("add", x1, x2)  # type: ignore[arg-type]  # checks x1
     if not isinstance(x2, Tensor):
-        return ScalarAddOperation(x1, x2).outputs[0]
+        return ScalarAddOperation(x1, x2).outputs[0]  # type: ignore[arg-type]  # checks x1
     x1, x2 = binary_arguments_to_tensors(x1, x2)
     return AddOperation(x1, x2, output_shape, name=name).outputs[0]
 
@@ -327,15 +268,17 @@ def add_n(xs: Sequence[Any]) -> Any:
 
 
 @leaves_no_node
-def sub(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+def sub(
+    x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None, name: Optional[str] = None
+) -> Tensor:
     """Returns x1 - x2, broadcast by dimension name; see `add`.
 
     It is a sum with the negative of x2, so that the gradient of x2 is summed only if it is used;
     TensorFlow makes one subtraction of them.
     """
-    x2 = beside("sub", x1, x2)
+    x2 = beside("sub", x1, x2)  # type: ignore[arg-type]  # checks x1
     if not isinstance(x2, Tensor):
-        return ScalarAddOperation(x1, -x2).outputs[0]
+        return ScalarAddOperation(x1, -x2).outputs[0]  # type: ignore[arg-type]  # checks x1
     x1, x2 = binary_arguments_to_tensors(x1, x2)
     check_dtypes(name or "sub", [x1, x2])
     if x2.dtype.is_unsigned:
@@ -344,7 +287,9 @@ def sub(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) 
 
 
 @leaves_no_node
-def multiply(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+def multiply(
+    x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None, name: Optional[str] = None
+) -> Tensor:
     """Returns x1 * x2, broadcast by dimension name.
 
     Args:
@@ -354,9 +299,9 @@ def multiply(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = N
         only it has the product is repeated.
       name: a string or None.
     """
-    x2 = beside("multiply", x1, x2)
+    x2 = beside("multiply", x1, x2)  # type: ignore[arg-type]  # checks x1
     if not isinstance(x2, Tensor):
-        return ScalarMultiplyOperation(x1, x2).outputs[0]
+        return ScalarMultiplyOperation(x1, x2).outputs[0]  # type: ignore[arg-type]  # checks x1
     x1, x2 = binary_arguments_to_tensors(x1, x2)
     if output_shape is None:
         output_shape = broadcast_shape(x1.shape, x2.shape, None)
@@ -366,34 +311,40 @@ def multiply(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = N
 
 
 @leaves_no_node
-def divide(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+def divide(
+    x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None, name: Optional[str] = None
+) -> Tensor:
     """Returns x1 * (1 / x2), broadcast by dimension name; see `multiply`."""
-    x2 = beside("divide", x1, x2)
+    x2 = beside("divide", x1, x2)  # type: ignore[arg-type]  # checks x1
     if not isinstance(x2, Tensor):
-        return ScalarMultiplyOperation(x1, 1.0 / x2).outputs[0]
+        return ScalarMultiplyOperation(x1, 1.0 / x2).outputs[0]  # type: ignore[arg-type]  # checks x1
     x1, x2 = binary_arguments_to_tensors(x1, x2)
     return multiply(x1, mtf.reciprocal(x2), output_shape=output_shape, name=name)
 
 
-def floordiv(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+def floordiv(x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None) -> Tensor:
     """Returns x1 // x2, rounded down, in the Tensor's dtype; see `binary_op_with_broadcasting`."""
     return binary_op_with_broadcasting(tf.floordiv, x1, x2, output_shape)
 
 
-def mod(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+def mod(x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None) -> Tensor:
     """Returns x1 % x2, of the sign of x2, in the Tensor's dtype."""
     return binary_op_with_broadcasting(tf.math.floormod, x1, x2, output_shape)
 
 
 @leaves_no_node
-def minimum(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+def minimum(
+    x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None, name: Optional[str] = None
+) -> Tensor:
     """Returns the smaller of x1 and x2; x1 gets the gradient where they tie; see `add`."""
     x1, x2 = binary_arguments_to_tensors(x1, x2)
     return MinMaxOperation(tf.minimum, x1, x2, output_shape, name=name).outputs[0]
 
 
 @leaves_no_node
-def maximum(x1: Any, x2: Any, output_shape: Any = None, name: Optional[str] = None) -> Tensor:
+def maximum(
+    x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None, name: Optional[str] = None
+) -> Tensor:
     """Returns the larger of x1 and x2; x1 gets the gradient where they tie; see `add`."""
     x1, x2 = binary_arguments_to_tensors(x1, x2)
     return MinMaxOperation(tf.maximum, x1, x2, output_shape, name=name).outputs[0]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.shape import ShapeLike
+from mesh_tensorflow._core.tensor import Operand, Tensor
 from mesh_tensorflow.ops._elementwise.binary import add, binary_op_with_broadcasting, multiply
 
 __all__ = [
@@ -24,48 +25,53 @@ __all__ = [
 ]
 
 
-def less(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+def less(x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None) -> Tensor:
     """Returns whether x1 < x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
     return binary_op_with_broadcasting(tf.less, x1, x2, output_shape, tf.bool)
 
 
-def greater(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+def greater(x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None) -> Tensor:
     """Returns whether x1 > x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
     return binary_op_with_broadcasting(tf.greater, x1, x2, output_shape, tf.bool)
 
 
-def less_equal(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+def less_equal(x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None) -> Tensor:
     """Returns whether x1 <= x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
     return binary_op_with_broadcasting(tf.less_equal, x1, x2, output_shape, tf.bool)
 
 
-def greater_equal(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+def greater_equal(x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None) -> Tensor:
     """Returns whether x1 >= x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
     return binary_op_with_broadcasting(tf.greater_equal, x1, x2, output_shape, tf.bool)
 
 
-def equal(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+def equal(x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None) -> Tensor:
     """Returns whether x1 == x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
     return binary_op_with_broadcasting(tf.equal, x1, x2, output_shape, tf.bool)
 
 
-def not_equal(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+def not_equal(x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None) -> Tensor:
     """Returns whether x1 != x2, a boolean Tensor; see `binary_op_with_broadcasting`."""
     return binary_op_with_broadcasting(tf.not_equal, x1, x2, output_shape, tf.bool)
 
 
-def logical_and(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+def logical_and(x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None) -> Tensor:
     """Returns x1 and x2, boolean Tensors; see `binary_op_with_broadcasting`."""
     return binary_op_with_broadcasting(tf.logical_and, x1, x2, output_shape, tf.bool)
 
 
-def logical_or(x1: Any, x2: Any, output_shape: Any = None) -> Tensor:
+def logical_or(x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None) -> Tensor:
     """Returns x1 or x2, boolean Tensors; see `binary_op_with_broadcasting`."""
     return binary_op_with_broadcasting(tf.logical_or, x1, x2, output_shape, tf.bool)
 
 
 @leaves_no_node
-def where(condition: Tensor, if_true: Tensor, if_false: Any, output_shape: Any = None) -> Tensor:
+def where(
+    condition: Tensor,
+    if_true: Tensor,
+    if_false: Union[Tensor, float],
+    output_shape: Optional[ShapeLike] = None,
+) -> Tensor:
     """Returns if_true where the condition holds, else if_false, broadcast.
 
     It is the sum of two masked products: NaN or infinity on the side that is not taken

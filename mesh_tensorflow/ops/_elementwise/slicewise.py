@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape, convert_to_shape, list_product
+from mesh_tensorflow._core.operation import Operation, PendingSums
+from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -162,7 +162,7 @@ class GenericGradOperation(Operation):
     def cost_key(self) -> tuple:
         return self._num_forward, tuple(self._given)
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         axes = {y: tuple(self._summed_axes(mesh_impl, y)) for y in self._outputs}
         return {y: a for y, a in axes.items() if a}
 
@@ -201,8 +201,8 @@ def _tf_gradients(
 def slicewise(
     tf_fn: Callable,
     xs: Sequence[Tensor],
-    output_shape: Any = None,
-    output_dtype: Any = None,
+    output_shape: Union[ShapeLike, Sequence[ShapeLike], None] = None,
+    output_dtype: Union[tf.DType, Sequence[tf.DType], None] = None,
     splittable_dims: Optional[Sequence[Dimension]] = None,
     grad_function: Optional[Callable] = None,
     name: Optional[str] = None,
@@ -226,13 +226,14 @@ def slicewise(
     """
     xs = list(xs)
     check_tensors(name or "slicewise", xs)
-    several = isinstance(output_shape, (list, tuple)) and any(
-        isinstance(s, (Shape, list, tuple)) and not isinstance(s, Dimension) for s in output_shape
+    given: Any = output_shape  # a shape may be a list, too
+    several = isinstance(given, (list, tuple)) and any(
+        isinstance(s, (Shape, list, tuple)) and not isinstance(s, Dimension) for s in given
     )
     if several:
-        shapes = [convert_to_shape(s) for s in output_shape]
+        shapes = [convert_to_shape(s) for s in given]
     else:
-        shapes = [xs[0].shape if output_shape is None else convert_to_shape(output_shape)]
+        shapes = [xs[0].shape if given is None else convert_to_shape(given)]
     if isinstance(output_dtype, (list, tuple)):
         dtypes = [tf.as_dtype(t) for t in output_dtype]
     else:
@@ -240,7 +241,7 @@ def slicewise(
     op = SlicewiseOperation(
         tf_fn,
         xs,
-        shapes,  # type: ignore[arg-type]
+        shapes,
         dtypes,
         splittable_dims or [],
         grad_function,
@@ -252,7 +253,7 @@ def slicewise(
 def cwise(
     tf_fn: Callable,
     xs: Sequence[Tensor],
-    output_dtype: Any = None,
+    output_dtype: Optional[tf.DType] = None,
     grad_function: Optional[Callable] = None,
     name: Optional[str] = None,
 ) -> Tensor:

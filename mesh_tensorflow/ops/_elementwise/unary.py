@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -185,7 +185,9 @@ def _gelu_grad(x: tf.Tensor, t: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
 def _with_saved(x: Tensor, forward: Callable, grad: Callable, name: str) -> Tensor:
     """A function that keeps a second output, which makes its gradient cheap."""
 
-    def grad_function(op: SlicewiseOperation, dy: Optional[Tensor], unused: Any) -> list:
+    def grad_function(
+        op: SlicewiseOperation, dy: Optional[Tensor], unused: Optional[Tensor]
+    ) -> list:
         if dy is None:
             return [None]
         return [cwise(grad, [op.inputs[0], op.outputs[1], dy], name=f"{name}_grad")]
@@ -258,7 +260,7 @@ def mtf_abs(x: Tensor) -> Tensor:
 
 
 @leaves_no_node
-def mtf_pow(x: Any, y: Any) -> Tensor:
+def mtf_pow(x: Tensor, y: Union[Tensor, float]) -> Tensor:
     """Returns exp(log(x) * y), broadcast: NaN for negative `x`.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -14,9 +14,10 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape, check_names_differ, convert_to_shape
+from mesh_tensorflow._core.shape import Shape, ShapeLike, check_names_differ, convert_to_shape
 from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.laid_out import LaidOutTensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._elementwise.slicewise import check_not_split
 from mesh_tensorflow.ops._movement import gather as _gather
@@ -47,8 +48,8 @@ class OneHotOperation(Operation):
         self,
         indices: Tensor,
         output_dim: Dimension,
-        on_value: Any,
-        off_value: Any,
+        on_value: float,
+        off_value: float,
         dtype: tf.DType,
         name: Optional[str] = None,
     ):
@@ -76,7 +77,7 @@ class OneHotOperation(Operation):
         depth = mesh_impl.slice_shape(y.shape)[-1]
         axis = mesh_impl.splitting_axis(self._output_dim)
 
-        def make(indices: tf.Tensor, part: Any = None) -> tf.Tensor:
+        def make(indices: tf.Tensor, part: Optional[tf.Tensor] = None) -> tf.Tensor:
             if part is not None:
                 indices = indices - tf.cast(part * depth, indices.dtype)
             if indices.dtype not in (tf.uint8, tf.int8, tf.int32, tf.int64):
@@ -93,8 +94,8 @@ class OneHotOperation(Operation):
 def one_hot(
     indices: Tensor,
     output_dim: Dimension,
-    on_value: Any = 1.0,
-    off_value: Any = 0.0,
+    on_value: float = 1.0,
+    off_value: float = 0.0,
     dtype: tf.DType = tf.float32,
     name: Optional[str] = None,
 ) -> Tensor:
@@ -113,12 +114,17 @@ def one_hot(
     Returns:
       A Tensor of shape [indices..., output_dim].
     """
-    output_dim = convert_to_dimension(output_dim)  # type: ignore[assignment]
+    output_dim = convert_to_dimension(output_dim)
     return OneHotOperation(indices, output_dim, on_value, off_value, dtype, name).outputs[0]
 
 
 @leaves_no_node
-def gather(weights: Tensor, indices: Any, dim: Dimension, output_shape: Any = None) -> Tensor:
+def gather(
+    weights: Tensor,
+    indices: Union[Tensor, int, tf.Tensor],
+    dim: Dimension,
+    output_shape: Optional[ShapeLike] = None,
+) -> Tensor:
     """Returns the entries of `weights` at `indices` along a dimension.
 
     An einsum with a one-hot, or as if it were: an index out of range gives zeros, dimensions that
@@ -126,7 +132,7 @@ def gather(weights: Tensor, indices: Any, dim: Dimension, output_shape: Any = No
 
     Args:
       weights: a Tensor.
-      indices: an integer Tensor or an int.
+      indices: an integer Tensor, an int, or an integer tf scalar.
       dim: a Dimension of `weights`. If they lack it, each index in range gives all of them, with a
         warning.
       output_shape: a Shape; the dimensions of the indices, then of the weights, if None.
@@ -239,8 +245,13 @@ class TopKOperation(Operation):
         lowering.set_tensor_lowering(self.outputs[1], indices)
 
     def _merge(
-        self, lowering: LoweringLike, mesh_impl: MeshImpl, mesh_axis: int, values: Any, indices: Any
-    ) -> tuple[Any, Any]:
+        self,
+        lowering: LoweringLike,
+        mesh_impl: MeshImpl,
+        mesh_axis: int,
+        values: LaidOutTensor,
+        indices: LaidOutTensor,
+    ) -> tuple[LaidOutTensor, LaidOutTensor]:
         """Has every processor choose among the candidates of its group."""
         part = mesh_impl.slice_shape(Shape([self._reduced_dim]))[0]
         last = len(self.outputs[0].shape) - 1

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union, overload
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.shape import (
     Shape,
+    ShapeLike,
     anonymous_shape,
     check_names_differ,
     convert_to_shape,
@@ -35,6 +36,9 @@ __all__ = [
 ]
 
 
+DimOrDims = Union[Dimension, Sequence[Dimension]]
+
+
 class _Move(NamedTuple):
     """One step of a reshape, on the slices as they are then."""
 
@@ -43,7 +47,7 @@ class _Move(NamedTuple):
     tensor_axes: tuple[Any, ...]  # which it splits, and after that joins
     late: bool = False  # whether it comes after the local reshape
 
-    def made(self, mesh_impl: MeshImpl, value: Any) -> Any:
+    def made(self, mesh_impl: MeshImpl, value: LaidOutLike) -> LaidOutLike:
         """Returns a laid-out value after this step."""
         step = getattr(mesh_impl, self.kind)
         return step(value.to_laid_out_tensor(), self.mesh_axis, *self.tensor_axes)
@@ -109,7 +113,7 @@ def _check_order(what: str, x: Tensor, new_shape: Shape) -> None:
 class ReshapeOperation(Operation):
     """The elements as they lie, under other dimensions; communicates where the layout asks it."""
 
-    def __init__(self, x: Tensor, new_shape: Any, name: Optional[str] = None):
+    def __init__(self, x: Tensor, new_shape: ShapeLike, name: Optional[str] = None):
         """Creates the operation.
 
         Args:
@@ -192,16 +196,16 @@ class ReshapeOperation(Operation):
     def may_begin_sum(self, split: Collection[str]) -> bool:
         return False
 
-    def delays_sums(self, mesh_impl: MeshImpl, pending: Any) -> bool:
+    def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
         return self._inputs[0] in pending and not self._moves(mesh_impl)
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: Any) -> dict:
+    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         if self.delays_sums(mesh_impl, pending):
             return {self._outputs[0]: pending[self._inputs[0]]}
         return {}
 
 
-def reshape(x: Tensor, new_shape: Any, name: str = "reshape") -> Tensor:
+def reshape(x: Tensor, new_shape: ShapeLike, name: str = "reshape") -> Tensor:
     """Returns the elements of `x`, as they lie, under other dimensions.
 
     Names are labels here: reshaping to the same dimensions in another order relabels the
@@ -222,7 +226,7 @@ def reshape(x: Tensor, new_shape: Any, name: str = "reshape") -> Tensor:
     return ReshapeOperation(x, new_shape, name=name).outputs[0]
 
 
-def transpose(x: Tensor, new_shape: Any, name: str = "transpose") -> Tensor:
+def transpose(x: Tensor, new_shape: ShapeLike, name: str = "transpose") -> Tensor:
     """Returns `x` with its dimensions in another order, each value under its names.
 
     Args:
@@ -256,14 +260,22 @@ def rename_dimension(x: Tensor, old_name: str, new_name: str) -> Tensor:
     return reshape(x, x.shape.rename_dimension(old_name, new_name))
 
 
-def _as_dims(dim_or_dims: Any) -> list[Dimension]:
+def _as_dims(dim_or_dims: DimOrDims) -> list[Dimension]:
     if isinstance(dim_or_dims, Dimension):
         return [dim_or_dims]
-    return [convert_to_dimension(d) for d in dim_or_dims]  # type: ignore[misc]
+    return [convert_to_dimension(d) for d in dim_or_dims]
 
 
+@overload
 def replace_dimensions(
-    tensor_or_shape: Union[Tensor, Shape], old_dim_or_dims: Any, new_dim_or_dims: Any
+    tensor_or_shape: Tensor, old_dim_or_dims: DimOrDims, new_dim_or_dims: DimOrDims
+) -> Tensor: ...
+@overload
+def replace_dimensions(
+    tensor_or_shape: Shape, old_dim_or_dims: DimOrDims, new_dim_or_dims: DimOrDims
+) -> Shape: ...
+def replace_dimensions(
+    tensor_or_shape: Union[Tensor, Shape], old_dim_or_dims: DimOrDims, new_dim_or_dims: DimOrDims
 ) -> Union[Tensor, Shape]:
     """Returns a Tensor or Shape with neighbouring dimensions replaced by others.
 

@@ -68,7 +68,7 @@ def read_variable(var: Union[Tensor, Variable]) -> Tensor:
     return ReadVariable(_variable_of(var, "read_variable")).outputs[0]
 
 
-def assign_slice(variable: Variable, slice_var: Any, val: tf.Tensor) -> tf.Operation:
+def assign_slice(variable: Variable, slice_var: tf.Variable, val: tf.Tensor) -> tf.Operation:
     """Returns a tf operation that assigns to one slice variable.
 
     Args:
@@ -79,12 +79,12 @@ def assign_slice(variable: Variable, slice_var: Any, val: tf.Tensor) -> tf.Opera
     return slice_var.assign(tf.cast(val, variable.slice_dtype), read_value=False)
 
 
-def assign_add_slice(variable: Variable, slice_var: Any, val: tf.Tensor) -> tf.Operation:
+def assign_add_slice(variable: Variable, slice_var: tf.Variable, val: tf.Tensor) -> tf.Operation:
     """Returns a tf operation that adds to one slice variable; see `assign_slice`."""
     return slice_var.assign_add(tf.cast(val, variable.slice_dtype), read_value=False)
 
 
-def assign_sub_slice(variable: Variable, slice_var: Any, val: tf.Tensor) -> tf.Operation:
+def assign_sub_slice(variable: Variable, slice_var: tf.Variable, val: tf.Tensor) -> tf.Operation:
     """Returns a tf operation that subtracts from one slice variable; see `assign_slice`."""
     return slice_var.assign_sub(tf.cast(val, variable.slice_dtype), read_value=False)
 

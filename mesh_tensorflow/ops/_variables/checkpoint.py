@@ -29,7 +29,7 @@ class MtfRestoreHook(tf.train.SessionRunHook):
         with tf.name_scope("mtf_restore_hook"), outside_all_rewrites():
             self._copy = self._lowering.copy_masters_to_slices()
 
-    def after_create_session(self, session: tf.Session, coord: Any) -> None:
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Copies.
 
         Args:

@@ -10,9 +10,9 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -30,6 +30,9 @@ __all__ = [
 ]
 
 
+Initializer = Callable[..., tf.Tensor]
+
+
 class Variable(Operation):
     """A variable: a master, and slices once it is lowered; its output is its value."""
 
@@ -39,11 +42,11 @@ class Variable(Operation):
         self,
         mesh: Mesh,
         name: str,
-        shape: Any,
+        shape: ShapeLike,
         dtype: Union[VariableDType, tf.DType],
-        initializer: Any,
+        initializer: Optional[Initializer],
         trainable: bool,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         """Creates the master tf variable, and the operation.
 
@@ -70,14 +73,14 @@ class Variable(Operation):
         self._initializer = initializer
         self._master: Any = None
         self._make_master(name, shape, kwargs)
-        self._outputs = [Tensor(self, shape, dtype.activation_dtype)]  # type: ignore[arg-type]
+        self._outputs = [Tensor(self, shape, dtype.activation_dtype)]
         if self._store is not None:
             self._initializer = self._initializer or tf.get_variable_scope().initializer
             self._store.declare(self)
             self._master = StoredMaster(self)
         self._graph.register_variable(self, trainable)
 
-    def _make_master(self, name: str, shape: Any, kwargs: dict) -> None:
+    def _make_master(self, name: str, shape: Shape, kwargs: dict) -> None:
         full_name = full_variable_name(name)
         self._name = full_name
         if self._store is not None:
@@ -85,7 +88,7 @@ class Variable(Operation):
         kwargs.setdefault("use_resource", True)
         sizes = shape.to_integer_list
 
-        def make_checked(next_creator: Callable, **settings: Any) -> MasterVariable:
+        def make_checked(next_creator: Callable, **settings: object) -> MasterVariable:
             """Makes the master, if the initializer's value fits the variable."""
             first = settings.get("initial_value")
             if callable(first):
@@ -162,7 +165,7 @@ class Variable(Operation):
         return self._store
 
     @property
-    def initializer(self) -> Any:
+    def initializer(self) -> Optional[Initializer]:
         """The TensorFlow initializer it was made with, or None."""
         return self._initializer
 
@@ -218,7 +221,7 @@ class Variable(Operation):
         kind = "trainable" if self._trainable else "untrainable"
         lowering.add_counter(f"variables/{kind}", self.size)
 
-    def cast_to_activation(self, mesh_impl: MeshImpl, laid_out: Any) -> Any:
+    def cast_to_activation(self, mesh_impl: MeshImpl, laid_out: LaidOutLike) -> LaidOutLike:
         """Returns laid-out values of slice dtype in the dtype of computation."""
         if self.slice_dtype == self.activation_dtype:
             return laid_out
@@ -256,7 +259,7 @@ class StackedVariable(Variable):
             first.mesh, f"stacked/{first.name}", shape, first.dtype, None, first.trainable
         )
 
-    def _make_master(self, name: str, shape: Any, kwargs: dict) -> None:
+    def _make_master(self, name: str, shape: Shape, kwargs: dict) -> None:
         self._name = name
         self._store = None
 
@@ -295,7 +298,7 @@ def full_variable_name(name: str) -> str:
     return f"{scope}/{name}" if scope else name
 
 
-def _check_known(known: Variable, shape: Any, dtype: VariableDType) -> None:
+def _check_known(known: Variable, shape: Optional[Shape], dtype: VariableDType) -> None:
     """Checks that a variable is what is asked for under its name.
 
     Raises:
@@ -328,14 +331,14 @@ def _dtype_text(dtype: VariableDType) -> str:
 def get_variable(
     mesh: Mesh,
     name: str,
-    shape: Any,
+    shape: ShapeLike,
     dtype: Union[VariableDType, tf.DType] = tf.float32,
     master_dtype: Optional[tf.DType] = None,
     slice_dtype: Optional[tf.DType] = None,
     activation_dtype: Optional[tf.DType] = None,
-    initializer: Any = None,
+    initializer: Optional[Initializer] = None,
     trainable: bool = True,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Tensor:
     """Returns the value of a variable, which is made if there is none of this name yet.
 
