@@ -10,14 +10,14 @@ __all__ = ["Collective", "Cost"]
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One communication between processors.
+    """One collective communication.
 
     Attributes:
       kind: "allreduce", "allconcat", "alltoall" or "shift".
-      mesh_axes: the mesh axes within which processors communicate.
-      elements: number of elements that enter it, or that leave an allconcat, over all
+      mesh_axes: the mesh axes that processors communicate along.
+      elements: number of input elements, or for an allconcat of output elements, over all
         processors.
-      bytes: the same in bytes.
+      bytes: the size of these elements in bytes.
     """
 
     kind: str
@@ -28,13 +28,13 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one operation costs, over all processors.
+    """The cost of one operation, over all processors.
 
     Attributes:
       flops: floating point operations; a multiply-add counts as two.
       bytes: bytes read and written.
-      collectives: the communication it does itself. Sums that it leaves pending are charged
-        to the operation that first needs their value.
+      collectives: its own communication. The allreduce of a partial sum is charged to the operation
+        that first needs its value.
     """
 
     flops: int = 0

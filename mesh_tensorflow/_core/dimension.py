@@ -1,4 +1,4 @@
-"""Dimension: a named size, and the text forms it is written in."""
+"""Dimension: a named size, and the string form of lists of dimensions."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class _NameAndSize(NamedTuple):
 class Dimension(_NameAndSize):
     """A named dimension of a tensor or of a mesh.
 
-    Two dimensions are the same only if both name and size agree.
+    Two dimensions are equal if both their names and their sizes are.
 
     Attributes:
-      name: what layouts bind to.
+      name: the name that layout rules refer to.
       size: number of elements along the dimension.
     """
 
     __slots__ = ()
 
     def __new__(cls, name: str, size: int) -> Dimension:
-        """Makes a Dimension.
+        """Creates a Dimension.
 
         Args:
           name: a string.
-          size: an integer, from 0.
+          size: a nonnegative integer.
 
         Raises:
           ValueError: the size is negative.
@@ -84,14 +84,14 @@ def convert_to_dimension(d: Optional[Union[Dimension, tuple[str, int]]]) -> Opti
 def split_pairs(text: str, what: str) -> list[tuple[str, str]]:
     """Splits "a:x,b:y" into [("a", "x"), ("b", "y")].
 
-    Commas, semicolons, full stops and white space all separate pairs, in any number.
+    Pairs are separated by commas, semicolons, periods or white space, in any number.
 
     Args:
       text: the string.
       what: "shape" or "layout", for the error message.
 
     Raises:
-      ValueError: a piece has not exactly one colon with text on both sides.
+      ValueError: a pair does not have exactly one colon, with text on both sides.
     """
     pairs = []
     for piece in _SEPARATORS.split(text):

@@ -1,4 +1,4 @@
-"""Classes of errors, and builders of the messages that several modules share."""
+"""Exception classes, and parts of error messages that several modules share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
     "tensors_text",
 ]
 
-# Lines that TensorFlow puts around the reason: where an operation was made, and its name.
+# Lines that TensorFlow adds around the reason: where an operation was created, and its name.
 _AROUND = re.compile(
     r"Graph execution error:|Detected at node .*|Node: .*|\s+File .*|\s*\[\[.*|\d+ root error.*"
     r"|Hint: .*|Original stack trace .*|\s*\(\d+\)\s*|No OpKernel .*"
@@ -29,18 +29,18 @@ _AROUND = re.compile(
 
 
 class WrongTypeError(TypeError, ValueError):
-    """An argument of a type that the function does not take.
+    """An argument has the wrong type.
 
-    A TypeError, as Python raises, and a ValueError, as of any other wrong argument.
+    It is a TypeError, as in Python, and a ValueError, like errors of other arguments.
     """
 
 
 class MissingMethodError(NotImplementedError, ValueError):
-    """A method that a subclass has to define, and that this one does not."""
+    """A subclass lacks a method that it must define."""
 
 
 class NotInLoweringError(KeyError, ValueError):
-    """A Tensor, an Operation or a Mesh that a Lowering, a dictionary by these, does not have."""
+    """A Lowering does not have the given Tensor, Operation or Mesh."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""  # KeyError would quote it
@@ -57,12 +57,12 @@ def tensors_text(tensors: Iterable[Tensor]) -> str:
 
 
 def divisors(n: int) -> list[int]:
-    """Returns the divisors of `n` in order."""
+    """Returns the divisors of `n` in increasing order."""
     return [k for k in range(1, n + 1) if n % k == 0] if n < 4096 else [1, n]
 
 
 def splittable_hint(d: Dimension, mesh_dim: Dimension) -> str:
-    """Returns a sentence on how a dimension and a mesh dimension can be made to fit."""
+    """Returns a sentence on how to make a dimension divisible by a mesh dimension."""
     below = d.size // mesh_dim.size * mesh_dim.size
     above = below + mesh_dim.size
     sizes = f"{below} or {above}" if below else f"{above}"
@@ -88,19 +88,19 @@ def mesh_shapes_that_fit(mesh_dims: Sequence[Dimension], num_devices: int) -> li
                 rest //= s
             grown += [sizes + [k] for k in ([rest] if last else divisors(rest))]
         shapes = grown
-    # The nearest to what was asked for come first.
+    # The ones nearest to the requested shape come first.
     shapes.sort(key=lambda sizes: sum(abs(s - d.size) for s, d in zip(sizes, mesh_dims)))
     return [",".join(f"{d.name}:{s}" for s, d in zip(sizes, mesh_dims)) for sizes in shapes[:8]]
 
 
 def reason(error: Exception) -> str:
-    """Returns in one line why an operation of TensorFlow, or of the file system, failed.
+    """Returns one line about why a TensorFlow or file system operation failed.
 
     Args:
-      error: what was raised.
+      error: the exception.
 
     Returns:
-      the first line that is about the reason, without a full stop at its end.
+      The first line of its message that states the reason, without a period at the end.
     """
     text = str(getattr(error, "message", None) or error)
     lines = [line.strip() for line in text.splitlines() if not _AROUND.fullmatch(line)]

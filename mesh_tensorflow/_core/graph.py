@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 
 class GraphMark(NamedTuple):
-    """How much of each was in a Graph at some time.
+    """The contents of a Graph at some time, as numbers of entries.
 
     Attributes:
       operations: the number of operations.
       names: the number of entries of the journal of names.
       variables: the number of variables.
-      trainable: the number of trainable ones.
+      trainable: the number of trainable variables.
     """
 
     operations: int
@@ -42,18 +42,17 @@ class GraphMark(NamedTuple):
 
 
 class Graph:
-    """A program: operations in the order in which they were made, and its variables.
+    """A program: its operations, in order of creation, and its variables.
 
-    It knows no devices. A `Lowering` turns it into TensorFlow operations.
+    It is independent of devices. A `Lowering` turns it into TensorFlow operations.
 
     Attributes:
-      captured_variable_scope: the tf variable scope at the time the graph was made; gradient
+      captured_variable_scope: the tf variable scope where the graph was created; gradient
         operations are named under it.
       name_to_variable: Variable operations by their full names.
-      stacked_values: from the values of variables that were joined with others to what took
-        their place.
-      variable_store: the VariableStore of variables that were made in eager code, or None.
-      differentiated: the operation whose gradient is being made, or None.
+      stacked_values: from the values of variables that were stacked to their replacements.
+      variable_store: the VariableStore of variables that were created in eager code, or None.
+      differentiated: the operation whose gradient is being built, or None.
     """
 
     def __init__(self) -> None:
@@ -61,7 +60,7 @@ class Graph:
         self._trainable_variables: list[Variable] = []
         self._all_variables: list[Variable] = []
         self._names_in_use: dict[str, int] = {}
-        # What each name's entry was before it was taken, so that a failed call can be undone.
+        # The previous entry of each name that was taken, so that a failed call can be undone.
         self._name_journal: list[tuple[str, Optional[int]]] = []
         self._scope: Optional[tuple[str, str]] = None
         self._random_operations = 0
@@ -78,12 +77,12 @@ class Graph:
 
     @property
     def operations(self) -> list[Operation]:
-        """The operations, in the order in which they were made."""
+        """The operations, in order of creation."""
         return self._operations
 
     @property
     def trainable_variables(self) -> list[Variable]:
-        """The Variable operations that optimizers are to change."""
+        """The Variable operations that optimizers update."""
         return self._trainable_variables
 
     @property
@@ -99,7 +98,7 @@ class Graph:
     # -- registration, called by Operation and Variable
 
     def register(self, operation: Operation) -> None:
-        """Adds an operation; its constructor goes on."""
+        """Adds an operation, called by its constructor."""
         self._operations.append(operation)
 
     def register_variable(self, variable: Variable, trainable: bool) -> None:
@@ -110,7 +109,7 @@ class Graph:
         self.name_to_variable[variable.name] = variable
 
     def next_random_operation(self) -> int:
-        """Numbers random operations, so that their seeds depend on the program alone."""
+        """Returns a number for a random operation, so that seeds depend on the program alone."""
         self._random_operations += 1
         return self._random_operations
 
@@ -119,11 +118,11 @@ class Graph:
     def unique_name(self, name: str, mark_as_used: bool = True) -> str:
         """Returns `name` under the current variable scope, with _1, _2, ... if it is taken.
 
-        Names are unique without regard to case.
+        Names are unique ignoring case.
 
         Args:
           name: a string.
-          mark_as_used: whether the result is taken from now on.
+          mark_as_used: whether to mark the result as taken.
         """
         scope = tf.get_variable_scope().name
         if self._scope is not None:
@@ -151,9 +150,9 @@ class Graph:
 
     @contextlib.contextmanager
     def scope(self, prefix: str) -> Iterator[None]:
-        """Names operations made within under `prefix`, whatever the variable scope outside.
+        """Names operations created within under `prefix`, regardless of the variable scope outside.
 
-        Much cheaper than a `tf.variable_scope`, and makes no tf name scope.
+        It is much cheaper than `tf.variable_scope`, and creates no tf name scope.
         """
         saved, self._scope = self._scope, (prefix, tf.get_variable_scope().name)
         try:
@@ -163,7 +162,7 @@ class Graph:
 
     @contextlib.contextmanager
     def gradient_scope(self, op: Operation) -> Iterator[None]:
-        """Names operations made within under "gradients" of `op`, and notes what they are for."""
+        """Names operations created within under "gradients" of `op`, and records `op` in them."""
         outer, self.differentiated = self.differentiated, op
         try:
             with self.scope(f"{op.name}/gradients"):
@@ -171,7 +170,7 @@ class Graph:
         finally:
             self.differentiated = outer
 
-    # -- rewriting; the work is done in _lowering and bound here
+    # -- rewriting; implemented in _lowering
 
     @gin.configurable("rewrite_stack_variables", module="mesh_tensorflow.ops")
     def rewrite_stack_variables(
@@ -180,15 +179,15 @@ class Graph:
         max_combined_slice_size: int = 2**27,
         mesh_to_impl: Optional[Mapping[Mesh, MeshImpl]] = None,
     ) -> None:
-        """Joins variables that are alike into StackedVariables, in place.
+        """Replaces similar variables by StackedVariables, in place.
 
         Args:
-          max_combined_variable_size: elements of a stacked variable at the most.
-          max_combined_slice_size: elements of one processor's slice of it at the most.
+          max_combined_variable_size: maximum number of elements of a stacked variable.
+          max_combined_slice_size: maximum number of elements of one processor's slice of it.
           mesh_to_impl: a dictionary from Mesh to MeshImpl, or None.
 
         Raises:
-          ValueError: it was called before on this graph.
+          ValueError: it was called on this graph before.
         """
         from mesh_tensorflow._lowering import stack_variables
 
@@ -197,9 +196,9 @@ class Graph:
         )
 
     def combine_assignments(self, assignments: Sequence[Operation]) -> list[Operation]:
-        """Joins Assign operations that use one assign function into one operation each.
+        """Joins Assign operations that have the same assign function.
 
-        The given operations leave the graph; use the returned ones instead.
+        The given operations are removed from the graph; use the returned ones instead.
 
         Args:
           assignments: Assign operations.
@@ -212,7 +211,7 @@ class Graph:
         return stack_variables.combine_assignments(self, assignments)
 
     def make_variables_untrainable(self, variables: Iterable[Variable]) -> None:
-        """Takes Variable operations off the list of trainable ones.
+        """Removes Variable operations from the trainable ones.
 
         Args:
           variables: Variable operations.
@@ -225,13 +224,13 @@ class Graph:
     def clone_operations(
         self, ops: Sequence[Operation], input_mapping: Mapping[Tensor, Tensor]
     ) -> tuple[list[Operation], dict[Tensor, Tensor]]:
-        """Copies operations onto other inputs.
+        """Copies operations with other inputs.
 
-        Random operations and variables are not copied: their values are used again.
+        Random operations and variables are not copied: their values are reused.
 
         Args:
-          ops: operations, in an order in which they can run.
-          input_mapping: a dictionary from Tensor to the Tensor that takes its place.
+          ops: operations, in topological order.
+          input_mapping: a dictionary from Tensor to the Tensor that replaces it.
 
         Returns:
           (the copies, the mapping extended by the outputs of `ops`).
@@ -257,34 +256,34 @@ class Graph:
         return clones, mapping
 
     def capture_operations(self, fn: Callable[[], T]) -> tuple[T, list[Operation]]:
-        """Calls `fn` and says which operations it makes.
+        """Calls `fn` and returns the operations that it creates.
 
         Args:
           fn: a function of no arguments.
 
         Returns:
-          (what `fn` returned, the operations that it made, which are in the graph too).
+          (the result of `fn`, the operations that it created, which are also in the graph).
         """
         start = len(self._operations)
         return fn(), self._operations[start:]
 
     def take_operations(self, fn: Callable[[], T]) -> tuple[T, list[Operation]]:
-        """Calls `fn` and takes the operations that it makes out of the graph.
+        """Calls `fn` and removes the operations that it creates from the graph.
 
         Args:
           fn: a function of no arguments.
 
         Returns:
-          (what `fn` returned, the operations that it made).
+          (the result of `fn`, the operations that it created).
         """
         result, captured = self.capture_operations(fn)
         del self._operations[len(self._operations) - len(captured) :]
         return result, captured
 
-    # -- undoing a call that failed
+    # -- undoing a failed call
 
     def mark(self) -> GraphMark:
-        """Returns a mark of the present contents of the graph, for `roll_back`."""
+        """Returns a mark of the current contents of the graph, for `roll_back`."""
         return GraphMark(
             len(self._operations),
             len(self._name_journal),
@@ -293,7 +292,7 @@ class Graph:
         )
 
     def roll_back_names(self, length: int) -> None:
-        """Gives back the names taken since the journal had `length` entries."""
+        """Releases the names taken since the journal had `length` entries."""
         while len(self._name_journal) > length:
             key, before = self._name_journal.pop()
             if before is None:
@@ -323,7 +322,7 @@ class VariablePlacer(Protocol):
 
 
 class Mesh:
-    """A name for a set of processors; a MeshImpl says which they are."""
+    """A name for a set of processors; a MeshImpl defines them."""
 
     def __init__(self, graph: Graph, name: str, variable_placer: Optional[VariablePlacer] = None):
         """Creates a Mesh.
@@ -331,8 +330,8 @@ class Mesh:
         Args:
           graph: a Graph.
           name: a string.
-          variable_placer: an object with a method `device_function(var)` that says where
-            the master of a variable goes; the CPU if None.
+          variable_placer: an object with a method `device_function(var)` that returns the device
+            of a master; masters are on the CPU if None.
         """
         self._graph = graph
         self._name = name
@@ -350,7 +349,7 @@ class Mesh:
 
     @property
     def variable_placer_fn(self) -> Union[str, Callable[[tf.Operation], str]]:
-        """What `tf.device` is given for masters of variables."""
+        """The argument of `tf.device` for masters: a device, or a function that returns one."""
         if self._variable_placer is None:
             return "cpu:0"
         return self._variable_placer.device_function
@@ -367,7 +366,7 @@ def _graph_of(value: object) -> Optional[Graph]:
 
 
 def leaves_no_node(fn: F) -> F:
-    """Makes a function that builds several operations leave none behind if it raises."""
+    """Makes a function remove the operations that it created if it raises."""
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What operations and hooks know of a Lowering."""
+"""The interfaces of Lowerings and laid-out values that operations use."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class LaidOutLike(Protocol):
 
 
 class LoweringLike(Protocol):
-    """A Lowering, as operations see it; `mesh_tensorflow.Lowering` is the one there is.
+    """The interface of `mesh_tensorflow.Lowering` that operations use.
 
     Attributes:
       operations: from Assign operations to tf operations.
       tensors: from Tensors to laid-out values.
       variables: from Variables to LaidOutVariables.
-      loop_tapes: from loops to what their gradients read.
-      random_keys: keys of the random operations in loops, in the present iteration.
+      loop_tapes: from loops to the saved values that their gradients read.
+      random_keys: keys of the random operations in loops, in the current iteration.
     """
 
     operations: dict[Operation, tf.Operation]
@@ -48,33 +48,33 @@ class LoweringLike(Protocol):
     random_keys: dict[Operation, tf.Tensor]
 
     def mesh_impl(self, m: Union[Mesh, Operation, Tensor]) -> MeshImpl:
-        """Returns the MeshImpl that an operation is executed on."""
+        """Returns the executed MeshImpl, which operations are lowered through."""
 
     def requested_impl(self, m: Union[Mesh, Operation, Tensor]) -> MeshImpl:
-        """Returns the MeshImpl that the caller gave: things are counted by it."""
+        """Returns the requested MeshImpl, which counters and checks refer to."""
 
     def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: LaidOutLike) -> None:
-        """Notes the lowered form of a Tensor."""
+        """Sets the lowered value of a Tensor."""
 
     def set_partial_sum(
         self, tensor: Tensor, summands: LaidOutLike, mesh_axes: Sequence[int], label: str
     ) -> None:
-        """Notes that a Tensor is a sum over groups of processors, made when it is needed."""
+        """Sets the lowered value of a Tensor to a partial sum, summed when it is needed."""
 
     def import_slices(self, tensor: Tensor, laid_out: Union[LaidOutLike, HasSlices]) -> Any:
         """Returns a laid-out value of the requested mesh with the slices of the executed mesh."""
 
     def lower_operations(self, operations: Iterable[Operation]) -> None:
-        """Lowers the operations inside an operation, in order."""
+        """Lowers the inner operations of an operation, in order."""
 
     def lowered_operation(self, op: Operation) -> tf.Operation:
         """Returns the tf operation of an Assign."""
 
     def copy_masters_to_slices(self) -> tf.Operation:
-        """Returns a tf operation that sets all slices to what the masters hold."""
+        """Returns a tf operation that copies all masters to their slices."""
 
     def copy_slices_to_masters(self) -> tf.Operation:
-        """Returns a tf operation that sets all masters to what the slices hold."""
+        """Returns a tf operation that copies all slices to their masters."""
 
     def add_counter(self, key: str, value: int) -> None:
         """Adds a pair to the counters."""
@@ -85,4 +85,4 @@ class LoweringLike(Protocol):
     def allreduce_counter(
         self, mesh_axes: Sequence[int], x: Tensor, label: str
     ) -> Callable[[], None]:
-        """Returns a function that counts the sum of a Tensor over mesh axes."""
+        """Returns a function that counts the allreduce of a Tensor over mesh axes."""

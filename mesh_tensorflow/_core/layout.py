@@ -23,7 +23,7 @@ __all__ = [
 class TensorLayout:
     """For each axis of a tensor, the mesh axis that splits it, or None.
 
-    Equal when the axes are, in order; not hashable.
+    Layouts are equal when their axes are, in order. They are not hashable.
     """
 
     __hash__ = None  # type: ignore[assignment]
@@ -32,13 +32,13 @@ class TensorLayout:
         """Creates a TensorLayout.
 
         Args:
-          tensor_axis_to_mesh_axis: for each tensor axis a mesh axis or None.
+          tensor_axis_to_mesh_axis: for each tensor axis, a mesh axis or None.
         """
         self._tensor_axis_to_mesh_axis = tuple(tensor_axis_to_mesh_axis)
 
     @property
     def tensor_axis_to_mesh_axis(self) -> tuple[Optional[int], ...]:
-        """For each tensor axis the mesh axis that splits it, or None."""
+        """For each tensor axis, the mesh axis that splits it, or None."""
         return self._tensor_axis_to_mesh_axis
 
     @property
@@ -84,15 +84,15 @@ class TensorLayout:
 class LayoutRules:
     """A set of rules (tensor dimension name, mesh dimension name).
 
-    A rule whose tensor or mesh dimension does not occur splits nothing; a Lowering warns of it,
-    and raises within `mtf.strict()`. `unknown_mesh_dimensions` lists such mesh names.
+    A rule whose tensor or mesh dimension does not exist splits nothing; a Lowering warns about it,
+    or raises within `mtf.strict()`. `unknown_mesh_dimensions` lists such mesh dimensions.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]):
-        """Makes LayoutRules.
+        """Creates LayoutRules.
 
         Args:
-          pairs: pairs of names.
+          pairs: pairs (tensor dimension name, mesh dimension name).
         """
         given = [(tensor_dim, mesh_dim) for tensor_dim, mesh_dim in pairs]
         self._pairs = set(given)
@@ -119,7 +119,7 @@ class LayoutRules:
         """Returns the mesh axis that splits `tensor_dimension`, or None.
 
         Raises:
-          ValueError: the rules give the dimension to two dimensions of the mesh.
+          ValueError: the rules split the dimension over two mesh dimensions.
         """
         axes = [
             axis
@@ -143,8 +143,7 @@ class LayoutRules:
           mesh_shape: a Shape, or what converts to one.
 
         Raises:
-          ValueError: two dimensions of the tensor are split over one mesh dimension, or one
-            over two.
+          ValueError: two tensor dimensions are split over one mesh dimension, or one over two.
         """
         tensor_shape = convert_to_shape(tensor_shape)
         mesh_shape = convert_to_shape(mesh_shape)
@@ -161,7 +160,7 @@ class LayoutRules:
         return TensorLayout(axes)
 
     def check_divisible(self, tensor_shape: Shape, mesh_shape: Shape, layout: TensorLayout) -> None:
-        """Checks that `layout` cuts a tensor into equal parts.
+        """Checks that `layout` splits a tensor into equal parts.
 
         Raises:
           ValueError: a size is not divisible by the number of parts.
@@ -193,12 +192,12 @@ def convert_to_layout_rules(x: LayoutLike) -> LayoutRules:
     """Returns LayoutRules made from `x`.
 
     Args:
-      x: LayoutRules, a string such as "batch:rows,d_ff:cols", or an iterable of pairs; an empty
-        one, an empty dict among them, has no rules.
+      x: LayoutRules, a string such as "batch:rows,d_ff:cols", or an iterable of pairs. An empty
+        iterable, even an empty dict, has no rules.
 
     Raises:
-      ValueError: malformed string, or an element that is no pair.
-      TypeError: none of these.
+      ValueError: a string is malformed, or an element is not a pair.
+      TypeError: `x` is none of these.
     """
     if isinstance(x, LayoutRules):
         return x
@@ -217,7 +216,7 @@ def convert_to_layout_rules(x: LayoutLike) -> LayoutRules:
 def tensor_dim_to_mesh_dim_size(
     layout: LayoutLike, mesh_shape: ShapeLike, tensor_dim: Dimension
 ) -> int:
-    """Returns into how many parts `layout` splits `tensor_dim`; 1 if it does not.
+    """Returns the number of parts that `layout` splits `tensor_dim` into; 1 if it is not split.
 
     Args:
       layout: LayoutRules, or what converts to them.

@@ -1,4 +1,4 @@
-"""Loop: the contents of an operation that is a loop."""
+"""Loop: the contents of a loop operation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Loop(NamedTuple):
     """The contents of a loop, and the inputs and outputs of an iteration.
 
     Attributes:
-      operations: those of an iteration, in order.
+      operations: the operations of an iteration, in order.
       needed: Tensors whose values are needed at the end of an iteration.
       sums: pairs (output of the loop, Tensor of an iteration) that are summed over iterations.
-      iterations: the number of iterations; 1 if it is not known.
-      tape: Tensors of each iteration that are kept for the gradient.
+      iterations: the number of iterations; 1 if it is unknown.
+      tape: Tensors of each iteration that are saved for the gradient.
       tape_of: the loop whose tape an iteration reads, or None.
     """
 

@@ -1,4 +1,4 @@
-"""Operation: a node of a Graph, and the contract that every kind of node keeps."""
+"""Operation: the base class of the nodes of a Graph."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ PendingSums = Mapping[Tensor, tuple[int, ...]]
 
 
 class _LeavesNothingBehind(type):
-    """Takes an operation out of its graph again if its constructor raises.
+    """Removes an operation from its graph again if its constructor raises.
 
-    `Operation.__init__` adds it. A constructor that raises later, at whatever point, leaves the
-    graph as it was: without the operation, its names, and what it made for itself.
+    `Operation.__init__` adds it. If a constructor raises after that, the graph is restored: the
+    operation, its names, and the operations that it created are removed.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -44,14 +44,14 @@ class _LeavesNothingBehind(type):
 class Operation(metaclass=_LeavesNothingBehind):
     """A node of a Graph: a function of tensors, with its gradient, lowering and cost.
 
-    A subclass calls `super().__init__(inputs, name=...)`, then sets `_outputs`; it implements
-    `lower`, and `gradient` if it has one. It says which dimensions may be split by
-    overriding `_unsplittable` or by calling one of the `_initialize_*` methods. Every other method
-    has a default that holds for any class.
+    A subclass calls `super().__init__(inputs, name=...)`, then sets `_outputs`. It implements
+    `lower`, and `gradient` if it has one. It declares which dimensions may be split by overriding
+    `_unsplittable` or calling one of the `_initialize_*` methods. The defaults of all other methods
+    are correct for any class.
 
     Attributes:
-      original: the operation of which it is a copy, or None.
-      gradient_of: the operation to whose gradient it belongs, or None.
+      original: the operation that it is a copy of, or None.
+      gradient_of: the operation whose gradient it is part of, or None.
     """
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -63,7 +63,7 @@ class Operation(metaclass=_LeavesNothingBehind):
     def __init__(
         self, inputs: Sequence[Tensor], mesh: Optional[Mesh] = None, name: Optional[str] = None
     ):
-        """Starts an operation, and adds it to its graph.
+        """Initializes the operation, and adds it to its graph.
 
         Args:
           inputs: the Tensors it reads.
@@ -71,8 +71,8 @@ class Operation(metaclass=_LeavesNothingBehind):
           name: a string, made unique in the graph; the class's name if None.
 
         Raises:
-          ValueError: an input is no Tensor, belongs to another mesh, or is the inner value of
-            a function with a custom gradient; or there are neither inputs nor a mesh.
+          ValueError: an input is not a Tensor, is on another mesh, or is an inner value of a
+            function with a custom gradient; or there are neither inputs nor a mesh.
         """
         inputs = list(inputs or ())
         self._check_inputs(inputs, name)
@@ -127,12 +127,12 @@ class Operation(metaclass=_LeavesNothingBehind):
 
     @property
     def inputs(self) -> list[Tensor]:
-        """A fresh list of its inputs."""
+        """A new list of its inputs."""
         return list(self._inputs)
 
     @property
     def outputs(self) -> list[Tensor]:
-        """A fresh list of its outputs."""
+        """A new list of its outputs."""
         return list(self._outputs)
 
     @property
@@ -187,13 +187,13 @@ class Operation(metaclass=_LeavesNothingBehind):
 
         Args:
           default_splittability: "splittable" or "unsplittable".
-          exception_dims_iterable: names of dimensions for which the opposite holds.
+          exception_dims_iterable: names of dimensions that are declared the opposite.
 
         Returns:
           (splittable names, unsplittable names).
 
         Raises:
-          ValueError: another `default_splittability`.
+          ValueError: `default_splittability` is neither.
         """
         names = self._dimension_names()
         exceptions = names & frozenset(exception_dims_iterable or ())
@@ -240,14 +240,14 @@ class Operation(metaclass=_LeavesNothingBehind):
     # -- lowering
 
     def lower(self, lowering: LoweringLike) -> None:
-        """Makes the TensorFlow operations, and tells `lowering` the lowered outputs."""
+        """Creates the TensorFlow operations, and passes the lowered outputs to `lowering`."""
         raise NotImplementedError(f"{type(self).__name__} cannot be lowered: {self}")
 
-    # -- operations inside it, and rewriting
+    # -- inner operations, and rewriting
 
     @property
     def loop(self) -> Optional[Loop]:
-        """What is inside it, if it is a loop; None by default."""
+        """Its contents, if it is a loop; None by default."""
         return None
 
     @property
@@ -257,13 +257,13 @@ class Operation(metaclass=_LeavesNothingBehind):
         return () if loop is None else loop.operations
 
     def replace_inputs(self, mapping: Mapping[Tensor, Tensor]) -> None:
-        """Makes it read other Tensors, in its inputs and wherever else it refers to them.
+        """Replaces Tensors, in its inputs and wherever else it refers to them.
 
-        The default serves a class that keeps Tensors as attributes, alone or in lists and tuples;
-        one that keeps them otherwise does more. Operations inside it are told one by one.
+        The default handles attributes that are Tensors, or lists or tuples of them; a class that
+        stores them otherwise overrides this. It is called separately for inner operations.
 
         Args:
-          mapping: from Tensors to those that take their places.
+          mapping: from Tensors to their replacements.
         """
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
@@ -274,9 +274,9 @@ class Operation(metaclass=_LeavesNothingBehind):
                     setattr(self, name, type(value)(new))
 
     def cloned_from(self, original: Operation, mapping: Mapping[Tensor, Tensor]) -> None:
-        """Is called on a fresh copy of `original`, which reads copies of its inputs already.
+        """Updates a new copy of `original`, whose inputs have been replaced already.
 
-        A class that refers to operations makes its copy refer to theirs.
+        A class that refers to operations overrides this, to refer to their copies.
 
         Args:
           original: the operation that was copied.
@@ -288,7 +288,7 @@ class Operation(metaclass=_LeavesNothingBehind):
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Returns the cost on `mesh_impl`, given inputs that are not partial sums.
 
-        The default is that of an elementwise function. Needs only shapes and the layout.
+        It depends on shapes and the layout alone. The default is that of an elementwise function.
         """
         return Cost(
             flops=sum(mesh_impl.laid_out_size(t.shape) for t in self._outputs),
@@ -299,41 +299,41 @@ class Operation(metaclass=_LeavesNothingBehind):
         )
 
     def cost_key(self) -> Hashable:
-        """Returns a key of its cost and partial sums, besides class, shapes and dtypes.
+        """Returns what its cost and partial sums depend on, besides class, shapes and dtypes.
 
-        Operations of one class with equal keys and shapes cost the same under every layout. By
-        default that is nothing; or, for a class with a cost or sums of its own, the operation
-        itself, which is like no other.
+        Operations of one class with equal keys, shapes and dtypes have the same cost under every
+        layout. The default is None; or, for a class that overrides costs or partial sums, the
+        operation itself, which equals no other.
         """
         return self if any(map(self._has_own, _COSTS)) else None
 
     def _has_own(self, method: str) -> bool:
-        """Whether its class has a method of its own."""
+        """Returns whether its class overrides a method."""
         return getattr(type(self), method) is not getattr(Operation, method)
 
     # -- memory
 
     @property
     def takes_memory(self) -> bool:
-        """Whether its outputs are in memory of their own; they are by default."""
+        """Whether its outputs are stored in memory of their own; True by default."""
         return True
 
     def passes_on(self, split: Collection[str]) -> Mapping[Tensor, Tensor]:
-        """Returns those of its outputs that are the very values of inputs, with these inputs.
+        """Returns the outputs that are identical to inputs, with these inputs.
 
         Args:
           split: names of the dimensions that a layout may split.
         """
         return {}
 
-    # -- sums that await communication
+    # -- partial sums
 
     def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
-        """Whether it works on inputs that still await an allreduce, without asking for it.
+        """Returns whether it accepts inputs that are partial sums, without their values.
 
         Args:
           mesh_impl: a MeshImpl.
-          pending: those of its inputs that are pending, with the mesh axes to sum over.
+          pending: the inputs that are partial sums, each with the mesh axes to sum over.
         """
         return False
 
@@ -344,16 +344,16 @@ class Operation(metaclass=_LeavesNothingBehind):
 
         Args:
           mesh_impl: a MeshImpl.
-          pending: the partial sums among its inputs that it does not need the values of, each with
-            the mesh axes to sum over.
+          pending: the inputs that are partial sums whose values it does not need, each with the
+            mesh axes to sum over.
 
         Returns:
-          For each such output the mesh axes to sum over; or an input, if it is the same sum.
+          For each such output, the mesh axes to sum over; or an input, if it is the same sum.
         """
         return {}
 
     def may_begin_sum(self, split: Collection[str]) -> bool:
-        """Whether an output may await a sum, under some layout, though no input does.
+        """Returns whether an output may be a partial sum, under some layout, if no input is.
 
         Args:
           split: names of the dimensions that a layout may split.
@@ -361,16 +361,16 @@ class Operation(metaclass=_LeavesNothingBehind):
         return self._has_own("pending_sums")
 
     def may_delay_sums(self, pending: int) -> bool:
-        """Whether it may work, under some layout, on inputs that await sums.
+        """Returns whether it may accept, under some layout, inputs that are partial sums.
 
         Args:
-          pending: how many of its inputs do.
+          pending: the number of inputs that are.
         """
         return self._has_own("delays_sums")
 
 
 def with_inner_operations(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Yields operations, each before those inside it.
+    """Yields operations, each followed by its inner operations.
 
     Args:
       operations: Operations.

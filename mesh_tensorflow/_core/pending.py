@@ -18,14 +18,14 @@ __all__ = ["Walk", "walk"]
 
 @dataclasses.dataclass(eq=False)
 class _Pending:
-    """A sum that was not communicated yet; several Tensors may be the same one."""
+    """A partial sum; several Tensors may be the same one."""
 
     axes: tuple[int, ...]
     summed: bool = False
 
 
 class Walk:
-    """The state of a walk over operations: costs so far, and pending sums."""
+    """The state of a walk over operations: their costs and partial sums so far."""
 
     def __init__(self, mesh_impl: MeshImpl):
         self._mesh_impl = mesh_impl
@@ -33,12 +33,12 @@ class Walk:
         self.costs: list[tuple[Operation, Cost]] = []
 
     def pending_axes(self, x: Tensor) -> tuple[int, ...]:
-        """Returns the mesh axes over which a Tensor still awaits a sum."""
+        """Returns the mesh axes that a Tensor still has to be summed over."""
         p = self._pending.get(x)
         return () if p is None or p.summed else p.axes
 
     def need(self, x: Tensor) -> list[Collective]:
-        """Notes that the value of a Tensor is needed; returns the allreduce this takes."""
+        """Records that the value of a Tensor is needed; returns the allreduce that computes it."""
         axes = self.pending_axes(x)
         if not axes:
             return []
@@ -47,7 +47,7 @@ class Walk:
         return [Collective("allreduce", axes, elements, elements * x.dtype.size)]
 
     def ask(self, op: Operation) -> list[Collective]:
-        """Goes over one operation; returns the sums that it asks for."""
+        """Visits one operation; returns the allreduces of the inputs whose values it needs."""
         given = {x: self.pending_axes(x) for x in op.inputs if self.pending_axes(x)}
         asked: list[Collective] = []
         if given and not op.delays_sums(self._mesh_impl, given):
@@ -59,12 +59,12 @@ class Walk:
         return asked
 
     def same(self, y: Tensor, x: Tensor) -> None:
-        """Notes that a Tensor awaits the sum that another one awaits, if that does."""
+        """Records that `y` is the same partial sum as `x`, if that is one."""
         if x in self._pending:
             self._pending[y] = self._pending[x]
 
     def step(self, op: Operation) -> Cost:
-        """Goes over one operation; returns its cost with the sums that it asks for."""
+        """Visits one operation; returns its cost, with the allreduces of inputs that it needs."""
         cost = op.cost(self._mesh_impl) + Cost(collectives=tuple(self.ask(op)))
         self.costs.append((op, cost))
         return cost
@@ -73,16 +73,16 @@ class Walk:
 def walk(
     operations: Iterable[Operation], mesh_impl: MeshImpl, needed: Sequence[Tensor] = ()
 ) -> Walk:
-    """Walks over operations in order.
+    """Visits operations in order.
 
     Args:
       operations: operations.
       mesh_impl: a MeshImpl.
-      needed: Tensors whose values are needed in the end.
+      needed: Tensors whose values are needed after the last operation.
 
     Returns:
-      The Walk; its `costs` has a pair for each operation, with the sums for `needed` at the
-      end of the last one.
+      The Walk; its `costs` has a pair for each operation. The last one includes the allreduces for
+      `needed`.
     """
     state = Walk(mesh_impl)
     for op in operations:

@@ -72,7 +72,7 @@ def pnum_to_group(
 def processor_groups(mesh_shape: MeshShape, group_dims: Sequence[int]) -> list[list[int]]:
     """Returns the groups of processors that differ only along mesh axes `group_dims`.
 
-    Groups are in the order of `pnum_to_group`, their members in order of processor number.
+    Groups are ordered by `pnum_to_group`, and their members by processor number.
     """
     outside = [s for axis, s in enumerate(_sizes(mesh_shape)) if axis not in group_dims]
     groups: list[list[int]] = [[] for _ in range(list_product(outside))]
@@ -82,12 +82,12 @@ def processor_groups(mesh_shape: MeshShape, group_dims: Sequence[int]) -> list[l
 
 
 def shifted_sources(size: int, offset: int, wrap: bool) -> list[Optional[int]]:
-    """Returns, for each coordinate along a mesh axis, whom it receives from in a shift.
+    """Returns, for each coordinate along a mesh axis, the coordinate it receives from in a shift.
 
     Args:
       size: size of the mesh axis.
-      offset: by how many processors values move.
-      wrap: whether values that leave at one end come in at the other.
+      offset: the number of processors to shift by.
+      wrap: whether to wrap around; otherwise the source of processors at the end is None.
     """
     sources: list[Optional[int]] = []
     for coordinate in range(size):

@@ -1,4 +1,4 @@
-"""Shape: an ordered list of dimensions, its algebra and the broadcast rule."""
+"""Shape: an ordered list of dimensions, its arithmetic and the broadcast rule."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = [
 
 ANONYMOUS_PREFIX = "_anonymous_"
 T = TypeVar("T")
-_FRACTION = re.compile(r":(-?\d+\.\d+)(?![\w:])")  # a full stop separates pairs, too
+_FRACTION = re.compile(r":(-?\d+\.\d+)(?![\w:])")  # a period separates pairs, too
 
 
 def list_product(l: Iterable[int]) -> int:
-    """Returns the product of the numbers in `l`; 1 if there are none."""
+    """Returns the product of the numbers in `l`; 1 if it is empty."""
     product = 1
     for number in l:
         product *= number
@@ -222,8 +222,8 @@ def convert_to_shape(x: Optional[ShapeLike]) -> Optional[Shape]:
       A Shape, or None if `x` is None.
 
     Raises:
-      ValueError: malformed string, or an element that is no dimension.
-      TypeError: none of these.
+      ValueError: a string is malformed, or an element is not a dimension.
+      TypeError: `x` is none of these.
     """
     if x is None or isinstance(x, Shape):
         return x
@@ -253,11 +253,11 @@ def convert_to_shape(x: Optional[ShapeLike]) -> Optional[Shape]:
 
 
 def combined_dimension(dims: Sequence[Dimension], name: Optional[str] = None) -> Dimension:
-    """Returns one Dimension as large as `dims` together.
+    """Returns one Dimension whose size is the product of those of `dims`.
 
     Args:
       dims: a nonempty sequence of Dimensions.
-      name: its name; that of the first of `dims` if None.
+      name: its name; the name of the first of `dims` if None.
 
     Raises:
       ValueError: `dims` is empty and no name is given.
@@ -271,7 +271,7 @@ def combined_dimension(dims: Sequence[Dimension], name: Optional[str] = None) ->
 
 
 def anonymous_shape(shape: ShapeLike) -> Shape:
-    """Returns the sizes of `shape` under names that no layout rule mentions."""
+    """Returns a Shape of the same sizes, with dimension names that no layout rule mentions."""
     sizes = convert_to_shape(shape).to_integer_list
     return Shape([Dimension(f"{ANONYMOUS_PREFIX}{i}", size) for i, size in enumerate(sizes)])
 
@@ -300,13 +300,13 @@ def verify_no_new_dims(input_shapes: Iterable[Shape], output_shape: Shape) -> No
 
 
 def check_sizes_of_names(what: str, shapes: Iterable[Shape]) -> None:
-    """Reports a slip if one name has other sizes in one shape than in another.
+    """Reports a slip if a dimension name has different sizes in different shapes.
 
-    A name that one shape has in two sizes (as kernels of convolutions may) fits either.
+    A name that has two sizes in one shape (as in convolution kernels) matches either.
 
     Args:
-      what: which operation.
-      shapes: Shapes of what is matched by name.
+      what: the operation, for the message.
+      shapes: Shapes of the Tensors that the operation matches by name.
 
     Raises:
       ValueError: within `mtf.strict()`.
@@ -336,9 +336,9 @@ def check_names_differ(what: str, result: Shape, *given: Shape) -> None:
     """Reports a slip if the result of an operation has two dimensions of one name.
 
     Args:
-      what: which operation.
-      result: its Shape.
-      *given: Shapes of its inputs; a name that one of these has twice is none of its doing.
+      what: the operation, for the message.
+      result: the Shape of its result.
+      *given: Shapes of its inputs; names that occur twice in one of these are not reported.
 
     Raises:
       ValueError: within `mtf.strict()`.
@@ -359,11 +359,12 @@ def check_names_differ(what: str, result: Shape, *given: Shape) -> None:
 def broadcast_shape(shape1: Shape, shape2: Shape, output_shape: Optional[Shape]) -> Shape:
     """Returns the shape of a binary operation's output.
 
-    The given one; else the longer one if the other is a subsequence of it; else the first's
-    dimensions, then the second's that the first lacks. Sizes are never broadcast.
+    That is `output_shape` if given; otherwise the longer shape, if the other is a subsequence of
+    it; otherwise the dimensions of the first, then those of the second that the first lacks.
+    Dimensions of size 1 are not broadcast to other sizes.
 
     Raises:
-      ValueError: the given output shape lacks a dimension of an input.
+      ValueError: `output_shape` lacks a dimension of an input.
     """
     if output_shape is not None:
         missing = [d for d in list(shape1) + list(shape2) if d not in output_shape]

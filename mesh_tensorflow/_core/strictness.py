@@ -1,4 +1,4 @@
-"""Slips: legal programs that are hardly meant."""
+"""Slips: code that is legal but probably unintended."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ _strict: contextvars.ContextVar[bool | None] = contextvars.ContextVar("mtf_stric
 _told: set[str] = set()
 _telling = threading.Lock()
 _FALSE = ("", "0", "false", "no", "off")
-# Frames between the caller's line and a slip: this package, and what wraps its functions.
+# Modules of frames between the caller's line and a slip: this package, and wrappers around it.
 _NOT_THE_CALLERS = ("mesh_tensorflow", "gin", "contextlib", "functools", "tensorflow")
 
 
 class MeshTensorFlowWarning(UserWarning):
-    """The program is legal, but hardly meant as written.
+    """The code is legal, but probably unintended.
 
-    Each message is given once in a process. `warnings.filterwarnings("ignore",
+    Each message is given once per process. `warnings.filterwarnings("ignore",
     category=mtf.MeshTensorFlowWarning)` silences them; `mtf.strict()` makes them errors.
     """
 
 
 @contextlib.contextmanager
 def strict(enabled: bool = True) -> Iterator[None]:
-    """Makes what is hardly meant an error: a ValueError in place of a MeshTensorFlowWarning.
+    """Makes slips errors: a ValueError is raised instead of a MeshTensorFlowWarning.
 
-    It holds for what is built within, in this thread. For programs as a whole, set the
-    environment variable MTF_STRICT=1.
+    It applies to code within the context, in the current thread. To apply it to a whole program,
+    set the environment variable MTF_STRICT=1.
 
     Args:
-      enabled: whether slips are errors within; False restores warnings inside of a strict part.
+      enabled: whether slips are errors; False restores warnings within a strict context.
     """
     token = _strict.set(enabled)
     try:
@@ -55,25 +55,25 @@ def strict(enabled: bool = True) -> Iterator[None]:
 
 
 def is_strict() -> bool:
-    """Whether slips are errors: within `strict()`, or by the environment variable MTF_STRICT."""
+    """Returns whether slips are errors, by `strict()` or the environment variable MTF_STRICT."""
     chosen = _strict.get()
     return is_set("MTF_STRICT", False) if chosen is None else chosen
 
 
 def is_set(variable: str, default: bool) -> bool:
-    """Returns whether an environment variable says yes; `default` if there is none."""
+    """Returns whether an environment variable is set to true; `default` if it is not set."""
     text = os.environ.get(variable)
     return default if text is None else text.strip().lower() not in _FALSE
 
 
 def slip(message: str, key: str | None = None) -> None:
-    """Warns once per process of a slip; raises if slips are errors.
+    """Reports a slip: warns once per process, or raises if slips are errors.
 
-    To be called before anything is registered.
+    Call it before anything is added to the graph.
 
     Args:
-      message: what, with the dimensions and sizes, and the mend.
-      key: messages of one key are given once; the message itself if None.
+      message: the problem, with dimensions and sizes, and how to fix it.
+      key: messages with the same key are given once; the message itself if None.
 
     Raises:
       ValueError: within `strict()`.
@@ -89,14 +89,14 @@ def slip(message: str, key: str | None = None) -> None:
         _told.add(key)
     try:
         warnings.warn(message, MeshTensorFlowWarning, stacklevel=_user_frame())
-    except MeshTensorFlowWarning:  # filtered to be an error, and so it is the next time
+    except MeshTensorFlowWarning:  # a filter makes it an error, and will the next time
         with _telling:
             _told.discard(key)
         raise
 
 
 def _user_frame() -> int:
-    """Returns the stacklevel, for the function that calls this, of the user's own line."""
+    """Returns the stacklevel of the user's own line, for the function that calls this one."""
     frame, level = sys._getframe(1), 1
     while frame is not None:
         if frame.f_globals.get("__name__", "").split(".")[0] not in _NOT_THE_CALLERS:
@@ -112,15 +112,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def check_flag(function: str, name: str, value: object, instead: str) -> None:
-    """Reports a slip if an argument that is true or false got something else.
+    """Reports a slip if a boolean argument has another value.
 
-    0 and 1 count as flags, as do None and the booleans of NumPy.
+    0, 1, None and NumPy booleans are accepted.
 
     Args:
-      function: what was called.
+      function: the name of the function that was called.
       name: the parameter's name.
-      value: what was given.
-      instead: the call that was probably meant, with `{value}` where the value stands.
+      value: the argument.
+      instead: the call that was probably intended, with `{value}` in place of the value.
 
     Raises:
       ValueError: within `strict()`.

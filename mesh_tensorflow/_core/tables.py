@@ -1,4 +1,4 @@
-"""Tables in which a string chooses."""
+"""Tables that are indexed by a string argument."""
 
 from __future__ import annotations
 

@@ -21,11 +21,11 @@ __all__ = ["ArrayLike", "Operand", "Tensor", "check_tensors"]
 class Tensor:
     """A tensor with named dimensions, the output of an Operation.
 
-    It holds no value. It is always true, equal only to itself, and hashable. Its arithmetic
-    operators are bound by `mesh_tensorflow.ops`.
+    It holds no value. It is always truthy, equal only to itself, and hashable.
+    `mesh_tensorflow.ops` defines its arithmetic operators.
     """
 
-    # NumPy leaves `array + tensor` to the operators of Tensor.
+    # Makes NumPy leave `array + tensor` to the operators of Tensor.
     __array_ufunc__ = None
 
     def __init__(
@@ -36,17 +36,17 @@ class Tensor:
         name: Optional[str] = None,
         index: int = 0,
     ):
-        """Creates the output number `index` of `operation`.
+        """Creates output number `index` of `operation`.
 
         Args:
           operation: an Operation.
           shape: a Shape.
           dtype: a tf.DType.
           name: a string; the operation's name and the index if None.
-          index: which output of the operation it is.
+          index: the number of the output.
 
         Raises:
-          ValueError: `shape` is no Shape, or `dtype` no tf.DType.
+          ValueError: `shape` is not a Shape, or `dtype` is not a tf.DType.
         """
         name = f"{operation.name}:{index}" if name is None else name
         if not isinstance(shape, Shape):
@@ -60,22 +60,22 @@ class Tensor:
         self._shape = shape
         self._dtype = dtype
         self._name = name
-        # A tensor inside a function with a custom gradient is no input for others.
+        # Inner values of a function with a custom gradient cannot be inputs of other operations.
         self.usable = True
 
     @property
     def shape(self) -> Shape:
-        """Shape of the whole tensor."""
+        """Shape of the tensor."""
         return self._shape
 
     @property
     def size(self) -> int:
-        """Number of elements of the whole tensor."""
+        """Number of elements."""
         return self._shape.size
 
     @property
     def mesh(self) -> Mesh:
-        """The Mesh it lives on."""
+        """The Mesh it is on."""
         return self._operation.mesh
 
     @property
@@ -85,17 +85,17 @@ class Tensor:
 
     @property
     def operation(self) -> Operation:
-        """The Operation that makes it."""
+        """The Operation whose output it is."""
         return self._operation
 
     @property
     def dtype(self) -> tf.DType:
-        """Type of its elements."""
+        """Dtype of its elements."""
         return self._dtype
 
     @property
     def name(self) -> str:
-        """Name of the operation, and index."""
+        """Name of the operation, a colon, and the index of the output."""
         return self._name
 
     @property
@@ -107,7 +107,7 @@ class Tensor:
         return self.to_string
 
     if TYPE_CHECKING:
-        # Bound by mesh_tensorflow.ops.
+        # Defined by mesh_tensorflow.ops.
         def __add__(self, other: Operand) -> Tensor: ...
         def __radd__(self, other: Operand) -> Tensor: ...
         def __sub__(self, other: Operand) -> Tensor: ...
@@ -149,7 +149,7 @@ def check_tensors(what: str, xs: Iterable[object]) -> None:
     """Checks that all of `xs` are Tensors.
 
     Raises:
-      WrongTypeError: one is not; the message names it and what makes a Tensor of it.
+      WrongTypeError: one is not; the message shows how to make it a Tensor.
     """
     for x in xs:
         if not isinstance(x, Tensor):

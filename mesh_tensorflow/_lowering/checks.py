@@ -10,9 +10,9 @@ __all__ = ["all_of_package", "check_impls"]
 
 
 def all_of_package(operations: Iterable[Operation]) -> bool:
-    """Whether no operation, within loops and the like, is of a class from elsewhere.
+    """Returns whether all operations, including inner ones, are of classes of this package.
 
-    Such a class may count on a slice for each processor, so nothing is merged then.
+    Other classes may rely on a slice for each processor, so processors are not merged then.
     """
     return all(
         type(op).__module__.startswith("mesh_tensorflow.")
@@ -21,10 +21,10 @@ def all_of_package(operations: Iterable[Operation]) -> bool:
 
 
 def check_impls(mesh_to_impl: object) -> None:
-    """Checks that a Lowering is told how to lower a mesh.
+    """Checks the argument `mesh_to_impl` of a Lowering.
 
     Raises:
-      TypeError: it is no dictionary, or a value in it is no MeshImpl.
+      TypeError: it is not a dictionary, or a value in it is not a MeshImpl.
     """
     impls = mesh_to_impl.values() if isinstance(mesh_to_impl, Mapping) else [None]
     for impl in impls:

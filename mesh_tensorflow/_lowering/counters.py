@@ -36,7 +36,7 @@ def pretty_print_counters(counters: Iterable[tuple[str, int]]) -> str:
 
 
 def write_log(text: str, log_file: Optional[str] = None) -> None:
-    """Writes text to TensorFlow's log, and to the end of a file if one is named."""
+    """Writes text to TensorFlow's log, and appends it to a file if one is given."""
     tf.logging.info("%s", text)
     if log_file:
         with tf.io.gfile.GFile(log_file, "a") as f:
@@ -54,11 +54,11 @@ def log_variable_sizes(
 
     Args:
       var_list: Variable operations.
-      tag: what they are, for the line of totals.
+      tag: the label of the line of totals.
       verbose: whether to write a line for each variable.
-      mesh_to_impl: a dictionary from Mesh to MeshImpl; without it slices are as large as the
+      mesh_to_impl: a dictionary from Mesh to MeshImpl; if None, slices are as large as the
         variables.
-      log_file: a path to write to as well, or None.
+      log_file: a path to also write to, or None.
     """
     if not var_list:
         return
@@ -94,7 +94,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def communication_table(collectives: Iterable[tuple[str, MeshImpl, Collective]]) -> str:
-    """Returns a table of communication: operation, collective, mesh axes, count, bytes."""
+    """Returns a table of communication by operation, collective and mesh axes."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for kind, mesh_impl, collective in collectives:
         axes = ", ".join(

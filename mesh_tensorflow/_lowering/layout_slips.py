@@ -1,4 +1,4 @@
-"""Layout rules that split nothing: a misspelt dimension, or one that is not there."""
+"""Layout rules that split nothing: their dimensions are misspelled or missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN = 16
 
 
 def dimension_names(operations: Iterable[Operation]) -> set[str]:
-    """Returns the names of the dimensions of all tensors, those within loops included."""
+    """Returns the names of the dimensions of all tensors, including those within loops."""
     return {
         name
         for op in with_inner_operations(operations)
@@ -33,16 +33,16 @@ def rules_that_apply(
     usual_dims: Collection[str],
     usual_mesh_dims: Collection[str],
 ) -> LayoutRules:
-    """Returns layout rules without those that may well split nothing in this program.
+    """Returns layout rules without those that are expected to split nothing in this program.
 
-    One layout is given to many models and meshes. What is left of it can be checked for slips.
+    One layout is used for many models and meshes. The remaining rules can be checked for slips.
 
     Args:
       rules: LayoutRules.
-      operations: all of the program.
+      operations: all operations of the program.
       mesh_shape: a Shape.
-      usual_dims: names that the program may lack, as other models have them.
-      usual_mesh_dims: names that the mesh may lack, as other meshes have them.
+      usual_dims: dimension names of other models, which the program may lack.
+      usual_mesh_dims: dimension names of other meshes, which the mesh may lack.
     """
     of_program, of_mesh = dimension_names(operations), mesh_shape.dimension_names
     return LayoutRules(
@@ -55,19 +55,19 @@ def rules_that_apply(
 def check_rules_apply(
     operations: Iterable[Operation], mesh_to_impl: Mapping[Mesh, MeshImpl]
 ) -> None:
-    """Reports a slip if a layout rule is for no dimension of the program, or of the meshes.
+    """Reports a slip if the program or the meshes lack the dimension of a layout rule.
 
-    A rule that several meshes share needs to fit one of them. On a mesh without dimensions, of one
-    processor, no rule is wrong.
+    A rule that several meshes share needs to match one of them. On a mesh without dimensions, of
+    one processor, no rule is reported.
 
     Args:
-      operations: all of the program.
+      operations: all operations of the program.
       mesh_to_impl: a dictionary from Mesh to MeshImpl, which has the layout rules.
 
     Raises:
       ValueError: within `mtf.strict()`.
     """
-    # A MeshImpl of a user may have a layout of a kind of its own.
+    # A user-defined MeshImpl may have layout rules of another class.
     impls = [
         impl
         for impl in mesh_to_impl.values()
@@ -76,7 +76,7 @@ def check_rules_apply(
     rules = sorted({rule for impl in impls for rule in impl.layout_rules.pairs})
     of_program = sorted(dimension_names(operations)) if rules else []
     of_meshes = list(dict.fromkeys(d for impl in impls for d in impl.shape.dimension_names))
-    for rule in rules if of_program and of_meshes else ():  # else there is nothing to split
+    for rule in rules if of_program and of_meshes else ():  # otherwise there is nothing to split
         for fault in _faults(rule, of_program, of_meshes):
             slip(
                 f"layout rule {':'.join(rule)} splits nothing: {fault}",
@@ -87,7 +87,7 @@ def check_rules_apply(
 def _faults(
     rule: tuple[str, str], of_program: Sequence[str], of_meshes: Sequence[str]
 ) -> Iterator[str]:
-    """Yields the problems of a layout rule, with their mends."""
+    """Yields the problems of a layout rule, with fixes."""
     tensor_dim, mesh_dim = rule
     if tensor_dim in of_meshes and tensor_dim not in of_program and mesh_dim in of_program:
         yield (

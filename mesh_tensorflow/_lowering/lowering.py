@@ -1,10 +1,9 @@
 """Lowering: turns a Graph into TensorFlow operations, given a MeshImpl for each Mesh.
 
-An mtf program is a list of operations on tensors with named dimensions. It says nothing of
-devices. A Lowering goes through the list once, in order, and has each operation lower itself:
-take the laid-out tensors of its inputs from `lowering.tensors`, call the mesh implementation, and
-hand over the laid-out tensors of its outputs. Nothing is searched, and no operation sees another
-one.
+An mtf program is a list of operations on tensors with named dimensions, independent of devices. A
+Lowering visits the list once, in order, and calls the method `lower` of each operation. That takes
+the laid-out tensors of its inputs from `lowering.tensors`, calls the mesh implementation, and sets
+the laid-out tensors of its outputs. Nothing is searched, and each operation is lowered on its own.
 
 An example: `y = relu(einsum([x, w], [batch, d_out]))` with x [batch=4, d_in=6], w [d_in=6,
 d_out=8], on the mesh "rows:2,cols:2" in the layout "batch:rows,d_in:cols". Processors are
@@ -24,14 +23,14 @@ numbered row by row:
 3. The relu is not linear, so it needs the sum: it asks the LazyAllreduceSum for its laid-out
    tensor. Now processors 0 and 1 add up their slices, and so do 2 and 3. This allreduce is
    counted: 4 processors x 16 elements, once. An addition of two such einsums would have added the
-   partial sums first, and would have communicated once for both.
+   partial sums first, with a single allreduce for both.
 4. `export_to_tf_tensor(y)` joins the slices [2, 8] of row 0 and row 1 to the whole [4, 8].
 
-Gradients are operations like all others, made before lowering. The gradient of w sums over
-`batch`, which is split over rows: a partial sum over mesh axis 0, which the optimizer's update
-asks for. That is the gradient allreduce of data parallelism; no code is specific to it.
+Gradients are ordinary operations, created before lowering. The gradient of w sums over `batch`,
+which is split over rows: a partial sum over mesh axis 0, whose value the optimizer's update needs.
+That is the gradient allreduce of data parallelism; no code is specific to it.
 
-The mesh that is counted and checked is the *requested* one. Where processors are one device,
+Counters and checks refer to the *requested* mesh. Where several processors are one device,
 operations are lowered through an *executed* mesh with fewer processors (see `MeshPair`): on one
 CPU, the program above is one matrix product, and its counters are still those of four processors.
 """
@@ -80,8 +79,8 @@ class Lowering:
       operations: from Assign operations to tf operations.
       tensors: from Tensors to laid-out values.
       variables: from Variables to LaidOutVariables.
-      loop_tapes: from loops to what their gradients read.
-      random_keys: keys of the random operations in loops, in the present iteration.
+      loop_tapes: from loops to the saved values that their gradients read.
+      random_keys: keys of the random operations in loops, in the current iteration.
     """
 
     def __init__(
@@ -97,11 +96,11 @@ class Lowering:
         Args:
           graph: a Graph.
           mesh_to_impl: a dictionary from Mesh to MeshImpl.
-          autostack: whether to join small variables that are alike.
-          log_file: a path; sizes of variables and counters are written there too.
-          keep_masters: whether to keep a whole copy of each variable beside its slices. Without
-            it, savers, initializers and reads of the masters go to the slices; only masters that
-            the tf graph uses already stay.
+          autostack: whether to stack small variables that are similar.
+          log_file: a path to also write the sizes of variables and the counters to.
+          keep_masters: whether to store a whole copy of each variable besides its slices. If False,
+            savers, initializers and reads of the masters use the slices; only masters that the tf
+            graph uses already are stored.
 
         Raises:
           ValueError: an operation cannot be lowered in this layout; the message names it.
@@ -140,10 +139,10 @@ class Lowering:
     # -- lowering operations
 
     def lower_operations(self, operations: Iterable[Operation]) -> None:
-        """Lowers operations in order; called by loops for their bodies too.
+        """Lowers operations in order; loops also call it for their bodies.
 
         Args:
-          operations: operations whose inputs have been lowered, or are among them.
+          operations: operations in topological order.
         """
         for op in operations:
             outer, self._at = self._at, op
@@ -168,15 +167,15 @@ class Lowering:
         self.add_counter(f"output_unique/{kind}", y.size)
 
     def mesh_impl(self, m: Union[Mesh, Operation, Tensor]) -> MeshImpl:
-        """Returns the MeshImpl of a Mesh, or of the one that an Operation or Tensor is on.
+        """Returns the executed MeshImpl of a Mesh, or of the Mesh of an Operation or Tensor.
 
         Raises:
-          NotInLoweringError: none was given for it. It is a KeyError and a ValueError.
+          NotInLoweringError: no MeshImpl was given for it. It is a KeyError and a ValueError.
         """
         return self._pair(m).executed
 
     def requested_impl(self, m: Union[Mesh, Operation, Tensor]) -> MeshImpl:
-        """Returns the MeshImpl that the caller gave for a Mesh: things are counted by it."""
+        """Returns the requested MeshImpl of a Mesh, which counters and checks refer to."""
         return self._pair(m).requested
 
     def import_slices(self, tensor: Tensor, laid_out: Union[LaidOutLike, HasSlices]) -> Any:
@@ -198,7 +197,7 @@ class Lowering:
         return self._pairs[mesh]
 
     def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: LaidOutLike) -> None:
-        """Notes the lowered form of a Tensor, after checking the shape of its slices."""
+        """Sets the lowered value of a Tensor, after checking the shape of its slices."""
         laid_out_tensor = self._pair(tensor).executed_form(tensor, laid_out_tensor)
         self.verify_slice_shapes(tensor, laid_out_tensor)
         self.tensors[tensor] = laid_out_tensor
@@ -206,14 +205,14 @@ class Lowering:
     def set_partial_sum(
         self, tensor: Tensor, summands: LaidOutLike, mesh_axes: Sequence[int], label: str
     ) -> None:
-        """Notes that a Tensor is a sum over groups of processors, made when it is needed.
+        """Sets the lowered value of a Tensor to a partial sum, which is summed when it is needed.
 
         Args:
           tensor: a Tensor.
-          summands: the LaidOutTensor of what each processor adds; the value itself if there are no
-            mesh axes.
-          mesh_axes: the axes to sum over, in the order in which the counter names them.
-          label: what sums, such as "einsum_op".
+          summands: the LaidOutTensor to sum over processors; the value itself if there are no mesh
+            axes.
+          mesh_axes: the axes to sum over, in the order of the counter's name.
+          label: the label of the counter, such as "einsum_op".
         """
         if mesh_axes:
             count = self.allreduce_counter(mesh_axes, tensor, label)
@@ -222,10 +221,10 @@ class Lowering:
         self.set_tensor_lowering(tensor, summands)
 
     def verify_slice_shapes(self, tensor: Tensor, laid_out_tensor: LaidOutLike) -> None:
-        """Checks that slices have the shape that the layout says.
+        """Checks that slices have the shape that the layout implies.
 
         Raises:
-          ValueError: they have not.
+          ValueError: they do not.
         """
         try:
             expected = self.mesh_impl(tensor).slice_shape(tensor.shape)
@@ -243,7 +242,7 @@ class Lowering:
         return self.requested_impl(tensor).laid_out_size(tensor.shape)
 
     def autostack(self) -> None:
-        """Joins small variables that are alike, if a mesh has more than one processor."""
+        """Stacks small variables that are similar, if a mesh has more than one processor."""
         num_slices = 0
         if self.graph.is_stacked:
             return
@@ -262,7 +261,7 @@ class Lowering:
     def export_to_tf_tensor(self, x: Tensor) -> tf.Tensor:
         """Returns the whole value of a Tensor as a tf.Tensor.
 
-        In eager code the Lowering has computed it, but for variables, whose present value it is.
+        In eager code it is the value that the Lowering computed; for a variable, its current value.
         """
         mesh_impl = self.mesh_impl(x)
         if x not in self.tensors:
@@ -292,10 +291,10 @@ class Lowering:
         return tf.group(outputs)
 
     def copy_masters_to_slices(self) -> tf.Operation:
-        """Returns a tf operation that sets all slices to what the masters hold.
+        """Returns a tf operation that copies all masters to their slices.
 
-        To be run after variables have been initialized or restored. With the environment
-        variable MTF_SEQUENCE_MODE=1, one after the other.
+        Run it after variables have been initialized or restored. With the environment variable
+        MTF_SEQUENCE_MODE=1, variables are copied one after another.
         """
         with outside_all_rewrites():
             if os.environ.get("MTF_SEQUENCE_MODE", "") == "1":
@@ -303,7 +302,7 @@ class Lowering:
             return tf.group([v.copy_master_to_slices for v in self._copied()])
 
     def _copied(self) -> list[Any]:
-        """Returns the LaidOutVariables that have slices beside their masters."""
+        """Returns the LaidOutVariables whose slices are stored separately from their masters."""
         return [v for v in self.variables.values() if getattr(v, "needs_copies", True)]
 
     def _copy_in_sequence(self) -> tf.Operation:
@@ -314,9 +313,9 @@ class Lowering:
         return done[-1] if done else tf.no_op()
 
     def copy_slices_to_masters(self) -> tf.Operation:
-        """Returns a tf operation that sets all masters to what the slices hold.
+        """Returns a tf operation that copies all slices to their masters.
 
-        To be run before variables are saved.
+        Run it before variables are saved.
         """
         with outside_all_rewrites():
             return tf.group([v.copy_slices_to_master for v in self._copied()])
@@ -330,7 +329,7 @@ class Lowering:
 
     @property
     def collectives(self) -> list[tuple[str, MeshImpl, Collective]]:
-        """What was communicated: (operation class, MeshImpl, Collective) in order."""
+        """The communication, in order: triples (operation class name, MeshImpl, Collective)."""
         return self._collectives
 
     def add_counter(self, key: str, value: int) -> None:
@@ -339,11 +338,11 @@ class Lowering:
         self._counters.append((key, value))
 
     def count_collectives(self, op: Operation, label: Optional[str]) -> None:
-        """Counts the collectives of an operation in the requested mesh.
+        """Counts the collectives of an operation, on the requested mesh.
 
         Args:
           op: an operation.
-          label: what does it, such as "einsum_op"; None if the counters are added elsewhere.
+          label: the label of the counters, such as "einsum_op"; None if they are added elsewhere.
         """
         requested = self.requested_impl(op)
         for collective in op.cost(requested).collectives:
@@ -362,12 +361,12 @@ class Lowering:
     def allreduce_counter(
         self, mesh_axes: Sequence[int], x: Tensor, label: str
     ) -> Callable[[], None]:
-        """Returns a function that counts the sum of a Tensor over mesh axes, when it is made.
+        """Returns a function that counts the allreduce of a Tensor over mesh axes.
 
         Args:
-          mesh_axes: as the counter names them, in the order of the dimensions summed over.
+          mesh_axes: the axes in the order of the counter's name, that of the summed dimensions.
           x: a Tensor.
-          label: what sums, such as "einsum_op".
+          label: the label of the counter, such as "einsum_op".
         """
         requested = self.requested_impl(x)
         elements = requested.laid_out_size(x.shape)
@@ -381,9 +380,9 @@ class Lowering:
         return count
 
     def communication_table(self) -> str:
-        """Returns a table of the communication in a step, for people to read.
+        """Returns a human-readable table of the communication in a step.
 
-        A row for each kind of operation, collective and mesh axis: how often, elements, bytes.
-        Loops are counted once.
+        It has a row for each combination of operation class, collective and mesh axes, with the
+        number of collectives, elements and bytes. The body of a loop is counted once.
         """
         return communication_table(self._collectives)

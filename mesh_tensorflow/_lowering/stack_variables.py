@@ -1,4 +1,4 @@
-"""Rewrites of a graph: variables that are alike become one, and so do assignments."""
+"""Graph rewrites: similar variables are stacked, and their assignments are combined."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["combine_assignments", "rewrite_stack_variables"]
 def _groups(
     graph: Graph, max_size: int, max_slice: int, mesh_to_impl: Optional[Mapping[Mesh, MeshImpl]]
 ) -> list[list[Variable]]:
-    """Returns the variables of the graph in groups that may be stacked, in order."""
+    """Returns the variables of the graph, in order, in groups that can be stacked."""
     assigned: dict[Variable, set[int]] = {}
     for i, op in enumerate(graph.operations):
         if isinstance(op, Assign):
@@ -57,7 +57,7 @@ def _groups(
 
 
 def _read_again(operations: Iterable[Operation]) -> set[Operation]:
-    """Returns the variables that are read where they are used, as ReadVariable and Depend do."""
+    """Returns the variables that a ReadVariable or Depend reads again."""
     return {
         op.inputs[0].operation
         for op in with_inner_operations(operations)
@@ -71,10 +71,10 @@ def rewrite_stack_variables(
     max_combined_slice_size: int,
     mesh_to_impl: Optional[Mapping[Mesh, MeshImpl]],
 ) -> None:
-    """Joins variables that are alike into StackedVariables; see Graph.
+    """Replaces similar variables by StackedVariables; see Graph.
 
     Raises:
-      ValueError: it was called before on this graph.
+      ValueError: it was called on this graph before.
     """
     if graph.is_stacked:
         raise ValueError("rewrite_stack_variables was called before on this graph")
@@ -106,7 +106,7 @@ def rewrite_stack_variables(
 def _stack(
     graph: Graph, group: Sequence[Variable], value_of: dict[Tensor, Tensor]
 ) -> tuple[Variable, list[Operation]]:
-    """Returns a StackedVariable and the operations that make its parts' values."""
+    """Returns a StackedVariable, and the operations that compute the values of its parts."""
 
     def make() -> StackedVariable:
         stacked = StackedVariable(group)
@@ -123,9 +123,9 @@ def _rewritten(
     replaced: Mapping[Variable, tuple[Variable, list[Operation]]],
     value_of: Mapping[Tensor, Tensor],
 ) -> list[Operation]:
-    """Returns the operations with stacked variables in the place of their parts.
+    """Returns the operations with variables replaced by stacked ones.
 
-    A stacked variable stands where the first of its parts stood.
+    A stacked variable takes the place of the first of its parts.
     """
     rewritten: list[Operation] = []
     for op in operations:
@@ -143,7 +143,7 @@ def _rewritten(
 def _stack_assignment(
     graph: Graph, op: Assign, replaced: Mapping[Variable, tuple[Variable, list[Operation]]]
 ) -> list[Operation]:
-    """Redirects an Assign to stacked variables; returns the operations that stack the values."""
+    """Makes an Assign assign to stacked variables; returns operations that stack the values."""
     new_values = dict(zip(op.variables, op.inputs))
     variables: dict[Variable, Tensor] = {}
     added: list[Operation] = []
@@ -164,7 +164,7 @@ def _stack_assignment(
 
 
 def combine_assignments(graph: Graph, assignments: Sequence[Operation]) -> list[Operation]:
-    """Joins Assign operations that use one assign function; see Graph."""
+    """Joins Assign operations that have the same assign function; see Graph."""
     for op in assignments:
         if not isinstance(op, Assign):
             raise ValueError(f"combine_assignments takes Assign operations, not {op}")
