@@ -1,4 +1,4 @@
-"""The language: operations on tensors with named dimensions, one family a file."""
+"""Operations on tensors with named dimensions, and the classes they are built from."""
 
 from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.graph import Graph, Mesh

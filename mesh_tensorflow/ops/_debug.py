@@ -18,7 +18,7 @@ __all__ = ["Print", "PrintOperation", "ScalarSummaryOperation", "scalar_summary"
 
 
 class PrintOperation(Operation):
-    """The same value; prints others when it is computed."""
+    """The same value; prints other values when it is computed."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class PrintOperation(Operation):
 
 
 def Print(x: Tensor, data: Sequence[Tensor], message: str, **kwargs: Any) -> Tensor:
-    """Returns `x`, and prints slices of `data` when it is computed, as tf.Print does.
+    """Returns `x`, and prints slices of `data` when it is computed, like tf.Print.
 
     Args:
       x: a Tensor.
@@ -67,7 +67,7 @@ def Print(x: Tensor, data: Sequence[Tensor], message: str, **kwargs: Any) -> Ten
 
 
 class ScalarSummaryOperation(Operation):
-    """Notes a scalar for summaries; its name is the tag."""
+    """Adds a scalar to the summaries, with its name as the tag."""
 
     def __init__(self, name: str, x: Tensor):
         """Creates the operation; see `scalar_summary`."""
@@ -81,7 +81,9 @@ class ScalarSummaryOperation(Operation):
 
     def lower(self, lowering: LoweringLike) -> None:
         value = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
-        if tf.executing_eagerly():  # the collection outlives the program: it has the last values
+        if (
+            tf.executing_eagerly()
+        ):  # the collection outlives the program: keep the latest values only
             known = tf.get_collection_ref(SCALAR_SUMMARIES_COLLECTION_KEY)
             known[:] = [(name, x) for name, x in known if name != self.name]
         tf.add_to_collection(SCALAR_SUMMARIES_COLLECTION_KEY, (self.name, value.all_slices[0]))
@@ -101,8 +103,8 @@ def scalar_summary(name: str, x: Tensor) -> Operation:
     """Adds a scalar to the summaries, in the collection "mtf_scalar_summaries".
 
     Args:
-      name: the tag; made unique, under the variable scope.
-      x: a Tensor of no dimensions.
+      name: the tag, under the variable scope; it is made unique.
+      x: a scalar Tensor.
 
     Returns:
       The operation.

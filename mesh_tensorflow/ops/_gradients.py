@@ -26,15 +26,16 @@ def gradients(
     Args:
       ys: a list of Tensors.
       xs: a list of Tensors.
-      grad_ys: for each of `ys` the gradient that arrives there, a Tensor, a number or None, which
-        is 1; ones if None.
-      operations: the operations to walk backwards; all of the graph if None.
+      grad_ys: for each of `ys` its gradient, a Tensor, a number, or None for ones; all ones if
+        None.
+      operations: the operations to differentiate; all of the graph if None.
 
     Returns:
-      A Tensor for each of `xs`, or None where no path leads to `ys`.
+      A Tensor for each of `xs`, or None if `ys` do not depend on it.
 
     Raises:
-      ValueError: `ys` are no Tensors, or a gradient's shape is not that of its tensor.
+      ValueError: `ys` or `xs` are not lists of Tensors, or a gradient has another shape than its
+        Tensor.
     """
     _check_arguments(ys, xs)
     graph = ys[0].graph
@@ -71,7 +72,7 @@ def _check_arguments(ys: Sequence[Tensor], xs: Sequence[Tensor]) -> None:
 
 
 def _reached_from(xs: Sequence[Tensor], operations: Sequence[Operation]) -> set[Tensor]:
-    """Returns the Tensors that gradients have to pass to reach `xs`."""
+    """Returns the Tensors that gradients flow through to `xs`."""
     reached = set(xs)
     for op in operations:
         if op.has_gradient and any(x in reached for x in op.inputs):

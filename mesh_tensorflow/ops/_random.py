@@ -37,8 +37,8 @@ class RandomOperation(Operation):
         Args:
           mesh: a Mesh.
           shape: a Shape.
-          tf_fn: a function such as tf.random.uniform, which takes a shape.
-          **kwargs: keyword arguments for it.
+          tf_fn: a function of a shape, such as tf.random.uniform.
+          **kwargs: keyword arguments of `tf_fn`.
         """
         super().__init__([], mesh=mesh, name=kwargs.get("name") or "random")
         self._tf_fn = tf_fn
@@ -48,7 +48,7 @@ class RandomOperation(Operation):
         self._outputs = [Tensor(self, convert_to_shape(shape), dtype)]  # type: ignore[arg-type]
 
     def seed(self) -> Optional[int]:
-        """Returns its seed; None if neither it nor the program has one."""
+        """Returns its seed; None if neither the operation nor the program has one."""
         given = self._kwargs.get("seed")
         return self._number if given is None and program_seed() is not None else given
 
@@ -65,8 +65,8 @@ class RandomOperation(Operation):
 def random_uniform(mesh: Mesh, shape: ShapeLike, **kwargs: object) -> Tensor:
     """Returns uniform random values.
 
-    For a given seed (`tf.set_random_seed`, `tf.random.set_seed` or the argument) the values
-    are the same under every mesh and layout, and in every process.
+    For a given seed (`tf.set_random_seed`, `tf.random.set_seed` or the argument) the values are
+    the same under every mesh and layout, and in every process.
 
     Args:
       mesh: a Mesh.
@@ -92,7 +92,7 @@ def _dropout_arguments(
     keep_prob: Union[float, tf.Tensor, None],
     rate: Union[float, tf.Tensor, None],
 ) -> tuple[bool, Union[float, tf.Tensor]]:
-    """Returns (is_training, keep_prob) from the present and the earlier form of arguments."""
+    """Returns (is_training, keep_prob) from the current or the earlier form of the arguments."""
     flag = isinstance(is_training, bool)
     number = isinstance(is_training, (int, float)) and not flag
     if isinstance(is_training, float) or (number and keep_prob is None and rate is None):
@@ -125,21 +125,21 @@ def dropout(
     noise_shape: Optional[ShapeLike] = None,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Returns `x` with elements set to 0 at random and the rest scaled up.
+    """Sets random elements of `x` to 0, and scales up the others by 1 / keep_prob.
 
-    `mtf.dropout(x, keep_prob)` and `mtf.dropout(x, rate=rate)`, as before release 0.1.19,
-    mean training.
+    `mtf.dropout(x, keep_prob)` and `mtf.dropout(x, rate=rate)`, the forms before release 0.1.19,
+    imply `is_training=True`.
 
     Args:
       x: a floating Tensor.
       is_training: a bool; `x` itself is returned if it is false.
       keep_prob: the probability that an element is kept; a number or a tf scalar.
       rate: 1 - keep_prob; exactly one of the two is given.
-      noise_shape: a Shape that may lack dimensions of `x`, along which the noise is shared.
+      noise_shape: a Shape that may lack dimensions of `x`; the mask is broadcast along these.
       name: a string or None.
 
     Raises:
-      ValueError: not exactly one of keep_prob and rate, or out of range.
+      ValueError: not exactly one of `keep_prob` and `rate` is given, or it is out of range.
     """
     is_training, keep_prob = _dropout_arguments(is_training, keep_prob, rate)
     if not is_training or (isinstance(keep_prob, (int, float)) and keep_prob == 1.0):
@@ -168,12 +168,12 @@ def dropout(
 def sample_with_temperature(
     logits: Tensor, dim: Dimension, temperature: float = 1.0, name: Optional[str] = None
 ) -> Tensor:
-    """Returns indices drawn from the softmax of logits / temperature, by the Gumbel trick.
+    """Samples indices from the softmax of logits / temperature, with the Gumbel trick.
 
     Args:
       logits: a Tensor with dimensions [..., dim, ...].
       dim: the Dimension of the choices.
-      temperature: a number; 0.0 takes the largest.
+      temperature: a number; 0.0 for the argmax.
       name: a string or None.
 
     Returns:
@@ -181,7 +181,7 @@ def sample_with_temperature(
     """
     if temperature == 0.0:
         return mtf.argmax(logits, dim, name=name)
-    tiny = 1e-9  # the logarithm of 0 is not wanted
+    tiny = 1e-9  # avoids the logarithm of 0
     u = random_uniform(logits.mesh, logits.shape, minval=tiny, maxval=1.0, dtype=tf.float32)
     gumbel = mtf.negative(mtf.log(mtf.negative(mtf.log(u))))
     noisy = mtf.cast(logits, tf.float32) + gumbel * temperature

@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Constant(Operation):
-    """One value everywhere."""
+    """A Tensor filled with one value."""
 
     def __init__(
         self,
@@ -72,13 +72,13 @@ class Constant(Operation):
                 return tf.fill(sizes, value)
             return tf.constant(value, dtype=y.dtype, shape=sizes)
 
-        # Made anew at each use: cheaper than keeping large constants alive.
+        # Created at each use: cheaper than keeping large constants alive.
         lazy = LazyLaidOutTensor(lambda: mesh_impl.slicewise(fill), sizes)
         lowering.set_tensor_lowering(y, lazy)
 
     @property
     def takes_memory(self) -> bool:
-        """False: it is made where it is used."""
+        """False: it is created where it is used."""
         return False
 
     def cost_key(self) -> None:
@@ -108,16 +108,16 @@ def _sizes(value: Any) -> list[Optional[int]]:
 def constant(
     mesh: Mesh, value: ArrayLike, shape: Optional[ShapeLike] = None, dtype: tf.DType = tf.float32
 ) -> Tensor:
-    """Returns a Tensor that has one value everywhere.
+    """Returns a Tensor filled with one value.
 
     Args:
       mesh: a Mesh.
-      value: a number; or an array of the sizes of `shape`, which is imported.
-      shape: a Shape; that of a scalar if None.
+      value: a number; or an array with the sizes of `shape`, which is imported.
+      shape: a Shape; a scalar if None.
       dtype: a dtype.
 
     Raises:
-      ValueError: an array of other sizes.
+      ValueError: the array has other sizes.
     """
     shape = Shape([]) if shape is None else convert_to_shape(shape)
     if not isinstance(value, (int, float)):
@@ -133,7 +133,7 @@ def zeros(mesh: Mesh, shape: ShapeLike, dtype: tf.DType = tf.float32) -> Tensor:
 
 
 def zeros_like(t: Tensor) -> Tensor:
-    """Returns a Tensor of zeros of the shape and dtype of `t`."""
+    """Returns a Tensor of zeros with the shape and dtype of `t`."""
     return zeros(t.mesh, t.shape, dtype=t.dtype)
 
 
@@ -143,12 +143,12 @@ def ones(mesh: Mesh, shape: ShapeLike, dtype: tf.DType = tf.float32) -> Tensor:
 
 
 def ones_like(t: Tensor) -> Tensor:
-    """Returns a Tensor of ones of the shape and dtype of `t`."""
+    """Returns a Tensor of ones with the shape and dtype of `t`."""
     return ones(t.mesh, t.shape, dtype=t.dtype)
 
 
 class RangeOperation(Operation):
-    """The numbers from 0 along one dimension."""
+    """The indices of a dimension, from 0."""
 
     def __init__(self, mesh: Mesh, dim: Dimension, dtype: tf.DType, name: Optional[str] = None):
         """Creates the operation; see `mtf_range`."""
@@ -173,7 +173,7 @@ class RangeOperation(Operation):
 
 
 def mtf_range(mesh: Mesh, dim: Dimension, dtype: tf.DType, name: Optional[str] = None) -> Tensor:
-    """Returns 0, 1, ..., size - 1 along one dimension; exported as mtf.range.
+    """Returns 0, 1, ..., size - 1 along a dimension; exported as mtf.range.
 
     Args:
       mesh: a Mesh.
@@ -185,14 +185,14 @@ def mtf_range(mesh: Mesh, dim: Dimension, dtype: tf.DType, name: Optional[str] =
 
 
 class ImportOperation(Operation):
-    """A tf.Tensor, cut up by the layout."""
+    """Imports a tf.Tensor, sliced by the layout."""
 
     def __init__(self, mesh: Mesh, tf_tensor: tf.Tensor, shape: Shape, name: Optional[str] = None):
         """Creates the operation.
 
         Args:
           mesh: a Mesh.
-          tf_tensor: a tf.Tensor of the sizes of `shape`.
+          tf_tensor: a tf.Tensor with the sizes of `shape`.
           shape: a Shape.
           name: a string or None.
 
@@ -250,11 +250,11 @@ def _anonymous_if_none(tf_tensor: tf.Tensor, shape: Optional[ShapeLike]) -> Shap
 def import_tf_tensor(
     mesh: Mesh, tf_tensor: ArrayLike, shape: Optional[ShapeLike] = None, name: Optional[str] = None
 ) -> Tensor:
-    """Returns a Tensor that holds a tf.Tensor, each processor its part.
+    """Returns a Tensor with the value of a tf.Tensor, sliced by the layout.
 
     Args:
       mesh: a Mesh.
-      tf_tensor: a tf.Tensor, or what converts to one.
+      tf_tensor: a tf.Tensor, or an object that converts to one.
       shape: a Shape; anonymous dimensions if None.
       name: a string or None.
 
@@ -271,11 +271,11 @@ def import_tf_tensor(
 def import_fully_replicated(
     mesh: Mesh, tf_tensor: ArrayLike, shape: ShapeLike, name: Optional[str] = None
 ) -> Tensor:
-    """Returns a Tensor that holds a tf.Tensor, imported whole on each processor, then cut.
+    """Returns a Tensor with the value of a tf.Tensor, imported on each processor, then sliced.
 
     Args:
       mesh: a Mesh.
-      tf_tensor: a tf.Tensor, or what converts to one.
+      tf_tensor: a tf.Tensor, or an object that converts to one.
       shape: a Shape.
       name: a string or None.
     """
@@ -284,7 +284,7 @@ def import_fully_replicated(
 
 
 class ImportLaidOutTensorOperation(Operation):
-    """Slices that are there already."""
+    """Imports existing slices."""
 
     def __init__(
         self,
@@ -297,8 +297,8 @@ class ImportLaidOutTensorOperation(Operation):
 
         Args:
           mesh: a Mesh.
-          laid_out_tensor: a LaidOutTensor that fits the layout of `shape`, or an object with the
-            attribute `tensor_list`, its slices.
+          laid_out_tensor: a LaidOutTensor in the layout of `shape`, or an object with the attribute
+            `tensor_list`, its slices.
           shape: a Shape.
           name: a string or None.
         """
@@ -308,7 +308,7 @@ class ImportLaidOutTensorOperation(Operation):
         self._outputs = [Tensor(self, convert_to_shape(shape), dtype.base_dtype)]
 
     def _unsplittable(self) -> list[str]:
-        """Returns all names: the slices fit the layout they have, so that none can be chosen."""
+        """Returns all dimension names: the slices are in one layout, which cannot be changed."""
         return self._outputs[0].shape.dimension_names
 
     def lower(self, lowering: LoweringLike) -> None:
@@ -322,7 +322,7 @@ def import_laid_out_tensor(
     shape: ShapeLike,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Returns a Tensor made of slices that fit the layout already.
+    """Returns a Tensor with the value of slices that are in its layout already.
 
     Args:
       mesh: a Mesh.
@@ -334,7 +334,7 @@ def import_laid_out_tensor(
 
 
 def scalar_indices(mesh: Mesh, value: Union[Tensor, int, tf.Tensor]) -> Tensor:
-    """Returns an int32 Tensor of no dimensions; `value` itself if it is a Tensor."""
+    """Returns a number as an int32 scalar Tensor; `value` itself if it is a Tensor."""
     return value if isinstance(value, Tensor) else constant(mesh, value, dtype=tf.int32)
 
 
@@ -342,8 +342,8 @@ def check_dimension(what: str, x: Tensor, dim: Dimension) -> None:
     """Checks that `x` has dimension `dim`.
 
     Raises:
-      ValueError: it has not; the message names the tensor and the dimension.
-      WrongTypeError: `dim` is no Dimension.
+      ValueError: it does not.
+      WrongTypeError: `x` is not a Tensor, or `dim` is not a Dimension.
     """
     dim = given_dimension(what, x, dim)
     if dim not in x.shape:
@@ -354,10 +354,10 @@ def check_dimension(what: str, x: Tensor, dim: Dimension) -> None:
 
 
 def given_dimension(what: str, x: Tensor, dim: Dimension) -> Dimension:
-    """Returns `dim` as a Dimension, in `x` or not.
+    """Returns `dim` as a Dimension, whether `x` has it or not.
 
     Raises:
-      WrongTypeError: `x` is no Tensor, or `dim` no Dimension.
+      WrongTypeError: `x` is not a Tensor, or `dim` is not a Dimension.
     """
     check_tensors(what, [x])
     if not isinstance(dim, tuple):

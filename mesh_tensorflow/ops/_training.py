@@ -1,4 +1,4 @@
-"""Training steps in microbatches."""
+"""Training steps split into microbatches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _take(x: Tensor, index: Tensor, dim: Dimension) -> Tensor:
 def _microbatch_last(
     x: Tensor, batch_dim: Dimension, small_dim: Dimension, micro_dim: Dimension
 ) -> Tensor:
-    """Returns `x` with its batch cut in two, the number of the microbatch as last dimension."""
+    """Returns `x` with its batch split into microbatches, whose number is the last dimension."""
     x = mtf.reshape(x, mtf.replace_dimensions(x.shape, batch_dim, [small_dim, micro_dim]))
     last = (x.shape - micro_dim) + micro_dim
     return x if x.shape == last else mtf.transpose(x, last)
@@ -48,23 +48,24 @@ def serialize_training_step(
     batch_dim: Dimension,
     num_splits: int,
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Computes losses and gradients of a batch in several microbatches, one after the other.
+    """Computes losses and gradients of a batch as a sequence of microbatches.
 
-    Losses and gradients are summed over the microbatches, without division. Outputs that have
-    the batch dimension are put together to the whole batch.
+    Losses and gradients are summed over the microbatches, not averaged. Outputs that have the batch
+    dimension are concatenated to the whole batch.
 
     Args:
       features: a dictionary of Tensors, each with `batch_dim`.
-      model_fn: takes the features of one microbatch; returns a dictionary of Tensors, among
-        them "loss", a scalar.
+      model_fn: takes the features of one microbatch; returns a dictionary of Tensors that includes
+        "loss", a scalar.
       batch_dim: a Dimension.
-      num_splits: how many microbatches.
+      num_splits: the number of microbatches.
 
     Returns:
       (gradients of the loss for `graph.trainable_variables`, a dictionary of outputs).
 
     Raises:
-      ValueError: the batch is not divisible, or a trainable variable has no gradient.
+      ValueError: the batch size is not divisible by `num_splits`, or a trainable variable has no
+        gradient.
     """
     if batch_dim.size % num_splits:
         raise ValueError(

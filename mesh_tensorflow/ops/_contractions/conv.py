@@ -32,8 +32,8 @@ __all__ = [
     "Conv3dTransposeOperation",
 ]
 
-# For what is computed: the TensorFlow operation for each number of spatial dimensions, its
-# names for the two operands, and its name for the sizes of the result if it must be told.
+# For each computed tensor: the TensorFlow operation for each number of spatial dimensions, its
+# argument names for the two operands, and its argument name for the sizes of the result, if any.
 _KERNELS: dict[str, tuple[dict[int, Any], dict[str, str], Optional[str]]] = {
     NARROW: (
         {2: tf.raw_ops.Conv2D, 3: tf.raw_ops.Conv3D},
@@ -54,7 +54,7 @@ _KERNELS: dict[str, tuple[dict[int, Any], dict[str, str], Optional[str]]] = {
 
 
 class ConvNdOperation(Operation):
-    """One of the three tensors that a convolution ties, computed from the other two."""
+    """One of the three tensors of a convolution, computed from the other two."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class ConvNdOperation(Operation):
 
         Args:
           kind: a ConvKind.
-          operands: from two of the three roles to Tensors.
-          output_shape: Shape of the third; None for an image of the usual size.
+          operands: Tensors by their role, for two of the three roles.
+          output_shape: Shape of the third; None for an image of the default size.
           name: a string or None.
 
         Raises:
-          ValueError: shapes or dtypes do not agree, or TensorFlow does not convolve the dtype.
+          ValueError: shapes or dtypes do not match, or TensorFlow does not convolve the dtype.
         """
         self._kind = kind
         self._roles = list(operands)
@@ -108,12 +108,12 @@ class ConvNdOperation(Operation):
     # -- gradient
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
-        # Each product is linear in either operand, and its gradients are the other two.
+        # Each product is linear in either operand, and its gradients are the other two products.
         tensors = {**dict(zip(self._roles, self._inputs)), self._computed: grad_ys[0]}
         return [self._product_of(role, tensors) for role in self._roles]
 
     def _product_of(self, role: str, tensors: dict[str, Tensor]) -> Tensor:
-        """Returns the tensor called `role` of this convolution, computed from the others."""
+        """Returns the tensor with the given role in this convolution, computed from the others."""
         kind = self._kind
         rank, transposed = kind.rank, kind.transposed
         movement = (kind.tf_strides, kind.padding)
@@ -126,7 +126,7 @@ class ConvNdOperation(Operation):
         if role == kind.output_role and usual == self._shapes[role]:
             cls = _FORWARD[rank, transposed]
             return cls(tensors[given], tensors[FILTER], *movement).outputs[0]
-        # A wide image of another size than a transposed convolution makes is told its shape.
+        # A wide image that has not the default size of a transposed convolution needs its shape.
         return mtf.Conv2or3dBackpropInputOperation(
             rank, role == NARROW, self._shapes[role], tensors[FILTER], tensors[given], *movement
         ).outputs[0]
@@ -134,7 +134,7 @@ class ConvNdOperation(Operation):
     # -- lowering
 
     def _summed_axes(self, mesh_impl: MeshImpl) -> list[int]:
-        """Returns the mesh axes that split the summed dimensions, in their order."""
+        """Returns the mesh axes that split the summed dimensions, in the order of these."""
         summed = {
             NARROW: self._shapes[FILTER][-2:-1],
             WIDE: self._shapes[FILTER][-1:],
@@ -158,7 +158,7 @@ class ConvNdOperation(Operation):
         kind = self._kind
         kernels, argument_names, sizes_name = _KERNELS[self._computed]
         output_sizes = mesh_impl.slice_shape(self._shapes[self._computed])
-        # The batch dimensions of an image become one.
+        # The batch dimensions of an image are merged.
         flat = {FILTER: mesh_impl.slice_shape(self._shapes[FILTER])}
         for role in (WIDE, NARROW):
             sizes = mesh_impl.slice_shape(self._shapes[role])
@@ -177,10 +177,10 @@ class ConvNdOperation(Operation):
 
         return apply
 
-    # -- what it costs
+    # -- cost
 
     def _multiply_adds(self, image: str, sizes_of: Callable[[Shape], list[int]]) -> int:
-        """Returns the number of products of pixels of `image` with numbers of the filter."""
+        """Returns the number of products of elements of `image` and elements of the filter."""
         *window, wide, narrow = sizes_of(self._shapes[FILTER])
         pixels = list_product(sizes_of(self._shapes[image]))
         return pixels * list_product(window) * (wide if image == NARROW else narrow)
@@ -209,7 +209,7 @@ def _reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
 
 
 class _ForwardConvOperation(ConvNdOperation):
-    """A convolution of an image with a filter; a subclass says which."""
+    """A convolution of an image with a filter; subclasses define the kind."""
 
     _family = (0, False)
 
@@ -227,15 +227,15 @@ class _ForwardConvOperation(ConvNdOperation):
           conv_input: a Tensor [batch..., spatial..., in]; any number of batch dimensions.
           conv_filter: a Tensor [window..., in, out]; [window..., out, in] if transposed.
           strides: a list [1, stride of each spatial dimension..., 1].
-          padding: "SAME" or "VALID". Sizes along a spatial dimension of size n are those of
-            TensorFlow: with a stride s and a window k, ceil(n / s) for "SAME" and
-            floor((n - k) / s) + 1 for "VALID". Transposed it is n * s, and (n - 1) * s + k
-            for "VALID" where k is larger than s.
+          padding: "SAME" or "VALID". The output sizes are those of TensorFlow. For a spatial
+            dimension of size n, a stride s and a window k they are ceil(n / s) for "SAME" and
+            floor((n - k) / s) + 1 for "VALID"; if transposed, n * s for "SAME" and
+            (n - 1) * s + max(k, s) for "VALID".
           name: a string or None.
 
         Raises:
-          ValueError: dtypes, ranks, channels, strides or padding do not fit, or the window is
-            larger than the image.
+          ValueError: dtypes, ranks, channels, strides or padding are invalid or do not match, or
+            the window is larger than the image.
         """
         kind = conv_kind(name or type(self).__name__, *self._family, strides, padding)
         operands = {kind.input_role: conv_input, FILTER: conv_filter}
@@ -255,13 +255,13 @@ class Conv3dOperation(_ForwardConvOperation):
 
 
 class Conv2dTransposeOperation(_ForwardConvOperation):
-    """Spreads [batch..., h, w, in] by [fh, fw, out, in] to [batch..., h, w, out], enlarged."""
+    """Transposed convolution of [batch..., h, w, in] with [fh, fw, out, in]."""
 
     _family = (2, True)
 
 
 class Conv3dTransposeOperation(_ForwardConvOperation):
-    """Spreads [batch..., d, h, w, in] by [fd, fh, fw, out, in], enlarged in d, h and w."""
+    """Transposed convolution of [batch..., d, h, w, in] with [fd, fh, fw, out, in]."""
 
     _family = (3, True)
 

@@ -42,7 +42,7 @@ class Conv2or3dBackpropInputOperation(ConvNdOperation):
 
         Args:
           conv_dimension: number of spatial dimensions, 2 or 3.
-          is_transpose: whether the convolution is a transposed one.
+          is_transpose: whether it is a transposed convolution.
           input_shape: a Shape [batch..., spatial..., in], that of the convolution's input.
           conv_filter: a Tensor [window..., in, out]; [window..., out, in] if transposed.
           dy: a Tensor [batch..., spatial..., out], the gradient of the convolution's output.
@@ -51,7 +51,7 @@ class Conv2or3dBackpropInputOperation(ConvNdOperation):
           name: a string or None.
 
         Raises:
-          ValueError: dtypes, shapes, strides or padding do not fit.
+          ValueError: dtypes, shapes, strides or padding are invalid or do not match.
         """
         what = name or type(self).__name__
         kind = conv_kind(what, conv_dimension, is_transpose, strides, padding)
@@ -80,7 +80,7 @@ class Conv2or3dBackpropFilterOperation(ConvNdOperation):
 
         Args:
           conv_dimension: number of spatial dimensions, 2 or 3.
-          is_transpose: whether the convolution is a transposed one.
+          is_transpose: whether it is a transposed convolution.
           conv_input: a Tensor [batch..., spatial..., in], the convolution's input.
           filter_shape: a Shape [window..., in, out]; [window..., out, in] if transposed.
           dy: a Tensor [batch..., spatial..., out], the gradient of the convolution's output.
@@ -89,7 +89,7 @@ class Conv2or3dBackpropFilterOperation(ConvNdOperation):
           name: a string or None.
 
         Raises:
-          ValueError: dtypes, shapes, strides or padding do not fit.
+          ValueError: dtypes, shapes, strides or padding are invalid or do not match.
         """
         what = name or type(self).__name__
         kind = conv_kind(what, conv_dimension, is_transpose, strides, padding)
@@ -101,7 +101,7 @@ class Conv2or3dBackpropFilterOperation(ConvNdOperation):
 
 
 def _named(fn: Callable, rank: int, transposed: bool, end: str) -> Callable:
-    """Gives a function its public name and the name of its convolution in the docstring."""
+    """Sets the public name of a function, and the name of its convolution in the docstring."""
     family = f"conv{rank}d" + ("_transpose" if transposed else "")
     fn.__name__ = fn.__qualname__ = f"{family}_{end}"
     fn.__doc__ = (fn.__doc__ or "").replace("<a convolution>", family)
@@ -117,7 +117,7 @@ def _backprop_input(rank: int, transposed: bool) -> Callable:
         padding: str,
         name: Optional[str] = None,
     ) -> Tensor:
-        """Returns the gradient of the input of <a convolution>.
+        """Returns the gradient with respect to the input of <a convolution>.
 
         See Conv2or3dBackpropInputOperation.
         """
@@ -137,7 +137,7 @@ def _backprop_filter(rank: int, transposed: bool) -> Callable:
         padding: str,
         name: Optional[str] = None,
     ) -> Tensor:
-        """Returns the gradient of the filter of <a convolution>.
+        """Returns the gradient with respect to the filter of <a convolution>.
 
         See Conv2or3dBackpropFilterOperation.
         """

@@ -1,4 +1,4 @@
-"""The kind of a convolution: shapes, names, and rules for its three tensors."""
+"""ConvKind: the shapes, names and checks of the three tensors of a convolution."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from mesh_tensorflow._core.tables import table_lookup
 
 __all__: list[str] = []
 
-# A convolution ties three tensors. The filter is [window..., wide channels, narrow channels];
-# of the two images the wide one is the input of an ordinary convolution and the output of a
-# transposed one, the narrow one the other way round. Every operation here computes one of the
-# three from the other two, so there are three kernels, with strides and gradients in common.
+# A convolution has three tensors. The filter is [window..., wide channels, narrow channels]. The
+# wide image is the input of an ordinary convolution, or the output of a transposed one; the narrow
+# image is the other one. Every operation computes one of the three from the other two, so there are
+# three kernels, with strides and gradients in common.
 WIDE, NARROW, FILTER = "wide", "narrow", "filter"
 
 _SPATIAL = {2: "hw", 3: "dhw"}
 
-# For each product: what "conv2d" is followed by if it is transposed, and what then makes the
-# names of the operation and of its sum over processors.
+# For each product: the suffix of "conv2d" if it is transposed, and the suffixes of the names of the
+# operation and of its sum over processors.
 _NAMES = {
     "forward": ("_transpose", "", "_op"),
     "backprop_input": ("_trans", "_backprop", "_op"),
     "backprop_filter": ("_trans", "_backprop_filter", "_backprop_filter"),
 }
 
-# Size of an image along a spatial dimension, from that of the other image (n), the window (k)
-# and the stride (s). Several wide sizes give one narrow size; n * s is taken if it is one.
+# Size of an image along a spatial dimension, from the size of the other image (n), the window (k)
+# and the stride (s). Several wide sizes give the same narrow size; n * s is chosen if it does.
 _NARROW_SIZE = {"SAME": lambda n, k, s: -(-n // s), "VALID": lambda n, k, s: (n - k) // s + 1}
 _WIDE_SIZE = {"SAME": lambda n, k, s: n * s, "VALID": lambda n, k, s: (n - 1) * s + max(k, s)}
 
 
 @dataclasses.dataclass(frozen=True)
 class ConvKind:
-    """Which convolution it is, and how its window moves.
+    """The kind of a convolution, with its strides and padding.
 
     Attributes:
       rank: number of spatial dimensions, 2 or 3.
       transposed: whether the input is the narrow image.
-      strides: for each spatial dimension, how far the window moves.
+      strides: the stride of each spatial dimension.
       padding: "SAME" or "VALID".
     """
 
@@ -52,21 +52,21 @@ class ConvKind:
 
     @property
     def input_role(self) -> str:
-        """Which image its input is."""
+        """The role of its input."""
         return NARROW if self.transposed else WIDE
 
     @property
     def output_role(self) -> str:
-        """Which image its output is."""
+        """The role of its output."""
         return WIDE if self.transposed else NARROW
 
     @property
     def tf_strides(self) -> list[int]:
-        """The strides as TensorFlow writes them."""
+        """The strides in TensorFlow's form, [1, strides..., 1]."""
         return [1, *self.strides, 1]
 
     def product(self, role: str) -> str:
-        """Returns the product that computes a tensor: "forward" or one of two backprops."""
+        """Returns the name of the product that computes a tensor, such as "forward"."""
         roles = [self.output_role, self.input_role, FILTER]
         return ["forward", "backprop_input", "backprop_filter"][roles.index(role)]
 
@@ -80,9 +80,9 @@ class ConvKind:
         """Returns the shape of one image, given that of the other.
 
         Args:
-          role: which image is asked for.
-          other: [batch..., spatial..., channels], the other image.
-          filter_shape: [window..., wide channels, narrow channels].
+          role: WIDE or NARROW, the image whose shape to return.
+          other: the Shape of the other image, [batch..., spatial..., channels].
+          filter_shape: a Shape [window..., wide channels, narrow channels].
         """
         sizes, channels = (_NARROW_SIZE, -1) if role == NARROW else (_WIDE_SIZE, -2)
         first = len(other) - self.rank - 1
@@ -99,7 +99,7 @@ def conv_kind(
     """Returns a ConvKind; `what` names the operation in messages.
 
     Raises:
-      ValueError: the rank, the strides or the padding are not such as TensorFlow takes.
+      ValueError: TensorFlow does not support the rank, the strides or the padding.
     """
     if rank not in _SPATIAL:
         raise ValueError(f"{what}: a convolution has 2 or 3 spatial dimensions, not {rank!r}")
@@ -115,11 +115,11 @@ def conv_kind(
 
 
 def check_shapes(what: str, kind: ConvKind, shapes: dict[str, Shape]) -> None:
-    """Checks that a filter and one image, or both, can be those of a convolution.
+    """Checks that the shapes of a filter and of one or both images match.
 
     Raises:
-      ValueError: a wrong number of dimensions, other channels in an image than in the filter,
-        or images that do not belong to each other.
+      ValueError: a number of dimensions is wrong, an image has other channels than the filter, or
+        the images do not match.
     """
     window = ", ".join("f" + c for c in _SPATIAL[kind.rank])
     layout = f"[{window}, {'out, in' if kind.transposed else 'in, out'}]"

@@ -35,11 +35,11 @@ def einsum_output_shape(
 ) -> Shape:
     """Returns the output shape of an einsum.
 
-    With neither `output_shape` nor `reduced_dims`, dimensions of two or more inputs are
-    reduced; what is not reduced stays in order of first appearance.
+    With neither `output_shape` nor `reduced_dims`, dimensions of two or more inputs are reduced.
+    The other dimensions are in order of first appearance.
 
     Raises:
-      ValueError: both are given and do not agree, or a reduced dimension is in no input.
+      ValueError: both are given and disagree, or a reduced dimension is in no input.
     """
     counts: dict[Dimension, int] = {}
     for shape in input_shapes:
@@ -103,8 +103,8 @@ class EinsumOperation(Operation):
     def _plan(self, mesh_impl: MeshImpl) -> tuple[dict[Dimension, int], list[int]]:
         """Returns the dimensions to gather first, with their mesh axes, and the axes to sum.
 
-        Two dimensions that never meet in one tensor may be split over one mesh axis; if both
-        are in this contraction, then one of them must be whole.
+        Two dimensions that do not occur in one tensor may be split over the same mesh axis; if both
+        are in this contraction, one of them must be gathered.
         """
         splits: dict[int, list[Dimension]] = {}
         for d in self._all_dims():
@@ -122,9 +122,9 @@ class EinsumOperation(Operation):
         return gathered, summed
 
     def _as_counted(self, mesh_impl: MeshImpl, axes: list[int]) -> list[int]:
-        """Returns mesh axes in the order in which the counter of their sum names them.
+        """Returns mesh axes in the order of the name of the sum's counter.
 
-        It is that of the dimensions of an input that has them all, else of their names.
+        It is the order of the dimensions of an input that has all of them, or of their names.
         """
         if len(axes) < 2:
             return axes
@@ -196,7 +196,7 @@ class EinsumOperation(Operation):
 
 
 def product(xs: Sequence[Tensor], output_shape: Shape, name: Optional[str] = None) -> Tensor:
-    """Returns the einsum of `xs`, repeated along dimensions that only the output has."""
+    """Returns the einsum of `xs`, broadcast along dimensions that only the output has."""
     known = {d for x in xs for d in x.shape}
     computed = Shape([d for d in output_shape if d in known])
     y = EinsumOperation(xs, computed, name=name).outputs[0]
@@ -204,9 +204,9 @@ def product(xs: Sequence[Tensor], output_shape: Shape, name: Optional[str] = Non
 
 
 def _check_no_broadcast(what: str, shapes: Sequence[Shape], output_shape: Shape) -> None:
-    """Reports a slip if an einsum repeats its product along dimensions that no input has."""
+    """Reports a slip if an einsum broadcasts along dimensions that no input has."""
     dims = {d for shape in shapes for d in shape}
-    # One of size 1 repeats nothing: decoders add it for the position that they are at.
+    # Size 1 repeats nothing: decoders add such a dimension for the current position.
     new = [d for d in output_shape if d not in dims and d.size != 1]
     if not new:
         return
@@ -227,14 +227,14 @@ def einsum(
     reduced_dims: Optional[Sequence[Dimension]] = None,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Multiplies Tensors and sums, by dimension instead of by letter.
+    """Multiplies Tensors and sums over dimensions, which are matched by name and size.
 
-    Given neither `output_shape` nor `reduced_dims`, the dimensions of two or more inputs are
-    summed over, and the rest stays in order of first appearance.
+    With neither `output_shape` nor `reduced_dims`, dimensions of two or more inputs are summed
+    over. The other dimensions are in order of first appearance.
 
     Args:
       xs: a list of Tensors of one dtype.
-      output_shape: a Shape or None; a dimension that no input has is broadcast.
+      output_shape: a Shape or None; the result is broadcast along dimensions that no input has.
       reduced_dims: a list of Dimensions to sum over, or None.
       name: a string or None.
 
@@ -242,7 +242,7 @@ def einsum(
       A Tensor.
 
     Raises:
-      ValueError: the dtypes differ, or `output_shape` and `reduced_dims` do not agree.
+      ValueError: the dtypes differ, or `output_shape` and `reduced_dims` disagree.
     """
     output_shape = convert_to_shape(output_shape)
     if reduced_dims is not None:

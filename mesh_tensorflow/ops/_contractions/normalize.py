@@ -1,4 +1,4 @@
-"""Normalization to mean 0 and variance 1, as one operation with its gradient."""
+"""Normalization to mean 0 and variance 1, as a single operation with its gradient."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FLOPS_PER_ELEMENT = 8
 
 
 class _AlongDimension(Operation):
-    """Means along one dimension, over processors where it is split."""
+    """Base of operations that compute means along a dimension, which may be split."""
 
     def _set_dimension(self, x: Tensor, dim: Dimension) -> None:
         self._dim = dim
@@ -52,7 +52,7 @@ class _AlongDimension(Operation):
 
 
 class NormalizeOperation(_AlongDimension):
-    """(x - mean) / sqrt(variance + epsilon); its second output is the factor."""
+    """(x - mean) / sqrt(variance + epsilon); the second output is 1 / sqrt(variance + epsilon)."""
 
     def __init__(self, x: Tensor, dim: Dimension, epsilon: float):
         check_dimension("normalize", x, dim)
@@ -117,7 +117,7 @@ class NormalizeGradOperation(_AlongDimension):
 
 
 def normalize(x: Tensor, dim: Dimension, epsilon: float) -> Tensor:
-    """Returns `x` brought to mean 0 and variance 1 along a dimension.
+    """Normalizes `x` to mean 0 and variance 1 along a dimension.
 
     Args:
       x: a floating Tensor.

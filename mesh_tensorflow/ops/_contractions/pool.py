@@ -43,7 +43,7 @@ _POOLS = {
 }
 _PLANE_FNS = {True: tf.nn.max_pool2d, False: tf.nn.avg_pool2d}
 _VOLUME_FNS = {True: tf.nn.max_pool3d, False: tf.nn.avg_pool3d}
-# TensorFlow pools volumes of these on every device, planes of all.
+# TensorFlow pools volumes of these dtypes on every device, and planes of all dtypes.
 _VOLUME_DTYPES = (tf.float32, tf.bfloat16)
 
 
@@ -55,11 +55,11 @@ def pool_fn(pool_fn_string: str) -> Callable:
 
     Returns:
       A function of a tf.Tensor [batch..., spatial..., channels] with any number of batch
-      dimensions, `ksize` and `strides`, a number for each spatial dimension, and `padding`,
-      "VALID" by default.
+      dimensions, of `ksize` and `strides`, with a number for each spatial dimension, and of
+      `padding`, "VALID" by default.
 
     Raises:
-      ValueError: another `pool_fn_string`.
+      ValueError: `pool_fn_string` is unknown.
     """
     rank, is_max = table_lookup(_POOLS, pool_fn_string, "pool_fn_string")
 
@@ -92,10 +92,10 @@ def pool_fn(pool_fn_string: str) -> Callable:
 def _check_window(
     what: str, pool_fn_string: str, x: Tensor, ksize: Sequence[int], strides: Sequence[int]
 ) -> tuple[int, ...]:
-    """Returns the window of a pooling of `x`, as a tuple.
+    """Checks the arguments of a pooling of `x`; returns its window as a tuple.
 
     Raises:
-      ValueError: the window, the strides, or the shape or dtype of `x` do not fit.
+      ValueError: the window, the strides, or the shape or dtype of `x` are invalid.
     """
     rank, is_max = table_lookup(_POOLS, pool_fn_string, f"pool_fn_string of {what}")
     described = f"{x.name} {x.shape} {x.dtype.name}"
@@ -149,8 +149,8 @@ def _pooled_shape(shape: Shape, ksize: Sequence[int]) -> Shape:
 class PoolOperation(Operation):
     """The maximum or the mean of each window of an image.
 
-    Windows lie side by side. What is left at the end of a spatial dimension, less than a
-    window, is dropped, as by TensorFlow's "VALID" padding.
+    Windows do not overlap. An incomplete window at the end of a spatial dimension is dropped, as
+    with TensorFlow's "VALID" padding.
     """
 
     def __init__(
@@ -165,14 +165,14 @@ class PoolOperation(Operation):
 
         Args:
           x: a Tensor [batch..., spatial..., channels]; any number of batch dimensions.
-          ksize: sizes of the window, one for each of the 2 or 3 spatial dimensions.
+          ksize: window sizes, one for each of the 2 or 3 spatial dimensions.
           strides: the same as `ksize`.
           pool_fn_string: "MAX_2D", "MAX_3D", "AVG_2D" or "AVG_3D".
           name: a string or None.
 
         Raises:
-          ValueError: another `pool_fn_string`, strides that differ from `ksize`, too few
-            dimensions, a window larger than the image, or a mean of integers.
+          ValueError: `pool_fn_string` is unknown, the strides differ from `ksize`, `x` has too few
+            dimensions, the window is larger than the image, or it is a mean of integers.
         """
         what = name or type(self).__name__
         self._check_inputs([x], what)
@@ -200,7 +200,7 @@ class PoolOperation(Operation):
 class PoolBackPropOperation(Operation):
     """The gradient of a pooling with respect to its input.
 
-    Of a maximum, every element that equals it gets the whole gradient of its window.
+    For a maximum, every element that equals it gets the whole gradient of its window.
     """
 
     def __init__(
@@ -219,13 +219,13 @@ class PoolBackPropOperation(Operation):
           x: a Tensor [batch..., spatial..., channels], the input of the pooling.
           y: a Tensor [batch..., smaller spatial..., channels], its output.
           dy: a Tensor of the shape of `y`, the gradient of the output.
-          ksize: sizes of the window, one for each of the 2 or 3 spatial dimensions.
+          ksize: window sizes, one for each of the 2 or 3 spatial dimensions.
           strides: the same as `ksize`.
           pool_fn_string: "MAX_2D", "MAX_3D", "AVG_2D" or "AVG_3D".
           name: a string or None.
 
         Raises:
-          ValueError: what PoolOperation raises, or the shapes or dtypes do not agree.
+          ValueError: as for PoolOperation, or the shapes or dtypes do not match.
         """
         what = name or type(self).__name__
         self._check_inputs([x, y, dy], what)
@@ -245,7 +245,7 @@ class PoolBackPropOperation(Operation):
         return [d.name for d in self._inputs[0].shape[-len(self._ksize) - 1 : -1]]
 
     def gradient(self, unused_grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
-        # Linear in dy: each window gathers what reaches the elements that dy went to.
+        # Linear in dy: each window gathers the gradients of the elements that dy was sent to.
         x, y, dy = self._inputs
         ksize, reached = self._ksize, unused_grad_ys[0]
         mean = self._pool_fn_string.replace("MAX", "AVG")
@@ -277,17 +277,17 @@ def _max_backprop(ksize: Sequence[int], x: tf.Tensor, y: tf.Tensor, dy: tf.Tenso
 
 
 def _spread(y: tf.Tensor, ksize: Sequence[int], sizes: Sequence[int]) -> tf.Tensor:
-    """Repeats each element of a slice over its window; zero where there is no window.
+    """Repeats each element of a slice over its window; zeros outside of windows.
 
     Args:
       y: a tf.Tensor [batch..., spatial..., channels].
-      ksize: sizes of the window.
+      ksize: window sizes.
       sizes: sizes of the result.
     """
     rank = len(ksize)
     batch, channels = list_product(sizes[: -rank - 1]), sizes[-1]
     counts = y.shape.as_list()[-rank - 1 : -1]
-    # The first spatial dimension goes with the batch: TensorFlow tiles seven dimensions.
+    # The first spatial dimension is merged with the batch: TensorFlow tiles up to 7 dimensions.
     apart = [size for count in counts for size in (count, 1)]
     apart[0] *= batch
     repeats = [size for k in ksize for size in (1, k)]
@@ -309,12 +309,12 @@ def pool_backprop(
     pool_fn_string: str,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Returns the gradient of a pooling's input; see `PoolBackPropOperation`."""
+    """Returns the gradient with respect to a pooling's input; see `PoolBackPropOperation`."""
     return PoolBackPropOperation(x, y, dy, ksize, strides, pool_fn_string, name=name).outputs[0]
 
 
 def _grouped(what: str, tensor: Tensor, pool_dim: Dimension, pool_size: int) -> tuple:
-    """Returns `tensor` with `pool_dim` cut into groups, and the dimension within a group."""
+    """Returns `tensor` with `pool_dim` split into groups, and the dimension within a group."""
     if pool_size < 1 or pool_dim.size % pool_size:
         raise ValueError(
             f"{what}: {dims_text([pool_dim])} of {tensor.name} {tensor.shape} cannot be cut into "
@@ -330,16 +330,16 @@ def _grouped(what: str, tensor: Tensor, pool_dim: Dimension, pool_size: int) -> 
 def pool_tensor_1d(
     tensor: Tensor, pool_dim: Dimension, reduce_fn: Callable = reduce_mean, pool_size: int = 2
 ) -> Tensor:
-    """Returns a Tensor whose `pool_dim` is shorter, each group of elements made one.
+    """Reduces each group of adjacent elements along a dimension to one element.
 
     Args:
       tensor: a Tensor.
       pool_dim: a Dimension of it.
-      reduce_fn: a function with a `reduced_dim`, such as mtf.reduce_max.
-      pool_size: number of elements of a group; divides the size of `pool_dim`.
+      reduce_fn: a function with an argument `reduced_dim`, such as mtf.reduce_max.
+      pool_size: number of elements of a group; it must divide the size of `pool_dim`.
 
     Raises:
-      ValueError: it does not divide it.
+      ValueError: it does not.
     """
     grouped, low = _grouped("pool_tensor_1d", tensor, pool_dim, pool_size)
     return reduce_fn(grouped, reduced_dim=low)
@@ -347,15 +347,15 @@ def pool_tensor_1d(
 
 @leaves_no_node
 def stride_tensor_1d(tensor: Tensor, pool_dim: Dimension, pool_size: int = 2) -> Tensor:
-    """Returns a Tensor whose `pool_dim` is shorter, of each group of elements the first.
+    """Returns the first element of each group of adjacent elements along a dimension.
 
     Args:
       tensor: a Tensor.
       pool_dim: a Dimension of it.
-      pool_size: number of elements of a group; divides the size of `pool_dim`.
+      pool_size: number of elements of a group; it must divide the size of `pool_dim`.
 
     Raises:
-      ValueError: it does not divide it.
+      ValueError: it does not.
     """
     grouped, low = _grouped("stride_tensor_1d", tensor, pool_dim, pool_size)
     return reduce_first(grouped, reduced_dim=low)

@@ -1,4 +1,4 @@
-"""Reductions and broadcasts; the sum and the broadcast are each other's gradient."""
+"""Reductions and broadcasts; sum and broadcast are each other's gradient."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ReduceOperation(Operation):
         Args:
           x: a Tensor.
           output_shape: a Shape, each of whose dimensions is in `x`.
-          reduction_fn_string: "SUM", "MAX" or "MIN", in letters of either case.
+          reduction_fn_string: "SUM", "MAX" or "MIN", in upper or lower case.
           name: a string or None.
 
         Raises:
@@ -125,7 +125,7 @@ class ReduceOperation(Operation):
 
 
 def cost_along(op: Operation, mesh_impl: MeshImpl, dim: Dimension, flops_per_element: int) -> Cost:
-    """Returns the cost of an operation that reduces twice along a dimension, keeping the shape.
+    """Returns the cost of an operation that reduces twice along a dimension and keeps the shape.
 
     Args:
       op: an operation whose first output has the dimension.
@@ -176,7 +176,7 @@ class BroadcastOperation(Operation):
 
 
 def broadcast(x: Tensor, new_shape: ShapeLike) -> Tensor:
-    """Returns `x` repeated along the dimensions that it lacks; `x` itself if there are none.
+    """Returns `x` repeated along the dimensions that it lacks; `x` itself if the shapes are equal.
 
     Args:
       x: a Tensor.
@@ -196,7 +196,7 @@ def _reduction_output_shape(
     disable_positional_args: object,
     what: str,
 ) -> Shape:
-    """Returns the output shape of a reduction from the arguments that say it in two ways."""
+    """Returns the output shape of a reduction, from either of two arguments."""
     assert disable_positional_args is None, (
         f"{what} takes keyword arguments only after x: output_shape= or reduced_dim="
     )
@@ -227,11 +227,11 @@ def reduce_sum(
     reduced_dim: Optional[Dimension] = None,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Returns the sum over one dimension, over those that `output_shape` lacks, or over all.
+    """Returns the sum over one dimension, over those not in `output_shape`, or over all.
 
     Args:
       x: a Tensor.
-      disable_positional_args: None; the arguments after `x` are given by name.
+      disable_positional_args: None; the other arguments must be given by name.
       output_shape: a Shape or None.
       reduced_dim: a Dimension or None.
       name: a string or None.
@@ -261,7 +261,7 @@ def reduce_mean(
         if shape == x.shape:
             return x
         number = list_product(d.size for d in x.shape if d not in shape)
-        # Of nothing there is no mean, as in NumPy.
+        # The mean of no elements is NaN, as in NumPy.
         return reduce_sum(x, output_shape=shape) * (1.0 / number if number else math.nan)
 
 
@@ -279,7 +279,7 @@ def reduce_max(
     reduced_dim: Optional[Dimension] = None,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Returns the maximum over dimensions; all that tie get the gradient; see `reduce_sum`."""
+    """Returns the maximum over dimensions; all ties get the gradient; see `reduce_sum`."""
     shape = _reduction_output_shape(
         x, output_shape, reduced_dim, disable_positional_args, "reduce_max"
     )
@@ -294,7 +294,7 @@ def reduce_min(
     reduced_dim: Optional[Dimension] = None,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Returns the minimum over dimensions; all that tie get the gradient; see `reduce_sum`."""
+    """Returns the minimum over dimensions; all ties get the gradient; see `reduce_sum`."""
     shape = _reduction_output_shape(
         x, output_shape, reduced_dim, disable_positional_args, "reduce_min"
     )
@@ -309,7 +309,7 @@ def reduce_all(
     reduced_dim: Optional[Dimension] = None,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Returns whether all of a boolean Tensor hold, over dimensions; see `reduce_sum`."""
+    """Returns the logical and of a boolean Tensor over dimensions; see `reduce_sum`."""
     shape = _reduction_output_shape(
         x, output_shape, reduced_dim, disable_positional_args, "reduce_all"
     )
@@ -325,7 +325,7 @@ def reduce_any(
     reduced_dim: Optional[Dimension] = None,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Returns whether any of a boolean Tensor holds, over dimensions; see `reduce_sum`."""
+    """Returns the logical or of a boolean Tensor over dimensions; see `reduce_sum`."""
     shape = _reduction_output_shape(
         x, output_shape, reduced_dim, disable_positional_args, "reduce_any"
     )

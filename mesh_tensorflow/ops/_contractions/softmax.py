@@ -1,4 +1,4 @@
-"""Softmax and its kin."""
+"""Softmax, log-softmax and logsumexp."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mesh_tensorflow.ops._source import check_dimension
 __all__ = ["log_softmax", "reduce_logsumexp", "softmax"]
 
 _FLOPS_PER_ELEMENT = 5
-_MOST_DIMS = 5  # of oneDNN's kernel
+_MOST_DIMS = 5  # the maximum of oneDNN's kernel
 
 
 def _check_floating(what: str, x: Tensor, dim: Dimension) -> None:
@@ -43,8 +43,8 @@ def _check_floating(what: str, x: Tensor, dim: Dimension) -> None:
 class SoftmaxOperation(Operation):
     """The softmax along a dimension, or its logarithm.
 
-    Where the dimension is whole on each processor it is TensorFlow's own fused kernel; where
-    it is split, the maximum and the sum are made over the processors.
+    It uses TensorFlow's fused kernel if the dimension is not split. If it is, the maximum and the
+    sum are allreduced.
     """
 
     def __init__(self, x: Tensor, reduced_dim: Dimension, log: bool, name: str):
@@ -109,12 +109,12 @@ def reduce_logsumexp(
     extra_logit: Union[Tensor, float, None] = None,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Returns log(sum(exp(x))) over a dimension, which goes away; stable for large `x`.
+    """Returns log(sum(exp(x))) over a dimension, which is removed; stable for large `x`.
 
     Args:
       x: a Tensor.
       reduced_dim: a Dimension of it.
-      extra_logit: a number or a Tensor without that dimension, one more term of the sum; it
+      extra_logit: a number or a Tensor without that dimension, an additional logit in the sum; it
         gets no gradient.
       name: a string or None.
     """
@@ -144,8 +144,8 @@ def log_softmax(
     Args:
       x: a Tensor.
       reduced_dim: a Dimension of it.
-      extra_logit: a number or a Tensor without that dimension, which joins the denominator
-        but not the result; it gets no gradient.
+      extra_logit: a number or a Tensor without that dimension, an additional logit in the
+        denominator only; it gets no gradient.
       name: a string or None.
     """
     if extra_logit is not None:

@@ -1,4 +1,4 @@
-"""Order and gradients by hand: depend, stop_gradient, custom_gradient."""
+"""Control over execution order and gradients: depend, stop_gradient, custom_gradient."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class Depend(Operation):
-    """A Tensor that waits until other operations have run.
+    """A Tensor that waits for other operations.
 
     The value of a variable is read again, after them.
     """
@@ -79,19 +79,19 @@ class Depend(Operation):
 
 
 def depend(x: Tensor, dependencies: Sequence[Union[Tensor, Operation]]) -> Tensor:
-    """Returns `x`, to be had only after other operations have run.
+    """Returns `x` with control dependencies on other operations.
 
     If `x` is the value of a variable, it is read again after them.
 
     Args:
       x: a Tensor.
-      dependencies: a list of Tensors and Operations, such as those that mtf.assign returns.
+      dependencies: a list of Tensors and Operations, such as the result of mtf.assign.
     """
     return Depend(x, dependencies).outputs[0]
 
 
 class StopGradient(Operation):
-    """The same value, through which no gradient goes."""
+    """The same value, without a gradient."""
 
     def __init__(self, x: Tensor, name: Optional[str] = None):
         """Creates the operation; see `stop_gradient`."""
@@ -127,12 +127,12 @@ class StopGradient(Operation):
 
 
 def stop_gradient(x: Tensor) -> Tensor:
-    """Returns the value of `x`; no gradient goes through it."""
+    """Returns the value of `x`; gradients do not flow through it."""
     return StopGradient(x).outputs[0]
 
 
 class CustomGradientOperation(Operation):
-    """The outputs of a function, with a gradient function of its own."""
+    """The outputs of a function with a custom gradient."""
 
     def __init__(
         self,
@@ -147,10 +147,10 @@ class CustomGradientOperation(Operation):
 
         Args:
           explicit_inputs: the arguments of the function, a list of Tensors.
-          all_inputs: these, then the floating Tensors from outside that it uses.
-          fn_outputs: what it returned, a list of Tensors.
+          all_inputs: the arguments, then the other floating Tensors that the function uses.
+          fn_outputs: its results, a list of Tensors.
           grad_fn: the gradient function.
-          forward_operations: the operations that it made.
+          forward_operations: the operations that it created.
           name: a string or None.
         """
         super().__init__([*all_inputs, *fn_outputs], name=name or "custom_gradient")
@@ -195,7 +195,7 @@ class CustomGradientOperation(Operation):
             lowering.set_tensor_lowering(y, lowering.tensors[x])
 
     def cloned_from(self, original: Operation, mapping: Mapping[Tensor, Tensor]) -> None:
-        """Makes a copy refer to the copies of the forward operations; see Operation."""
+        """Replaces the forward operations by their copies; see Operation."""
         self._forward_operations = [
             mapping[op.outputs[0]].operation if op.outputs and op.outputs[0] in mapping else op
             for op in self._forward_operations
@@ -222,7 +222,7 @@ class CustomGradientOperation(Operation):
 
 
 def external_inputs(operations: Sequence[Operation], known: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the Tensors that operations use and neither make nor have in `known`."""
+    """Returns the inputs of operations that are neither their outputs nor in `known`."""
     seen = set(known)
     for op in operations:
         seen.update(op.outputs)
@@ -235,9 +235,9 @@ def external_inputs(operations: Sequence[Operation], known: Sequence[Tensor]) ->
 
 
 def distinct_tensors(xs: Sequence[Tensor]) -> list[Tensor]:
-    """Returns `xs`, with copies of those that stand there again.
+    """Returns `xs`, with copies of repeated Tensors.
 
-    Each argument of a function has a gradient of its own, also where two are one Tensor.
+    So each argument of a function has its own gradient, even if two are the same Tensor.
     """
     seen: set[Tensor] = set()
     distinct = []
@@ -249,21 +249,21 @@ def distinct_tensors(xs: Sequence[Tensor]) -> list[Tensor]:
 
 @leaves_no_node
 def custom_gradient(fn: Callable, grad_fn: Callable, explicit_inputs: Sequence[Tensor]) -> Any:
-    """Calls a function of Tensors and gives its result a gradient function of its own.
+    """Calls a function of Tensors, with a custom gradient function.
 
     Args:
-      fn: takes Tensors, each another one; returns a Tensor, or a tuple or list of them.
+      fn: takes distinct Tensors; returns a Tensor, or a tuple or list of them.
       grad_fn: takes the keyword arguments explicit_inputs, all_inputs (these and the floating
         Tensors from outside that `fn` uses), forward_operations, outputs and output_grads;
         returns a gradient, or None, for each of all_inputs.
       explicit_inputs: a list of Tensors, the arguments of `fn`.
 
     Returns:
-      What `fn` returned: a Tensor, or a list of Tensors.
+      The result of `fn`: a Tensor, or a list of Tensors.
 
     Raises:
-      ValueError: the gradient function returns a wrong number of gradients, or makes
-        variables; found when the gradient is built.
+      ValueError: when the gradient is built, the gradient function returns a wrong number of
+        gradients, or creates variables.
     """
     explicit_inputs = distinct_tensors(explicit_inputs)
     graph = explicit_inputs[0].graph
@@ -272,7 +272,7 @@ def custom_gradient(fn: Callable, grad_fn: Callable, explicit_inputs: Sequence[T
     several = isinstance(outputs, (tuple, list))
     outputs = list(outputs) if several else [outputs]
     external = [x for x in external_inputs(forward, explicit_inputs) if x.dtype.is_floating]
-    # Variables made by the function are inputs to it.
+    # Variables that the function creates are inputs of it.
     external += [
         y for op in forward if isinstance(op, Variable) for y in op.outputs if y not in external
     ]

@@ -1,4 +1,4 @@
-"""What loops carry: laid-out tensors as flat lists of tf.Tensors, and tapes of past values."""
+"""Loop state: laid-out tensors as flat lists of tf.Tensors, and tapes of past values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__: list[str] = []
 
 
 class LoopValueOperation(Operation):
-    """Stands for a value inside a loop; the loop gives it its lowering."""
+    """A placeholder for a value inside a loop; the loop sets its lowered value."""
 
     def __init__(self, mesh: Mesh, shape: Shape, dtype: tf.DType, name: str):
         super().__init__([], mesh=mesh, name=name)
@@ -30,7 +30,7 @@ class LoopValueOperation(Operation):
 
 
 def loop_values(xs: Sequence[Tensor], name: str) -> list[Tensor]:
-    """Returns a stand-in for each of `xs`; the operations do not enter the graph."""
+    """Returns a placeholder for each of `xs`; their operations are not added to the graph."""
     if not xs:
         return []
     values, _ = xs[0].graph.take_operations(
@@ -40,7 +40,7 @@ def loop_values(xs: Sequence[Tensor], name: str) -> list[Tensor]:
 
 
 class LoopState:
-    """Laid-out tensors as a flat list of tf.Tensors, and back."""
+    """Converts laid-out tensors to a flat list of tf.Tensors, and back."""
 
     def __init__(self, mesh_impl: MeshImpl, shapes: Sequence[Shape], summands: Sequence[bool]):
         """Creates a LoopState.
@@ -48,8 +48,8 @@ class LoopState:
         Args:
           mesh_impl: a MeshImpl.
           shapes: the Shape of each value.
-          summands: for each value whether it is summands of a pending sum, which differ even
-            where slices of the same place are equal.
+          summands: for each value, whether it has the summands of a partial sum, which differ even
+            between processors with the same slice.
         """
         self._mesh_impl = mesh_impl
         self._shapes = list(shapes)
@@ -87,7 +87,7 @@ class LoopState:
 
 
 def zero_state(mesh_impl: MeshImpl, y: Tensor, summands: bool) -> Any:
-    """Returns a laid-out zero to accumulate into."""
+    """Returns laid-out zeros to accumulate into."""
     sizes = mesh_impl.slice_shape(y.shape)
     if not summands:
         return mesh_impl.slicewise(lambda: tf.zeros(sizes, y.dtype))
@@ -101,14 +101,14 @@ def accumulate(
     summands: Sequence[bool],
     counters: dict[int, Any],
 ) -> list[Any]:
-    """Adds results to totals; sums over processors wait until after the loop.
+    """Adds results to totals; partial sums are allreduced after the loop.
 
     Args:
       mesh_impl: a MeshImpl.
       totals: laid-out tensors.
-      results: lowered values, which may be pending sums.
-      summands: for each of them whether it is one.
-      counters: receives, for pending sums, what counts their communication.
+      results: lowered values, which may be partial sums.
+      summands: for each result, whether it is a partial sum.
+      counters: receives the mesh axes and the counter function of each partial sum, by index.
     """
     new = []
     for i, (total, result, pending) in enumerate(zip(totals, results, summands, strict=True)):
@@ -121,7 +121,7 @@ def accumulate(
 
 
 def after_loop(mesh_impl: MeshImpl, values: Sequence[Any], counters: dict[int, Any]) -> list[Any]:
-    """Returns accumulated values, with those that are summands as pending sums."""
+    """Returns accumulated values, with summands turned into partial sums."""
     out = []
     for i, value in enumerate(values):
         if i in counters:
@@ -140,7 +140,7 @@ class Tape:
         self._state = LoopState(mesh_impl, [x.shape for x in tensors], [False] * len(tensors))
 
     def new_arrays(self) -> list[tf.TensorArray]:
-        """Returns empty arrays, one for each tf.Tensor that is kept."""
+        """Returns empty arrays, one for each saved tf.Tensor."""
         arrays = []
         for x in self._tensors:
             sizes = self._mesh_impl.slice_shape(x.shape)
@@ -160,14 +160,14 @@ class Tape:
     def write(
         self, lowering: LoweringLike, arrays: Sequence[tf.TensorArray], index: tf.Tensor
     ) -> list[tf.TensorArray]:
-        """Returns the arrays with the present values of the Tensors at `index`."""
+        """Returns the arrays with the current values of the Tensors written at `index`."""
         flat = self._state.flatten([lowering.tensors[x] for x in self._tensors])
         return [array.write(index, t) for array, t in zip(arrays, flat, strict=True)]
 
     def read(
         self, lowering: LoweringLike, arrays: Sequence[tf.TensorArray], index: tf.Tensor
     ) -> None:
-        """Gives the Tensors the values that they had at `index`."""
+        """Sets the lowered values of the Tensors to those saved at `index`."""
         flat = [array.read(index) for array in arrays]
         for t, x in zip(flat, self._flat_tensors(), strict=True):
             t.set_shape(self._mesh_impl.slice_shape(x.shape))

@@ -22,7 +22,7 @@ __all__ = ["recompute_grad"]
 
 @contextlib.contextmanager
 def _usable(operations: Sequence[Operation]) -> Iterator[None]:
-    """Lets gradients use the inner values that are not computed again, such as random ones."""
+    """Lets gradients use inner values that are not recomputed, such as random ones."""
     hidden = [y for op in operations for y in op.outputs if not y.usable]
     for y in hidden:
         y.usable = True
@@ -34,7 +34,7 @@ def _usable(operations: Sequence[Operation]) -> Iterator[None]:
 
 
 class DelayOperation(Operation):
-    """Inputs that wait for gradients, so that recomputation happens late."""
+    """Inputs that wait for gradients, to delay recomputation."""
 
     def __init__(self, xs: Sequence[Tensor], after: Sequence[Tensor]):
         super().__init__([*xs, *after], name="recompute")
@@ -54,7 +54,7 @@ class DelayOperation(Operation):
         return False
 
     def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
-        # One can wait for summands, and with them, as well as for sums.
+        # Control dependencies work on summands as well as on sums.
         return mesh_impl.supports_control_dependencies
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
@@ -74,7 +74,7 @@ class DelayOperation(Operation):
             if wait or not x.dtype.is_floating:
                 with tf.control_dependencies(dys if wait else []):
                     return tf.identity(x)
-            # A compiler that drops control dependencies keeps data dependencies.
+            # Compilers that drop control dependencies keep data dependencies.
             tiny = tf.add_n([tf.reduce_sum(tf.cast(dy, tf.float32)) for dy in dys]) * 1e-30
             return x + tf.cast(tiny, x.dtype)
 
@@ -90,7 +90,7 @@ def _is_pending(value: LaidOutLike) -> TypeGuard[LazyAllreduceSum]:
 
 
 def wait_for(xs: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
-    """Returns Tensors whose values are there only when others are.
+    """Returns Tensors whose values are computed only after those of others.
 
     Args:
       xs: a list of Tensors.
@@ -102,7 +102,7 @@ def wait_for(xs: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
 def _after_others(
     grads: Sequence[Optional[Tensor]], others: Sequence[Optional[Tensor]]
 ) -> list[Optional[Tensor]]:
-    """Returns gradients that are there only when others are."""
+    """Returns gradients that are computed only after others."""
     after = [dx for dx in others if dx is not None]
     late = iter(wait_for([dx for dx in grads if dx is not None], after))
     return [None if dx is None else next(late) for dx in grads]
@@ -115,17 +115,17 @@ def computed_again(
     xs: Sequence[Tensor],
     grad_ys: Sequence[Tensor],
 ) -> tuple[list[Tensor], list[Optional[Tensor]]]:
-    """Computes what operations computed once more, and differentiates that.
+    """Recomputes operations, and differentiates the copies.
 
     Args:
-      operations: those of a function.
-      mapping: a dictionary from an input to the Tensor that takes its place.
-      ys: Tensors that the operations made.
-      xs: Tensors that they used.
+      operations: the operations of a function.
+      mapping: a dictionary from inputs to the Tensors that replace them.
+      ys: outputs of the operations.
+      xs: inputs of the operations.
       grad_ys: the gradient of each of `ys`.
 
     Returns:
-      (`ys` again, the gradients for `xs` or None).
+      (`ys` recomputed, the gradients for `xs` or None).
     """
     graph = grad_ys[0].graph
     start = len(graph.operations)
@@ -145,20 +145,20 @@ def computed_again(
 def recompute_grad(
     fn: Callable, explicit_inputs: Sequence[Tensor], control_dependencies: bool = True
 ) -> Any:
-    """Calls a function of Tensors whose inner values are computed again for its gradient.
+    """Calls a function of Tensors whose activations are recomputed for its gradient.
 
-    Saves the memory of the inner values for a second forward computation (Chen et al.,
-    "Training deep nets with sublinear memory cost", 2016). Random values and variables are
-    the same in both.
+    This saves the memory of the activations at the cost of a second forward computation (Chen et
+    al., "Training deep nets with sublinear memory cost", 2016). Random values and variables are the
+    same in both.
 
     Args:
       fn: takes Tensors; returns a Tensor, or a tuple or list of them.
       explicit_inputs: a list of Tensors, the arguments of `fn`.
-      control_dependencies: whether to make sure that values are computed again only when the
-        gradients of the outputs are there.
+      control_dependencies: whether to delay the recomputation until the gradients of the outputs
+        are computed.
 
     Returns:
-      What `fn` returned: a Tensor, or a list of Tensors.
+      The result of `fn`: a Tensor, or a list of Tensors.
     """
 
     def grad_fn(
@@ -179,7 +179,7 @@ def recompute_grad(
         grads = computed_again(forward_operations, mapping, ys, all_inputs, given)[1]
         num = len(explicit_inputs)
         if control_dependencies:
-            # What is before waits for these, so inner values are not kept for a weight's gradient.
+            # Preceding operations wait for these, so activations are not kept for weight gradients.
             grads = _after_others(grads[:num], grads[num:]) + grads[num:]
         return grads
 

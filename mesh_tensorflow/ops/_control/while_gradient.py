@@ -1,4 +1,4 @@
-"""The gradient of a loop: a loop that goes through the iterations backwards."""
+"""The gradient of a loop: a loop over the iterations in reverse."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ __all__: list[str] = []
 
 
 class WhileGradientOperation(Operation):
-    """Carries gradients of the loop variables backwards, and sums those of other inputs.
+    """Propagates gradients of the loop variables backward, and sums those of other inputs.
 
-    An iteration starts from the values on the forward loop's tape, computes the body again and
-    then its gradient.
+    An iteration reads values from the forward loop's tape, recomputes the body and computes its
+    gradient.
     """
 
     def __init__(self, forward: WhileLoopOperation, grad_ys: Sequence[Optional[Tensor]]):
@@ -69,7 +69,7 @@ class WhileGradientOperation(Operation):
         known = [*forward.taped(), *carried, *(y for op in needed for y in op.outputs)]
         inputs = first + [dys[len(floating) + k] for k in range(len(sums))]
         inputs += [x for x in external_inputs(needed + grad_ops, known) if x not in inputs]
-        # What the tape depends on, so that a second gradient does not overlook the loop.
+        # Inputs that the tape depends on, so that a second gradient reaches this loop.
         inputs += [x for x in forward.inputs if x not in inputs]
         super().__init__(inputs, name="while_gradient")
         self._forward = forward
@@ -93,7 +93,7 @@ class WhileGradientOperation(Operation):
 
     @property
     def loop(self) -> Loop:
-        """The body again and its gradient; see Operation."""
+        """The recomputed body and its gradient; see Operation."""
         n = len(self._carried)
         return Loop(
             self._operations,
@@ -144,7 +144,7 @@ class WhileGradientOperation(Operation):
             lowering.set_tensor_lowering(y, value)
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Returns the cost of one iteration; how many there are is not known."""
+        """Returns the cost of one iteration; the number of iterations is unknown."""
         inner = walk(self._operations, mesh_impl, self._results[: len(self._carried)]).costs
         return sum((cost for _, cost in inner), Cost())
 
@@ -160,7 +160,7 @@ def _needed(
 ) -> list[Operation]:
     """Returns the operations of the body whose outputs are used, except random ones."""
     wanted = set(results) | {x for op in users for x in op.inputs}
-    # The gradient of an inner loop reads the tape that the inner loop leaves.
+    # The gradient of an inner loop reads the tape of the inner loop.
     loops = {op._forward for op in users if isinstance(op, WhileGradientOperation)}
     found = []
     for op in reversed(body):

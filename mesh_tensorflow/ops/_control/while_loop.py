@@ -51,14 +51,14 @@ class WhileLoopOperation(Operation):
 
         Args:
           cond_fn: takes a Tensor for each loop variable; returns a boolean scalar.
-          body_fn: takes the same; returns the next values, and accumulators after them.
-          inputs: Tensors, the loop variables' first values.
+          body_fn: takes the same; returns the next values, followed by accumulators.
+          inputs: Tensors, the initial values of the loop variables.
           tf_kwargs: arguments of tf.while_loop.
           has_accumulators: whether the body returns more than the loop variables.
           name: a string.
 
         Raises:
-          ValueError: the body's outputs do not fit the loop variables.
+          ValueError: the outputs of the body do not match the loop variables.
         """
         inputs = list(inputs)
         if not inputs:
@@ -69,7 +69,7 @@ class WhileLoopOperation(Operation):
         outputs, body_ops = graph.take_operations(lambda: _as_list(body_fn(*placeholders)))
         _check_cond(cond_output)
         _check_body(inputs, outputs, has_accumulators)
-        # Variables live outside the loop.
+        # Variables stay outside of the loop.
         graph.operations.extend(op for op in body_ops if isinstance(op, Variable))
         body_ops = [op for op in body_ops if not isinstance(op, Variable)]
         made = {y for op in body_ops for y in op.outputs}
@@ -96,12 +96,12 @@ class WhileLoopOperation(Operation):
 
     @property
     def placeholders(self) -> list[Tensor]:
-        """The loop variables, as the body sees them."""
+        """The loop variables inside the body."""
         return self._placeholders
 
     @property
     def body_outputs(self) -> list[Tensor]:
-        """What the body returns."""
+        """The outputs of the body."""
         return self._body_outputs
 
     @property
@@ -124,7 +124,7 @@ class WhileLoopOperation(Operation):
 
     @property
     def iterations(self) -> float:
-        """The number of iterations, if `maximum_iterations` is one; else 1."""
+        """The argument `maximum_iterations` if it is a number; 1 otherwise."""
         most = self._tf_kwargs.get("maximum_iterations")
         return max(1, int(most)) if isinstance(most, numbers.Integral) else 1
 
@@ -136,7 +136,7 @@ class WhileLoopOperation(Operation):
         return [n for op in self._body_ops for n in op.unsplittable_dims]
 
     def cloned_from(self, original: Operation, mapping: Mapping[Tensor, Tensor]) -> None:
-        """Makes the body of a clone use the clones of outer tensors; see Operation."""
+        """Replaces outer tensors in the body by their copies; see Operation."""
         outer = {x: mapping[x] for x in original.inputs[self._num_vars :] if x in mapping}
         if not outer:
             return
@@ -152,7 +152,7 @@ class WhileLoopOperation(Operation):
     # -- gradient
 
     def taped(self) -> list[Tensor]:
-        """Returns the values of each iteration that its gradient starts from."""
+        """Returns the Tensors of each iteration that are saved for its gradient."""
         random = [y for op in self._body_ops if isinstance(op, RandomOperation) for y in op.outputs]
         return self._placeholders + random
 
@@ -172,7 +172,7 @@ class WhileLoopOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         n = self._num_vars
         inputs = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs[:n]]
-        for x in self.inputs[n:]:  # what is pending must be summed before the loop
+        for x in self.inputs[n:]:  # partial sums must be summed before the loop
             lowering.tensors[x].to_laid_out_tensor()
         pending = walk(self._body_ops, mesh_impl)
         summands = [False] * n + [bool(pending.pending_axes(y)) for y in self._body_outputs[n:]]
@@ -207,7 +207,7 @@ class WhileLoopOperation(Operation):
         count, flat, arrays = tf.while_loop(
             cond, body, (tf.constant(0), first, arrays), **self._tf_kwargs
         )
-        # A loop that computes this one again starts from the same keys.
+        # A recomputation of this loop starts from the same keys.
         lowering.random_keys.update(keys)
         values = state.unflatten(flat)
         values[n:] = after_loop(mesh_impl, values[n:], counters)
@@ -217,7 +217,7 @@ class WhileLoopOperation(Operation):
             lowering.loop_tapes[self] = (tape, count, arrays)
 
     def random_operations(self) -> list[RandomOperation]:
-        """Returns the random operations of the body, those of loops in it included."""
+        """Returns the random operations of the body, including those of inner loops."""
         found = []
         for op in self._body_ops:
             if isinstance(op, RandomOperation):
@@ -227,9 +227,9 @@ class WhileLoopOperation(Operation):
         return found
 
     def _random_keys(self, lowering: LoweringLike) -> dict[Operation, tf.Tensor]:
-        """Returns keys made outside the loop, from which each iteration has its own.
+        """Returns keys created outside the loop, which each iteration derives its own keys from.
 
-        Iterations run in parallel, so that a key drawn within would depend on their timing.
+        Iterations run in parallel, so a key drawn inside would depend on their timing.
         """
         mesh_impl = lowering.mesh_impl(self)
         return {
@@ -244,7 +244,7 @@ class WhileLoopOperation(Operation):
             lowering.set_tensor_lowering(placeholder, value)
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Returns the cost of one iteration; how many there are is not known."""
+        """Returns the cost of one iteration; the number of iterations is unknown."""
         inner = walk(self._cond_ops, mesh_impl, [self._cond_output]).costs
         inner += walk(self._body_ops, mesh_impl, self._body_outputs[: self._num_vars]).costs
         return sum((cost for _, cost in inner), Cost())
@@ -297,25 +297,25 @@ def while_loop(
     has_accumulators: bool = False,
     **kwargs: object,
 ) -> list[Tensor]:
-    """Repeats a computation while a condition holds.
+    """Repeats a computation while a condition is true.
 
-    Gradients go through the loop: the loop variables of each iteration are kept, and an
-    iteration is computed again when its gradient is due.
+    The loop has a gradient: the loop variables of each iteration are saved, and the gradient
+    recomputes each iteration.
 
     Args:
       cond_fn: takes a Tensor for each loop variable; returns a boolean Tensor of no dimensions.
       body_fn: takes the same; returns a list of their next values, of the same shapes.
-      inputs: a list of Tensors, the loop variables' first values.
-      num_loop_vars: if given, only so many results are returned.
+      inputs: a list of Tensors, the initial values of the loop variables.
+      num_loop_vars: the number of results to return; all if None.
       has_accumulators: whether the body returns further Tensors, which are summed over the
-        iterations from zero.
+        iterations.
       **kwargs: arguments of tf.while_loop, such as maximum_iterations.
 
     Returns:
-      A list of Tensors: the last values, then the accumulated sums.
+      A list of Tensors: the final values, then the accumulated sums.
 
     Raises:
-      ValueError: the body's outputs do not fit the loop variables.
+      ValueError: the outputs of the body do not match the loop variables.
     """
     op = WhileLoopOperation(
         cond_fn, body_fn, inputs, tf_kwargs=kwargs, has_accumulators=has_accumulators

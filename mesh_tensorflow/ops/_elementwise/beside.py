@@ -1,4 +1,4 @@
-"""What stands beside a Tensor: another Tensor, a number, or an array of its very shape."""
+"""Operands beside a Tensor: another Tensor, a number, or an array of the same shape."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Number = Union[float, np.number, tf.Tensor]
 def beside(what: str, x: Tensor, value: Operand) -> Union[Tensor, Number]:
     """Returns the other operand of a binary operator, as a Tensor or a number.
 
-    A number stays what it is. An array of the sizes of the Tensor is imported.
+    A number is returned as is. An array with the sizes of the Tensor is imported.
 
     Args:
-      what: the operation, for messages.
+      what: the operation, for error messages.
       x: a Tensor.
       value: a Tensor, a number, a NumPy array, a tf.Tensor, or a list of numbers.
 
@@ -31,8 +31,8 @@ def beside(what: str, x: Tensor, value: Operand) -> Union[Tensor, Number]:
       A Tensor, a Python or NumPy number, or a tf.Tensor without dimensions.
 
     Raises:
-      ValueError: an array of other sizes.
-      TypeError: no number at all.
+      ValueError: an array has other sizes.
+      TypeError: `value` is none of these.
     """
     if isinstance(value, (Tensor, int, float)):
         return value
@@ -74,7 +74,7 @@ def _array_beside(what: str, x: Tensor, value: Any) -> Union[Tensor, Number]:
 def _as_array(what: str, x: Tensor, value: Operand) -> np.ndarray:
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError):  # lists that are no rectangle
+    except (TypeError, ValueError):  # ragged lists
         array = np.empty([0], object)
     real = array.dtype.kind in "biuf" or array.dtype.name == "bfloat16"
     if not real and not (array.dtype.kind == "c" and x.dtype.is_complex):
@@ -104,8 +104,8 @@ def check_scalar(what: str, x: Tensor, scalar: Any) -> None:
     """Checks that a number can be added to a Tensor or multiply it.
 
     Raises:
-      ValueError: it is a Tensor or an array.
-      TypeError: a fraction beside an integer Tensor.
+      ValueError: `scalar` is a Tensor or an array.
+      TypeError: `scalar` is floating and `x` has an integer dtype.
     """
     if isinstance(scalar, Tensor):
         raise ValueError(f"{what}: {scalar} is a Tensor; pass a number or a tf scalar")

@@ -45,10 +45,10 @@ __all__ = [
 
 
 def check_dtypes(what: str, tensors: Sequence[Tensor]) -> None:
-    """Checks that tensors have one dtype.
+    """Checks that Tensors have one dtype.
 
     Raises:
-      ValueError: they do not; the message names them and what to do.
+      ValueError: they do not.
     """
     check_tensors(what, tensors)
     if len({t.dtype for t in tensors}) > 1:
@@ -59,7 +59,7 @@ def check_dtypes(what: str, tensors: Sequence[Tensor]) -> None:
 
 
 class BinaryOpWithBroadcasting(Operation):
-    """An elementwise function of two Tensors, brought to one shape by dimension name."""
+    """An elementwise function of two Tensors, broadcast by dimension name."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class BinaryOpWithBroadcasting(Operation):
 
     @property
     def has_gradient(self) -> bool:
-        """False, unless a subclass has one."""
+        """False, unless a subclass defines a gradient."""
         return type(self) is not BinaryOpWithBroadcasting and super().has_gradient
 
     def gradient(self, unused_grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
@@ -120,7 +120,7 @@ def _sum_to(dy: Tensor, x: Tensor) -> Tensor:
 
 
 class AddOperation(BinaryOpWithBroadcasting):
-    """The sum of two Tensors; two sums over the same processors are communicated as one."""
+    """The sum of two Tensors; it adds partial sums over the same mesh axes without an allreduce."""
 
     def __init__(
         self, x1: Tensor, x2: Tensor, output_shape: Optional[ShapeLike], name: Optional[str] = None
@@ -149,7 +149,7 @@ class AddOperation(BinaryOpWithBroadcasting):
         return False
 
     def may_delay_sums(self, pending: int) -> bool:
-        return pending == 2  # which are added before they are made; one is not
+        return pending == 2  # both are partial sums
 
     def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
         axes = [pending.get(x) for x in self.inputs]
@@ -162,7 +162,7 @@ class AddOperation(BinaryOpWithBroadcasting):
 
 
 class MinMaxOperation(BinaryOpWithBroadcasting):
-    """The smaller or the larger of two Tensors; where they tie the first gets the gradient."""
+    """The elementwise minimum or maximum of two Tensors; ties send the gradient to the first."""
 
     def __init__(
         self,
@@ -183,15 +183,15 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
 
 
 def binary_arguments_to_tensors(x1: Operand, x2: Operand) -> tuple[Tensor, Tensor]:
-    """Imports a number beside a Tensor, in the Tensor's dtype, or an array of its shape.
+    """Imports the operand that is not a Tensor, in the dtype of the other operand.
 
     Args:
       x1: a Tensor, a number or an array.
       x2: a Tensor, a number or an array; one of the two is a Tensor.
 
     Raises:
-      ValueError: neither is a Tensor, or an array of another shape.
-      TypeError: one is neither a Tensor nor a number.
+      ValueError: neither is a Tensor, or an array has another shape than the Tensor.
+      TypeError: one is not a Tensor, a number or an array.
     """
     if not isinstance(x1, Tensor) and not isinstance(x2, Tensor):
         raise ValueError(f"at least one of x1 and x2 must be a mtf.Tensor, got {x1!r} and {x2!r}")
@@ -218,8 +218,8 @@ def binary_op_with_broadcasting(
 ) -> Tensor:
     """Applies an elementwise TensorFlow function to two Tensors of different shapes.
 
-    The output shape is the given one; else the longer one if the other is a subsequence of
-    it; else the first's dimensions, then the second's new ones.
+    The output shape is `output_shape` if given; otherwise the longer shape, if the other is a
+    subsequence of it; otherwise the dimensions of the first, then the new ones of the second.
 
     Args:
       tf_fn: a function of two tf.Tensors that broadcasts as TensorFlow does.
@@ -244,8 +244,8 @@ def add(
     """Returns x1 + x2, broadcast by dimension name.
 
     Args:
-      x1: a Tensor, a number, or an array of the sizes of the Tensor beside it.
-      x2: likewise.
+      x1: a Tensor, a number, or an array with the sizes of `x2`.
+      x2: a Tensor, a number, or an array with the sizes of `x1`.
       output_shape: a Shape or None.
       name: a string or None.
     """
@@ -258,7 +258,7 @@ def add(
 
 @leaves_no_node
 def add_n(xs: Sequence[Any]) -> Any:
-    """Returns the sum of `xs`, from the left; 0 if there are none."""
+    """Returns the sum of `xs`, from left to right; 0 if the list is empty."""
     if not xs:
         return 0
     total = xs[0]
@@ -273,8 +273,8 @@ def sub(
 ) -> Tensor:
     """Returns x1 - x2, broadcast by dimension name; see `add`.
 
-    It is a sum with the negative of x2, so that the gradient of x2 is summed only if it is used;
-    TensorFlow makes one subtraction of them.
+    It adds the negative of x2, so that the gradient of x2 is only computed if it is used;
+    TensorFlow fuses the two.
     """
     x2 = beside("sub", x1, x2)  # type: ignore[arg-type]  # checks x1
     if not isinstance(x2, Tensor):
@@ -293,10 +293,10 @@ def multiply(
     """Returns x1 * x2, broadcast by dimension name.
 
     Args:
-      x1: a Tensor, a number, or an array of the sizes of the Tensor beside it.
-      x2: likewise.
-      output_shape: a Shape or None; dimensions that it lacks are summed out, and along those that
-        only it has the product is repeated.
+      x1: a Tensor, a number, or an array with the sizes of `x2`.
+      x2: a Tensor, a number, or an array with the sizes of `x1`.
+      output_shape: a Shape or None; the product is summed over dimensions that it lacks, and
+        repeated along those that neither operand has.
       name: a string or None.
     """
     x2 = beside("multiply", x1, x2)  # type: ignore[arg-type]  # checks x1
@@ -328,7 +328,7 @@ def floordiv(x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None)
 
 
 def mod(x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None) -> Tensor:
-    """Returns x1 % x2, of the sign of x2, in the Tensor's dtype."""
+    """Returns x1 % x2, with the sign of x2, in the Tensor's dtype."""
     return binary_op_with_broadcasting(tf.math.floormod, x1, x2, output_shape)
 
 
@@ -336,7 +336,7 @@ def mod(x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None) -> T
 def minimum(
     x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None, name: Optional[str] = None
 ) -> Tensor:
-    """Returns the smaller of x1 and x2; x1 gets the gradient where they tie; see `add`."""
+    """Returns the elementwise minimum; where x1 and x2 tie, x1 gets the gradient; see `add`."""
     x1, x2 = binary_arguments_to_tensors(x1, x2)
     return MinMaxOperation(tf.minimum, x1, x2, output_shape, name=name).outputs[0]
 
@@ -345,6 +345,6 @@ def minimum(
 def maximum(
     x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None, name: Optional[str] = None
 ) -> Tensor:
-    """Returns the larger of x1 and x2; x1 gets the gradient where they tie; see `add`."""
+    """Returns the elementwise maximum; where x1 and x2 tie, x1 gets the gradient; see `add`."""
     x1, x2 = binary_arguments_to_tensors(x1, x2)
     return MinMaxOperation(tf.maximum, x1, x2, output_shape, name=name).outputs[0]

@@ -1,4 +1,4 @@
-"""Comparisons, logic and choice, with broadcasting by dimension name."""
+"""Comparisons, logic and selection, with broadcasting by dimension name."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def where(
     if_false: Union[Tensor, float],
     output_shape: Optional[ShapeLike] = None,
 ) -> Tensor:
-    """Returns if_true where the condition holds, else if_false, broadcast.
+    """Returns `if_true` where `condition` is true, and `if_false` elsewhere, broadcast.
 
-    It is the sum of two masked products: NaN or infinity on the side that is not taken
-    makes the result NaN.
+    It is the sum of two masked products: if the value that is not selected is NaN or infinite, the
+    result is NaN.
 
     Args:
       condition: a boolean Tensor.

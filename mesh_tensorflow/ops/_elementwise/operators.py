@@ -1,4 +1,4 @@
-"""Binds the arithmetic operators of Tensor to the functions of this package."""
+"""Defines the arithmetic operators of Tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _straight(fn_name: str) -> Any:
     return lambda self, other: getattr(mtf, fn_name)(self, other)
 
 
-# Addition and multiplication commute, so that `2 * x` is the scalar operation that `x * 2` is.
+# Addition and multiplication commute, so `2 * x` is the same scalar operation as `x * 2`.
 _OPERATORS = {
     "__add__": _straight("add"),
     "__radd__": _straight("add"),
@@ -39,7 +39,7 @@ _OPERATORS = {
 
 
 def bind_operators() -> None:
-    """Gives Tensor its operators."""
+    """Sets the operators of Tensor."""
     for name, method in _OPERATORS.items():
         method.__name__ = name
         setattr(Tensor, name, method)

@@ -33,8 +33,8 @@ class ScalarMultiplyOperation(Operation):
           name: a string or None.
 
         Raises:
-          TypeError: a float beside an integer Tensor.
-          ValueError: no number.
+          TypeError: `scalar` is floating and `x` has an integer dtype.
+          ValueError: `scalar` is not a number.
         """
         check_scalar("multiply", x, scalar)
         super().__init__([x], name=name or "scalar_mul")
@@ -63,8 +63,8 @@ class ScalarAddOperation(Operation):
           name: a string or None.
 
         Raises:
-          TypeError: a float beside an integer Tensor.
-          ValueError: no number.
+          TypeError: `scalar` is floating and `x` has an integer dtype.
+          ValueError: `scalar` is not a number.
         """
         check_scalar("add", x, scalar)
         super().__init__([x], name=name or "scalar_add")

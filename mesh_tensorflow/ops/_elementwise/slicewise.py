@@ -1,4 +1,4 @@
-"""Any TensorFlow function, applied slice by slice."""
+"""TensorFlow functions applied slice by slice."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["GenericGradOperation", "SlicewiseOperation", "cwise", "slicewise"]
 class SlicewiseOperation(Operation):
     """Applies a TensorFlow function to the slices of each processor.
 
-    Right only if the function treats the parts of a split dimension apart; so only dimensions
-    declared splittable may be split.
+    This is correct only if the function works on the parts of a split dimension independently, so
+    only dimensions declared splittable may be split.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SlicewiseOperation(Operation):
 
     @property
     def has_gradient(self) -> bool:
-        """Whether it was given a gradient, or some input and output are floating."""
+        """Whether it has a gradient function, or some input and some output are floating."""
         return self._grad_function is not None or super().has_gradient
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
@@ -81,7 +81,7 @@ def check_not_split(op: Operation, lowering: LoweringLike) -> None:
     """Checks that the layout splits no dimension that `op` declares unsplittable.
 
     Raises:
-      ValueError: one is; the message names the operation, the tensors and what to do.
+      ValueError: it splits one.
     """
     mesh_impl = lowering.requested_impl(op)
     for t in op.inputs + op.outputs:
@@ -101,7 +101,7 @@ def check_not_split(op: Operation, lowering: LoweringLike) -> None:
 
 
 class GenericGradOperation(Operation):
-    """The gradients of a SlicewiseOperation's floating inputs, by TensorFlow's own rules."""
+    """The gradients of a SlicewiseOperation's floating inputs, by TensorFlow."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class GenericGradOperation(Operation):
         self._num_forward = (len(forward_op.inputs), len(forward_op.outputs))
         inputs = forward_op.inputs + forward_op.outputs + [dy for dy in grad_ys if dy is not None]
         super().__init__(inputs, name=name or "generic_grad")
-        # Integer inputs have no gradient; their output stands in the list but holds zeros.
+        # Integer inputs have no gradient; their outputs are zeros.
         self._outputs = [
             Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(forward_op.inputs)
         ]
@@ -133,7 +133,7 @@ class GenericGradOperation(Operation):
         return set(mesh_impl.splitting_axes(shape))
 
     def _summed_axes(self, mesh_impl: MeshImpl, x: Tensor) -> list[int]:
-        """Returns the mesh axes that split outputs but not `x`: they are summed over."""
+        """Returns the mesh axes to sum over: those that split outputs but not `x`."""
         ys = self._forward_op.outputs
         over: set[int] = set().union(*(self._split_over(mesh_impl, y.shape) for y in ys))
         return sorted(over - self._split_over(mesh_impl, x.shape)) if x.dtype.is_floating else []
@@ -155,7 +155,7 @@ class GenericGradOperation(Operation):
             lowering.set_partial_sum(y, value, axes, "slicewise_op")
 
     def _share(self, mesh_impl: MeshImpl, y: Tensor, summed: Sequence[Sequence[int]]) -> int:
-        """Returns how many processors have the same part of an output, where that is summed."""
+        """Returns how many of the processors to sum over have the same slice of an output."""
         equal = {axis for axes in summed for axis in axes} - self._split_over(mesh_impl, y.shape)
         return list_product(mesh_impl.shape[axis].size for axis in equal)
 
@@ -174,10 +174,10 @@ def _tf_gradients(
     dys: Sequence[tf.Tensor],
     given: Sequence[int],
 ) -> list[tf.Tensor]:
-    """Returns the gradient of each of `xs` as an argument of `fn`, the others held fixed.
+    """Returns the partial derivatives with respect to each argument of `fn`.
 
-    Two of `xs` may be one tf.Tensor, or one computed from the other: what reaches one through
-    the other is not its own.
+    Two of `xs` may be one tf.Tensor, or one may be computed from the other: gradients do not flow
+    from one to the other.
     """
     distinct = len({id(x) for x in xs}) == len(xs)
     grads: list = [None] * len(xs)
@@ -207,14 +207,14 @@ def slicewise(
     grad_function: Optional[Callable] = None,
     name: Optional[str] = None,
 ) -> Any:
-    """Applies any TensorFlow function slice by slice.
+    """Applies a TensorFlow function slice by slice.
 
     Args:
       tf_fn: takes a tf.Tensor for each of `xs`; returns one, or a tuple of them.
       xs: Tensors.
-      output_shape: a Shape, or a list of Shapes for several outputs; that of the first input
+      output_shape: a Shape, or a list of Shapes for several outputs; the shape of the first input
         if None.
-      output_dtype: a dtype, or a list of them; that of the first input if None.
+      output_dtype: a dtype, or a list of dtypes; the dtype of the first input if None.
       splittable_dims: the Dimensions along which `tf_fn` works on parts independently; no
         other may be split.
       grad_function: takes the operation and a gradient for each output; returns a list of
@@ -257,16 +257,15 @@ def cwise(
     grad_function: Optional[Callable] = None,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Applies an elementwise TensorFlow function, the result of which is shaped as its first input.
+    """Applies an elementwise TensorFlow function whose result has the shape of the first input.
 
-    The function brings further inputs of other shapes to that of the first, as `tf.reshape` and
-    TensorFlow's broadcasting do. The dimensions of the first input may be split; those that only
-    others have may not.
+    The function broadcasts or reshapes the other inputs to the shape of the first. The dimensions
+    of the first input may be split; those that only other inputs have may not.
 
     Args:
-      tf_fn: takes a tf.Tensor for each of `xs`; returns one shaped as the first.
+      tf_fn: takes a tf.Tensor for each of `xs`; returns one with the shape of the first.
       xs: Tensors.
-      output_dtype: a dtype; that of the first input if None.
+      output_dtype: a dtype; the dtype of the first input if None.
       grad_function: takes the operation and the gradient of the output; returns a list of
         gradients of the inputs. If None, TensorFlow's own gradient of `tf_fn`.
       name: a string or None.

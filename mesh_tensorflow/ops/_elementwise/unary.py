@@ -1,4 +1,4 @@
-"""Elementwise functions of one tensor, as a table."""
+"""Elementwise functions of one tensor."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def _from_output(grad_kernel: Callable, name: str) -> Callable:
-    """A gradient computed by one kernel from the output and its gradient."""
+    """Returns a gradient function that applies a kernel to the output and its gradient."""
 
     def grad_function(op: SlicewiseOperation, dy: Tensor) -> list[Tensor]:
         return [cwise(grad_kernel, [op.outputs[0], dy], name=name)]
@@ -55,7 +55,7 @@ def _from_output(grad_kernel: Callable, name: str) -> Callable:
 
 
 def _from_input(grad_kernel: Callable, name: str) -> Callable:
-    """A gradient computed by one function from the input and the output's gradient."""
+    """Returns a gradient function that applies a kernel to the input and the output's gradient."""
 
     def grad_function(op: SlicewiseOperation, dy: Tensor) -> list[Tensor]:
         return [cwise(grad_kernel, [op.inputs[0], dy], name=name)]
@@ -85,7 +85,7 @@ def _cos_grad(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
 
 
 def identity(x: Tensor, name: Optional[str] = "identity") -> Tensor:
-    """Returns a Tensor of the same values as `x`."""
+    """Returns a Tensor with the same values as `x`."""
     return cwise(tf.identity, [x], name=name, grad_function=lambda op, dy: [dy])
 
 
@@ -183,7 +183,7 @@ def _gelu_grad(x: tf.Tensor, t: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
 
 
 def _with_saved(x: Tensor, forward: Callable, grad: Callable, name: str) -> Tensor:
-    """A function that keeps a second output, which makes its gradient cheap."""
+    """Applies a function with a second output that is saved for its gradient."""
 
     def grad_function(
         op: SlicewiseOperation, dy: Optional[Tensor], unused: Optional[Tensor]
@@ -249,19 +249,19 @@ def leaky_relu(x: Tensor, alpha: float = 0.2, name: Optional[str] = "leaky_relu"
 
 
 def sign(x: Tensor, name: Optional[str] = "sign") -> Tensor:
-    """Returns -1, 0 or 1 for each element of `x`; has no gradient."""
+    """Returns the sign of each element of `x`: -1, 0 or 1; has no gradient."""
     return cwise(tf.sign, [x], name=name, grad_function=lambda op, dy: [None])
 
 
 @leaves_no_node
 def mtf_abs(x: Tensor) -> Tensor:
-    """Returns the absolute value of each element; its gradient at 0 is 0."""
+    """Returns the absolute value of each element of `x`; its gradient at 0 is 0."""
     return x * sign(x)
 
 
 @leaves_no_node
 def mtf_pow(x: Tensor, y: Union[Tensor, float]) -> Tensor:
-    """Returns exp(log(x) * y), broadcast: NaN for negative `x`.
+    """Returns x to the power of y, as exp(log(x) * y); NaN for negative `x`.
 
     Args:
       x: a Tensor with positive values.
@@ -276,7 +276,7 @@ def _cast_grad(op: SlicewiseOperation, dy: Tensor) -> list[Optional[Tensor]]:
 
 
 def cast(x: Tensor, dtype: tf.DType, name: Optional[str] = "cast") -> Tensor:
-    """Returns `x` with elements of type `dtype`; `x` itself if it has that type already."""
+    """Returns `x` cast to `dtype`; `x` itself if it has that dtype already."""
     dtype = tf.as_dtype(dtype)
     if dtype == x.dtype:
         return x

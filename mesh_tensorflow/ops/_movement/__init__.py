@@ -1,1 +1,1 @@
-"""Operations that move elements: reshape, slice, pad, concat, shift, and look-up by index."""
+"""Operations that move elements: reshape, slice, pad, concat, shift, and lookup by index."""

@@ -1,4 +1,4 @@
-"""Entries of a large table by index, without a one-hot."""
+"""Gathers from large tables, without a one-hot."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 __all__ = ["GatherOperation"]
 
-# With fewer elements a product with a one-hot takes no longer.
+# With fewer elements, a product with a one-hot is as fast.
 _LARGE = 2**14
 
 
 def is_worthwhile(weights: Tensor, indices: Tensor, dim: Dimension, output_shape: Shape) -> bool:
-    """Whether `GatherOperation` can do a gather, and is faster than a contraction."""
+    """Returns whether `GatherOperation` supports a gather and is faster than a contraction."""
     rest = weights.shape - [dim]
     dims = [*indices.shape.dims, *rest.dims]
     apart = len(set(dims)) == len(dims) and set(dims) == set(output_shape.dims)
@@ -34,7 +34,7 @@ def is_worthwhile(weights: Tensor, indices: Tensor, dim: Dimension, output_shape
 
 
 class GatherOperation(Operation):
-    """The entries of a table at indices along a dimension; zeros where one is out of range."""
+    """The entries of a table at indices along a dimension; zeros for indices out of range."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class GatherOperation(Operation):
           weights: a Tensor with the dimension `dim`.
           indices: an int32 or int64 Tensor that shares no dimension with `weights`.
           dim: a Dimension.
-          output_shape: a Shape, the dimensions of both but `dim`, in any order.
+          output_shape: a Shape with the dimensions of both except `dim`, in any order.
           name: a string or None.
         """
         super().__init__([weights, indices], name=name or "gather")
@@ -63,7 +63,7 @@ class GatherOperation(Operation):
         return [mtf.einsum([selector, grad_ys[0]], output_shape=weights.shape), None]
 
     def _split_over(self, mesh_impl: MeshImpl) -> Optional[int]:
-        """Returns the mesh axis that splits the table along the dimension of the indices."""
+        """Returns the mesh axis that splits the indexed dimension of the table, or None."""
         _, indices = self._inputs
         # Raises if the indices are split over the same axis.
         mesh_impl.tensor_layout(indices.shape + self._dim)

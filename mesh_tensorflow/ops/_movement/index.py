@@ -1,4 +1,4 @@
-"""Indices: one-hot, gather, cumulative sums, and the largest elements."""
+"""Operations on indices: one-hot, gather, cumulative sums, and top-k."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ __all__ = [
 ]
 
 
-# Takes the place of a dimension that is chosen from one of the same name.
+# Temporary name of a dimension with the same name as the one that it indexes.
 _CHOSEN = "_chosen"
 
 
 class OneHotOperation(Operation):
-    """One value where the index is, another elsewhere, along a new last dimension."""
+    """One value at the index, another elsewhere, along a new last dimension."""
 
     def __init__(
         self,
@@ -99,9 +99,10 @@ def one_hot(
     dtype: tf.DType = tf.float32,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Returns `on_value` where the new last dimension's index is the given one.
+    """Returns a one-hot encoding of indices along a new last dimension.
 
-    An index out of range gives `off_value` everywhere.
+    It is `on_value` at the index and `off_value` elsewhere; an index out of range gives `off_value`
+    everywhere.
 
     Args:
       indices: an integer Tensor.
@@ -127,15 +128,15 @@ def gather(
 ) -> Tensor:
     """Returns the entries of `weights` at `indices` along a dimension.
 
-    An einsum with a one-hot, or as if it were: an index out of range gives zeros, dimensions that
-    `weights` and `indices` share are matched, and `weights` must be finite everywhere.
+    The result is that of an einsum with a one-hot: an index out of range gives zeros, dimensions
+    that `weights` and `indices` share are matched, and `weights` must be finite everywhere.
 
     Args:
       weights: a Tensor.
       indices: an integer Tensor, an int, or an integer tf scalar.
-      dim: a Dimension of `weights`. If they lack it, each index in range gives all of them, with a
-        warning.
-      output_shape: a Shape; the dimensions of the indices, then of the weights, if None.
+      dim: a Dimension of `weights`. If `weights` lacks it, each index in range gives all of
+        `weights`, with a warning.
+      output_shape: a Shape; if None, the dimensions of `indices`, then those of `weights`.
     """
     dim = given_dimension("gather", weights, dim)
     if dim not in weights.shape:
@@ -170,7 +171,7 @@ def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False) -> Tensor:
     Args:
       x: a Tensor.
       dim: a Dimension of it.
-      exclusive: whether an element is left out of its own sum.
+      exclusive: whether to exclude each element from its own sum.
     """
     check_dimension("cumsum", x, dim)
     if x.dtype.is_bool:
@@ -217,14 +218,14 @@ class TopKOperation(Operation):
         if grad_ys[0] is None:
             return [None]
         x, dy, indices = self.inputs[0], grad_ys[0], self.outputs[1]
-        if self._k_dim.name == self._reduced_dim.name:  # both will be in the selector
+        if self._k_dim.name == self._reduced_dim.name:  # the selector has both
             dy = mtf.rename_dimension(dy, self._k_dim.name, _CHOSEN)
             indices = mtf.rename_dimension(indices, self._k_dim.name, _CHOSEN)
         selector = one_hot(indices, self._reduced_dim, dtype=x.dtype)
         return [mtf.einsum([dy, selector], output_shape=x.shape)]
 
     def _candidates(self, mesh_impl: MeshImpl) -> int:
-        """Returns how many elements a processor offers of its part."""
+        """Returns the number of candidates from each processor's slice."""
         part = mesh_impl.slice_shape(Shape([self._reduced_dim]))[0]
         return min(part, self._k_dim.size)
 
@@ -252,7 +253,7 @@ class TopKOperation(Operation):
         values: LaidOutTensor,
         indices: LaidOutTensor,
     ) -> tuple[LaidOutTensor, LaidOutTensor]:
-        """Has every processor choose among the candidates of its group."""
+        """Selects among the candidates of all processors along the mesh axis."""
         part = mesh_impl.slice_shape(Shape([self._reduced_dim]))[0]
         last = len(self.outputs[0].shape) - 1
         indices = mesh_impl.slicewise(
@@ -297,7 +298,7 @@ def _local_top_k(t: tf.Tensor, axis: int, k: int) -> tuple[tf.Tensor, tf.Tensor]
 
 
 def _sorted_top_k(t: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
-    values, indices = tf.math.top_k(t, k)  # equal values come in the order of their indices
+    values, indices = tf.math.top_k(t, k)  # ties are in the order of their indices
     return values, indices
 
 
@@ -307,12 +308,12 @@ def top_k(
 ) -> tuple[Tensor, Tensor]:
     """Returns the k largest elements along a dimension, and their indices.
 
-    Equal elements come in the order of their indices. The gradient goes through the values.
+    Equal elements are in the order of their indices. The gradient flows through the values.
 
     Args:
       x: a Tensor.
       reduced_dim: a Dimension of it.
-      k_dim: a Dimension of size k, which comes last; no layout may split it.
+      k_dim: a Dimension of size k, the last one of the result; no layout may split it.
       name: a string or None.
 
     Returns:
@@ -324,7 +325,7 @@ def top_k(
 
 @leaves_no_node
 def top_1(x: Tensor, reduced_dim: Dimension, name: Optional[str] = None) -> tuple[Tensor, Tensor]:
-    """Returns the largest element along a dimension, which goes away, and its index."""
+    """Returns the largest element along a dimension, which is removed, and its index."""
     one_dim = Dimension("_one", 1)
     values, indices = top_k(x, reduced_dim, one_dim, name=name)
     shape = x.shape - reduced_dim
@@ -332,7 +333,7 @@ def top_1(x: Tensor, reduced_dim: Dimension, name: Optional[str] = None) -> tupl
 
 
 def argmax(x: Tensor, reduced_dim: Dimension, name: Optional[str] = None) -> Tensor:
-    """Returns the int32 index of the largest element along a dimension; the first if they tie."""
+    """Returns the int32 index of the largest element along a dimension; the first of ties."""
     return top_1(x, reduced_dim, name=name)[1]
 
 
@@ -344,7 +345,7 @@ def nth_largest_element(
 
     Args:
       x: a Tensor.
-      n: an int, from 0.
+      n: a nonnegative int.
       reduced_dim: a Dimension of it.
       name: a string or None.
     """

@@ -40,31 +40,31 @@ DimOrDims = Union[Dimension, Sequence[Dimension]]
 
 
 class _Move(NamedTuple):
-    """One step of a reshape, on the slices as they are then."""
+    """One communication step of a reshape."""
 
     kind: str  # "allsplit", "alltoall" or "allconcat", a method of MeshImpl
     mesh_axis: int
-    tensor_axes: tuple[Any, ...]  # which it splits, and after that joins
-    late: bool = False  # whether it comes after the local reshape
+    tensor_axes: tuple[Any, ...]  # the axis to split, then the one to concatenate
+    late: bool = False  # whether it follows the local reshape
 
     def made(self, mesh_impl: MeshImpl, value: LaidOutLike) -> LaidOutLike:
-        """Returns a laid-out value after this step."""
+        """Applies this step to a laid-out value."""
         step = getattr(mesh_impl, self.kind)
         return step(value.to_laid_out_tensor(), self.mesh_axis, *self.tensor_axes)
 
 
 def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl) -> list[_Move]:
-    """Returns the communication that a reshape needs, step by step.
+    """Returns the communication steps of a reshape.
 
-    Which part of a tensor a mesh axis tells apart is known by the product of the sizes before
-    the axis that it splits: equal products before and after mean that nothing moves.
+    The product of the sizes before a split axis determines which part of the tensor each processor
+    along the mesh axis has: if it is the same before and after, nothing moves.
     """
     old_axes = mesh_impl.tensor_layout(old_shape).mesh_axis_to_tensor_axis(mesh_impl.ndims)
     old_products = mesh_impl.mesh_axis_to_cumprod(old_shape)
     new_axes = mesh_impl.tensor_layout(new_shape).mesh_axis_to_tensor_axis(mesh_impl.ndims)
     new_products = mesh_impl.mesh_axis_to_cumprod(new_shape)
     splits, alltoalls, concats, late = [], [], [], []
-    # Each mesh axis splits an axis of its own, until others have been gathered.
+    # Each mesh axis splits a different tensor axis, until others have been gathered.
     sizes = mesh_impl.slice_shape(old_shape)
     taken = {axis for axis in old_axes if axis is not None}
     for mesh_axis in range(mesh_impl.ndims):
@@ -95,9 +95,9 @@ def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl) -> li
 
 
 def _check_order(what: str, x: Tensor, new_shape: Shape) -> None:
-    """Reports a slip if a reshape has dimensions of its input in another order.
+    """Reports a slip if a reshape changes the order of dimensions that it keeps.
 
-    The elements stay as they lie, so each gets other indices along dimensions that look kept.
+    A reshape does not move elements, so their indices along these dimensions change.
     """
     kept = [d for d in x.shape if d.size > 1 and d in new_shape]
     if kept != [d for d in new_shape if d in kept]:
@@ -111,18 +111,18 @@ def _check_order(what: str, x: Tensor, new_shape: Shape) -> None:
 
 
 class ReshapeOperation(Operation):
-    """The elements as they lie, under other dimensions; communicates where the layout asks it."""
+    """The same elements in row-major order, under other dimensions."""
 
     def __init__(self, x: Tensor, new_shape: ShapeLike, name: Optional[str] = None):
         """Creates the operation.
 
         Args:
           x: a Tensor.
-          new_shape: a Shape of the same size.
+          new_shape: a Shape with the same number of elements.
           name: a string or None.
 
         Raises:
-          ValueError: the sizes differ.
+          ValueError: the numbers of elements differ.
         """
         check_tensors(name or "reshape", [x])
         new_shape = convert_to_shape(new_shape)
@@ -169,7 +169,7 @@ class ReshapeOperation(Operation):
         found = []
         for move in self._moves(mesh_impl):
             parts = mesh_impl.shape[move.mesh_axis].size
-            if move.kind == "allsplit":  # each processor keeps a part of what it has
+            if move.kind == "allsplit":  # each processor keeps a part of its slice
                 elements //= parts
                 continue
             if move.kind == "allconcat":
@@ -181,7 +181,7 @@ class ReshapeOperation(Operation):
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         if not self._moves(mesh_impl):
-            return Cost()  # the elements stay where they are, under other sizes
+            return Cost()  # no element moves
         moved = super().cost(mesh_impl).bytes
         return Cost(0, moved, tuple(self._collectives(mesh_impl)))
 
@@ -206,18 +206,18 @@ class ReshapeOperation(Operation):
 
 
 def reshape(x: Tensor, new_shape: ShapeLike, name: str = "reshape") -> Tensor:
-    """Returns the elements of `x`, as they lie, under other dimensions.
+    """Returns the elements of `x`, in row-major order, under other dimensions.
 
-    Names are labels here: reshaping to the same dimensions in another order relabels the
-    elements; `transpose` moves them.
+    Reshaping to the same dimensions in another order relabels the elements without moving them;
+    `transpose` moves them.
 
     Args:
       x: a Tensor.
-      new_shape: a Shape of the same size.
+      new_shape: a Shape with the same number of elements.
       name: a string.
 
     Raises:
-      ValueError: the sizes differ.
+      ValueError: the numbers of elements differ.
     """
     check_tensors(name, [x])
     new_shape = convert_to_shape(new_shape)
@@ -227,11 +227,11 @@ def reshape(x: Tensor, new_shape: ShapeLike, name: str = "reshape") -> Tensor:
 
 
 def transpose(x: Tensor, new_shape: ShapeLike, name: str = "transpose") -> Tensor:
-    """Returns `x` with its dimensions in another order, each value under its names.
+    """Returns `x` with its dimensions in another order.
 
     Args:
       x: a Tensor.
-      new_shape: a Shape of the same dimensions.
+      new_shape: a Shape with the same dimensions.
       name: a string.
 
     Raises:
@@ -247,7 +247,7 @@ def transpose(x: Tensor, new_shape: ShapeLike, name: str = "transpose") -> Tenso
 
 
 def rename_dimension(x: Tensor, old_name: str, new_name: str) -> Tensor:
-    """Returns `x` with a dimension called otherwise, so that other layout rules apply to it.
+    """Returns `x` with a dimension renamed, so that other layout rules apply to it.
 
     Args:
       x: a Tensor.
@@ -277,15 +277,15 @@ def replace_dimensions(
 def replace_dimensions(
     tensor_or_shape: Union[Tensor, Shape], old_dim_or_dims: DimOrDims, new_dim_or_dims: DimOrDims
 ) -> Union[Tensor, Shape]:
-    """Returns a Tensor or Shape with neighbouring dimensions replaced by others.
+    """Returns a Tensor or Shape with adjacent dimensions replaced by others.
 
     Args:
       tensor_or_shape: a Tensor or a Shape.
-      old_dim_or_dims: a Dimension, or a list of neighbouring ones.
-      new_dim_or_dims: a Dimension, or a list of them, of the same product of sizes.
+      old_dim_or_dims: a Dimension, or a list of adjacent Dimensions.
+      new_dim_or_dims: a Dimension, or a list of Dimensions, with the same product of sizes.
 
     Raises:
-      ValueError: the old dimensions do not stand side by side.
+      ValueError: the old dimensions are not adjacent in this order.
     """
     if isinstance(tensor_or_shape, Tensor):
         new_shape = replace_dimensions(tensor_or_shape.shape, old_dim_or_dims, new_dim_or_dims)
@@ -306,5 +306,5 @@ def replace_dimensions(
 
 
 def anonymize(x: Tensor) -> Tensor:
-    """Returns `x` under dimension names that no layout rule splits; gathers it if it is split."""
+    """Returns `x` with dimension names that no layout rule splits; gathers it if it is split."""
     return reshape(x, anonymous_shape(x.shape))

@@ -1,4 +1,4 @@
-"""Shifts along a dimension, and exchange of halos between neighbouring blocks."""
+"""Shifts along a dimension, and halo exchange between adjacent blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class _Piece(NamedTuple):
-    """A range of a slice that moves to a processor further on."""
+    """A range of a slice that moves by a number of processors."""
 
     begin: int
     size: int
@@ -36,7 +36,7 @@ class _Piece(NamedTuple):
 
 
 class ShiftOperation(Operation):
-    """A Tensor moved by a constant along a dimension, across processors if need be."""
+    """A Tensor shifted by a constant along a dimension, across processors if it is split."""
 
     def __init__(
         self, x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str] = None
@@ -54,7 +54,7 @@ class ShiftOperation(Operation):
         return [shift(grad_ys[0], -self._offset, self._dim, self._wrap)]
 
     def _pieces(self, mesh_impl: MeshImpl) -> list[_Piece]:
-        """Returns the pieces of a slice after the shift, in order."""
+        """Returns the pieces that a shifted slice consists of, in order."""
         size = mesh_impl.slice_shape(self._outputs[0].shape)[self._axis]
         if size == 0:
             return [_Piece(0, 0, 0)]
@@ -65,7 +65,7 @@ class ShiftOperation(Operation):
         return pieces
 
     def _kept_pieces(self, mesh_impl: MeshImpl, mesh_axis: int) -> list[tuple[int, int]]:
-        """Returns (processors, elements) of the pieces that are not shifted out at an end."""
+        """Returns (processors, elements) of the pieces that are not shifted out."""
         shape = self._outputs[0].shape
         rows = mesh_impl.laid_out_size(shape) // max(1, mesh_impl.slice_shape(shape)[self._axis])
         processors = mesh_impl.shape[mesh_axis].size
@@ -144,13 +144,13 @@ class ShiftOperation(Operation):
 
 
 def shift(x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str] = None) -> Tensor:
-    """Returns a Tensor moved by a constant along a dimension.
+    """Returns a Tensor shifted by a constant along a dimension.
 
     Args:
       x: a Tensor.
-      offset: an int; positive moves towards higher indices.
+      offset: an int; positive shifts toward higher indices.
       dim: a Dimension of it.
-      wrap: whether what leaves at one end comes in at the other; else zeros come in.
+      wrap: whether to wrap around; otherwise zeros are shifted in.
       name: a string or None.
     """
     return ShiftOperation(x, offset, dim, wrap, name=name).outputs[0]
@@ -158,13 +158,13 @@ def shift(x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str
 
 @leaves_no_node
 def dynamic_shift(x: Tensor, offset: Tensor, dim: Dimension, wrap: bool) -> Tensor:
-    """Returns a Tensor moved along a dimension by as much as another Tensor says.
+    """Returns a Tensor shifted along a dimension by the values of another Tensor.
 
     Args:
       x: a Tensor.
-      offset: an int32 Tensor, some of whose dimensions `x` may have, or a number.
+      offset: an int, or an int32 Tensor, which may share dimensions with `x`.
       dim: a Dimension of `x`.
-      wrap: whether what leaves at one end comes in at the other; else zeros come in.
+      wrap: whether to wrap around; otherwise zeros are shifted in.
     """
     check_dimension("dynamic_shift", x, dim)
     if not isinstance(offset, Tensor):
@@ -192,7 +192,7 @@ def _margin(
     wrap: bool,
     from_left: bool,
 ) -> list[Tensor]:
-    """Returns the margin of `size` next to each block, as Tensors from left to right."""
+    """Returns the halo of `size` next to each block, as Tensors from left to right."""
     margins: list[Tensor] = []
     step = 1 if from_left else -1
     blocks = 1
@@ -230,15 +230,15 @@ def halo_exchange(
     halo_size: int,
     wrap: bool = False,
 ) -> Tensor:
-    """Returns each block joined to a margin of both neighbours.
+    """Returns each block concatenated with margins of both adjacent blocks.
 
     Args:
       x: a Tensor with dimensions [..., blocks_dim, ..., block_size_dim, ...].
       blocks_dim: a Dimension, or None for one block.
       block_size_dim: a Dimension; it grows by twice `halo_size`.
-      halo_size: how wide the margin is; may be wider than a block.
-      wrap: whether the first and the last block are neighbours; else their outer margins
-        are zeros.
+      halo_size: the size of each margin; it may exceed that of a block.
+      wrap: whether the first and the last block are adjacent; otherwise their outer margins are
+        zeros.
     """
     _check_halo("halo_exchange", x, blocks_dim, block_size_dim, halo_size)
     if halo_size == 0:
@@ -256,7 +256,7 @@ def left_halo_exchange(
     halo_size: int,
     wrap: bool = False,
 ) -> Tensor:
-    """Returns each block joined to a margin of its left neighbour; see `halo_exchange`."""
+    """Returns each block concatenated with a margin of the block to its left."""
     _check_halo("left_halo_exchange", x, blocks_dim, block_size_dim, halo_size)
     if halo_size == 0:
         return x

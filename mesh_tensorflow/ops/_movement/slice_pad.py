@@ -1,4 +1,4 @@
-"""Slice and pad along one dimension: each the gradient of the other."""
+"""Slice and pad along one dimension; each is the gradient of the other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _resized(shape: Shape, axis: int, size: int) -> Shape:
 
 
 class SliceOperation(Operation):
-    """A range along one dimension, which is not split."""
+    """A range along a dimension that is not split."""
 
     def __init__(
         self, x: Tensor, begin: int, size: int, slice_dim_name: str, name: Optional[str] = None
@@ -67,12 +67,12 @@ class SliceOperation(Operation):
 def mtf_slice(
     x: Tensor, begin: int, size: int, slice_dim_name: str, name: Optional[str] = None
 ) -> Tensor:
-    """Returns a range along one dimension; exported as mtf.slice.
+    """Returns a range along a dimension; exported as mtf.slice.
 
     Args:
       x: a Tensor.
-      begin: where the range begins.
-      size: how long it is.
+      begin: the first index of the range.
+      size: the size of the range; -1 for all that follows.
       slice_dim_name: a string; no layout may split this dimension.
       name: a string or None.
 
@@ -83,7 +83,7 @@ def mtf_slice(
 
 
 class PadOperation(Operation):
-    """Zeros around one dimension, which is not split."""
+    """A Tensor with zeros before and after it along a dimension that is not split."""
 
     def __init__(
         self, x: Tensor, paddings: Sequence[int], pad_dim_name: str, name: Optional[str] = None
@@ -120,11 +120,11 @@ class PadOperation(Operation):
 
 
 def pad(x: Tensor, paddings: Sequence[int], dim_name: str, name: Optional[str] = None) -> Tensor:
-    """Returns a Tensor with zeros before and after it along one dimension.
+    """Returns a Tensor with zeros before and after it along a dimension.
 
     Args:
       x: a Tensor.
-      paddings: [how many before, how many after].
+      paddings: [number of zeros before, number of zeros after].
       dim_name: a string; no layout may split this dimension.
       name: a string or None.
 

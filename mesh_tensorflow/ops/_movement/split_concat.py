@@ -1,4 +1,4 @@
-"""Concat and split, stack and unstack: each the gradient of the other."""
+"""Concat and split, stack and unstack; each is the gradient of the other."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ __all__ = [
 
 
 def _fill_missing(ys: Sequence[Tensor], grad_ys: Sequence[Optional[Tensor]]) -> list[Tensor]:
-    """Returns gradients with zeros for outputs that nobody used."""
+    """Returns gradients with zeros for unused outputs."""
     return [mtf.zeros_like(y) if dy is None else dy for y, dy in zip(ys, grad_ys)]
 
 
 class ConcatOperation(Operation):
-    """Tensors joined along a dimension that is not split."""
+    """Tensors concatenated along a dimension that is not split."""
 
     def __init__(self, xs: Sequence[Tensor], concat_dim_name: str, name: Optional[str] = None):
         """Creates the operation; see `concat`."""
@@ -79,21 +79,21 @@ class ConcatOperation(Operation):
 
 
 def concat(xs: Sequence[Tensor], concat_dim_name: str, name: Optional[str] = None) -> Tensor:
-    """Returns Tensors joined along a dimension.
+    """Returns Tensors concatenated along a dimension.
 
     Args:
-      xs: a list of Tensors whose shapes agree except for the size of that dimension.
+      xs: a list of Tensors whose shapes are equal except for the size of that dimension.
       concat_dim_name: a string; no layout may split this dimension.
       name: a string or None.
 
     Raises:
-      ValueError: the shapes or dtypes do not agree.
+      ValueError: the shapes or dtypes differ.
     """
     return ConcatOperation(xs, concat_dim_name, name).outputs[0]
 
 
 class SplitOperation(Operation):
-    """A Tensor cut along a dimension that is not split over the mesh."""
+    """A Tensor split along a dimension that is not split over the mesh."""
 
     def __init__(
         self,
@@ -164,25 +164,25 @@ def split(
     num_or_size_splits: Union[int, Sequence[int]],
     name: Optional[str] = None,
 ) -> list[Tensor]:
-    """Returns a Tensor cut into several along a dimension.
+    """Splits a Tensor along a dimension.
 
     Args:
       x: a Tensor.
       split_dim: a Dimension of it; no layout may split it.
-      num_or_size_splits: how many equal parts, or a list of sizes.
+      num_or_size_splits: the number of equal parts, or a list of sizes.
       name: a string or None.
 
     Returns:
-      A list of Tensors whose dimension keeps its name.
+      A list of Tensors; the dimension keeps its name.
 
     Raises:
-      ValueError: the sizes do not add up.
+      ValueError: the sizes do not add up to that of the dimension.
     """
     return SplitOperation(x, split_dim, num_or_size_splits, name=name).outputs
 
 
 class StackOperation(Operation):
-    """Tensors of one shape joined along a new dimension."""
+    """Tensors of one shape stacked along a new dimension."""
 
     def __init__(self, xs: Sequence[Tensor], dim_name: str, axis: int, name: Optional[str] = None):
         """Creates the operation; see `stack`."""
@@ -226,12 +226,12 @@ class StackOperation(Operation):
 
 
 def stack(xs: Sequence[Tensor], dim_name: str, axis: int = 0, name: Optional[str] = None) -> Tensor:
-    """Returns Tensors of one shape joined along a new dimension.
+    """Returns Tensors of one shape stacked along a new dimension.
 
     Args:
       xs: a list of Tensors.
       dim_name: name of the new dimension; no layout may split it.
-      axis: where the new dimension stands; from the end if negative.
+      axis: the index of the new dimension; counted from the end if negative.
       name: a string or None.
 
     Raises:
@@ -241,7 +241,7 @@ def stack(xs: Sequence[Tensor], dim_name: str, axis: int = 0, name: Optional[str
 
 
 class UnstackOperation(Operation):
-    """A Tensor taken apart along a dimension, which goes away."""
+    """The Tensors that a Tensor consists of along a dimension, which is removed."""
 
     def __init__(self, x: Tensor, dim: Dimension, name: Optional[str] = None):
         """Creates the operation; see `unstack`."""

@@ -1,4 +1,4 @@
-"""Reading variables again, and assigning to them."""
+"""Reading variables again, and assignments to them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def _variable_of(var: Union[Tensor, Variable], what: str) -> Variable:
-    """Returns the Variable from which a Tensor comes by operations of one input each."""
+    """Returns the Variable that a Tensor is computed from by operations of one input each."""
     x: Any = var.value if isinstance(var, Variable) else var
     while not isinstance(x.operation, Variable):
         if len(x.operation.inputs) != 1:
@@ -42,7 +42,7 @@ def _variable_of(var: Union[Tensor, Variable], what: str) -> Variable:
 
 
 class ReadVariable(Operation):
-    """The value of a variable at this place of the program."""
+    """Reads the value of a variable at this point of the program."""
 
     def __init__(self, var: Variable, name: Optional[str] = None):
         """Creates the operation; see `read_variable`."""
@@ -60,10 +60,10 @@ class ReadVariable(Operation):
 
 
 def read_variable(var: Union[Tensor, Variable]) -> Tensor:
-    """Returns the value of a variable, read at this place of the program.
+    """Returns the value of a variable, read at this point of the program.
 
     Args:
-      var: a Variable, or a Tensor that comes from one.
+      var: a Variable, or a Tensor computed from one by operations of one input each.
     """
     return ReadVariable(_variable_of(var, "read_variable")).outputs[0]
 
@@ -90,7 +90,7 @@ def assign_sub_slice(variable: Variable, slice_var: tf.Variable, val: tf.Tensor)
 
 
 class Assign(Operation):
-    """Assignments to variables; they happen when `lowering.lowered_operation` of it is run."""
+    """Assigns to variables, when its `lowering.lowered_operation` is run."""
 
     def __init__(
         self,
@@ -103,12 +103,12 @@ class Assign(Operation):
 
         Args:
           variables: Variable operations.
-          new_values: a Tensor for each, of its shape.
+          new_values: for each variable, a Tensor of its shape.
           assign_fn: takes a Variable, a slice variable and a tf value; returns a tf operation.
           name: a string or None.
 
         Raises:
-          ValueError: a shape differs.
+          ValueError: a Tensor has another shape than its variable.
         """
         for v, x in zip(variables, new_values, strict=True):
             if v.shape != x.shape:
@@ -122,7 +122,7 @@ class Assign(Operation):
 
     @property
     def assign_fn(self) -> Callable:
-        """What is called for each slice."""
+        """The function that assigns to one slice variable."""
         return self._assign_fn
 
     @property
@@ -157,7 +157,7 @@ def assign(
     """Returns an operation that assigns to a variable.
 
     Args:
-      var: a Variable, or a Tensor that comes from one by operations of one input each.
+      var: a Variable, or a Tensor computed from one by operations of one input each.
       new_val: a Tensor of its shape.
       assign_fn: takes a Variable, a slice variable and a tf value; returns a tf operation.
       name: a string or None.
@@ -166,7 +166,7 @@ def assign(
       An Assign operation; run `lowering.lowered_operation` of it.
 
     Raises:
-      ValueError: `var` comes from no variable, or the shapes differ.
+      ValueError: `var` is not computed from a variable, or the shapes differ.
     """
     return Assign([_variable_of(var, "assign")], [new_val], assign_fn=assign_fn, name=name)
 

@@ -1,4 +1,4 @@
-"""Session hooks that move values between masters and slices around checkpoints."""
+"""Session hooks that copy values between masters and slices around checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["MtfCheckpointSaverListener", "MtfRestoreHook"]
 
 
 class MtfRestoreHook(tf.train.SessionRunHook):
-    """Copies masters to slices once the session has been made or restored."""
+    """Copies masters to slices after a session is created or restored."""
 
     def __init__(self, lowering: LoweringLike):
         """Creates the hook.
@@ -25,12 +25,12 @@ class MtfRestoreHook(tf.train.SessionRunHook):
         self._copy: Any = None
 
     def begin(self) -> None:
-        """Makes the copying operation, before the graph is finalized."""
+        """Creates the copy operation, before the graph is finalized."""
         with tf.name_scope("mtf_restore_hook"), outside_all_rewrites():
             self._copy = self._lowering.copy_masters_to_slices()
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        """Copies.
+        """Copies masters to slices.
 
         Args:
           session: the new session.
@@ -43,7 +43,7 @@ class MtfCheckpointSaverListener(tf.train.CheckpointSaverListener):
     """Copies slices to masters before each save."""
 
     def __init__(self, lowering: LoweringLike):
-        """Creates the listener and its copying operation, before the graph is finalized.
+        """Creates the listener and its copy operation, before the graph is finalized.
 
         Args:
           lowering: a Lowering.
@@ -58,8 +58,8 @@ class MtfCheckpointSaverListener(tf.train.CheckpointSaverListener):
         """Copies slices to masters.
 
         Args:
-          session: the session that is saved.
-          global_step_value: the step.
+          session: the session whose variables are saved.
+          global_step_value: the global step.
         """
         session.run(self._copy)
         tf.logging.info("copied slices to masters at step %d", global_step_value)

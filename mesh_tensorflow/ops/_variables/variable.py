@@ -1,4 +1,4 @@
-"""Variables: a master, slices, and a value in computation."""
+"""Variables: their masters, slices and values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Initializer = Callable[..., tf.Tensor]
 
 
 class Variable(Operation):
-    """A variable: a master, and slices once it is lowered; its output is its value."""
+    """A variable, whose output is its value; it has slices once it is lowered."""
 
     is_stacked = False
 
@@ -54,13 +54,13 @@ class Variable(Operation):
           mesh: a Mesh.
           name: a string, relative to the variable scope.
           shape: a Shape.
-          dtype: a VariableDType, or a dtype for all three.
+          dtype: a VariableDType, or one dtype for master, slices and activations.
           initializer: a TensorFlow initializer or None.
           trainable: a bool.
           **kwargs: further arguments of tf.get_variable.
 
         Raises:
-          ValueError: TensorFlow has a variable of this name already.
+          ValueError: a tf variable of this name exists already.
         """
         shape = convert_to_shape(shape)
         if not isinstance(dtype, VariableDType):
@@ -89,7 +89,7 @@ class Variable(Operation):
         sizes = shape.to_integer_list
 
         def make_checked(next_creator: Callable, **settings: object) -> MasterVariable:
-            """Makes the master, if the initializer's value fits the variable."""
+            """Creates the master, after checking the initial value."""
             first = settings.get("initial_value")
             if callable(first):
                 settings["initial_value"] = lambda: checked_value(
@@ -141,32 +141,32 @@ class Variable(Operation):
 
     @property
     def master_dtype(self) -> tf.DType:
-        """Dtype of the master, which checkpoints hold."""
+        """Dtype of the master, and of checkpoints."""
         return self._dtype.master_dtype
 
     @property
     def slice_dtype(self) -> tf.DType:
-        """Dtype of the slices, which are kept and updated."""
+        """Dtype of the slices, which are stored and updated."""
         return self._dtype.slice_dtype
 
     @property
     def activation_dtype(self) -> tf.DType:
-        """Dtype of the value in computation."""
+        """Dtype of the value in computations."""
         return self._dtype.activation_dtype
 
     @property
     def trainable(self) -> bool:
-        """Whether optimizers are to change it."""
+        """Whether optimizers update it."""
         return self._trainable
 
     @property
     def store(self) -> Optional[VariableStore]:
-        """The VariableStore that keeps it, in a tf.function and in eager code; or None."""
+        """The VariableStore that holds it, in a tf.function or in eager code; or None."""
         return self._store
 
     @property
     def initializer(self) -> Optional[Initializer]:
-        """The TensorFlow initializer it was made with, or None."""
+        """The TensorFlow initializer that it was created with, or None."""
         return self._initializer
 
     @property
@@ -176,24 +176,24 @@ class Variable(Operation):
 
     @property
     def parts(self) -> Sequence[Variable]:
-        """The Variables that it consists of: itself, unless it is stacked."""
+        """The Variables that it consists of: just itself, unless it is stacked."""
         return [self]
 
     @property
     def masters(self) -> list[MasterVariable]:
-        """The masters of its parts; none if they are not this package's."""
+        """The masters of its parts; empty if they are not of class MasterVariable."""
         masters = [part.get_master() for part in self.parts]
         return masters if all(isinstance(m, MasterVariable) for m in masters) else []
 
     @property
     def tf_master(self) -> Any:
-        """The tf variable of the whole value, which is in use from now on."""
+        """The tf variable of the whole value; it is stored from now on."""
         return getattr(self._master, "tf_variable", self._master)
 
     def get_master(self) -> Any:
-        """Returns the master: its whole value as a variable of TensorFlow's.
+        """Returns the master: its whole value, as a tf variable.
 
-        It can be read and assigned to, whether the value is kept whole or in slices.
+        It can be read and assigned to, whether the value is stored whole or in slices.
         """
         return self._master
 
@@ -206,7 +206,7 @@ class Variable(Operation):
         return self._master.assign(val, read_value=False)
 
     def stored_value(self) -> tf.Tensor:
-        """Returns its present whole value in computation, a tf.Tensor, if a store keeps it."""
+        """Returns the current whole value as a tf.Tensor; for variables in a VariableStore."""
         assert self._store is not None
         return tf.cast(self._store.value(self._name), self.activation_dtype)
 
@@ -222,14 +222,14 @@ class Variable(Operation):
         lowering.add_counter(f"variables/{kind}", self.size)
 
     def cast_to_activation(self, mesh_impl: MeshImpl, laid_out: LaidOutLike) -> LaidOutLike:
-        """Returns laid-out values of slice dtype in the dtype of computation."""
+        """Returns a laid-out value cast from the slice dtype to the activation dtype."""
         if self.slice_dtype == self.activation_dtype:
             return laid_out
         return mesh_impl.slicewise(lambda t: tf.cast(t, self.activation_dtype), laid_out)
 
     @property
     def takes_memory(self) -> bool:
-        """Whether its value is not that of its slices, in memory already, but of another dtype."""
+        """Whether its value is stored separately from its slices, because the dtypes differ."""
         return self.slice_dtype != self.activation_dtype
 
     def cost_key(self) -> tuple:
@@ -237,21 +237,21 @@ class Variable(Operation):
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         if self.slice_dtype == self.activation_dtype:
-            return Cost()  # the slices are used where they are
+            return Cost()  # the slices themselves are used
         sizes = self.slice_dtype.size + self.activation_dtype.size
         return Cost(0, mesh_impl.laid_out_size(self.shape) * sizes)
 
 
 class StackedVariable(Variable):
-    """Several variables of one shape behind one slice variable for each processor.
+    """Several variables of one shape that share one slice variable on each processor.
 
-    The masters stay as they are, under their names.
+    Their masters and names do not change.
     """
 
     is_stacked = True
 
     def __init__(self, vs: Sequence[Variable]):
-        """Creates a StackedVariable from Variables of one shape and one set of dtypes."""
+        """Creates a StackedVariable from Variables with equal shapes and dtypes."""
         self._parts = list(vs)
         first = vs[0]
         shape = Shape([Dimension("stacked", len(vs))]) + first.shape
@@ -287,7 +287,7 @@ class StackedVariable(Variable):
         return tf.stack([v.read_master() for v in self._parts])
 
     def assign_to_master(self, val: tf.Tensor) -> tf.Operation:
-        """Returns a tf operation that assigns each part of `val` to its master."""
+        """Returns a tf operation that assigns each part of `val` to its own master."""
         pieces = tf.unstack(val)
         return tf.group([v.assign_to_master(piece) for v, piece in zip(self._parts, pieces)])
 
@@ -299,7 +299,7 @@ def full_variable_name(name: str) -> str:
 
 
 def _check_known(known: Variable, shape: Optional[Shape], dtype: VariableDType) -> None:
-    """Checks that a variable is what is asked for under its name.
+    """Checks that an existing variable has the requested shape and dtypes.
 
     Raises:
       ValueError: it has other sizes.
@@ -320,7 +320,7 @@ def _check_known(known: Variable, shape: Optional[Shape], dtype: VariableDType) 
 
 
 def _dtype_text(dtype: VariableDType) -> str:
-    """Returns "float32" or, where they differ, "master float32, slice ..."."""
+    """Returns "float32", or "master float32, slice ..." if the dtypes differ."""
     names = {part.strip("_").removesuffix("_dtype"): t.name for part, t in vars(dtype).items()}
     if len(set(names.values())) == 1:
         return names["master"]
@@ -340,32 +340,32 @@ def get_variable(
     trainable: bool = True,
     **kwargs: object,
 ) -> Tensor:
-    """Returns the value of a variable, which is made if there is none of this name yet.
+    """Returns the value of a variable; creates the variable if none of this name exists.
 
     Args:
       mesh: a Mesh.
       name: a string, relative to the variable scope.
       shape: a Shape.
       dtype: a VariableDType, or a dtype.
-      master_dtype: overrides that part of `dtype`; better given in a VariableDType.
-      slice_dtype: likewise.
-      activation_dtype: likewise.
+      master_dtype: the dtype of the master, if `dtype` is not a VariableDType; `dtype` if None.
+      slice_dtype: the dtype of the slices, likewise.
+      activation_dtype: the dtype of the value, likewise.
       initializer: a TensorFlow initializer; TensorFlow's default if None.
-      trainable: whether optimizers are to change it.
+      trainable: whether optimizers update it.
       **kwargs: further arguments of tf.get_variable.
 
     Returns:
-      A Tensor. For a name that exists, the same variable, whatever initializer is asked for.
+      A Tensor. If the variable exists, `initializer` has no effect.
 
     Raises:
-      ValueError: the name is no string, or that of a variable of other sizes.
+      ValueError: the name is not a nonempty string, or an existing variable has other sizes.
     """
     if not isinstance(name, str) or not name:
         raise ValueError(
             f"get_variable: the name must be a string of at least one letter, not {name!r}"
         )
     if not isinstance(dtype, VariableDType):
-        # A plain dtype is what each part is unless it is told otherwise.
+        # A plain dtype is the default of all three.
         dtype = VariableDType(
             master_dtype or dtype, slice_dtype or dtype, activation_dtype or dtype
         )

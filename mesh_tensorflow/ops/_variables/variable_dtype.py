@@ -10,7 +10,7 @@ __all__ = ["VariableDType"]
 
 
 class VariableDType:
-    """The dtypes of a variable: in checkpoints, in memory and in computation."""
+    """The dtypes of a variable: in checkpoints, in memory and in computations."""
 
     def __init__(
         self,
@@ -21,9 +21,9 @@ class VariableDType:
         """Creates a VariableDType.
 
         Args:
-          master_dtype: of the master, which checkpoints hold.
-          slice_dtype: of the slices, which are kept and updated; `master_dtype` if None.
-          activation_dtype: of the value; `master_dtype` if None.
+          master_dtype: dtype of the master, and of checkpoints.
+          slice_dtype: dtype of the slices, which are stored and updated; `master_dtype` if None.
+          activation_dtype: dtype of the value in computations; `master_dtype` if None.
         """
         self._master_dtype = tf.as_dtype(master_dtype)
         self._slice_dtype = tf.as_dtype(slice_dtype or master_dtype)
@@ -31,15 +31,15 @@ class VariableDType:
 
     @property
     def master_dtype(self) -> tf.DType:
-        """Dtype of the master, which checkpoints hold."""
+        """Dtype of the master, and of checkpoints."""
         return self._master_dtype
 
     @property
     def slice_dtype(self) -> tf.DType:
-        """Dtype of the slices, which are kept and updated."""
+        """Dtype of the slices, which are stored and updated."""
         return self._slice_dtype
 
     @property
     def activation_dtype(self) -> tf.DType:
-        """Dtype of the value in computation."""
+        """Dtype of the value in computations."""
         return self._activation_dtype
