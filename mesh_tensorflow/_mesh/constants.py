@@ -1,6 +1,6 @@
-"""Constants and reshaped values shared by the operations of one device.
+"""Constants and reshaped values that operations on one device share.
 
-Graphs stay small, and a value that several contractions want as a matrix is reshaped once.
+This keeps graphs small, and a value that several contractions need as a matrix is reshaped once.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from mesh_tensorflow._core.tensor import ArrayLike
 
 __all__ = ["at_device", "constant", "inside_loop", "remember_reshaped", "reshaped"]
 
-_POOL = "_mtf_constants"  # the attribute of a tf.Graph, so that the pool goes when it goes
-# Of each thread: several may build programs, each in a tf graph of its own.
+_POOL = "_mtf_constants"  # an attribute of tf.Graph, so that the pool is freed with the graph
+# Separate for each thread: several may build programs, each in its own tf graph.
 _device: contextvars.ContextVar[Optional[str]] = contextvars.ContextVar("device", default=None)
 _loop: contextvars.ContextVar[Optional[object]] = contextvars.ContextVar("loop", default=None)
 
 
 @contextlib.contextmanager
 def inside_loop() -> Iterator[None]:
-    """Constants made within are for one part of a loop only."""
+    """Constants created within are shared only within one part of a loop."""
     token = _loop.set(object())
     try:
         yield
@@ -35,7 +35,7 @@ def inside_loop() -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_device(device: Optional[str]) -> Iterator[None]:
-    """Constants made within may be shared with others made on the same device."""
+    """Constants created within may be shared with others on the same device."""
     token = _device.set(device)
     try:
         yield
@@ -44,10 +44,9 @@ def at_device(device: Optional[str]) -> Iterator[None]:
 
 
 def _pool() -> tuple[dict, tuple]:
-    """Returns the pool of the present graph, and a key of the present place in it.
+    """Returns the pool of the current graph, and a key of the current context in it.
 
-    What is made in a loop, in a condition or in the computation of a TPU is not for use outside of
-    it, nor the other way round.
+    Values created in a loop, a condition or a TPU computation are not shared with those outside.
     """
     graph = tf.get_default_graph()
     pool = getattr(graph, _POOL, None)
@@ -76,7 +75,7 @@ def constant(value: ArrayLike, dtype: tf.DType = tf.int32) -> tf.Tensor:
 
 
 def reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-    """Returns `x` in other sizes, the same tf.Tensor for the same ones on the same device."""
+    """Returns `x` reshaped, the same tf.Tensor for the same sizes on the same device."""
     if x.shape.as_list() == list(sizes):
         return x
     if _device.get() is None or tf.executing_eagerly():
@@ -89,7 +88,7 @@ def reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
 
 
 def remember_reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-    """Returns `x` in other sizes; `reshaped` of the result to those of `x` will be `x`."""
+    """Returns `x` reshaped; `reshaped` of the result to the sizes of `x` will return `x`."""
     y = tf.reshape(x, constant(list(sizes)))
     if _device.get() is not None and not tf.executing_eagerly():
         pool, place = _pool()

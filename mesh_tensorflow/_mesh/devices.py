@@ -1,4 +1,4 @@
-"""Devices: discovery, checks, and memory domains."""
+"""Devices: discovery, checks and memory domains."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def device_spec(device: str) -> tf.DeviceSpec:
     """Returns the DeviceSpec of a device string.
 
     Raises:
-      ValueError: it is malformed; the message shows how devices are written.
+      ValueError: it is malformed.
     """
     try:
         if device is not None and not isinstance(device, str):
@@ -50,17 +50,17 @@ def device_spec(device: str) -> tf.DeviceSpec:
 
 
 def check_devices_exist(devices: Sequence[str]) -> None:
-    """Reports a slip if a program of TensorFlow 2 names devices that this process lacks.
+    """Reports a slip if a TensorFlow 2 program names devices that this process lacks.
 
-    Such operations run on other devices, without a word. A session of TensorFlow 1 has devices
-    of its own, and raises unless it is told to place softly.
+    TensorFlow silently runs such operations on other devices. A TensorFlow 1 session has its own
+    devices, and raises unless soft placement is enabled.
 
     Raises:
       ValueError: within `mtf.strict()`.
     """
     if not tf.executing_eagerly_outside_functions():
         return
-    with tf.init_scope():  # within a function it is another setting
+    with tf.init_scope():  # functions have another setting
         if not tf.config.get_soft_device_placement():
             return
     specs = {device: device_spec(device) for device in dict.fromkeys(devices)}
@@ -84,9 +84,9 @@ def check_devices_exist(devices: Sequence[str]) -> None:
 
 
 def memory_domain(device: str) -> str:
-    """Returns a name for the memory a device computes in.
+    """Returns the name of a device's memory domain.
 
-    The CPU devices of one task share theirs; every other device has its own.
+    The CPU devices of one task share one; every other device has its own.
     """
     spec = device_spec(device)
     task = f"{spec.job}/{spec.replica}/{spec.task}"
@@ -96,14 +96,14 @@ def memory_domain(device: str) -> str:
 
 
 def merged_processors(mesh_shape: Shape, places: Sequence[str]) -> tuple[Shape, list[int]]:
-    """Returns the executed mesh after merging processors at one place.
+    """Merges the processors at one place, and returns the executed mesh.
 
     Args:
       mesh_shape: a Shape.
-      places: where each processor is.
+      places: for each processor the name of its place, such as a device.
 
     Returns:
-      (the mesh shape, with size 1 for each dimension along which all processors of a group are
+      (the mesh shape, with size 1 for each dimension along which the processors of every group are
       at one place; the processors that remain).
     """
     sizes = []
@@ -124,9 +124,9 @@ def check_devices(devices: object, mesh_shape: Shape) -> None:
     """Checks that there is a device for each processor of a mesh.
 
     Raises:
-      TypeError: `devices` is no list.
-      ValueError: one is malformed, or there are too many or too few; the message lists mesh
-        shapes that would fit.
+      TypeError: `devices` is not a list.
+      ValueError: a device is malformed, or their number is wrong; the message lists mesh shapes
+        that match it.
     """
     if not isinstance(devices, (list, tuple)):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Calling a function once for each device."""
+"""Calls of a function once for each device."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def parallel(devices: Sequence[str], fn: Callable, *args: object, **kwargs: obje
     Args:
       devices: a list of device strings.
       fn: a function.
-      *args: a list with a value for each device, or anything else, passed to all.
+      *args: a list with a value for each device, or any other value, passed to all calls.
       **kwargs: likewise.
 
     Returns:
-      A list with what each call returned.
+      A list of the results.
 
     Raises:
-      ValueError: `devices` is no list, or an argument's list is not as long as it.
+      ValueError: `devices` is not a list, or an argument is a list of another length.
     """
     if not isinstance(devices, list):
         raise ValueError(f"devices must be a list, not {type(devices).__name__}")

@@ -1,1 +1,1 @@
-"""Slices as separate tensors, each on its device."""
+"""Meshes of TensorFlow devices; slices are separate tensors, each on its device."""

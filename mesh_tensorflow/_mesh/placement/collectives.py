@@ -1,4 +1,4 @@
-"""Reductions over groups of placed devices, by whatever suits where the devices are."""
+"""Reductions over groups of devices, with an algorithm that depends on the devices."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["Reducer"]
 
 _MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
 
-# TensorFlow's runtime knows groups and instances of collectives by number, process-wide.
+# TensorFlow's runtime identifies groups and instances of collectives by process-wide numbers.
 _group_keys: dict[tuple[str, ...], int] = {}
 _instance_keys = itertools.count(1)
 _counting = threading.Lock()
 
 
 class Reducer:
-    """Makes sums, maxima and minima over groups of devices.
+    """Computes sums, maxima and minima over groups of devices.
 
-    Members of a group that share memory are reduced at one place, in one operation; the
-    results of several memories then meet by a ring of copies or by TensorFlow's collectives.
+    Members of a group in one memory domain are reduced on one device, in one operation; the results
+    of several domains are then reduced by a ring of copies or by TensorFlow's collectives.
     """
 
     def __init__(self, devices: Sequence[str], domains: Sequence[str], method: str):
@@ -35,8 +35,8 @@ class Reducer:
 
         Args:
           devices: device strings, one for each processor.
-          domains: for each processor a name for the memory that it is in.
-          method: "ring", "collective", or "auto": collectives between GPUs, else rings.
+          domains: the name of each processor's memory domain.
+          method: "ring", "collective", or "auto" for collectives between GPUs and rings otherwise.
         """
         across = {"ring": allreduce_ring, "collective": allreduce_collective, "auto": None}
         self._across = table_lookup(across, method, "allreduce method")
@@ -69,7 +69,7 @@ class Reducer:
     def _reduce_group(
         self, slices: Sequence[tf.Tensor], group: Sequence[int], reduction: str
     ) -> dict[str, tf.Tensor]:
-        """Returns, for each memory that the group is in, the reduced value."""
+        """Returns the reduced value for each memory domain of the group."""
         members: dict[str, list[int]] = {}
         for p in group:
             members.setdefault(self._domains[p], []).append(p)
@@ -91,7 +91,7 @@ class Reducer:
 
 
 def reduce_here(xs: Sequence[tf.Tensor], reduction: str) -> tf.Tensor:
-    """Reduces tensors that are in one memory."""
+    """Reduces tensors that are in one memory domain."""
     if len(xs) == 1:
         return xs[0]
     if reduction == "SUM":
@@ -105,7 +105,7 @@ def reduce_here(xs: Sequence[tf.Tensor], reduction: str) -> tf.Tensor:
 
 
 def group_key(devices: Sequence[str]) -> int:
-    """Returns the number of a group of devices, which no other group has."""
+    """Returns the unique number of a group of devices."""
     with _counting:
         return _group_keys.setdefault(tuple(sorted(devices)), len(_group_keys) + 1)
 
@@ -113,9 +113,9 @@ def group_key(devices: Sequence[str]) -> int:
 def allreduce_collective(
     xs: Sequence[tf.Tensor], devices: Sequence[str], reduction_fn_string: str = "SUM"
 ) -> list[tf.Tensor]:
-    """Reduces tensors over devices by TensorFlow's collective operations.
+    """Reduces tensors over devices with TensorFlow's collective operations.
 
-    Fetching one result runs the whole group: a member alone would wait for the others.
+    Fetching one result runs the whole group, because a single member would wait for the others.
 
     Args:
       xs: tf.Tensors of one shape, one for each device.
@@ -140,7 +140,7 @@ def allreduce_collective(
                     merge_op=merge_op,
                     final_op="Id",
                     communication_hint="auto",
-                    # No time limit: TensorFlow would have a thread sleep that long for each.
+                    # No time limit: for each, TensorFlow would use a thread that sleeps that long.
                 )
             )
     out = []

@@ -1,7 +1,7 @@
-"""Collectives among devices that do not share memory, made of point-to-point copies.
+"""Collectives over devices that do not share memory, by point-to-point copies.
 
-Values go round a ring of the devices in both directions, so that each link carries about the
-same. Bandwidth-optimal ring reduction: Patarasuk and Yuan, "Bandwidth optimal all-reduce
+Values travel around a ring of the devices in both directions, so that each link carries about the
+same amount. Bandwidth-optimal ring reduction: Patarasuk and Yuan, "Bandwidth optimal all-reduce
 algorithms for clusters of workstations" (JPDC 2009).
 """
 
@@ -35,7 +35,7 @@ def _check(xs: Sequence[tf.Tensor], devices: Sequence[str], what: str) -> None:
 def allreduce_ring_single_shard(
     xs: Sequence[tf.Tensor], devices: Sequence[str], reduction_fn_string: str = "SUM"
 ) -> list[tf.Tensor]:
-    """Reduces tensors from both ends of a line towards its middle, and sends the result out.
+    """Reduces tensors from both ends of a line to its middle, and broadcasts the result.
 
     Args:
       xs: tf.Tensors of one shape, one for each device.
@@ -65,7 +65,7 @@ def allreduce_ring_single_shard(
 
 
 def _send_out(x: tf.Tensor, devices: Sequence[str], origin: int) -> list[tf.Tensor]:
-    """Copies a tensor from device `origin` to all, each device from its neighbour."""
+    """Copies a tensor from device `origin` to all, each device from its neighbor."""
     copies = [x] * len(devices)
     for step in (-1, 1):
         i = origin + step
@@ -102,7 +102,7 @@ def allreduce_ring(
             shards_of.append(tf.split(tf.reshape(x, [-1]), n))
     reduced: list[list[tf.Tensor]] = [[] for _ in range(n)]
     for shard in range(n):
-        # Each shard meets on another device.
+        # Each shard is reduced on another device.
         order = [(i + shard) % n for i in range(n)]
         result = allreduce_ring_single_shard(
             [shards_of[i][shard] for i in order], [devices[i] for i in order], reduction_fn_string
@@ -117,7 +117,7 @@ def allreduce_ring(
 
 
 def _ring_copies(x: tf.Tensor, devices: Sequence[str], origin: int) -> list[tf.Tensor]:
-    """Copies a tensor from device `origin` to all, both ways round the ring."""
+    """Copies a tensor from device `origin` to all, in both directions around the ring."""
     n = len(devices)
     copies = [x] * n
     for step, hops in ((1, n // 2), (-1, (n - 1) // 2)):
@@ -133,7 +133,7 @@ def _ring_copies(x: tf.Tensor, devices: Sequence[str], origin: int) -> list[tf.T
 def allconcat_ring(
     xs: Sequence[tf.Tensor], devices: Sequence[str], concat_axis: int
 ) -> list[tf.Tensor]:
-    """Joins tensors along an axis, on each device.
+    """Concatenates tensors along an axis, on each device.
 
     Args:
       xs: tf.Tensors, one for each device.
@@ -141,7 +141,7 @@ def allconcat_ring(
       concat_axis: an axis.
 
     Returns:
-      The joined value on each device.
+      The concatenated value on each device.
     """
     _check(xs, devices, "allconcat_ring")
     copies = [_ring_copies(x, devices, i) for i, x in enumerate(xs)]
@@ -165,13 +165,13 @@ def _split_all(
 def alltoall_pointtwise(
     xs: Sequence[tf.Tensor], devices: Sequence[str], split_axis: int, concat_axis: int
 ) -> list[tf.Tensor]:
-    """Sends part i of each tensor straight to device i, and joins the received parts.
+    """Sends part i of each tensor directly to device i, and concatenates the received parts.
 
     Args:
       xs: tf.Tensors, one for each device.
       devices: device strings.
-      split_axis: the axis along which tensors are cut.
-      concat_axis: the axis along which parts are joined.
+      split_axis: the axis along which tensors are split.
+      concat_axis: the axis along which parts are concatenated.
 
     Returns:
       A list of tf.Tensors.
@@ -188,15 +188,15 @@ def alltoall_pointtwise(
 def alltoall_ring(
     xs: Sequence[tf.Tensor], devices: Sequence[str], split_axis: int, concat_axis: int
 ) -> list[tf.Tensor]:
-    """As alltoall_pointtwise, the parts going both ways round the ring.
+    """Like alltoall_pointtwise, with parts sent in both directions around the ring.
 
-    What goes to several devices in one direction travels together and is cut on the way.
+    The parts for all devices in one direction are sent together; each device keeps its own.
 
     Args:
       xs: tf.Tensors, one for each device.
       devices: device strings.
-      split_axis: the axis along which tensors are cut.
-      concat_axis: the axis along which parts are joined.
+      split_axis: the axis along which tensors are split.
+      concat_axis: the axis along which parts are concatenated.
 
     Returns:
       A list of tf.Tensors.

@@ -12,10 +12,10 @@ __all__ = ["PlacedTensor"]
 
 
 class PlacedTensor(LaidOutTensor):
-    """One tf.Tensor for each processor, in order of processor number.
+    """A tf.Tensor for each processor, in order of processor number.
 
     Attributes:
-      tensor_shape: the Shape of the whole, if it is known.
+      tensor_shape: the Shape of the whole tensor, or None if it is unknown.
     """
 
     def __init__(self, tensor_list: Sequence[Any], tensor_shape: Optional[Shape] = None):
@@ -23,11 +23,11 @@ class PlacedTensor(LaidOutTensor):
 
         Args:
           tensor_list: a tf.Tensor for each processor.
-          tensor_shape: the Shape of the whole, if it is known.
+          tensor_shape: the Shape of the whole tensor, or None if it is unknown.
         """
         super().__init__(tensor_list)
         self.tensor_shape = tensor_shape
 
     def of_shape(self, tensor_shape: Shape) -> PlacedTensor:
-        """Returns the same slices, known to be those of a tensor of a certain Shape."""
+        """Returns the same slices with the Shape of the whole tensor."""
         return PlacedTensor(self._tensor_list, tensor_shape)

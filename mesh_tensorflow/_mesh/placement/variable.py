@@ -17,10 +17,11 @@ __all__ = ["PlacedVariable"]
 
 
 class PlacedVariable(SliceVariables):
-    """The slice variables of an mtf Variable, and how they go to and from its master.
+    """The slice variables of a Variable, and copies to and from its master.
 
-    Slices that are equal and in one memory are one tf variable. Each is read once, before any
-    assignment to it. A variable of one slice in the master's memory and dtype is its master.
+    Equal slices in one memory domain are one tf variable. Each is read once, before any assignment
+    to it. If a variable has only one slice, with the master's memory domain and dtype, the slice is
+    the master.
     """
 
     def __init__(self, variable: Variable, mesh_impl: PlacementMeshImpl):
@@ -46,7 +47,7 @@ class PlacedVariable(SliceVariables):
 
     @property
     def slice_is_master(self) -> bool:
-        """Whether there is one slice, and it is the master itself."""
+        """Whether the only slice is the master itself."""
         variable = self._variable
         return (
             variable.store is None
@@ -84,7 +85,7 @@ class PlacedVariable(SliceVariables):
         return self._spread(self._reads)
 
     def read(self) -> Any:
-        """Returns a LaidOutTensor of the values at the place where it is called."""
+        """Returns a LaidOutTensor of the values at this point of the program."""
         values = {}
         for pnum, v in self.slices.items():
             with tf.device(v.device):
@@ -110,7 +111,7 @@ class PlacedVariable(SliceVariables):
 
 
 def _read_once(slice_var: tf.Variable) -> tf.Tensor:
-    """Returns the tensor that a graph reads a variable by; in a function, a new read."""
+    """Returns the tensor by which a graph reads a variable; in a function, a new read."""
     if tf.executing_eagerly_outside_functions():
         with tf.device(slice_var.device):
             return slice_var.read_value()

@@ -1,1 +1,1 @@
-"""One processor's slice: cutting, filling and computing it."""
+"""Functions on the slices of one processor."""

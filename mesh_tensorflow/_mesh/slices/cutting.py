@@ -1,4 +1,4 @@
-"""Cutting a whole tensor into the slices of a mesh, and putting them together."""
+"""Splitting a whole tensor into the slices of a mesh, and joining them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["combine_slices", "make_slices", "slice_coordinates"]
 
 
 def slice_coordinates(layout: TensorLayout, mesh_shape: Shape, pnum: int) -> tuple[int, ...]:
-    """Returns, for each tensor axis, which part of it processor `pnum` holds."""
+    """Returns, for each tensor axis, the number of the part that processor `pnum` holds."""
     coordinates = pnum_to_processor_coordinates(mesh_shape, pnum)
     return tuple(0 if axis is None else coordinates[axis] for axis in layout)
 
 
 def make_slices(x: tf.Tensor, layout: TensorLayout, mesh_shape: Shape) -> list[tf.Tensor]:
-    """Cuts `x` into one slice for each processor; equal slices are the same tf.Tensor."""
+    """Splits `x` into a slice for each processor; equal slices are the same tf.Tensor."""
     parts: dict[tuple[int, ...], Any] = {(): x}
     for tensor_axis, mesh_axis in enumerate(layout):
         grown = {}
@@ -36,13 +36,13 @@ def make_slices(x: tf.Tensor, layout: TensorLayout, mesh_shape: Shape) -> list[t
 def combine_slices(
     slices: Sequence[Any], layout: TensorLayout, mesh_shape: Shape, device: Optional[str] = None
 ) -> tf.Tensor:
-    """Puts the slices of all processors together.
+    """Joins the slices of all processors to the whole tensor.
 
     Args:
       slices: one tf.Tensor for each processor.
       layout: a TensorLayout.
       mesh_shape: a Shape.
-      device: where to do it; left open if None.
+      device: the device to join them on; chosen by TensorFlow if None.
     """
     parts: dict[tuple[int, ...], Any] = {}
     for pnum, piece in enumerate(slices):

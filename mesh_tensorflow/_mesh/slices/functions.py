@@ -1,4 +1,4 @@
-"""TensorFlow functions on one processor's slice, and the tables that name them."""
+"""TensorFlow functions on one processor's slices, and tables of them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = [
 ]
 
 
-# Products of matrices take longer than elementwise ones if a matrix, or all of them together,
-# have fewer elements: they are shared out to threads.
+# Matrix products are slower than elementwise products if a matrix, or all of them together, have
+# fewer elements than these, because they are distributed over threads.
 _SMALL_MATRIX, _SMALL_MATRICES = 2**6, 2**15
 
 _REDUCTIONS = {"SUM": tf.reduce_sum, "MAX": tf.reduce_max, "MIN": tf.reduce_min}
@@ -41,12 +41,12 @@ def binary_reduction_fn(reduction_fn_string: str) -> Callable:
 
 
 def broadcast_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tensor:
-    """Brings a slice into the dimension order of `new_shape`, size 1 where it lacks one.
+    """Transposes a slice to the order of `new_shape`, with size 1 for the dimensions that it lacks.
 
-    TensorFlow's own broadcasting does the rest.
+    TensorFlow can broadcast the result to a slice of `new_shape`.
 
     Args:
-      x: a tf.Tensor whose axes are those of `old_shape`; sizes may be those of a slice.
+      x: a tf.Tensor, a slice of a tensor of shape `old_shape`.
       old_shape: a Shape.
       new_shape: a Shape that has all dimensions of `old_shape`.
     """
@@ -66,7 +66,7 @@ def broadcast_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tens
 
 
 def einsum_equation(input_shapes: Sequence[Shape], output_shape: Shape) -> str:
-    """Returns the equation of `tf.einsum`, letters from "a" in order of appearance."""
+    """Returns the equation of `tf.einsum`, with letters from "a" in order of appearance."""
     letters: dict = {}
 
     def text(shape: Shape) -> str:
@@ -84,9 +84,9 @@ def einsum_slice(
 ) -> tf.Tensor:
     """Contracts slices by dimension.
 
-    If the inputs' dimensions all occur in one of them or in the output, or if the dtype is an
-    integer, slices are broadcast, multiplied and summed, unless they are rows and matrices; else
-    it is `einsum_fn`.
+    If one input or the output has all dimensions, or if the dtype is an integer, slices are
+    broadcast, multiplied and summed, or multiplied as a batch of vectors and matrices. Otherwise
+    `einsum_fn` is called.
 
     Args:
       slices: tf.Tensors.
@@ -100,7 +100,7 @@ def einsum_slice(
         full = Shape(all_dims)
     if full is None:
         if len(slices) == 2 and len(output_shape) and output_shape[0] not in input_shapes[0]:
-            # The kernels make the first operand's dimensions first; this saves a transposition.
+            # Kernels output the dimensions of the first operand first; this avoids a transpose.
             slices, input_shapes = slices[::-1], input_shapes[::-1]
         return einsum_fn(einsum_equation(input_shapes, output_shape), *slices)
     product = _rows_times_matrices(slices, input_shapes, output_shape)
@@ -120,9 +120,9 @@ def einsum_slice(
 def _rows_times_matrices(
     slices: Sequence[tf.Tensor], input_shapes: Sequence[Shape], output_shape: Shape
 ) -> Optional[tf.Tensor]:
-    """Returns a contraction that is a batch of rows times matrices; None if it is none.
+    """Returns a contraction as a batch of vectors times matrices; None if it is not one.
 
-    Such is the attention of one position, with the length next to the channels.
+    An example is attention from a single position.
     """
     if len(slices) != 2 or not slices[0].dtype.is_floating:
         return None
@@ -144,7 +144,7 @@ def _rows_times_matrices(
 
 
 def transpose_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tensor:
-    """Brings a slice with exactly the dimensions of `new_shape` into their order."""
+    """Transposes a slice to the order of `new_shape`, which has the same dimensions."""
     perm = [old_shape.dims.index(d) for d in new_shape]
     return x if perm == sorted(perm) else tf.transpose(x, constant(perm))
 

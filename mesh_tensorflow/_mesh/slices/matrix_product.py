@@ -1,4 +1,4 @@
-"""Contractions of two slices as products of matrices, where that is faster than tf.einsum."""
+"""Contractions of two slices as matrix products, where that is faster than tf.einsum."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mesh_tensorflow._mesh.constants import remember_reshaped, reshaped
 
 __all__ = ["contract"]
 
-# Below about this many multiply-adds the fixed cost of tf.einsum on CPUs is more than that of
-# a matrix product and its reshapes.
+# Below about this many multiply-adds, the overhead of tf.einsum on CPUs exceeds that of a matrix
+# product and its reshapes.
 _SMALL = 4_000_000
 
-# Large products of two matrices for which tf.matmul is still the faster; with a transposed
-# right side it is the other way round.
+# Large products of two matrices for which tf.matmul is still faster; with a transposed right
+# operand tf.einsum is.
 _LARGE = frozenset(["ab,bc->ac", "ab,ac->bc"])
 
 
 class _Plan(NamedTuple):
-    """How an equation is a product of matrices: free and contracted labels of each side."""
+    """A matrix product that computes an equation: free and contracted labels of each operand."""
 
     left_free: str
     right_free: str
@@ -44,7 +44,7 @@ def _side(labels: str, contracted: str) -> Optional[tuple[str, bool]]:
 
 @functools.lru_cache(maxsize=4096)
 def _plan(equation: str) -> Optional[_Plan]:
-    """Returns how an equation is a product of matrices, or None if it is not one."""
+    """Returns the matrix product that computes an equation, or None if there is none."""
     inputs, output = equation.split("->")
     left, right = inputs.split(",")
     contracted = "".join(c for c in left if c in right and c not in output)
@@ -58,7 +58,7 @@ def _plan(equation: str) -> Optional[_Plan]:
 
 
 def contract(equation: str, *slices: tf.Tensor) -> tf.Tensor:
-    """Returns tf.einsum(equation, *slices), by whichever kernel is the faster on CPUs.
+    """Returns tf.einsum(equation, *slices), with the kernel that is faster on CPUs.
 
     Args:
       equation: as for tf.einsum.

@@ -1,15 +1,15 @@
-"""Random numbers that depend on a seed and on the place in the whole tensor, on nothing else.
+"""Random numbers that depend only on a seed and on the index in the whole tensor.
 
-An element's bits are a hash of its index in the whole tensor and of a key. So the value of a
-random tensor is the same under every mesh and layout, and each processor makes only its own
-slice. The hash is a keyed form of "triple32", an integer hash with very low bias
+An element's bits are a hash of its index in the whole tensor and of a key. So a random tensor has
+the same value under every mesh and layout, and each processor generates only its own slice. The
+hash is a keyed form of "triple32", an integer hash with very low bias
 (https://nullprogram.com/blog/2018/07/31/); counter-based generation follows Salmon et al.,
 "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 
-The key comes from one stateful TensorFlow operation, seeded as TensorFlow seeds its own: a
-new key at each execution, the same sequence of keys in each run of a seeded program. Within
-`keys_by_step` it is a function of the step instead, so that a training that is resumed goes on
-with the keys of the step that it has come to.
+The key comes from one stateful TensorFlow operation, seeded like those of TensorFlow: a new key at
+each execution, and the same sequence of keys in each run of a seeded program. Within
+`keys_by_step` it is a function of the step instead, so that training that is resumed continues with
+the keys of the current step.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ __all__ = [
 
 Number = Union[float, tf.Tensor]
 
-# Elementwise kernels compute whole vectors and the rest one by one, and the two differ in the
-# last bit for functions such as log. Padding to this many elements leaves no rest.
+# Elementwise kernels compute whole vectors, then the remainder one by one, and these differ in the
+# last bit for functions such as log. Padding to a multiple of this leaves no remainder.
 _VECTOR = 64
-_DEFAULT_SEED = 87654321  # TensorFlow's, for an operation seed without a graph seed
+_DEFAULT_SEED = 87654321  # TensorFlow's graph seed for an operation seed without one
 
 _step: contextvars.ContextVar[Optional[tf.Tensor]] = contextvars.ContextVar("step", default=None)
 
 
 @contextlib.contextmanager
 def keys_by_step(step: tf.Tensor) -> Iterator[None]:
-    """Seeded keys made within depend on the step alone, not on earlier executions.
+    """Makes seeded keys created within depend on the step alone, not on earlier executions.
 
     Args:
-      step: an integer tf scalar, a new one each time that random values are wanted anew.
+      step: an integer tf scalar, which changes whenever new random values are needed.
     """
     token = _step.set(step)
     try:
@@ -61,7 +61,7 @@ def keys_by_step(step: tf.Tensor) -> Iterator[None]:
 
 
 def program_seed() -> Optional[int]:
-    """Returns the seed of tf.set_random_seed or tf.random.set_seed, None if there is none."""
+    """Returns the seed of tf.set_random_seed or tf.random.set_seed; None if not set."""
     if not tf.executing_eagerly():
         return tf.get_default_graph().seed
     seed = tf.get_seed(0)[0]
@@ -69,17 +69,17 @@ def program_seed() -> Optional[int]:
 
 
 def key_is_of_step(seed: Optional[int]) -> bool:
-    """Whether a new key would be a function of the step."""
+    """Returns whether a new key would be a function of the step."""
     return seed is not None and _step.get() is not None
 
 
 def new_key(seed: Optional[int] = None) -> tf.Tensor:
-    """Returns a uint32 [4] key, different each time it is executed, or in each step.
+    """Returns a uint32 [4] key, which changes with each execution, or with each step.
 
     Args:
-      seed: a seed for the random operation; None if neither it nor the program has one.
+      seed: the seed of the random operation; None if neither it nor the program has one.
     """
-    seeds = (0, 0)  # TensorFlow draws them
+    seeds = (0, 0)  # TensorFlow chooses them
     if seed is not None:
         graph_seed = program_seed()
         seeds = (_DEFAULT_SEED if graph_seed is None else graph_seed, seed)
@@ -114,7 +114,7 @@ def hash_bits(index: tf.Tensor, key0: tf.Tensor, key1: tf.Tensor) -> tf.Tensor:
 
 
 def fold_key(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    """Returns a key of its own for each index, such as an iteration of a loop."""
+    """Returns a different key for each index, such as the iteration of a loop."""
     streams = tf.constant([0, 1, 2, 3], tf.uint32) + tf.cast(index, tf.uint32) * _u32(4)
     return hash_bits(streams, key[0], key[1])
 
@@ -122,8 +122,8 @@ def fold_key(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
 def _element_index(
     sizes: Sequence[int], begin: Sequence[Union[int, tf.Tensor]], slice_sizes: Sequence[int]
 ) -> tf.Tensor:
-    """Returns the uint32 index, in a whole tensor, of each element of a slice; flat."""
-    # Neighbouring axes of which the inner one is whole are one contiguous axis.
+    """Returns the flat uint32 index, in the whole tensor, of each element of a slice."""
+    # Adjacent axes are merged if the inner one is not split.
     axes: list[list] = []
     stride = 1
     for size, start, length in zip(reversed(sizes), reversed(begin), reversed(slice_sizes)):
@@ -193,7 +193,7 @@ def _uniform_int(
 
 
 def _normal(bits_fn: Callable, dtype: tf.DType, mean: Number, stddev: Number) -> tf.Tensor:
-    # Box and Muller (1958); the first uniform is in (0, 1].
+    # Box and Muller (1958); the first uniform number is in (0, 1].
     compute = tf.float64 if dtype == tf.float64 else tf.float32
     radius = _unit_float(bits_fn(0), compute, 24) + tf.constant(2.0**-24, compute)
     angle = _unit_float(bits_fn(1), compute, 24) * (2 * math.pi)
@@ -204,7 +204,7 @@ def _normal(bits_fn: Callable, dtype: tf.DType, mean: Number, stddev: Number) ->
 def _truncated_normal(
     bits_fn: Callable, dtype: tf.DType, mean: Number, stddev: Number
 ) -> tf.Tensor:
-    # By inversion: uniform between the quantiles of -2 and 2.
+    # Inverse transform of uniform numbers between the quantiles of -2 and 2.
     compute = tf.float64 if dtype == tf.float64 else tf.float32
     half = _unit_float(bits_fn(0), compute, 24) + tf.constant(2.0**-25, compute)
     z = math.sqrt(2.0) * tf.math.erfinv((2.0 * half - 1.0) * math.erf(math.sqrt(2.0)))
@@ -257,11 +257,14 @@ _FUNCTIONS = {
     }.items()
     for fn in fns
 }
-_EXACT = {"random_uniform", "keep_mask"}  # no function whose vector form may differ in the last bit
+_EXACT = {
+    "random_uniform",
+    "keep_mask",
+}  # without functions whose vector form may differ in the last bit
 
 
 def is_known(tf_fn: Callable) -> bool:
-    """Whether `random_slice` can make the numbers that `tf_fn` makes."""
+    """Returns whether `random_slice` supports `tf_fn`."""
     return id(tf_fn) in _FUNCTIONS
 
 

@@ -1,4 +1,4 @@
-"""Collectives between the cores of a TPU, as one of them sees them."""
+"""Collectives between the cores of a TPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from mesh_tensorflow._mesh.tpu.context import (
 
 __all__ = ["TpuCollectives"]
 
-# Sums are exact, or as exact as float32, in the dtype they are done in; others are gathered.
+# The dtype that each dtype is summed in, without loss or as exactly as float32; other dtypes are
+# gathered.
 _SUMMED_AS = {
     tf.float32: tf.float32,
     tf.float64: tf.float64,
@@ -32,7 +33,7 @@ _SUMMED_AS = {
 }
 _LOGICAL = {"MAX": tf.reduce_any, "MIN": tf.reduce_all}
 
-# What CollectivePermute moves only if cast, without loss; and of what it moves the bits.
+# Dtypes that are cast without loss for CollectivePermute, and those that are bitcast.
 _CAST = {
     tf.float16: tf.float32,
     **dict.fromkeys([tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16], tf.int32),
@@ -43,8 +44,8 @@ _BITCAST = (tf.uint32, tf.int64, tf.uint64, tf.float64)
 class TpuCollectives:
     """Collectives along the axes of a mesh, within tpu.rewrite, tpu.replicate or tpu.shard.
 
-    Replica i of the computation is the core with the physical number i. All cores run one program;
-    groups in it are of physical numbers, their members in the order of their coordinates.
+    Replica i of the computation is the core with physical number i. All cores run one program; its
+    groups consist of physical numbers, in the order of the cores' coordinates.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class TpuCollectives:
 
         Args:
           mesh_shape: the logical mesh.
-          logical_to_physical: for each logical processor its physical number.
-          allreduce_in_bfloat16_max_group_size: bfloat16 is summed in float32 in larger groups.
+          logical_to_physical: the physical number of each logical processor.
+          allreduce_in_bfloat16_max_group_size: larger groups sum bfloat16 in float32.
 
         Raises:
-          ValueError: `logical_to_physical` is no permutation.
+          ValueError: `logical_to_physical` is not a permutation.
         """
         numbers = list(range(mesh_shape.size))
         self._shape = mesh_shape
@@ -76,14 +77,14 @@ class TpuCollectives:
         self._pnum: Any = None
         self._pnum_context: Any = None
 
-    # -- where a core is
+    # -- processor numbers
 
     def pnum(self) -> tf.Tensor:
-        """Returns the logical number of the core, an int32 scalar.
+        """Returns the logical number of the current core, an int32 scalar.
 
         Raises:
-          ValueError: no replicated computation is being built, or it has more or fewer replicas
-            than the mesh has processors.
+          ValueError: no replicated computation is being built, or it does not have one replica for
+            each processor.
         """
         context = self._context()
         if context is not self._pnum_context:
@@ -101,7 +102,7 @@ class TpuCollectives:
         return self._pnum
 
     def _context(self) -> Any:
-        """Returns the computation that is being built; it has a replica for each processor."""
+        """Returns the context of the computation being built, after checking its replicas."""
         context, _ = tpu_context()
         if context is None:
             raise ValueError(
@@ -119,7 +120,7 @@ class TpuCollectives:
         return context
 
     def own(self, table: Sequence[Any], dtype: tf.DType = tf.int32) -> tf.Tensor:
-        """Returns the core's entry of a table with one for each logical processor."""
+        """Returns the current core's entry of a table with an entry for each logical processor."""
         if all(entry == table[0] for entry in table):
             return tf.constant(table[0], dtype)
         return tf.gather(tf.constant(list(table), dtype), self.pnum())
@@ -127,7 +128,7 @@ class TpuCollectives:
     def _by_coordinate(
         self, mesh_axis: int, table: Sequence[Any], dtype: tf.DType = tf.int32
     ) -> tf.Tensor:
-        """Returns the entry for the core's coordinate along a mesh axis."""
+        """Returns the entry for the current core's coordinate along a mesh axis."""
         coordinates = [
             pnum_to_processor_coordinates(self._shape, pnum)[mesh_axis]
             for pnum in range(self._shape.size)
@@ -135,7 +136,7 @@ class TpuCollectives:
         return self.own([table[c] for c in coordinates], dtype)
 
     def _groups(self, mesh_axes: Sequence[int]) -> list[list[int]]:
-        """Returns groups of physical numbers, the members in order of logical number."""
+        """Returns groups of physical numbers, with members in order of logical number."""
         self._context()
         groups = processor_groups(self._shape, sorted(mesh_axes))
         return [[self._physical[pnum] for pnum in group] for group in groups]
@@ -145,9 +146,8 @@ class TpuCollectives:
     def allreduce(self, x: tf.Tensor, mesh_axes: Sequence[int], reduction: str) -> tf.Tensor:
         """Reduces over the processors that differ along mesh axes.
 
-        Maxima and minima are gathered axis by axis and reduced on each core, as are sums of dtypes
-        that TPUs do not sum. A bool is true or false as with logical_or (SUM, MAX) or logical_and
-        (MIN).
+        Maxima, minima, and sums of dtypes that TPUs do not sum, are gathered axis by axis and
+        reduced on each core. Booleans are reduced by logical or (SUM, MAX) or logical and (MIN).
 
         Args:
           x: this core's tf.Tensor.
@@ -185,18 +185,18 @@ class TpuCollectives:
     def alltoall(
         self, x: tf.Tensor, mesh_axis: int, split_axis: int, concat_axis: int
     ) -> tf.Tensor:
-        """Sends part i along `split_axis` to processor i; joins received parts along `concat_axis`.
+        """Sends part i of each slice to processor i along a mesh axis.
 
-        No bits are lost, whatever the dtype.
+        It preserves all bits of any dtype.
 
         Args:
           x: this core's tf.Tensor.
           mesh_axis: a mesh axis.
-          split_axis: the axis along which `x` is cut.
-          concat_axis: the axis along which received parts are joined.
+          split_axis: the axis along which `x` is split.
+          concat_axis: the axis along which received parts are concatenated.
 
         Raises:
-          ValueError: the mesh axis does not divide the size of `split_axis`.
+          ValueError: the size of `split_axis` is not divisible by that of the mesh axis.
         """
         n, size = self._shape[mesh_axis].size, x.shape.as_list()[split_axis]
         if size % n:
@@ -224,16 +224,16 @@ class TpuCollectives:
     ) -> tf.Tensor:
         """Returns the slice of the processor with another coordinate along a mesh axis, or zeros.
 
-        Slices go from sender to receiver, and nowhere else, if each has one receiver at most.
+        If each slice has at most one receiver, slices are sent point to point.
 
         Args:
           x: this core's tf.Tensor.
           mesh_axis: a mesh axis.
-          source_pcoord: for each coordinate along it the source's coordinate, or None.
+          source_pcoord: for each coordinate along it that of the source, or None for zeros.
 
         Raises:
-          ValueError: there are not as many sources as processors along the axis, or one is none of
-            them.
+          ValueError: the number of sources is not that of the processors along the axis, or a
+            source is out of range.
         """
         sources = list(source_pcoord)
         n = self._shape[mesh_axis].size
@@ -261,7 +261,7 @@ class TpuCollectives:
         )
 
     def _select(self, x: tf.Tensor, mesh_axis: int, sources: Sequence[Optional[int]]) -> tf.Tensor:
-        """Does `permute` where a slice has several receivers."""
+        """Implements `permute` where a slice has several receivers."""
         y = tf.gather(
             self.allgather(x, mesh_axis),
             self._by_coordinate(mesh_axis, [source or 0 for source in sources]),

@@ -1,4 +1,4 @@
-"""The replicated computation of a TPU that is being built."""
+"""The replicated TPU computation that is being built."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["outside_tpu_context", "tpu_context", "within_tpu_context"]
 def tpu_context() -> tuple[Any, Optional[tf.Graph]]:
     """Returns the context of the computation that is being built, and its graph.
 
-    Graphs of functions and of control flow are within the computation of the graph around them.
+    Graphs of functions and of control flow belong to the computation of the outer graph.
 
     Returns:
       (a TPUReplicateContext, a tf.Graph), or (None, None) outside of tpu.rewrite, tpu.replicate and
@@ -36,8 +36,8 @@ def tpu_context() -> tuple[Any, Optional[tf.Graph]]:
 
 @contextlib.contextmanager
 def _at_context(graph: tf.Graph, context: ControlFlowContext) -> Iterator[None]:
-    """Makes operations in a control flow context, whatever the one in force."""
-    # Leaving this restores the context that was in force, with its control dependencies.
+    """Creates operations in the given control flow context instead of the current one."""
+    # On exit the previous context is restored, with its control dependencies.
     with graph.as_default(), tf.control_dependencies(None), tf.device(None):
         graph._set_control_flow_context(context)
         yield
@@ -45,7 +45,7 @@ def _at_context(graph: tf.Graph, context: ControlFlowContext) -> Iterator[None]:
 
 @contextlib.contextmanager
 def outside_tpu_context() -> Iterator[None]:
-    """Makes operations on the host that feeds the computation."""
+    """Creates operations on the host that feeds the computation."""
     context, graph = tpu_context()
     with _at_context(graph, context.outer_context):
         yield
@@ -53,7 +53,7 @@ def outside_tpu_context() -> Iterator[None]:
 
 @contextlib.contextmanager
 def within_tpu_context() -> Iterator[None]:
-    """Makes operations of the computation that are outside of its loops and conditions."""
+    """Creates operations of the computation that are outside of its loops and conditions."""
     context, graph = tpu_context()
     with _at_context(graph, context):
         yield

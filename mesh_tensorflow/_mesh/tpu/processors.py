@@ -1,4 +1,4 @@
-"""Processor numbers of a TPU, through its device assignment."""
+"""Processor numbers of a TPU, from its device assignment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def pnum_to_processor_coordinates_nd(
     """Returns the physical coordinates of the core that runs replica `pnum`.
 
     Args:
-      mesh_shape: the physical shape; ignored, as it was in earlier releases.
+      mesh_shape: the physical shape; ignored, as in earlier releases.
       pnum: a replica number.
       device_assignment: a tf DeviceAssignment.
     """
@@ -32,14 +32,14 @@ def processor_coordinates_to_pnum_map_nd(
 ) -> list[int]:
     """Returns, for each logical processor, the replica number at its physical coordinates.
 
-    For chips of one core, by coordinates as `auto_logical_to_physical_tpu` gives them. Chips are
-    counted with x fastest, then y, then z; `mesh_shape` is a way to count them by two coordinates,
-    the first of them faster. Of several replicas on a chip it is the last.
+    It is for chips with one core, with coordinates from `auto_logical_to_physical_tpu`. Chips are
+    numbered with x varying fastest, then y, then z; the two coordinates of `mesh_shape` give the
+    same number, with the first varying fastest. Of several replicas on a chip, the last is used.
 
     Args:
       mesh_shape: the physical shape, a list of ints such as [x * y, z, 1].
-      logical_to_physical: for each logical processor its physical coordinates, of which the first
-        two count.
+      logical_to_physical: the physical coordinates of each logical processor; only the first two
+        are used.
       device_assignment: a tf DeviceAssignment.
 
     Returns:

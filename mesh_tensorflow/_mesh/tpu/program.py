@@ -1,4 +1,4 @@
-"""What SimdMeshImpl needs of the replicated computation of a TPU besides its collectives."""
+"""TpuProgram: the replicated computation of a TPU."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["TpuProgram"]
 
 
 class TpuProgram(Program):
-    """One program for all cores of a TPU: what tpu.rewrite, tpu.replicate or tpu.shard builds.
+    """The program of all cores of a TPU, which tpu.rewrite, tpu.replicate or tpu.shard builds.
 
-    It may be made before the computation is being built; what it does is done while it is.
+    It may be created before the computation is built; its methods are called while it is.
 
     Attributes:
       devices: the device of each core, by physical number; replica i is the core of number i.
-      binds_masters: whether slices may be the only place of a variable's value.
+      binds_masters: whether the value of a variable may be stored in its slices only.
     """
 
-    # What ran on TPUs before is masters on the host, and no other operations on variables of TPU
-    # devices than to read and to assign them whole. Initializing and restoring then need no TPU,
-    # and a TPU that is initialized anew loses nothing that the host does not hold.
+    # Masters are stored on the host, and variables on TPU devices are only read and assigned as a
+    # whole. So initializing and restoring need no TPU, and reinitializing a TPU loses nothing that
+    # the host does not have.
     binds_masters = False
     orders_operations = False
 
@@ -50,12 +50,12 @@ class TpuProgram(Program):
         Args:
           mesh_shape: the logical mesh.
           device_assignment: a tf DeviceAssignment with a replica for each processor.
-          logical_to_physical: for each logical processor its physical number.
-          make_variable: makes one variable of those of all replicas, given its name and them.
-          allreduce_in_bfloat16_max_group_size: bfloat16 is summed in float32 in larger groups.
+          logical_to_physical: the physical number of each logical processor.
+          make_variable: takes a name and the variables of all replicas; returns one variable.
+          allreduce_in_bfloat16_max_group_size: larger groups sum bfloat16 in float32.
 
         Raises:
-          ValueError: there is no assignment, or it has more or fewer replicas.
+          ValueError: there is no device assignment, or its number of replicas is wrong.
         """
         if device_assignment is None:
             raise ValueError(
@@ -76,14 +76,14 @@ class TpuProgram(Program):
         self._axes = range(len(mesh_shape))
         self._make_variable = make_variable
 
-    # -- places to make operations
+    # -- places of operations
 
     def outside(self) -> contextlib.AbstractContextManager:
-        """Makes operations on the host."""
+        """Creates operations on the host."""
         return contextlib.nullcontext() if tpu_context()[0] is None else outside_tpu_context()
 
     def at_beginning(self) -> contextlib.AbstractContextManager:
-        """Reads variables where the program is lowered: that may be a loop of many steps."""
+        """Creates operations where the program is lowered, which may be a loop of many steps."""
         return contextlib.nullcontext()
 
     # -- variables
@@ -91,17 +91,17 @@ class TpuProgram(Program):
     def make_slice(
         self, name: str, sizes: Sequence[int], dtype: tf.DType, trainable: bool, host: str
     ) -> Any:
-        """Makes the tf variable of one slice, on the device in force; its value is zeros.
+        """Creates the tf variable of one slice, on the current device, with initial zeros.
 
-        It is named under the name scope; in a variable scope with reuse=tf.AUTO_REUSE it is the
-        one of that name in the variable scope.
+        It is named under the name scope; in a variable scope with reuse=tf.AUTO_REUSE, it is the
+        variable of that name in the variable scope.
 
         Args:
           name: a string.
           sizes: its sizes.
           dtype: its dtype.
           trainable: whether it is among the trainable variables.
-          host: the device that the zeros are made on.
+          host: the device of the zeros.
         """
         options = {"trainable": trainable, "collections": ["TPU_VAR"], "use_resource": True}
         with tf.device(host):
@@ -111,12 +111,12 @@ class TpuProgram(Program):
         return tf.Variable(zeros, name=name, dtype=dtype, **options)
 
     def own_variable(self, name: str, slices: Sequence[Any], parts: Sequence[Any]) -> Any:
-        """Returns the variable that is each core's own within the computation.
+        """Returns a variable that is each core's own slice within the computation.
 
         Args:
           name: a string.
           slices: tf variables by physical number.
-          parts: ignored; which part of the whole each is.
+          parts: ignored; the part of the whole that each slice is.
         """
         del parts
         return self._make_variable(name, slices)
@@ -124,19 +124,19 @@ class TpuProgram(Program):
     # -- random values
 
     def random_key(self, seed: Optional[int]) -> tf.Tensor:
-        """Returns a new key for random numbers, the same one on all cores."""
+        """Returns a new key for random numbers, the same on all cores."""
         if random_values.key_is_of_step(seed):
             return random_values.new_key(seed)
         return self.same_everywhere(lambda: random_values.new_key(seed))
 
     def same_everywhere(self, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns a new random value, the same one on all cores.
+        """Returns a new random value, the same on all cores.
 
-        The host makes it, whose seeds hold. In a loop of the computation that would be one value
-        for all iterations; there the first processor makes it and sends it to the others.
+        It is computed on the host, which respects seeds. In a loop of the computation that would be
+        one value for all iterations, so there the first processor computes it for all.
 
         Args:
-          make: a function that makes a random tf.Tensor.
+          make: a function that returns a random tf.Tensor.
         """
         context, graph = tpu_context()
         here = tf.get_default_graph()

@@ -1,9 +1,9 @@
-"""Where the processors of a logical mesh lie on the torus of a TPU.
+"""Mapping of the processors of a logical mesh to the torus of a TPU.
 
-A mesh dimension is reduced along fastest where its processors form a ring of neighbours. The
-inner dimensions of a logical mesh are therefore laid on tiles of the chips of a TPU: a tile is
-walked as a ring, and so are the tiles of the next larger tile. Walks cross a torus in rows and
-come home along its first column:
+Reductions along a mesh dimension are fastest if its processors form a ring of neighbors. The inner
+dimensions of a logical mesh are therefore mapped to tiles of the TPU's chips: each tile is
+traversed as a ring, and so are the tiles within the next larger tile. A ring traverses the rows of
+a torus and returns along its first column:
 
     0  1  2  3
     15 6  5  4
@@ -67,14 +67,14 @@ def flag_value(name: str) -> Any:
     flag = flags.FLAGS[name]
     if flags.FLAGS.is_parsed() or not flag.using_default_value:
         return flag.value
-    # A look at the command line that leaves it, and everybody else's flags, to app.run.
+    # Parses only these flags; the command line and other flags are left to app.run.
     own = flags.FlagValues()
     _define_flags(own)
     own(sys.argv, known_only=True)
     return own[name].value
 
 
-# -- walks
+# -- rings
 
 Coordinates = tuple[int, ...]
 # For each logical dimension its name, and how many tiles it has along each physical dimension.
@@ -82,10 +82,9 @@ Spec = Sequence[tuple[str, Optional[Sequence[int]]]]
 
 
 def _ring(sizes: Sequence[int]) -> list[Coordinates]:
-    """Returns all coordinates of a box, those of its first two dimensions as a ring.
+    """Returns all coordinates of a box, with those of its first two dimensions as a ring.
 
-    With an odd number of rows no walk of this kind comes home; it goes straight then, the first
-    dimension fastest.
+    With an odd number of rows there is no such ring; the first dimension varies fastest then.
     """
     rows, columns = [*sizes, 1, 1][:2]
     if rows % 2 or columns == 1:
@@ -100,11 +99,11 @@ def _ring(sizes: Sequence[int]) -> list[Coordinates]:
 
 
 def _nested_rings(levels: Sequence[Sequence[int]]) -> list[Coordinates]:
-    """Returns all coordinates of a box, walked tile by tile.
+    """Returns all coordinates of a box, tile by tile.
 
     Args:
-      levels: for each logical dimension, outermost first, how many tiles of the next level each
-        dimension of its own tiles has.
+      levels: for each logical dimension, outermost first, the number of tiles of the next level
+        along each dimension of its own tiles.
     """
     walk: list[Coordinates] = [(0,) * len(levels[0])] if levels else [()]
     for sizes in levels:
@@ -134,11 +133,11 @@ def _tile(rows: int, columns: int, chips: int, is_ring: bool) -> tuple[int, int]
     """Returns the rows and columns of a tile of `chips` chips; all are powers of two.
 
     Args:
-      rows: the rows of what is tiled.
+      rows: the rows of the area to tile.
       columns: its columns.
-      chips: chips in a tile.
-      is_ring: whether one logical dimension goes through the tile: a whole row or column of a torus
-        is the best ring for it. Else the tile is as square as can be, so that it can be cut again.
+      chips: the number of chips in a tile.
+      is_ring: whether the tile has only one logical dimension, for which a whole row or column of a
+        torus is the best ring. Otherwise the tile is as square as possible, to be tiled further.
     """
     if is_ring and chips in (rows, columns):
         return (rows, 1) if chips == rows else (1, columns)
@@ -175,7 +174,7 @@ def _levels(logical: Sequence[int], physical: Sequence[int]) -> Optional[list[li
 
 
 def physical_shape_3d_from_topology_proto_4d(mesh_shape: Sequence[int]) -> list[int]:
-    """Joins two dimensions of a TPU topology, so that it is a torus of chips.
+    """Joins two dimensions of a TPU topology, to make it a two-dimensional torus of chips.
 
     Args:
       mesh_shape: [x, y, z, cores].
@@ -201,29 +200,29 @@ def auto_logical_to_physical_tpu(
     return_coordinates: bool = False,
     device_assignment: Optional[DeviceAssignment] = None,
 ) -> list:
-    """Lays a logical mesh on a TPU so that its dimensions run along short rings.
+    """Maps a logical mesh to a TPU so that its dimensions form short rings.
 
-    The last dimensions get the smallest tiles, all of whose chips are near each other. Where x,
-    y or a tile is no power of two, or the cores of a chip are not as many as the flag
-    --logical_cores_per_chip says, processors keep their order.
+    The last dimensions get the smallest tiles, whose chips are close together. If x, y or a tile is
+    not a power of two, or the number of cores per chip is not that of the flag
+    --logical_cores_per_chip, processors keep their order.
 
     Args:
       logical_shape: sizes of the logical mesh.
-      physical_shape: [x, y, cores] or [x, y, z, cores], of which two are joined (see
-        `physical_shape_3d_from_topology_proto_4d`); other lengths keep the order.
-      return_coordinates: whether to return coordinates in place of numbers.
-      device_assignment: a tf DeviceAssignment of one core a replica. It numbers the replicas if
-        chips have one core; with more they are numbered in row-major order.
+      physical_shape: [x, y, cores], or [x, y, z, cores], of which two are joined by
+        `physical_shape_3d_from_topology_proto_4d`; with other lengths processors keep their order.
+      return_coordinates: whether to return coordinates instead of numbers.
+      device_assignment: a tf DeviceAssignment with one core per replica. It defines the numbers if
+        chips have one core; with more cores, numbers are in row-major order.
 
     Returns:
-      For each logical processor, in row-major order, its physical number, or the tuple of its
-      physical coordinates (of three where four were joined).
+      For each logical processor, in row-major order, its physical number or the tuple of its
+      physical coordinates (three of them if four dimensions were joined).
 
     Raises:
-      ValueError: the shapes have different products; or there is one core a chip, numbers are asked
-        for, and `device_assignment` is None.
+      ValueError: the shapes have different products; or chips have one core, numbers are requested
+        and `device_assignment` is None.
     """
-    # NumPy's integers, which topologies have, lack what Python's have.
+    # Topologies have NumPy integers, which lack methods of Python's.
     logical, physical = [int(n) for n in logical_shape], [int(n) for n in physical_shape]
     if list_product(logical) != list_product(physical):
         raise ValueError(
@@ -253,17 +252,17 @@ def auto_logical_to_physical_tpu(
 def _replicas_by_coordinates(
     physical: Sequence[int], device_assignment: Optional[DeviceAssignment]
 ) -> dict[Coordinates, int]:
-    """Returns, for all coordinates in a physical shape, the replica that is there.
+    """Returns the replica at each coordinate of a physical shape.
 
-    Chips are counted with x fastest, then y, then z; the first dimension of `physical` is the
-    fastest too.
+    Chips are numbered with x varying fastest, then y, then z; the first dimension of `physical`
+    varies fastest, too.
 
     Args:
       physical: [rows, columns, 1].
-      device_assignment: a tf DeviceAssignment of one core a replica.
+      device_assignment: a tf DeviceAssignment with one core per replica.
 
     Raises:
-      ValueError: there is no assignment, or it does not give one chip to each replica.
+      ValueError: there is no device assignment, or it does not assign one replica to each chip.
     """
     rows, columns, _ = physical
     if device_assignment is None:
@@ -287,11 +286,10 @@ def _replicas_by_coordinates(
 
 
 class HierarchicalTiling:
-    """A logical mesh laid over a physical one by tiles, each of them walked as a ring.
+    """A logical mesh mapped to a physical one by tiles, each of them traversed as a ring.
 
-    For example `HierarchicalTiling([("outer", [2, 2]), ("inner", [4, 2])], [8, 4])` makes a mesh
-    `outer:4,inner:8`, where "inner" walks through a tile of 4x2 processors and "outer" through the
-    2x2 tiles.
+    For example, `HierarchicalTiling([("outer", [2, 2]), ("inner", [4, 2])], [8, 4])` is a mesh
+    `outer:4,inner:8`, where "inner" traverses a tile of 4x2 processors and "outer" the 2x2 tiles.
     """
 
     def __init__(self, spec: Spec, physical_shape: Sequence[int]):
@@ -299,11 +297,11 @@ class HierarchicalTiling:
 
         Args:
           spec: pairs (name of a mesh dimension, list of tile counts along each physical
-            dimension), outermost first. The first list may be None: what is left over.
+            dimension), outermost first. The first list may be None, for all remaining processors.
           physical_shape: sizes of the physical mesh.
 
         Raises:
-          ValueError: the products of the tile counts are not `physical_shape`.
+          ValueError: the products of the tile counts differ from `physical_shape`.
         """
         physical = list(physical_shape)
         names, levels = _names_and_counts(spec)
@@ -334,7 +332,7 @@ class HierarchicalTiling:
           num_processors: an int.
 
         Raises:
-          ValueError: the spec has more or fewer processors.
+          ValueError: the spec has another number of processors.
         """
         names, levels = _names_and_counts(spec)
         sizes = [list_product(counts or []) for counts in levels]
@@ -350,7 +348,7 @@ class HierarchicalTiling:
 
     @property
     def logical_to_physical(self) -> list[int]:
-        """For each logical processor, in row-major order, its physical number."""
+        """The physical number of each logical processor, in row-major order."""
         return self._logical_to_physical
 
     @property
