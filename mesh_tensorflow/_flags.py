@@ -1,4 +1,4 @@
-"""Command-line flags, each defined once however many scripts are imported."""
+"""Command-line flags that several scripts share; each is defined once."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from absl import flags
 
 __all__ = ["FLAGS", "Flag", "define"]
 
-# How a flag is made, its name, its default, and what it means.
+# The function that defines a flag, its name, its default and its help text.
 Flag = tuple[Callable[..., Any], str, Any, str]
 
-# This form reads the command line by itself when a flag is first asked for.
+# This object parses the command line when a flag is first read.
 FLAGS = tf.flags.FLAGS
 flags.disclaim_key_flags()  # --help lists flags as those of the module that calls `define`
 
 
 def define(definitions: Iterable[Flag]) -> None:
-    """Defines flags, but for those that exist.
+    """Defines flags, except for those that exist.
 
-    A program that has a flag of one of these names keeps its own, default included; it is read
-    through FLAGS all the same.
+    If a program has defined a flag of the same name, its flag and default are kept, and are read
+    through FLAGS.
 
     Args:
-      definitions: tuples (flags.DEFINE_string or its like, name, default, help).
+      definitions: tuples (a function such as flags.DEFINE_string, name, default, help).
     """
     for make, name, default, text in definitions:
         if name not in flags.FLAGS:

@@ -1,4 +1,4 @@
-"""Savers that look at a checkpoint before they restore it."""
+"""A Saver that checks a checkpoint before it restores it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from mesh_tensorflow._core.strictness import slip
 
 __all__ = ["CheckpointError", "Saver", "check_checkpoint", "init_from_checkpoint"]
 
-# How many names of variables an error spells out.
+# The maximum number of variable names in an error message.
 _LONGEST_LIST = 12
-# What a session raises for the program's sake, not for the files': a monitored session takes some
-# of these for a sign to begin again.
+# Errors of a session that concern the program, not files; a monitored session recovers from some of
+# them.
 _OF_THE_PROGRAM = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -36,11 +36,11 @@ VarList = Union[Mapping[str, Any], Iterable[Any]]
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is not there, is damaged, or is not of this program."""
+    """A checkpoint is missing, damaged, or from another program."""
 
 
 class Wanted(NamedTuple):
-    """What a program wants from a checkpoint under some name."""
+    """The shape and dtype of a variable that a program restores."""
 
     shape: tuple[int, ...]
     dtype: tf.DType
@@ -49,15 +49,15 @@ class Wanted(NamedTuple):
 class Saver(tf.train.Saver):
     """A tf.train.Saver that changes no variable unless it can restore all of them.
 
-    It looks at the names, shapes and dtypes in the checkpoint first, and says which of them are
-    not those of the program.
+    It first compares the names, shapes and dtypes in the checkpoint with those of the program, and
+    reports the differences.
     """
 
     def __init__(self, var_list: Optional[VarList] = None, **kwargs: object):
         """Creates a saver.
 
         Args:
-          var_list: as of tf.train.Saver: a list of variables, or a dictionary of them by name in
+          var_list: as for tf.train.Saver: a list of variables, or a dictionary of them by name in
             the checkpoint. If None, all global variables.
           **kwargs: further arguments of tf.train.Saver.
         """
@@ -67,7 +67,7 @@ class Saver(tf.train.Saver):
         super().__init__(var_list, **kwargs)
 
     def build(self) -> None:
-        """Makes the operations, if that was deferred."""
+        """Creates the operations, if that was deferred."""
         if not self._wanted:
             self._wanted = _wanted(tf.global_variables())
         super().build()
@@ -77,15 +77,15 @@ class Saver(tf.train.Saver):
 
         Args:
           sess: a session.
-          save_path: the path of a checkpoint, as `save` returns it.
+          save_path: the path of a checkpoint, as returned by `save`.
 
         Raises:
-          CheckpointError: there is no such checkpoint; it cannot be read; or variables are
-            missing in it, or have other shapes or dtypes. The message names them.
+          CheckpointError: there is no such checkpoint, it cannot be read, or variables are missing
+            in it or have other shapes or dtypes. The message names them.
         """
         save_path = _path(save_path)
-        # All is read before anything is changed: several readers may fail one by one, and what
-        # is not a number is to be known.
+        # All data is read before any variable is changed: reads may fail individually, and NaN is
+        # reported.
         check_checkpoint(save_path, self._wanted, read=True)
         try:
             super().restore(sess, save_path)
@@ -100,20 +100,20 @@ class Saver(tf.train.Saver):
         global_step: Union[int, tf.Tensor, None] = None,
         **kwargs: object,
     ) -> Optional[str]:
-        """Saves the variables, wholly or not at all.
+        """Saves all variables, or none.
 
         Args:
           sess: a session.
-          save_path: the path of the checkpoint, before the step.
-          global_step: a number or tf.Tensor that is added to its name.
-          **kwargs: further arguments of tf.train.Saver's.
+          save_path: the path of the checkpoint, without the step.
+          global_step: a number or tf.Tensor that is appended to the path.
+          **kwargs: further arguments of tf.train.Saver.save.
 
         Returns:
-          the path of the checkpoint; None if nothing is written in this process.
+          The path of the checkpoint; None if this process writes nothing.
 
         Raises:
-          CheckpointError: it could not be written, as on a full disk. What was written of it is
-            removed.
+          CheckpointError: it could not be written, for example because the disk is full. Its
+            incomplete files are removed.
         """
         if global_step is not None and not isinstance(global_step, (int, np.integer)):
             global_step = tf.train.global_step(sess, global_step)
@@ -132,7 +132,7 @@ class Saver(tf.train.Saver):
 
 
 def _path(given: object) -> str:
-    """Returns a path to restore; raises an error that says why it is none."""
+    """Returns the path to restore; raises a CheckpointError if it is not a path."""
     if given is None:
         raise CheckpointError(
             "restore: save_path is None: tf.train.latest_checkpoint returns None where there is "
@@ -151,7 +151,7 @@ def _path(given: object) -> str:
 
 
 def _wanted(var_list: Optional[VarList]) -> dict[str, Wanted]:
-    """Returns the shape and dtype that each variable expects, by name in the checkpoint."""
+    """Returns the shape and dtype of each variable, by name in the checkpoint."""
     if isinstance(var_list, Mapping):
         named: Iterable = var_list.items()
     else:
@@ -164,22 +164,23 @@ def _wanted(var_list: Optional[VarList]) -> dict[str, Wanted]:
 
 
 def _saved_name(v: tf.Variable) -> Optional[str]:
-    """Returns the name of a variable in checkpoints; eager ones have no tf operation."""
+    """Returns the name of a variable in checkpoints; eager variables have no tf operation."""
     return getattr(getattr(v, "op", None), "name", None) or getattr(v, "_shared_name", None)
 
 
 def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
-    """Has variables begin with the values in a checkpoint, instead of those of their initializers.
+    """Makes variables be initialized with the values in a checkpoint.
 
-    As `tf.train.init_from_checkpoint`, and also for variables with slices in several processes. To
-    be called before they are initialized.
+    Like `tf.train.init_from_checkpoint`, but also for variables with slices in several processes.
+    Call it before they are initialized.
 
     Args:
-      path: the path of a checkpoint, as `save` returns it, or a directory, for the last one there.
+      path: the path of a checkpoint, as returned by `Saver.save`; or a directory, for its latest
+        checkpoint.
       variables: tf variables by name in the checkpoint.
 
     Raises:
-      ValueError: the checkpoint has no such variable, or one of another shape; or there is none.
+      ValueError: there is no checkpoint, it lacks a variable, or a variable has another shape.
     """
     if tf.io.gfile.isdir(path):
         last = tf.train.latest_checkpoint(path)
@@ -190,7 +191,7 @@ def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
             )
         path = last
     check_checkpoint(path, variables)
-    if tf.executing_eagerly():  # they have begun already
+    if tf.executing_eagerly():  # they are initialized already
         reader = tf.train.load_checkpoint(path)
         for name, variable in variables.items():
             variable.assign(reader.get_tensor(name))
@@ -220,12 +221,12 @@ def check_checkpoint(
     """Checks that a checkpoint has the variables of a program.
 
     Args:
-      path: the path of a checkpoint, as `save` returns it.
+      path: the path of a checkpoint, as returned by `Saver.save`.
       wanted: variables, or a dictionary of them by name in the checkpoint.
-      read: whether to read the data too, which finds files that are cut short or damaged.
+      read: whether to also read the data, which finds truncated and damaged files.
 
     Raises:
-      CheckpointError: it has not; the message says which file and which variables.
+      CheckpointError: it does not; the message names the files and variables.
     """
     if not isinstance(wanted, Mapping) or not all(isinstance(w, Wanted) for w in wanted.values()):
         wanted = _wanted(wanted)
@@ -269,9 +270,9 @@ def _check_names(
 
 
 def _check_files(path: str) -> None:
-    """Raises an error if a data file that the index counts is not there.
+    """Raises an error if a data file that the index counts is missing.
 
-    Files of another count are none of its: they stay where a save was killed before it was named.
+    Files with another count do not belong to it: they are left over from a save that was killed.
     """
     count = _data_files(path)
     expected = [f"{os.path.basename(path)}.data-{i:05d}-of-{count:05d}" for i in range(count)]
@@ -286,10 +287,11 @@ def _check_files(path: str) -> None:
 
 
 def _data_files(path: str) -> int:
-    """Returns how many data files a checkpoint has, as its index says.
+    """Returns the number of data files of a checkpoint, from its index.
 
-    The first entry of an index, which is a table of sorted names, has the empty name: 0 bytes
-    shared with the name before, 0 of its own, the length of its value, and that is a header.
+    An index is a table of sorted names. Its first entry has the empty name, and consists of two
+    zero bytes (lengths of the shared and the own part of the name), the length of its value, and
+    its value, a header.
     """
     with tf.io.gfile.GFile(f"{path}.index", "rb") as index:
         start = index.read(3 + 127)
@@ -305,7 +307,7 @@ def _remove_unfinished(path: str) -> None:
     """Removes the files of a failed save; a checkpoint with an index is complete."""
     directory, name = os.path.split(path)
     parts = re.compile(re.escape(name) + r"(\.data-\d{5}-of-\d{5}|_temp)(\.tempstate\d*|/)?")
-    with contextlib.suppress(tf.errors.OpError):  # no directory, or one that nobody may write
+    with contextlib.suppress(tf.errors.OpError):  # no directory, or no permission to write
         if tf.io.gfile.exists(f"{path}.index"):
             return
         for file in tf.io.gfile.listdir(directory or "."):
@@ -314,10 +316,10 @@ def _remove_unfinished(path: str) -> None:
 
 
 def _check_data(path: str, wanted: Mapping[str, Wanted]) -> None:
-    """Raises an error if the data of a variable cannot be read; warns if one has no number."""
+    """Raises an error if the data of a variable cannot be read; warns if it has NaN."""
     damaged, why, not_numbers = [], "", []
     with tf.Graph().as_default(), tf.Session() as session:
-        # By the operation that restores; the reader in Python may abort on damaged slices.
+        # With the operation that restores; the Python reader may abort on damaged slices.
         name_of = tf.placeholder(tf.string, [])
         readers: dict[tf.DType, tf.Tensor] = {}
         for name, (_, dtype) in wanted.items():

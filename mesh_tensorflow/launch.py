@@ -1,11 +1,11 @@
-"""Several processes that run one program: starting them, and finding each other.
+"""Starts several processes of one program, which discover each other.
 
     python -m mesh_tensorflow.launch --processes 4 script.py --its_flags
     python -m mesh_tensorflow.launch --processes 4 -m its.module --its_flags
 
-starts four processes of a script on this machine. Within the script, `processes()` tells which
-one it is; on a cluster, where something else starts the processes, it reads TF_CONFIG or what SLURM
-says.
+starts four processes of a script on this machine. Within the script, `processes()` returns all
+processes and the index of this one; on a cluster with another launcher, it reads TF_CONFIG or the
+variables of SLURM.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ import time
 from collections.abc import Sequence
 from typing import Optional
 
+from mesh_tensorflow._processes.peers import POLL_SECONDS
 from mesh_tensorflow._processes.processes import Processes, processes
 
 __all__ = ["Processes", "main", "processes"]
 
-_POLL_SECONDS = 0.2
 _LAST_LINES = 25
 
 
-# Has Linux kill the process when the launcher goes, however that ends, and becomes the command.
-# (A function between fork and exec would run beside the launcher's threads.)
+# Makes Linux kill the process when the launcher ends, for any reason, then executes the command.
+# (A function between fork and exec would run next to the launcher's threads.)
 _ENDS_WITH_LAUNCHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
@@ -43,7 +43,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def _ending_with_launcher(command: Sequence[str]) -> list[str]:
-    """Returns a command whose process does not outlive this one, where the system can do that."""
+    """Returns a command whose process ends with this one, if the system supports that."""
     program = shutil.which(command[0])
     if sys.platform != "linux" or program is None:
         return list(command)
@@ -60,7 +60,7 @@ def _ending_with_launcher(command: Sequence[str]) -> list[str]:
 
 
 class _Child:
-    """A process of the script; its output is kept, and shown for the chief."""
+    """A process of the script; its output is shown, or its last lines are kept."""
 
     def __init__(self, command: Sequence[str], index: int, addresses: Sequence[str], shown: bool):
         kind, number = ("worker", index - 1) if index else ("chief", 0)
@@ -88,7 +88,7 @@ class _Child:
             self.lines.append(line.decode(errors="replace").rstrip("\n"))
 
     def end(self) -> None:
-        """Ends the process, at first politely."""
+        """Terminates the process, and kills it if that fails."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -98,7 +98,7 @@ class _Child:
                 self.process.wait()
 
     def how_it_ended(self) -> str:
-        """Returns a sentence about it, with the last lines that it wrote."""
+        """Returns a sentence about how the process ended, with its last lines of output."""
         if self._reader is not None:
             self._reader.join(1)
         status = self.process.returncode
@@ -112,7 +112,7 @@ class _Child:
 
 
 def _free_addresses(count: int) -> list[str]:
-    """Returns addresses on this machine whose ports nobody uses now."""
+    """Returns addresses on this machine with unused ports."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for s in sockets:
@@ -124,14 +124,14 @@ def _free_addresses(count: int) -> list[str]:
 
 
 def run(command: Sequence[str], count: int, show_all: bool = False) -> int:
-    """Runs a command in several processes that know of each other.
+    """Runs a command in several processes that know each other's addresses.
 
-    When one fails, the others are ended, and what it wrote last is shown.
+    If one fails, the others are terminated, and its last lines of output are shown.
 
     Args:
       command: a list of strings.
-      count: how many processes.
-      show_all: whether to show what every process writes, not the first alone.
+      count: the number of processes.
+      show_all: whether to show the output of all processes; by default only of the first.
 
     Returns:
       0, or 1 if a process failed.
@@ -141,7 +141,7 @@ def run(command: Sequence[str], count: int, show_all: bool = False) -> int:
     try:
         while True:
             statuses = [child.process.poll() for child in children]
-            # One that was killed first: others may have failed for want of it.
+            # A process that was killed comes first: others may have failed because of it.
             failed = sorted(
                 (status, child.index) for status, child in zip(statuses, children) if status
             )
@@ -157,14 +157,14 @@ def run(command: Sequence[str], count: int, show_all: bool = False) -> int:
                 return 1
             if all(status == 0 for status in statuses):
                 return 0
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
     finally:
         for child in children:
             child.end()
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Runs the command line; see the module."""
+    """Runs the command line; see the module docstring."""
     parser = argparse.ArgumentParser(
         prog="python -m mesh_tensorflow.launch",
         description="Starts several processes of a script on this machine, which find each other "

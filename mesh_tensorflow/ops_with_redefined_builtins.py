@@ -1,4 +1,4 @@
-"""The language, with the names that would hide Python's own: abs, pow, range, slice."""
+"""All names of `ops`, and those that shadow Python builtins: abs, pow, range, slice."""
 
 from mesh_tensorflow import ops, utils
 from mesh_tensorflow.ops import *

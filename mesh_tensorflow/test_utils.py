@@ -1,4 +1,4 @@
-"""Helpers for tests of programs on one processor."""
+"""Utilities for tests of programs on one processor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["NumpyConverter"]
 
 
 class NumpyConverter:
-    """Converts NumPy arrays to Tensors of a graph of its own, and back."""
+    """Converts NumPy arrays to Tensors of its own graph, and back."""
 
     def __init__(self) -> None:
         self._graph = mtf.Graph()
@@ -36,7 +36,7 @@ class NumpyConverter:
 
     @property
     def session(self) -> tf.Session:
-        """The Session that runs converted tensors, except in eager code."""
+        """The session that runs converted tensors, except in eager code."""
         if self._session is None:
             self._session = tf.Session()
         return self._session
@@ -47,7 +47,7 @@ class NumpyConverter:
         dim_names: Optional[Sequence[str]] = None,
         dtype: tf.DType = tf.int32,
     ) -> mtf.Tensor:
-        """Returns a Tensor of the values of an array.
+        """Returns a Tensor with the values of an array.
 
         Args:
           x: an array.
@@ -60,7 +60,7 @@ class NumpyConverter:
         return mtf.import_tf_tensor(self._mesh, tf.constant(x, dtype=dtype), shape)
 
     def convert_mtf_tensor_to_np_array(self, x_mtf: mtf.Tensor) -> np.ndarray:
-        """Returns the value of a Tensor; initializes the variables for it."""
+        """Returns the value of a Tensor, after initializing all variables."""
         lowering, x_tf = self.convert_mtf_tensor_to_tf_tensor(x_mtf)
         if tf.executing_eagerly():
             return x_tf.numpy()

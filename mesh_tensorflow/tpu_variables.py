@@ -1,4 +1,4 @@
-"""Replicated variables: each TPU core has its own."""
+"""ReplicatedVariable: a variable of which each TPU core has its own copy."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _handle_ids = itertools.count()
 
 
 class ReplicatedVariable(VariableBase):
-    """Variables of one shape that are one variable to a replicated computation.
+    """Variables of one shape that act as one variable in a replicated computation.
 
-    Within `tpu.rewrite` or `tpu.replicate`, replica i reads and assigns `variables[i]`. Outside of
-    them it is `variables[0]` that is read and assigned; the others keep their values.
+    Within `tpu.rewrite` or `tpu.replicate`, replica i reads and assigns `variables[i]`. Outside,
+    only `variables[0]` is read and assigned.
     """
 
-    __array_priority__ = 100  # NumPy leaves arithmetic with it to it
-    __iter__ = None  # else Python would count through __getitem__ without end
+    __array_priority__ = 100  # makes NumPy leave arithmetic to this class
+    __iter__ = None  # otherwise Python would call __getitem__ endlessly
 
     def __init__(self, name: str, variables: Sequence[tf.Variable]):
         """Creates a ReplicatedVariable.
 
         Args:
-          name: its name; that of its handle within a computation begins with it.
+          name: its name, which is the prefix of the name of its handle within a computation.
           variables: resource variables of one shape and dtype, one for each replica.
 
         Raises:
           ValueError: there are no variables, or their shapes or dtypes differ.
-          TypeError: one of them is no resource variable.
+          TypeError: one of them is not a resource variable.
         """
         if not variables:
             raise ValueError(
@@ -65,7 +65,7 @@ class ReplicatedVariable(VariableBase):
 
     @property
     def handle(self) -> tf.Tensor:
-        """The resource: each replica's own within a replicated computation."""
+        """The resource handle; within a replicated computation, each replica's own."""
         context, _ = tpu_context()
         if context is None:
             return self._primary_var.handle
@@ -77,11 +77,11 @@ class ReplicatedVariable(VariableBase):
         with outside_all_rewrites():
             return tf.group(*[v.initializer for v in self._vars])
 
-    # -- what it has in common with its variables
+    # -- attributes that all its variables share
 
     @property
     def name(self) -> str:
-        """The name it was given."""
+        """Its name."""
         return self._name
 
     @property
@@ -104,11 +104,11 @@ class ReplicatedVariable(VariableBase):
 
     @property
     def shape(self) -> tf.TensorShape:
-        """The shape of one variable, that is of a slice."""
+        """The shape of each variable, that of a slice."""
         return self._primary_var.shape
 
     def get_shape(self) -> tf.TensorShape:
-        """Returns the shape of one variable, that is of a slice."""
+        """Returns the shape of each variable, that of a slice."""
         return self.shape
 
     @property
@@ -118,14 +118,14 @@ class ReplicatedVariable(VariableBase):
 
     @property
     def op(self) -> tf.Operation:
-        """The operation that makes the first variable."""
+        """The operation that creates the first variable."""
         return self._primary_var.op
 
     def to_proto(self, export_scope: Optional[str] = None) -> Any:
         """Returns the VariableDef of the first variable.
 
         Args:
-          export_scope: a name scope to leave out of names.
+          export_scope: a name scope to remove from names.
         """
         return self._primary_var.to_proto(export_scope=export_scope)
 
@@ -138,7 +138,7 @@ class ReplicatedVariable(VariableBase):
         return self._primary_var._in_graph_mode
 
     def _should_act_as_resource_variable(self) -> None:
-        """Its being there has tf.gradients differentiate with respect to `handle`."""
+        """Makes tf.gradients differentiate with respect to `handle`, by its existence."""
 
     # -- values
 
@@ -148,7 +148,7 @@ class ReplicatedVariable(VariableBase):
         return value
 
     def read_value(self) -> tf.Tensor:
-        """Returns the value, read after the control dependencies in force."""
+        """Returns the value, read after the current control dependencies."""
         return tf.identity(self._read_variable_op())
 
     def __tf_tensor__(
@@ -157,7 +157,7 @@ class ReplicatedVariable(VariableBase):
         """Returns the value.
 
         Args:
-          dtype: the dtype wanted, or None.
+          dtype: the requested dtype, or None.
           name: a name for the operation.
 
         Raises:
@@ -188,10 +188,10 @@ class ReplicatedVariable(VariableBase):
         """Assigns a value.
 
         Args:
-          value: what converts to a tf.Tensor of its shape and dtype.
+          value: an object that converts to a tf.Tensor of its shape and dtype.
           use_locking: ignored; resource variables need no locks.
           name: a name for the operation.
-          read_value: whether to return the new value; else the operation is returned.
+          read_value: whether to return the new value; otherwise the operation is returned.
 
         Returns:
           The tf operation, or the new value.
@@ -211,10 +211,10 @@ class ReplicatedVariable(VariableBase):
         """Adds `delta`; see `assign`.
 
         Args:
-          delta: what converts to a tf.Tensor of its shape and dtype.
+          delta: an object that converts to a tf.Tensor of its shape and dtype.
           use_locking: ignored.
           name: a name for the operation.
-          read_value: whether to return the new value; else the operation is returned.
+          read_value: whether to return the new value; otherwise the operation is returned.
         """
         return self._update(tf.raw_ops.AssignAddVariableOp, delta, name, read_value)
 
@@ -228,10 +228,10 @@ class ReplicatedVariable(VariableBase):
         """Subtracts `delta`; see `assign`.
 
         Args:
-          delta: what converts to a tf.Tensor of its shape and dtype.
+          delta: an object that converts to a tf.Tensor of its shape and dtype.
           use_locking: ignored.
           name: a name for the operation.
-          read_value: whether to return the new value; else the operation is returned.
+          read_value: whether to return the new value; otherwise the operation is returned.
         """
         return self._update(tf.raw_ops.AssignSubVariableOp, delta, name, read_value)
 

@@ -1,4 +1,4 @@
-"""Helpers that know nothing of meshes."""
+"""Utilities that do not depend on meshes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ SCALAR_SUMMARIES_COLLECTION_KEY = "mtf_scalar_summaries"
 
 @contextlib.contextmanager
 def outside_all_rewrites() -> Iterator[None]:
-    """Clears control dependencies, and leaves the control flow context with them.
+    """Clears control dependencies and leaves the control flow context.
 
-    Within a program that is replicated over processors, it leaves that too.
+    Within a program that is replicated over processors, it leaves that, too.
     """
     building = not tf.executing_eagerly() and tf.get_default_graph().building_function
     lift = building and not tf.executing_eagerly_outside_functions()
@@ -47,10 +47,10 @@ _steps_done: contextvars.ContextVar[Optional[tf.Tensor]] = contextvars.ContextVa
 
 @contextlib.contextmanager
 def counted_steps(number: tf.Tensor) -> Iterator[None]:
-    """Programs made within take the number of training steps done from a tensor.
+    """Makes `steps_done` return the given tensor within.
 
     Args:
-      number: an integer tf scalar.
+      number: an integer tf scalar, the number of completed training steps.
     """
     token = _steps_done.set(number)
     try:
@@ -60,10 +60,10 @@ def counted_steps(number: tf.Tensor) -> Iterator[None]:
 
 
 def steps_done() -> tf.Tensor:
-    """Returns the number of training steps done before this one, an integer tf scalar.
+    """Returns the number of completed training steps, an integer tf scalar.
 
-    That is the global step, but where a training loop counts itself: in a step that also adds to
-    the global step, TensorFlow may read it before or after.
+    It is the global step, except within `counted_steps`, which training loops use because
+    TensorFlow may read the global step before or after a step increments it.
     """
     number = _steps_done.get()
     if number is not None:
@@ -83,10 +83,10 @@ class BalancedVariablePlacer:
 
         Args:
           devices: device strings.
-          init_usage: bytes in use on each already; 0 if None.
+          init_usage: bytes already in use on each device; 0 if None.
 
         Raises:
-          ValueError: `init_usage` is not as long as `devices`.
+          ValueError: `devices` is empty, or `init_usage` has another length.
         """
         usage = [0] * len(devices) if init_usage is None else list(init_usage)
         if not devices or len(usage) != len(devices):
@@ -99,7 +99,7 @@ class BalancedVariablePlacer:
         self._last_device = devices[0]
 
     def device_function(self, var: tf.Operation) -> str:
-        """Returns the device for a tf operation; all but variables go to the last one.
+        """Returns the device of a tf operation; operations other than variables get the last one.
 
         Args:
           var: a tf operation.
@@ -127,13 +127,13 @@ def create_host_call(model_dir: str) -> Optional[tuple]:
     if not summaries:
         return None
     names, values = zip(*summaries)
-    # Each core's values arrive joined along the first dimension.
+    # The values of all cores are concatenated along the first dimension.
     columns = [tf.reshape(tf.cast(value, tf.float32), [1]) for value in values]
     step = tf.reshape(tf.cast(tf.train.get_or_create_global_step(), tf.int64), [1])
 
     def write(global_step: tf.Tensor, *tensors: tf.Tensor) -> list:
         writer = tf2.summary.create_file_writer(model_dir)
-        # What tf.summary.scalar writes, which only works where TensorBoard is installed.
+        # The same as tf.summary.scalar, which requires TensorBoard.
         scalars = tf.SummaryMetadata(
             plugin_data=tf.SummaryMetadata.PluginData(plugin_name="scalars")
         )

@@ -1,4 +1,4 @@
-"""Which processes a program has, by the environment that something started them with."""
+"""Discovery of the processes of a program from environment variables."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from mesh_tensorflow._processes.peers import check_address
 
 __all__ = ["addresses_and_index"]
 
-_PORT = 8476  # of the first task of a node, where only the nodes are known
-_TASKS = ("chief", "master", "worker")  # the types of tasks that run the program
+_PORT = 8476  # of the first task of a node, if only the nodes are known
+_TASKS = ("chief", "master", "worker")  # types of tasks that run the program
 
 
 def addresses_and_index(environment: Mapping[str, str]) -> Optional[tuple[tuple[str, ...], int]]:
-    """Returns the addresses of all processes and the number of this one.
+    """Returns the addresses of all processes and the index of this one.
 
     Args:
       environment: environment variables, such as TF_CONFIG or those of SLURM.
 
     Returns:
-      strings "host:port" and an index; None if nothing is said of several processes.
+      (strings "host:port", the index); None if they do not describe several processes.
 
     Raises:
-      ValueError: TF_CONFIG or the SLURM variables are not as they should be.
+      ValueError: TF_CONFIG or the SLURM variables are malformed.
     """
     if environment.get("TF_CONFIG"):
         return _from_tf_config(environment["TF_CONFIG"])
@@ -94,9 +94,9 @@ def _from_slurm(environment: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
 
 
 def _expand(nodes: str) -> list[str]:
-    """Returns the names in SLURM's short form, such as "gpu[01-03,7],login".
+    """Expands node names in SLURM's short form, such as "gpu[01-03,7],login".
 
-    SLURM's own command knows every form; without it TensorFlow knows the usual ones.
+    It calls SLURM's own command if there is one; otherwise it supports the common forms.
     """
     if "[" in nodes and shutil.which("scontrol"):
         done = subprocess.run(
@@ -114,7 +114,7 @@ def _expand(nodes: str) -> list[str]:
 
 
 def _expand_counts(counts: str) -> list[int]:
-    """Returns the numbers in SLURM's short form, such as "2(x3),1"."""
+    """Expands numbers in SLURM's short form, such as "2(x3),1"."""
     try:
         return expand_tasks_per_node(counts) if counts else []
     except ValueError as e:

@@ -1,4 +1,4 @@
-"""The processes of a program, as each other sees them: by whether their servers answer."""
+"""Failure detection: whether the servers of the other processes answer."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANSWER_SECS",
+    "POLL_SECONDS",
     "Lookout",
     "Peer",
     "PeerLostError",
@@ -28,27 +29,27 @@ __all__ = [
     "wait_for",
 ]
 
-ANSWER_SECS = 5.0  # that a peer has to answer
-_PING_SECS = 0.5  # from one round of pings to the next
-_MISSES = 2  # in a row, after which a peer is lost
-# For which one that finds a peer lost stays, so that all others find it too: what ends later than
-# that merely ended.
+ANSWER_SECS = 5.0  # the time for a peer to answer
+POLL_SECONDS = 0.2  # the interval at which a process checks what it waits for
+_PING_SECS = 0.5  # the interval of pings
+_MISSES = 2  # the number of unanswered pings in a row after which a peer is lost
+# How long a process that finds a peer lost keeps running, so that all others find the same peer
+# lost: a process that ends later than that ended only because of it.
 _STAY_SECS = 4 * _PING_SECS
-_POLL_SECONDS = 0.2
 
-# What an HTTP/2 client says first, with empty settings: a server answers with its settings.
+# The connection preface of an HTTP/2 client, with empty settings; servers answer with theirs.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
 class PeerLostError(RuntimeError):
-    """Another process of the cluster is gone."""
+    """Another process of the cluster does not answer."""
 
     def __init__(self, text: str, peer: Peer) -> None:
         """Creates a PeerLostError.
 
         Args:
-          text: what happened.
-          peer: the process.
+          text: the message.
+          peer: the lost process.
         """
         super().__init__(text)
         self.text, self.peer = text, peer
@@ -69,19 +70,19 @@ class Peer(NamedTuple):
 
     @property
     def device(self) -> str:
-        """The process as a device."""
+        """The device string of the process."""
         return f"/job:{self.job}/task:{self.task}"
 
 
 @contextlib.contextmanager
 def naming_port(me: Peer) -> Iterator[None]:
-    """Explains why a server cannot be started, when one cannot within.
+    """Turns errors of starting a server within into ones that name its port.
 
     Args:
-      me: the process whose server it is.
+      me: the process of the server.
 
     Raises:
-      RuntimeError: TensorFlow could not start it.
+      RuntimeError: TensorFlow could not start the server.
     """
     import tensorflow.compat.v1 as tf
 
@@ -99,10 +100,10 @@ def check_address(address: object) -> None:
     """Checks the address of a process in TF_CONFIG.
 
     Args:
-      address: what stands there.
+      address: the entry of TF_CONFIG.
 
     Raises:
-      ValueError: it is not a host and a port.
+      ValueError: it is not of the form "host:port".
     """
     host, _, port = str(address).rpartition(":")
     if not isinstance(address, str) or not host or not port.isdecimal() or int(port) > 65535:
@@ -116,11 +117,8 @@ def answers(address: str, seconds: float = ANSWER_SECS) -> bool:
     """Returns whether a server answers a connection.
 
     Args:
-      address: host and port.
+      address: "host:port".
       seconds: how long to wait.
-
-    Returns:
-      a bool.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -137,10 +135,10 @@ def wait_for(peers: Iterable[Peer], me: Peer, seconds: float) -> None:
     Args:
       peers: the processes.
       me: this process.
-      seconds: how long at most.
+      seconds: the maximum time to wait.
 
     Raises:
-      PeerLostError: one has not been started.
+      PeerLostError: a process did not answer in time.
     """
     deadline, missing = time.monotonic() + seconds, list(peers)
     told = False
@@ -158,14 +156,14 @@ def wait_for(peers: Iterable[Peer], me: Peer, seconds: float) -> None:
         if not told:
             logging.getLogger("tensorflow").info("%s waits for %s.", me, names)
             told = True
-        time.sleep(0.2)
+        time.sleep(POLL_SECONDS)
 
 
 class Lookout:
-    """Pings other processes in a thread, and remembers who did not answer first."""
+    """Pings other processes in a thread, and records which did not answer first."""
 
     def __init__(self, peers: Iterable[Peer]) -> None:
-        """Creates a Lookout, which pings from now on until the process ends.
+        """Creates a Lookout, which pings until this process ends.
 
         Args:
           peers: the other processes, all of which have answered.
@@ -175,7 +173,7 @@ class Lookout:
         threading.Thread(target=self._ping, name="lookout", daemon=True).start()
 
     def lost(self) -> list[Peer]:
-        """Returns the peers that are lost, without those that ended for want of them."""
+        """Returns the lost peers, without those that ended because of them."""
         since = {
             peer: moment
             for peer, moment in self._silent_since.copy().items()
@@ -185,7 +183,7 @@ class Lookout:
         return [peer for peer in self._misses if since.get(peer, math.inf) < first + _STAY_SECS]
 
     def confirmed(self) -> list[Peer]:
-        """Returns the peers that are lost, after time for all processes to find the same ones."""
+        """Returns the lost peers, after enough time for all processes to find the same ones."""
         deadline = time.monotonic() + _MISSES * _PING_SECS + ANSWER_SECS
         while not self.lost() and time.monotonic() < deadline and self._silent_since:
             time.sleep(_PING_SECS / 2)
@@ -195,26 +193,26 @@ class Lookout:
         return lost
 
     def call(self, function: Callable[[], None], seconds: float, what: str) -> None:
-        """Calls a function that may wait for another process, in a thread of its own.
+        """Calls a function that may wait for another process, in a separate thread.
 
-        A call of TensorFlow that waits for a process that is gone cannot be ended: its thread is
-        left behind.
+        A TensorFlow call that waits for a lost process cannot be interrupted, so its thread keeps
+        running.
 
         Args:
-          function: it returns nothing.
-          seconds: how long it may take.
-          what: what it does, for the message.
+          function: a function without arguments or result.
+          seconds: the maximum time that it may take.
+          what: a description of the function, for the error message.
 
         Raises:
           PeerLostError: a process is lost.
-          TimeoutError: all answer, but the time is over.
+          TimeoutError: all processes answer, but the function took too long.
         """
         errors: list[BaseException] = []
 
         def run() -> None:
             try:
                 function()
-            except BaseException as error:  # it is raised in the calling thread
+            except BaseException as error:  # raised again in the calling thread
                 errors.append(error)
 
         thread = threading.Thread(target=run, name=what, daemon=True)
@@ -244,16 +242,16 @@ class Lookout:
 
 
 def wait_at_end(peers: Sequence[Peer], index: int, server: tf.distribute.Server) -> None:
-    """Waits until all processes have come here.
+    """Waits until all processes have called this function.
 
     Args:
-      peers: all processes; the first one keeps account.
-      index: which of them this is.
-      server: its server.
+      peers: all processes; the first one counts the calls.
+      index: the index of this process.
+      server: the server of this process.
 
     Raises:
-      PeerLostError: this is the first one, and another is gone.
-      tf.errors.OpError: the first one was gone from the start.
+      PeerLostError: this is the first process, and another one is lost.
+      tf.errors.OpError: the first process was lost before the call.
     """
     import tensorflow.compat.v1 as tf
 
@@ -266,7 +264,7 @@ def wait_at_end(peers: Sequence[Peer], index: int, server: tf.distribute.Server)
         with tf.Session(server.target, config=config) as session:
             session.run(add, options=limit)
             while answers(chief.address):
-                # The first one may go between two lines, when all have come.
+                # The first one may end between two lines, once all have called.
                 with contextlib.suppress(tf.errors.UnavailableError, tf.errors.AbortedError):
                     if session.run(number, options=limit) == len(peers):
                         return
@@ -277,4 +275,4 @@ def wait_at_end(peers: Sequence[Peer], index: int, server: tf.distribute.Server)
                         "answer: see what it wrote last",
                         lost[0],
                     )
-                time.sleep(_POLL_SECONDS)
+                time.sleep(POLL_SECONDS)

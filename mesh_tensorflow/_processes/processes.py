@@ -1,4 +1,4 @@
-"""Processes: the processes of one program, and the index of this one."""
+"""Processes: all processes of a program, and the index of this one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from mesh_tensorflow._processes.environment import addresses_and_index
 from mesh_tensorflow._processes.peers import (
+    POLL_SECONDS,
     Lookout,
     Peer,
     PeerLostError,
@@ -25,12 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Processes", "processes"]
 
-_POLL_SECONDS = 0.2
-
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """The processes of a program, and which of them this is.
+    """The processes of a program, and the index of this one.
 
     Attributes:
       addresses: "host:port" of each.
@@ -47,12 +46,12 @@ class Processes:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of processes."""
         return len(self.addresses)
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is the one that reports, initializes and saves."""
+        """Whether this process reports, initializes and saves."""
         return self.index == 0
 
     def devices(self, kind: str = "CPU", per_process: int = 1) -> list[str]:
@@ -60,7 +59,7 @@ class Processes:
 
         Args:
           kind: "CPU" or "GPU".
-          per_process: how many each has.
+          per_process: the number of devices of each process.
         """
         return [
             f"/job:{self.job}/replica:0/task:{task}/device:{kind}:{i}"
@@ -69,7 +68,7 @@ class Processes:
         ]
 
     def local(self, per_process: int = 1) -> list[int]:
-        """Returns the numbers of this process's devices among those of `devices`."""
+        """Returns the indices of this process's devices in the list of `devices`."""
         return list(range(self.index * per_process, (self.index + 1) * per_process))
 
     def config(self, per_process: int = 1) -> tf.compat.v1.ConfigProto:
@@ -89,26 +88,29 @@ class Processes:
     def start_server(
         self, per_process: int = 1, wait_seconds: float = 300.0
     ) -> tf.distribute.Server:
-        """Starts this process's tf.distribute.Server, waits for the others', and returns it.
+        """Starts this process's tf.distribute.Server, and waits for those of the others.
 
         Args:
-          per_process: how many logical CPUs it is to have.
-          wait_seconds: how long to wait for the other processes, at most.
+          per_process: the number of logical CPUs of each process.
+          wait_seconds: the maximum time to wait for the other processes.
+
+        Returns:
+          The server.
 
         Raises:
           PeerLostError: a process has not been started; the message names it.
-          RuntimeError: the server cannot be started, as when its port is in use.
+          RuntimeError: the server cannot be started, for example because its port is in use.
         """
         import tensorflow as tf2
 
-        # By default a call to a process that is gone waits for it for ever.
+        # By default, a call to a lost process waits forever.
         os.environ.setdefault("GRPC_FAIL_FAST", "true")
         cluster = tf2.train.ClusterSpec({self.job: list(self.addresses)})
         with naming_port(self.peers[self.index]):
             server = tf2.distribute.Server(
                 cluster, job_name=self.job, task_index=self.index, config=self.config(per_process)
             )
-        # A connection that is refused at first would fail for some time.
+        # A connection that is refused at first would keep failing for some time.
         others = self.peers[: self.index] + self.peers[self.index + 1 :]
         wait_for(others, self.peers[self.index], wait_seconds)
         self._lookouts[:] = [Lookout(others)]
@@ -121,20 +123,20 @@ class Processes:
         feed_dict: Optional[Mapping[Any, Any]] = None,
         timeout_seconds: float = 600.0,
     ) -> Any:
-        """Runs a step as `session.run` does, but does not wait for a lost process for ever.
+        """Runs a step like `session.run`, without waiting forever for a lost process.
 
         Args:
           session: a tf.Session on this process's server.
           fetches: as for `session.run`.
           feed_dict: likewise.
-          timeout_seconds: how long the step may take, the wait for other processes included.
+          timeout_seconds: the maximum time of the step, including waiting for other processes.
 
         Returns:
-          what was fetched.
+          The fetched values.
 
         Raises:
-          PeerLostError: a process is gone; the message names it.
-          tf.errors.DeadlineExceededError: all are there, but the step took too long.
+          PeerLostError: a process is lost; the message names it.
+          tf.errors.DeadlineExceededError: no process is lost, but the step took too long.
         """
         import tensorflow.compat.v1 as tf
 
@@ -144,7 +146,7 @@ class Processes:
 
     @contextlib.contextmanager
     def _naming_lost_peers(self) -> Iterator[None]:
-        """Raises PeerLostError instead of the session's error when a process is gone."""
+        """Raises PeerLostError instead of the session's error if a process is lost."""
         import tensorflow.compat.v1 as tf
 
         try:
@@ -166,22 +168,22 @@ class Processes:
             ) from error
 
     def _lost(self) -> list[Peer]:
-        """Returns the processes that are lost, but not those that ended for want of them."""
+        """Returns the lost processes, without those that ended because of them."""
         if self._lookouts:
             return self._lookouts[0].confirmed()
         return [peer for peer in self.peers if not answers(peer.address)]
 
     def finish(self, server: tf.distribute.Server) -> None:
-        """Waits until all processes have come here; to be called at the end of each.
+        """Waits until all processes have called this; call it at the end of each process.
 
-        A process whose work is done may still be needed: the chief knows the groups of collectives,
-        also those that it has no part in.
+        A process that has finished may still be needed: the chief coordinates all groups of
+        collectives, including those that it is not a member of.
 
         Args:
-          server: what `start_server` returned.
+          server: the server from `start_server`.
 
         Raises:
-          PeerLostError: a process is gone and has not come here; the chief's message names it.
+          PeerLostError: a process was lost before it called this; the chief's message names it.
         """
         with self._naming_lost_peers():
             wait_at_end(self.peers, self.index, server)
@@ -192,21 +194,21 @@ class Processes:
         checkpoint: Optional[str] = None,
         timeout_seconds: float = 1800.0,
     ) -> None:
-        """Gives all variables their first values, or those of a checkpoint.
+        """Initializes all variables, or restores them from a checkpoint.
 
-        Each process calls it, after its graph is complete. The chief initializes or restores the
-        variables of meshes, wherever their slices are; the others wait for it. Other variables,
-        such as the global step, are each process's own.
+        Each process calls it after its graph is complete. The chief initializes or restores the
+        variables of meshes, wherever their slices are; the others wait for it. Each process
+        initializes its own copy of other variables, such as the global step.
 
         Args:
           session: a tf.Session on this process's server.
-          checkpoint: a path, such as tf.train.latest_checkpoint returns; None for first values.
-          timeout_seconds: how long it may take, the wait for the chief included. A process that is
-            gone is found at once.
+          checkpoint: a path, such as from tf.train.latest_checkpoint; None to initialize.
+          timeout_seconds: the maximum time, including waiting for the chief. A lost process is
+            detected immediately.
 
         Raises:
-          PeerLostError: a process is gone; the message names it.
-          TimeoutError: all are there, but it took too long.
+          PeerLostError: a process is lost; the message names it.
+          TimeoutError: no process is lost, but it took too long.
         """
         import tensorflow.compat.v1 as tf
 
@@ -228,7 +230,7 @@ class Processes:
                 if saver is not None:
                     saver.restore(session, checkpoint)
                 while session.run(missing).size:
-                    time.sleep(_POLL_SECONDS)
+                    time.sleep(POLL_SECONDS)
 
         lookout = self._lookouts[0] if self._lookouts else Lookout([])
         chief = self.peers[0]
@@ -238,15 +240,15 @@ class Processes:
 
 
 def processes(environment: Optional[Mapping[str, str]] = None) -> Processes:
-    """Returns the processes of this program, as the environment tells.
+    """Returns the processes of this program, from environment variables.
 
     Args:
-      environment: environment variables; those of the process if None. TF_CONFIG is read as
-        TensorFlow documents it; else SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST and
-        SLURM_STEP_TASKS_PER_NODE. If there is neither, it is the only process.
+      environment: environment variables; those of this process if None. It reads TF_CONFIG, in
+        TensorFlow's format; or SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST and
+        SLURM_STEP_TASKS_PER_NODE. Without either, this is the only process.
 
     Raises:
-      ValueError: TF_CONFIG or the SLURM variables are not as they should be.
+      ValueError: TF_CONFIG or the SLURM variables are malformed.
     """
     environment = os.environ if environment is None else environment
     found = addresses_and_index(environment)
