@@ -28,6 +28,7 @@ class TpuProgram(Program):
 
     Attributes:
       devices: the device of each core, by physical number; replica i is the core of number i.
+      local: all processors: one process builds the computation for all cores.
       binds_masters: whether the value of a variable may be stored in its slices only.
     """
 
@@ -36,6 +37,7 @@ class TpuProgram(Program):
     # the host does not have.
     binds_masters = False
     orders_operations = False
+    has_infeed = True
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class TpuProgram(Program):
                 f"assignment has {replicas} replicas. Make it with num_replicas={mesh_shape.size}"
             )
         self.devices = [device_assignment.tpu_device(replica=n) for n in range(mesh_shape.size)]
+        self.local = list(range(mesh_shape.size))
         self.collectives = TpuCollectives(
             mesh_shape, logical_to_physical, allreduce_in_bfloat16_max_group_size
         )

@@ -7,8 +7,6 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.simd.program import SimdProgram
-
 __all__ = ["ProcessDevices", "_host_id_to_tf_device"]
 
 
@@ -43,15 +41,15 @@ class ProcessDevices:
         """
         assignment = simd_mesh_impl.device_assignment
         numbers = [simd_mesh_impl.l2p(pnum) for pnum in range(simd_mesh_impl.size)]
-        if isinstance(simd_mesh_impl.program, SimdProgram) or assignment is None:
+        if simd_mesh_impl.program.has_infeed:
+            self._tpus = [assignment.tpu_device(replica=n) for n in numbers]
+            self._hosts = [assignment.host_device(replica=n) for n in numbers]
+            self._ordinals = [assignment.tpu_ordinal(replica=n) for n in numbers]
+        else:
             self._tpus = [simd_mesh_impl.devices[n] for n in numbers]
             self._hosts = [_host_of(device) for device in self._tpus]
             specs = [tf.DeviceSpec.from_string(device) for device in self._tpus]
             self._ordinals = [spec.device_index or 0 for spec in specs]
-        else:
-            self._tpus = [assignment.tpu_device(replica=n) for n in numbers]
-            self._hosts = [assignment.host_device(replica=n) for n in numbers]
-            self._ordinals = [assignment.tpu_ordinal(replica=n) for n in numbers]
         self._host_ids = [tf.DeviceSpec.from_string(host).task or 0 for host in self._hosts]
         self._pnums_by_host: dict[int, list[int]] = collections.defaultdict(list)
         for pnum, host_id in enumerate(self._host_ids):

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.simd.program import SimdProgram
+from mesh_tensorflow._mesh.program import Program
 from mesh_tensorflow.experimental.input_reader._batches import (
     batched,
     convert_shapes,
@@ -69,11 +69,11 @@ class SimdMeshImplInputReader:
         self._devices = ProcessDevices(simd_mesh_impl)
         self._enqueue: list[tf.Operation] = []
         program = simd_mesh_impl.program
-        if isinstance(program, SimdProgram):
+        if program.has_infeed:
+            self._make_infeed(is_eval_mode or self._devices.num_hosts == 1)
+        else:
             with program.outside():
                 self._make_local(program)
-        else:
-            self._make_infeed(is_eval_mode or self._devices.num_hosts == 1)
 
     @property
     def infeed_queue(self) -> Infeed:
@@ -86,7 +86,7 @@ class SimdMeshImplInputReader:
 
     # -- CPUs and GPUs
 
-    def _make_local(self, program: SimdProgram) -> None:
+    def _make_local(self, program: Program) -> None:
         """Reads whole batches once for all processors of this process."""
         l2p = [self._impl.l2p(pnum) for pnum in range(self._impl.size)]
         here = [pnum for pnum in range(self._impl.size) if l2p[pnum] in program.local]
