@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import LayoutLike, TensorLayout
-from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, processor_groups
+from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
 from mesh_tensorflow._core.shape import Shape, ShapeLike, list_product
 from mesh_tensorflow._core.tables import table_lookup
 from mesh_tensorflow._core.tensor import Tensor
@@ -27,7 +27,7 @@ from mesh_tensorflow._mesh.devices import (
 from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.mesh_pair import MeshPair
-from mesh_tensorflow._mesh.placement.collectives import Reducer
+from mesh_tensorflow._mesh.placement.collectives import PlacedReducer
 from mesh_tensorflow._mesh.placement.rings import (
     allconcat_ring,
     allreduce_ring,
@@ -107,7 +107,7 @@ class PlacementMeshImpl(MeshImpl):
             {"device": self._devices, "memory": self._domains, "none": None}, merge, "merge"
         )
         self._allreduce = allreduce
-        self._reducer = Reducer(self._devices, self._domains, allreduce)
+        self._reducer = PlacedReducer(self.shape, self._devices, self._domains, allreduce)
         self.copy_master_to_slice_ops: list[tf.Operation] = []
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -249,8 +249,7 @@ class PlacementMeshImpl(MeshImpl):
         mesh_axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
         if not mesh_axes:
             return x
-        groups = processor_groups(self.shape, mesh_axes)
-        return PlacedTensor(self._reducer.reduce(x.tensor_list, groups, reduction_fn_string))
+        return PlacedTensor(self._reducer.allreduce(x.tensor_list, mesh_axes, reduction_fn_string))
 
     def allsplit(
         self, x: PlacedTensor, mesh_axis: int, split_axis: int, which: Optional[PlacedTensor] = None

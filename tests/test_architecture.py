@@ -40,7 +40,7 @@ CORE_ORDER = [
 ]
 # Rooms of _mesh: neither sees the other, and files outside of rooms see none of them but slices.
 MESH_ORDER = [
-    ["constants", "devices", "laid_out", "parallel", "program"],
+    ["constants", "devices", "laid_out", "laid_out_variable", "parallel", "program", "reducer"],
     ["mesh_pair"],
     ["slices"],
     ["mesh_impl"],

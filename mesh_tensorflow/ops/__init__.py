@@ -35,6 +35,7 @@ from mesh_tensorflow._mesh.laid_out import (
     compatible_lazy_allreduce_sums,
     convert_args_to_laid_out_tensors,
 )
+from mesh_tensorflow._mesh.laid_out_variable import LaidOutVariable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.parallel import parallel
 from mesh_tensorflow._mesh.slices.functions import binary_reduction_fn, reduction_fn

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import placement_mesh_impl as placement
-from mesh_tensorflow._mesh.placement.collectives import Reducer
+from mesh_tensorflow._mesh.placement.collectives import PlacedReducer
 from mesh_tensorflow.testing import harness
 
 SIZES = [1, 2, 3, 4, 5]
@@ -86,9 +86,14 @@ def test_rings_need_a_tensor_for_each_device(tf_graph):
 def test_reducer(method, reduction, domains, tf_graph):
     """All in one memory, each in its own, and two and two."""
     xs = arrays(4, [5, 6])
-    for groups in ([[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0], [1], [2], [3]]):
-        reducer = Reducer(cpus(4), domains, method)
-        values = evaluate(reducer.reduce(on_devices(xs), groups, reduction))
+    reducer = PlacedReducer(mtf.convert_to_shape("a:2,b:2"), cpus(4), domains, method)
+    for axes, groups in [
+        ([0, 1], [[0, 1, 2, 3]]),
+        ([1], [[0, 1], [2, 3]]),
+        ([0], [[0, 2], [1, 3]]),
+        ([], [[0], [1], [2], [3]]),
+    ]:
+        values = evaluate(reducer.allreduce(on_devices(xs), axes, reduction))
         for group in groups:
             expected = FNS[reduction]([xs[p] for p in group], axis=0)
             for p in group:
@@ -97,8 +102,8 @@ def test_reducer(method, reduction, domains, tf_graph):
 
 def test_reducer_shares_equal_work(tf_graph):
     x, y = on_devices(arrays(2, [3]))
-    reducer = Reducer(cpus(4), ["m"] * 4, "auto")
-    out = reducer.reduce([x, y, x, y], [[0, 1], [2, 3]], "SUM")
+    reducer = PlacedReducer(mtf.convert_to_shape("a:2,b:2"), cpus(4), ["m"] * 4, "auto")
+    out = reducer.allreduce([x, y, x, y], [1], "SUM")
     assert out[0] is out[1] is out[2] is out[3]
 
 

@@ -9,11 +9,14 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.processors import processor_groups
+from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tables import table_lookup
 from mesh_tensorflow._mesh.placement.rings import allreduce_ring
+from mesh_tensorflow._mesh.reducer import Reducer
 from mesh_tensorflow._mesh.slices.functions import binary_reduction_fn
 
-__all__ = ["Reducer"]
+__all__ = ["PlacedReducer"]
 
 _MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
 
@@ -23,45 +26,51 @@ _instance_keys = itertools.count(1)
 _counting = threading.Lock()
 
 
-class Reducer:
-    """Computes sums, maxima and minima over groups of devices.
+class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
+    """Reduces slices that are placed on devices.
 
     Members of a group in one memory domain are reduced on one device, in one operation; the results
     of several domains are then reduced by a ring of copies or by TensorFlow's collectives.
     """
 
-    def __init__(self, devices: Sequence[str], domains: Sequence[str], method: str):
-        """Creates a Reducer.
+    def __init__(
+        self, mesh_shape: Shape, devices: Sequence[str], domains: Sequence[str], method: str
+    ):
+        """Creates a PlacedReducer.
 
         Args:
+          mesh_shape: shape of the mesh.
           devices: device strings, one for each processor.
           domains: the name of each processor's memory domain.
           method: "ring", "collective", or "auto" for collectives between GPUs and rings otherwise.
         """
         across = {"ring": allreduce_ring, "collective": allreduce_collective, "auto": None}
         self._across = table_lookup(across, method, "allreduce method")
+        self._mesh_shape = mesh_shape
         self._devices = devices
         self._domains = domains
 
-    def reduce(
-        self, slices: Sequence[tf.Tensor], groups: Sequence[Sequence[int]], reduction: str
+    def allreduce(
+        self, x: Sequence[tf.Tensor], mesh_axes: Sequence[int], reduction: str
     ) -> list[tf.Tensor]:
-        """Reduces each group's slices.
+        """Reduces over the processors that differ along mesh axes.
+
+        Groups of the same memory domains and the same tensors are reduced once.
 
         Args:
-          slices: a tf.Tensor for each processor.
-          groups: lists of processor numbers.
+          x: a tf.Tensor for each processor.
+          mesh_axes: the mesh axes to reduce over.
           reduction: "SUM", "MAX" or "MIN".
 
         Returns:
           The reduced value for each processor.
         """
-        out: list[Any] = [None] * len(slices)
+        out: list[Any] = [None] * len(x)
         done: dict[tuple, dict[str, tf.Tensor]] = {}
-        for group in groups:
-            key = tuple((self._domains[p], id(slices[p])) for p in group)
+        for group in processor_groups(self._mesh_shape, mesh_axes):
+            key = tuple((self._domains[p], id(x[p])) for p in group)
             if key not in done:
-                done[key] = self._reduce_group(slices, group, reduction)
+                done[key] = self._reduce_group(x, group, reduction)
             for p in group:
                 out[p] = done[key][self._domains[p]]
         return out

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, processor_groups
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.constants import constant
+from mesh_tensorflow._mesh.reducer import Reducer
 from mesh_tensorflow._mesh.simd.program import SimdProgram
 from mesh_tensorflow._mesh.simd.reductions import Reduction
 
@@ -21,7 +22,7 @@ _REDUCED = (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64)
 _MOVED = (tf.float32, tf.float64, tf.float16, tf.int32, tf.int64)
 
 
-class TfCollectives:
+class TfCollectives(Reducer[tf.Tensor]):
     """Collectives along the axes of a mesh, by TensorFlow's CollectiveReduceV2 and its kin.
 
     The same calls, in the same order, are made for every processor: they are one program. Which

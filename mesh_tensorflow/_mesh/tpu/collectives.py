@@ -11,6 +11,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, processor_groups
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tables import table_lookup
+from mesh_tensorflow._mesh.reducer import Reducer
 from mesh_tensorflow._mesh.slices.functions import reduction_fn
 from mesh_tensorflow._mesh.tpu.context import (
     outside_tpu_context,
@@ -41,7 +42,7 @@ _CAST = {
 _BITCAST = (tf.uint32, tf.int64, tf.uint64, tf.float64)
 
 
-class TpuCollectives:
+class TpuCollectives(Reducer[tf.Tensor]):
     """Collectives along the axes of a mesh, within tpu.rewrite, tpu.replicate or tpu.shard.
 
     Replica i of the computation is the core with physical number i. All cores run one program; its

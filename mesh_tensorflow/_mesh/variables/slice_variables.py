@@ -7,12 +7,13 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.laid_out_variable import LaidOutVariable
 from mesh_tensorflow._mesh.variables.slice_storage import bind_masters
 
 __all__ = ["SliceVariables"]
 
 
-class SliceVariables:
+class SliceVariables(LaidOutVariable):
     """The tf variables that hold the slices of an mtf Variable.
 
     They are the only place of its value, unless its master is in use.

@@ -1,0 +1,113 @@
+"""The abstract bases of what mesh implementations consist of, and classes without them."""
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import examples.mesh_impl_of_your_own as example
+import mesh_tensorflow as mtf
+from mesh_tensorflow._mesh.placement.collectives import PlacedReducer
+from mesh_tensorflow._mesh.program import Program
+from mesh_tensorflow._mesh.reducer import Reducer
+from mesh_tensorflow._mesh.simd.collectives import TfCollectives
+from mesh_tensorflow._mesh.simd.program import SimdProgram
+from mesh_tensorflow._mesh.tpu.collectives import TpuCollectives
+from mesh_tensorflow._mesh.tpu.program import TpuProgram
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
+
+IMPLEMENTATIONS = [
+    (mtf.LaidOutTensor, PlacementMeshImpl.LaidOutTensor),
+    (mtf.LaidOutTensor, SimdMeshImpl.LaidOutTensor),
+    (mtf.LaidOutVariable, PlacementMeshImpl.LaidOutVariable),
+    (mtf.LaidOutVariable, SimdMeshImpl.LaidOutVariable),
+    (Reducer, PlacedReducer),
+    (Reducer, TfCollectives),
+    (Reducer, TpuCollectives),
+    (Program, SimdProgram),
+    (Program, TpuProgram),
+]
+
+
+@pytest.mark.parametrize("base, implementation", IMPLEMENTATIONS)
+def test_implementations_are_whole(base, implementation):
+    assert issubclass(implementation, base)
+    assert not getattr(implementation, "__abstractmethods__", None)
+
+
+@pytest.mark.parametrize("base", [mtf.LaidOutVariable, Reducer, Program])
+def test_bases_are_abstract(base):
+    with pytest.raises(TypeError, match="abstract"):
+        base()
+
+
+def test_programs_say_how_inputs_come():
+    assert TpuProgram.has_infeed and not SimdProgram.has_infeed
+    with pytest.raises(NotImplementedError, match="TpuProgram has no own_tensor"):
+        TpuProgram.own_tensor(object.__new__(TpuProgram), [])
+
+
+class DuckVariable:
+    """Has what a Lowering calls, and no base of this package."""
+
+    def __init__(self, variable, mesh_impl):
+        self._whole = mesh_impl.WholeVariable(variable, mesh_impl)
+        self.asked_for = []
+
+    def __getattr__(self, name):
+        self.asked_for.append(name)
+        return getattr(self._whole, name)
+
+
+class DuckMeshImpl(example.OneDeviceMeshImpl):
+    WholeVariable = example.OneDeviceMeshImpl.LaidOutVariable
+    LaidOutVariable = DuckVariable
+
+
+class BareVariable(mtf.LaidOutVariable):
+    """Has no copies, and does not say so."""
+
+    def __init__(self, variable, mesh_impl):
+        self._whole = example.OneDeviceMeshImpl.LaidOutVariable(variable, mesh_impl)
+
+    @property
+    def laid_out_tensor(self):
+        return self._whole.laid_out_tensor
+
+    def read(self):
+        return self._whole.read()
+
+    def assign_to_slices(self, assign_fn, values):
+        return self._whole.assign_to_slices(assign_fn, values)
+
+
+class BareMeshImpl(example.OneDeviceMeshImpl):
+    LaidOutVariable = BareVariable
+
+
+def lowered(impl_class):
+    """Returns a Lowering of `v += 1; v`, and (the assignment, the value)."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    v = mtf.get_variable(mesh, "v", "a:4,b:6", initializer=tf.ones_initializer())
+    assignment = mtf.assign_add(v, v * 2)
+    lowering = mtf.Lowering(mesh.graph, {mesh: impl_class("rows:2", "a:rows")})
+    return lowering, lowering.lowered_operation(assignment), lowering.export_to_tf_tensor(v)
+
+
+def test_variables_without_the_base(tf_graph):
+    assert not issubclass(DuckVariable, mtf.LaidOutVariable)
+    lowering, assigned, value = lowered(DuckMeshImpl)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(lowering.copy_masters_to_slices())
+        session.run(assigned)
+        assert (session.run(value) == 3).all()
+    [laid_out] = lowering.variables.values()
+    assert set(laid_out.asked_for) == {"laid_out_tensor", "assign_to_slices", "needs_copies"}
+
+
+def test_copies_that_are_needed_and_lacking(tf_graph):
+    lowering, *_ = lowered(BareMeshImpl)
+    with pytest.raises(NotImplementedError, match="BareVariable has no copy_master_to_slices"):
+        lowering.copy_masters_to_slices()
+    with pytest.raises(NotImplementedError, match="BareVariable has no copy_slices_to_master"):
+        lowering.copy_slices_to_masters()
