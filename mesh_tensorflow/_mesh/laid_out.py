@@ -1,14 +1,18 @@
-"""Values spread over a mesh: there, or still to be computed."""
+"""Laid-out tensors: slices that are computed, or lazy values that compute them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
+import tensorflow.compat.v1 as tf
+
 from mesh_tensorflow._core.shape import Shape
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 __all__ = [
     "LaidOutTensor",
@@ -20,13 +24,13 @@ __all__ = [
 
 
 class LaidOutTensor:
-    """The slices of one tensor that a program has, of one processor or of all.
+    """The slices of one tensor that a program has: those of all processors, or of one.
 
-    What mesh implementations pass to the functions of `slicewise` and to collectives is a subclass
-    of it; `MeshImpl.LaidOutTensor` says which.
+    `MeshImpl.LaidOutTensor` is the subclass of a mesh implementation, which passes its instances
+    to `slicewise` and to collectives.
     """
 
-    def __init__(self, tensor_list: Sequence[Any]):
+    def __init__(self, tensor_list: Sequence[tf.Tensor]):
         """Creates a LaidOutTensor.
 
         Args:
@@ -38,27 +42,31 @@ class LaidOutTensor:
         return f"[{','.join(map(repr, self._tensor_list))}]"
 
     @classmethod
-    def from_tensor_list(cls, tensor_list: Sequence[Any]) -> Self:
+    def from_tensor_list(cls, tensor_list: Sequence[tf.Tensor]) -> Self:
         """Creates an instance from a list of tf.Tensors."""
         return cls(tensor_list)
 
     @property
-    def tensor_list(self) -> list[Any]:
+    def tensor_list(self) -> list[tf.Tensor]:
         """The slices."""
         return self._tensor_list
 
     @property
-    def all_slices(self) -> list[Any]:
+    def all_slices(self) -> list[tf.Tensor]:
         """The slices."""
         return self._tensor_list
 
     @property
     def slice_shape(self) -> list[int]:
-        """Shape of one slice."""
+        """The shape of one slice."""
         return self._tensor_list[0].shape.as_list()
 
     def of_shape(self, tensor_shape: Shape) -> LaidOutTensor:
-        """Returns the same slices, known to be those of a tensor of a certain Shape."""
+        """Returns the same slices; a subclass may record the Shape of the whole tensor.
+
+        Args:
+          tensor_shape: the Shape of the whole tensor.
+        """
         return self
 
     def to_laid_out_tensor(self) -> Self:
@@ -67,22 +75,22 @@ class LaidOutTensor:
 
 
 class LazyAllreduceSum:
-    """The sum of a laid-out tensor over groups of processors, not communicated yet.
+    """A partial sum: the sum of a laid-out tensor over groups of processors, computed lazily.
 
-    Additions and reshapes work on the summands, so that a sum of several such values is
-    communicated once. `to_laid_out_tensor` sums, once, and remembers the result.
+    Additions and reshapes work on the summands, so that a sum of several partial sums is
+    communicated once. `to_laid_out_tensor` computes the sum once and caches it.
 
     Attributes:
-      mesh_impl: a MeshImpl.
+      mesh_impl: the MeshImpl that computes the sum.
       laid_out_input: the summands, a LaidOutTensor.
       mesh_axes: the mesh axes to sum over.
-      add_counter_fn: a function of no arguments, called when the sum is made; or None.
+      add_counter_fn: called without arguments when the sum is computed; or None.
     """
 
     def __init__(
         self,
-        mesh_impl: Any,
-        laid_out_input: Any,
+        mesh_impl: MeshImpl,
+        laid_out_input: LaidOutTensor,
         mesh_axes: Sequence[int],
         add_counter_fn: Optional[Callable[[], None]] = None,
     ):
@@ -102,16 +110,16 @@ class LazyAllreduceSum:
 
     @property
     def is_summed(self) -> bool:
-        """Whether the sum was made already."""
+        """Whether the sum has been computed."""
         return self._sum is not None
 
     @property
     def slice_shape(self) -> list[int]:
-        """Shape of one processor's slice."""
+        """The shape of one slice."""
         return self.laid_out_input.slice_shape
 
-    def __add__(self, other: Any) -> Any:
-        """Returns the sum with a compatible LazyAllreduceSum, still lazy."""
+    def __add__(self, other: LazyAllreduceSum) -> LazyAllreduceSum:
+        """Returns the lazy sum with a compatible LazyAllreduceSum."""
         return LazyAllreduceSum(
             self.mesh_impl,
             self.mesh_impl.slicewise(lambda a, b: a + b, self.laid_out_input, other.laid_out_input),
@@ -121,30 +129,30 @@ class LazyAllreduceSum:
 
 
 class LazyLaidOutTensor:
-    """A laid-out tensor that is computed each time it is asked for, such as a large constant."""
+    """A laid-out tensor that is computed on each use, such as a large constant."""
 
     def __init__(self, to_laid_out_tensor_fn: Callable[[], Any], slice_shape: Sequence[int]):
         """Creates a LazyLaidOutTensor.
 
         Args:
-          to_laid_out_tensor_fn: a function of no arguments that returns a LaidOutTensor.
-          slice_shape: shape of one processor's slice.
+          to_laid_out_tensor_fn: returns the LaidOutTensor; called without arguments.
+          slice_shape: the shape of one slice.
         """
         self._to_laid_out_tensor_fn = to_laid_out_tensor_fn
         self._slice_shape = list(slice_shape)
 
     def to_laid_out_tensor(self) -> Any:
-        """Computes the value anew."""
+        """Computes the value, a LaidOutTensor."""
         return self._to_laid_out_tensor_fn()
 
     @property
     def slice_shape(self) -> list[int]:
-        """Shape of one processor's slice."""
+        """The shape of one slice."""
         return self._slice_shape
 
 
 def compatible_lazy_allreduce_sums(xs: Iterable[Any]) -> bool:
-    """Returns whether all of `xs` are sums, not made yet, over the same axes of one mesh."""
+    """Returns whether all `xs` are pending sums over the same mesh axes of one MeshImpl."""
     xs = list(xs)
     if not xs or not all(isinstance(x, LazyAllreduceSum) and not x.is_summed for x in xs):
         return False
@@ -153,5 +161,5 @@ def compatible_lazy_allreduce_sums(xs: Iterable[Any]) -> bool:
 
 
 def convert_args_to_laid_out_tensors(xs: Iterable[Any]) -> list[Any]:
-    """Returns `xs` with lazy values computed; what is no laid-out value stays as it is."""
+    """Returns `xs` with lazy values computed; other values are unchanged."""
     return [x.to_laid_out_tensor() if hasattr(x, "to_laid_out_tensor") else x for x in xs]

@@ -1,1 +1,1 @@
-"""Variables: their slices, masters and stores."""
+"""Variables: slice variables, masters and variable stores."""

@@ -1,4 +1,4 @@
-"""mtf.function: tf.function for functions that build and lower mtf programs."""
+"""mtf.function: a tf.function that builds and lowers mtf programs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from mesh_tensorflow._mesh.variables.store import VariableStore
 __all__ = ["function"]
 
 
-def function(fn: Optional[Callable] = None, **kwargs: Any) -> Any:
-    """Is tf.function for functions that build and lower mtf programs.
+def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
+    """Compiles a function that builds and lowers mtf programs, as tf.function does.
 
-    The variables of the programs are made at the first call and kept in `.store`, a
+    The first call creates the variables of the programs. They are kept in `.store`, a
     VariableStore.
 
     Args:
-      fn: a function of eager tensors.
-      **kwargs: arguments of tf.function; autograph is off unless asked for.
+      fn: a function of eager tensors; None to use `function` as a decorator with arguments.
+      **kwargs: arguments of tf.function; `autograph` is False by default.
+
+    Returns:
+      A function with the arguments and the result of `fn`. Its attributes `store` and
+      `tf_function` are the VariableStore and the tf.function.
     """
     if fn is None:
         return functools.partial(function, **kwargs)
@@ -29,14 +33,14 @@ def function(fn: Optional[Callable] = None, **kwargs: Any) -> Any:
     kwargs.setdefault("autograph", False)
 
     @functools.wraps(fn)
-    def within_store(*args: Any, **named: Any) -> Any:
+    def within_store(*args: object, **named: object) -> Any:
         with store.scope():
             return fn(*args, **named)
 
     traced = tf2.function(within_store, **kwargs)
 
     @functools.wraps(fn)
-    def call(*args: Any, **named: Any) -> Any:
+    def call(*args: object, **named: object) -> Any:
         return traced(*args, **named)
 
     call.store = store  # type: ignore[attr-defined]

@@ -1,13 +1,14 @@
-"""First values of variables: initializers as TensorFlow calls them, and their seeds."""
+"""Initial values of variables: calls initializers as TensorFlow does, and seeds them."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, Union
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.slices.random_values import program_seed
@@ -15,15 +16,20 @@ from mesh_tensorflow._mesh.slices.random_values import program_seed
 __all__ = ["checked_value", "initial_value", "seeded_initializer"]
 
 
-def seeded_initializer(initializer: Any, name: str, dtype: tf.DType = tf.float32) -> Any:
-    """Returns an initializer whose values depend on the program's seed and on `name` alone.
+def seeded_initializer(
+    initializer: Optional[Callable[..., Any]], name: str, dtype: tf.DType = tf.float32
+) -> Any:
+    """Returns an initializer whose values depend only on the program's seed and on `name`.
 
-    Only where the program has a seed and the initializer has none of its own.
+    The initializer is unchanged if the program has no seed, or if it has a seed of its own.
 
     Args:
-      initializer: a TensorFlow initializer or None.
-      name: full name of a variable.
-      dtype: its dtype; those that are not floating begin with zeros.
+      initializer: a TensorFlow initializer; TensorFlow's default for the dtype if None.
+      name: the full name of the variable.
+      dtype: the dtype of the variable; the default for dtypes that are not floating is zeros.
+
+    Returns:
+      A TensorFlow initializer, or None for TensorFlow's default.
     """
     if initializer is None and not dtype.is_floating:
         return None
@@ -34,19 +40,25 @@ def seeded_initializer(initializer: Any, name: str, dtype: tf.DType = tf.float32
     if isinstance(initializer, type):
         initializer = initializer()
     if getattr(initializer, "seed", 0) is None:
-        initializer = copy.copy(initializer)
-        initializer.seed = zlib.crc32(name.encode()) % 2**31
+        seeded: Any = copy.copy(initializer)
+        seeded.seed = zlib.crc32(name.encode()) % 2**31
+        return seeded
     return initializer
 
 
-def initial_value(initializer: Any, name: str, sizes: Sequence[int], dtype: tf.DType) -> tf.Tensor:
-    """Returns the first value of a variable, as tf.get_variable would compute it.
+def initial_value(
+    initializer: Optional[Callable[..., Any]], name: str, sizes: Sequence[int], dtype: tf.DType
+) -> tf.Tensor:
+    """Returns the initial value of a variable, as tf.get_variable computes it.
 
     Args:
       initializer: a TensorFlow initializer; TensorFlow's default for the dtype if None.
-      name: full name of the variable.
-      sizes: its sizes.
-      dtype: its dtype.
+      name: the full name of the variable.
+      sizes: the shape of the variable.
+      dtype: the dtype of the variable.
+
+    Returns:
+      A tf.Tensor of the shape and dtype of the variable.
 
     Raises:
       ValueError: the initializer returns a value of another shape or dtype.
@@ -60,17 +72,22 @@ def initial_value(initializer: Any, name: str, sizes: Sequence[int], dtype: tf.D
     return checked_value(initializer(list(sizes), dtype=dtype, **further), name, sizes, dtype)
 
 
-def checked_value(value: Any, name: str, sizes: Sequence[int], dtype: tf.DType) -> tf.Tensor:
-    """Returns the result of an initializer as a tf.Tensor.
+def checked_value(
+    value: Union[tf.Tensor, np.ndarray, None], name: str, sizes: Sequence[int], dtype: tf.DType
+) -> tf.Tensor:
+    """Converts the result of an initializer to a tf.Tensor and checks its shape and dtype.
 
     Args:
       value: an array or a tf.Tensor.
-      name: full name of the variable.
-      sizes: its sizes.
-      dtype: its dtype.
+      name: the full name of the variable.
+      sizes: the shape of the variable.
+      dtype: the dtype of the variable.
+
+    Returns:
+      A tf.Tensor of the shape and dtype of the variable.
 
     Raises:
-      ValueError: it is None, or of another shape or dtype.
+      ValueError: `value` is None, or has another shape or dtype.
     """
     if value is not None and not tf.is_tensor(value):
         value = tf.convert_to_tensor(value, dtype)
@@ -83,8 +100,8 @@ def checked_value(value: Any, name: str, sizes: Sequence[int], dtype: tf.DType) 
     return value
 
 
-def _takes_partition_info(initializer: Any) -> bool:
-    """Whether it is a function that insists on an argument for partitions of variables."""
+def _takes_partition_info(initializer: Callable[..., Any]) -> bool:
+    """Whether an initializer is a function with a required argument `partition_info`."""
     if not inspect.isfunction(initializer):
         return False
     argument = inspect.signature(initializer).parameters.get("partition_info")

@@ -1,10 +1,12 @@
-"""MasterVariable: an mtf variable as TensorFlow sees it, whole and under its name."""
+"""MasterVariable: the whole value of an mtf variable, as TensorFlow's collections hold it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Optional
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.variables.storage import VariableStorage, WholeStorage
@@ -14,24 +16,24 @@ __all__ = ["MasterVariable", "make_master"]
 
 
 class MasterVariable(WholeVariable):
-    """The whole value of an mtf variable, in place of a tf.Variable in TensorFlow's collections.
+    """The whole value of an mtf variable; stands for a tf.Variable in TensorFlow's collections.
 
-    Initializers, savers, reads and assignments find it there. As long as no Lowering has been
-    made it is a tf variable. A Lowering that finds that nothing in the graph uses that variable
-    yet binds the MasterVariable to the slices: from then on it reads, sets, saves and restores
-    them, and the tf variable holds no memory. If something does use it, it stays, beside the
-    slices, and values are copied between them.
+    Initializers, savers, reads and assignments use it through the collections. Before the first
+    Lowering, the value is in a tf variable. If nothing in the graph uses that tf variable yet, the
+    Lowering binds the MasterVariable to the slices: from then on it reads, assigns, saves and
+    restores the slices, and the tf variable takes no memory. Otherwise the tf variable stays next
+    to the slices, and values are copied between them.
     """
 
     _in_graph_mode = True
-    _should_act_as_resource_variable = True  # tf.train.init_from_checkpoint asks for it
+    _should_act_as_resource_variable = True  # checked by tf.train.init_from_checkpoint
 
-    def __init__(self, tf_variable: Any, trainable: bool):
+    def __init__(self, tf_variable: tf.Variable, trainable: bool):
         """Creates a MasterVariable.
 
         Args:
           tf_variable: a resource variable.
-          trainable: whether optimizers are to change it.
+          trainable: whether optimizers update it.
         """
         super().__init__(trainable)
         self._tf_variable = tf_variable
@@ -39,33 +41,33 @@ class MasterVariable(WholeVariable):
         self._storage: VariableStorage = WholeStorage(tf_variable)
         self._in_use = False
 
-    # -- where the value is
+    # -- where the value is stored
 
     @property
     def in_use(self) -> bool:
-        """Whether the graph uses the tf variable, so that it must stay beside the slices."""
+        """Whether the graph uses the tf variable, so that it must stay next to the slices."""
         return self._in_use
 
     @property
     def is_bound(self) -> bool:
-        """Whether the value is in slices alone."""
+        """Whether only the slices store the value."""
         return not isinstance(self._storage, WholeStorage)
 
     def keep(self) -> None:
-        """Makes the tf variable stay beside the slices of a Lowering."""
+        """Keeps the tf variable next to the slices of a Lowering."""
         self._in_use = True
 
     def bind(self, storage: VariableStorage) -> None:
-        """Makes slices the only place of the value.
+        """Makes slices the only storage of the value.
 
         Args:
-          storage: where they are.
+          storage: the storage in slices.
         """
         assert not self._in_use and not self.is_bound
         self._storage = storage
 
     @property
-    def tf_variable(self) -> Any:
+    def tf_variable(self) -> tf.Variable:
         """The tf variable of the whole value, for a Lowering that computes with it."""
         self._in_use = True
         return self._tf_variable
@@ -75,7 +77,7 @@ class MasterVariable(WholeVariable):
             self._in_use = True
         return self._storage
 
-    # -- what a tf.Variable tells about itself
+    # -- properties of a tf.Variable
 
     @property
     def name(self) -> str:
@@ -83,7 +85,7 @@ class MasterVariable(WholeVariable):
 
     @property
     def op(self) -> tf.Operation:
-        """The tf operation of its name."""
+        """The tf.Operation of the tf variable."""
         return self._tf_variable.op
 
     @property
@@ -92,7 +94,7 @@ class MasterVariable(WholeVariable):
 
     @property
     def graph(self) -> tf.Graph:
-        """The tf.Graph it is in."""
+        """The tf.Graph of the variable."""
         return self._tf_variable.graph
 
     @property
@@ -118,11 +120,11 @@ class MasterVariable(WholeVariable):
         self._in_use = True
         return getattr(self._tf_variable, name)
 
-    # -- initial value; tf.train.init_from_checkpoint sets the two that begin with "_"
+    # -- initial value; tf.train.init_from_checkpoint sets the two private properties
 
     @property
     def initial_value(self) -> Any:
-        """The initial value, a tf.Tensor of the whole shape."""
+        """The initial value, a tf.Tensor of the shape of the variable."""
         return self._initial
 
     @property
@@ -142,18 +144,18 @@ class MasterVariable(WholeVariable):
 
     @_initializer_op.setter
     def _initializer_op(self, op: tf.Operation) -> None:
-        # Slices are initialized from the initial value, which is set as well.
+        # Slices are initialized from the initial value, which TensorFlow sets as well.
         if not self.is_bound:
             self._in_use = True
             self._tf_variable._initializer_op = op
 
     @property
     def initializer(self) -> tf.Operation:
-        """A tf.Operation that gives it its initial value."""
+        """A tf.Operation that assigns the initial value."""
         return self._at_storage().initializer(self._initial)
 
     def initialized_value(self) -> tf.Tensor:
-        """Returns a tf.Tensor: its value, or the initial value if it has none yet."""
+        """Returns the value, or the initial value if the variable is not initialized."""
         return tf.cond(self.is_initialized(), self.read_value, lambda: self._initial)
 
     # -- in a session
@@ -161,7 +163,7 @@ class MasterVariable(WholeVariable):
     def _as_graph_element(self) -> tf.Tensor:
         return self.read_value()
 
-    def eval(self, session: Optional[tf.Session] = None) -> Any:
+    def eval(self, session: Optional[tf.Session] = None) -> np.ndarray:
         """Returns the whole value as a NumPy array.
 
         Args:
@@ -169,11 +171,11 @@ class MasterVariable(WholeVariable):
         """
         return self.read_value().eval(session=session)
 
-    def load(self, value: Any, session: Optional[tf.Session] = None) -> None:
-        """Sets the whole value in a session.
+    def load(self, value: npt.ArrayLike, session: Optional[tf.Session] = None) -> None:
+        """Assigns the whole value in a session.
 
         Args:
-          value: a NumPy array.
+          value: an array of the shape of the variable.
           session: the default session if None.
         """
         with self.graph.as_default(), tf.control_dependencies(None):
@@ -182,16 +184,16 @@ class MasterVariable(WholeVariable):
         (session or tf.get_default_session()).run(done, {fed: value})
 
     def to_proto(self, export_scope: Optional[str] = None) -> Any:
-        """Returns a VariableDef; None if the value is in slices, which have no such form."""
+        """Returns a VariableDef; None if the value is in slices."""
         return None if self.is_bound else self._tf_variable.to_proto(export_scope)
 
 
-def make_master(next_creator: Callable, **kwargs: Any) -> MasterVariable:
-    """Makes a MasterVariable; a variable creator for tf.variable_creator_scope.
+def make_master(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> MasterVariable:
+    """Creates a MasterVariable; a variable creator for tf.variable_creator_scope.
 
     Args:
-      next_creator: makes the tf variable.
-      **kwargs: what TensorFlow was asked for.
+      next_creator: creates the tf variable.
+      **kwargs: the arguments that TensorFlow passes to variable creators.
     """
     collections = kwargs.pop("collections", None) or [tf.GraphKeys.GLOBAL_VARIABLES]
     trainable = kwargs.pop("trainable", None)

@@ -1,26 +1,30 @@
-"""SliceStorage: the slices of a PlacedVariable as the only place of a variable's value."""
+"""SliceStorage: stores the value of a variable only in its slices."""
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.variables.storage import Piece, VariableStorage
 
+if TYPE_CHECKING:
+    from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
+    from mesh_tensorflow.ops._variables.variable import Variable
+
 __all__ = ["SliceStorage", "bind_masters"]
 
 
 class SliceStorage(VariableStorage):
-    """The slices of one variable, or of one part of a stack of variables."""
+    """The slices of one variable, or of one part of a stacked variable."""
 
-    def __init__(self, placed: Any, variable: Any, index: Optional[int] = None):
+    def __init__(self, placed: SliceVariables, variable: Variable, index: Optional[int] = None):
         """Creates a SliceStorage.
 
         Args:
-          placed: a PlacedVariable.
-          variable: the Variable whose value it is.
-          index: which part of the stack it is; None if it is no stack.
+          placed: the slices.
+          variable: the Variable whose value is stored.
+          index: the index of the variable in a stacked variable; None if it is not stacked.
         """
         self._placed = placed
         self._variable = variable
@@ -87,15 +91,15 @@ class SliceStorage(VariableStorage):
         return tf.reduce_all([v.is_initialized() for v in self._placed.slices.values()])
 
 
-def bind_masters(placed: Any, variable: Any) -> bool:
-    """Makes slices the only place of a variable's value, if nothing uses its masters yet.
+def bind_masters(placed: SliceVariables, variable: Variable) -> bool:
+    """Makes slices the only storage of a variable's value, if nothing uses its masters yet.
 
     Args:
-      placed: a PlacedVariable.
-      variable: its Variable.
+      placed: the slices.
+      variable: the Variable.
 
     Returns:
-      Whether it did.
+      Whether the masters were bound.
     """
     masters = variable.masters
     if not masters or any(m.in_use or m.is_bound for m in masters):

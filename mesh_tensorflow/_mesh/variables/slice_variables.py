@@ -1,35 +1,44 @@
-"""SliceVariables: the slices of one Variable, and how they go to and from its master."""
+"""SliceVariables: the slice variables of a Variable, and copies to and from its master."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.laid_out_variable import LaidOutVariable
 from mesh_tensorflow._mesh.variables.slice_storage import bind_masters
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.ops._variables.variable import Variable
+
 __all__ = ["SliceVariables"]
 
 
 class SliceVariables(LaidOutVariable):
-    """The tf variables that hold the slices of an mtf Variable.
+    """The slice variables of an mtf Variable.
 
-    They are the only place of its value, unless its master is in use.
+    Only they store the value, unless the master is in use.
 
     Attributes:
       mesh_impl: a MeshImpl with a device for each processor.
-      owner: for each processor, the one whose slice it shares.
-      slices: tf variables, by the number of the processor that owns them.
+      owner: for each processor, the number of the processor that stores its slice.
+      slices: the slice variables, by the number of the processor that stores them.
     """
 
     mesh_impl: Any
     owner: list[int]
-    slices: dict[int, Any]
+    slices: dict[int, tf.Variable]
 
-    def __init__(self, variable: Any):
-        """Binds the master of a Variable, if nothing uses it yet; the slices have been made."""
+    def __init__(self, variable: Variable):
+        """Binds the master to the slices, if nothing uses the master yet.
+
+        Subclasses create `slices` before they call this.
+
+        Args:
+          variable: the Variable.
+        """
         self._variable = variable
         self._room: dict[int, tf.Operation] = {}
         self._stack_initializers: dict[tuple[int, ...], tf.Operation] = {}
@@ -38,18 +47,18 @@ class SliceVariables(LaidOutVariable):
 
     @property
     def slice_is_master(self) -> bool:
-        """Whether there is one slice, and it is the master itself."""
+        """Whether there is only one slice, which is the master itself."""
         return False
 
     @property
-    def slice_variables(self) -> list[Any]:
+    def slice_variables(self) -> list[tf.Variable]:
         """The tf variables, one for each slice that is stored."""
         return list(self.slices.values())
 
-    # -- stacks of variables
+    # -- stacked variables
 
     def has_room(self, pnum: int) -> tf.Operation:
-        """Returns a tf.Operation that sets a slice to zeros if it has no value yet."""
+        """Returns a tf.Operation that sets a slice to zeros if it is not initialized."""
         if pnum not in self._room:
             v = self.slices[pnum]
             with tf.device(v.device), tf.control_dependencies(None):
@@ -61,7 +70,7 @@ class SliceVariables(LaidOutVariable):
         return self._room[pnum]
 
     def stack_initializer(self) -> tf.Operation:
-        """Returns a tf.Operation that gives all parts of a stack their initial values."""
+        """Returns a tf.Operation that initializes all parts of a stacked variable."""
         values = [master.initial_value for master in self._variable.masters]
         key = tuple(map(id, values))
         if key not in self._stack_initializers:
@@ -70,10 +79,10 @@ class SliceVariables(LaidOutVariable):
                 self._stack_initializers[key] = self._set_slices(tf.stack(values))
         return self._stack_initializers[key]
 
-    # -- copies between slices and a master beside them
+    # -- copies between slices and a separate master
 
     def _set_slices(self, whole: tf.Tensor) -> tf.Operation:
-        """Returns a tf.Operation that sets all slices from a whole value."""
+        """Returns a tf.Operation that assigns a whole value to the slices."""
         with tf.device(self._variable.master_device):
             whole = tf.cast(whole, self._variable.slice_dtype)
             pieces = self.mesh_impl.make_slices(whole, self._variable.shape)
@@ -98,11 +107,11 @@ class SliceVariables(LaidOutVariable):
 
     @property
     def needs_copies(self) -> bool:
-        """Whether the value is in slices and in a master beside them."""
+        """Whether the slices and a separate master both store the value."""
         return self._variable.store is None and not self.slice_is_master and not self._is_bound
 
     def _copy(self, direction: str, make: Callable[[], tf.Operation]) -> tf.Operation:
-        """Makes a copying operation when it is first asked for."""
+        """Returns a copying operation, which the first call creates."""
         if not self.needs_copies:
             return tf.no_op()
         if direction not in self._copies:
@@ -114,10 +123,10 @@ class SliceVariables(LaidOutVariable):
 
     @property
     def copy_master_to_slices(self) -> tf.Operation:
-        """A tf.Operation that sets the slices to what the master holds."""
+        """A tf.Operation that copies the master to the slices."""
         return self._copy("copy_master_to_slices", self._master_to_slices_op)
 
     @property
     def copy_slices_to_master(self) -> tf.Operation:
-        """A tf.Operation that sets the master to what the slices hold."""
+        """A tf.Operation that copies the slices to the master."""
         return self._copy("copy_slices_to_master", self._slices_to_master_op)

@@ -1,14 +1,17 @@
-"""Where the slices of a variable are, read and set as one whole value."""
+"""VariableStorage: reads, assigns and saves the pieces of a variable as one whole value."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Optional
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._mesh.variables.whole_variable import WholeVariable
 
 __all__ = ["Piece", "PieceSaveable", "VariableStorage", "WholeStorage"]
 
@@ -18,21 +21,25 @@ class Piece:
     """A part of the whole value.
 
     Attributes:
-      begin: its first index along each dimension.
-      sizes: its sizes.
-      device: where it is read.
-      read: returns it, a tf.Tensor of the master's dtype.
-      assign: sets it, and every copy of it, from such a tf.Tensor; returns a tf.Operation.
+      begin: the index of its first element along each dimension.
+      sizes: its shape.
+      device: the device that reads it.
+      read: returns its value, a tf.Tensor of the master's dtype.
+      assign: assigns such a tf.Tensor to it and to every copy of it; returns a tf.Operation.
     """
 
     begin: tuple[int, ...]
     sizes: tuple[int, ...]
     device: str
     read: Callable[[], tf.Tensor]
-    assign: Callable[[tf.Tensor], Any]
+    assign: Callable[[tf.Tensor], tf.Operation]
 
     def slice_spec(self, whole: Sequence[int]) -> str:
-        """Returns it in the notation of checkpoints; "" if it is the whole."""
+        """Returns the slice in the notation of checkpoints; "" for the whole tensor.
+
+        Args:
+          whole: the shape of the whole tensor.
+        """
         if tuple(whole) == self.sizes:
             return ""
         ranges = ":".join(f"{b},{n}" for b, n in zip(self.begin, self.sizes))
@@ -40,11 +47,11 @@ class Piece:
 
 
 class VariableStorage(abc.ABC):
-    """The pieces that a whole value consists of."""
+    """Stores the whole value of a variable in one or more pieces."""
 
     @abc.abstractmethod
     def pieces(self) -> list[Piece]:
-        """Returns them; together they are the whole value, and they do not overlap."""
+        """Returns the pieces, which cover the whole value and do not overlap."""
 
     @abc.abstractmethod
     def read(self) -> tf.Tensor:
@@ -52,18 +59,18 @@ class VariableStorage(abc.ABC):
 
     @abc.abstractmethod
     def assign(self, value: tf.Tensor) -> tf.Operation:
-        """Returns a tf.Operation that sets all pieces from a whole value."""
+        """Returns a tf.Operation that assigns a whole value to the pieces."""
 
     def initializer(self, value: tf.Tensor) -> tf.Operation:
-        """Returns a tf.Operation that gives all pieces their first values."""
+        """Returns a tf.Operation that initializes all pieces with a whole value."""
         return self.assign(value)
 
     @abc.abstractmethod
     def is_initialized(self) -> tf.Tensor:
-        """Returns a tf.Tensor, a bool: whether all pieces have values."""
+        """Returns whether all pieces are initialized, a bool tf.Tensor."""
 
     def pieces_by_process(self) -> list[list[Piece]]:
-        """Returns the pieces in groups, one for each process."""
+        """Returns the pieces grouped by process."""
         groups: dict[tuple, list[Piece]] = {}
         for piece in self.pieces():
             device = tf.DeviceSpec.from_string(piece.device or "")
@@ -72,9 +79,9 @@ class VariableStorage(abc.ABC):
 
 
 class WholeStorage(VariableStorage):
-    """One tf variable."""
+    """Stores the whole value in one tf variable."""
 
-    def __init__(self, tf_variable: Any):
+    def __init__(self, tf_variable: tf.Variable):
         """Creates a WholeStorage of a resource variable."""
         self._v = tf_variable
 
@@ -98,20 +105,20 @@ class WholeStorage(VariableStorage):
 
 
 class PieceSaveable(SaveableObject):
-    """The pieces of a variable in one process, as a saver writes and reads them.
+    """Saves and restores the pieces of a variable in one process.
 
-    They are written as slices of one tensor, which readers see whole, and read back in whatever
-    slices they are wanted.
+    The pieces are saved as slices of one tensor, which readers see as a whole, and restored in
+    whatever slices are needed.
     """
 
-    def __init__(self, master: Any, pieces: Sequence[Piece], saved_name: str, name: str):
+    def __init__(self, master: WholeVariable, pieces: Sequence[Piece], saved_name: str, name: str):
         """Creates a PieceSaveable.
 
         Args:
-          master: the variable that they belong to.
-          pieces: Pieces in one process.
-          saved_name: the name of the whole tensor in the file.
-          name: a name that no other saveable has.
+          master: the variable of the pieces.
+          pieces: the Pieces in one process.
+          saved_name: the name of the whole tensor in the checkpoint.
+          name: a unique name of the saveable.
         """
         self._pieces = pieces
         self._whole = tuple(master.shape.as_list())
@@ -127,23 +134,27 @@ class PieceSaveable(SaveableObject):
         ]
         super().__init__(None, specs, name)
 
-    def restore(self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any) -> Any:
-        """Returns a tf.Operation that sets the pieces.
+    def restore(
+        self,
+        restored_tensors: Sequence[tf.Tensor],
+        restored_shapes: Optional[Sequence[tf.Tensor]],
+    ) -> tf.Operation:
+        """Returns a tf.Operation that assigns restored tensors to the pieces.
 
         Args:
-          restored_tensors: one for each piece, or one tensor of the whole value.
+          restored_tensors: one tensor for each piece, or one tensor of the whole value.
           restored_shapes: unused.
         """
         tensors = list(restored_tensors)
         if len(tensors) == 1 and len(self._pieces) > 1:
             tensors = [tf.slice(tensors[0], p.begin, p.sizes) for p in self._pieces]
         for tensor, piece in zip(tensors, self._pieces):
-            tensor.set_shape(piece.sizes)  # a file of another shape is an error, not an assignment
+            tensor.set_shape(piece.sizes)  # raises an error if the checkpoint has another shape
         return tf.group([p.assign(tensor) for p, tensor in zip(self._pieces, tensors)])
 
 
 def _reader(piece: Piece) -> Callable[[], tf.Tensor]:
-    """Returns a function that reads a piece where savers can have it, which is on a CPU."""
+    """Returns a function that reads a piece on a CPU, where savers need it."""
 
     def read() -> tf.Tensor:
         value = piece.read()

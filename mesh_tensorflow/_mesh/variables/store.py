@@ -1,4 +1,4 @@
-"""VariableStore: variables that outlive the program that uses them, for tf.function and eagerly."""
+"""VariableStore: variables of programs in tf.function and in eager code."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import dataclasses
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Optional
 
+import numpy.typing as npt
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops.variable_scope import get_variable_scope_store
@@ -19,11 +20,15 @@ from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.slices.cutting import combine_slices, make_slices, slice_coordinates
 from mesh_tensorflow._mesh.variables.initial_values import initial_value
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.ops._variables.variable import Variable
+    from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+
 __all__ = ["VariableStore", "store_of"]
 
 
 class _Active(threading.local):
-    """The stack of store scopes of the calling thread."""
+    """The active store scopes of a thread, innermost last."""
 
     def __init__(self) -> None:
         self.stores: list[VariableStore] = []
@@ -33,7 +38,7 @@ _active = _Active()
 
 
 def store_of(graph: Graph) -> Optional[VariableStore]:
-    """Returns where a variable made now is kept; None in a graph of TensorFlow 1's kind.
+    """Returns the store for a variable that is created now; None in a TensorFlow 1 graph.
 
     Args:
       graph: the Graph of the variable.
@@ -59,15 +64,15 @@ def store_of(graph: Graph) -> Optional[VariableStore]:
 
 @dataclasses.dataclass(frozen=True)
 class _Form:
-    """How a variable is stored.
+    """The shape, dtype and layout in which a variable is stored.
 
     Attributes:
-      shape: its Shape.
-      dtype: dtype of the slices.
-      layout: its TensorLayout.
+      shape: the Shape of the variable.
+      dtype: the dtype of the slices.
+      layout: the TensorLayout of the variable.
       mesh_shape: the Shape of the mesh.
-      owner: for each processor the number of the one that stores its slice.
-      devices: for each of these the device that its slice was made for.
+      owner: for each processor, the number of the processor that stores its slice.
+      devices: the device for which each slice was created, by the number of the owner.
     """
 
     shape: Shape
@@ -79,14 +84,14 @@ class _Form:
 
     @property
     def sizes(self) -> list[int]:
-        """The sizes of a slice."""
+        """The shape of a slice."""
         return [
             size if axis is None else size // self.mesh_shape[axis].size
             for size, axis in zip(self.shape.to_integer_list, self.layout)
         ]
 
     def begin(self, pnum: int) -> tuple[int, ...]:
-        """Returns where a processor's slice begins."""
+        """Returns the index of the first element of a processor's slice."""
         part = slice_coordinates(self.layout, self.mesh_shape, pnum)
         return tuple(n * size for n, size in zip(part, self.sizes))
 
@@ -99,31 +104,32 @@ def _whole_form(shape: Shape, dtype: tf.DType) -> _Form:
 
 
 class _Known:
-    """What a store knows of its variables, by name; kept out of checkpoints."""
+    """What a store records about its variables, by name; not part of checkpoints."""
 
     def __init__(self) -> None:
         self.forms: dict[str, _Form] = {}
-        self.lowered: set[str] = set()  # by a Lowering
-        self.in_functions: set[str] = set()  # whose slices functions have, for good
+        self.lowered: set[str] = set()  # variables that a Lowering has used
+        self.in_functions: set[str] = set()  # variables whose slices a tf.function has captured
 
 
 class VariableStore(tf2.Module):
     """Keeps the slices of mtf variables between calls of a tf.function, or between Lowerings.
 
-    A tf.Module: `tf.train.Checkpoint(store=store)` saves and restores it. Each weight is kept
-    once, in slices laid out as the last Lowering said; there are no masters.
+    It is a tf.Module: `tf.train.Checkpoint(store=store)` saves and restores it. Each variable is
+    stored once, in slices in the layout of the last Lowering; there are no separate masters.
     """
 
     def __init__(self, name: Optional[str] = None):
         super().__init__(name=name or "mtf_variables")
-        self._slices: dict[str, dict[str, Any]] = {}
+        self._slices: dict[str, dict[str, tf.Variable]] = {}
         self._known = _Known()
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[VariableStore]:
-        """Programs built within keep their variables here.
+        """Returns a context in which programs keep their variables in this store.
 
-        Default names of layers begin anew, so that a program that is built again has the same.
+        Default names of layers are counted from the beginning, so that a program that is built
+        again has the same variable names.
         """
         _active.stores.append(self)
         try:
@@ -134,22 +140,22 @@ class VariableStore(tf2.Module):
 
     @property
     def names(self) -> list[str]:
-        """Names of the mtf variables in it, in the order in which they were made."""
+        """Names of the mtf variables in the store, in order of creation."""
         return list(self._known.forms)
 
-    def declare(self, variable: Any) -> None:
-        """Gives a variable of eager code its first value, unless a program has used it already.
+    def declare(self, variable: Variable) -> None:
+        """Initializes a variable of eager code, unless a program has used it already.
 
-        In a tf.function the first Lowering does.
+        In a tf.function, the first Lowering initializes the variable.
 
         Args:
-          variable: a Variable operation.
+          variable: the Variable.
         """
         if not tf.executing_eagerly():
             return
         name, known = variable.name, self._known.forms.get(variable.name)
         form = _whole_form(variable.shape, variable.slice_dtype)
-        # What a call that failed has left is made anew.
+        # Variables that are left from a failed call are created again.
         kept = self is not variable.graph.variable_store and known == form
         if name in self._known.lowered or kept:
             return
@@ -157,22 +163,24 @@ class VariableStore(tf2.Module):
             whole = tf.cast(_first_value(variable), form.dtype)
             self._keep(name, form, {0: _slice_variable(variable, whole, None)})
 
-    def slices(self, variable: Any, mesh_impl: Any, owner: Sequence[int]) -> dict[int, Any]:
-        """Returns the slice variables of a Variable, which are made if there are none yet.
+    def slices(
+        self, variable: Variable, mesh_impl: PlacementMeshImpl, owner: Sequence[int]
+    ) -> dict[int, tf.Variable]:
+        """Returns the slice variables of a Variable; creates them if there are none yet.
 
-        Those that are laid out otherwise are laid out anew, unless a tf.function has them.
+        Slices in another layout are converted, unless a tf.function has captured them.
 
         Args:
-          variable: a Variable operation.
-          mesh_impl: a MeshImpl.
-          owner: for each processor the number of the one that stores its slice.
+          variable: the Variable.
+          mesh_impl: a MeshImpl with a device for each processor.
+          owner: for each processor, the number of the processor that stores its slice.
 
         Returns:
           A dictionary from processor number to tf.Variable.
 
         Raises:
-          ValueError: the variable is there with another shape or dtype, or a tf.function has it
-            in another layout.
+          ValueError: the store has the variable with another shape or dtype, or a tf.function has
+            captured it in another layout.
         """
         name, known = variable.name, self._known.forms.get(variable.name)
         form = _Form(
@@ -201,22 +209,27 @@ class VariableStore(tf2.Module):
         self._known.lowered.add(name)
         return self._used(name)
 
-    def _slices_of(self, name: str) -> dict[int, Any]:
+    def _slices_of(self, name: str) -> dict[int, tf.Variable]:
         return {int(pnum): v for pnum, v in self._slices[name].items()}
 
-    def _used(self, name: str) -> dict[int, Any]:
-        """Returns the slice variables for somebody who will use them here."""
+    def _used(self, name: str) -> dict[int, tf.Variable]:
+        """Returns the slice variables; notes that a tf.function that is traced captures them."""
         if not tf.executing_eagerly():
             self._known.in_functions.add(name)
         return self._slices_of(name)
 
     def _lay_out(
-        self, variable: Any, form: _Form, mesh_impl: Any, whole: tf.Tensor, old: dict[int, Any]
+        self,
+        variable: Variable,
+        form: _Form,
+        mesh_impl: PlacementMeshImpl,
+        whole: tf.Tensor,
+        old: dict[int, tf.Variable],
     ) -> None:
-        """Stores a whole value in slices; slices that exist already stay."""
+        """Stores a whole value in slices; keeps slices that exist already."""
         pieces = mesh_impl.make_slices(whole, variable.shape)
         there = self._known.forms[variable.name] if old else None
-        made: dict[int, Any] = {}
+        made: dict[int, tf.Variable] = {}
         for pnum, device in sorted(form.devices.items()):
             part = form.begin(pnum), form.sizes
             same = [
@@ -234,9 +247,9 @@ class VariableStore(tf2.Module):
                 made[pnum] = _slice_variable(variable, pieces[pnum], number)
         self._keep(variable.name, form, made)
 
-    def _keep(self, name: str, form: _Form, made: dict[int, Any]) -> None:
+    def _keep(self, name: str, form: _Form, made: dict[int, tf.Variable]) -> None:
         slices = {str(pnum): v for pnum, v in made.items()}
-        if name in self._slices:  # trackable dictionaries do not forgive another value for a key
+        if name in self._slices:  # a trackable dictionary rejects a new value for a key
             self._slices = {**self._slices, name: slices}
         else:
             self._slices[name] = slices
@@ -246,7 +259,7 @@ class VariableStore(tf2.Module):
         """Returns the whole value of a variable.
 
         Args:
-          name: full name of an mtf variable.
+          name: the full name of an mtf variable.
         """
         form = self._form(name)
         slices = {}
@@ -255,12 +268,12 @@ class VariableStore(tf2.Module):
                 slices[pnum] = v.read_value()
         return combine_slices([slices[p] for p in form.owner], form.layout, form.mesh_shape)
 
-    def assign(self, name: str, value: Any) -> None:
-        """Sets the whole value of a variable.
+    def assign(self, name: str, value: npt.ArrayLike) -> None:
+        """Assigns the whole value of a variable.
 
         Args:
-          name: full name of an mtf variable.
-          value: an array of its shape.
+          name: the full name of an mtf variable.
+          value: an array of the shape of the variable.
         """
         form = self._form(name)
         value = tf.cast(tf.convert_to_tensor(value), form.dtype)
@@ -269,14 +282,14 @@ class VariableStore(tf2.Module):
             with tf.device(v.device):
                 v.assign(pieces[pnum])
 
-    def parts(self, name: str) -> tuple[list[int], dict[tuple[int, ...], list[Any]]]:
-        """Returns the sizes of a slice, and the tf variables that hold each, by where it begins.
+    def parts(self, name: str) -> tuple[list[int], dict[tuple[int, ...], list[tf.Variable]]]:
+        """Returns the shape of a slice, and the tf variables of each slice by its first index.
 
         Args:
-          name: full name of an mtf variable.
+          name: the full name of an mtf variable.
         """
         form = self._form(name)
-        holders: dict[tuple[int, ...], list[Any]] = {}
+        holders: dict[tuple[int, ...], list[tf.Variable]] = {}
         for pnum, v in self._used(name).items():
             holders.setdefault(form.begin(pnum), []).append(v)
         return form.sizes, holders
@@ -289,30 +302,30 @@ class VariableStore(tf2.Module):
 
 @contextlib.contextmanager
 def _new_default_names() -> Iterator[None]:
-    """Has tf.variable_scope count default names from the beginning within."""
+    """Returns a context in which tf.variable_scope counts default names from the beginning."""
     if not tf.executing_eagerly_outside_functions():
         yield
         return
-    # Leaving a scope that was entered as an object puts the counts back.
+    # Leaving a scope that was entered as an object restores the counts.
     with tf.variable_scope(tf.get_variable_scope(), auxiliary_name_scope=False):
         get_variable_scope_store().variable_scopes_count = {}
         yield
 
 
-def _first_value(variable: Any) -> tf.Tensor:
+def _first_value(variable: Variable) -> tf.Tensor:
     return initial_value(
         variable.initializer, variable.name, variable.shape.to_integer_list, variable.master_dtype
     )
 
 
-def _slice_variable(variable: Any, value: tf.Tensor, number: Optional[int]) -> Any:
+def _slice_variable(variable: Variable, value: tf.Tensor, number: Optional[int]) -> tf.Variable:
     safe_name = re.sub(r"[^A-Za-z0-9_./-]", "_", variable.name)
     name = safe_name if number is None else f"{safe_name}_slice_{number}"
     return tf2.Variable(value, name=name, trainable=variable.trainable)
 
 
 def _differs(name: str, known: _Form, form: _Form, same: bool) -> str:
-    """Returns the text of the error that a variable is stored otherwise than asked for."""
+    """Returns the error text for a variable that is stored in another form than requested."""
     why = (
         "A tf.function has its slices, so they stay as they are. Use another VariableStore for "
         "another layout, and move the values with store.value(name) and store.assign(name, value)"

@@ -1,26 +1,30 @@
-"""StoredMaster: an mtf variable of a VariableStore, whole."""
+"""StoredMaster: the whole value of a variable that a VariableStore keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Optional
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.variables.storage import Piece, VariableStorage
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow._mesh.variables.whole_variable import WholeVariable
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.ops._variables.variable import Variable
+
 __all__ = ["StoredMaster"]
 
 
 class _InStore(VariableStorage):
-    """The slices in a store at present; another Lowering may change their layout."""
+    """The current slices in a store; another Lowering may change their layout."""
 
-    def __init__(self, variable: Any):
+    def __init__(self, variable: Variable, store: VariableStore):
         self._variable = variable
-        self._store: VariableStore = variable.store
+        self._store = store
 
     def pieces(self) -> list[Piece]:
         sizes, holders = self._store.parts(self._variable.name)
@@ -35,11 +39,11 @@ class _InStore(VariableStorage):
             for begin, vs in holders.items()
         ]
 
-    def _read(self, v: Any) -> tf.Tensor:
+    def _read(self, v: tf.Variable) -> tf.Tensor:
         with tf.device(v.device):
             return tf.cast(v.read_value(), self._variable.master_dtype)
 
-    def _assign(self, vs: Sequence[Any], value: tf.Tensor) -> tf.Operation:
+    def _assign(self, vs: Sequence[tf.Variable], value: tf.Tensor) -> tf.Operation:
         made = []
         for v in vs:
             with tf.device(v.device):
@@ -62,26 +66,28 @@ class _InStore(VariableStorage):
 
 
 class StoredMaster(WholeVariable):
-    """The whole value of a variable that a VariableStore keeps: a tf.Variable of eager code.
+    """The whole value of a variable that a VariableStore keeps; for eager code.
 
-    It reads, sets, saves and restores the slices. In a tf.function they are there once a
-    Lowering has been made.
+    It reads, assigns, saves and restores the slices. In a tf.function the slices exist once a
+    Lowering has been created.
     """
 
     _in_graph_mode = False
 
-    def __init__(self, variable: Any):
+    def __init__(self, variable: Variable, store: VariableStore):
         """Creates a StoredMaster.
 
         Args:
-          variable: a Variable operation with a store.
+          variable: the Variable.
+          store: the VariableStore that keeps it.
         """
         super().__init__(variable.trainable)
         self._variable = variable
-        self._storage = _InStore(variable)
+        self._store = store
+        self._storage = _InStore(variable, store)
 
     def _at_storage(self) -> VariableStorage:
-        if self._variable.name not in self._variable.store.names:
+        if self._variable.name not in self._store.names:
             raise ValueError(
                 f"variable {self._variable.name!r} has no value yet: in a tf.function the "
                 "Lowering makes its slices. Make the Lowering first"
@@ -106,11 +112,13 @@ class StoredMaster(WholeVariable):
 
     @property
     def initializer(self) -> None:
-        """None: it has its first value already."""
+        """None: the variable is initialized already."""
 
     def numpy(self) -> np.ndarray:
-        """Returns the whole value, a NumPy array; in eager code."""
+        """Returns the whole value as a NumPy array; only in eager code."""
         return self.read_value().numpy()
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+    def __array__(
+        self, dtype: Optional[npt.DTypeLike] = None, copy: Optional[bool] = None
+    ) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Optional
 
+import numpy.typing as npt
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
@@ -14,7 +15,7 @@ from mesh_tensorflow._mesh.variables.storage import PieceSaveable, VariableStora
 
 __all__ = ["WholeVariable"]
 
-# What tf.Variable names the saved value of a variable among what a Trackable saves.
+# The name under which a tf.Variable, as a Trackable, saves its value.
 _VARIABLE_VALUE = "VARIABLE_VALUE"
 
 _OPERATORS = (
@@ -54,9 +55,9 @@ _OPERATORS = (
 
 
 class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):  # type: ignore[misc]
-    """The whole value of an mtf variable, in place of a tf.Variable, wherever its slices are.
+    """The whole value of an mtf variable; has the interface of a tf.Variable.
 
-    A subclass says where, and what its name, dtype and shape are.
+    A subclass defines the storage, the name, the device, the dtype and the shape.
     """
 
     _save_slice_info = None
@@ -66,20 +67,20 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):  # type: igno
         """Creates a WholeVariable.
 
         Args:
-          trainable: whether optimizers are to change it.
+          trainable: whether optimizers update it.
         """
         self._trainable = trainable
 
     @abc.abstractmethod
     def _at_storage(self) -> VariableStorage:
-        """Returns where the value is, for something that will use it there."""
+        """Returns the storage of the value, which the caller is going to use."""
 
-    # -- what a tf.Variable tells about itself
+    # -- properties of a tf.Variable
 
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """Its name, with ":0"."""
+        """The name of the variable, with ":0"."""
 
     @property
     def _shared_name(self) -> str:
@@ -88,25 +89,25 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):  # type: igno
     @property
     @abc.abstractmethod
     def device(self) -> str:
-        """Its device."""
+        """The device of the variable."""
 
     @property
     @abc.abstractmethod
     def dtype(self) -> tf.DType:
-        """Its dtype, which is that in checkpoints."""
+        """The dtype of the variable, also in checkpoints."""
 
     @property
     @abc.abstractmethod
     def shape(self) -> tf.TensorShape:
-        """Its shape."""
+        """The shape of the variable."""
 
     def get_shape(self) -> tf.TensorShape:
-        """Returns its shape."""
+        """Returns the shape of the variable."""
         return self.shape
 
     @property
     def trainable(self) -> bool:
-        """Whether optimizers are to change it."""
+        """Whether optimizers update the variable."""
         return self._trainable
 
     def __repr__(self) -> str:
@@ -126,23 +127,23 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):  # type: igno
         return self.read_value()
 
     def is_initialized(self, name: Optional[str] = None) -> tf.Tensor:
-        """Returns a tf.Tensor, a bool: whether it has a value."""
+        """Returns whether the variable is initialized, a bool tf.Tensor."""
         return tf.identity(self._at_storage().is_initialized(), name=name)
 
     def assign(
         self,
-        value: Any,
-        use_locking: Any = None,
+        value: npt.ArrayLike,
+        use_locking: Optional[bool] = None,
         name: Optional[str] = None,
         read_value: bool = True,
     ) -> Any:
-        """Sets the whole value.
+        """Assigns the whole value.
 
         Args:
-          value: what converts to a tf.Tensor of its shape and dtype.
+          value: a tf.Tensor of the shape and dtype of the variable, or what converts to one.
           use_locking: ignored.
-          name: of the tf operation.
-          read_value: whether to return the new value instead of an operation.
+          name: a name for the operation.
+          read_value: whether to return the new value instead of the tf.Operation.
 
         Returns:
           A tf.Tensor, or a tf.Operation if not `read_value`.
@@ -158,8 +159,8 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):  # type: igno
 
     def assign_add(
         self,
-        delta: Any,
-        use_locking: Any = None,
+        delta: npt.ArrayLike,
+        use_locking: Optional[bool] = None,
         name: Optional[str] = None,
         read_value: bool = True,
     ) -> Any:
@@ -169,8 +170,8 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):  # type: igno
 
     def assign_sub(
         self,
-        delta: Any,
-        use_locking: Any = None,
+        delta: npt.ArrayLike,
+        use_locking: Optional[bool] = None,
         name: Optional[str] = None,
         read_value: bool = True,
     ) -> Any:
@@ -181,7 +182,7 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):  # type: igno
     # -- checkpoints
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
-        """Returns the saveable objects, one for each process that has slices."""
+        """Returns functions that create the saveables, one for each process that has slices."""
         pieces = self._at_storage().pieces_by_process()
 
         def factory(process: int, name: Optional[str] = None) -> PieceSaveable:
@@ -199,19 +200,22 @@ def _key(process: int) -> str:
 
 
 def _operator(name: str) -> Callable:
-    def apply(self: WholeVariable, *args: Any) -> Any:
+    def apply(self: WholeVariable, *args: object) -> Any:
         return getattr(self.read_value(), name)(*args)
 
     return apply
 
 
 for _name in _OPERATORS:
-    if hasattr(tf.Tensor, _name):  # not == and !=, since collections are searched by identity
+    if hasattr(tf.Tensor, _name):  # == and != compare identity, as collections need
         setattr(WholeVariable, _name, _operator(_name))
 
 
 def _convert(
-    whole: WholeVariable, dtype: Any = None, name: Any = None, as_ref: bool = False
+    whole: WholeVariable,
+    dtype: Optional[tf.DType] = None,
+    name: Optional[str] = None,
+    as_ref: bool = False,
 ) -> Any:
     del as_ref  # resource variables have no references
     if dtype is not None and not dtype.is_compatible_with(whole.dtype):

@@ -77,7 +77,7 @@ class Variable(Operation):
         if self._store is not None:
             self._initializer = self._initializer or tf.get_variable_scope().initializer
             self._store.declare(self)
-            self._master = StoredMaster(self)
+            self._master = StoredMaster(self, self._store)
         self._graph.register_variable(self, trainable)
 
     def _make_master(self, name: str, shape: Shape, kwargs: dict) -> None:
