@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -15,7 +15,9 @@ from mesh_tensorflow.estimator._run_config import RunConfig
 __all__ = ["check_steps", "checked_listeners", "config_with_directory"]
 
 
-def config_with_directory(config: Any, model_dir: Any) -> RunConfig:
+def config_with_directory(
+    config: Optional[RunConfig], model_dir: Union[str, os.PathLike[str], None]
+) -> RunConfig:
     """Returns a RunConfig with a model directory.
 
     Args:
@@ -71,7 +73,9 @@ def check_steps(called: str, **counts: Optional[int]) -> None:
         )
 
 
-def checked_listeners(listeners: Optional[Sequence[Any]]) -> tuple[Any, ...]:
+def checked_listeners(
+    listeners: Optional[Sequence[tf.train.CheckpointSaverListener]],
+) -> tuple[tf.train.CheckpointSaverListener, ...]:
     """Returns listeners as a tuple.
 
     Args:

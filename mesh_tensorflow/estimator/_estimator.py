@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -31,6 +31,9 @@ from mesh_tensorflow.estimator._running.train import Request, run_training
 from mesh_tensorflow.estimator._serving.export import export_all
 from mesh_tensorflow.estimator._spec import check_hooks
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.estimator._running.checkpoints import WarmStartSettings
+
 __all__ = ["Estimator"]
 
 
@@ -44,10 +47,10 @@ class Estimator:
     def __init__(
         self,
         model_fn: Callable[..., Any],
-        model_dir: Any = None,
+        model_dir: Union[str, os.PathLike[str], None] = None,
         config: Optional[RunConfig] = None,
-        params: Any = None,
-        warm_start_from: Any = None,
+        params: object = None,
+        warm_start_from: Union[str, os.PathLike[str], WarmStartSettings, None] = None,
     ) -> None:
         """Creates an Estimator.
 
@@ -91,7 +94,7 @@ class Estimator:
     def model_fn(self) -> Callable[..., Any]:
         """The model function, as a function of features, labels, mode and config."""
 
-        def public_model_fn(features: Any, labels: Any, mode: str, config: Any) -> Any:
+        def public_model_fn(features: object, labels: object, mode: str, config: RunConfig) -> Any:
             return self._call_model_fn(features, labels, mode, config)
 
         return public_model_fn
@@ -148,10 +151,10 @@ class Estimator:
     def train(
         self,
         input_fn: Callable[..., Any],
-        hooks: Optional[Sequence[Any]] = None,
+        hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
         steps: Optional[int] = None,
         max_steps: Optional[int] = None,
-        saving_listeners: Optional[Sequence[Any]] = None,
+        saving_listeners: Optional[Sequence[tf.train.CheckpointSaverListener]] = None,
     ) -> Estimator:
         """Trains, from the latest checkpoint if there is one.
 
@@ -197,7 +200,7 @@ class Estimator:
         self,
         input_fn: Callable[..., Any],
         steps: Optional[int] = None,
-        hooks: Optional[Sequence[Any]] = None,
+        hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
         checkpoint_path: Optional[str] = None,
         name: Optional[str] = None,
     ) -> dict[str, Any]:
@@ -226,8 +229,8 @@ class Estimator:
     def predict(
         self,
         input_fn: Callable[..., Any],
-        predict_keys: Any = None,
-        hooks: Optional[Sequence[Any]] = None,
+        predict_keys: Union[str, Sequence[str], None] = None,
+        hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
         checkpoint_path: Optional[str] = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
@@ -257,7 +260,7 @@ class Estimator:
 
     def export_saved_model(
         self,
-        export_dir_base: Any,
+        export_dir_base: Union[str, bytes, os.PathLike[str]],
         serving_input_receiver_fn: Callable[[], Any],
         assets_extra: Optional[Mapping[str, str]] = None,
         as_text: bool = False,
@@ -290,7 +293,7 @@ class Estimator:
 
     def export_savedmodel(
         self,
-        export_dir_base: Any,
+        export_dir_base: Union[str, bytes, os.PathLike[str]],
         serving_input_receiver_fn: Callable[[], Any],
         assets_extra: Optional[Mapping[str, str]] = None,
         as_text: bool = False,
@@ -322,7 +325,7 @@ class Estimator:
 
     def experimental_export_all_saved_models(
         self,
-        export_dir_base: Any,
+        export_dir_base: Union[str, bytes, os.PathLike[str]],
         input_receiver_fn_map: Mapping[str, Callable[[], Any]],
         assets_extra: Optional[Mapping[str, str]] = None,
         as_text: bool = False,
@@ -355,10 +358,10 @@ class Estimator:
 
     # -- what other kinds of estimators change
 
-    def _call_model_fn(self, features: Any, labels: Any, mode: str, config: Any) -> Any:
+    def _call_model_fn(self, features: object, labels: object, mode: str, config: RunConfig) -> Any:
         return call_model_fn(self._model_fn, features, labels, mode, self.params, config)
 
-    def _call_input_fn(self, input_fn: Any, mode: str) -> Any:
+    def _call_input_fn(self, input_fn: Callable[..., Any], mode: str) -> Any:
         return call_input_fn(input_fn, mode, self.params, self.config)
 
     def _model(self) -> Model:

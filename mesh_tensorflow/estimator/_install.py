@@ -54,7 +54,7 @@ _MISSING = object()
 _before: list[tuple[Any, str, Any]] = []
 
 
-def _set_attribute(owner: Any, name: str, value: Any) -> None:
+def _set_attribute(owner: types.ModuleType, name: str, value: object) -> None:
     _before.append((owner, name, getattr(owner, name, _MISSING)))
     setattr(owner, name, value)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from typing import Any, Optional
+from collections.abc import Callable, Mapping
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -17,35 +18,35 @@ from mesh_tensorflow.estimator._cluster.cluster import (
 
 __all__ = ["RunConfig", "UNSET", "model_dir_of"]
 
-UNSET = object()  # neither given nor None
+UNSET: Any = object()  # neither given nor None
 DEFAULT_SEED = 1
 _DEFAULT_SAVE_SECS = 600
 
 
-def _at_least(least: int) -> Any:
-    def check(name: str, value: Any) -> None:
+def _at_least(least: int) -> Callable[[str, object], None]:
+    def check(name: str, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
             raise ValueError(f"RunConfig: {name} is {value!r}; it should be {least} or more")
 
     return check
 
 
-def _check_integer(name: str, value: Any) -> None:
+def _check_integer(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"RunConfig: {name} is {value!r}; it should be an integer")
 
 
-def _check_config(name: str, value: Any) -> None:
+def _check_config(name: str, value: object) -> None:
     if not isinstance(value, tf.ConfigProto):
         raise ValueError(f"RunConfig: {name} should be a tf.ConfigProto, but is {value!r}")
 
 
-def _check_callable(name: str, value: Any) -> None:
+def _check_callable(name: str, value: object) -> None:
     if not callable(value):
         raise ValueError(f"RunConfig: {name} should be a function, but is {value!r}")
 
 
-def _refuse(name: str, value: Any) -> None:
+def _refuse(name: str, value: object) -> None:
     raise ValueError(
         f"RunConfig: {name} should be None: a mesh and a layout say how a program is distributed, "
         "see PlacementMeshImpl"
@@ -71,7 +72,9 @@ _CHECKS = {
 }
 
 
-def model_dir_of(given: Any, tf_config: Any) -> Optional[str]:
+def model_dir_of(
+    given: Union[str, os.PathLike[str], None], tf_config: Mapping[str, Any]
+) -> Optional[str]:
     """Returns the model directory that an argument and TF_CONFIG name.
 
     Args:
@@ -100,20 +103,20 @@ class RunConfig:
 
     def __init__(
         self,
-        model_dir: Any = None,
+        model_dir: Union[str, os.PathLike[str], None] = None,
         tf_random_seed: Optional[int] = None,
         save_summary_steps: Optional[int] = 100,
-        save_checkpoints_steps: Any = UNSET,
-        save_checkpoints_secs: Any = UNSET,
+        save_checkpoints_steps: Optional[int] = UNSET,
+        save_checkpoints_secs: Optional[float] = UNSET,
         session_config: Optional[tf.ConfigProto] = None,
         keep_checkpoint_max: int = 5,
         keep_checkpoint_every_n_hours: float = 10000,
         log_step_count_steps: Optional[int] = 100,
-        train_distribute: Any = None,
-        device_fn: Any = None,
+        train_distribute: None = None,
+        device_fn: Optional[Callable[[tf.Operation], str]] = None,
         protocol: Optional[str] = None,
-        eval_distribute: Any = None,
-        experimental_distribute: Any = None,
+        eval_distribute: None = None,
+        experimental_distribute: None = None,
         experimental_max_worker_delay_secs: Optional[float] = None,
         session_creation_timeout_secs: int = 7200,
         checkpoint_save_graph_def: bool = True,
@@ -233,7 +236,7 @@ class RunConfig:
         return self._values["train_distribute"]
 
     @property
-    def device_fn(self) -> Any:
+    def device_fn(self) -> Optional[Callable[[tf.Operation], str]]:
         """A function that puts operations on devices, or None."""
         return self._values["device_fn"]
 
@@ -310,7 +313,7 @@ class RunConfig:
         return self._cluster.global_id_in_cluster
 
     @property
-    def service(self) -> Any:
+    def service(self) -> Optional[Mapping[str, Any]]:
         """What TF_CONFIG holds as "service"."""
         return self._cluster.service
 
@@ -338,7 +341,7 @@ _FIELDS = tuple(
 )
 
 
-def _saving(steps: Any, secs: Any) -> dict[str, Any]:
+def _saving(steps: Optional[int], secs: Optional[float]) -> dict[str, Any]:
     if steps is not UNSET and secs is not UNSET and steps is not None and secs is not None:
         raise ValueError(
             f"RunConfig: save_checkpoints_steps is {steps!r} and save_checkpoints_secs is "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -36,16 +36,16 @@ class EstimatorSpec(_Fields):
     def __new__(
         cls,
         mode: str,
-        predictions: Any = None,
-        loss: Any = None,
-        train_op: Any = None,
+        predictions: Union[tf.Tensor, Mapping[str, tf.Tensor], None] = None,
+        loss: Optional[tf.Tensor] = None,
+        train_op: Union[tf.Operation, tf.Tensor, None] = None,
         eval_metric_ops: Optional[Mapping[str, Any]] = None,
         export_outputs: Optional[Mapping[str, Any]] = None,
-        training_chief_hooks: Any = None,
-        training_hooks: Any = None,
+        training_chief_hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
+        training_hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
         scaffold: Optional[tf.train.Scaffold] = None,
-        evaluation_hooks: Any = None,
-        prediction_hooks: Any = None,
+        evaluation_hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
+        prediction_hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
     ) -> EstimatorSpec:
         """Creates a spec and checks it for its mode.
 
@@ -102,7 +102,7 @@ def _mode_names() -> list[str]:
     return ["TRAIN", "EVAL", "PREDICT"]
 
 
-def check_loss(loss: Any, required: bool, mode: str) -> Optional[tf.Tensor]:
+def check_loss(loss: Optional[tf.Tensor], required: bool, mode: str) -> Optional[tf.Tensor]:
     """Returns a loss as a scalar tensor.
 
     Args:
@@ -137,7 +137,7 @@ def check_loss(loss: Any, required: bool, mode: str) -> Optional[tf.Tensor]:
     return loss if loss.shape.rank == 0 else tf.reshape(loss, [])
 
 
-def _checked_train_op(train_op: Any, mode: str) -> Any:
+def _checked_train_op(train_op: Union[tf.Operation, tf.Tensor, None], mode: str) -> Any:
     if train_op is None:
         if mode == ModeKeys.TRAIN:
             raise ValueError(
@@ -156,7 +156,9 @@ def _checked_train_op(train_op: Any, mode: str) -> Any:
     )
 
 
-def _checked_predictions(predictions: Any, mode: str) -> Any:
+def _checked_predictions(
+    predictions: Union[tf.Tensor, Mapping[str, tf.Tensor], None], mode: str
+) -> Any:
     if predictions is None:
         if mode == ModeKeys.PREDICT:
             raise ValueError(
@@ -192,7 +194,9 @@ def _checked_metrics(metrics: Optional[Mapping[str, Any]]) -> dict[str, Any]:
     return dict(metrics)
 
 
-def check_hooks(hooks: Any, name: str) -> tuple[Any, ...]:
+def check_hooks(
+    hooks: Optional[Iterable[tf.train.SessionRunHook]], name: str
+) -> tuple[tf.train.SessionRunHook, ...]:
     """Returns hooks as a tuple.
 
     Args:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Optional
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.estimator._running.call import check_input_fn
 from mesh_tensorflow.estimator._serving.exporters import Exporter
@@ -26,8 +28,8 @@ class TrainSpec(_TrainFields):
         cls,
         input_fn: Callable[..., Any],
         max_steps: Optional[int] = None,
-        hooks: Any = None,
-        saving_listeners: Any = None,
+        hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
+        saving_listeners: Optional[Sequence[tf.train.CheckpointSaverListener]] = None,
     ) -> TrainSpec:
         """Creates an instance.
 
@@ -69,8 +71,8 @@ class EvalSpec(_EvalFields):
         input_fn: Callable[..., Any],
         steps: Optional[int] = 100,
         name: Optional[str] = None,
-        hooks: Any = None,
-        exporters: Any = None,
+        hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
+        exporters: Union[Exporter, Sequence[Exporter], None] = None,
         start_delay_secs: float = 120,
         throttle_secs: float = 600,
     ) -> EvalSpec:
@@ -112,12 +114,14 @@ class EvalSpec(_EvalFields):
         )
 
 
-def _check_number(called: str, name: str, value: Any, least: int) -> None:
+def _check_number(called: str, name: str, value: Optional[float], least: int) -> None:
     if value is not None and (isinstance(value, bool) or not value >= least):
         raise ValueError(f"{called}: {name} is {value!r}; it should be {least} or more")
 
 
-def _checked_exporters(exporters: Any) -> tuple[Any, ...]:
+def _checked_exporters(
+    exporters: Union[Exporter, Sequence[Exporter], None],
+) -> tuple[Exporter, ...]:
     if exporters is None:
         return ()
     found = (exporters,) if isinstance(exporters, Exporter) else tuple(exporters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
@@ -86,7 +86,12 @@ def read_cluster(tf_config: Mapping[str, Any]) -> Cluster:
     return _one_of_many(tf_config, task, spec, service)
 
 
-def _alone(tf_config: Any, task: Any, spec: Any, service: Any) -> Cluster:
+def _alone(
+    tf_config: Mapping[str, Any],
+    task: Mapping[str, Any],
+    spec: tf.train.ClusterSpec,
+    service: Optional[Mapping[str, Any]],
+) -> Cluster:
     task_type, task_id = task.get("type", TaskType.WORKER), int(task.get("index", 0))
     if task_type != TaskType.WORKER or task_id != 0:
         raise ValueError(
@@ -107,7 +112,12 @@ def _alone(tf_config: Any, task: Any, spec: Any, service: Any) -> Cluster:
     )
 
 
-def _one_of_many(tf_config: Any, task: Any, spec: Any, service: Any) -> Cluster:
+def _one_of_many(
+    tf_config: Mapping[str, Any],
+    task: Mapping[str, Any],
+    spec: tf.train.ClusterSpec,
+    service: Optional[Mapping[str, Any]],
+) -> Cluster:
     jobs = spec.as_dict()
     chief_job = TaskType.MASTER if TaskType.MASTER in jobs else TaskType.CHIEF
     if len(jobs.get(chief_job, [])) != 1:
@@ -150,7 +160,7 @@ def _one_of_many(tf_config: Any, task: Any, spec: Any, service: Any) -> Cluster:
     )
 
 
-def _checked_task(task: Any, jobs: Mapping[str, Any]) -> tuple[str, int]:
+def _checked_task(task: Mapping[str, Any], jobs: Mapping[str, Sequence[str]]) -> tuple[str, int]:
     if "type" not in task or "index" not in task:
         raise ValueError(
             f'{VARIABLE} has a "cluster", so it needs "task": {{"type": ..., "index": ...}}, which '

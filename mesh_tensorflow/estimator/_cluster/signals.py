@@ -31,7 +31,7 @@ class StopSignals:
                 self._previous[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, *unused: Any) -> None:
+    def __exit__(self, *unused: object) -> None:
         for number, handler in self._previous.items():
             # A handler that was not made by Python is None, and cannot be put back by it.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -19,7 +19,7 @@ __all__ = [
 MODEL_FN_ARGUMENTS = ("features", "labels", "mode", "params", "config")
 
 
-def function_name(function: Any) -> str:
+def function_name(function: Callable[..., Any]) -> str:
     """Returns the name of a function in error messages.
 
     Args:
@@ -51,7 +51,7 @@ def takes(function: Callable[..., Any], name: str) -> bool:
     )
 
 
-def check_model_fn(model_fn: Any, known: Iterable[str] = MODEL_FN_ARGUMENTS) -> None:
+def check_model_fn(model_fn: Callable[..., Any], known: Iterable[str] = MODEL_FN_ARGUMENTS) -> None:
     """Checks the signature of a model function.
 
     Args:
@@ -87,7 +87,12 @@ def check_model_fn(model_fn: Any, known: Iterable[str] = MODEL_FN_ARGUMENTS) -> 
 
 
 def call_model_fn(
-    model_fn: Callable[..., Any], features: Any, labels: Any, mode: str, params: Any, config: Any
+    model_fn: Callable[..., Any],
+    features: object,
+    labels: object,
+    mode: str,
+    params: object,
+    config: object,
 ) -> Any:
     """Returns the result of calling a model function.
 
@@ -118,7 +123,7 @@ def call_model_fn(
     return model_fn(features=features, **chosen)
 
 
-def call_input_fn(input_fn: Any, mode: str, params: Any, config: Any) -> Any:
+def call_input_fn(input_fn: Callable[..., Any], mode: str, params: object, config: object) -> Any:
     """Returns the result of calling an input function.
 
     Args:
@@ -155,7 +160,7 @@ def call_input_fn(input_fn: Any, mode: str, params: Any, config: Any) -> Any:
     return input_fn(**chosen)
 
 
-def check_input_fn(input_fn: Any, called: str) -> None:
+def check_input_fn(input_fn: Callable[..., Any], called: str) -> None:
     """Checks that an input function is one.
 
     Args:

@@ -36,7 +36,7 @@ class WarmStartSettings(_WarmStartFields):
     def __new__(
         cls,
         ckpt_to_initialize_from: str,
-        vars_to_warm_start: Any = ".*",
+        vars_to_warm_start: Union[str, list[str], None] = ".*",
         var_name_to_vocab_info: Optional[Mapping[str, Any]] = None,
         var_name_to_prev_var_name: Optional[Mapping[str, str]] = None,
     ) -> WarmStartSettings:
@@ -73,7 +73,9 @@ class WarmStartSettings(_WarmStartFields):
         )
 
 
-def as_warm_start_settings(given: Any) -> Optional[WarmStartSettings]:
+def as_warm_start_settings(
+    given: Union[str, os.PathLike[str], WarmStartSettings, None],
+) -> Optional[WarmStartSettings]:
     """Returns the settings that an estimator's argument `warm_start_from` means.
 
     Args:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.estimator._running.random_step import STEP_DONE
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.estimator._estimator import Estimator
 
 __all__ = [
     "make_early_stopping_hook",
@@ -59,11 +62,15 @@ class _StopHook(tf.train.SessionRunHook):
         except KeyError:
             self._step = tf.train.get_global_step()
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(
+        self, run_context: tf.train.SessionRunContext
+    ) -> Optional[tf.train.SessionRunArgs]:
         """Asks for the global step."""
         return tf.train.SessionRunArgs(self._step)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(
+        self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
+    ) -> None:
         """Stops, if it is time to ask and the answer is yes."""
         step = run_values.results
         if not self._timer.should_trigger_for_step(step):
@@ -75,7 +82,7 @@ class _StopHook(tf.train.SessionRunHook):
 
 
 def make_early_stopping_hook(
-    estimator: Any,
+    estimator: Estimator,
     should_stop_fn: Callable[[], bool],
     run_every_secs: Optional[float] = 60,
     run_every_steps: Optional[int] = None,
@@ -106,7 +113,7 @@ def make_early_stopping_hook(
 
 
 def _hook_of_metrics(
-    estimator: Any,
+    estimator: Estimator,
     metric_name: str,
     eval_dir: Optional[str],
     min_steps: int,
@@ -128,7 +135,7 @@ def _hook_of_metrics(
 
 
 def stop_if_higher_hook(
-    estimator: Any,
+    estimator: Estimator,
     metric_name: str,
     threshold: float,
     eval_dir: Optional[str] = None,
@@ -162,7 +169,7 @@ def stop_if_higher_hook(
 
 
 def stop_if_lower_hook(
-    estimator: Any,
+    estimator: Estimator,
     metric_name: str,
     threshold: float,
     eval_dir: Optional[str] = None,
@@ -205,7 +212,7 @@ def _is_stale(values: list[tuple[int, float]], most_steps: int, sign: int) -> bo
 
 
 def stop_if_no_increase_hook(
-    estimator: Any,
+    estimator: Estimator,
     metric_name: str,
     max_steps_without_increase: int,
     eval_dir: Optional[str] = None,
@@ -239,7 +246,7 @@ def stop_if_no_increase_hook(
 
 
 def stop_if_no_decrease_hook(
-    estimator: Any,
+    estimator: Estimator,
     metric_name: str,
     max_steps_without_decrease: int,
     eval_dir: Optional[str] = None,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Optional
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -13,6 +14,9 @@ from mesh_tensorflow.estimator._running.checkpoints import find_checkpoint
 from mesh_tensorflow.estimator._running.hooks import StopAfterBatches, SummaryWritersHook
 from mesh_tensorflow.estimator._running.model import Model, make_global_step, session_creator
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.estimator._spec import EstimatorSpec
+
 __all__ = ["LOSS", "run_evaluation", "write_results"]
 
 LOSS = "loss"
@@ -20,9 +24,9 @@ LOSS = "loss"
 
 def run_evaluation(
     model: Model,
-    input_fn: Any,
+    input_fn: Callable[..., Any],
     steps: Optional[int],
-    hooks: Any,
+    hooks: Sequence[tf.train.SessionRunHook],
     checkpoint_path: Optional[str],
     directory: str,
 ) -> dict[str, Any]:
@@ -76,7 +80,7 @@ def run_evaluation(
     return results
 
 
-def _metrics(spec: Any, global_step: tf.Variable) -> tuple[dict[str, Any], tf.Operation]:
+def _metrics(spec: EstimatorSpec, global_step: tf.Variable) -> tuple[dict[str, Any], tf.Operation]:
     metrics = dict(spec.eval_metric_ops)
     for name in (LOSS, tf.GraphKeys.GLOBAL_STEP):
         if name in metrics:
@@ -90,7 +94,9 @@ def _metrics(spec: Any, global_step: tf.Variable) -> tuple[dict[str, Any], tf.Op
     return values, tf.group(*(update for _, update in metrics.values()))
 
 
-def write_results(results: Any, directory: str, checkpoint_path: Optional[str]) -> None:
+def write_results(
+    results: Mapping[str, Any], directory: str, checkpoint_path: Optional[str]
+) -> None:
     """Writes metrics for TensorBoard.
 
     Args:
@@ -127,7 +133,7 @@ def write_results(results: Any, directory: str, checkpoint_path: Optional[str]) 
     writer.flush()
 
 
-def _add_value(summary: Any, name: str, value: Any) -> None:
+def _add_value(summary: tf.Summary, name: str, value: Any) -> None:
     if isinstance(value, bytes):
         # A metric may be a serialized Summary, of an image for example.
         read = tf.Summary.FromString(value)

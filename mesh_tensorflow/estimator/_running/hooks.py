@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Optional
 
 import numpy as np
@@ -21,7 +21,7 @@ __all__ = [
 NAN_DIRECTORY = "nan"
 
 
-def savers_last(hooks: Iterable[Any]) -> list[Any]:
+def savers_last(hooks: Iterable[tf.train.SessionRunHook]) -> list[tf.train.SessionRunHook]:
     """Returns hooks with those that save at the end.
 
     A saver saves as soon as there is a session, and what other hooks do then, such as copying
@@ -66,7 +66,7 @@ class NanLossHook(tf.train.SessionRunHook):
         step: tf.Tensor,
         scaffold: tf.train.Scaffold,
         model_dir: Optional[str],
-        listeners: Any,
+        listeners: Callable[[], Iterable[tf.train.CheckpointSaverListener]],
         fail_on_nan_loss: bool = True,
     ) -> None:
         """Creates a NanLossHook.
@@ -83,7 +83,9 @@ class NanLossHook(tf.train.SessionRunHook):
         self._scaffold, self._model_dir, self._listeners = scaffold, model_dir, listeners
         self._fail = fail_on_nan_loss
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(
+        self, run_context: tf.train.SessionRunContext
+    ) -> Optional[tf.train.SessionRunArgs]:
         """Returns the fetches of a step.
 
         Args:
@@ -94,7 +96,9 @@ class NanLossHook(tf.train.SessionRunHook):
         """
         return tf.train.SessionRunArgs(self._fetches)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(
+        self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
+    ) -> None:
         """Looks at the loss.
 
         Args:
@@ -145,7 +149,9 @@ class StopAfterBatches(tf.train.SessionRunHook):
         self._every = max(1, batches // 10) if batches else None
         self.done = 0
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(
+        self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
+    ) -> None:
         """Counts.
 
         Args:
@@ -176,7 +182,7 @@ class SummaryWritersHook(tf.train.SessionRunHook):
                 tf.raw_ops.FlushSummaryWriter(writer=op.inputs[0]) for op in self._initializers
             ]
 
-    def after_create_session(self, session: tf.Session, coord: Any) -> None:
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Opens them.
 
         Args:

@@ -21,7 +21,7 @@ class InitializeIterator(tf.train.SessionRunHook):
         """
         self._initializer = initializer
 
-    def after_create_session(self, session: tf.Session, coord: Any) -> None:
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Starts the iterator.
 
         Args:
@@ -36,11 +36,11 @@ class Inputs(NamedTuple):
 
     features: Any
     labels: Any
-    hooks: list[Any]
+    hooks: list[tf.train.SessionRunHook]
     may_end: bool
 
 
-def is_dataset(value: Any) -> bool:
+def is_dataset(value: object) -> bool:
     """Returns whether a value is a tf.data.Dataset.
 
     Args:
@@ -52,7 +52,7 @@ def is_dataset(value: Any) -> bool:
     return isinstance(value, (tf2.data.Dataset, tf.data.Dataset))
 
 
-def make_inputs(returned: Any, features_only: bool = False) -> Inputs:
+def make_inputs(returned: object, features_only: bool = False) -> Inputs:
     """Returns the features and labels of a step.
 
     Args:
@@ -65,7 +65,7 @@ def make_inputs(returned: Any, features_only: bool = False) -> Inputs:
     Raises:
       ValueError: there are no features, or a tuple has not two parts.
     """
-    hooks: list[Any] = []
+    hooks: list[tf.train.SessionRunHook] = []
     may_end = is_dataset(returned)
     if may_end:
         iterator = tf.data.make_initializable_iterator(returned)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -15,6 +15,11 @@ from mesh_tensorflow.estimator._running.checkpoints import (
     warm_start,
 )
 from mesh_tensorflow.estimator._running.inputs import Inputs, make_inputs
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.estimator._run_config import RunConfig
+    from mesh_tensorflow.estimator._running.checkpoints import WarmStartSettings
+    from mesh_tensorflow.estimator._spec import EstimatorSpec
 
 __all__ = ["Model", "as_spec", "make_global_step", "session_creator"]
 
@@ -32,17 +37,19 @@ def make_global_step(graph: tf.Graph) -> tf.Variable:
 class Model(NamedTuple):
     """What an estimator lets its loops know."""
 
-    call_model_fn: Callable[[Any, Any, str], Any]
-    call_input_fn: Callable[[Any, str], Any]
-    config: Any
+    call_model_fn: Callable[[object, object, str], Any]
+    call_input_fn: Callable[[Callable[..., Any], str], Any]
+    config: RunConfig
     model_dir: str
-    warm_start_from: Any = None
+    warm_start_from: Optional[WarmStartSettings] = None
 
     def _device(self) -> str:
         # Not None, which would undo a device_fn.
         return own_device(self.config) or ""
 
-    def inputs(self, input_fn: Any, mode: str, features_only: bool = False) -> Inputs:
+    def inputs(
+        self, input_fn: Callable[..., Any], mode: str, features_only: bool = False
+    ) -> Inputs:
         """Returns features and labels in the default graph.
 
         Args:
@@ -56,7 +63,7 @@ class Model(NamedTuple):
         with tf.device(self._device()), tf.device("/cpu:0"):
             return make_inputs(self.call_input_fn(input_fn, mode), features_only)
 
-    def spec(self, inputs: Inputs, mode: str) -> Any:
+    def spec(self, inputs: Inputs, mode: str) -> EstimatorSpec:
         """Returns the EstimatorSpec of the model function for given inputs.
 
         Args:
@@ -73,7 +80,7 @@ class Model(NamedTuple):
         return as_spec(spec, mode)
 
 
-def as_spec(spec: Any, mode: str) -> Any:
+def as_spec(spec: EstimatorSpec, mode: str) -> EstimatorSpec:
     """Returns the EstimatorSpec that a model function returned, after checking its type.
 
     Args:
@@ -99,7 +106,7 @@ def as_spec(spec: Any, mode: str) -> Any:
 
 
 def session_creator(
-    model: Model, spec: Any, checkpoint_path: Optional[str], called: str
+    model: Model, spec: EstimatorSpec, checkpoint_path: Optional[str], called: str
 ) -> tf.train.SessionCreator:
     """Returns a session creator that restores a checkpoint.
 

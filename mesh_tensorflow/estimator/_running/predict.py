@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Optional
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Optional, Union
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.estimator._modes import ModeKeys
@@ -16,9 +17,9 @@ __all__ = ["run_prediction"]
 
 def run_prediction(
     model: Model,
-    input_fn: Any,
-    predict_keys: Any,
-    hooks: Any,
+    input_fn: Callable[..., Any],
+    predict_keys: Union[str, Sequence[str], None],
+    hooks: Sequence[tf.train.SessionRunHook],
     checkpoint_path: Optional[str],
     yield_single_examples: bool,
 ) -> Iterator[Any]:
@@ -65,7 +66,9 @@ def run_prediction(
                 yield batch
 
 
-def _chosen(predictions: Any, keys: Any) -> Any:
+def _chosen(
+    predictions: Union[tf.Tensor, Mapping[str, tf.Tensor]], keys: Union[str, Sequence[str], None]
+) -> Any:
     if not keys:
         return predictions
     if not isinstance(predictions, Mapping):
@@ -83,7 +86,7 @@ def _chosen(predictions: Any, keys: Any) -> Any:
     return {key: predictions[key] for key in keys}
 
 
-def _examples(batch: Any) -> Iterator[Any]:
+def _examples(batch: Union[np.ndarray, Mapping[str, np.ndarray]]) -> Iterator[Any]:
     if not isinstance(batch, Mapping):
         yield from batch
         return

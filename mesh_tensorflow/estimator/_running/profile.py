@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any, Optional
+from typing import Optional, Union
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.client import timeline
@@ -21,7 +21,7 @@ class ProfileHook(tf.train.SessionRunHook):
 
     def __init__(
         self,
-        output_dir: Any,
+        output_dir: Union[str, os.PathLike[str]],
         every_n_steps: Optional[int] = None,
         steps: Optional[Iterable[int]] = None,
         show_memory: bool = False,
@@ -55,7 +55,7 @@ class ProfileHook(tf.train.SessionRunHook):
         """Makes the directory."""
         tf.io.gfile.makedirs(self._output_dir)
 
-    def after_create_session(self, session: tf.Session, coord: Any) -> None:
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Sees where training stands.
 
         Args:
@@ -71,7 +71,9 @@ class ProfileHook(tf.train.SessionRunHook):
         assert self._every is not None
         return self._step % self._every == 0
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(
+        self, run_context: tf.train.SessionRunContext
+    ) -> Optional[tf.train.SessionRunArgs]:
         """Asks for a trace, if this step is to have one.
 
         Args:
@@ -86,7 +88,9 @@ class ProfileHook(tf.train.SessionRunHook):
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
         return tf.train.SessionRunArgs(None, options=options)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(
+        self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
+    ) -> None:
         """Writes the trace.
 
         Args:

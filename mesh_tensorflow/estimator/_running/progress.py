@@ -6,7 +6,7 @@ import datetime
 import logging
 import sys
 import time
-from typing import Any, Optional, TextIO
+from typing import Optional, TextIO
 
 import tensorflow.compat.v1 as tf
 
@@ -64,7 +64,9 @@ class ProgressHook(tf.train.SessionRunHook):
         if self._live:
             tf.get_logger().addFilter(self._filter)
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(
+        self, run_context: tf.train.SessionRunContext
+    ) -> Optional[tf.train.SessionRunArgs]:
         """Returns the fetches of a step.
 
         Args:
@@ -75,7 +77,9 @@ class ProgressHook(tf.train.SessionRunHook):
         """
         return tf.train.SessionRunArgs(self._fetches)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(
+        self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
+    ) -> None:
         """Reports, if it is time to.
 
         Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -38,7 +38,7 @@ class RandomStepHook(tf.train.SessionRunHook):
         self._number = number
         return self
 
-    def after_create_session(self, session: tf.Session, coord: Any) -> None:
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Reads where the training is.
 
         Args:
@@ -47,7 +47,9 @@ class RandomStepHook(tf.train.SessionRunHook):
         """
         self._done = int(session.run(tf.train.get_global_step()))
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(
+        self, run_context: tf.train.SessionRunContext
+    ) -> Optional[tf.train.SessionRunArgs]:
         """Feeds the step.
 
         Args:
@@ -55,7 +57,9 @@ class RandomStepHook(tf.train.SessionRunHook):
         """
         return tf.train.SessionRunArgs(self._number, feed_dict={self.step: self._done})
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(
+        self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
+    ) -> None:
         """Notes the step that was made.
 
         Args:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -25,14 +25,18 @@ from mesh_tensorflow.estimator._running.progress import ProgressHook
 from mesh_tensorflow.estimator._running.random_step import STEP_DONE, RandomStepHook
 from mesh_tensorflow.utils import counted_steps
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.estimator._run_config import RunConfig
+    from mesh_tensorflow.estimator._spec import EstimatorSpec
+
 __all__ = ["Request", "device_fn", "run_training"]
 
 
 class Request(NamedTuple):
     """What a call of `Estimator.train` asks for."""
 
-    hooks: tuple[Any, ...]
-    saving_listeners: tuple[Any, ...]
+    hooks: tuple[tf.train.SessionRunHook, ...]
+    saving_listeners: tuple[tf.train.CheckpointSaverListener, ...]
     steps: Optional[int]
     max_steps: Optional[int]
     last_step: Optional[int]  # where it will end, for the reports
@@ -42,12 +46,12 @@ class Request(NamedTuple):
 class _Step(NamedTuple):
     """What is run in each step."""
 
-    train_op: Any
+    train_op: Union[tf.Operation, tf.Tensor]
     loss: tf.Tensor
     number: tf.Tensor
 
 
-def run_training(model: Model, input_fn: Any, request: Request) -> Optional[float]:
+def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -> Optional[float]:
     """Trains.
 
     Args:
@@ -87,7 +91,7 @@ def run_training(model: Model, input_fn: Any, request: Request) -> Optional[floa
     return loss
 
 
-def device_fn(config: Any) -> Any:
+def device_fn(config: RunConfig) -> Optional[Callable[[tf.Operation], str]]:
     """Returns the device function of a training graph.
 
     Args:
@@ -108,7 +112,7 @@ def device_fn(config: Any) -> Any:
     )
 
 
-def _step(spec: Any, global_step: tf.Variable) -> _Step:
+def _step(spec: EstimatorSpec, global_step: tf.Variable) -> _Step:
     if "loss" not in [x.op.name for x in tf.get_collection(tf.GraphKeys.SUMMARIES)]:
         tf.summary.scalar("loss", spec.loss)
     with tf.control_dependencies([spec.train_op]):
@@ -116,7 +120,7 @@ def _step(spec: Any, global_step: tf.Variable) -> _Step:
     return _Step(spec.train_op, spec.loss, number)
 
 
-def _add_saver(spec: Any, config: Any) -> None:
+def _add_saver(spec: EstimatorSpec, config: RunConfig) -> None:
     """Puts a saver where a Scaffold looks for it, unless the model function made one."""
     if spec.scaffold.saver is None and not tf.get_collection(tf.GraphKeys.SAVERS):
         tf.add_to_collection(
@@ -131,7 +135,7 @@ def _add_saver(spec: Any, config: Any) -> None:
         )
 
 
-def _check_checkpoint(spec: Any, model_dir: str) -> None:
+def _check_checkpoint(spec: EstimatorSpec, model_dir: str) -> None:
     """Raises an error if the model directory has a checkpoint that is not of this model.
 
     Raises:
@@ -147,7 +151,11 @@ def _check_checkpoint(spec: Any, model_dir: str) -> None:
 
 
 def _hooks(
-    model: Model, spec: Any, step: _Step, request: Request, input_hooks: Sequence[Any]
+    model: Model,
+    spec: EstimatorSpec,
+    step: _Step,
+    request: Request,
+    input_hooks: Sequence[tf.train.SessionRunHook],
 ) -> list[Any]:
     config = model.config
     own = [*spec.training_hooks]
@@ -177,14 +185,14 @@ def _hooks(
     return savers_last([nan, *hooks, progress])
 
 
-def _fails_on_nan(hooks: Sequence[Any]) -> bool:
+def _fails_on_nan(hooks: Sequence[tf.train.SessionRunHook]) -> bool:
     """Whether a NaN raises: not if the user has a hook that says so."""
     given = [h for h in hooks if isinstance(h, tf.train.NanTensorHook)]
     # TensorFlow has no public way to ask for it.
     return all(getattr(h, "_fail_on_nan_loss", True) for h in given)
 
 
-def _default_savers(model: Model, spec: Any) -> list[Any]:
+def _default_savers(model: Model, spec: EstimatorSpec) -> list[Any]:
     config = model.config
     if not (config.save_checkpoints_secs or config.save_checkpoints_steps):
         return []
@@ -199,12 +207,15 @@ def _default_savers(model: Model, spec: Any) -> list[Any]:
     ]
 
 
-def _listeners(savers: Sequence[Any]) -> list[Any]:
+def _listeners(savers: Sequence[tf.train.CheckpointSaverHook]) -> list[Any]:
     # TensorFlow has no public way to ask a CheckpointSaverHook for its listeners, nor to add any.
     return list(itertools.chain.from_iterable(saver._listeners for saver in savers))
 
 
-def _add_listeners(savers: Sequence[Any], listeners: Sequence[Any]) -> None:
+def _add_listeners(
+    savers: Sequence[tf.train.CheckpointSaverHook],
+    listeners: Sequence[tf.train.CheckpointSaverListener],
+) -> None:
     if not savers:
         raise ValueError(
             "train: there are saving_listeners, but nothing is saved: set save_checkpoints_steps "
@@ -215,7 +226,11 @@ def _add_listeners(savers: Sequence[Any], listeners: Sequence[Any]) -> None:
 
 
 def _loop(
-    model: Model, spec: Any, step: _Step, hooks: Sequence[Any], signals: StopSignals
+    model: Model,
+    spec: EstimatorSpec,
+    step: _Step,
+    hooks: Sequence[tf.train.SessionRunHook],
+    signals: StopSignals,
 ) -> tuple[Optional[float], Optional[int]]:
     config = model.config
     loss: Any = None
@@ -236,7 +251,7 @@ def _loop(
 
 
 def _session(
-    model: Model, spec: Any, step: _Step, hooks: Sequence[Any]
+    model: Model, spec: EstimatorSpec, step: _Step, hooks: Sequence[tf.train.SessionRunHook]
 ) -> tf.train.MonitoredSession:
     config = model.config
     if config.is_chief:
@@ -258,7 +273,7 @@ def _session(
 
 
 def _chief_session(
-    model: Model, spec: Any, step: _Step, hooks: Sequence[Any]
+    model: Model, spec: EstimatorSpec, step: _Step, hooks: Sequence[tf.train.SessionRunHook]
 ) -> tf.train.MonitoredSession:
     """Returns a MonitoredSession that never waits for lost processes.
 
@@ -285,14 +300,16 @@ class _StepCounter(tf.train.StepCounterHook):
         super().__init__(every_n_steps, output_dir=output_dir)
         self._number = step.number
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(
+        self, run_context: tf.train.SessionRunContext
+    ) -> Optional[tf.train.SessionRunArgs]:
         return tf.train.SessionRunArgs(self._number)
 
 
 class _SummarySaver(tf.train.SummarySaverHook):
     """Saves by the step after each step, for the same reason."""
 
-    def __init__(self, step: _Step, save_steps: int, **kwargs: Any) -> None:
+    def __init__(self, step: _Step, save_steps: int, **kwargs: object) -> None:
         super().__init__(save_steps, **kwargs)
         self._number = step.number
         self._before: Any = None
@@ -301,7 +318,9 @@ class _SummarySaver(tf.train.SummarySaverHook):
         super().begin()
         self._before = self._number - 1
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(
+        self, run_context: tf.train.SessionRunContext
+    ) -> Optional[tf.train.SessionRunArgs]:
         arguments = super().before_run(run_context)
         arguments.fetches["global_step"] = self._before
         return arguments

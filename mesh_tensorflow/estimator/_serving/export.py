@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -16,6 +16,10 @@ from mesh_tensorflow.estimator._running.model import Model, make_global_step
 from mesh_tensorflow.estimator._serving.export_outputs import EvalOutput
 from mesh_tensorflow.ops import MtfRestoreHook
 from mesh_tensorflow.utils import outside_all_rewrites
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.estimator._serving.receivers import ServingInputReceiver
+    from mesh_tensorflow.estimator._spec import EstimatorSpec
 
 __all__ = ["export_all"]
 
@@ -35,7 +39,7 @@ _ATTEMPTS = 10
 
 def export_all(
     model: Model,
-    export_dir_base: Any,
+    export_dir_base: Union[str, bytes, os.PathLike[str]],
     receiver_fns: Mapping[str, Callable[[], Any]],
     assets_extra: Optional[Mapping[str, str]],
     as_text: bool,
@@ -85,7 +89,7 @@ def export_all(
 def _write(
     model: Model,
     directory: str,
-    receiver_fns: Mapping[str, Any],
+    receiver_fns: Mapping[str, Callable[[], Any]],
     assets_extra: Mapping[str, str],
     as_text: bool,
     path: str,
@@ -106,7 +110,7 @@ def _write(
         tf.io.gfile.copy(source, target)
 
 
-def _check(receiver_fns: Mapping[str, Any]) -> None:
+def _check(receiver_fns: Mapping[str, Callable[[], Any]]) -> None:
     if not receiver_fns:
         raise ValueError("export: there is no function for any mode")
     for mode, function in receiver_fns.items():
@@ -133,10 +137,10 @@ def _new_directory(base: str) -> str:
 
 
 def _add_graph(
-    builder: Any,
+    builder: tf.saved_model.Builder,
     model: Model,
     mode: str,
-    receiver_fn: Any,
+    receiver_fn: Callable[[], Any],
     path: str,
     strip_default_attrs: bool,
     with_variables: bool,
@@ -171,7 +175,7 @@ def _add_graph(
                 builder.add_meta_graph(**arguments)
 
 
-def _main_op(spec: Any, mode: str) -> tf.Operation:
+def _main_op(spec: EstimatorSpec, mode: str) -> tf.Operation:
     """Returns the operation that a loader runs after restoring the variables.
 
     Hooks are not exported. What MtfRestoreHook does is done here, as slices are not in a file.
@@ -187,14 +191,14 @@ def _main_op(spec: Any, mode: str) -> tf.Operation:
         return tf.group(operation, *[lowering.copy_masters_to_slices() for lowering in lowerings])
 
 
-def _signatures(spec: Any, receiver: Any, mode: str) -> dict[str, Any]:
+def _signatures(spec: EstimatorSpec, receiver: ServingInputReceiver, mode: str) -> dict[str, Any]:
     if mode != ModeKeys.PREDICT:
         output = EvalOutput(spec.loss, spec.predictions or None, spec.eval_metric_ops, mode)
         name = {ModeKeys.TRAIN: "train", ModeKeys.EVAL: "eval"}[mode]
         return {name: output.as_signature_def(receiver.receiver_tensors)}
     made, refused = {}, {}
     alternatives = receiver.receiver_tensors_alternatives or {}
-    for name, output in spec.export_outputs.items():
+    for name, output in (spec.export_outputs or {}).items():
         for other, tensors in [(None, receiver.receiver_tensors), *alternatives.items()]:
             key = name if other is None else f"{other}:{name}"
             try:

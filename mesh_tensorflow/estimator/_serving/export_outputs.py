@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -140,14 +140,16 @@ class RegressionOutput(ExportOutput):
         return tf.saved_model.signature_def_utils.regression_signature_def(examples, self._value)
 
 
-def _as_dict(outputs: Any, default: str) -> dict[str, tf.Tensor]:
+def _as_dict(
+    outputs: Union[tf.Tensor, Mapping[str, tf.Tensor]], default: str
+) -> dict[str, tf.Tensor]:
     return dict(outputs) if isinstance(outputs, Mapping) else {default: outputs}
 
 
 class PredictOutput(ExportOutput):
     """Any tensors, by name."""
 
-    def __init__(self, outputs: Any) -> None:
+    def __init__(self, outputs: Union[tf.Tensor, Mapping[str, tf.Tensor]]) -> None:
         """Creates a PredictOutput.
 
         Args:
@@ -193,9 +195,9 @@ class EvalOutput(ExportOutput):
 
     def __init__(
         self,
-        loss: Any = None,
-        predictions: Any = None,
-        metrics: Any = None,
+        loss: Optional[tf.Tensor] = None,
+        predictions: Union[tf.Tensor, Mapping[str, tf.Tensor], None] = None,
+        metrics: Optional[Mapping[str, tuple[tf.Tensor, tf.Operation]]] = None,
         mode: str = ModeKeys.EVAL,
     ) -> None:
         """Creates an EvalOutput.
@@ -235,7 +237,9 @@ class EvalOutput(ExportOutput):
 
 
 def complete_export_outputs(
-    given: Optional[Mapping[str, Any]], predictions: Any, mode: str
+    given: Optional[Mapping[str, Any]],
+    predictions: Union[tf.Tensor, Mapping[str, tf.Tensor]],
+    mode: str,
 ) -> Optional[dict[str, Any]]:
     """Returns export outputs with the default signature among them.
 

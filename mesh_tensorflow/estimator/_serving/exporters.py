@@ -5,9 +5,12 @@ from __future__ import annotations
 import abc
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.estimator._estimator import Estimator
 
 __all__ = ["BestExporter", "Exporter", "FinalExporter", "LatestExporter"]
 
@@ -23,7 +26,7 @@ class Exporter(abc.ABC):
     @abc.abstractmethod
     def export(
         self,
-        estimator: Any,
+        estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: Mapping[str, Any],
@@ -49,8 +52,8 @@ class _SavedModelExporter(Exporter):
     def __init__(
         self,
         name: str,
-        serving_input_receiver_fn: Any,
-        assets_extra: Any = None,
+        serving_input_receiver_fn: Optional[Callable[[], Any]],
+        assets_extra: Optional[Mapping[str, str]] = None,
         as_text: bool = False,
         exports_to_keep: Optional[int] = None,
     ) -> None:
@@ -77,7 +80,7 @@ class _SavedModelExporter(Exporter):
         """The name of its directory."""
         return self._name
 
-    def _save(self, estimator: Any, export_path: str, checkpoint_path: str) -> bytes:
+    def _save(self, estimator: Estimator, export_path: str, checkpoint_path: str) -> bytes:
         path = estimator.export_saved_model(
             export_path,
             self._receiver_fn,
@@ -104,7 +107,7 @@ class LatestExporter(_SavedModelExporter):
         self,
         name: str,
         serving_input_receiver_fn: Callable[[], Any],
-        assets_extra: Any = None,
+        assets_extra: Optional[Mapping[str, str]] = None,
         as_text: bool = False,
         exports_to_keep: Optional[int] = 5,
     ) -> None:
@@ -124,7 +127,7 @@ class LatestExporter(_SavedModelExporter):
 
     def export(
         self,
-        estimator: Any,
+        estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: Mapping[str, Any],
@@ -152,7 +155,7 @@ class FinalExporter(_SavedModelExporter):
         self,
         name: str,
         serving_input_receiver_fn: Callable[[], Any],
-        assets_extra: Any = None,
+        assets_extra: Optional[Mapping[str, str]] = None,
         as_text: bool = False,
     ) -> None:
         """Creates a FinalExporter.
@@ -170,7 +173,7 @@ class FinalExporter(_SavedModelExporter):
 
     def export(
         self,
-        estimator: Any,
+        estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: Mapping[str, Any],
@@ -193,7 +196,9 @@ class FinalExporter(_SavedModelExporter):
         return self._save(estimator, export_path, checkpoint_path)
 
 
-def _loss_smaller(best_eval_result: Any, current_eval_result: Any) -> bool:
+def _loss_smaller(
+    best_eval_result: Mapping[str, Any], current_eval_result: Mapping[str, Any]
+) -> bool:
     for result in (best_eval_result, current_eval_result):
         if not result or "loss" not in result:
             raise ValueError(
@@ -212,7 +217,7 @@ class BestExporter(_SavedModelExporter):
         serving_input_receiver_fn: Optional[Callable[[], Any]] = None,
         event_file_pattern: Optional[str] = "eval/*.tfevents.*",
         compare_fn: Callable[..., bool] = _loss_smaller,
-        assets_extra: Any = None,
+        assets_extra: Optional[Mapping[str, str]] = None,
         as_text: bool = False,
         exports_to_keep: Optional[int] = 5,
     ) -> None:
@@ -243,7 +248,7 @@ class BestExporter(_SavedModelExporter):
 
     def export(
         self,
-        estimator: Any,
+        estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: Mapping[str, Any],
@@ -273,7 +278,7 @@ class BestExporter(_SavedModelExporter):
         self._best = eval_result
         return self._save(estimator, export_path, checkpoint_path)
 
-    def _best_before(self, estimator: Any, step: int) -> Optional[Mapping[str, Any]]:
+    def _best_before(self, estimator: Estimator, step: int) -> Optional[Mapping[str, Any]]:
         best: Optional[Mapping[str, Any]] = None
         assert self._pattern is not None
         for path in sorted(tf.io.gfile.glob(os.path.join(estimator.model_dir, self._pattern))):

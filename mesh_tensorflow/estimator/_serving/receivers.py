@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -32,7 +32,10 @@ class ServingInputReceiver(_ReceiverFields):
     """Features by name, and the placeholders that they come from."""
 
     def __new__(
-        cls, features: Any, receiver_tensors: Any, receiver_tensors_alternatives: Any = None
+        cls,
+        features: Union[tf.Tensor, Mapping[str, tf.Tensor]],
+        receiver_tensors: Union[tf.Tensor, Mapping[str, tf.Tensor]],
+        receiver_tensors_alternatives: Optional[Mapping[str, Any]] = None,
     ) -> ServingInputReceiver:
         """Creates an instance.
 
@@ -60,7 +63,10 @@ class TensorServingInputReceiver(_ReceiverFields):
     """As ServingInputReceiver, for a model function whose features are one tensor."""
 
     def __new__(
-        cls, features: Any, receiver_tensors: Any, receiver_tensors_alternatives: Any = None
+        cls,
+        features: Union[tf.Tensor, Mapping[str, tf.Tensor]],
+        receiver_tensors: Union[tf.Tensor, Mapping[str, tf.Tensor]],
+        receiver_tensors_alternatives: Optional[Mapping[str, Any]] = None,
     ) -> TensorServingInputReceiver:
         """Creates an instance.
 
@@ -98,7 +104,9 @@ class SupervisedInputReceiver(NamedTuple):
     receiver_tensors_alternatives: None = None
 
 
-def _checked(argument: str, tensors: Any, default: str) -> dict[str, Any]:
+def _checked(
+    argument: str, tensors: Union[tf.Tensor, Mapping[str, tf.Tensor], None], default: str
+) -> dict[str, Any]:
     if tensors is None:
         raise ValueError(f"{argument} is None; it should be a dict of tensors")
     by_name = dict(tensors) if isinstance(tensors, Mapping) else {default: tensors}
@@ -110,7 +118,9 @@ def _checked(argument: str, tensors: Any, default: str) -> dict[str, Any]:
     return by_name
 
 
-def _checked_alternatives(alternatives: Any) -> Optional[dict[str, dict[str, Any]]]:
+def _checked_alternatives(
+    alternatives: Optional[Mapping[str, Any]],
+) -> Optional[dict[str, dict[str, Any]]]:
     if alternatives is None:
         return None
     if not isinstance(alternatives, Mapping):
@@ -177,7 +187,9 @@ def build_raw_serving_input_receiver_fn(
 
 
 def build_raw_supervised_input_receiver_fn(
-    features: Any, labels: Any, default_batch_size: Optional[int] = None
+    features: Union[tf.Tensor, Mapping[str, tf.Tensor]],
+    labels: Union[tf.Tensor, Mapping[str, tf.Tensor]],
+    default_batch_size: Optional[int] = None,
 ) -> Callable[[], SupervisedInputReceiver]:
     """Returns a function for models that are exported for evaluation or training.
 

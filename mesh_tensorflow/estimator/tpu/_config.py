@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple, Optional
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -26,7 +27,7 @@ class InputPipelineConfig:
 
 
 class _TPUConfigFields(NamedTuple):
-    iterations_per_loop: Any
+    iterations_per_loop: Union[int, str]
     num_shards: Optional[int]
     num_cores_per_replica: Optional[int]
     per_host_input_for_training: int
@@ -44,17 +45,17 @@ class TPUConfig(_TPUConfigFields):
 
     def __new__(
         cls,
-        iterations_per_loop: Any = 2,
+        iterations_per_loop: Union[int, str] = 2,
         num_shards: Optional[int] = None,
         num_cores_per_replica: Optional[int] = None,
-        per_host_input_for_training: Any = True,
+        per_host_input_for_training: Union[int, bool] = True,
         tpu_job_name: Optional[str] = None,
         initial_infeed_sleep_secs: Optional[int] = None,
-        input_partition_dims: Any = None,
+        input_partition_dims: Optional[Sequence[object]] = None,
         eval_training_input_configuration: int = InputPipelineConfig.PER_HOST_V1,
         experimental_host_call_every_n_steps: int = 1,
         experimental_allow_per_host_v2_parallel_get_next: bool = False,
-        experimental_feed_hook: Any = None,
+        experimental_feed_hook: object = None,
     ) -> TPUConfig:
         """Creates an instance.
 
@@ -129,7 +130,7 @@ class RunConfig(_RunConfig):
         tpu_config: Optional[TPUConfig] = None,
         evaluation_master: Optional[str] = None,
         master: Optional[str] = None,
-        cluster: Any = None,
+        cluster: Optional[tf.distribute.cluster_resolver.ClusterResolver] = None,
         **kwargs: Any,
     ) -> None:
         """Creates a RunConfig.
@@ -170,7 +171,7 @@ class RunConfig(_RunConfig):
         return self._tpu_config
 
     @property
-    def cluster(self) -> Any:
+    def cluster(self) -> Optional[tf.distribute.cluster_resolver.ClusterResolver]:
         """The ClusterResolver, or None."""
         return self._resolver
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -21,6 +22,9 @@ from mesh_tensorflow.estimator._running.model import Model
 from mesh_tensorflow.estimator.tpu._config import RunConfig
 from mesh_tensorflow.estimator.tpu._replicated import ReplicaContext, devices_of, replicated_spec
 from mesh_tensorflow.estimator.tpu._spec import TPUEstimatorSpec, as_estimator_spec
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.estimator._running.checkpoints import WarmStartSettings
 
 __all__ = ["TPUEstimator"]
 
@@ -39,20 +43,20 @@ class TPUEstimator(Estimator):
     def __init__(
         self,
         model_fn: Any = None,
-        model_dir: Any = None,
+        model_dir: Union[str, os.PathLike[str], None] = None,
         config: Optional[RunConfig] = None,
-        params: Any = None,
+        params: object = None,
         use_tpu: bool = True,
         train_batch_size: Optional[int] = None,
         eval_batch_size: Optional[int] = None,
         predict_batch_size: Optional[int] = None,
-        batch_axis: Any = None,
+        batch_axis: object = None,
         eval_on_tpu: bool = True,
         export_to_tpu: bool = True,
         export_to_cpu: bool = True,
-        warm_start_from: Any = None,
-        embedding_config_spec: Any = None,
-        export_saved_model_api_version: Any = None,
+        warm_start_from: Union[str, os.PathLike[str], WarmStartSettings, None] = None,
+        embedding_config_spec: None = None,
+        export_saved_model_api_version: object = None,
     ) -> None:
         """Creates a TPUEstimator.
 
@@ -108,10 +112,10 @@ class TPUEstimator(Estimator):
     def train(
         self,
         input_fn: Callable[..., Any],
-        hooks: Optional[Sequence[Any]] = None,
+        hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
         steps: Optional[int] = None,
         max_steps: Optional[int] = None,
-        saving_listeners: Optional[Sequence[Any]] = None,
+        saving_listeners: Optional[Sequence[tf.train.CheckpointSaverListener]] = None,
     ) -> Estimator:
         """Trains; see `Estimator.train`.
 
@@ -135,7 +139,7 @@ class TPUEstimator(Estimator):
         self,
         input_fn: Callable[..., Any],
         steps: Optional[int] = None,
-        hooks: Optional[Sequence[Any]] = None,
+        hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
         checkpoint_path: Optional[str] = None,
         name: Optional[str] = None,
     ) -> dict[str, Any]:
@@ -161,8 +165,8 @@ class TPUEstimator(Estimator):
     def predict(
         self,
         input_fn: Callable[..., Any],
-        predict_keys: Any = None,
-        hooks: Optional[Sequence[Any]] = None,
+        predict_keys: Union[str, Sequence[str], None] = None,
+        hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
         checkpoint_path: Optional[str] = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
@@ -207,7 +211,7 @@ class TPUEstimator(Estimator):
                 "processors of the mesh, to run it on N devices of this machine"
             )
 
-    def _params_with(self, mode: str, **values: Any) -> Any:
+    def _params_with(self, mode: str, **values: object) -> Any:
         params = self.params
         size = self._batch_sizes[mode]
         if size is not None:
@@ -220,7 +224,7 @@ class TPUEstimator(Estimator):
                 params[name] = value
         return params
 
-    def _call_input_fn(self, input_fn: Any, mode: str) -> Any:
+    def _call_input_fn(self, input_fn: Callable[..., Any], mode: str) -> Any:
         size = self._batch_sizes[mode]
         if size is not None and not takes(input_fn, "params"):
             raise ValueError(
@@ -230,7 +234,7 @@ class TPUEstimator(Estimator):
             )
         return call_input_fn(input_fn, mode, self._params_with(mode), self.config)
 
-    def _call_model_fn(self, features: Any, labels: Any, mode: str, config: Any) -> Any:
+    def _call_model_fn(self, features: object, labels: object, mode: str, config: RunConfig) -> Any:
         if self._use_tpu[mode]:
             devices = devices_of(config)
             params = self._params_with(mode, use_tpu=True, context=ReplicaContext(len(devices)))
@@ -265,7 +269,7 @@ def _check_params(params: Any) -> None:
         )
 
 
-def _check_batch_size(mode: str, size: Any) -> None:
+def _check_batch_size(mode: str, size: Optional[int]) -> None:
     whole = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
     if size is not None and (not whole or size <= 0):
         name = {"train": "train", "eval": "eval", "infer": "predict"}[mode]

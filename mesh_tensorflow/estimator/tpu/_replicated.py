@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -12,6 +12,9 @@ from mesh_tensorflow.estimator._cluster.cluster_watch import peers_of
 from mesh_tensorflow.estimator._cluster.run_cluster import in_cluster
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator.tpu._spec import TPUEstimatorSpec
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.estimator.tpu._config import RunConfig
 
 __all__ = ["ReplicaContext", "devices_of", "replicated_spec", "shards_of_process"]
 
@@ -81,7 +84,7 @@ def shards_of_process(config: Any) -> int:
     return shards // processes
 
 
-def devices_of(config: Any) -> list[str]:
+def devices_of(config: RunConfig) -> list[str]:
     """Returns a device for each processor.
 
     Args:
@@ -101,7 +104,7 @@ def devices_of(config: Any) -> list[str]:
 
 
 def replicated_spec(
-    call: Callable[[Any, Any], Any], features: Any, labels: Any, devices: list[str]
+    call: Callable[[Any, Any], Any], features: object, labels: object, devices: list[str]
 ) -> TPUEstimatorSpec:
     """Calls a model function as a program of all processors.
 
@@ -144,7 +147,7 @@ def replicated_spec(
     return _outside(specs[-1], results)
 
 
-def _with_none(structure: Any, flat: Any) -> list[Any]:
+def _with_none(structure: object, flat: Iterable[tf.Tensor]) -> list[Any]:
     """Returns the leaves of a structure, with None restored at its places."""
     rest = iter(flat)
     return [x if x is None else next(rest) for x in tf.nest.flatten(structure)]
@@ -161,7 +164,7 @@ def _results_of(spec: TPUEstimatorSpec) -> dict[str, Any]:
     return {name: value for name, value in results.items() if _leaves(value)}
 
 
-def _leaves(value: Any) -> bool:
+def _leaves(value: object) -> bool:
     return any(x is not None for x in tf.nest.flatten(value))
 
 

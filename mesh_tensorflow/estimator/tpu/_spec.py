@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Optional
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -14,10 +14,14 @@ from mesh_tensorflow.estimator._spec import EstimatorSpec, check_hooks, check_lo
 __all__ = ["HostCallHook", "TPUEstimatorSpec", "as_estimator_spec"]
 
 
+# A function of tensors of a step, which runs on the host, and the tensors: a list or a dict.
+HostFunction = tuple[Callable[..., Any], Union[Sequence[tf.Tensor], Mapping[str, tf.Tensor]]]
+
+
 class HostCallHook(tf.train.SessionRunHook):
     """Runs the operations of the host call along with steps."""
 
-    def __init__(self, operations: Any, every_n_steps: int = 1) -> None:
+    def __init__(self, operations: object, every_n_steps: int = 1) -> None:
         """Creates a HostCallHook.
 
         Args:
@@ -28,7 +32,9 @@ class HostCallHook(tf.train.SessionRunHook):
         self._every = every_n_steps
         self._count = 0
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(
+        self, run_context: tf.train.SessionRunContext
+    ) -> Optional[tf.train.SessionRunArgs]:
         """Asks for the operations, if it is their turn.
 
         Args:
@@ -63,16 +69,16 @@ class TPUEstimatorSpec(_Fields):
     def __new__(
         cls,
         mode: str,
-        predictions: Any = None,
-        loss: Any = None,
-        train_op: Any = None,
-        eval_metrics: Any = None,
+        predictions: Union[tf.Tensor, Mapping[str, tf.Tensor], None] = None,
+        loss: Optional[tf.Tensor] = None,
+        train_op: Union[tf.Operation, tf.Tensor, None] = None,
+        eval_metrics: Optional[HostFunction] = None,
         export_outputs: Optional[Mapping[str, Any]] = None,
         scaffold_fn: Optional[Callable[[], Any]] = None,
-        host_call: Any = None,
-        training_hooks: Any = None,
-        evaluation_hooks: Any = None,
-        prediction_hooks: Any = None,
+        host_call: Optional[HostFunction] = None,
+        training_hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
+        evaluation_hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
+        prediction_hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
     ) -> TPUEstimatorSpec:
         """Creates a spec and checks it for its mode.
 
@@ -137,7 +143,7 @@ class TPUEstimatorSpec(_Fields):
         return as_estimator_spec(self)
 
 
-def _check_call(name: str, pair: Any) -> None:
+def _check_call(name: str, pair: Optional[HostFunction]) -> None:
     if pair is None:
         return
     if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not callable(pair[0]):
@@ -160,7 +166,7 @@ def _check_call(name: str, pair: Any) -> None:
         ) from error
 
 
-def _call(pair: Any) -> Any:
+def _call(pair: HostFunction) -> Any:
     function, tensors = pair
     return function(**tensors) if isinstance(tensors, Mapping) else function(*tensors)
 
