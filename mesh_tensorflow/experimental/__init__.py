@@ -1,1 +1,1 @@
-"""Volumes too large for one processor: U-Nets, reading and augmentation of scans, training."""
+"""Models of volumes too large for one processor: U-Nets, input, augmentation, training."""

@@ -1,4 +1,4 @@
-"""Files of scans: compressed records with an image and the label of each voxel."""
+"""Scans in TFRecord files: compressed records of an image and a label for each voxel."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import tensorflow.compat.v1 as tf
 __all__ = ["COMPRESSION", "IMAGE", "LABEL", "mapped", "parse_scan", "read_scans", "scaled"]
 
 COMPRESSION = "GZIP"
-IMAGE, LABEL = "image/ct_image", "image/label"  # features: the bytes of float32 numbers
-_HOUNSFIELD = (-512.0, 512.0)  # what becomes 0 and 1
+IMAGE, LABEL = "image/ct_image", "image/label"  # features: bytes of float32 values
+_HOUNSFIELD = (-512.0, 512.0)  # mapped to 0 and 1
 
 
 def scaled(image: tf.Tensor) -> tf.Tensor:
-    """Returns intensities in [0, 1] for -512 to 512 Hounsfield units, clipped.
+    """Scales intensities from [-512, 512] Hounsfield units to [0, 1], and clips them.
 
     Args:
       image: a tf.Tensor in Hounsfield units.
@@ -27,7 +27,7 @@ def scaled(image: tf.Tensor) -> tf.Tensor:
 
 
 def parse_scan(record: tf.Tensor, reso: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (image, label) of a serialized tf.train.Example, both float32 [reso, reso, reso].
+    """Parses a serialized tf.train.Example to (image, label), both float32 [reso, reso, reso].
 
     Args:
       record: a string tf scalar.
@@ -41,30 +41,32 @@ def parse_scan(record: tf.Tensor, reso: int) -> tuple[tf.Tensor, tf.Tensor]:
     return image, label
 
 
-def mapped(ds: Any, fn: Callable[..., Any], at_a_time: Optional[int] = None) -> Any:
-    """Returns a data set with a function applied to its elements.
+def mapped(
+    ds: tf.data.Dataset, fn: Callable[..., Any], at_a_time: Optional[int] = None
+) -> tf.data.Dataset:
+    """Returns a dataset with a function applied to its elements.
 
     Args:
       ds: a tf.data.Dataset.
-      fn: a function of an element, whose random numbers the seed of the graph may seed.
-      at_a_time: how many elements to work on at a time; 1 if None.
+      fn: a function of an element; the graph seed may seed its random operations.
+      at_a_time: the number of elements to process in parallel; 1 if None.
     """
     with warnings.catch_warnings():
-        # The seed of the graph is meant.
+        # Seeding by the graph is intended.
         warnings.filterwarnings("ignore", message="Seed .* from outer graph")
         return ds.map(fn, num_parallel_calls=at_a_time)
 
 
-def read_scans(flag: str, shuffled: bool, at_a_time: int) -> Any:
-    """Returns a tf.data.Dataset of the records of files, over and over.
+def read_scans(flag: str, shuffled: bool, at_a_time: int) -> tf.data.Dataset:
+    """Returns a tf.data.Dataset of the records in files, repeated without end.
 
     Args:
-      flag: the name of the flag that has the file pattern.
-      shuffled: whether to read files in random order; else it is by name.
-      at_a_time: how many files to read at a time.
+      flag: the name of the flag with the file pattern.
+      shuffled: whether to read files in random order instead of by name.
+      at_a_time: the number of files to read in parallel.
 
     Raises:
-      ValueError: there is no such file.
+      ValueError: no file matches the pattern.
     """
     pattern = getattr(tf.flags.FLAGS, flag)
     files = sorted(tf.io.gfile.glob(pattern)) if pattern else []

@@ -1,17 +1,18 @@
-r"""Augments scans of livers once, ahead of training.
+r"""Augments scans of livers once, before training.
 
 python -m mesh_tensorflow.experimental.offline_data_aug --process_no=0 --num_data_aug=1000 \
         --input_file_pattern="/data/scan-*.tfrecords" --output_folder=/data/augmented
 
-Reads files of scans in Hounsfield units, and writes as many files of one changed scan each as it is
-told, with intensities between 0 and 1. Several processes, each with a number of its own, share a
-folder.
+Reads files of scans in Hounsfield units, and writes --num_data_aug files of one augmented scan
+each, with intensities between 0 and 1. Several processes can write to one folder, each with its own
+--process_no.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -58,7 +59,7 @@ define(_DEFINITIONS)
 def save_to_tfrecord(
     image: np.ndarray,
     label: np.ndarray,
-    process_no: Any,
+    process_no: Union[int, str],
     idx: int,
     output_path: str,
     output_file_prefix: str,
@@ -66,12 +67,12 @@ def save_to_tfrecord(
     """Writes one scan to the file PREFIX-PROCESS-INDEX.tfrecords, compressed.
 
     Args:
-      image: an array [x, y, z]; it is written as float32.
-      label: an array of the same shape, the classes of voxels; likewise.
+      image: an array [x, y, z]; written as float32.
+      label: the classes of the voxels, an array of the same shape; written as float32.
       process_no: the number of the process.
       idx: the number of the scan.
       output_path: an existing directory.
-      output_file_prefix: how the file's name begins.
+      output_file_prefix: the prefix of the file name.
 
     Raises:
       ValueError: image and label have different shapes.
@@ -94,7 +95,7 @@ def save_to_tfrecord(
 
 
 def _augmented(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns a scan with other lesions, turned."""
+    """Returns a scan with synthetic lesions, rotated at random."""
     image, label = parse_scan(record, FLAGS.ct_resolution)
     image, label = data_aug_lib.maybe_gen_fake_data_based_on_real_data(
         scaled(image),
@@ -109,9 +110,9 @@ def _augmented(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def apply_data_aug() -> None:
-    """Reads, augments and writes scans as the flags say.
+    """Reads, augments and writes scans, as configured by flags.
 
-    Random numbers are seeded by the seed of the default graph.
+    The seed of the default graph seeds the random operations.
 
     Raises:
       ValueError: --output_folder, --process_no or the input files are missing.
@@ -141,11 +142,11 @@ def apply_data_aug() -> None:
                 tf.logging.info("Wrote scan %d of %d", idx + 1, FLAGS.num_data_aug)
 
 
-def main(argv: Any) -> None:
+def main(argv: Sequence[str]) -> None:
     """Calls `apply_data_aug`.
 
     Args:
-      argv: what is left of the command line.
+      argv: the remaining command-line arguments.
     """
     del argv
     apply_data_aug()
@@ -154,5 +155,5 @@ def main(argv: Any) -> None:
 if __name__ == "__main__":
     tf.disable_v2_behavior()
     tf.logging.set_verbosity(tf.logging.INFO)
-    tf.get_logger().propagate = False  # to absl's, which would print each line again
+    tf.get_logger().propagate = False  # the logger of absl would print each line again
     app.run(main)

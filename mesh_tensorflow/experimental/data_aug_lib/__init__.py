@@ -1,7 +1,7 @@
-"""Random changes of scans and of the labels of their voxels, by TensorFlow operations alone.
+"""Random augmentation of scans and of their voxel labels, by TensorFlow operations only.
 
-Images and labels are floating tensors [x, y, z] of the same static shape. Labels are 0 for what is
-around the liver, 1 for the liver and 2 for lesions in it.
+Images and labels are floating tensors [x, y, z] of the same static shape. Labels are 0
+outside of the liver, 1 in the liver and 2 in lesions of it.
 """
 
 from mesh_tensorflow.experimental.data_aug_lib._geometry import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Union
 
 import tensorflow.compat.v1 as tf
 
@@ -12,15 +12,18 @@ from mesh_tensorflow.experimental.data_aug_lib._noise import clipped_normal
 __all__ = ["maybe_flip", "maybe_rot180", "projective_transform"]
 
 _IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
-_SHIFTS = (2, 5)  # of the eight numbers, those that translate
-# By the axis that stays, the axes of the plane in which a quarter turn goes from one to the other.
+_SHIFTS = (2, 5)  # indices of the translations among the eight parameters
+# By the fixed axis: the axes of the plane of rotation, from the first to the second.
 _PLANES = {0: (2, 1), 1: (0, 2), 2: (0, 1)}
 
 
 def maybe_flip(
-    image: tf.Tensor, label: tf.Tensor, flip_axis: int, flip_indicator: Any = None
+    image: tf.Tensor,
+    label: tf.Tensor,
+    flip_axis: int,
+    flip_indicator: Union[float, tf.Tensor, None] = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Reverses an axis, or does not.
+    """Flips an axis at random.
 
     Args:
       image: a tf.Tensor.
@@ -42,7 +45,7 @@ def maybe_flip(
 
 
 def _quarter_turns(x: tf.Tensor, times: int, plane: Sequence[int]) -> tf.Tensor:
-    """Turns a tensor in a plane, as numpy.rot90 does."""
+    """Rotates a tensor in a plane, as numpy.rot90 does."""
     if times == 2:
         return tf.reverse(x, plane)
     order = list(range(x.shape.rank))
@@ -52,22 +55,25 @@ def _quarter_turns(x: tf.Tensor, times: int, plane: Sequence[int]) -> tf.Tensor:
 
 
 def maybe_rot180(
-    image: tf.Tensor, label: tf.Tensor, static_axis: int, rot180_k: Any = None
+    image: tf.Tensor,
+    label: tf.Tensor,
+    static_axis: int,
+    rot180_k: Union[int, tf.Tensor, None] = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Turns a volume by 180 degrees around an axis, or does not.
+    """Rotates a volume by 180 degrees around an axis at random.
 
     Args:
       image: a tf.Tensor [x, y, z].
       label: a tf.Tensor of the same shape.
-      static_axis: the axis that stays, 0, 1 or 2.
+      static_axis: the axis of rotation, 0, 1 or 2.
       rot180_k: an integer or int32 tf scalar, the number of quarter turns. If None, 0 or 2 at
         random. An odd one needs a volume that is a square around the axis.
 
     Returns:
-      (image, label), turned alike.
+      (image, label), both rotated in the same way.
 
     Raises:
-      ValueError: another axis.
+      ValueError: there is no such axis.
     """
     if static_axis not in _PLANES:
         raise ValueError(
@@ -88,13 +94,13 @@ def maybe_rot180(
 
 
 def _random_transform(reso: int, translate: float, transform: float) -> tf.Tensor:
-    """Returns the eight numbers of a projective transform near the identity."""
+    """Returns the eight parameters of a random projective transform near the identity."""
     stddevs = [translate * reso if i in _SHIFTS else transform for i in range(8)]
     return tf.stack([clipped_normal(mean, stddev) for mean, stddev in zip(_IDENTITY, stddevs)])
 
 
 def _transformed(x: tf.Tensor, numbers: tf.Tensor, interpolation: str) -> tf.Tensor:
-    """Transforms the first two axes of [rows, columns, channels]; outside pixels are 0."""
+    """Transforms the first two axes of [rows, columns, channels]; fills with 0."""
     y = tf.raw_ops.ImageProjectiveTransformV3(
         images=x[None],
         transforms=numbers[None],
@@ -114,11 +120,11 @@ def projective_transform(
     image_transform_ratio: float,
     sampled_2d_slices: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Moves and distorts a volume in its three planes one after the other, at random.
+    """Applies a random projective transform in each of the three planes of a volume.
 
     A pixel (c, r) of a plane, c its column and r its row, is taken from
     ((a0 c + a1 r + a2) / k, (b0 c + b1 r + b2) / k) with k = c0 c + c1 r + 1. Images are
-    interpolated, labels are those of the nearest pixel.
+    interpolated linearly, labels are taken from the nearest pixel.
 
     Args:
       image: a tf.Tensor [x, y, z].
@@ -126,16 +132,16 @@ def projective_transform(
       reso: the size of a whole image, in voxels.
       image_translate_ratio: the standard deviation of a2 and b2, as a part of `reso`.
       image_transform_ratio: the standard deviation of the other six, of which a0 and b1 are near
-        1 and the rest near 0. All stay within two standard deviations.
-      sampled_2d_slices: whether these are slices [x, y, slices], which only the plane of the first
-        two axes is right for.
+        1 and the rest near 0. All are clipped to two standard deviations.
+      sampled_2d_slices: whether these are slices [x, y, slices], which are only transformed in the
+        plane of the first two axes.
 
     Returns:
-      (image, label), transformed alike.
+      (image, label), both transformed in the same way.
     """
     if image_translate_ratio == 0 and image_transform_ratio == 0:
         return image, label
-    # Each order puts the two axes of a plane in front.
+    # Each order puts the two axes of a plane first.
     orders = [(0, 1, 2)] if sampled_2d_slices else [(0, 1, 2), (1, 2, 0), (0, 2, 1)]
     for order in orders:
         numbers = _random_transform(reso, image_translate_ratio, image_transform_ratio)

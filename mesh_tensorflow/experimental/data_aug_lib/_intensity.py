@@ -1,4 +1,4 @@
-"""Intensity augmentations of images; labels stay as they are."""
+"""Intensity augmentations of images; labels are unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mesh_tensorflow.experimental.data_aug_lib._noise import (
 
 __all__ = ["image_corruption", "intensity_shift", "maybe_add_noise"]
 
-_LESIONS_ABOVE = 1.5  # labels: 0 around the liver, 1 the liver, 2 lesions
+_LESIONS_ABOVE = 1.5  # labels: 0 outside of the liver, 1 liver, 2 lesions
 
 
 def image_corruption(
@@ -24,18 +24,18 @@ def image_corruption(
     image_corrupt_ratio_mean: float,
     image_corrupt_ratio_stddev: float,
 ) -> tf.Tensor:
-    """Sets blobs of an image to 0, nowhere in a lesion.
+    """Sets random blobs of an image to 0, except in lesions.
 
     Args:
       image: a tf.Tensor.
       label: a tf.Tensor of the same shape.
       reso: the size of a whole image, in voxels.
-      image_corrupt_ratio_mean: which part of the image the blobs cover, on average.
-      image_corrupt_ratio_stddev: the standard deviation of this part, within two of which it
-        stays.
+      image_corrupt_ratio_mean: the mean fraction of the image that the blobs cover.
+      image_corrupt_ratio_stddev: the standard deviation of this fraction, which is clipped to two
+        standard deviations.
 
     Returns:
-      The image.
+      The changed image.
     """
     if image_corrupt_ratio_mean == 0 and image_corrupt_ratio_stddev == 0:
         return image
@@ -51,18 +51,18 @@ def intensity_shift(
     per_class_intensity_scale: float,
     per_class_intensity_shift: float,
 ) -> tf.Tensor:
-    """Multiplies lesions by one random number and everything else by another.
+    """Scales lesions by one random factor and everything else by another.
 
     Args:
       image: a tf.Tensor.
       label: a floating tf.Tensor of the same shape.
-      per_class_intensity_scale: the standard deviation of both numbers, within two of which they
-        stay.
-      per_class_intensity_shift: by how much the mean of the lesions' number is above 1, and that
-        of the other one below.
+      per_class_intensity_scale: the standard deviation of both factors, which are clipped to two
+        standard deviations.
+      per_class_intensity_shift: the mean factor of lesions is 1 plus this, and the mean factor of
+        everything else is 1 minus this.
 
     Returns:
-      The image.
+      The changed image.
     """
     lesions = clipped_normal(1.0 + per_class_intensity_shift, per_class_intensity_scale)
     others = clipped_normal(1.0 - per_class_intensity_shift, per_class_intensity_scale)
@@ -82,20 +82,20 @@ def maybe_add_noise(
     image_noise_probability: float,
     image_noise_ratio: float,
 ) -> tf.Tensor:
-    """Adds noise of two grain sizes, or does not.
+    """Adds noise of two grain sizes with some probability.
 
-    Each of the two has a random amplitude between 0 and `image_noise_ratio`.
+    Each has a random amplitude between 0 and `image_noise_ratio`.
 
     Args:
       image: a tf.Tensor.
-      noise_shape: the sizes of the image.
-      scale0: the distance in voxels of the points that the first noise is interpolated between.
-      scale1: that of the second.
-      image_noise_probability: how often noise is added.
+      noise_shape: the shape of the image.
+      scale0: the grid spacing in voxels from which the first noise is interpolated.
+      scale1: the grid spacing of the second noise.
+      image_noise_probability: the probability of adding noise.
       image_noise_ratio: the largest amplitude.
 
     Returns:
-      The image.
+      The changed image.
     """
 
     def noise() -> tf.Tensor:

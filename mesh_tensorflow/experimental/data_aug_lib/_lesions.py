@@ -1,8 +1,8 @@
-"""Lesions that are made up, from the intensities of a scan's real ones."""
+"""Synthetic lesions with the intensities of the real lesions of a scan."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Union
 
 import tensorflow.compat.v1 as tf
 
@@ -10,12 +10,12 @@ from mesh_tensorflow.experimental.data_aug_lib._noise import random_mask
 
 __all__ = ["maybe_gen_fake_data_based_on_real_data"]
 
-_CONTRAST = 1.15  # of the lesions that are made up, relative to that of the real ones
-_FRACTION = (0.015, 0.05)  # mean and standard deviation of the part of a volume that blobs cover
+_CONTRAST = 1.15  # of synthetic lesions, relative to the real ones
+_FRACTION = (0.015, 0.05)  # mean and standard deviation of the fraction covered by blobs
 
 
 def _mean_where(x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """Returns the mean of x where a mask is true; 0 if it is so nowhere."""
+    """Returns the mean of x where a mask is true; 0 if it is true nowhere."""
     weights = tf.cast(mask, x.dtype)
     return tf.reduce_sum(x * weights) / tf.maximum(tf.reduce_sum(weights), 1.0)
 
@@ -23,7 +23,7 @@ def _mean_where(x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
 def _with_other_lesions(
     image: tf.Tensor, label: tf.Tensor, reso: int, min_fraction: float, contrast: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Makes liver of the lesions, and lesions of random parts of the liver."""
+    """Turns lesions into liver, and random parts of the liver into lesions."""
     liver = label > 0.5
     fraction = tf.maximum(tf.random.normal([], *_FRACTION), min_fraction)
     lesions = tf.logical_and(random_mask(image.shape.as_list(), reso, fraction), liver)
@@ -36,21 +36,21 @@ def maybe_gen_fake_data_based_on_real_data(
     label: tf.Tensor,
     reso: int,
     min_fake_lesion_ratio: float,
-    gen_fake_probability: Any,
+    gen_fake_probability: Union[float, tf.Tensor],
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Puts other lesions in the place of the real ones, or does not.
+    """Replaces real lesions with synthetic ones with some probability.
 
-    The real ones get as much brighter as they are darker than the liver, and 15 percent more;
-    random blobs of the liver get as much darker. A volume stays as it is if it has no lesion or no
-    liver, or if its lesions are brighter than its liver.
+    Real lesions become brighter by 1.15 times their contrast to the liver, and random blobs of the
+    liver become darker by the same amount. A volume is unchanged if it has no lesion or no liver,
+    or if its lesions are brighter than its liver.
 
     Args:
       image: a floating tf.Tensor.
       label: a tf.Tensor of the same shape.
       reso: the size of a whole image, in voxels.
-      min_fake_lesion_ratio: the least part of the liver that becomes a lesion, on average over
-        volumes.
-      gen_fake_probability: how often this is done.
+      min_fake_lesion_ratio: the minimum fraction of the liver that becomes a lesion, on average
+        over volumes.
+      gen_fake_probability: the probability of replacing lesions.
 
     Returns:
       (image, label).

@@ -1,26 +1,28 @@
-"""Random fields: smooth ones, coarse ones, and masks of a given size made of them."""
+"""Random fields, and masks that cover a given fraction of a volume."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 __all__ = ["clipped_normal", "interpolated", "random_mask", "smooth_noise"]
 
-_SIGMAS = 2.0  # random factors stay within so many standard deviations
-_WIDTH = 1 / 16  # of the kernel that smooths, in sizes of the image
+_SIGMAS = 2.0  # random factors are clipped to this many standard deviations
+_WIDTH = 1 / 16  # of the smoothing kernel, relative to the size of the image
 
 
-def clipped_normal(mean: Any, stddev: Any, shape: Sequence[int] = ()) -> tf.Tensor:
-    """Returns normal numbers, those further than two standard deviations out moved to there.
+def clipped_normal(
+    mean: Union[float, tf.Tensor], stddev: Union[float, tf.Tensor], shape: Sequence[int] = ()
+) -> tf.Tensor:
+    """Returns normal random values, clipped to two standard deviations.
 
     Args:
       mean: a number or tf scalar.
       stddev: a number or tf scalar.
-      shape: sizes.
+      shape: the shape of the result.
     """
     reach = _SIGMAS * stddev
     return tf.clip_by_value(mean + stddev * tf.random.normal(shape), mean - reach, mean + reach)
@@ -29,7 +31,7 @@ def clipped_normal(mean: Any, stddev: Any, shape: Sequence[int] = ()) -> tf.Tens
 def _along_axes(x: tf.Tensor, matrices: Sequence[np.ndarray]) -> tf.Tensor:
     """Multiplies each axis of a tensor by a matrix [new size, old size]."""
     for matrix in matrices:
-        # The first axis goes last each time, so that after all of them the order is as before.
+        # Each product moves the first axis to the end, so all of them restore the order.
         x = tf.tensordot(x, tf.constant(matrix, tf.float32), axes=[[0], [1]])
     return x
 
@@ -45,7 +47,7 @@ def interpolated(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
 
     Args:
       x: a tf.Tensor of static shape.
-      sizes: the sizes of the result.
+      sizes: the shape of the result.
     """
     coarse = x.shape.as_list()
     if list(sizes) == coarse:
@@ -54,17 +56,19 @@ def interpolated(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
 
 
 def _kernel(size: int, coarse: int, width: float) -> np.ndarray:
-    """Returns the matrix that smooths `coarse` points to `size` ones; its rows have norm 1."""
+    """Returns the matrix [size, coarse] of a Gaussian filter; its rows have norm 1."""
     points = np.arange(coarse) * (size - 1) / max(coarse - 1, 1)
     weights = np.exp(-0.5 * np.square((np.arange(size)[:, None] - points) / width))
     return weights / np.linalg.norm(weights, axis=1, keepdims=True)
 
 
 def smooth_noise(sizes: Sequence[int], reso: int) -> tf.Tensor:
-    """Returns a normal field of mean 0 and variance 1 that changes over a sixteenth of the image.
+    """Returns a smooth normal field of mean 0 and variance 1.
+
+    Its correlation length is a sixteenth of the image.
 
     Args:
-      sizes: a list of integers.
+      sizes: the shape of the result.
       reso: the size of a whole image, in voxels.
     """
     width = max(_WIDTH * reso, 0.5)
@@ -73,11 +77,11 @@ def smooth_noise(sizes: Sequence[int], reso: int) -> tf.Tensor:
     return _along_axes(tf.random.normal(coarse), kernels)
 
 
-def random_mask(sizes: Sequence[int], reso: int, fraction: Any) -> tf.Tensor:
-    """Returns blobs: a bool tensor of which a given fraction is true.
+def random_mask(sizes: Sequence[int], reso: int, fraction: Union[float, tf.Tensor]) -> tf.Tensor:
+    """Returns random blobs: a bool tensor in which a given fraction of elements is true.
 
     Args:
-      sizes: a list of integers.
+      sizes: the shape of the result.
       reso: the size of a whole image, in voxels.
       fraction: a number or tf scalar from 0 to 1.
     """

@@ -1,4 +1,4 @@
-"""Readers that give each processor of a mesh its own slices of batches of a tf.data data set."""
+"""Input readers: give each processor of a mesh its slices of the batches of a dataset."""
 
 from mesh_tensorflow.experimental.input_reader._devices import (
     ProcessDevices,

@@ -1,9 +1,8 @@
-"""Batches of a data set, checked against the shapes of the mesh."""
+"""Batches of a dataset, checked against the shapes of the inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
@@ -14,11 +13,11 @@ from mesh_tensorflow._core.shape import Shape, convert_to_shape
 __all__ = ["batched", "check_elements", "convert_shapes"]
 
 
-def convert_shapes(mtf_input_shapes: Sequence[Any]) -> list[Shape]:
+def convert_shapes(mtf_input_shapes: Sequence[object]) -> list[Shape]:
     """Returns the Shapes of a dataset's components, batch first.
 
     Args:
-      mtf_input_shapes: a list of Shapes, or of what converts to them.
+      mtf_input_shapes: Shapes, or what converts to them.
 
     Raises:
       ValueError: there are none, or their first dimensions differ.
@@ -33,16 +32,20 @@ def convert_shapes(mtf_input_shapes: Sequence[Any]) -> list[Shape]:
 
 
 def batched(
-    ds_creator: Callable[[], Any], size: int, prefetch_size: int, shards: int = 1, index: int = 0
-) -> Any:
-    """Returns batches of a data set's elements; what is left over at its end is dropped.
+    ds_creator: Callable[[], tf.data.Dataset],
+    size: int,
+    prefetch_size: int,
+    shards: int = 1,
+    index: int = 0,
+) -> tf.data.Dataset:
+    """Returns a dataset of batches; drops the remainder at the end.
 
     Args:
       ds_creator: a function that returns a tf.data.Dataset of single examples.
-      size: how many examples a batch has.
-      prefetch_size: how many batches to hold ready; -1 leaves it to TensorFlow, 0 is none.
-      shards: take one batch of so many,
-      index: this one of them.
+      size: the batch size.
+      prefetch_size: the number of batches to prefetch; -1 lets TensorFlow choose, 0 is none.
+      shards: the number of shards; a shard has one of so many batches.
+      index: the number of the shard.
     """
     ds = ds_creator().batch(size, drop_remainder=True)
     if shards > 1:
@@ -52,13 +55,15 @@ def batched(
     return ds.prefetch(tf2.data.AUTOTUNE if prefetch_size < 0 else prefetch_size)
 
 
-def check_elements(ds: Any, sizes: Sequence[Sequence[int]], shapes: Sequence[Shape]) -> list[Any]:
-    """Returns the dtypes of the inputs in the elements of a data set.
+def check_elements(
+    ds: tf.data.Dataset, sizes: Sequence[Sequence[int]], shapes: Sequence[Shape]
+) -> list[tf.DType]:
+    """Checks the shapes of the elements of a dataset; returns the dtypes of the inputs.
 
     Args:
       ds: a tf.data.Dataset of batches.
-      sizes: for each input the sizes of a batch.
-      shapes: the Shapes, for the message.
+      sizes: for each input, the shape of a batch.
+      shapes: the Shapes of the inputs, for the error message.
 
     Raises:
       ValueError: there are more or fewer inputs than shapes, or sizes differ.

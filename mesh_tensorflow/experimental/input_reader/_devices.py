@@ -1,11 +1,14 @@
-"""Where the processors of a SIMD mesh are: cores and hosts, by logical processor number."""
+"""Cores and hosts of the processors of a SIMD mesh, by logical processor number."""
 
 from __future__ import annotations
 
 import collections
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow.compat.v1 as tf
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 
 __all__ = ["ProcessDevices", "_host_id_to_tf_device"]
 
@@ -14,26 +17,26 @@ def _host_id_to_tf_device(host_id: int, external_worker: bool) -> str:
     """Returns the device string of a TPU's host.
 
     Args:
-      host_id: its task number.
-      external_worker: whether it is a task of the job "tpu_worker", rather than of the session's
-        own.
+      host_id: the task number of the host.
+      external_worker: whether the host is a task of the job "tpu_worker" instead of the job of the
+        session.
     """
     job = "/job:tpu_worker" if external_worker else ""
     return f"{job}/task:{host_id}/device:CPU:0"
 
 
 def _host_of(device: str) -> str:
-    """Returns the CPU of the process that has a device."""
+    """Returns the CPU device in the process of a device."""
     return tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
 
 
 class ProcessDevices:
-    """The cores and hosts of a mesh's processors, each list in order of logical number.
+    """The cores and hosts of the processors of a mesh, in order of logical processor number.
 
-    On CPUs and GPUs they are those of the program that is being replicated.
+    On CPUs and GPUs, these are the devices of the program that is being replicated.
     """
 
-    def __init__(self, simd_mesh_impl: Any):
+    def __init__(self, simd_mesh_impl: SimdMeshImpl):
         """Creates a ProcessDevices.
 
         Args:
@@ -57,7 +60,7 @@ class ProcessDevices:
 
     @property
     def ordered_ordinals(self) -> list[int]:
-        """The number of each processor's core on its host."""
+        """The ordinal of each processor's core on its host."""
         return self._ordinals
 
     @property
@@ -77,7 +80,7 @@ class ProcessDevices:
 
     @property
     def host_id_to_its_pnums(self) -> dict[int, list[int]]:
-        """For each task number the processors there."""
+        """The processors of each host, by its task number."""
         return self._pnums_by_host
 
     @property
@@ -87,15 +90,15 @@ class ProcessDevices:
 
     @property
     def num_hosts(self) -> int:
-        """The number of hosts that have some."""
+        """The number of hosts of the mesh."""
         return len(self._pnums_by_host)
 
     @property
     def num_cores_per_host(self) -> int:
-        """The number of processors of a host.
+        """The number of processors of each host.
 
         Raises:
-          ValueError: hosts have different numbers of them.
+          ValueError: hosts have different numbers of processors.
         """
         counts = {host: len(pnums) for host, pnums in self._pnums_by_host.items()}
         if len(set(counts.values())) > 1:

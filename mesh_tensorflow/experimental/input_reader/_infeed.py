@@ -1,4 +1,4 @@
-"""What a program of all processors takes its inputs from."""
+"""Infeed: the inputs of a program that all processors run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["Infeed"]
 
 
 class Infeed:
-    """The inputs of each step, as `infeed_queue` of tpu.replicate, or for a program on CPUs.
+    """The inputs of each step: the `infeed_queue` of tpu.replicate, or of a program on CPUs.
 
     Attributes:
       tuple_types: the dtype of each input.
-      tuple_shapes: the sizes of one processor's slice of each.
+      tuple_shapes: the shape of one processor's slice of each input.
     """
 
     def __init__(
@@ -29,9 +29,9 @@ class Infeed:
 
         Args:
           tuple_types: the dtype of each input.
-          tuple_shapes: the sizes of one processor's slice of each.
+          tuple_shapes: the shape of one processor's slice of each input.
           number_of_shards: the number of processors.
-          dequeue: returns the slices within the program; if None they come by a TPU's infeed.
+          dequeue: returns the slices within the program; if None, they come by the infeed of a TPU.
         """
         self.tuple_types = list(tuple_types)
         self.tuple_shapes = [tf.TensorShape(sizes) for sizes in tuple_shapes]
@@ -52,10 +52,10 @@ class Infeed:
         """Checks the number of replicas, for tpu.replicate.
 
         Args:
-          number_of_shards: an integer.
+          number_of_shards: the number of replicas.
 
         Raises:
-          ValueError: it is not the number of processors.
+          ValueError: the mesh has another number of processors.
         """
         if number_of_shards != self._shards:
             raise ValueError(
@@ -72,18 +72,18 @@ class Infeed:
         """Returns the processor's slices of the inputs of a step, within the program.
 
         Args:
-          tpu_device: ignored; each replica of the program has one core.
+          tpu_device: ignored; each replica has one core.
         """
         del tpu_device
         return self._dequeue()
 
     def enqueue(self, pieces: Sequence[tf.Tensor], host: str, ordinal: int) -> tf.Operation:
-        """Returns the operation that gives a TPU core its slices of a step.
+        """Returns a tf.Operation that sends a TPU core its slices of a step.
 
         Args:
           pieces: a tf.Tensor for each input.
           host: the device of the core's host.
-          ordinal: the number of the core on it.
+          ordinal: the ordinal of the core on its host.
         """
         with tf.device(host):
             return tf.raw_ops.InfeedEnqueueTuple(

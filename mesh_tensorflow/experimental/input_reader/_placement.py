@@ -1,9 +1,9 @@
-"""PlacementMeshImplInputReader: inputs of a mesh of placed devices."""
+"""PlacementMeshImplInputReader: inputs of a PlacementMeshImpl."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow.compat.v1 as tf
 
@@ -13,17 +13,20 @@ from mesh_tensorflow.experimental.input_reader._batches import (
     convert_shapes,
 )
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+
 __all__ = ["PlacementMeshImplInputReader"]
 
 
 class PlacementMeshImplInputReader:
-    """Gives a model the slices of each processor of a PlacementMeshImpl."""
+    """Gives a model the slices of its inputs for all processors of a PlacementMeshImpl."""
 
     def __init__(
         self,
-        placement_mesh_impl: Any,
-        ds_creator: Callable[[], Any],
-        mtf_input_shapes: Sequence[Any],
+        placement_mesh_impl: PlacementMeshImpl,
+        ds_creator: Callable[[], tf.data.Dataset],
+        mtf_input_shapes: Sequence[object],
         ds_prefetch_size: int = -1,
         is_eval_mode: bool = False,
     ):
@@ -32,9 +35,9 @@ class PlacementMeshImplInputReader:
         Args:
           placement_mesh_impl: a PlacementMeshImpl.
           ds_creator: a function that returns a tf.data.Dataset of single examples.
-          mtf_input_shapes: for each input its Shape, the dimension of the batch first.
-          ds_prefetch_size: how many batches to hold ready; -1 leaves it to TensorFlow, 0 is none.
-          is_eval_mode: as for SimdMeshImplInputReader; one process reads whole batches always.
+          mtf_input_shapes: the Shape of each input, with the batch dimension first.
+          ds_prefetch_size: the number of batches to prefetch; -1 lets TensorFlow choose, 0 is none.
+          is_eval_mode: ignored; one process always reads whole batches.
 
         Raises:
           ValueError: the data do not fit the shapes.
@@ -48,7 +51,7 @@ class PlacementMeshImplInputReader:
             self._iterator = tf.data.make_initializable_iterator(ds)
 
     def initialize(self, sess: tf.Session) -> None:
-        """Starts reading at the beginning.
+        """Starts reading at the beginning of the dataset.
 
         Args:
           sess: a tf.Session of the reader's graph.
@@ -59,11 +62,11 @@ class PlacementMeshImplInputReader:
         """Calls a model with the slices of one step.
 
         Args:
-          model_fn: a function of as many arguments as there are inputs, each a list of tf.Tensors,
-            one for each processor, as the LaidOutTensor of the mesh takes them.
+          model_fn: a function with one argument for each input: its slices, a list with one
+            tf.Tensor for each processor.
 
         Returns:
-          What the model returns.
+          The result of `model_fn`.
         """
         with tf.device("/cpu:0"):
             batch = tf.nest.flatten(self._iterator.get_next())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -18,31 +18,34 @@ from mesh_tensorflow.experimental.input_reader._devices import ProcessDevices
 from mesh_tensorflow.experimental.input_reader._infeed import Infeed
 from mesh_tensorflow.experimental.input_reader._slicer import SubBatchSlicer
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
+
 __all__ = ["SimdMeshImplInputReader"]
 
 
 class _LocalSlicer(SubBatchSlicer):
-    """Reads whole batches in this process, for the processors that it runs."""
+    """Reads whole batches in this process, for the processors of this process."""
 
     def _host_device(self, host_id: int, external_worker: bool) -> str:
         return ProcessDevices(self._impl).ordered_hosts[self._pnums[0][0]]
 
 
 class SimdMeshImplInputReader:
-    """Gives each processor of a SimdMeshImpl its slices of the batches of a data set.
+    """Gives each processor of a SimdMeshImpl its slices of the batches of a dataset.
 
-    On a TPU the hosts send them by infeed: `infeed_queue` is for tpu.replicate, and
-    `start_infeed_thread` sends. With one host it reads whole batches; with several, each part of
-    the batch that processors share is read by one host, which takes one batch of as many as there
-    are parts. On CPUs and GPUs the reader is made within the function that `replicate` gets, and
-    `infeed_queue.generate_dequeue_op()` returns the slices there.
+    On a TPU, the hosts send slices by infeed: pass `infeed_queue` to tpu.replicate, and call
+    `start_infeed_thread` to send. One host reads whole batches. Of several hosts, one host reads
+    each part of the batch that processors share, from its own shard of the dataset. On CPUs and
+    GPUs, create the reader within the function that is passed to `replicate`; there,
+    `infeed_queue.generate_dequeue_op()` returns the slices.
     """
 
     def __init__(
         self,
-        simd_mesh_impl: Any,
-        ds_creator: Callable[[], Any],
-        mtf_input_shapes: Sequence[Any],
+        simd_mesh_impl: SimdMeshImpl,
+        ds_creator: Callable[[], tf.data.Dataset],
+        mtf_input_shapes: Sequence[object],
         ds_prefetch_size: int = -1,
         external_worker: bool = True,
         is_eval_mode: bool = False,
@@ -51,12 +54,12 @@ class SimdMeshImplInputReader:
 
         Args:
           simd_mesh_impl: a SimdMeshImpl.
-          ds_creator: a function that returns a tf.data.Dataset of single examples; on several hosts
-            all must read the same ones in the same order for batches to be those of one host.
-          mtf_input_shapes: for each input its Shape, the dimension of the batch first.
-          ds_prefetch_size: how many batches to hold ready; -1 leaves it to TensorFlow, 0 is none.
+          ds_creator: a function that returns a tf.data.Dataset of single examples. With several
+            hosts, it must return the same examples in the same order on each.
+          mtf_input_shapes: the Shape of each input, with the batch dimension first.
+          ds_prefetch_size: the number of batches to prefetch; -1 lets TensorFlow choose, 0 is none.
           external_worker: whether the hosts of a TPU are tasks of the job "tpu_worker".
-          is_eval_mode: whether one host reads the whole batch even if there are several.
+          is_eval_mode: whether one host reads whole batches even if there are several hosts.
 
         Raises:
           ValueError: the data do not fit the shapes.
@@ -77,10 +80,12 @@ class SimdMeshImplInputReader:
 
     @property
     def infeed_queue(self) -> Infeed:
-        """What the program takes its inputs from."""
+        """The Infeed from which the program takes its inputs."""
         return self._infeed
 
-    def _infeed_of(self, dtypes: Sequence[tf.DType], dequeue: Any = None) -> Infeed:
+    def _infeed_of(
+        self, dtypes: Sequence[tf.DType], dequeue: Optional[Callable[[], list[tf.Tensor]]] = None
+    ) -> Infeed:
         sizes = [self._impl.slice_shape(shape) for shape in self._shapes]
         return Infeed(dtypes, sizes, self._impl.size, dequeue)
 
@@ -106,7 +111,7 @@ class SimdMeshImplInputReader:
         self._initializers = [slicer.initializer]
         self._infeed = self._infeed_of([x.dtype for x in own], lambda: own)
 
-    def _whole_batches(self) -> Any:
+    def _whole_batches(self) -> tf.data.Dataset:
         return batched(self._ds_creator, self._shapes[0][0].size, self._prefetch_size)
 
     # -- TPUs
@@ -128,7 +133,11 @@ class SimdMeshImplInputReader:
         ]
 
     def _slicer(
-        self, creator: Callable[[], Any], host_id: int, pnums: Sequence[int], global_batch: bool
+        self,
+        creator: Callable[[], tf.data.Dataset],
+        host_id: int,
+        pnums: Sequence[int],
+        global_batch: bool,
     ) -> SubBatchSlicer:
         return SubBatchSlicer(
             creator,
@@ -145,7 +154,7 @@ class SimdMeshImplInputReader:
         return self._slicer(self._whole_batches, host_id, range(self._impl.size), True)
 
     def _part_slicers(self) -> list[SubBatchSlicer]:
-        """Returns a slicer for each part of the batch, on a host of a processor that gets it."""
+        """Returns a slicer for each part of the batch, on a host of a receiving processor."""
         parts: dict[int, list[int]] = {}
         for pnum in range(self._impl.size):
             parts.setdefault(self._impl.slice_begin(self._shapes[0], pnum)[0], []).append(pnum)
@@ -157,7 +166,7 @@ class SimdMeshImplInputReader:
             host_id = min(hosts, key=lambda host: (load[host], host))
             load[host_id] += 1
 
-            def read(index: int = index) -> Any:
+            def read(index: int = index) -> tf.data.Dataset:
                 return batched(self._ds_creator, size, self._prefetch_size, len(parts), index)
 
             slicers.append(self._slicer(read, host_id, parts[begin], False))
@@ -168,15 +177,15 @@ class SimdMeshImplInputReader:
     def start_infeed_thread(
         self, sess: tf.Session, number_steps: int = -1, initial_wait_sec: float = 0.5
     ) -> threading.Thread:
-        """Starts reading at the beginning, and on a TPU a thread that sends.
+        """Starts reading at the beginning of the dataset, and on a TPU starts a thread that sends.
 
         Args:
           sess: a tf.Session of the reader's graph.
-          number_steps: for how many steps to send; -1 is until the data or the session end.
-          initial_wait_sec: how long the thread waits before it sends.
+          number_steps: the number of steps to send; -1 sends until the data or the session ends.
+          initial_wait_sec: seconds that the thread waits before it sends.
 
         Returns:
-          The thread. On CPUs and GPUs, where programs read for themselves, it has nothing to do.
+          The thread. On CPUs and GPUs, where programs read their own inputs, it does nothing.
         """
         sess.run(self._initializers)
 

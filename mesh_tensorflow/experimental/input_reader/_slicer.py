@@ -1,28 +1,31 @@
-"""SubBatchSlicer: one host reads a part of each batch and cuts it into slices of processors."""
+"""SubBatchSlicer: reads a part of each batch on one host and slices it for processors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.experimental.input_reader._batches import check_elements, convert_shapes
 from mesh_tensorflow.experimental.input_reader._devices import _host_id_to_tf_device
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
+
 __all__ = ["SubBatchSlicer"]
 
 
 class SubBatchSlicer:
-    """Reads a part of a batch, and slices it for the processors that have slices of this part."""
+    """Reads a part of each batch, and slices it for the processors that hold this part."""
 
     def __init__(
         self,
-        sub_batch_ds_creator: Callable[[], Any],
+        sub_batch_ds_creator: Callable[[], tf.data.Dataset],
         host_id: int,
         all_sub_batch_pnums: Sequence[Sequence[int]],
-        simd_mesh_impl: Any,
-        mtf_input_shapes: Sequence[Any],
+        simd_mesh_impl: SimdMeshImpl,
+        mtf_input_shapes: Sequence[object],
         external_worker: bool,
         global_batch: bool,
     ):
@@ -32,9 +35,9 @@ class SubBatchSlicer:
           sub_batch_ds_creator: a function that returns a tf.data.Dataset whose elements are this
             part of each batch.
           host_id: the task number of the host that reads.
-          all_sub_batch_pnums: for each input, the processors that get slices of this part.
+          all_sub_batch_pnums: for each input, the processors that receive slices of this part.
           simd_mesh_impl: a SimdMeshImpl.
-          mtf_input_shapes: for each input its Shape, the dimension of the batch first.
+          mtf_input_shapes: the Shape of each input, with the batch dimension first.
           external_worker: whether hosts are tasks of the job "tpu_worker".
           global_batch: whether the part is the whole batch.
 
@@ -55,7 +58,7 @@ class SubBatchSlicer:
         return _host_id_to_tf_device(host_id, external_worker)
 
     def _sizes(self) -> list[list[int]]:
-        """Returns for each input the sizes of this part."""
+        """Returns the shape of this part of each input."""
         sizes = [shape.to_integer_list for shape in self._shapes]
         if self._global_batch:
             return sizes
@@ -66,11 +69,11 @@ class SubBatchSlicer:
 
     @property
     def initializer(self) -> tf.Operation:
-        """The operation that starts reading at the beginning."""
+        """The tf.Operation that starts reading at the beginning of the dataset."""
         return self._iterator.initializer
 
     def get_slices(self) -> Iterator[tuple[tf.Tensor, int, int]]:
-        """Yields (slice, processor number, number of the input), for all inputs of one step."""
+        """Yields (slice, processor number, input number) for all inputs of one step."""
         with tf.device(self._device):
             parts = tf.nest.flatten(self._iterator.get_next())
             for number, (part, shape) in enumerate(zip(parts, self._shapes)):

@@ -1,4 +1,4 @@
-r"""Trains and evaluates a U-Net by a loop of its own, on a TPU, on CPUs or on GPUs.
+r"""Trains and evaluates a U-Net in its own training loop, on a TPU, on CPUs or on GPUs.
 
 python -m mesh_tensorflow.experimental.model_executor --train_file_pattern=... \
         --eval_file_pattern=... --checkpoint_dir=... --mesh_shape="rows:2,columns:2"

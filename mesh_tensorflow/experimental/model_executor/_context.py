@@ -1,8 +1,9 @@
-"""MeshContext: which processors a mesh has, and how programs run on them."""
+"""MeshContext: the processors of a mesh, and how programs run on them."""
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from collections.abc import Iterable
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -18,7 +19,7 @@ def processors(count: int) -> list[str]:
     """Returns a device for each processor: GPUs if there are enough, else logical CPUs.
 
     Args:
-      count: how many.
+      count: the number of processors.
     """
     found = default_devices()
     kind = "GPU" if "GPU" in found[0] and len(found) >= count else "CPU"
@@ -26,17 +27,23 @@ def processors(count: int) -> list[str]:
 
 
 class MeshContext:
-    """What a mesh is made of, in one session."""
+    """The processors and the mesh implementation of a mesh, in one session."""
 
-    def __init__(self, sess: tf.Session, use_tpu: bool, mesh_shape: Any, layout_rules: Any):
+    def __init__(
+        self,
+        sess: tf.Session,
+        use_tpu: bool,
+        mesh_shape: object,
+        layout_rules: Union[mtf.LayoutRules, str, Iterable[tuple[str, str]]],
+    ):
         """Creates a MeshContext; initializes the TPU if the session has one.
 
         Args:
           sess: a tf.Session.
           use_tpu: whether all processors run one program, on a TPU or, without one, on CPUs or
-            GPUs. Else operations are placed on CPUs or GPUs.
-          mesh_shape: the mesh shape.
-          layout_rules: the layout rules.
+            GPUs; otherwise operations are placed on CPUs or GPUs.
+          mesh_shape: the mesh shape; a Shape, or what converts to one.
+          layout_rules: the layout rules; LayoutRules, or what converts to them.
         """
         self._use_tpu = use_tpu
         self._shape: Any = mtf.convert_to_shape(mesh_shape)
@@ -61,7 +68,7 @@ class MeshContext:
 
     @property
     def num_hosts(self) -> int:
-        """The number of hosts of a TPU; else 1."""
+        """The number of hosts of the TPU; 1 without a TPU."""
         return 1 if self._topology is None else self._topology.num_tasks
 
     @property
@@ -71,22 +78,22 @@ class MeshContext:
 
     @property
     def num_cores_per_host(self) -> int:
-        """The number of processors that a host has on average, rounded down."""
+        """The mean number of processors of a host, rounded down."""
         return self.num_cores // self.num_hosts
 
     @property
     def mesh_impl(self) -> Optional[mtf.MeshImpl]:
-        """The mesh implementation that was made last, or None."""
+        """The most recent mesh implementation, or None."""
         return self._mesh_impl
 
     def create_graph_mesh_and_mesh_impl(self) -> tuple[mtf.Graph, mtf.Mesh, Any]:
         """Returns a new (Graph, Mesh, MeshImpl).
 
-        With `use_tpu` and no TPU, it is called within the function that
-        `mtf.simd_mesh_impl.replicate` gets.
+        With `use_tpu` and no TPU, call it within the function that is passed to
+        `mtf.simd_mesh_impl.replicate`.
 
         Raises:
-          ValueError: it was called elsewhere.
+          ValueError: it is called elsewhere.
         """
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "my_mesh")

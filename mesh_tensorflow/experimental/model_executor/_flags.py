@@ -1,4 +1,4 @@
-"""Settings of a run."""
+"""Flags of a run."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Training and evaluation in turns."""
+"""A loop that alternates between training and evaluation."""
 
 from __future__ import annotations
 
 import collections
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -20,7 +20,7 @@ Scores = dict[str, float]
 
 
 class _Means:
-    """Means of scores over steps."""
+    """Accumulates means of scores over steps."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[float]] = collections.defaultdict(list)
@@ -30,14 +30,14 @@ class _Means:
             self._values[name].append(float(value))
 
     def take(self) -> Scores:
-        """Returns the means, and begins anew."""
+        """Returns the means and resets them."""
         means = {name: float(np.mean(values)) for name, values in self._values.items()}
         self._values.clear()
         return means
 
 
 def _train(model: Model, step: int, stop: int, directory: str) -> Scores:
-    """Trains to a step; returns the means of the scores on the way."""
+    """Trains to a step; returns the mean scores over the steps."""
     means = _Means()
     while step < stop:
         means.add(model.run()["scores"])
@@ -77,10 +77,10 @@ def _log(step: int, trained: Scores, evaluated: Scores) -> None:
 
 
 def _check_flags() -> None:
-    """Checks numbers that loops divide by or end with.
+    """Checks the flags that loops count with.
 
     Raises:
-      ValueError: one is not positive.
+      ValueError: a flag is not positive.
     """
     for flag in (
         "num_training_loops",
@@ -93,21 +93,21 @@ def _check_flags() -> None:
 
 
 def train_and_eval(report: Callable[[int, Scores, Scores], Any] = _log) -> Scores:
-    """Trains and evaluates a U-Net in turns, as the flags say.
+    """Alternates between training and evaluation of a U-Net, as configured by flags.
 
-    Weights go from one to the other by checkpoints, which training goes on from, too, if it was
-    ended: in --checkpoint_dir, else in a directory that is deleted at the end. With --use_tpu all
-    processors of --mesh_shape run one program, on the session's TPU or, without one, on logical
-    CPUs or GPUs. Without --use_tpu operations are placed on CPUs or GPUs. Weights are trained by
-    Adafactor; the learning rate, relative to their size, is --lr, multiplied by --lr_drop_rate
-    every --lr_drop_steps.
+    Evaluation restores the checkpoints of training from --checkpoint_dir, or from a temporary
+    directory if the flag is empty. Training resumes from the latest checkpoint there. With
+    --use_tpu, all processors of --mesh_shape run one program, on the TPU of the session or, without
+    one, on logical CPUs or GPUs. Without --use_tpu, operations are placed on CPUs or GPUs. The
+    optimizer is Adafactor; its learning rate, relative to the scale of each weight, is --lr,
+    multiplied by --lr_drop_rate every --lr_drop_steps.
 
     Args:
-      report: is called after each evaluation with the step, mean scores of training since the last
-        one, and scores of the evaluation; logs them if it is not given.
+      report: called after each evaluation with the step, the mean scores of training since the last
+        evaluation, and the scores of the evaluation; logs them by default.
 
     Returns:
-      The scores of the last evaluation, by name; none if training had reached its end before.
+      The scores of the last evaluation by name; empty if training was complete already.
 
     Raises:
       ValueError: flags do not fit each other, or name no files.
@@ -142,10 +142,10 @@ def train_and_eval(report: Callable[[int, Scores, Scores], Any] = _log) -> Score
     return scores
 
 
-def main(_: Any) -> None:
+def main(_: Sequence[str]) -> None:
     """Calls `train_and_eval`.
 
     Args:
-      _: what is left of the command line.
+      _: the remaining command-line arguments.
     """
     train_and_eval()

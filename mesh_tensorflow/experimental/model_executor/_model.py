@@ -1,10 +1,10 @@
-"""A U-Net in a session: its steps, its variables and its checkpoints."""
+"""A U-Net in a session: its steps, variables and checkpoints."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -23,7 +23,7 @@ __all__ = ["Model"]
 
 
 def _learning_rate(step: tf.Tensor) -> tf.Tensor:
-    """Returns the learning rate of a step."""
+    """Returns the learning rate at a step."""
     drops = tf.floor(tf.cast(step, tf.float32) / FLAGS.lr_drop_steps)
     return FLAGS.lr * tf.pow(tf.constant(FLAGS.lr_drop_rate), drops)
 
@@ -40,7 +40,7 @@ def _open_session(num_cores: int) -> tf.Session:
 
 
 def _layout(mesh_shape: mtf.Shape) -> mtf.LayoutRules:
-    """Returns the rules of --layout; of its default those for dimensions of the mesh."""
+    """Returns the rules of --layout; of its default value, those for dimensions of the mesh."""
     rules = unet.get_layout()
     if not FLAGS["layout"].using_default_value:
         return rules
@@ -48,15 +48,15 @@ def _layout(mesh_shape: mtf.Shape) -> mtf.LayoutRules:
 
 
 class Model:
-    """A U-Net that is trained or evaluated, in a graph and a session of its own."""
+    """A U-Net that is trained or evaluated, in its own graph and session."""
 
     _lowering: Any = None
     _reader: Any = None
 
     def __init__(self, dataset_str: str):
-        """Builds it, and starts reading.
+        """Builds the U-Net, and starts reading inputs.
 
-        The seed of its graph is that of the default graph.
+        Its graph has the seed of the default graph.
 
         Args:
           dataset_str: "train" or "eval".
@@ -117,7 +117,12 @@ class Model:
             )[0]
         return tf.nest.pack_sequence_as(structure[-1], flat)
 
-    def _make_reader(self, kind: Any, mesh_impl: Any, **options: Any) -> None:
+    def _make_reader(
+        self,
+        kind: Callable[..., Union[PlacementMeshImplInputReader, SimdMeshImplInputReader]],
+        mesh_impl: mtf.MeshImpl,
+        **options: object,
+    ) -> None:
         self._reader = kind(
             mesh_impl,
             unet.get_dataset_creator(self._mode),
@@ -127,20 +132,25 @@ class Model:
         )
 
     def _placed(self, rate: tf.Tensor) -> dict[str, Any]:
-        """Builds the model on a placement mesh."""
+        """Builds the model on a PlacementMeshImpl."""
         parts = self._context.create_graph_mesh_and_mesh_impl()
         self._make_reader(PlacementMeshImplInputReader, parts[-1])
         return self._reader.gpu_placement(lambda *slices: self._lowered(parts, slices, rate))
 
     def _simd(self, rate: tf.Tensor, slices: Sequence[Any]) -> dict[str, Any]:
-        """Builds the model within the program of all processors."""
+        """Builds the model within the program that all processors run."""
         parts = self._context.create_graph_mesh_and_mesh_impl()
         if not slices:
             self._make_reader(SimdMeshImplInputReader, parts[-1])
             slices = [[x] for x in self._reader.infeed_queue.generate_dequeue_op()]
         return self._lowered(parts, slices, rate)
 
-    def _lowered(self, parts: Any, slices: Sequence[Any], rate: tf.Tensor) -> dict[str, Any]:
+    def _lowered(
+        self,
+        parts: tuple[mtf.Graph, mtf.Mesh, mtf.MeshImpl],
+        slices: Sequence[Any],
+        rate: tf.Tensor,
+    ) -> dict[str, Any]:
         """Builds the U-Net and lowers it; returns its results as tf.Tensors."""
         graph, mesh, mesh_impl = parts
         record, loss, scores, updates = unet.unet_with_spatial_partition(
@@ -160,7 +170,7 @@ class Model:
         self._lowering = mtf.Lowering(graph, {mesh: mesh_impl})
         done = [self._lowering.lowered_operation(op) for op in updates]
         exported = tf.nest.map_structure(self._lowering.export_to_tf_tensor, outputs)
-        with tf.control_dependencies(done):  # a program's results are tensors
+        with tf.control_dependencies(done):  # the results of a program are tensors
             return tf.nest.map_structure(tf.identity, exported)
 
     # -- steps
@@ -172,26 +182,26 @@ class Model:
             self._reader.initialize(self._session)
 
     def run(self) -> dict[str, Any]:
-        """Runs a step: "scores" by name, "step" and, when evaluating, what is to be recorded."""
+        """Runs a step; returns "scores" by name, "step" and, in evaluation, "record"."""
         return self._session.run(self._results)
 
     def save(self, directory: str) -> None:
         """Writes a checkpoint.
 
         Args:
-          directory: where to.
+          directory: the directory of checkpoints.
         """
         self._session.run(self._to_masters)
         step = int(self._session.run(self._step))
         path = os.path.join(directory, "model.ckpt")
-        with self._session.graph.as_default():  # else not within programs that are eager
+        with self._session.graph.as_default():  # needed if the caller is eager
             self._saver.save(self._session, path, global_step=step)
 
     def restore(self, directory: str) -> int:
         """Reads the latest checkpoint, if there is one; returns the step.
 
         Args:
-          directory: where from.
+          directory: the directory of checkpoints.
         """
         path = tf.train.latest_checkpoint(directory)
         if path:
@@ -201,5 +211,5 @@ class Model:
         return int(self._session.run(self._step))
 
     def close(self) -> None:
-        """Ends the session."""
+        """Closes the session."""
         self._session.close()

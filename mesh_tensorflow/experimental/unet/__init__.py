@@ -1,8 +1,8 @@
-"""2-d and 3-d U-Nets that find lesions of the liver in scans, cut into blocks over a mesh.
+"""2-D and 3-D U-Nets that segment lesions of the liver in scans, split into blocks over a mesh.
 
 Ronneberger, Fischer and Brox, "U-Net: convolutional networks for biomedical image segmentation"
 (2015); Hou et al., "High resolution medical image analysis with spatial partitioning" (2019).
-Settings are command-line flags, which `FLAGS` has.
+Settings are command-line flags, in `FLAGS`.
 """
 
 from mesh_tensorflow.experimental.unet._blocks import (

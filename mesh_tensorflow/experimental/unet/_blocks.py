@@ -1,4 +1,4 @@
-"""Convolutions of images and volumes in blocks, with what goes after them."""
+"""Convolutions of images and volumes in blocks, with normalization, activation and dropout."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["conv_with_spatial_partition", "deconv_with_spatial_partition"]
 
 _MOMENTUM = 0.9  # of batch normalization
 _EPSILON = 1e-6
-_SLOPE = 0.1  # of leaky rectifiers, where they are negative
-# By whether images are slices: the layer, and in how many dimensions it works.
+_SLOPE = 0.1  # of leaky ReLU for negative inputs
+# By whether images are slices: the layer, and the number of its spatial dimensions.
 _CONVOLUTIONS: dict[bool, tuple[Any, int]] = {
     True: (layers.conv2d_with_blocks, 2),
     False: (layers.conv3d_with_blocks, 3),
@@ -36,25 +36,25 @@ def conv_with_spatial_partition(
     variable_dtype: mtf.VariableDType,
     name: str,
 ) -> tuple[mtf.Tensor, list[mtf.Operation]]:
-    """Convolves with windows of 3, normalizes, rectifies and drops.
+    """Applies a convolution with windows of 3, batch normalization, leaky ReLU and dropout.
 
     Args:
       x: a Tensor with dimensions [batch, image_nx_dim, image_ny_dim, x, y, z, channels], without z
         for slices.
-      sampled_2d_slices: whether these are slices, and the convolution is in two dimensions.
-      image_nx_dim: the Dimension of blocks along x.
-      image_ny_dim: the Dimension of blocks along y.
+      sampled_2d_slices: whether images are slices, and the convolution is two-dimensional.
+      image_nx_dim: the Dimension of the blocks along x.
+      image_ny_dim: the Dimension of the blocks along y.
       n_filters: the number of channels of the result.
       keep_p: the probability that dropout keeps a value.
       with_batch_norm: whether to normalize over the batch.
-      is_training: a bool.
-      odim_name: the name of the dimension of the result's channels.
-      variable_dtype: a VariableDType, of the kernel.
-      name: a string, the variable scope.
+      is_training: whether dropout applies, and normalization uses the statistics of the batch.
+      odim_name: the name of the channel dimension of the result.
+      variable_dtype: the VariableDType of the kernel.
+      name: the name of the variable scope.
 
     Returns:
-      (a Tensor like `x` with the new channels, operations that update moving averages of batch
-      normalization, to be run with the training step).
+      (a Tensor with the shape of `x` but for the channels, operations that update the moving
+      averages of batch normalization and have to run with the training step).
     """
     conv, size = _CONVOLUTIONS[bool(sampled_2d_slices)]
     x = conv(
@@ -87,22 +87,22 @@ def deconv_with_spatial_partition(
     variable_dtype: mtf.VariableDType,
     name: str,
 ) -> mtf.Tensor:
-    """Doubles the resolution by a transposed convolution with windows of 2, and drops.
+    """Doubles the resolution by a transposed convolution with windows of 2; applies dropout.
 
     Args:
       x: a Tensor as for `conv_with_spatial_partition`.
-      sampled_2d_slices: as there.
-      image_nx_dim: the Dimension of blocks along x.
-      image_ny_dim: the Dimension of blocks along y.
+      sampled_2d_slices: whether images are slices, and the convolution is two-dimensional.
+      image_nx_dim: the Dimension of the blocks along x.
+      image_ny_dim: the Dimension of the blocks along y.
       n_filters: the number of channels of the result.
       keep_p: the probability that dropout keeps a value.
-      is_training: a bool.
-      odim_name: the name of the dimension of the result's channels.
-      variable_dtype: a VariableDType, of the kernel.
-      name: a string, the variable scope.
+      is_training: whether dropout applies.
+      odim_name: the name of the channel dimension of the result.
+      variable_dtype: the VariableDType of the kernel.
+      name: the name of the variable scope.
 
     Returns:
-      A Tensor like `x`, with x, y and z twice as large and the new channels.
+      A Tensor with the dimensions of `x`, with x, y and z twice as large and the new channels.
     """
     deconv, size = _TRANSPOSED[bool(sampled_2d_slices)]
     x = deconv(

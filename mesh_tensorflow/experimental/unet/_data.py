@@ -1,9 +1,8 @@
-"""Scans and their labels from files, as examples in blocks."""
+"""Datasets of scans and their labels, as examples in blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
@@ -16,11 +15,11 @@ from mesh_tensorflow.experimental.unet._shapes import block_sizes, check_dataset
 __all__ = ["get_dataset_creator"]
 
 _SHUFFLED = 64  # scans, or 16 times as many slices
-_NOISE_SCALES = (4, 8)  # distances of the points that noise is interpolated between, in voxels
+_NOISE_SCALES = (4, 8)  # grid spacings of the noise, in voxels
 
 
 def _augmented(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Changes an image [x, y, z] and its labels as the flags say."""
+    """Augments an image [x, y, z] and its labels, as configured by flags."""
     flat = FLAGS.sampled_2d_slices
     for axis in range(2 if flat else 3):
         image, label = data_aug_lib.maybe_flip(image, label, axis)
@@ -55,31 +54,32 @@ def _augmented(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor
 
 
 def _in_blocks(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns an image [x, y, z] and one-hot labels in the shapes of one example."""
+    """Reshapes an image [x, y, z] and its labels, as one-hot classes, to one example in blocks."""
     sizes = block_sizes()
     classes = tf.one_hot(tf.cast(label, tf.int32), FLAGS.label_c)
     return tf.reshape(image, [*sizes, 1]), tf.reshape(classes, [*sizes, FLAGS.label_c])
 
 
-def _slices(image: tf.Tensor, label: tf.Tensor) -> Any:
-    """Returns a data set of the slices [x, y, 1] of a scan."""
+def _slices(image: tf.Tensor, label: tf.Tensor) -> tf.data.Dataset:
+    """Returns a dataset of the slices [x, y, 1] of a scan."""
     return tf2.data.Dataset.from_tensor_slices(
         tuple(tf.transpose(x, [2, 0, 1])[..., None] for x in (image, label))
     )
 
 
-def get_dataset_creator(dataset_str: str) -> Callable[[], Any]:
-    """Returns a function that returns a tf.data.Dataset without end of (image, label).
+def get_dataset_creator(dataset_str: str) -> Callable[[], tf.data.Dataset]:
+    """Returns a function that creates an endless tf.data.Dataset of (image, label).
 
-    They are single examples: [x blocks, x, y blocks, y, z, channels], without z for slices.
-    Files are those of --train_file_pattern, written by offline_data_aug, whose scans are shuffled
-    and augmented as flags say; or of --eval_file_pattern, whose intensities are Hounsfield units.
+    Its elements are single examples [x blocks, x, y blocks, y, z, channels], without z for slices.
+    Training reads --train_file_pattern, files of offline_data_aug, and shuffles and augments the
+    scans as configured by flags. Evaluation reads --eval_file_pattern, in Hounsfield units.
 
     Args:
       dataset_str: "train" or "eval".
 
     Raises:
-      ValueError: another data set, more than one channel, or (from the function) no such file.
+      ValueError: `dataset_str` is unknown, images have several channels, or (raised by the
+        function) no file matches the pattern.
     """
     check_dataset(dataset_str)
     if FLAGS.image_c != 1:
@@ -96,7 +96,7 @@ def get_dataset_creator(dataset_str: str) -> Callable[[], Any]:
         image, label = parse_scan(record, FLAGS.ct_resolution)
         return (image, label) if is_training else (scaled(image), label)
 
-    def creator() -> Any:
+    def creator() -> tf.data.Dataset:
         ds = read_scans(f"{dataset_str}_file_pattern", is_training, FLAGS.n_dataset_read_interleave)
         ds = mapped(ds, parsed, FLAGS.n_dataset_processes)
         if FLAGS.sampled_2d_slices:

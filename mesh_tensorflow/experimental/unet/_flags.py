@@ -1,4 +1,4 @@
-"""Settings of U-Nets, of their data and of their losses."""
+"""Flags of U-Nets, of their data and of their losses."""
 
 from __future__ import annotations
 

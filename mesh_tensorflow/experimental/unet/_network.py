@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Union
 
 import tensorflow.compat.v1 as tf
 
@@ -26,10 +27,10 @@ __all__ = ["unet_with_spatial_partition"]
 
 
 class _Network:
-    """A U-Net that is being built.
+    """Builds a U-Net.
 
     Attributes:
-      updates: operations that update moving averages.
+      updates: operations that update the moving averages of batch normalization.
     """
 
     def __init__(
@@ -41,9 +42,9 @@ class _Network:
         self.updates: list[mtf.Operation] = []
 
     def _level(self, x: mtf.Tensor, kind: str, depth: int) -> mtf.Tensor:
-        """Convolves some times on one level."""
+        """Applies the convolutions of one level."""
         for n in range(FLAGS.n_conv_per_block):
-            # What is made of the image directly is kept whole.
+            # No dropout after the first convolution of the image.
             is_first = kind == "down" and depth == n == 0
             x, updates = conv_with_spatial_partition(
                 x,
@@ -61,7 +62,7 @@ class _Network:
         return x
 
     def logits(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Returns a Tensor with the dimension label_c in place of image_c."""
+        """Returns the logits, with the dimension label_c in place of image_c."""
         pool = layers.max_pool2d if FLAGS.sampled_2d_slices else layers.max_pool3d
         kept = []
         for depth in range(FLAGS.network_depth):
@@ -98,10 +99,10 @@ class _Network:
 
 
 def _check_settings() -> None:
-    """Checks flags for combinations that would fail later or train nothing.
+    """Checks that the flags are compatible.
 
     Raises:
-      ValueError: a flag makes no sense with the others.
+      ValueError: a flag is not compatible with the others.
     """
     if FLAGS.label_c <= LESION:
         raise ValueError(
@@ -127,8 +128,13 @@ def _check_settings() -> None:
                 )
 
 
-def _imported(mesh: mtf.Mesh, mesh_impl: Any, slices: Any, shape: mtf.Shape) -> mtf.Tensor:
-    """Returns a Tensor of a list of slices, or of one whole tf.Tensor."""
+def _imported(
+    mesh: mtf.Mesh,
+    mesh_impl: mtf.MeshImpl,
+    slices: Union[tf.Tensor, Sequence[tf.Tensor]],
+    shape: mtf.Shape,
+) -> mtf.Tensor:
+    """Imports a list of slices, or one whole tf.Tensor."""
     if isinstance(slices, (list, tuple)):
         laid_out = mesh_impl.LaidOutTensor.from_tensor_list(list(slices))
         x = mtf.import_laid_out_tensor(mesh, laid_out, shape)
@@ -140,30 +146,34 @@ def _imported(mesh: mtf.Mesh, mesh_impl: Any, slices: Any, shape: mtf.Shape) -> 
 
 
 def unet_with_spatial_partition(
-    mesh: mtf.Mesh, mesh_impl: Any, dataset_str: str, images: Any, labels: Any
+    mesh: mtf.Mesh,
+    mesh_impl: mtf.MeshImpl,
+    dataset_str: str,
+    images: Union[tf.Tensor, Sequence[tf.Tensor]],
+    labels: Union[tf.Tensor, Sequence[tf.Tensor]],
 ) -> tuple[list[mtf.Tensor], mtf.Tensor, dict[str, mtf.Tensor], list[mtf.Operation]]:
-    """Builds a U-Net with its losses; flags have the settings.
+    """Builds a U-Net and its losses, as configured by flags.
 
-    The blocks of an image may be split over the mesh; convolutions get margins of their neighbours.
-    The result does not depend on the layout.
+    The blocks of an image can be split over the mesh; convolutions exchange halos between
+    neighboring blocks. The result does not depend on the layout.
 
     Args:
       mesh: a Mesh.
-      mesh_impl: the MeshImpl that the program will be lowered with.
+      mesh_impl: the MeshImpl that lowers the program.
       dataset_str: "train" or "eval".
-      images: a list of tf.Tensors, one for each processor, as input_reader makes them: slices of a
-        tensor of the first of `get_input_mtf_shapes`. Or a whole tf.Tensor.
-      labels: likewise, of the second shape; classes are one-hot.
+      images: the slices of the images, of the first shape of `get_input_mtf_shapes`: a list with
+        one tf.Tensor for each processor, from input_reader; or a whole tf.Tensor.
+      labels: the slices of the one-hot labels, of the second shape; or a whole tf.Tensor.
 
     Returns:
-      (what `PostProcessor.record` needs, the loss, scores by name, operations that update moving
-      averages with the training step). What is to be recorded: the probabilities of liver and of
+      (record, loss, scores by name, operations that update moving averages and have to run with the
+      training step). The record is for `PostProcessor.record`: the probabilities of liver and of
       lesions and the labels of lesions, averaged over windows, [batch, image_nx_block,
-      image_ny_block, x, y, z]; for each image, voxels of lesions that were found, and the sum of
-      those that were taken for lesions and those that are.
+      image_ny_block, x, y, z]; and for each image [batch], the number of lesion voxels that were
+      predicted correctly, and the sum of the numbers of predicted and of labeled lesion voxels.
 
     Raises:
-      ValueError: another data set, or flags that do not fit each other.
+      ValueError: `dataset_str` is unknown, or flags are not compatible.
     """
     check_dataset(dataset_str)
     _check_settings()

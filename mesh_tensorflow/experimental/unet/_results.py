@@ -1,10 +1,9 @@
-"""Predictions that are written to files, and scores of all of them together."""
+"""Writes predictions to files, and computes scores over all of them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -22,7 +21,7 @@ _EPSILON = 1e-6
 
 
 def results_to_record(logits: mtf.Tensor, labels: mtf.Tensor) -> list[mtf.Tensor]:
-    """Returns probabilities of liver and lesion and labels of lesions, at a lower resolution.
+    """Returns probabilities of liver and of lesions and labels of lesions, downsampled.
 
     Args:
       logits: a Tensor [batch, ..., label_c].
@@ -41,7 +40,7 @@ def results_to_record(logits: mtf.Tensor, labels: mtf.Tensor) -> list[mtf.Tensor
 
 
 def _joined(volume: np.ndarray) -> np.ndarray:
-    """Puts the blocks of an image together: [x blocks, y blocks, x, y, ...] to [x, y, ...]."""
+    """Joins the blocks of an image: [x blocks, y blocks, x, y, ...] to [x, y, ...]."""
     nx, ny, sx, sy, *rest = volume.shape
     return np.swapaxes(volume, 1, 2).reshape([nx * sx, ny * sy, *rest])
 
@@ -50,19 +49,19 @@ class PostProcessor:
     """Writes predictions to files, and computes scores over all images of an evaluation."""
 
     def __init__(self) -> None:
-        """Creates a PostProcessor that has seen nothing."""
+        """Creates a PostProcessor without results."""
         self._area_int: list[np.ndarray] = []
         self._area_sum: list[np.ndarray] = []
         self._instance_i = 0
 
-    def record(self, results: Sequence[Any], pred_output_dir: str) -> None:
-        """Takes the results of a batch.
+    def record(self, results: Sequence[np.ndarray], pred_output_dir: str) -> None:
+        """Records the results of a batch.
 
         Args:
-          results: arrays of what `unet_with_spatial_partition` gives to record, then the loss, then
+          results: the values of the record of `unet_with_spatial_partition`, then the loss, then
             the global step.
           pred_output_dir: a directory for the files pred_liver_STEP_I.npy, pred_lesion_STEP_I.npy
-            and, with --output_ground_truth, label_STEP_I.npy of each image; "" writes none.
+            and, with --output_ground_truth, label_STEP_I.npy of each image; "" to write none.
         """
         *volumes, found, total, _, step = results
         for images in zip(*volumes):
@@ -77,7 +76,7 @@ class PostProcessor:
         self._area_sum.append(np.asarray(total, np.float32))
 
     def finish(self) -> dict[str, float]:
-        """Returns and logs Dice coefficients of lesions, and begins anew.
+        """Returns and logs the Dice coefficients of lesions, and resets the results.
 
         Returns:
           "lesion_dice_per_case", the mean over images, and "lesion_dice_global", over all voxels.

@@ -1,4 +1,4 @@
-"""Shapes of images and labels in blocks, and their layout."""
+"""Shapes of images and labels in blocks, and their layout rules."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from mesh_tensorflow.experimental.unet._flags import FLAGS
 
 __all__ = ["LESION", "LIVER", "block_sizes", "check_dataset", "get_input_mtf_shapes", "get_layout"]
 
-# Classes of voxels; what is around the liver is 0.
+# Classes of voxels; 0 is outside of the liver.
 LIVER, LESION = 1, 2
 DATASETS = ("train", "eval")
 
 
 def check_dataset(dataset_str: str) -> None:
-    """Checks the name of a data set.
+    """Checks the name of a dataset.
 
     Args:
       dataset_str: "train" or "eval".
 
     Raises:
-      ValueError: it is another.
+      ValueError: `dataset_str` is unknown.
     """
     if dataset_str not in DATASETS:
         raise ValueError(f'dataset_str must be "train" or "eval", not {dataset_str!r}')
 
 
 def block_sizes() -> list[int]:
-    """Returns the sizes [x blocks, x, y blocks, y] or [x blocks, x, y blocks, y, z] of an image.
+    """Returns the shape [x blocks, x, y blocks, y] or [x blocks, x, y blocks, y, z] of an image.
 
     Raises:
-      ValueError: --ct_resolution is no multiple of the number of blocks.
+      ValueError: --ct_resolution is not divisible by the number of blocks.
     """
     sizes = []
     for flag in ("image_nx_block", "image_ny_block"):
@@ -46,7 +46,7 @@ def block_sizes() -> list[int]:
 
 
 def get_input_mtf_shapes(dataset_str: str) -> list[mtf.Shape]:
-    """Returns the shapes of images and of labels, as a mesh gets them.
+    """Returns the Shapes of images and labels.
 
     Args:
       dataset_str: "train" or "eval".
@@ -57,7 +57,7 @@ def get_input_mtf_shapes(dataset_str: str) -> list[mtf.Shape]:
       image_sz_block.
 
     Raises:
-      ValueError: another data set, or the blocks do not fit.
+      ValueError: `dataset_str` is unknown, or --ct_resolution is not divisible by the blocks.
     """
     check_dataset(dataset_str)
     names = ["nx_block", "sx_block", "ny_block", "sy_block", "sz_block"]
@@ -78,7 +78,7 @@ def activation_dtype() -> tf.DType:
     """Returns the dtype of the flag --mtf_dtype.
 
     Raises:
-      ValueError: it is no floating dtype.
+      ValueError: the dtype is not floating.
     """
     try:
         dtype = tf.as_dtype(FLAGS.mtf_dtype)
