@@ -1,6 +1,6 @@
 """Training, evaluation, prediction and export around a model function.
 
-It takes the place of `tf.estimator`, which TensorFlow no longer has.
+It replaces `tf.estimator`, which TensorFlow has removed.
 """
 
 import sys as _sys
@@ -32,7 +32,7 @@ from mesh_tensorflow.estimator._specs import EvalSpec as EvalSpec
 from mesh_tensorflow.estimator._specs import TrainSpec as TrainSpec
 from mesh_tensorflow.estimator._train_and_evaluate import train_and_evaluate as train_and_evaluate
 
-# tf.estimator had these as well.
+# tf.estimator exported these as well.
 CheckpointSaverHook = _tf.train.CheckpointSaverHook
 CheckpointSaverListener = _tf.train.CheckpointSaverListener
 FeedFnHook = _tf.train.FeedFnHook
@@ -52,7 +52,7 @@ StopAtStepHook = _tf.train.StopAtStepHook
 SummarySaverHook = _tf.train.SummarySaverHook
 VocabInfo = _tf.train.VocabInfo
 
-# What else tf.estimator had: models that are ready-made, and more.
+# Prefixes of names of tf.estimator that this package does not have: canned models and others.
 _NOT_HERE = (
     "Baseline",
     "BoostedTrees",
@@ -73,7 +73,7 @@ _NOT_HERE = (
 )
 
 
-# How modules of tf.estimator, for which this package stands, called one another.
+# Names that modules of tf.estimator, which this package replaces, had for one another.
 _OTHER_NAMES = ("estimator_lib", "model_fn_lib", "run_config_lib", "util_lib")
 
 

@@ -1,4 +1,4 @@
-"""Checks of an estimator's arguments."""
+"""Checks of the arguments of estimators."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ def config_with_directory(
     """Returns a RunConfig with a model directory.
 
     Args:
-      config: a RunConfig, or None.
-      model_dir: a directory, or None for that of the RunConfig, or else a temporary one.
+      config: a RunConfig, or None for the default.
+      model_dir: a directory, or None for the model directory of the RunConfig or, if it has none, a
+        temporary directory.
 
     Returns:
       a RunConfig.
 
     Raises:
       TypeError: `config` is not a RunConfig.
-      ValueError: the directory is empty, or two are named.
+      ValueError: the path is empty, or differs from that of the RunConfig.
     """
     if config is None:
         config = RunConfig()
@@ -54,11 +55,11 @@ def check_steps(called: str, **counts: Optional[int]) -> None:
     """Checks `steps` and `max_steps`: at most one may be given.
 
     Args:
-      called: the method.
-      **counts: the numbers, by argument.
+      called: the name of the method, for error messages.
+      **counts: the numbers of steps, by argument name.
 
     Raises:
-      ValueError: one is not positive, or several are given.
+      ValueError: a number is not positive, or both are given.
     """
     given = {name: count for name, count in counts.items() if count is not None}
     for name, count in given.items():
@@ -79,13 +80,13 @@ def checked_listeners(
     """Returns listeners as a tuple.
 
     Args:
-      listeners: listeners of checkpoints, or None.
+      listeners: tf.train.CheckpointSaverListeners, or None.
 
     Returns:
       a tuple.
 
     Raises:
-      TypeError: one of them is none.
+      TypeError: one of them is not a CheckpointSaverListener.
     """
     listeners = tuple(listeners or ())
     for listener in listeners:

@@ -1,4 +1,4 @@
-"""Estimator: a model function with its directory, and what can be done with it."""
+"""Estimator: trains, evaluates, exports and predicts with a model function."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ __all__ = ["Estimator"]
 class Estimator:
     """Trains, evaluates and exports a model, and predicts with it.
 
-    Each of these builds the model anew, in a graph of its own, from the latest checkpoint of the
-    model directory.
+    Each method builds the model in a new graph, and restores the latest checkpoint of the model
+    directory.
     """
 
     def __init__(
@@ -55,18 +55,18 @@ class Estimator:
         """Creates an Estimator.
 
         Args:
-          model_fn: a function of `features` and, as it needs them, `labels`, `mode`, `params` and
-            `config`, which returns an EstimatorSpec. It is called by names.
-          model_dir: directory of checkpoints and summaries; that of `config` by default, and a
-            temporary one if there is none either.
+          model_fn: a function that returns an EstimatorSpec. It takes `features` and optionally
+            `labels`, `mode`, `params` and `config`, as keyword arguments.
+          model_dir: the directory of checkpoints and summaries; that of `config` by default, or a
+            temporary directory if `config` has none.
           config: a RunConfig.
-          params: passed to `model_fn`, as a copy; a dict, as a rule.
-          warm_start_from: a path or a WarmStartSettings: where variables start from as long as
-            there is no checkpoint in the model directory.
+          params: hyperparameters, usually a dict; `model_fn` gets a copy.
+          warm_start_from: a path or a WarmStartSettings, from which variables are initialized if
+            the model directory has no checkpoint.
 
         Raises:
-          TypeError: `config` is not a RunConfig, or `model_fn` not a function.
-          ValueError: `model_fn` takes unknown arguments, or two directories are named.
+          TypeError: `config` is not a RunConfig, or `model_fn` is not a function.
+          ValueError: `model_fn` takes unknown arguments, or the model directories differ.
         """
         check_model_fn(model_fn)
         self._config = config_with_directory(config, model_dir)
@@ -82,12 +82,12 @@ class Estimator:
 
     @property
     def config(self) -> RunConfig:
-        """The RunConfig, as a copy."""
+        """A copy of the RunConfig."""
         return copy.deepcopy(self._config)
 
     @property
     def params(self) -> Any:
-        """The parameters, as a copy."""
+        """A copy of the hyperparameters."""
         return copy.deepcopy(self._params)
 
     @property
@@ -100,16 +100,16 @@ class Estimator:
         return public_model_fn
 
     def get_variable_value(self, name: str) -> np.ndarray:
-        """Returns a variable's value in the latest checkpoint.
+        """Returns the value of a variable in the latest checkpoint.
 
         Args:
-          name: the variable's name.
+          name: the name of the variable.
 
         Returns:
           an array.
 
         Raises:
-          ValueError: there is no checkpoint, or no such variable in it.
+          ValueError: there is no checkpoint, or it does not have the variable.
         """
         reader = tf.train.load_checkpoint(self._checkpoint_that_is_needed("get_variable_value"))
         if not reader.has_tensor(name):
@@ -138,10 +138,10 @@ class Estimator:
         return tf.train.latest_checkpoint(self._model_dir)
 
     def eval_dir(self, name: Optional[str] = None) -> str:
-        """Returns the directory of an evaluation's summaries.
+        """Returns the directory of the summaries of an evaluation.
 
         Args:
-          name: the evaluation's name.
+          name: the name of the evaluation.
 
         Returns:
           a path.
@@ -156,26 +156,26 @@ class Estimator:
         max_steps: Optional[int] = None,
         saving_listeners: Optional[Sequence[tf.train.CheckpointSaverListener]] = None,
     ) -> Estimator:
-        """Trains, from the latest checkpoint if there is one.
+        """Trains the model, from the latest checkpoint if there is one.
 
-        SIGTERM and SIGINT end training after the step in which they come, with a checkpoint. If
+        After SIGTERM or SIGINT, training finishes the current step, saves a checkpoint and ends. If
         the loss is NaN, the variables are saved in the directory "nan" of the model directory.
 
         Args:
           input_fn: returns a tf.data.Dataset of (features, labels), or these as tensors.
-          hooks: hooks of the session.
-          steps: how many steps, from where training stands.
-          max_steps: the global step to train to; if it has been reached, nothing is done.
-          saving_listeners: listeners of checkpoints.
+          hooks: tf.train.SessionRunHooks of the session.
+          steps: the number of steps to train.
+          max_steps: the global step at which to stop; if it has been reached, nothing is done.
+          saving_listeners: tf.train.CheckpointSaverListeners.
 
         Returns:
           the estimator.
 
         Raises:
-          ValueError: the numbers of steps make no sense.
+          ValueError: `steps` and `max_steps` are both given, or not positive.
           NanLossError: the loss is NaN; it is a tf.train.NanLossDuringTrainingError.
-          SystemExit: SIGTERM came; the exit code is 143.
-          KeyboardInterrupt: SIGINT came.
+          SystemExit: SIGTERM was received; the exit code is 143.
+          KeyboardInterrupt: SIGINT was received.
         """
         check_input_fn(input_fn, "train")
         check_steps("train", steps=steps, max_steps=max_steps)
@@ -204,20 +204,20 @@ class Estimator:
         checkpoint_path: Optional[str] = None,
         name: Optional[str] = None,
     ) -> dict[str, Any]:
-        """Evaluates, and writes the results as summaries.
+        """Evaluates the model, and writes the metrics as summaries.
 
         Args:
           input_fn: returns a tf.data.Dataset of (features, labels), or these as tensors.
-          steps: how many batches, or None until the data end.
-          hooks: hooks of the session.
-          checkpoint_path: a checkpoint; the latest by default.
-          name: what to call the evaluation, if there are several; see `eval_dir`.
+          steps: the number of batches, or None to evaluate until the data ends.
+          hooks: tf.train.SessionRunHooks of the session.
+          checkpoint_path: a checkpoint; the latest one by default.
+          name: the name of the evaluation, if there are several; see `eval_dir`.
 
         Returns:
-          the metrics by name, and "loss", its mean over batches, and "global_step".
+          the metrics by name, with "loss", the mean over batches, and "global_step".
 
         Raises:
-          ValueError: there is no checkpoint, or there are no data.
+          ValueError: there is no checkpoint, or no data.
         """
         check_input_fn(input_fn, "evaluate")
         check_steps("evaluate", steps=steps)
@@ -234,23 +234,22 @@ class Estimator:
         checkpoint_path: Optional[str] = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
-        """Yields predictions until the data end.
+        """Yields predictions until the data ends.
 
-        Nothing is run before the first of them is asked for.
+        Runs nothing before the first prediction is requested.
 
         Args:
           input_fn: returns a tf.data.Dataset of features or (features, labels), or tensors.
           predict_keys: names of predictions, or None for all.
-          hooks: hooks of the session.
-          checkpoint_path: a checkpoint; the latest by default.
-          yield_single_examples: whether to take batches apart.
+          hooks: tf.train.SessionRunHooks of the session.
+          checkpoint_path: a checkpoint; the latest one by default.
+          yield_single_examples: whether to split batches into examples.
 
         Returns:
           an iterator of dicts of arrays, or of arrays if the model predicts one tensor.
 
         Raises:
-          ValueError: there is no checkpoint, a name is not known, or batches cannot be taken
-            apart.
+          ValueError: there is no checkpoint, a name is unknown, or batches cannot be split.
         """
         check_input_fn(input_fn, "predict")
         hooks = check_hooks(hooks, "hooks")
@@ -270,18 +269,18 @@ class Estimator:
         """Writes a SavedModel.
 
         Args:
-          export_dir_base: a directory; the model goes to a new one in it, named after the time.
+          export_dir_base: a directory; the model is written to a new timestamped subdirectory.
           serving_input_receiver_fn: returns a ServingInputReceiver.
-          assets_extra: files to add, by their paths in the directory "assets.extra".
-          as_text: whether to write text instead of binary.
-          checkpoint_path: a checkpoint; the latest by default.
-          experimental_mode: what the model is to be used for.
+          assets_extra: files to add, by their paths within the directory "assets.extra".
+          as_text: whether to write text instead of binary protobufs.
+          checkpoint_path: a checkpoint; the latest one by default.
+          experimental_mode: the mode in which to export the model, a ModeKeys value.
 
         Returns:
           the new directory, as bytes.
 
         Raises:
-          ValueError: there is no checkpoint, or no signature suits the receiver.
+          ValueError: there is no checkpoint, or no signature fits the receiver.
         """
         return self.experimental_export_all_saved_models(
             export_dir_base,
@@ -303,12 +302,12 @@ class Estimator:
         """Writes a SavedModel; an older name of `export_saved_model`.
 
         Args:
-          export_dir_base: a directory; the model goes to a new one in it, named after the time.
+          export_dir_base: a directory; the model is written to a new timestamped subdirectory.
           serving_input_receiver_fn: returns a ServingInputReceiver.
-          assets_extra: files to add, by their paths in the directory "assets.extra".
-          as_text: whether to write text instead of binary.
-          checkpoint_path: a checkpoint; the latest by default.
-          strip_default_attrs: whether to leave out what is the default, for older readers.
+          assets_extra: files to add, by their paths within the directory "assets.extra".
+          as_text: whether to write text instead of binary protobufs.
+          checkpoint_path: a checkpoint; the latest one by default.
+          strip_default_attrs: whether to omit attributes with default values, for older readers.
 
         Returns:
           the new directory, as bytes.
@@ -334,17 +333,17 @@ class Estimator:
         """Writes a SavedModel with a graph for each of several modes.
 
         Args:
-          export_dir_base: a directory; the model goes to a new one in it, named after the time.
-          input_receiver_fn_map: by mode, a function that returns a receiver.
-          assets_extra: files to add, by their paths in the directory "assets.extra".
-          as_text: whether to write text instead of binary.
-          checkpoint_path: a checkpoint; the latest by default.
+          export_dir_base: a directory; the model is written to a new timestamped subdirectory.
+          input_receiver_fn_map: functions that return a receiver, by mode.
+          assets_extra: files to add, by their paths within the directory "assets.extra".
+          as_text: whether to write text instead of binary protobufs.
+          checkpoint_path: a checkpoint; the latest one by default.
 
         Returns:
           the new directory, as bytes.
 
         Raises:
-          ValueError: there is no checkpoint, or no signature suits the receiver.
+          ValueError: there is no checkpoint, or no signature fits the receiver.
         """
         return export_all(
             self._exported_model(),
@@ -356,7 +355,7 @@ class Estimator:
             strip_default_attrs=True,
         )
 
-    # -- what other kinds of estimators change
+    # -- overridden by other estimators
 
     def _call_model_fn(self, features: object, labels: object, mode: str, config: RunConfig) -> Any:
         return call_model_fn(self._model_fn, features, labels, mode, self.params, config)

@@ -1,4 +1,4 @@
-"""Putting this package where programs look for tf.estimator, which TensorFlow no longer has."""
+"""Installs this package as tf.estimator, which TensorFlow has removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow.compat.v2
 
 __all__ = ["install", "uninstall"]
 
-# What is a module `tf` to some program.
+# Modules that programs import as `tf`.
 _ROOTS = (
     "tensorflow",
     "tensorflow.compat.v1",
@@ -22,8 +22,8 @@ _ROOTS = (
     "tensorflow._api.v2.compat.v2",
 )
 _PARTS = ("experimental", "export", "tpu")
-# Modules of the package `tensorflow_estimator`, and of `tensorflow.python.estimator` before it,
-# that programs import from, by their part here.
+# Modules of the package `tensorflow_estimator`, and of its predecessor
+# `tensorflow.python.estimator`, that programs import; by the part of this package.
 _OLD_PACKAGE = "tensorflow_estimator"
 _OLDER_PACKAGE = "tensorflow.python.estimator"
 _OLD_MODULES = {
@@ -50,7 +50,7 @@ _TPU_PACKAGE = "tensorflow.python.tpu"
 _TPU_MODULES = ("tpu_config", "tpu_context", "tpu_estimator")
 
 _MISSING = object()
-# What was there before: (object or None for sys.modules, name, value or _MISSING), in order.
+# Previous values: (object or None for sys.modules, name, value or _MISSING), in order.
 _before: list[tuple[Any, str, Any]] = []
 
 
@@ -69,11 +69,11 @@ def _part(name: str) -> types.ModuleType:
 
 
 def install() -> None:
-    """Puts this package at `tf.estimator`, for programs that cannot be changed.
+    """Installs this package as `tf.estimator`, for programs that cannot be changed.
 
-    It is then found as `tf.estimator` of `tensorflow` and of `tensorflow.compat.v1`, as the module
-    `tensorflow_estimator`, and as `tensorflow.python.tpu.tpu_estimator`, `tpu_config` and
-    `tpu_context`. So `import gin.tf` works too. Call it before such a program is imported; a
+    It becomes `tf.estimator` of `tensorflow` and of `tensorflow.compat.v1`, the module
+    `tensorflow_estimator`, and `tensorflow.python.tpu.tpu_estimator`, `tpu_config` and
+    `tpu_context`, so that `import gin.tf` works too. Call it before such a program is imported; a
     second call does nothing.
     """
     if _before:
@@ -85,7 +85,7 @@ def install() -> None:
             _set_module(f"{name}.estimator", _part(""))
             for part in _PARTS:
                 _set_module(f"{name}.estimator.{part}", _part(part))
-    for root in [tensorflow, *roots.values()]:  # each has modules of its own for the versions
+    for root in [tensorflow, *roots.values()]:  # each has its own modules for the versions
         for version in [root.compat.v1, root.compat.v2]:
             roots[id(version)] = version
     for root in roots.values():
@@ -99,7 +99,7 @@ def install() -> None:
 
 
 def _install_old_packages() -> None:
-    """Makes the package `tensorflow_estimator` and the one before it, unless there are such."""
+    """Creates the package `tensorflow_estimator` and its predecessor, unless they exist."""
     whole = {f"{_OLD_PACKAGE}.{name}": "" for name in ("estimator", "compat.v1.estimator")}
     for root, modules in [
         (_OLD_PACKAGE, whole),
@@ -115,12 +115,12 @@ def _install_old_packages() -> None:
 
 
 def _made() -> set[str]:
-    """Returns the names of the modules that `install` has put in place so far."""
+    """Returns the names of the modules that `install` has added so far."""
     return {name for owner, name, _ in _before if owner is None}
 
 
 def _package(name: str) -> types.ModuleType:
-    """Returns a module, made with those that contain it if there is none."""
+    """Returns a package; creates it and its parents if it does not exist."""
     if name not in sys.modules:
         module = types.ModuleType(name, "Stands in for a package of TensorFlow.")
         module.__path__ = []

@@ -1,4 +1,4 @@
-"""What a model function is called for."""
+"""ModeKeys: the modes in which a model function is called."""
 
 from __future__ import annotations
 

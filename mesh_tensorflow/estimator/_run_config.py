@@ -1,4 +1,4 @@
-"""RunConfig: how an estimator runs, whatever its model is."""
+"""RunConfig: how an estimator runs, independent of the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mesh_tensorflow.estimator._cluster.cluster import (
 
 __all__ = ["RunConfig", "UNSET", "model_dir_of"]
 
-UNSET: Any = object()  # neither given nor None
+UNSET: Any = object()  # the default of arguments for which None has a meaning
 DEFAULT_SEED = 1
 _DEFAULT_SAVE_SECS = 600
 
@@ -53,7 +53,7 @@ def _refuse(name: str, value: object) -> None:
     )
 
 
-# By argument: what checks a value other than None.
+# By argument: the check of a value that is not None.
 _CHECKS = {
     "tf_random_seed": _check_integer,
     "save_summary_steps": _at_least(0),
@@ -75,11 +75,11 @@ _CHECKS = {
 def model_dir_of(
     given: Union[str, os.PathLike[str], None], tf_config: Mapping[str, Any]
 ) -> Optional[str]:
-    """Returns the model directory that an argument and TF_CONFIG name.
+    """Returns the model directory of an argument and TF_CONFIG.
 
     Args:
-      given: the argument, or None.
-      tf_config: as read from the environment.
+      given: the argument `model_dir`, or None.
+      tf_config: the parsed TF_CONFIG.
 
     Returns:
       a path, or None.
@@ -99,7 +99,7 @@ def model_dir_of(
 
 
 class RunConfig:
-    """How an estimator runs: where it saves, how often, and on which processes."""
+    """How an estimator runs: where and how often it saves, and on which processes."""
 
     def __init__(
         self,
@@ -124,27 +124,27 @@ class RunConfig:
         """Creates a RunConfig.
 
         Args:
-          model_dir: directory of checkpoints and summaries.
-          tf_random_seed: the graph's seed; None for 1.
-          save_summary_steps: steps from summary to summary, or None for none.
-          save_checkpoints_steps: steps from checkpoint to checkpoint, or None.
-          save_checkpoints_secs: seconds from checkpoint to checkpoint, or None; 600 if neither is
-            given. With None for both, nothing is saved.
+          model_dir: the directory of checkpoints and summaries.
+          tf_random_seed: the seed of the graph; None for 1.
+          save_summary_steps: steps between summaries, or None for no summaries.
+          save_checkpoints_steps: steps between checkpoints, or None.
+          save_checkpoints_secs: seconds between checkpoints, or None; 600 if neither is given. If
+            both are None, nothing is saved.
           session_config: a tf.ConfigProto.
-          keep_checkpoint_max: how many checkpoints to keep; 0 or None for all.
-          keep_checkpoint_every_n_hours: keep one for each so many hours besides.
-          log_step_count_steps: steps from one line about progress to the next, or None for none.
-          train_distribute: None.
-          device_fn: a function that puts operations on devices.
-          protocol: protocol of servers, None for gRPC.
-          eval_distribute: None.
-          experimental_distribute: None.
-          experimental_max_worker_delay_secs: the most that a worker waits before it starts.
-          session_creation_timeout_secs: how long a worker waits for the chief's session.
-          checkpoint_save_graph_def: whether to write the graph beside checkpoints.
+          keep_checkpoint_max: the number of checkpoints to keep; 0 or None for all.
+          keep_checkpoint_every_n_hours: keep one more checkpoint for each period of so many hours.
+          log_step_count_steps: steps between progress reports, or None for no reports.
+          train_distribute: must be None.
+          device_fn: a device function: returns the device of a tf.Operation.
+          protocol: the protocol of servers, or None for gRPC.
+          eval_distribute: must be None.
+          experimental_distribute: must be None.
+          experimental_max_worker_delay_secs: the maximum delay before a worker starts.
+          session_creation_timeout_secs: how long a worker waits for the session of the chief.
+          checkpoint_save_graph_def: whether to write the graph next to checkpoints.
 
         Raises:
-          ValueError: an argument makes no sense, or TF_CONFIG does not.
+          ValueError: an argument or TF_CONFIG is invalid.
         """
         values = {name: value for name, value in locals().items() if name in _FIELDS}
         values.update(_saving(save_checkpoints_steps, save_checkpoints_secs))
@@ -157,14 +157,14 @@ class RunConfig:
         """Returns a copy with some values changed.
 
         Args:
-          **kwargs: new values; of `save_checkpoints_steps` and `save_checkpoints_secs`, giving
-            one sets the other to None.
+          **kwargs: new values by argument; a new `save_checkpoints_steps` sets
+            `save_checkpoints_secs` to None, and the reverse.
 
         Returns:
           a RunConfig.
 
         Raises:
-          ValueError: a name is not known, or a value makes no sense.
+          ValueError: a name is unknown, or a value is invalid.
         """
         unknown = [name for name in kwargs if name not in _FIELDS]
         if unknown:
@@ -187,27 +187,27 @@ class RunConfig:
 
     @property
     def model_dir(self) -> Optional[str]:
-        """Directory of checkpoints and summaries, or None."""
+        """The directory of checkpoints and summaries, or None."""
         return self._values["model_dir"]
 
     @property
     def tf_random_seed(self) -> Optional[int]:
-        """The graph's seed, or None for 1."""
+        """The seed of the graph, or None for 1."""
         return self._values["tf_random_seed"]
 
     @property
     def save_summary_steps(self) -> Optional[int]:
-        """Steps from summary to summary, or None for none."""
+        """Steps between summaries, or None for no summaries."""
         return self._values["save_summary_steps"]
 
     @property
     def save_checkpoints_steps(self) -> Optional[int]:
-        """Steps from checkpoint to checkpoint, or None."""
+        """Steps between checkpoints, or None."""
         return self._values["save_checkpoints_steps"]
 
     @property
     def save_checkpoints_secs(self) -> Optional[float]:
-        """Seconds from checkpoint to checkpoint, or None."""
+        """Seconds between checkpoints, or None."""
         return self._values["save_checkpoints_secs"]
 
     @property
@@ -217,55 +217,55 @@ class RunConfig:
 
     @property
     def keep_checkpoint_max(self) -> Optional[int]:
-        """How many checkpoints to keep; 0 or None for all."""
+        """The number of checkpoints to keep; 0 or None for all."""
         return self._values["keep_checkpoint_max"]
 
     @property
     def keep_checkpoint_every_n_hours(self) -> float:
-        """One checkpoint for each so many hours is kept besides."""
+        """The period in hours for which one more checkpoint is kept."""
         return self._values["keep_checkpoint_every_n_hours"]
 
     @property
     def log_step_count_steps(self) -> Optional[int]:
-        """Steps from one line about progress to the next, or None."""
+        """Steps between progress reports, or None."""
         return self._values["log_step_count_steps"]
 
     @property
     def train_distribute(self) -> None:
-        """None: a mesh and a layout say how a program is distributed."""
+        """None: the mesh and the layout determine how a program is distributed."""
         return self._values["train_distribute"]
 
     @property
     def device_fn(self) -> Optional[Callable[[tf.Operation], str]]:
-        """A function that puts operations on devices, or None."""
+        """The device function, or None."""
         return self._values["device_fn"]
 
     @property
     def protocol(self) -> Optional[str]:
-        """Protocol of servers, or None for gRPC."""
+        """The protocol of servers, or None for gRPC."""
         return self._values["protocol"]
 
     @property
     def eval_distribute(self) -> None:
-        """None, as `train_distribute`."""
+        """None; see `train_distribute`."""
         return self._values["eval_distribute"]
 
     @property
     def experimental_max_worker_delay_secs(self) -> Optional[float]:
-        """The most that a worker waits before it starts."""
+        """The maximum delay before a worker starts."""
         return self._values["experimental_max_worker_delay_secs"]
 
     @property
     def session_creation_timeout_secs(self) -> int:
-        """How long a worker waits for the chief's session."""
+        """How long a worker waits for the session of the chief."""
         return self._values["session_creation_timeout_secs"]
 
     @property
     def checkpoint_save_graph_def(self) -> bool:
-        """Whether the graph is written beside checkpoints."""
+        """Whether the graph is written next to checkpoints."""
         return self._values["checkpoint_save_graph_def"]
 
-    # -- what TF_CONFIG says
+    # -- from TF_CONFIG
 
     @property
     def cluster_spec(self) -> tf.train.ClusterSpec:
@@ -274,12 +274,12 @@ class RunConfig:
 
     @property
     def task_type(self) -> str:
-        """What this process does: "chief", "worker", "ps" or "evaluator"."""
+        """The job of this process: "chief", "worker", "ps" or "evaluator"."""
         return self._cluster.task_type
 
     @property
     def task_id(self) -> int:
-        """The number of this process among those of its type."""
+        """The index of this process within its job."""
         return self._cluster.task_id
 
     @property
@@ -289,12 +289,12 @@ class RunConfig:
 
     @property
     def master(self) -> str:
-        """The session's target in training; "" for this process."""
+        """The target of the session in training; "" for this process."""
         return self._cluster.master
 
     @property
     def evaluation_master(self) -> str:
-        """The session's target in evaluation and prediction."""
+        """The target of the session in evaluation and prediction."""
         return self._cluster.evaluation_master
 
     @property
@@ -304,28 +304,28 @@ class RunConfig:
 
     @property
     def num_worker_replicas(self) -> int:
-        """The number of workers, with the chief."""
+        """The number of workers, including the chief."""
         return self._cluster.num_worker_replicas
 
     @property
     def global_id_in_cluster(self) -> Optional[int]:
-        """The number of this process among all: the chief is 0, then workers, then servers."""
+        """The index of this process in the cluster: first the chief, then workers, then servers."""
         return self._cluster.global_id_in_cluster
 
     @property
     def service(self) -> Optional[Mapping[str, Any]]:
-        """What TF_CONFIG holds as "service"."""
+        """The value of "service" in TF_CONFIG."""
         return self._cluster.service
 
     @property
     def effective_seed(self) -> int:
-        """The graph's seed: `tf_random_seed`, or 1."""
+        """The seed of the graph: `tf_random_seed`, or 1."""
         seed = self._values["tf_random_seed"]
         return DEFAULT_SEED if seed is None else seed
 
     @property
     def effective_session_config(self) -> tf.ConfigProto:
-        """`session_config`, or one that allows soft placement and filters devices."""
+        """`session_config`, or the default with soft placement and device filters."""
         given = self._values["session_config"]
         if given is not None:
             return given

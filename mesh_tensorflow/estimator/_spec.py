@@ -1,4 +1,4 @@
-"""EstimatorSpec: what a model function returns."""
+"""EstimatorSpec: the result of a model function."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class _Fields(NamedTuple):
 
 
 class EstimatorSpec(_Fields):
-    """The operations of a model, and how its session is set up.
+    """The operations of a model, and the setup of its session.
 
-    Training needs `loss` and `train_op`, evaluation `loss`, prediction `predictions`.
+    Training requires `loss` and `train_op`, evaluation `loss`, and prediction `predictions`.
     """
 
     def __new__(
@@ -52,12 +52,12 @@ class EstimatorSpec(_Fields):
         Args:
           mode: a ModeKeys value.
           predictions: a tensor, or a dict of tensors.
-          loss: a scalar tensor, or a tensor of one value.
-          train_op: the operation of one step; it should also increase the global step.
-          eval_metric_ops: a dict of (value, update operation), as `tf.metrics` returns.
-          export_outputs: a dict of ExportOutputs; "serving_default" is the default, unless there
-            is only one.
-          training_chief_hooks: hooks of the chief in training.
+          loss: a scalar tensor, or a tensor with one element.
+          train_op: the operation of one step; it also has to increment the global step.
+          eval_metric_ops: a dict of (value, update operation), as returned by `tf.metrics`.
+          export_outputs: a dict of ExportOutputs. "serving_default" is the default signature; a
+            single output is the default under any name.
+          training_chief_hooks: hooks in training, only in the chief.
           training_hooks: hooks in training.
           scaffold: a tf.train.Scaffold.
           evaluation_hooks: hooks in evaluation.
@@ -67,8 +67,8 @@ class EstimatorSpec(_Fields):
           an EstimatorSpec.
 
         Raises:
-          ValueError: something that the mode needs is missing, or has the wrong shape.
-          TypeError: something is not of the type that it should be.
+          ValueError: an argument that the mode requires is missing, or has the wrong shape.
+          TypeError: an argument has the wrong type.
         """
         _check_mode(mode)
         loss = check_loss(loss, required=mode in (ModeKeys.TRAIN, ModeKeys.EVAL), mode=mode)
@@ -103,18 +103,18 @@ def _mode_names() -> list[str]:
 
 
 def check_loss(loss: Optional[tf.Tensor], required: bool, mode: str) -> Optional[tf.Tensor]:
-    """Returns a loss as a scalar tensor.
+    """Converts a loss to a scalar tensor.
 
     Args:
-      loss: what the model function gave, or None.
+      loss: the loss of the model function, or None.
       required: whether None is an error.
-      mode: the mode, for the message.
+      mode: the mode, for error messages.
 
     Returns:
       a tensor of shape [], or None.
 
     Raises:
-      ValueError: there is none but it is required, or it has more than one value.
+      ValueError: the loss is required but None, or has more than one element.
     """
     if loss is None:
         if required:
@@ -200,8 +200,8 @@ def check_hooks(
     """Returns hooks as a tuple.
 
     Args:
-      hooks: hooks, or None.
-      name: the argument's name.
+      hooks: tf.train.SessionRunHooks, or None.
+      name: the name of the argument, for error messages.
 
     Returns:
       a tuple.
@@ -220,7 +220,7 @@ def check_hooks(
 
 
 def check_scaffold(scaffold: Optional[tf.train.Scaffold]) -> tf.train.Scaffold:
-    """Returns a scaffold, a new one if there is none.
+    """Returns a scaffold; creates one if it is None.
 
     Args:
       scaffold: a tf.train.Scaffold, or None.
@@ -229,7 +229,7 @@ def check_scaffold(scaffold: Optional[tf.train.Scaffold]) -> tf.train.Scaffold:
       a tf.train.Scaffold.
 
     Raises:
-      TypeError: it is something else.
+      TypeError: `scaffold` has another type.
     """
     if scaffold is None:
         return tf.train.Scaffold()

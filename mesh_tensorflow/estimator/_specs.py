@@ -22,7 +22,7 @@ class _TrainFields(NamedTuple):
 
 
 class TrainSpec(_TrainFields):
-    """How to train."""
+    """The training of `train_and_evaluate`: its input, length and hooks."""
 
     def __new__(
         cls,
@@ -34,16 +34,16 @@ class TrainSpec(_TrainFields):
         """Creates an instance.
 
         Args:
-          input_fn: gives features and labels.
-          max_steps: the global step to train to, or None until the data end.
-          hooks: hooks of the session.
-          saving_listeners: listeners of checkpoints.
+          input_fn: returns features and labels.
+          max_steps: the global step at which to stop, or None to train until the data ends.
+          hooks: tf.train.SessionRunHooks of the session.
+          saving_listeners: tf.train.CheckpointSaverListeners.
 
         Returns:
           a TrainSpec.
 
         Raises:
-          TypeError: `input_fn` is not a function, or a hook not a hook.
+          TypeError: `input_fn` is not a function, or a hook is not a SessionRunHook.
           ValueError: `max_steps` is not positive.
         """
         check_input_fn(input_fn, "TrainSpec")
@@ -64,7 +64,7 @@ class _EvalFields(NamedTuple):
 
 
 class EvalSpec(_EvalFields):
-    """How and how often to evaluate, and what to export then."""
+    """The evaluation of `train_and_evaluate`: its input, frequency and exporters."""
 
     def __new__(
         cls,
@@ -79,21 +79,21 @@ class EvalSpec(_EvalFields):
         """Creates an instance.
 
         Args:
-          input_fn: gives features and labels.
-          steps: the number of batches, or None until the data end.
-          name: what to call the evaluation, if there are several.
-          hooks: hooks of the session.
-          exporters: an Exporter, or several.
-          start_delay_secs: what an evaluator in a process of its own waits at first. In one
-            process with the training nothing waits for it.
-          throttle_secs: the least time from the start of an evaluation to the next.
+          input_fn: returns features and labels.
+          steps: the number of batches, or None to evaluate until the data ends.
+          name: the name of the evaluation, if there are several.
+          hooks: tf.train.SessionRunHooks of the session.
+          exporters: an Exporter, or a sequence of them.
+          start_delay_secs: the initial delay of an evaluator in a separate process; ignored if
+            training and evaluation share a process.
+          throttle_secs: the minimum time between the starts of evaluations.
 
         Returns:
           an EvalSpec.
 
         Raises:
-          TypeError: `input_fn` is not a function, a hook not a hook or an exporter not an
-            Exporter.
+          TypeError: `input_fn` is not a function, a hook is not a SessionRunHook, or an exporter is
+            not an Exporter.
           ValueError: a number is too small, or two exporters have the same name.
         """
         check_input_fn(input_fn, "EvalSpec")

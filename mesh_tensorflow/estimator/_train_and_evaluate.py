@@ -1,4 +1,4 @@
-"""Training with an evaluation after checkpoints, in one process."""
+"""Training with evaluations of checkpoints, in one process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["train_and_evaluate"]
 def train_and_evaluate(
     estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> Optional[tuple[dict[str, Any], list[Any]]]:
-    """Trains, and evaluates the checkpoints of the training, the last one included.
+    """Trains, and evaluates the checkpoints of the training, including the last one.
 
-    There is an evaluation after each checkpoint, unless the last one was started less than
-    `throttle_secs` before. Exporters write to the directory "export" of the model directory.
+    Each checkpoint is evaluated, unless the last evaluation started less than `throttle_secs`
+    before. Exporters write to the directory "export" of the model directory.
 
     Args:
       estimator: an Estimator.
@@ -30,12 +30,12 @@ def train_and_evaluate(
       eval_spec: an EvalSpec.
 
     Returns:
-      (metrics, results of the exporters) of the last evaluation; None if training had ended
-      before.
+      (metrics, results of the exporters) of the last evaluation; None if training was complete
+      already.
 
     Raises:
-      TypeError: an argument is of another type.
-      ValueError: nothing is ever saved, or TF_CONFIG names several processes.
+      TypeError: an argument has the wrong type.
+      ValueError: no checkpoints are saved, or TF_CONFIG describes several processes.
     """
     for name, value, kind in [
         ("estimator", estimator, Estimator),
@@ -87,7 +87,7 @@ class _Evaluator(tf.train.CheckpointSaverListener):
         self.result: Optional[tuple[dict[str, Any], list[Any]]] = None
 
     def after_save(self, session: tf.Session, global_step_value: int) -> None:
-        """Evaluates, but for the save before the first step."""
+        """Evaluates a checkpoint, except the one before the first step."""
         if self._is_first_save:
             self._is_first_save = False
             return

@@ -1,4 +1,4 @@
-"""Early stopping, and models exported for evaluation."""
+"""Early stopping, and input receivers of models that are exported for evaluation."""
 
 from mesh_tensorflow.estimator._running.early_stopping import (
     make_early_stopping_hook as make_early_stopping_hook,

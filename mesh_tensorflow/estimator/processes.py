@@ -1,4 +1,4 @@
-"""Which processes and devices an estimator's program runs on, for packages built on estimators."""
+"""Processes and devices of the program of an estimator, for packages built on estimators."""
 
 from mesh_tensorflow.estimator._cluster.cluster_watch import peers_of
 from mesh_tensorflow.estimator._cluster.run_cluster import in_cluster

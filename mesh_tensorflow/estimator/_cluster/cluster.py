@@ -1,4 +1,4 @@
-"""What TF_CONFIG says about the processes of a run."""
+"""The cluster of a run, as described by the environment variable TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TaskType:
 
 
 class Cluster(NamedTuple):
-    """The processes of a run, and which of them this is."""
+    """The processes of a run, and the task of this process."""
 
     cluster_spec: tf.train.ClusterSpec
     task_type: str
@@ -42,13 +42,13 @@ class Cluster(NamedTuple):
 
 
 def read_tf_config() -> dict[str, Any]:
-    """Returns the environment variable TF_CONFIG, read.
+    """Parses the environment variable TF_CONFIG.
 
     Returns:
-      a dict; an empty one if it is not set.
+      a dict; empty if the variable is not set.
 
     Raises:
-      ValueError: it is not JSON of an object.
+      ValueError: the variable is not a JSON object.
     """
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
@@ -68,13 +68,13 @@ def read_cluster(tf_config: Mapping[str, Any]) -> Cluster:
     """Returns the cluster described by the keys "cluster", "task" and others.
 
     Args:
-      tf_config: as `read_tf_config` returns it.
+      tf_config: the result of `read_tf_config`.
 
     Returns:
       a Cluster.
 
     Raises:
-      ValueError: they do not fit together.
+      ValueError: the values are not consistent.
     """
     spec = tf.train.ClusterSpec(tf_config.get("cluster", {}))
     task = tf_config.get("task", {})
@@ -185,13 +185,13 @@ def _checked_task(task: Mapping[str, Any], jobs: Mapping[str, Sequence[str]]) ->
 
 
 def device_filters(cluster: Cluster) -> Optional[list[str]]:
-    """Returns the devices that a process should see: its own, and those of parameter servers.
+    """Returns the device filters of a process: its own devices and those of parameter servers.
 
     Args:
       cluster: a Cluster.
 
     Returns:
-      strings for ConfigProto.device_filters, or None for all.
+      strings for ConfigProto.device_filters, or None for no filters.
     """
     filters = {
         TaskType.MASTER: ["/job:ps", "/job:master"],

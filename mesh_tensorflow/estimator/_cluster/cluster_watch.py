@@ -1,7 +1,7 @@
-"""Several processes: the chief drives the devices of all, and each watches the others.
+"""Watches the processes of a cluster, and stops the program if one is lost.
 
-A peer is alive as long as its server answers a new connection. One that was killed refuses it at
-once; one that hangs, or whose machine is gone, does not answer in time.
+A peer is alive as long as its server answers a new connection. A killed process refuses the
+connection at once; a process that hangs, or whose machine is down, does not answer in time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from mesh_tensorflow._processes.peers import ANSWER_SECS, Peer, PeerLostError, a
 
 __all__ = ["Watch", "peers_of"]
 
-PING_SECS = 1.0  # from one round of pings to the next
+PING_SECS = 1.0  # between rounds of pings
 MISSES = 3  # in a row, after which a peer is lost
-GRACE_SECS = 15.0  # that the program has to raise by itself before the process is ended
+GRACE_SECS = 15.0  # for the program to raise an error, before the process is ended
 
 
 def peers_of(cluster_spec: tf.train.ClusterSpec) -> list[Peer]:
@@ -41,10 +41,10 @@ def peers_of(cluster_spec: tf.train.ClusterSpec) -> list[Peer]:
 
 
 class Watch:
-    """Pings other processes in a thread; if one is lost, running sessions are closed.
+    """Pings other processes in a thread; closes running sessions if one is lost.
 
-    If the program does not end by itself after that, since it is in a call that cannot be
-    interrupted, the process is ended.
+    If the program does not end after that, because it is in a call that cannot be interrupted,
+    ends the process.
     """
 
     def __init__(self, peers: Iterable[Peer], me: Peer) -> None:
@@ -64,30 +64,30 @@ class Watch:
 
     @property
     def lost(self) -> Optional[Peer]:
-        """The process that is gone, or None."""
+        """The process that is lost, or None."""
         return self._lost_peer
 
     def wait_for_peers(self, seconds: float) -> None:
         """Waits until all processes answer.
 
         Args:
-          seconds: how long at most.
+          seconds: the maximum time.
 
         Raises:
-          PeerLostError: one has not been started.
+          PeerLostError: a process has not been started.
         """
         wait_for(self._peers, self._me, seconds)
 
     def start(self) -> None:
-        """Starts to ping."""
+        """Starts pinging."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops to ping; nothing ends the process from here on."""
+        """Stops pinging; the watch does not end the process any more."""
         self._stopped.set()
 
     def add_session(self, session: tf.Session) -> None:
-        """Notes a session that is to be closed when a process is lost.
+        """Adds a session to close when a process is lost.
 
         Args:
           session: a session.
@@ -95,10 +95,10 @@ class Watch:
         self._sessions = [*self._sessions[-7:], session]
 
     def confirm(self, seconds: float = 2 * MISSES * (PING_SECS + ANSWER_SECS)) -> Optional[Peer]:
-        """Finds out whether a process is lost, after an error that may come from that.
+        """Checks whether a process is lost, after an error that this may have caused.
 
         Args:
-          seconds: how long at most.
+          seconds: the maximum time.
 
         Returns:
           the process, or None if all have answered.
@@ -111,7 +111,7 @@ class Watch:
         return self._lost_peer
 
     def error(self) -> PeerLostError:
-        """Returns the error of the process that is lost.
+        """Returns the error for the lost process.
 
         Returns:
           a PeerLostError.
@@ -137,7 +137,7 @@ class Watch:
 
     def _end(self) -> None:
         for session in self._sessions:
-            # A thread each: closing may wait for the process that is gone.
+            # In threads: closing a session may wait for the lost process.
             threading.Thread(target=_close, args=(session,), daemon=True).start()
         if not self._stopped.wait(GRACE_SECS):
             print(f"error: {self.error()}", file=sys.stderr, flush=True)
@@ -152,26 +152,26 @@ def _close(session: tf.Session) -> None:
 
 
 class WatchedSessionCreator(tf.train.SessionCreator):
-    """Makes sessions, but not while a process of the cluster is gone."""
+    """Creates sessions, but not while a process of the cluster is lost."""
 
     def __init__(self, create: Callable[[], Any], watch: Watch) -> None:
         """Creates a WatchedSessionCreator.
 
         Args:
-          create: makes a session.
-          watch: knows who is gone.
+          create: creates a session.
+          watch: the Watch of the cluster.
         """
         self._create, self._watch = create, watch
         self._is_first = True
 
     def create_session(self) -> tf.Session:
-        """Makes a session, also in place of one that failed.
+        """Creates a session, also to replace one that failed.
 
         Returns:
           a session.
 
         Raises:
-          PeerLostError: a process is gone.
+          PeerLostError: a process is lost.
         """
         if not self._is_first and self._watch.confirm():
             raise self._watch.error()

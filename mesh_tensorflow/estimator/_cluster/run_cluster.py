@@ -1,4 +1,4 @@
-"""One program for all processes of a cluster: the chief runs it, the others serve the chief."""
+"""Runs one program on a cluster: in the chief, while the other processes serve the chief."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _watch: Optional[Watch] = None  # while the chief runs its program
 
 
 def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
-    """Runs a function in the chief, while all other processes lend it their devices.
+    """Runs a function in the chief, with the devices of all processes.
 
     Call it in each process. In the chief, sessions of estimators within `main` see the devices of
     all processes, such as "/job:worker/task:0/device:CPU:0". The other processes serve until
-    `main` has ended. A process of which the chief hears no more ends the run everywhere.
+    `main` returns. If the chief loses the connection to a process, the run ends in all processes.
 
     Args:
       main: a function without arguments.
-      config: a RunConfig, whose processes TF_CONFIG names.
+      config: a RunConfig, with the cluster of TF_CONFIG.
 
     Returns:
-      what `main` returns; None in the other processes.
+      the result of `main`; None in the other processes.
 
     Raises:
-      PeerLostError: another process is gone, or was never there.
+      PeerLostError: another process does not answer, or was not started.
       TypeError: `config` is not a RunConfig.
       ValueError: this process is an evaluator.
-      RuntimeError: the chief's program failed, in the other processes.
+      RuntimeError: in the other processes, if the program of the chief failed.
     """
     global _watch
     if not isinstance(config, RunConfig):
@@ -56,7 +56,7 @@ def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
     if len(peers) < 2 or _watch is not None:
         return main()
     me = next(p for p in peers if (p.job, p.task) == (config.task_type, config.task_id))
-    # It runs until the process ends: TensorFlow's servers cannot be stopped.
+    # The server runs until the process ends: TensorFlow cannot stop servers.
     server = _server(config)
     if not config.is_chief:
         return _serve(server, me, _chief(peers, config), config)
@@ -72,7 +72,7 @@ def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
         return result
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         news = f"{type(error).__name__}: {error}".encode()
-        # What a session raises when a process is gone says little about it.
+        # The error of a session does not say that a process is lost.
         if isinstance(error, tf.errors.OpError):
             watch.confirm()
         if watch.lost and not isinstance(error, PeerLostError):
@@ -97,13 +97,13 @@ def in_cluster() -> bool:
 
 
 def own_device(config: RunConfig) -> Optional[str]:
-    """Returns where operations go that no mesh puts anywhere.
+    """Returns the device of operations that no mesh places.
 
     Args:
       config: a RunConfig.
 
     Returns:
-      the chief's device in a cluster; None otherwise.
+      the device of the chief in a cluster; None otherwise.
     """
     return f"/job:{config.task_type}/task:{config.task_id}" if in_cluster() else None
 
@@ -111,13 +111,13 @@ def own_device(config: RunConfig) -> Optional[str]:
 def session_creator_for(
     config: RunConfig, scaffold: tf.train.Scaffold, evaluation: bool = False, **kwargs: Any
 ) -> tf.train.SessionCreator:
-    """Returns the session creator of an estimator, for all processes of a cluster.
+    """Returns the session creator of an estimator; in a cluster, for all processes.
 
     Args:
       config: a RunConfig.
-      scaffold: the model's.
-      evaluation: whether it is for evaluation or prediction.
-      **kwargs: more for a ChiefSessionCreator.
+      scaffold: the Scaffold of the model.
+      evaluation: whether the session is for evaluation or prediction.
+      **kwargs: further arguments of tf.train.ChiefSessionCreator.
 
     Returns:
       a SessionCreator.
@@ -131,7 +131,7 @@ def session_creator_for(
     session_config = copy.deepcopy(session_config)
     if config.session_config is None:
         del session_config.device_filters[:]  # which would hide the workers
-    # An evaluation during training has variables of the same names.
+    # Evaluation during training has variables with the same names.
     session_config.isolate_session_state = True
     _set_leader(session_config, config)
     creator = tf.train.ChiefSessionCreator(
@@ -167,7 +167,7 @@ def _server(config: RunConfig) -> tf.distribute.Server:
         given.CopyFrom(config.session_config)
         del given.device_filters[:]
     _set_leader(given, config)
-    # By default a call to a process that is gone waits for it forever.
+    # By default, a call to a lost process waits forever.
     os.environ.setdefault("GRPC_FAIL_FAST", "true")
     address = config.cluster_spec.task_address(config.task_type, config.task_id)
     with naming_port(Peer(config.task_type, config.task_id, address)):
@@ -180,7 +180,7 @@ def _server(config: RunConfig) -> tf.distribute.Server:
         )
 
 
-# -- the end of the chief's program, as news in a queue of each process
+# -- the result of the chief's program, sent through a queue of each process
 
 
 def _queue(peer: Peer) -> tf.queue.FIFOQueue:
@@ -189,7 +189,7 @@ def _queue(peer: Peer) -> tf.queue.FIFOQueue:
 
 
 def _session(server: tf.distribute.Server, *peers: Peer) -> tf.Session:
-    # The filters let a session be made although other processes are gone.
+    # The filters allow a session even if other processes are lost.
     return tf.Session(
         server.target,
         config=tf.ConfigProto(

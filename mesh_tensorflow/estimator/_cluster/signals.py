@@ -1,4 +1,4 @@
-"""Signals that ask a training to stop: finish the step, save, and leave."""
+"""Handles signals that stop training: finishes the step, saves a checkpoint, and exits."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """While it is entered, SIGTERM and SIGINT are noted instead of ending the process at once.
+    """A context that records SIGTERM and SIGINT instead of letting them end the process.
 
-    A second signal ends it at once. Elsewhere than in the main thread Python takes no signals,
-    and this does nothing.
+    A second signal ends the process at once. Outside of the main thread, where Python handles no
+    signals, the context does nothing.
     """
 
     def __init__(self) -> None:
@@ -33,13 +33,13 @@ class StopSignals:
 
     def __exit__(self, *unused: object) -> None:
         for number, handler in self._previous.items():
-            # A handler that was not made by Python is None, and cannot be put back by it.
+            # A handler that was not installed from Python is None, and cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous = {}
 
     @property
     def received(self) -> Optional[int]:
-        """The first signal's number, or None."""
+        """The number of the first signal, or None."""
         return self._received
 
     def _note(self, number: int, frame: Optional[FrameType]) -> None:
@@ -57,15 +57,15 @@ class StopSignals:
         return StoppedBySignal(128 + number, text)
 
     def raise_if_received(self, step: Optional[int], saved: Optional[str]) -> None:
-        """Ends the program if there was a signal.
+        """Ends the program if a signal was received.
 
         Args:
           step: the last step.
           saved: the latest checkpoint, or None.
 
         Raises:
-          SystemExit: SIGTERM came; the exit code is 143.
-          KeyboardInterrupt: SIGINT came.
+          SystemExit: SIGTERM was received; the exit code is 143.
+          KeyboardInterrupt: SIGINT was received.
         """
         if self._received is not None:
             kept = f"the latest checkpoint is {saved}" if saved else "nothing was saved"
@@ -75,14 +75,14 @@ class StopSignals:
 
 
 class StoppedBySignal(SystemExit):
-    """Ends the program with an exit code and says why."""
+    """Ends the program with an exit code and a message."""
 
     def __init__(self, code: int, text: str) -> None:
         """Creates a StoppedBySignal.
 
         Args:
           code: the exit code.
-          text: what happened.
+          text: the message.
         """
         super().__init__(code)
         self.text = text

@@ -1,4 +1,4 @@
-"""Calls of the user's functions with the arguments that they take."""
+"""Calls the functions of the user with the arguments that they take."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MODEL_FN_ARGUMENTS = ("features", "labels", "mode", "params", "config")
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Returns the name of a function in error messages.
+    """Returns the name of a function, for error messages.
 
     Args:
-      function: any callable.
+      function: a callable.
 
     Returns:
-      its name.
+      a string.
     """
     return getattr(function, "__name__", None) or repr(function)
 
@@ -36,11 +36,11 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """Returns whether a function takes an argument of a name.
+    """Returns whether a function takes an argument with a given name.
 
     Args:
       function: a callable.
-      name: an argument's name.
+      name: the name of the argument.
 
     Returns:
       a bool.
@@ -56,11 +56,11 @@ def check_model_fn(model_fn: Callable[..., Any], known: Iterable[str] = MODEL_FN
 
     Args:
       model_fn: a model function.
-      known: the arguments that there are.
+      known: the names of the arguments that are available.
 
     Raises:
-      TypeError: it is not callable.
-      ValueError: it takes no features, or something that is not known.
+      TypeError: `model_fn` is not callable.
+      ValueError: `model_fn` takes no features, or an unknown argument.
     """
     if not callable(model_fn):
         raise TypeError(
@@ -94,21 +94,21 @@ def call_model_fn(
     params: object,
     config: object,
 ) -> Any:
-    """Returns the result of calling a model function.
+    """Calls a model function with the arguments that it takes.
 
     Args:
       model_fn: a function of some of features, labels, mode, params and config.
       features: the features.
       labels: the labels, or None.
       mode: a ModeKeys value.
-      params: the parameters.
+      params: the hyperparameters.
       config: the RunConfig.
 
     Returns:
-      what the function returns.
+      the result of the function.
 
     Raises:
-      ValueError: there are labels, but it takes none.
+      ValueError: there are labels, but `model_fn` does not take any.
     """
     name = function_name(model_fn)
     given = {"mode": mode, "params": params, "config": config}
@@ -124,19 +124,19 @@ def call_model_fn(
 
 
 def call_input_fn(input_fn: Callable[..., Any], mode: str, params: object, config: object) -> Any:
-    """Returns the result of calling an input function.
+    """Calls an input function with the arguments that it takes.
 
     Args:
       input_fn: a function of some of mode, params and config.
       mode: a ModeKeys value.
-      params: the parameters.
+      params: the hyperparameters.
       config: the RunConfig.
 
     Returns:
-      what the function returns.
+      the result of the function.
 
     Raises:
-      ValueError: it needs an argument that is not one of these.
+      ValueError: `input_fn` requires another argument.
     """
     given: Mapping[str, Any] = {
         "mode": mode,
@@ -161,14 +161,14 @@ def call_input_fn(input_fn: Callable[..., Any], mode: str, params: object, confi
 
 
 def check_input_fn(input_fn: Callable[..., Any], called: str) -> None:
-    """Checks that an input function is one.
+    """Checks that an input function is callable.
 
     Args:
-      input_fn: the function.
-      called: the method that it was given to.
+      input_fn: the input function.
+      called: the name of the method that takes it, for error messages.
 
     Raises:
-      TypeError: it is not callable.
+      TypeError: `input_fn` is not callable.
     """
     if not callable(input_fn):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Checkpoints in a model directory, and starting from another model's."""
+"""Checkpoints in a model directory, and warm starts from other checkpoints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _WarmStartFields(NamedTuple):
 
 
 class WarmStartSettings(_WarmStartFields):
-    """Which variables start from a checkpoint of another model."""
+    """Which variables are initialized from a checkpoint of another model."""
 
     def __new__(
         cls,
@@ -44,17 +44,17 @@ class WarmStartSettings(_WarmStartFields):
 
         Args:
           ckpt_to_initialize_from: a checkpoint, or a directory of checkpoints.
-          vars_to_warm_start: a regular expression for names of trainable variables, or a list of
-            them for any variables, or None for none.
+          vars_to_warm_start: a regular expression for names of trainable variables, a list of
+            regular expressions for names of any variables, or None for no variables.
           var_name_to_vocab_info: must be empty: vocabularies are not remapped.
-          var_name_to_prev_var_name: by a variable's name, its name in the checkpoint if it is not
-            the same.
+          var_name_to_prev_var_name: names in the checkpoint that differ, by the name of the
+            variable.
 
         Returns:
           a WarmStartSettings.
 
         Raises:
-          ValueError: no checkpoint is named, or vocabularies are given.
+          ValueError: the path is empty, or vocabularies are given.
         """
         if not ckpt_to_initialize_from:
             raise ValueError("WarmStartSettings: ckpt_to_initialize_from is empty; name a path")
@@ -76,7 +76,7 @@ class WarmStartSettings(_WarmStartFields):
 def as_warm_start_settings(
     given: Union[str, os.PathLike[str], WarmStartSettings, None],
 ) -> Optional[WarmStartSettings]:
-    """Returns the settings that an estimator's argument `warm_start_from` means.
+    """Converts the argument `warm_start_from` of an estimator to WarmStartSettings.
 
     Args:
       given: None, a path, or a WarmStartSettings.
@@ -85,8 +85,8 @@ def as_warm_start_settings(
       a WarmStartSettings, or None.
 
     Raises:
-      ValueError: there is no checkpoint at the path.
-      TypeError: it is something else.
+      ValueError: the path is empty.
+      TypeError: `given` has another type.
     """
     if given is None or isinstance(given, WarmStartSettings):
         return given
@@ -101,16 +101,16 @@ def as_warm_start_settings(
 
 
 def warm_start(settings: WarmStartSettings) -> list[str]:
-    """Lets variables of the default graph be initialized from a checkpoint.
+    """Has variables of the default graph initialized from a checkpoint.
 
     Args:
-      settings: which, and from where.
+      settings: the checkpoint and the variables.
 
     Returns:
-      the variables' names.
+      the names of the variables.
 
     Raises:
-      ValueError: there is no checkpoint, or it has not all of the variables.
+      ValueError: there is no checkpoint, or it does not have all variables.
     """
     path = _checkpoint_at(settings.ckpt_to_initialize_from)
     saved = dict(tf.train.list_variables(path))
@@ -129,7 +129,7 @@ def warm_start(settings: WarmStartSettings) -> list[str]:
 
 
 def _exists(path: str) -> bool:
-    # Not tf.train.checkpoint_exists, which warns that it is deprecated.
+    # tf.train.checkpoint_exists logs a deprecation warning.
     return tf.io.gfile.exists(f"{path}.index") or (
         tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)
     )
@@ -143,7 +143,7 @@ def _checkpoint_at(path: str) -> str:
 
 
 def _chosen(patterns: Union[str, list[str], None]) -> list[Any]:
-    """Returns variables of the default graph; of those of a mesh, masters and not slices."""
+    """Returns variables of the default graph; for mtf variables, their masters."""
     if patterns is None:
         return []
     whole = tf.global_variables()
@@ -158,14 +158,14 @@ def find_checkpoint(model_dir: str, checkpoint_path: Optional[str], called: str)
 
     Args:
       model_dir: the model directory.
-      checkpoint_path: one that the caller named, or None.
-      called: the method, for the message.
+      checkpoint_path: the checkpoint that the caller gave, or None.
+      called: the name of the method, for error messages.
 
     Returns:
-      a path, or None if there is none in the directory.
+      a path, or None if the directory has no checkpoint.
 
     Raises:
-      ValueError: there is none at the path that was named.
+      ValueError: there is no checkpoint at `checkpoint_path`.
     """
     if checkpoint_path is None:
         return tf.train.latest_checkpoint(model_dir)
@@ -180,14 +180,14 @@ def find_checkpoint(model_dir: str, checkpoint_path: Optional[str], called: str)
 
 
 def has_other_source(scaffold: tf.train.Scaffold) -> bool:
-    """Returns whether the default graph's variables get values otherwise than by initializers.
+    """Returns whether variables of the default graph get values other than by initializers.
 
     Args:
-      scaffold: the model's.
+      scaffold: the Scaffold of the model.
 
     Returns:
-      whether the scaffold has its own initialization, a variable starts from another checkpoint
-      (tf.train.init_from_checkpoint), or there is no trainable variable.
+      whether the scaffold has its own initialization, a variable is initialized from another
+      checkpoint (tf.train.init_from_checkpoint), or there is no trainable variable.
     """
     if scaffold.init_fn is not None or scaffold.init_op is not None:
         return True
@@ -196,11 +196,11 @@ def has_other_source(scaffold: tf.train.Scaffold) -> bool:
 
 
 def no_checkpoint_error(model_dir: str, called: str) -> ValueError:
-    """Returns the error of a model that was not trained.
+    """Returns the error for a model that was not trained.
 
     Args:
       model_dir: the model directory.
-      called: the method.
+      called: the name of the method, for error messages.
 
     Returns:
       a ValueError.
@@ -219,7 +219,7 @@ def load_global_step(checkpoint_dir: str) -> int:
       checkpoint_dir: a directory, which need not exist.
 
     Returns:
-      a step; 0 if there is no checkpoint, or no global step in it.
+      a step; 0 if there is no checkpoint, or it has no global step.
     """
     return saved_step(checkpoint_dir) or 0
 
@@ -231,7 +231,7 @@ def saved_step(model_dir: str) -> Optional[int]:
       model_dir: a directory.
 
     Returns:
-      a step; None if there is no checkpoint, or no global step in it.
+      a step; None if there is no checkpoint, or it has no global step.
     """
     path = tf.train.latest_checkpoint(model_dir)
     if path is None:

@@ -1,4 +1,4 @@
-"""Hooks that end a training early, by what evaluations found."""
+"""Hooks that stop training early, by the metrics of evaluations."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = [
 
 
 def read_eval_metrics(eval_dir: str) -> dict[int, dict[str, float]]:
-    """Returns the metrics that evaluations have written.
+    """Reads the metrics of evaluations from their summaries.
 
     Args:
-      eval_dir: directory of their summaries.
+      eval_dir: the directory of the summaries.
 
     Returns:
-      by step, in order, metrics by name.
+      a dict from step, in order, to metrics by name.
     """
     found: dict[int, dict[str, float]] = {}
     for path in sorted(tf.io.gfile.glob(os.path.join(eval_dir, "*.tfevents.*"))):
@@ -42,7 +42,7 @@ def read_eval_metrics(eval_dir: str) -> dict[int, dict[str, float]]:
 
 
 class _StopHook(tf.train.SessionRunHook):
-    """Asks from time to time whether to stop."""
+    """Calls a function at intervals, and stops training when it returns true."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class _StopHook(tf.train.SessionRunHook):
         self._step: Any = None
 
     def begin(self) -> None:
-        """Finds the global step after a step, where there is an estimator that has it."""
+        """Finds the tensor of the global step after each step, or the global step itself."""
         graph = tf.get_default_graph()
         try:
             self._step = graph.get_tensor_by_name(f"{STEP_DONE}:0")
@@ -65,13 +65,13 @@ class _StopHook(tf.train.SessionRunHook):
     def before_run(
         self, run_context: tf.train.SessionRunContext
     ) -> Optional[tf.train.SessionRunArgs]:
-        """Asks for the global step."""
+        """Fetches the global step."""
         return tf.train.SessionRunArgs(self._step)
 
     def after_run(
         self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
     ) -> None:
-        """Stops, if it is time to ask and the answer is yes."""
+        """Requests a stop if the interval has passed and the function returns true."""
         step = run_values.results
         if not self._timer.should_trigger_for_step(step):
             return
@@ -87,20 +87,20 @@ def make_early_stopping_hook(
     run_every_secs: Optional[float] = 60,
     run_every_steps: Optional[int] = None,
 ) -> tf.train.SessionRunHook:
-    """Returns a hook that ends training when a function says so.
+    """Returns a hook that stops training when a function returns true.
 
     Args:
       estimator: an Estimator.
       should_stop_fn: returns whether to stop.
-      run_every_secs: seconds from one call to the next, or None.
-      run_every_steps: steps from one call to the next, or None.
+      run_every_secs: seconds between calls, or None.
+      run_every_steps: steps between calls, or None.
 
     Returns:
       a hook.
 
     Raises:
       TypeError: `should_stop_fn` is not a function.
-      ValueError: not exactly one of the two last is given.
+      ValueError: not exactly one of `run_every_secs` and `run_every_steps` is given.
     """
     if not callable(should_stop_fn):
         raise TypeError(f"should_stop_fn should be a function, but is {should_stop_fn!r}")
@@ -143,16 +143,16 @@ def stop_if_higher_hook(
     run_every_secs: Optional[float] = 60,
     run_every_steps: Optional[int] = None,
 ) -> tf.train.SessionRunHook:
-    """Returns a hook that ends training once a metric is above a threshold.
+    """Returns a hook that stops training once a metric is above a threshold.
 
     Args:
       estimator: an Estimator.
-      metric_name: the metric.
-      threshold: what it has to exceed.
-      eval_dir: directory of the evaluations' summaries; `estimator.eval_dir()` by default.
-      min_steps: evaluations of earlier steps do not count.
-      run_every_secs: seconds from one look to the next, or None.
-      run_every_steps: steps from one look to the next, or None.
+      metric_name: the name of the metric.
+      threshold: the threshold.
+      eval_dir: the directory of evaluation summaries; `estimator.eval_dir()` by default.
+      min_steps: evaluations before this step are ignored.
+      run_every_secs: seconds between checks, or None.
+      run_every_steps: steps between checks, or None.
 
     Returns:
       a hook.
@@ -177,16 +177,16 @@ def stop_if_lower_hook(
     run_every_secs: Optional[float] = 60,
     run_every_steps: Optional[int] = None,
 ) -> tf.train.SessionRunHook:
-    """Returns a hook that ends training once a metric is below a threshold.
+    """Returns a hook that stops training once a metric is below a threshold.
 
     Args:
       estimator: an Estimator.
-      metric_name: the metric.
-      threshold: what it has to fall below.
-      eval_dir: directory of the evaluations' summaries; `estimator.eval_dir()` by default.
-      min_steps: evaluations of earlier steps do not count.
-      run_every_secs: seconds from one look to the next, or None.
-      run_every_steps: steps from one look to the next, or None.
+      metric_name: the name of the metric.
+      threshold: the threshold.
+      eval_dir: the directory of evaluation summaries; `estimator.eval_dir()` by default.
+      min_steps: evaluations before this step are ignored.
+      run_every_secs: seconds between checks, or None.
+      run_every_steps: steps between checks, or None.
 
     Returns:
       a hook.
@@ -203,7 +203,7 @@ def stop_if_lower_hook(
 
 
 def _is_stale(values: list[tuple[int, float]], most_steps: int, sign: int) -> bool:
-    """Whether the best value is as many steps old; of equal values the first is the best."""
+    """Whether the best value is `most_steps` old; the first of equal values is the best."""
     best_step, best = values[0]
     for step, value in values:
         if sign * value > sign * best:
@@ -220,16 +220,16 @@ def stop_if_no_increase_hook(
     run_every_secs: Optional[float] = 60,
     run_every_steps: Optional[int] = None,
 ) -> tf.train.SessionRunHook:
-    """Returns a hook that ends training once a metric has not risen for some steps.
+    """Returns a hook that stops training once a metric has not increased for some steps.
 
     Args:
       estimator: an Estimator.
-      metric_name: the metric.
-      max_steps_without_increase: steps from the best evaluation to the last.
-      eval_dir: directory of the evaluations' summaries; `estimator.eval_dir()` by default.
-      min_steps: evaluations of earlier steps do not count.
-      run_every_secs: seconds from one look to the next, or None.
-      run_every_steps: steps from one look to the next, or None.
+      metric_name: the name of the metric.
+      max_steps_without_increase: the number of steps between the best and the last evaluation.
+      eval_dir: the directory of evaluation summaries; `estimator.eval_dir()` by default.
+      min_steps: evaluations before this step are ignored.
+      run_every_secs: seconds between checks, or None.
+      run_every_steps: steps between checks, or None.
 
     Returns:
       a hook.
@@ -254,16 +254,16 @@ def stop_if_no_decrease_hook(
     run_every_secs: Optional[float] = 60,
     run_every_steps: Optional[int] = None,
 ) -> tf.train.SessionRunHook:
-    """Returns a hook that ends training once a metric has not fallen for some steps.
+    """Returns a hook that stops training once a metric has not decreased for some steps.
 
     Args:
       estimator: an Estimator.
-      metric_name: the metric.
-      max_steps_without_decrease: steps from the best evaluation to the last.
-      eval_dir: directory of the evaluations' summaries; `estimator.eval_dir()` by default.
-      min_steps: evaluations of earlier steps do not count.
-      run_every_secs: seconds from one look to the next, or None.
-      run_every_steps: steps from one look to the next, or None.
+      metric_name: the name of the metric.
+      max_steps_without_decrease: the number of steps between the best and the last evaluation.
+      eval_dir: the directory of evaluation summaries; `estimator.eval_dir()` by default.
+      min_steps: evaluations before this step are ignored.
+      run_every_secs: seconds between checks, or None.
+      run_every_steps: steps between checks, or None.
 
     Returns:
       a hook.

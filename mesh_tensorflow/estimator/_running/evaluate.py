@@ -1,4 +1,4 @@
-"""Evaluation: metrics over batches, from one checkpoint."""
+"""Evaluation: metrics of one checkpoint over batches."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def run_evaluation(
     checkpoint_path: Optional[str],
     directory: str,
 ) -> dict[str, Any]:
-    """Evaluates, and writes the results as summaries.
+    """Evaluates a model, and writes the metrics as summaries.
 
     Args:
       model: the model.
-      input_fn: gives features and labels.
+      input_fn: returns features and labels.
       steps: the number of batches, or None for all.
       hooks: hooks.
-      checkpoint_path: a checkpoint, or None for the latest.
-      directory: of the summaries.
+      checkpoint_path: a checkpoint, or None for the latest one.
+      directory: the directory of the summaries.
 
     Returns:
       metrics by name, with "loss" and "global_step".
 
     Raises:
-      ValueError: there is no checkpoint, or no data, or a metric has the name of another.
+      ValueError: there is no checkpoint or no data, or a metric has a reserved name.
     """
     checkpoint_path = find_checkpoint(model.model_dir, checkpoint_path, "evaluate")
     with tf.Graph().as_default() as graph:
@@ -97,12 +97,12 @@ def _metrics(spec: EstimatorSpec, global_step: tf.Variable) -> tuple[dict[str, A
 def write_results(
     results: Mapping[str, Any], directory: str, checkpoint_path: Optional[str]
 ) -> None:
-    """Writes metrics for TensorBoard.
+    """Writes metrics as summaries for TensorBoard.
 
     Args:
       results: values by name, with "global_step".
-      directory: where to.
-      checkpoint_path: what was evaluated.
+      directory: the directory of the summaries.
+      checkpoint_path: the checkpoint that was evaluated.
     """
     step = int(results[tf.GraphKeys.GLOBAL_STEP])
     text = ", ".join(f"{name} = {results[name]}" for name in sorted(results))
@@ -111,7 +111,7 @@ def write_results(
     for name in sorted(results):
         if name != tf.GraphKeys.GLOBAL_STEP:
             _add_value(summary, name, results[name])
-    with tf.Graph().as_default():  # there are no writers in eager code
+    with tf.Graph().as_default():  # eager code has no writers
         writer = tf.summary.FileWriterCache.get(directory)
     writer.add_summary(summary, step)
     if checkpoint_path:

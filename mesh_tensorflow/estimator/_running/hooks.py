@@ -22,10 +22,10 @@ NAN_DIRECTORY = "nan"
 
 
 def savers_last(hooks: Iterable[tf.train.SessionRunHook]) -> list[tf.train.SessionRunHook]:
-    """Returns hooks with those that save at the end.
+    """Returns hooks with the checkpoint savers last.
 
-    A saver saves as soon as there is a session, and what other hooks do then, such as copying
-    masters to slices, has to be done before.
+    A saver saves a checkpoint as soon as a session is created; other hooks, such as copying masters
+    to slices, have to run before.
 
     Args:
       hooks: hooks.
@@ -43,8 +43,8 @@ class NanLossError(tf.train.NanLossDuringTrainingError):
         """Creates a NanLossError.
 
         Args:
-          text: what happened.
-          step: the step of this loss.
+          text: the message.
+          step: the step with this loss.
         """
         super().__init__(text)
         self.text, self.step = text, step
@@ -54,10 +54,10 @@ class NanLossError(tf.train.NanLossDuringTrainingError):
 
 
 class NanLossHook(tf.train.SessionRunHook):
-    """Stops a training whose loss is NaN, and saves its state.
+    """Stops training if the loss is NaN, and saves the variables.
 
-    The variables go to the directory "nan" of the model directory, so that a training that is
-    resumed starts from the last checkpoint before.
+    The variables are saved in the directory "nan" of the model directory, so that training resumes
+    from the last checkpoint before.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class NanLossHook(tf.train.SessionRunHook):
         """Creates a NanLossHook.
 
         Args:
-          loss: a scalar.
-          step: the global step after each step.
-          scaffold: whose saver saves.
+          loss: a scalar tf.Tensor.
+          step: a tf.Tensor, the global step after each step.
+          scaffold: the Scaffold whose saver is used.
           model_dir: the model directory, or None to save nothing.
-          listeners: a function that returns the listeners of the training's savers.
-          fail_on_nan_loss: whether to raise; if not, training ends with a warning.
+          listeners: a function that returns the listeners of the savers of the training.
+          fail_on_nan_loss: whether to raise an error instead of ending training with a warning.
         """
         self._fetches = {"loss": loss, "step": step}
         self._scaffold, self._model_dir, self._listeners = scaffold, model_dir, listeners
@@ -89,7 +89,7 @@ class NanLossHook(tf.train.SessionRunHook):
         """Returns the fetches of a step.
 
         Args:
-          run_context: unused.
+          run_context: ignored.
 
         Returns:
           SessionRunArgs.
@@ -99,11 +99,11 @@ class NanLossHook(tf.train.SessionRunHook):
     def after_run(
         self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
     ) -> None:
-        """Looks at the loss.
+        """Checks the loss.
 
         Args:
-          run_context: of the step.
-          run_values: loss and step.
+          run_context: the context of the step.
+          run_values: the loss and the step.
 
         Raises:
           NanLossDuringTrainingError: the loss is not a number.
@@ -131,19 +131,19 @@ class NanLossHook(tf.train.SessionRunHook):
             listener.before_save(session, step)
         path = os.path.join(self._model_dir, NAN_DIRECTORY, "model.ckpt")
         tf.io.gfile.makedirs(os.path.dirname(path))
-        # Not the training's saver itself, which would count this among its own checkpoints.
+        # The saver of the training itself would count this checkpoint as its own.
         saver = tf.train.Saver(saver_def=self._scaffold.saver.as_saver_def())
         return saver.save(session, path, global_step=step, write_meta_graph=False)
 
 
 class StopAfterBatches(tf.train.SessionRunHook):
-    """Ends an evaluation after some batches, and counts them."""
+    """Counts the batches of an evaluation, and stops it after a given number."""
 
     def __init__(self, batches: Optional[int]) -> None:
         """Creates a StopAfterBatches.
 
         Args:
-          batches: how many, or None until the data end.
+          batches: the number of batches, or None for all.
         """
         self._batches = batches
         self._every = max(1, batches // 10) if batches else None
@@ -152,11 +152,11 @@ class StopAfterBatches(tf.train.SessionRunHook):
     def after_run(
         self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
     ) -> None:
-        """Counts.
+        """Counts the batch.
 
         Args:
-          run_context: of the batch.
-          run_values: unused.
+          run_context: the context of the batch.
+          run_values: ignored.
         """
         self.done += 1
         if self._every and self.done % self._every == 0:
@@ -166,7 +166,7 @@ class StopAfterBatches(tf.train.SessionRunHook):
 
 
 class SummaryWritersHook(tf.train.SessionRunHook):
-    """Opens the writers that tf.compat.v2.summary makes in a graph, and empties them at the end."""
+    """Initializes the writers of tf.compat.v2.summary in a graph, and flushes them at the end."""
 
     COLLECTION = "_SUMMARY_WRITER_V2"
 
@@ -183,16 +183,16 @@ class SummaryWritersHook(tf.train.SessionRunHook):
             ]
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        """Opens them.
+        """Initializes the writers.
 
         Args:
           session: the new session.
-          coord: unused.
+          coord: ignored.
         """
         session.run(self._initializers)
 
     def end(self, session: tf.Session) -> None:
-        """Empties them.
+        """Flushes the writers.
 
         Args:
           session: the session.
@@ -201,24 +201,24 @@ class SummaryWritersHook(tf.train.SessionRunHook):
 
 
 class OtherWriterListener(tf.train.CheckpointSaverListener):
-    """Says once that something else writes checkpoints to the directory of a training."""
+    """Warns once if another program writes checkpoints to the directory of a training."""
 
     def __init__(self, directory: str) -> None:
         """Creates a listener.
 
         Args:
-          directory: where the training writes.
+          directory: the model directory.
         """
         self._directory = directory
-        self._newest: Optional[str] = None  # as this training left it
+        self._newest: Optional[str] = None  # as of the last save of this training
         self._told = False
 
     def before_save(self, session: tf.Session, global_step_value: int) -> None:
-        """Compares the newest checkpoint with that of this training.
+        """Compares the newest checkpoint with the last one of this training.
 
         Args:
-          session: unused.
-          global_step_value: unused.
+          session: ignored.
+          global_step_value: ignored.
         """
         newest = tf.train.latest_checkpoint(self._directory)
         if self._newest and newest and newest != self._newest and not self._told:
@@ -232,10 +232,10 @@ class OtherWriterListener(tf.train.CheckpointSaverListener):
             )
 
     def after_save(self, session: tf.Session, global_step_value: int) -> None:
-        """Remembers the newest checkpoint.
+        """Records the newest checkpoint.
 
         Args:
-          session: unused.
-          global_step_value: unused.
+          session: ignored.
+          global_step_value: ignored.
         """
         self._newest = tf.train.latest_checkpoint(self._directory)

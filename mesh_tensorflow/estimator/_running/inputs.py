@@ -11,28 +11,28 @@ __all__ = ["InitializeIterator", "Inputs", "is_dataset", "make_inputs"]
 
 
 class InitializeIterator(tf.train.SessionRunHook):
-    """Starts a dataset's iterator in each new session."""
+    """Initializes the iterator of a dataset in each new session."""
 
     def __init__(self, initializer: tf.Operation) -> None:
         """Creates an InitializeIterator.
 
         Args:
-          initializer: the iterator's.
+          initializer: the initializer of the iterator.
         """
         self._initializer = initializer
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        """Starts the iterator.
+        """Initializes the iterator.
 
         Args:
           session: the new session.
-          coord: unused.
+          coord: ignored.
         """
         session.run(self._initializer)
 
 
 class Inputs(NamedTuple):
-    """Features and labels as tensors, the hooks that they need, and whether they may end."""
+    """Features and labels as tensors, the hooks they need, and whether the data may end."""
 
     features: Any
     labels: Any
@@ -56,14 +56,14 @@ def make_inputs(returned: object, features_only: bool = False) -> Inputs:
     """Returns the features and labels of a step.
 
     Args:
-      returned: a dataset, (features, labels) or features.
-      features_only: whether to leave out labels.
+      returned: the result of an input function: a dataset, (features, labels) or features.
+      features_only: whether to drop the labels.
 
     Returns:
       Inputs.
 
     Raises:
-      ValueError: there are no features, or a tuple has not two parts.
+      ValueError: there are no features, or a tuple does not have two elements.
     """
     hooks: list[tf.train.SessionRunHook] = []
     may_end = is_dataset(returned)

@@ -1,4 +1,4 @@
-"""A model function with the arguments of its calls, for training, evaluation and prediction."""
+"""Model: the functions and settings of an estimator that its training loops use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Model", "as_spec", "make_global_step", "session_creator"]
 
 
 def make_global_step(graph: tf.Graph) -> tf.Variable:
-    """Returns a new global step, a variable that programs of several processors can assign to.
+    """Creates the global step, a variable to which programs of several processors can assign.
 
     Args:
       graph: the tf graph.
@@ -35,7 +35,7 @@ def make_global_step(graph: tf.Graph) -> tf.Variable:
 
 
 class Model(NamedTuple):
-    """What an estimator lets its loops know."""
+    """The functions and settings of an estimator that its loops use."""
 
     call_model_fn: Callable[[object, object, str], Any]
     call_input_fn: Callable[[Callable[..., Any], str], Any]
@@ -44,7 +44,7 @@ class Model(NamedTuple):
     warm_start_from: Optional[WarmStartSettings] = None
 
     def _device(self) -> str:
-        # Not None, which would undo a device_fn.
+        # None would disable a device_fn.
         return own_device(self.config) or ""
 
     def inputs(
@@ -53,9 +53,9 @@ class Model(NamedTuple):
         """Returns features and labels in the default graph.
 
         Args:
-          input_fn: gives them.
+          input_fn: returns features and labels.
           mode: a ModeKeys value.
-          features_only: whether to leave out labels.
+          features_only: whether to drop the labels.
 
         Returns:
           Inputs.
@@ -64,10 +64,10 @@ class Model(NamedTuple):
             return make_inputs(self.call_input_fn(input_fn, mode), features_only)
 
     def spec(self, inputs: Inputs, mode: str) -> EstimatorSpec:
-        """Returns the EstimatorSpec of the model function for given inputs.
+        """Calls the model function with inputs.
 
         Args:
-          inputs: features and labels.
+          inputs: the features and labels.
           mode: a ModeKeys value.
 
         Returns:
@@ -81,17 +81,17 @@ class Model(NamedTuple):
 
 
 def as_spec(spec: EstimatorSpec, mode: str) -> EstimatorSpec:
-    """Returns the EstimatorSpec that a model function returned, after checking its type.
+    """Checks the result of a model function.
 
     Args:
-      spec: an EstimatorSpec.
-      mode: the mode that it was called for.
+      spec: the result.
+      mode: the mode of the call.
 
     Returns:
       an EstimatorSpec.
 
     Raises:
-      ValueError: it is something else, or of another mode.
+      ValueError: `spec` is not an EstimatorSpec, or has another mode.
     """
     if not hasattr(spec, "training_chief_hooks"):
         raise ValueError(
@@ -112,9 +112,9 @@ def session_creator(
 
     Args:
       model: the model.
-      spec: its EstimatorSpec, in the default graph.
-      checkpoint_path: a checkpoint, or None for the latest.
-      called: the method, for messages.
+      spec: the EstimatorSpec, in the default graph.
+      checkpoint_path: a checkpoint, or None for the latest one.
+      called: the name of the method, for error messages.
 
     Returns:
       a SessionCreator.

@@ -1,4 +1,4 @@
-"""Prediction: outputs for each batch, or for each example of it."""
+"""Prediction: outputs of each batch or of each example."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def run_prediction(
     checkpoint_path: Optional[str],
     yield_single_examples: bool,
 ) -> Iterator[Any]:
-    """Yields predictions until the data end.
+    """Yields predictions until the data ends.
 
     Args:
       model: the model.
-      input_fn: gives features.
+      input_fn: returns features.
       predict_keys: names of predictions, or None for all.
       hooks: hooks.
-      checkpoint_path: a checkpoint, or None for the latest.
-      yield_single_examples: whether to take batches apart.
+      checkpoint_path: a checkpoint, or None for the latest one.
+      yield_single_examples: whether to split batches into examples.
 
     Yields:
       a dict of arrays, or an array if the model's prediction is a tensor.
 
     Raises:
-      ValueError: there is no checkpoint, or a name is not known, or batches cannot be taken apart.
+      ValueError: there is no checkpoint, a name is unknown, or batches cannot be split.
     """
     checkpoint_path = find_checkpoint(model.model_dir, checkpoint_path, "predict")
     graph = tf.Graph()
@@ -57,7 +57,7 @@ def run_prediction(
         )
     with session:
         while not session.should_stop():
-            # Not over a yield: what receives predictions may make graphs of its own.
+            # Not around a yield: the consumer of predictions may create its own graphs.
             with graph.as_default():
                 batch = session.run(predictions)
             if yield_single_examples:

@@ -1,4 +1,4 @@
-"""Traces of single steps."""
+"""ProfileHook: traces of single steps."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["ProfileHook"]
 
 
 class ProfileHook(tf.train.SessionRunHook):
-    """Writes timelines of operations and devices for some of the steps.
+    """Writes timelines of operations and devices for some steps.
 
-    A step's trace is `<output_dir>/trace-<step>.json`, in the format of Chrome: open it at
-    https://ui.perfetto.dev, or in Chrome at chrome://tracing. Steps that are traced are slower.
+    The trace of a step is `<output_dir>/trace-<step>.json`, in the format of Chrome: open it at
+    https://ui.perfetto.dev, or in Chrome at chrome://tracing. Traced steps are slower.
     """
 
     def __init__(
@@ -29,9 +29,9 @@ class ProfileHook(tf.train.SessionRunHook):
         """Creates a ProfileHook.
 
         Args:
-          output_dir: where traces go.
-          every_n_steps: trace the steps whose number is a multiple of it.
-          steps: the numbers of the steps to trace; the first step from a new model is 1.
+          output_dir: the directory of the traces.
+          every_n_steps: trace steps whose number is a multiple of this.
+          steps: the numbers of the steps to trace; the first step of a new model is 1.
           show_memory: whether to trace allocations as well.
 
         Raises:
@@ -52,15 +52,15 @@ class ProfileHook(tf.train.SessionRunHook):
         self._step = 0
 
     def begin(self) -> None:
-        """Makes the directory."""
+        """Creates the directory."""
         tf.io.gfile.makedirs(self._output_dir)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        """Sees where training stands.
+        """Reads the global step.
 
         Args:
           session: the new session.
-          coord: unused.
+          coord: ignored.
         """
         global_step = tf.train.get_global_step(session.graph)
         self._step = 0 if global_step is None else int(session.run(global_step))
@@ -74,10 +74,10 @@ class ProfileHook(tf.train.SessionRunHook):
     def before_run(
         self, run_context: tf.train.SessionRunContext
     ) -> Optional[tf.train.SessionRunArgs]:
-        """Asks for a trace, if this step is to have one.
+        """Requests a trace, if this step is to be traced.
 
         Args:
-          run_context: unused.
+          run_context: ignored.
 
         Returns:
           SessionRunArgs.
@@ -94,8 +94,8 @@ class ProfileHook(tf.train.SessionRunHook):
         """Writes the trace.
 
         Args:
-          run_context: unused.
-          run_values: with the trace.
+          run_context: ignored.
+          run_values: the results of the step, with the trace.
         """
         if not self._is_chosen():
             return

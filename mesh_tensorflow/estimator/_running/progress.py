@@ -1,4 +1,4 @@
-"""What a training says while it runs: one live line in a terminal, log lines elsewhere."""
+"""ProgressHook: reports progress as one live line in a terminal, or as log lines."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import tensorflow.compat.v1 as tf
 __all__ = ["ProgressHook"]
 
 _REFRESH_SECS = 0.25
-_SMOOTHING = 0.8  # of steps/s from one log line or refresh to the next
+_SMOOTHING = 0.8  # of steps/s between reports
 _CLEAR = "\r\x1b[K"
 
 
 class _ClearLine(logging.Filter):
-    """Clears the live line before each log message, which goes to the same terminal."""
+    """Clears the live line before each log message on the same terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class _ClearLine(logging.Filter):
 
 
 class ProgressHook(tf.train.SessionRunHook):
-    """Reports step, steps/s, loss and the time that is left."""
+    """Reports the step, steps/s, the loss and the remaining time."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class ProgressHook(tf.train.SessionRunHook):
         """Creates a ProgressHook.
 
         Args:
-          loss: a scalar.
-          step: the global step after each step.
-          every_n_steps: steps from one log line to the next; None for no reports at all.
-          last_step: where training ends, or None if it is not known.
-          stream: where a live line goes if it is a terminal; standard error by default.
+          loss: a scalar tf.Tensor.
+          step: a tf.Tensor, the global step after each step.
+          every_n_steps: steps between log lines; None for no reports at all.
+          last_step: the last step of the training, or None if it is unknown.
+          stream: the stream of the live line, if it is a terminal; standard error by default.
         """
         self._fetches = {"loss": loss, "step": step}
         self._every = every_n_steps
@@ -56,7 +56,7 @@ class ProgressHook(tf.train.SessionRunHook):
         self._live = bool(every_n_steps) and self._stream.isatty()
         self._filter = _ClearLine(self._stream)
         self._rate: Optional[float] = None
-        self._since: Optional[tuple[float, int]] = None  # the last report's time and step
+        self._since: Optional[tuple[float, int]] = None  # time and step of the last report
         self._first: Optional[int] = None
 
     def begin(self) -> None:
@@ -70,7 +70,7 @@ class ProgressHook(tf.train.SessionRunHook):
         """Returns the fetches of a step.
 
         Args:
-          run_context: unused.
+          run_context: ignored.
 
         Returns:
           SessionRunArgs.
@@ -80,11 +80,11 @@ class ProgressHook(tf.train.SessionRunHook):
     def after_run(
         self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
     ) -> None:
-        """Reports, if it is time to.
+        """Reports progress if a report is due.
 
         Args:
-          run_context: unused.
-          run_values: loss and step.
+          run_context: ignored.
+          run_values: the loss and the step.
         """
         if not self._every:
             return
@@ -110,12 +110,12 @@ class ProgressHook(tf.train.SessionRunHook):
         """Ends the live line.
 
         Args:
-          session: unused.
+          session: ignored.
         """
         self.close()
 
     def close(self) -> None:
-        """Ends the live line, also when training failed."""
+        """Ends the live line; also called when training failed."""
         if self._live:
             tf.get_logger().removeFilter(self._filter)
             self._stream.write("\n")

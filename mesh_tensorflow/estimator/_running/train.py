@@ -1,4 +1,4 @@
-"""Training: a monitored session that runs the training operation until it is told to stop."""
+"""Training: runs the training operation in a monitored session until a stop is requested."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ __all__ = ["Request", "device_fn", "run_training"]
 
 
 class Request(NamedTuple):
-    """What a call of `Estimator.train` asks for."""
+    """The settings of a call of `Estimator.train`."""
 
     hooks: tuple[tf.train.SessionRunHook, ...]
     saving_listeners: tuple[tf.train.CheckpointSaverListener, ...]
     steps: Optional[int]
     max_steps: Optional[int]
-    last_step: Optional[int]  # where it will end, for the reports
+    last_step: Optional[int]  # the last step, for progress reports
     warm_start_from: Optional[WarmStartSettings]
 
 
 class _Step(NamedTuple):
-    """What is run in each step."""
+    """The fetches of each step."""
 
     train_op: Union[tf.Operation, tf.Tensor]
     loss: tf.Tensor
@@ -52,19 +52,19 @@ class _Step(NamedTuple):
 
 
 def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -> Optional[float]:
-    """Trains.
+    """Trains a model.
 
     Args:
       model: the model.
-      input_fn: gives features and labels.
-      request: how long, and with what hooks.
+      input_fn: returns features and labels.
+      request: the steps and hooks.
 
     Returns:
       the loss of the last step; None if there was no step.
 
     Raises:
-      SystemExit: SIGTERM came.
-      KeyboardInterrupt: SIGINT came.
+      SystemExit: SIGTERM was received.
+      KeyboardInterrupt: SIGINT was received.
     """
     config = model.config
     with tf.Graph().as_default() as graph, StopSignals() as signals, tf.device(device_fn(config)):
@@ -98,8 +98,8 @@ def device_fn(config: RunConfig) -> Optional[Callable[[tf.Operation], str]]:
       config: a RunConfig.
 
     Returns:
-      its `device_fn`; a function that puts variables on parameter servers, if there are any; or
-      None.
+      the `device_fn` of the RunConfig; a device function that places variables on parameter
+      servers, if there are any; or None.
     """
     if config.device_fn is not None or not config.num_ps_replicas or in_cluster():
         return config.device_fn
@@ -121,7 +121,7 @@ def _step(spec: EstimatorSpec, global_step: tf.Variable) -> _Step:
 
 
 def _add_saver(spec: EstimatorSpec, config: RunConfig) -> None:
-    """Puts a saver where a Scaffold looks for it, unless the model function made one."""
+    """Adds a saver for the Scaffold, unless the model function created one."""
     if spec.scaffold.saver is None and not tf.get_collection(tf.GraphKeys.SAVERS):
         tf.add_to_collection(
             tf.GraphKeys.SAVERS,
@@ -136,16 +136,16 @@ def _add_saver(spec: EstimatorSpec, config: RunConfig) -> None:
 
 
 def _check_checkpoint(spec: EstimatorSpec, model_dir: str) -> None:
-    """Raises an error if the model directory has a checkpoint that is not of this model.
+    """Checks that a checkpoint in the model directory fits the model.
 
     Raises:
-      CheckpointError: it is damaged, or variables are missing in it or have other shapes.
+      CheckpointError: it is damaged, or variables are missing or have other shapes.
     """
     path = tf.train.latest_checkpoint(model_dir)
     savers = [spec.scaffold.saver] if spec.scaffold.saver else []
     savers += tf.get_collection(tf.GraphKeys.SAVERS)
     if path and savers and not isinstance(savers[0], Saver):
-        # TensorFlow has no public way to ask a saver for its variables.
+        # TensorFlow has no public way to get the variables of a saver.
         wanted = getattr(savers[0], "_var_list", None)
         check_checkpoint(path, tf.global_variables() if wanted is None else wanted)
 
@@ -186,9 +186,9 @@ def _hooks(
 
 
 def _fails_on_nan(hooks: Sequence[tf.train.SessionRunHook]) -> bool:
-    """Whether a NaN raises: not if the user has a hook that says so."""
+    """Whether a NaN loss raises an error: not if a NanTensorHook of the user disables it."""
     given = [h for h in hooks if isinstance(h, tf.train.NanTensorHook)]
-    # TensorFlow has no public way to ask for it.
+    # TensorFlow has no public way to get this setting.
     return all(getattr(h, "_fail_on_nan_loss", True) for h in given)
 
 
@@ -208,7 +208,7 @@ def _default_savers(model: Model, spec: EstimatorSpec) -> list[Any]:
 
 
 def _listeners(savers: Sequence[tf.train.CheckpointSaverHook]) -> list[Any]:
-    # TensorFlow has no public way to ask a CheckpointSaverHook for its listeners, nor to add any.
+    # TensorFlow has no public way to get or add listeners of a CheckpointSaverHook.
     return list(itertools.chain.from_iterable(saver._listeners for saver in savers))
 
 
@@ -221,7 +221,7 @@ def _add_listeners(
             "train: there are saving_listeners, but nothing is saved: set save_checkpoints_steps "
             "or save_checkpoints_secs of the RunConfig"
         )
-    # After those of the model function, which may fetch the values that are saved.
+    # After the listeners of the model function, which may fetch the values to save.
     savers[0]._listeners.extend(listeners)
 
 
@@ -235,9 +235,9 @@ def _loop(
     config = model.config
     loss: Any = None
     number: Any = None
-    # All hooks by `hooks`, which keeps their order: those of the chief alone would come first.
+    # All hooks in `hooks`, to keep their order: chief-only hooks would come first.
     with _session(model, spec, step, hooks) as session:
-        # Left in the ordinary way after a signal, so that hooks end and save.
+        # After a signal, the session closes normally, so that hooks end and save.
         while not session.should_stop() and signals.received is None:
             _, loss, number = session.run(step)
     if config.is_chief:
@@ -277,7 +277,7 @@ def _chief_session(
 ) -> tf.train.MonitoredSession:
     """Returns a MonitoredSession that never waits for lost processes.
 
-    Its hooks count steps rightly however the model function orders its operations.
+    Its hooks count steps correctly in any order of the operations of the model function.
     """
     config = model.config
     more: list[Any] = []
@@ -294,7 +294,7 @@ def _chief_session(
 
 
 class _StepCounter(tf.train.StepCounterHook):
-    """Counts by the step after each step: a read of the variable may come before or after."""
+    """Counts by the global step after each step: the variable may be read before or after."""
 
     def __init__(self, step: _Step, every_n_steps: int, output_dir: str) -> None:
         super().__init__(every_n_steps, output_dir=output_dir)
@@ -307,7 +307,7 @@ class _StepCounter(tf.train.StepCounterHook):
 
 
 class _SummarySaver(tf.train.SummarySaverHook):
-    """Saves by the step after each step, for the same reason."""
+    """Saves by the global step after each step, for the same reason."""
 
     def __init__(self, step: _Step, save_steps: int, **kwargs: object) -> None:
         super().__init__(save_steps, **kwargs)

@@ -1,1 +1,1 @@
-"""Exported models: their inputs, outputs, and when to export."""
+"""Exported models: inputs, outputs and exporters."""

@@ -1,4 +1,4 @@
-"""Writing a SavedModel."""
+"""Writes SavedModels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["export_all"]
 
-# By mode: the tag of its graph, which of them comes first, and hooks of the spec.
+# By mode: the tag of the graph, and the fields of the spec with hooks.
 _TAGS = {
     ModeKeys.TRAIN: "train",
     ModeKeys.EVAL: "eval",
@@ -50,18 +50,18 @@ def export_all(
 
     Args:
       model: the model.
-      export_dir_base: a directory, in which a new one is made.
-      receiver_fns: by mode, a function that returns a receiver.
-      assets_extra: files to add, by their paths in "assets.extra".
-      as_text: whether to write text instead of binary.
-      checkpoint_path: a checkpoint, or None for the latest.
-      strip_default_attrs: whether to leave out what is the default.
+      export_dir_base: a directory, in which a new subdirectory is created.
+      receiver_fns: functions that return a receiver, by mode.
+      assets_extra: files to add, by their paths within "assets.extra".
+      as_text: whether to write text instead of binary protobufs.
+      checkpoint_path: a checkpoint, or None for the latest one.
+      strip_default_attrs: whether to omit attributes with default values.
 
     Returns:
       the new directory, as bytes.
 
     Raises:
-      ValueError: there is no checkpoint, a mode is not known, or no signature suits.
+      ValueError: there is no checkpoint, a mode is unknown, or no signature fits.
     """
     _check(receiver_fns)
     path = find_checkpoint(model.model_dir, checkpoint_path, "export_saved_model")
@@ -178,7 +178,8 @@ def _add_graph(
 def _main_op(spec: EstimatorSpec, mode: str) -> tf.Operation:
     """Returns the operation that a loader runs after restoring the variables.
 
-    Hooks are not exported. What MtfRestoreHook does is done here, as slices are not in a file.
+    Hooks are not exported. This operation copies masters to slices as MtfRestoreHook does, since
+    files do not have slices.
     """
     operation = spec.scaffold.local_init_op
     if operation is None:

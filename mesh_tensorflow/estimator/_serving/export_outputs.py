@@ -1,4 +1,4 @@
-"""What an exported model gives, by the kinds of signatures that servers know."""
+"""Outputs of exported models, by kind of signature."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ __all__ = [
 
 
 class ExportOutput(abc.ABC):
-    """One signature of an exported model, but for its inputs."""
+    """The outputs of one signature of an exported model."""
 
     @abc.abstractmethod
     def as_signature_def(self, receiver_tensors: Mapping[str, tf.Tensor]) -> Any:
         """Returns the signature.
 
         Args:
-          receiver_tensors: the inputs, by name.
+          receiver_tensors: the input tensors by name.
 
         Returns:
           a SignatureDef.
 
         Raises:
-          ValueError: the inputs do not suit this kind of signature.
+          ValueError: the inputs do not fit this kind of signature.
         """
 
 
@@ -50,7 +50,7 @@ def _one_string_input(receiver_tensors: Mapping[str, tf.Tensor], kind: str) -> t
 
 
 class ClassificationOutput(ExportOutput):
-    """Scores, classes, or both."""
+    """The outputs of a classification: scores, classes, or both."""
 
     def __init__(
         self, scores: Optional[tf.Tensor] = None, classes: Optional[tf.Tensor] = None
@@ -89,7 +89,7 @@ class ClassificationOutput(ExportOutput):
         """Returns a classification signature.
 
         Args:
-          receiver_tensors: one string tensor, by name.
+          receiver_tensors: a dict with one string tensor.
 
         Returns:
           a SignatureDef.
@@ -104,7 +104,7 @@ class ClassificationOutput(ExportOutput):
 
 
 class RegressionOutput(ExportOutput):
-    """One value for each example."""
+    """The output of a regression: one value for each example."""
 
     def __init__(self, value: tf.Tensor) -> None:
         """Creates a RegressionOutput.
@@ -113,7 +113,7 @@ class RegressionOutput(ExportOutput):
           value: floats [batch] or [batch, 1].
 
         Raises:
-          ValueError: they are not floats.
+          ValueError: `value` is not floating.
         """
         if not (tf.is_tensor(value) and value.dtype.is_floating):
             raise ValueError(f"RegressionOutput: value should be floats, but is {value!r}")
@@ -128,7 +128,7 @@ class RegressionOutput(ExportOutput):
         """Returns a regression signature.
 
         Args:
-          receiver_tensors: one string tensor, by name.
+          receiver_tensors: a dict with one string tensor.
 
         Returns:
           a SignatureDef.
@@ -147,16 +147,16 @@ def _as_dict(
 
 
 class PredictOutput(ExportOutput):
-    """Any tensors, by name."""
+    """The outputs of a prediction: any tensors by name."""
 
     def __init__(self, outputs: Union[tf.Tensor, Mapping[str, tf.Tensor]]) -> None:
         """Creates a PredictOutput.
 
         Args:
-          outputs: a tensor, which is called "output", or a dict of tensors.
+          outputs: a dict of tensors; a single tensor is named "output".
 
         Raises:
-          ValueError: a name is not a string, or a value not a tensor.
+          ValueError: a name is not a string, or a value is not a tensor.
         """
         self._outputs = _as_dict(outputs, "output")
         for name, value in self._outputs.items():
@@ -167,14 +167,14 @@ class PredictOutput(ExportOutput):
 
     @property
     def outputs(self) -> dict[str, tf.Tensor]:
-        """The tensors, by name."""
+        """The tensors by name."""
         return self._outputs
 
     def as_signature_def(self, receiver_tensors: Mapping[str, tf.Tensor]) -> Any:
         """Returns a prediction signature.
 
         Args:
-          receiver_tensors: the inputs, by name.
+          receiver_tensors: the input tensors by name.
 
         Returns:
           a SignatureDef.
@@ -191,7 +191,7 @@ _METHODS = {
 
 
 class EvalOutput(ExportOutput):
-    """Loss, predictions and metrics of a model that is exported for evaluation or training."""
+    """The loss, predictions and metrics of a model that is exported for evaluation or training."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class EvalOutput(ExportOutput):
         """Returns the signature, with outputs "loss", "predictions/…" and "metrics/…".
 
         Args:
-          receiver_tensors: the inputs, by name.
+          receiver_tensors: the input tensors by name.
 
         Returns:
           a SignatureDef.
@@ -241,10 +241,10 @@ def complete_export_outputs(
     predictions: Union[tf.Tensor, Mapping[str, tf.Tensor]],
     mode: str,
 ) -> Optional[dict[str, Any]]:
-    """Returns export outputs with the default signature among them.
+    """Returns export outputs, with a default signature.
 
     Args:
-      given: what the model function gave, or None for all predictions.
+      given: the export outputs of the model function, or None to export all predictions.
       predictions: the predictions.
       mode: the mode.
 
@@ -252,8 +252,8 @@ def complete_export_outputs(
       a dict, or None in modes other than prediction.
 
     Raises:
-      TypeError: they are not a dict of ExportOutputs.
-      ValueError: there are several, and none is the default.
+      TypeError: `given` is not a dict of ExportOutputs.
+      ValueError: there are several outputs, and none is the default.
     """
     if mode != ModeKeys.PREDICT:
         return None if given is None else dict(given)

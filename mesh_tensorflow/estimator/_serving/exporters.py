@@ -1,4 +1,4 @@
-"""Exporters: what to export after an evaluation."""
+"""Exporters: export models after evaluations."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["BestExporter", "Exporter", "FinalExporter", "LatestExporter"]
 
 
 class Exporter(abc.ABC):
-    """Exports a model in the course of `train_and_evaluate`."""
+    """Exports a model during `train_and_evaluate`."""
 
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """The name of its directory."""
+        """The name of the export directory."""
 
     @abc.abstractmethod
     def export(
@@ -32,13 +32,13 @@ class Exporter(abc.ABC):
         eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> Optional[bytes]:
-        """Exports, if it is to be done after this evaluation.
+        """Exports the model, if this evaluation calls for it.
 
         Args:
           estimator: an Estimator.
-          export_path: directory for exports.
-          checkpoint_path: what was evaluated.
-          eval_result: the metrics.
+          export_path: the directory of exports.
+          checkpoint_path: the checkpoint that was evaluated.
+          eval_result: the metrics by name.
           is_the_final_export: whether training has ended.
 
         Returns:
@@ -77,7 +77,7 @@ class _SavedModelExporter(Exporter):
 
     @property
     def name(self) -> str:
-        """The name of its directory."""
+        """The name of the export directory."""
         return self._name
 
     def _save(self, estimator: Estimator, export_path: str, checkpoint_path: str) -> bytes:
@@ -101,7 +101,7 @@ class _SavedModelExporter(Exporter):
 
 
 class LatestExporter(_SavedModelExporter):
-    """Exports after each evaluation, and keeps the last few."""
+    """Exports after each evaluation, and keeps the latest exports."""
 
     def __init__(
         self,
@@ -114,14 +114,14 @@ class LatestExporter(_SavedModelExporter):
         """Creates a LatestExporter.
 
         Args:
-          name: the name of its directory.
+          name: the name of the export directory.
           serving_input_receiver_fn: returns a ServingInputReceiver.
-          assets_extra: files to add, by their paths in "assets.extra".
-          as_text: whether to write text instead of binary.
-          exports_to_keep: how many exports to keep, or None for all.
+          assets_extra: files to add, by their paths within "assets.extra".
+          as_text: whether to write text instead of binary protobufs.
+          exports_to_keep: the number of exports to keep, or None for all.
 
         Raises:
-          ValueError: the name is empty, or `exports_to_keep` not positive.
+          ValueError: the name is empty, or `exports_to_keep` is not positive.
         """
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
 
@@ -133,13 +133,13 @@ class LatestExporter(_SavedModelExporter):
         eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> Optional[bytes]:
-        """Exports.
+        """Exports the model.
 
         Args:
           estimator: an Estimator.
-          export_path: directory for exports.
-          checkpoint_path: what was evaluated.
-          eval_result: the metrics.
+          export_path: the directory of exports.
+          checkpoint_path: the checkpoint that was evaluated.
+          eval_result: the metrics by name.
           is_the_final_export: whether training has ended.
 
         Returns:
@@ -161,10 +161,10 @@ class FinalExporter(_SavedModelExporter):
         """Creates a FinalExporter.
 
         Args:
-          name: the name of its directory.
+          name: the name of the export directory.
           serving_input_receiver_fn: returns a ServingInputReceiver.
-          assets_extra: files to add, by their paths in "assets.extra".
-          as_text: whether to write text instead of binary.
+          assets_extra: files to add, by their paths within "assets.extra".
+          as_text: whether to write text instead of binary protobufs.
 
         Raises:
           ValueError: the name is empty.
@@ -179,17 +179,17 @@ class FinalExporter(_SavedModelExporter):
         eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> Optional[bytes]:
-        """Exports at the end.
+        """Exports the model if training has ended.
 
         Args:
           estimator: an Estimator.
-          export_path: directory for exports.
-          checkpoint_path: what was evaluated.
-          eval_result: the metrics.
+          export_path: the directory of exports.
+          checkpoint_path: the checkpoint that was evaluated.
+          eval_result: the metrics by name.
           is_the_final_export: whether training has ended.
 
         Returns:
-          the new directory, or None before the end.
+          the new directory, or None before the end of training.
         """
         if not is_the_final_export:
             return None
@@ -209,7 +209,7 @@ def _loss_smaller(
 
 
 class BestExporter(_SavedModelExporter):
-    """Exports whenever an evaluation is better than all before, also those of earlier runs."""
+    """Exports when an evaluation is better than all before, including those of earlier runs."""
 
     def __init__(
         self,
@@ -224,19 +224,19 @@ class BestExporter(_SavedModelExporter):
         """Creates a BestExporter.
 
         Args:
-          name: the name of its directory.
+          name: the name of the export directory.
           serving_input_receiver_fn: returns a ServingInputReceiver.
-          event_file_pattern: where, in the model directory, the evaluations of earlier runs are;
-            None to forget them.
-          compare_fn: a function of `best_eval_result` and `current_eval_result`, whether the
-            latter is better; by default, whether its loss is smaller.
-          assets_extra: files to add, by their paths in "assets.extra".
-          as_text: whether to write text instead of binary.
-          exports_to_keep: how many exports to keep, or None for all.
+          event_file_pattern: a file pattern, within the model directory, of the evaluations of
+            earlier runs; None to ignore them.
+          compare_fn: a function of `best_eval_result` and `current_eval_result` that returns
+            whether the current one is better; by default, whether its loss is smaller.
+          assets_extra: files to add, by their paths within "assets.extra".
+          as_text: whether to write text instead of binary protobufs.
+          exports_to_keep: the number of exports to keep, or None for all.
 
         Raises:
           TypeError: a function is not callable.
-          ValueError: the name is empty, or `exports_to_keep` not positive.
+          ValueError: the name is empty, or `exports_to_keep` is not positive.
         """
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
         if not callable(compare_fn):
@@ -254,19 +254,19 @@ class BestExporter(_SavedModelExporter):
         eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> Optional[bytes]:
-        """Exports if this evaluation is the best.
+        """Exports the model if this evaluation is the best.
 
         Args:
           estimator: an Estimator.
-          export_path: directory for exports.
-          checkpoint_path: what was evaluated.
-          eval_result: the metrics.
+          export_path: the directory of exports.
+          checkpoint_path: the checkpoint that was evaluated.
+          eval_result: the metrics by name.
           is_the_final_export: whether training has ended.
 
         Returns:
-          the new directory, or None if another is as good.
+          the new directory, or None if a previous evaluation is as good.
         """
-        # Event files hold this evaluation too; it is not compared with itself.
+        # Event files contain this evaluation too; it must not be compared with itself.
         if not self._has_looked and self._pattern and tf.io.gfile.exists(export_path):
             self._best = self._best_before(estimator, int(eval_result["global_step"]))
         self._has_looked = True

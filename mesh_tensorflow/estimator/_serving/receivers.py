@@ -1,4 +1,4 @@
-"""What an exported model takes: from placeholders to features."""
+"""Inputs of exported models: from placeholders to features."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _ReceiverFields(NamedTuple):
 
 
 class ServingInputReceiver(_ReceiverFields):
-    """Features by name, and the placeholders that they come from."""
+    """Features by name, and the placeholders from which they are computed."""
 
     def __new__(
         cls,
@@ -40,16 +40,16 @@ class ServingInputReceiver(_ReceiverFields):
         """Creates an instance.
 
         Args:
-          features: a dict of tensors; a single tensor is called "feature".
-          receiver_tensors: a dict of what is fed; a single tensor is called "input".
-          receiver_tensors_alternatives: by name, other such dicts: places further on in the graph
-            where values may be fed instead.
+          features: a dict of tensors; a single tensor is named "feature".
+          receiver_tensors: a dict of tensors to feed; a single tensor is named "input".
+          receiver_tensors_alternatives: by name, other dicts of tensors that can be fed instead,
+            at later places in the graph.
 
         Returns:
           a ServingInputReceiver.
 
         Raises:
-          ValueError: a name is not a string, or a value not a tensor.
+          ValueError: a name is not a string, or a value is not a tensor.
         """
         return super().__new__(
             cls,
@@ -60,7 +60,7 @@ class ServingInputReceiver(_ReceiverFields):
 
 
 class TensorServingInputReceiver(_ReceiverFields):
-    """As ServingInputReceiver, for a model function whose features are one tensor."""
+    """A ServingInputReceiver for model functions whose features are one tensor."""
 
     def __new__(
         cls,
@@ -72,14 +72,14 @@ class TensorServingInputReceiver(_ReceiverFields):
 
         Args:
           features: a tensor.
-          receiver_tensors: a dict of what is fed; a single tensor is called "input".
-          receiver_tensors_alternatives: by name, other such dicts.
+          receiver_tensors: a dict of tensors to feed; a single tensor is named "input".
+          receiver_tensors_alternatives: by name, other dicts of tensors that can be fed instead.
 
         Returns:
           a TensorServingInputReceiver.
 
         Raises:
-          ValueError: the features are not one tensor.
+          ValueError: `features` is not one tensor.
         """
         if isinstance(features, Mapping):
             raise ValueError(
@@ -96,7 +96,7 @@ class TensorServingInputReceiver(_ReceiverFields):
 
 
 class SupervisedInputReceiver(NamedTuple):
-    """Features and labels by name, and the placeholders that they come from."""
+    """Features and labels by name, and the placeholders from which they are computed."""
 
     features: Any
     labels: Any
@@ -136,11 +136,11 @@ def _checked_alternatives(
 def build_parsing_serving_input_receiver_fn(
     feature_spec: Mapping[str, Any], default_batch_size: Optional[int] = None
 ) -> Callable[[], ServingInputReceiver]:
-    """Returns a function for models that are fed serialized tf.train.Examples.
+    """Returns a serving input receiver function for serialized tf.train.Examples.
 
     Args:
-      feature_spec: as for tf.io.parse_example.
-      default_batch_size: the batch's size, or None for any.
+      feature_spec: features by name, as for tf.io.parse_example.
+      default_batch_size: the batch size, or None for any.
 
     Returns:
       a function that returns a ServingInputReceiver.
@@ -168,18 +168,18 @@ def _placeholders(tensors: Mapping[str, Any], batch_size: Optional[int]) -> dict
 def build_raw_serving_input_receiver_fn(
     features: Mapping[str, Any], default_batch_size: Optional[int] = None
 ) -> Callable[[], ServingInputReceiver]:
-    """Returns a function for models that are fed features as they are.
+    """Returns a serving input receiver function for features that are fed directly.
 
     Args:
-      features: by name, tensors whose shapes and dtypes the placeholders get.
-      default_batch_size: the batch's size, or None for any.
+      features: tensors by name, with the shapes and dtypes of the placeholders.
+      default_batch_size: the batch size, or None for any.
 
     Returns:
       a function that returns a ServingInputReceiver.
     """
 
     def serving_input_receiver_fn() -> ServingInputReceiver:
-        """Makes a placeholder for each feature."""
+        """Creates a placeholder for each feature."""
         made = _placeholders(features, default_batch_size)
         return ServingInputReceiver(made, made)
 
@@ -191,12 +191,12 @@ def build_raw_supervised_input_receiver_fn(
     labels: Union[tf.Tensor, Mapping[str, tf.Tensor]],
     default_batch_size: Optional[int] = None,
 ) -> Callable[[], SupervisedInputReceiver]:
-    """Returns a function for models that are exported for evaluation or training.
+    """Returns an input receiver function for models exported for evaluation or training.
 
     Args:
-      features: by name, tensors whose shapes and dtypes the placeholders get; or one tensor.
-      labels: likewise.
-      default_batch_size: the batch's size, or None for any.
+      features: tensors by name, with the shapes and dtypes of the placeholders; or one tensor.
+      labels: labels in the same form.
+      default_batch_size: the batch size, or None for any.
 
     Returns:
       a function that returns a SupervisedInputReceiver.
@@ -213,7 +213,7 @@ def build_raw_supervised_input_receiver_fn(
         raise ValueError(f"features and labels are both called {', '.join(both)}: rename them")
 
     def supervised_input_receiver_fn() -> SupervisedInputReceiver:
-        """Makes a placeholder for each feature and each label."""
+        """Creates a placeholder for each feature and each label."""
         made = [_placeholders(x, default_batch_size) for x in by_name]
         given = [
             x if isinstance(original, Mapping) else next(iter(x.values()))

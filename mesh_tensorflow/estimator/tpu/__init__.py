@@ -1,4 +1,4 @@
-"""The forms of TPUEstimator, for programs written with them, on CPUs and GPUs."""
+"""TPUEstimator and its configuration, on CPUs and GPUs, for programs written for them."""
 
 import sys as _sys
 
@@ -9,7 +9,7 @@ from mesh_tensorflow.estimator.tpu._estimator import TPUEstimator as TPUEstimato
 from mesh_tensorflow.estimator.tpu._replicated import ReplicaContext as TPUContext  # noqa: F401
 from mesh_tensorflow.estimator.tpu._spec import TPUEstimatorSpec as TPUEstimatorSpec
 
-# How modules of tf.estimator, for which this package stands, called one another.
+# Names that modules of tf.estimator, which this package replaces, had for one another.
 _OTHER_NAMES = {
     **dict.fromkeys(
         ["estimator_lib", "model_fn_lib", "run_config_lib", "util_lib"],

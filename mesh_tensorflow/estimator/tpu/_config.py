@@ -1,4 +1,4 @@
-"""RunConfig with the settings of TPUs."""
+"""RunConfig and TPUConfig: how a TPUEstimator runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CORES_PER_REPLICA = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class InputPipelineConfig:
-    """How the input function feeds several TPU cores."""
+    """The values of `per_host_input_for_training`: how the input function feeds TPU cores."""
 
     PER_SHARD_V1 = 1
     PER_HOST_V1 = 2
@@ -41,7 +41,7 @@ class _TPUConfigFields(NamedTuple):
 
 
 class TPUConfig(_TPUConfigFields):
-    """What a TPU would need to know; without one, only how often the host call is made."""
+    """Settings of a TPU; on CPUs and GPUs, `num_shards` and the host call interval apply."""
 
     def __new__(
         cls,
@@ -60,24 +60,23 @@ class TPUConfig(_TPUConfigFields):
         """Creates an instance.
 
         Args:
-          iterations_per_loop: steps from one return to the host to the next; a number, or a time
-            such as "60m".
+          iterations_per_loop: steps between returns to the host; a number, or a time such as "60m".
           num_shards: the number of model replicas.
-          num_cores_per_replica: cores of a replica.
+          num_cores_per_replica: the number of cores of a replica.
           per_host_input_for_training: an InputPipelineConfig value, or a bool.
-          tpu_job_name: name of the job with the TPU.
-          initial_infeed_sleep_secs: how long feeding waits at first.
-          input_partition_dims: how inputs are cut for the cores of a replica.
+          tpu_job_name: the name of the job with the TPU.
+          initial_infeed_sleep_secs: the initial delay of the infeed.
+          input_partition_dims: how inputs are split over the cores of a replica.
           eval_training_input_configuration: an InputPipelineConfig value.
-          experimental_host_call_every_n_steps: steps from one host call to the next.
-          experimental_allow_per_host_v2_parallel_get_next: unused.
-          experimental_feed_hook: unused.
+          experimental_host_call_every_n_steps: steps between host calls.
+          experimental_allow_per_host_v2_parallel_get_next: ignored.
+          experimental_feed_hook: ignored.
 
         Returns:
           a TPUConfig.
 
         Raises:
-          ValueError: a number makes no sense.
+          ValueError: an argument is invalid.
         """
         if isinstance(iterations_per_loop, str):
             valid = re.fullmatch(r"[1-9]\d*[smh]", iterations_per_loop) is not None
@@ -137,15 +136,15 @@ class RunConfig(_RunConfig):
 
         Args:
           tpu_config: a TPUConfig.
-          evaluation_master: the session's target in evaluation and prediction; `master` by
+          evaluation_master: the target of the session in evaluation and prediction; `master` by
             default.
-          master: the session's target in training; "" for this process.
-          cluster: a ClusterResolver, which knows the master.
-          **kwargs: as for `estimator.RunConfig`.
+          master: the target of the session in training; "" for this process.
+          cluster: a ClusterResolver, which provides the master.
+          **kwargs: arguments of `estimator.RunConfig`.
 
         Raises:
-          TypeError: `tpu_config` is not a TPUConfig, or an argument is not known.
-          ValueError: `cluster` and `master` are both given, or an argument makes no sense.
+          TypeError: `tpu_config` is not a TPUConfig, or an argument is unknown.
+          ValueError: `cluster` and `master` are both given, or an argument is invalid.
         """
         super().__init__(**kwargs)
         if tpu_config is not None and not isinstance(tpu_config, TPUConfig):
@@ -177,7 +176,7 @@ class RunConfig(_RunConfig):
 
     @property
     def effective_session_config(self) -> tf.ConfigProto:
-        """`session_config`, or one with a logical CPU for each processor of the TPUConfig."""
+        """`session_config`, or the default with a logical CPU for each processor."""
         config = super().effective_session_config
         if self.session_config is None and shards_of_process(self):
             config.device_count["CPU"] = shards_of_process(self)

@@ -1,4 +1,4 @@
-"""TPUEstimator: an Estimator that tells its functions the size of a batch."""
+"""TPUEstimator: an Estimator that passes the batch size to its functions."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ _RESERVED = (_BATCH_SIZE, "context")
 
 
 class TPUEstimator(Estimator):
-    """An Estimator whose functions find the batch's size in `params["batch_size"]`.
+    """An Estimator whose functions get the batch size as `params["batch_size"]`.
 
-    It runs on CPUs and GPUs. With `use_tpu=True` and `TPUConfig(num_shards=...)` the model function
-    is one program that as many of them run, as cores of a TPU would: its mesh is a SimdMeshImpl.
+    It runs on CPUs and GPUs. With `use_tpu=True` and `TPUConfig(num_shards=N)`, the model function
+    is one program that N devices run, as the cores of a TPU would: its mesh implementation is a
+    SimdMeshImpl.
     """
 
     def __init__(
@@ -61,29 +62,29 @@ class TPUEstimator(Estimator):
         """Creates a TPUEstimator.
 
         Args:
-          model_fn: a function of `features` and, as it needs them, `labels`, `mode`, `params` and
-            `config`, which returns a TPUEstimatorSpec or an EstimatorSpec.
-          model_dir: directory of checkpoints and summaries; that of `config` by default.
+          model_fn: a function that returns a TPUEstimatorSpec or an EstimatorSpec. It takes
+            `features` and optionally `labels`, `mode`, `params` and `config`.
+          model_dir: the directory of checkpoints and summaries; that of `config` by default.
           config: a tpu.RunConfig.
-          params: a dict, or an object with `set_hparam`; passed to both functions, as a copy, with
-            `batch_size` and `use_tpu` besides.
-          use_tpu: whether the model function is a program for all processors of a mesh, of which
-            the TPUConfig tells the number as `num_shards`. It finds `params["use_tpu"]`, and
+          params: a dict, or an object with `set_hparam`. Both functions get a copy, with
+            `batch_size` and `use_tpu` added.
+          use_tpu: whether the model function is one program for all processors of a mesh, whose
+            number is `num_shards` of the TPUConfig. It gets `params["use_tpu"]`, and
             `params["context"]` with a device assignment.
-          train_batch_size: the batch's size in training; with it `input_fn` has to take `params`.
-          eval_batch_size: the batch's size in evaluation.
-          predict_batch_size: the batch's size in prediction.
-          batch_axis: for TPUs alone.
-          eval_on_tpu: whether `use_tpu` means evaluation and prediction too.
-          export_to_tpu: for TPUs alone.
-          export_to_cpu: for TPUs alone.
-          warm_start_from: a path or a WarmStartSettings.
-          embedding_config_spec: None.
-          export_saved_model_api_version: for TPUs alone.
+          train_batch_size: the batch size in training; if given, `input_fn` has to take `params`.
+          eval_batch_size: the batch size in evaluation.
+          predict_batch_size: the batch size in prediction.
+          batch_axis: ignored; only for TPUs.
+          eval_on_tpu: whether `use_tpu` applies to evaluation and prediction too.
+          export_to_tpu: ignored; only for TPUs.
+          export_to_cpu: ignored; only for TPUs.
+          warm_start_from: a path or a WarmStartSettings; see `Estimator`.
+          embedding_config_spec: must be None.
+          export_saved_model_api_version: ignored; only for TPUs.
 
         Raises:
           TypeError: `config` is not a tpu.RunConfig.
-          ValueError: `params` has a key that is reserved, or a batch size is not positive.
+          ValueError: `params` has a reserved key, or a batch size is not positive.
         """
         if not isinstance(config, RunConfig):
             raise TypeError(
@@ -117,20 +118,20 @@ class TPUEstimator(Estimator):
         max_steps: Optional[int] = None,
         saving_listeners: Optional[Sequence[tf.train.CheckpointSaverListener]] = None,
     ) -> Estimator:
-        """Trains; see `Estimator.train`.
+        """Trains the model; see `Estimator.train`.
 
         Args:
-          input_fn: a function of `params`, if there is a batch size.
-          hooks: hooks of the session.
-          steps: how many steps, from where training stands.
-          max_steps: the global step to train to.
-          saving_listeners: listeners of checkpoints.
+          input_fn: as for `Estimator`; takes `params` if there is a batch size.
+          hooks: tf.train.SessionRunHooks of the session.
+          steps: the number of steps to train.
+          max_steps: the global step at which to stop.
+          saving_listeners: tf.train.CheckpointSaverListeners.
 
         Returns:
           the estimator.
 
         Raises:
-          RuntimeError: `use_tpu` is true, and it is not known on how many devices.
+          RuntimeError: `use_tpu` is true, and the number of devices is unknown.
         """
         self._check_devices(ModeKeys.TRAIN, "train")
         return super().train(input_fn, hooks, steps, max_steps, saving_listeners)
@@ -143,21 +144,21 @@ class TPUEstimator(Estimator):
         checkpoint_path: Optional[str] = None,
         name: Optional[str] = None,
     ) -> dict[str, Any]:
-        """Evaluates; see `Estimator.evaluate`.
+        """Evaluates the model; see `Estimator.evaluate`.
 
         Args:
-          input_fn: a function of `params`, if there is a batch size.
+          input_fn: as for `Estimator`; takes `params` if there is a batch size.
           steps: how many batches, or None until the data end.
-          hooks: hooks of the session.
-          checkpoint_path: a checkpoint; the latest by default.
-          name: what to call the evaluation.
+          hooks: tf.train.SessionRunHooks of the session.
+          checkpoint_path: a checkpoint; the latest one by default.
+          name: the name of the evaluation.
 
         Returns:
           the metrics by name.
 
         Raises:
-          RuntimeError: `use_tpu` and `eval_on_tpu` are true, and it is not known on how many
-            devices.
+          RuntimeError: `use_tpu` and `eval_on_tpu` are true, and the number of devices is
+            unknown.
         """
         self._check_devices(ModeKeys.EVAL, "evaluate")
         return super().evaluate(input_fn, steps, hooks, checkpoint_path, name)
@@ -173,18 +174,18 @@ class TPUEstimator(Estimator):
         """Yields predictions; see `Estimator.predict`.
 
         Args:
-          input_fn: a function of `params`, if there is a batch size.
+          input_fn: as for `Estimator`; takes `params` if there is a batch size.
           predict_keys: names of predictions, or None for all.
-          hooks: hooks of the session.
-          checkpoint_path: a checkpoint; the latest by default.
-          yield_single_examples: whether to take batches apart.
+          hooks: tf.train.SessionRunHooks of the session.
+          checkpoint_path: a checkpoint; the latest one by default.
+          yield_single_examples: whether to split batches into examples.
 
         Returns:
           an iterator.
 
         Raises:
-          RuntimeError: `use_tpu` and `eval_on_tpu` are true, and it is not known on how many
-            devices.
+          RuntimeError: `use_tpu` and `eval_on_tpu` are true, and the number of devices is
+            unknown.
         """
         self._check_devices(ModeKeys.PREDICT, "predict")
         return super().predict(
@@ -192,7 +193,7 @@ class TPUEstimator(Estimator):
         )
 
     def _exported_model(self) -> Model:
-        """Returns the model for one device, as a SavedModel holds it."""
+        """Returns the model for one device, to be exported as a SavedModel."""
         other = copy.copy(self)
         other._use_tpu = dict.fromkeys(self._use_tpu, False)
         return other._model()

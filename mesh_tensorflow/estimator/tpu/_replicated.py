@@ -1,4 +1,4 @@
-"""A TPUEstimator's model function as one program on several CPUs or GPUs."""
+"""Replicates the model function of a TPUEstimator over several CPUs or GPUs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _CALLS = ("eval_metrics", "host_call")
 
 
 class _Topology(NamedTuple):
-    """As much of a TPU's topology as mesh programs ask for: all processors in a row."""
+    """The part of a TPU topology that mesh programs use: all processors in a row."""
 
     mesh_shape: tuple[int, ...]
 
 
 class _DeviceAssignment(NamedTuple):
-    """As much of a TPU's device assignment as mesh programs ask for."""
+    """The part of a TPU device assignment that mesh programs use."""
 
     topology: _Topology
     num_replicas: int
@@ -37,12 +37,12 @@ class _DeviceAssignment(NamedTuple):
 
 
 class ReplicaContext:
-    """What `params["context"]` tells a model function of where its program runs.
+    """The value of `params["context"]`: tells a model function where its program runs.
 
     Attributes:
       num_replicas: the number of processors.
-      num_hosts: 1, as the calling process feeds all of them.
-      device_assignment: has a topology of all processors in a row.
+      num_hosts: 1, since the calling process feeds all processors.
+      device_assignment: a device assignment with all processors in a row.
     """
 
     num_hosts = 1
@@ -60,20 +60,20 @@ class ReplicaContext:
         """Returns the device of a host.
 
         Args:
-          host_id: its number.
+          host_id: ignored.
         """
         del host_id
         return "/cpu:0"
 
 
 def shards_of_process(config: Any) -> int:
-    """Returns how many processors of a mesh each process has; 0 if the configuration is silent.
+    """Returns the number of processors of the mesh in each process; 0 if it is not configured.
 
     Args:
       config: a tpu.RunConfig.
 
     Raises:
-      ValueError: the processes cannot have equally many.
+      ValueError: the number of processors is not divisible by the number of processes.
     """
     shards = config.tpu_config.num_shards or 0
     processes = max(1, len(peers_of(config.cluster_spec)))
@@ -88,7 +88,7 @@ def devices_of(config: RunConfig) -> list[str]:
     """Returns a device for each processor.
 
     Args:
-      config: a tpu.RunConfig, with the number of processors as its `num_shards`.
+      config: a tpu.RunConfig; `num_shards` of its TPUConfig is the number of processors.
     """
     count = shards_of_process(config)
     gpus = tf.config.list_physical_devices("GPU")
@@ -106,19 +106,19 @@ def devices_of(config: RunConfig) -> list[str]:
 def replicated_spec(
     call: Callable[[Any, Any], Any], features: object, labels: object, devices: list[str]
 ) -> TPUEstimatorSpec:
-    """Calls a model function as a program of all processors.
+    """Calls a model function as one program that all processors run.
 
     Args:
       call: calls the model function with features and labels; returns a TPUEstimatorSpec.
-      features: tensors, as the input function gave them; each processor gets them whole.
-      labels: likewise.
+      features: the features of the input function, which every processor gets whole.
+      labels: the labels of the input function, which every processor gets whole.
       devices: a device for each processor.
 
     Returns:
       A TPUEstimatorSpec of tensors outside of the program.
 
     Raises:
-      TypeError: the model function returned something else.
+      TypeError: the model function does not return a TPUEstimatorSpec.
     """
     specs: list[TPUEstimatorSpec] = []
     inputs = (features, labels)
@@ -148,13 +148,13 @@ def replicated_spec(
 
 
 def _with_none(structure: object, flat: Iterable[tf.Tensor]) -> list[Any]:
-    """Returns the leaves of a structure, with None restored at its places."""
+    """Returns the leaves of a structure: None where it has None, else the next tensor."""
     rest = iter(flat)
     return [x if x is None else next(rest) for x in tf.nest.flatten(structure)]
 
 
 def _results_of(spec: TPUEstimatorSpec) -> dict[str, Any]:
-    """Returns all that is run or read outside of the program."""
+    """Returns the results that are used outside of the program."""
     results = {name: getattr(spec, name) for name in _TENSORS}
     for name in _CALLS:
         pair = getattr(spec, name)
@@ -169,9 +169,9 @@ def _leaves(value: object) -> bool:
 
 
 def _outside(spec: TPUEstimatorSpec, results: Mapping[str, Any]) -> TPUEstimatorSpec:
-    """Returns a spec with the program's results in place of its own tensors."""
+    """Returns a spec with the results of the program in place of its own tensors."""
     values = spec._asdict()
-    values["export_outputs"] = None  # exports are of programs on one device
+    values["export_outputs"] = None  # only programs on one device are exported
     for name in _TENSORS:
         values[name] = results.get(name)
     for name in _CALLS:

@@ -1,4 +1,4 @@
-"""TPUEstimatorSpec: the result of a TPUEstimator's model function."""
+"""TPUEstimatorSpec: the result of the model function of a TPUEstimator."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from mesh_tensorflow.estimator._spec import EstimatorSpec, check_hooks, check_lo
 __all__ = ["HostCallHook", "TPUEstimatorSpec", "as_estimator_spec"]
 
 
-# A function of tensors of a step, which runs on the host, and the tensors: a list or a dict.
+# (a function that builds operations on the host, the tensors of a step that are its arguments).
 HostFunction = tuple[Callable[..., Any], Union[Sequence[tf.Tensor], Mapping[str, tf.Tensor]]]
 
 
 class HostCallHook(tf.train.SessionRunHook):
-    """Runs the operations of the host call along with steps."""
+    """Runs the operations of the host call with training steps."""
 
     def __init__(self, operations: object, every_n_steps: int = 1) -> None:
         """Creates a HostCallHook.
 
         Args:
-          operations: what the host call returned.
-          every_n_steps: steps from one run to the next.
+          operations: the result of the host call.
+          every_n_steps: steps between runs of the operations.
         """
         self._operations = operations
         self._every = every_n_steps
@@ -35,10 +35,10 @@ class HostCallHook(tf.train.SessionRunHook):
     def before_run(
         self, run_context: tf.train.SessionRunContext
     ) -> Optional[tf.train.SessionRunArgs]:
-        """Asks for the operations, if it is their turn.
+        """Fetches the operations, if they are due.
 
         Args:
-          run_context: unused.
+          run_context: ignored.
 
         Returns:
           SessionRunArgs.
@@ -64,7 +64,7 @@ class _Fields(NamedTuple):
 
 
 class TPUEstimatorSpec(_Fields):
-    """The operations of a model, with those of the host apart."""
+    """The operations of a model, with host operations separate."""
 
     def __new__(
         cls,
@@ -87,12 +87,12 @@ class TPUEstimatorSpec(_Fields):
           predictions: a dict of tensors.
           loss: a scalar tensor.
           train_op: the operation of one step.
-          eval_metrics: (function, tensors): the function makes a dict of (value, update
-            operation) of the tensors, which are a list or a dict.
+          eval_metrics: (function, tensors). The function takes the tensors, a list or a dict, and
+            returns a dict of (value, update operation).
           export_outputs: a dict of ExportOutputs.
           scaffold_fn: returns a tf.train.Scaffold.
-          host_call: (function, tensors): what the function makes of the tensors is run in each
-            step.
+          host_call: (function, tensors). The function takes the tensors, and returns operations
+            to run in each step.
           training_hooks: hooks in training.
           evaluation_hooks: hooks in evaluation.
           prediction_hooks: hooks in prediction.
@@ -101,8 +101,8 @@ class TPUEstimatorSpec(_Fields):
           a TPUEstimatorSpec.
 
         Raises:
-          ValueError: something that the mode needs is missing, or has the wrong form.
-          TypeError: something is not of the type that it should be.
+          ValueError: an argument that the mode requires is missing, or has the wrong form.
+          TypeError: an argument has the wrong type.
         """
         if mode not in STANDARD_MODES:
             raise ValueError(f"TPUEstimatorSpec: mode is {mode!r}; it should be a ModeKeys value")
@@ -135,7 +135,7 @@ class TPUEstimatorSpec(_Fields):
         )
 
     def as_estimator_spec(self) -> EstimatorSpec:
-        """Returns an EstimatorSpec, with the functions called.
+        """Converts to an EstimatorSpec; calls the functions.
 
         Returns:
           an EstimatorSpec.
@@ -172,17 +172,17 @@ def _call(pair: HostFunction) -> Any:
 
 
 def as_estimator_spec(spec: TPUEstimatorSpec, host_call_every_n_steps: int = 1) -> EstimatorSpec:
-    """Returns an EstimatorSpec of a TPUEstimatorSpec, with the functions called.
+    """Converts a TPUEstimatorSpec to an EstimatorSpec; calls its functions.
 
     Args:
       spec: a TPUEstimatorSpec.
-      host_call_every_n_steps: steps from one host call to the next.
+      host_call_every_n_steps: steps between host calls.
 
     Returns:
       an EstimatorSpec.
 
     Raises:
-      ValueError: the scaffold function or the metrics function returned what it should not.
+      ValueError: the function of `eval_metrics` does not return a dict.
     """
     hooks: list[Any] = []
     if spec.host_call is not None:
