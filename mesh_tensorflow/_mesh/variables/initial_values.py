@@ -21,7 +21,7 @@ def seeded_initializer(
 ) -> Any:
     """Returns an initializer whose values depend only on the program's seed and on `name`.
 
-    The initializer is unchanged if the program has no seed, or if it has a seed of its own.
+    The initializer is unchanged if the program has no seed, or if the initializer has one.
 
     Args:
       initializer: a TensorFlow initializer; TensorFlow's default for the dtype if None.

@@ -12,11 +12,11 @@ _EPSILON = 1e-6  # of scores, where neither prediction nor label has a lesion
 
 
 def probability_of(x: mtf.Tensor, number: int) -> mtf.Tensor:
-    """Returns the entry of one class of a Tensor with the dimension label_c.
+    """Returns the values of one class of a Tensor with the dimension label_c.
 
     Args:
-      x: a Tensor.
-      number: the class.
+      x: a Tensor [..., label_c].
+      number: the index of the class.
     """
     one = mtf.slice(x, number, 1, "label_c")
     return mtf.reduce_sum(one, reduced_dim=one.shape.dims[-1])
@@ -29,7 +29,7 @@ def _overlap(a: mtf.Tensor, b: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
 
 
 def _dice(common: mtf.Tensor, total: mtf.Tensor, factor: float, epsilon: float) -> tuple:
-    """Returns `factor` times Dice coefficients: (mean over images, of all of them together)."""
+    """Returns `factor` times Dice coefficients: (the mean over images, the one over all voxels)."""
     per_case = mtf.reduce_mean(factor * common / (total + epsilon))
     of_all = factor * mtf.reduce_sum(common) / (mtf.reduce_sum(total) + epsilon)
     return per_case, of_all
@@ -38,12 +38,12 @@ def _dice(common: mtf.Tensor, total: mtf.Tensor, factor: float, epsilon: float) 
 def _cross_entropy(
     logits: mtf.Tensor, labels: mtf.Tensor, liver: mtf.Tensor, lesion: mtf.Tensor
 ) -> mtf.Tensor:
-    """Returns the weighted mean of the cross entropy of voxels."""
+    """Returns the mean of the weighted cross entropy over voxels."""
     classes = labels.shape.dims[-1]
     log_p = mtf.log_softmax(logits, classes)
     xen = mtf.negative(mtf.reduce_sum(log_p * labels, reduced_dim=classes))
-    # What a lesion's voxels get beyond 1 is that of the liver less; so it was for models trained
-    # before, whose losses should stay comparable.
+    # The weight of lesions is relative to that of the liver, so that losses stay comparable with
+    # those of models trained before.
     more_for_lesions = FLAGS.xen_lesion_weight - FLAGS.xen_liver_weight
     if FLAGS.xen_liver_weight < 0 or more_for_lesions < -1:
         raise ValueError(
@@ -59,18 +59,19 @@ def _cross_entropy(
 def losses_and_scores(
     logits: mtf.Tensor, labels: mtf.Tensor
 ) -> tuple[mtf.Tensor, dict[str, mtf.Tensor], tuple[mtf.Tensor, mtf.Tensor]]:
-    """Computes the loss of a segmentation, and how good it is.
+    """Computes the loss and the scores of a segmentation.
 
-    The loss is that of Dice coefficients of lesions, minus their mean over images and over all
-    voxels (Milletari, Navab and Ahmadi, "V-Net", 2016), and weighted cross entropy.
+    The loss is a weighted sum of the Dice loss of lesions (Milletari, Navab and Ahmadi, "V-Net",
+    2016), as the mean of the losses per image and over all voxels, and of the cross entropy.
 
     Args:
       logits: a Tensor [batch, ..., label_c].
       labels: a Tensor of the same shape, one-hot.
 
     Returns:
-      (the loss, scores by name, (for each image, voxels of lesions that were found; the sum of
-      those that were taken for lesions and those that are)).
+      (the loss, scores by name, overlaps). The overlaps are, for each image [batch], the number of
+      lesion voxels that were predicted correctly, and the sum of the numbers of predicted and of
+      labeled lesion voxels.
     """
     classes = labels.shape.dims[-1]
     true, found = mtf.argmax(labels, classes), mtf.argmax(logits, classes)
