@@ -8,12 +8,12 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape
 
 __all__ = ["batched", "check_elements", "convert_shapes"]
 
 
-def convert_shapes(mtf_input_shapes: Sequence[object]) -> list[Shape]:
+def convert_shapes(mtf_input_shapes: Sequence[ShapeLike]) -> list[Shape]:
     """Returns the Shapes of a dataset's components, batch first.
 
     Args:
@@ -23,12 +23,12 @@ def convert_shapes(mtf_input_shapes: Sequence[object]) -> list[Shape]:
       ValueError: there are none, or their first dimensions differ.
     """
     shapes = [convert_to_shape(shape) for shape in mtf_input_shapes]
-    if not shapes or any(not len(s) or s[0] != shapes[0][0] for s in shapes):  # type: ignore
+    if not shapes or any(not len(s) or s[0] != shapes[0][0] for s in shapes):
         raise ValueError(
             "mtf_input_shapes: each input needs a shape that begins with the dimension of the "
             f"batch, the same for all; got {[str(s) for s in shapes]}"
         )
-    return shapes  # type: ignore
+    return shapes
 
 
 def batched(

@@ -45,6 +45,7 @@ class ProcessDevices:
         assignment = simd_mesh_impl.device_assignment
         numbers = [simd_mesh_impl.l2p(pnum) for pnum in range(simd_mesh_impl.size)]
         if simd_mesh_impl.program.has_infeed:
+            assert assignment is not None  # a TPU program has one
             self._tpus = [assignment.tpu_device(replica=n) for n in numbers]
             self._hosts = [assignment.host_device(replica=n) for n in numbers]
             self._ordinals = [assignment.tpu_ordinal(replica=n) for n in numbers]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow.experimental.input_reader._batches import (
     batched,
     check_elements,
@@ -26,7 +27,7 @@ class PlacementMeshImplInputReader:
         self,
         placement_mesh_impl: PlacementMeshImpl,
         ds_creator: Callable[[], tf.data.Dataset],
-        mtf_input_shapes: Sequence[object],
+        mtf_input_shapes: Sequence[ShapeLike],
         ds_prefetch_size: int = -1,
         is_eval_mode: bool = False,
     ):

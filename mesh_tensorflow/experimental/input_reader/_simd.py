@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.program import Program
 from mesh_tensorflow.experimental.input_reader._batches import (
     batched,
@@ -45,7 +46,7 @@ class SimdMeshImplInputReader:
         self,
         simd_mesh_impl: SimdMeshImpl,
         ds_creator: Callable[[], tf.data.Dataset],
-        mtf_input_shapes: Sequence[object],
+        mtf_input_shapes: Sequence[ShapeLike],
         ds_prefetch_size: int = -1,
         external_worker: bool = True,
         is_eval_mode: bool = False,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow.experimental.input_reader._batches import check_elements, convert_shapes
 from mesh_tensorflow.experimental.input_reader._devices import _host_id_to_tf_device
 
@@ -25,7 +26,7 @@ class SubBatchSlicer:
         host_id: int,
         all_sub_batch_pnums: Sequence[Sequence[int]],
         simd_mesh_impl: SimdMeshImpl,
-        mtf_input_shapes: Sequence[object],
+        mtf_input_shapes: Sequence[ShapeLike],
         external_worker: bool,
         global_batch: bool,
     ):

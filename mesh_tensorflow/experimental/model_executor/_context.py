@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.devices import default_devices
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, auto_logical_to_physical_tpu
@@ -33,7 +34,7 @@ class MeshContext:
         self,
         sess: tf.Session,
         use_tpu: bool,
-        mesh_shape: object,
+        mesh_shape: ShapeLike,
         layout_rules: Union[mtf.LayoutRules, str, Iterable[tuple[str, str]]],
     ):
         """Creates a MeshContext; initializes the TPU if the session has one.
@@ -46,7 +47,7 @@ class MeshContext:
           layout_rules: the layout rules; LayoutRules, or what converts to them.
         """
         self._use_tpu = use_tpu
-        self._shape: Any = mtf.convert_to_shape(mesh_shape)
+        self._shape = mtf.convert_to_shape(mesh_shape)
         self._rules = mtf.convert_to_layout_rules(layout_rules)
         self._mesh_impl: Any = None
         self._device_assignment: Any = None

@@ -112,7 +112,6 @@ def get_estimator(
       A TPUEstimator.
     """
     mesh = mtf.convert_to_shape(mesh_shape)
-    assert mesh is not None
     layout_rules = mtf.convert_to_layout_rules(layout_rules)
     mesh_impl = _mesh_impl(mesh_impl, use_tpu)
     model = build_model(

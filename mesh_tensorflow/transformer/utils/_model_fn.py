@@ -113,7 +113,6 @@ def tpu_estimator_model_fn(
     if weight_decay_checkpoint:
         tf.logging.warning("weight_decay_checkpoint has no effect: optimizers decay towards zero")
     mesh = mtf.convert_to_shape(mesh_shape)
-    assert mesh is not None
     mesh_impl = mesh_impl or "placement"
     processor_devices(mesh_impl, mesh, mesh_devices)
     check_tiling(hierarchical_tiling_spec, mesh)

@@ -142,7 +142,6 @@ def _splits(
 ) -> int:
     """Returns the number of slices that a layout splits a dimension into, whatever its size."""
     mesh = mtf.convert_to_shape(mesh_shape)
-    assert mesh is not None
     rules = mtf.convert_to_layout_rules(layout_rules)
     axis = rules.tensor_dimension_to_mesh_axis(mtf.Dimension(name, 0), mesh)
     return 1 if axis is None else mesh[axis].size
