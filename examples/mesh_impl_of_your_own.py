@@ -1,10 +1,11 @@
-"""A mesh implementation in a hundred lines: all processors on one device, as NumPy would do it.
+"""A custom mesh implementation: all processors on one device, as one would write it in NumPy.
 
     python examples/mesh_impl_of_your_own.py
 
-A laid-out tensor is a list with a slice for each processor; a variable is its whole master, cut
-when it is read and joined when it is assigned to. It is the least that a MeshImpl has to be, and a
-start for one that runs on something else. The program trains a small layer in several layouts.
+A laid-out tensor is a list with one slice per processor. A variable is stored whole, in its master:
+reading it splits the master into slices, and assigning to it joins the slices again. This is about
+the least a MeshImpl needs, and a starting point for one that targets another kind of device. The
+program below trains a small layer in several layouts.
 """
 
 from __future__ import annotations
@@ -19,47 +20,35 @@ import mesh_tensorflow as mtf
 
 
 class ListTensor(mtf.LaidOutTensor):
-    """One tf.Tensor for each processor, in order of processor number."""
+    """One tf.Tensor per processor, in order of processor number."""
 
 
 class WholeVariable:
-    """A variable that is kept whole: its master."""
+    """A variable that is stored whole, in its master."""
 
-    needs_copies = False  # there are no slices beside the master
+    needs_copies = False  # no slices are stored besides the master
 
     def __init__(self, variable: mtf.Variable, mesh_impl: OneDeviceMeshImpl):
         self._variable, self._mesh_impl = variable, mesh_impl
-        self._master = variable.tf_master
-        self._first = self._master.read_value()
-
-    @property
-    def laid_out_tensor(self) -> ListTensor:
-        """The value at the beginning of the step."""
-        return self._cut(self._first)
+        self.laid_out_tensor = self.read()  # the value at the beginning of the step
 
     def read(self) -> ListTensor:
-        """The value where it is called."""
-        return self._cut(self._master.read_value())
+        """Returns the current value."""
+        value = tf.cast(self._variable.tf_master.read_value(), self._variable.slice_dtype)
+        return ListTensor(self._mesh_impl.make_slices(value, self._variable.shape))
 
     def assign_to_slices(self, assign_fn: Callable, values: Sequence[tf.Tensor]) -> tf.Operation:
-        """Assigns the whole of the slices, after all reads of the old value."""
+        """Assigns the joined slices, after the value of this step has been read."""
         whole = self._mesh_impl.combine_slices(values, self._variable.shape)
-        with tf.control_dependencies([self._first]):
-            return assign_fn(self._variable, self._master, whole)
-
-    def _cut(self, value: tf.Tensor) -> ListTensor:
-        value = tf.cast(value, self._variable.slice_dtype)
-        return ListTensor(self._mesh_impl.make_slices(value, self._variable.shape))
+        with tf.control_dependencies(self.laid_out_tensor.all_slices):
+            return assign_fn(self._variable, self._variable.tf_master, whole)
 
 
 class OneDeviceMeshImpl(mtf.MeshImpl):
-    """All processors on one device; what each of them does is done one after the other."""
+    """All processors on one device, which computes their slices one after the other."""
 
     LaidOutTensor = ListTensor
     LaidOutVariable = WholeVariable
-
-    def _groups(self, mesh_axes: Sequence[int]) -> list[list[int]]:
-        return mtf.processor_groups(self.shape, mesh_axes)
 
     def slicewise(self, fn: Callable, *inputs: Any) -> Any:
         """Calls a function on each processor's slices."""
@@ -73,84 +62,79 @@ class OneDeviceMeshImpl(mtf.MeshImpl):
         return ListTensor(results)
 
     def _exchange(self, x: Any, mesh_axes: Sequence[int], fn: Callable) -> ListTensor:
-        """Gives each processor `fn(slices of its group, its place in the group)`."""
+        """Gives each processor `fn(slices of its group, its index in the group)`."""
         slices, out = x.to_laid_out_tensor().all_slices, [None] * self.size
-        for group in self._groups(mesh_axes):
-            for place, n in enumerate(group):
-                out[n] = fn([slices[m] for m in group], place)
+        for group in mtf.processor_groups(self.shape, mesh_axes):
+            for i, n in enumerate(group):
+                out[n] = fn([slices[m] for m in group], i)
         return ListTensor(out)
 
     def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> ListTensor:
-        """Sums, or takes the largest or the smallest."""
+        """Takes the sum, maximum or minimum over each group."""
         reduce = mtf.reduction_fn(reduction_fn_string)
         return self._exchange(x, mesh_axes, lambda parts, _: reduce(tf.stack(parts), 0))
 
     def allconcat(self, x: Any, mesh_axis: int, concat_axis: int) -> ListTensor:
-        """Joins the slices of a group."""
+        """Concatenates the slices of each group."""
         return self._exchange(x, [mesh_axis], lambda parts, _: tf.concat(parts, concat_axis))
 
     def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> ListTensor:
-        """Gives the processor at place i of a group the part i of every member."""
-        return self._exchange(
-            x,
-            [mesh_axis],
-            lambda parts, place: tf.concat(
-                [tf.split(part, len(parts), split_axis)[place] for part in parts], concat_axis
-            ),
-        )
+        """Gives member i of each group part i of every member's slice."""
+
+        def received(parts: list[tf.Tensor], i: int) -> tf.Tensor:
+            return tf.concat([tf.split(p, len(parts), split_axis)[i] for p in parts], concat_axis)
+
+        return self._exchange(x, [mesh_axis], received)
 
     def receive(self, x: Any, mesh_axis: int, source_pcoord: Sequence[Optional[int]]) -> ListTensor:
-        """Gives each processor the slice of a member of its group, or zeros."""
+        """Gives each processor the slice of another member of its group, or zeros."""
 
-        def taken(parts: list[tf.Tensor], place: int) -> tf.Tensor:
-            source = source_pcoord[place]
-            return tf.zeros_like(parts[place]) if source is None else parts[source]
+        def received(parts: list[tf.Tensor], i: int) -> tf.Tensor:
+            source = source_pcoord[i]
+            return tf.zeros_like(parts[i]) if source is None else parts[source]
 
-        return self._exchange(x, [mesh_axis], taken)
+        return self._exchange(x, [mesh_axis], received)
 
     def laid_out_pnum(self) -> ListTensor:
-        """The processors' numbers."""
+        """Returns the processor numbers."""
         return ListTensor([tf.constant(n) for n in range(self.size)])
 
     def random(self, shape: mtf.Shape, tf_fn: Callable, kwargs: dict) -> ListTensor:
-        """One random tensor, cut."""
+        """Splits one whole random tensor."""
         kwargs = {k: v for k, v in kwargs.items() if k != "key"}
         return ListTensor(self.make_slices(tf_fn(shape.to_integer_list, **kwargs), shape))
 
     def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> ListTensor:
-        """Cuts a whole tensor."""
+        """Splits a whole tensor."""
         return ListTensor(self.make_slices(tf_x, x.shape))
 
     def export_to_tf_tensor(self, x: mtf.Tensor, laid_out_x: Any) -> tf.Tensor:
-        """Joins slices."""
+        """Joins the slices of a tensor."""
         return self.combine_slices(laid_out_x.to_laid_out_tensor().all_slices, x.shape)
 
 
 def losses(mesh_shape: str, layout: str, steps: int = 5) -> list[float]:
-    """Trains a layer of random targets; returns its losses."""
+    """Trains one layer on random data and returns the loss of each step."""
     batch, d_in, d_out = (mtf.Dimension(*d) for d in [("batch", 8), ("d_in", 4), ("d_out", 6)])
     random = np.random.RandomState(0)
     with tf.Graph().as_default(), tf.Session() as session:
         tf.set_random_seed(0)
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
-        x, target = (
-            mtf.import_tf_tensor(mesh, random.randn(8, d.size).astype("float32"), [batch, d])
-            for d in (d_in, d_out)
-        )
+        arrays = [(random.randn(8, d.size).astype("float32"), [batch, d]) for d in (d_in, d_out)]
+        x, target = (mtf.import_tf_tensor(mesh, array, dims) for array, dims in arrays)
         y = mtf.layers.dense(x, [d_out], reduced_dims=[d_in], activation=mtf.tanh)
         loss = mtf.reduce_mean(mtf.square(y - target))
         variables = mesh.graph.trainable_variables
         grads = mtf.gradients([loss], [v.outputs[0] for v in variables])
         updates = mtf.optimize.SgdOptimizer(0.5).apply_grads(grads, variables)
         lowering = mtf.Lowering(mesh.graph, {mesh: OneDeviceMeshImpl(mesh_shape, layout)})
-        step = tf.group(*map(lowering.lowered_operation, updates))
-        fetches = [lowering.export_to_tf_tensor(loss), step]
+        fetches = [lowering.export_to_tf_tensor(loss), *map(lowering.lowered_operation, updates)]
         session.run(tf.global_variables_initializer())
         return [float(session.run(fetches)[0]) for _ in range(steps)]
 
 
 def main() -> None:
-    """Prints the losses in three layouts, which are the same."""
+    """Prints the losses of three layouts; they are equal."""
     for mesh_shape, layout in [
         ("all:1", ""),
         ("rows:2,cols:2", "batch:rows,d_in:cols"),
