@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 
 class Feeds:
-    """Placeholders for arrays; all are fed once, when variables are initialised."""
+    """Placeholders for arrays; all are fed once, when variables are initialized."""
 
     def __init__(self, arrays: dict[str, np.ndarray]):
         """`arrays` are the values by key."""

@@ -7,7 +7,7 @@
 An image of 28 by 28 pixels is seen as 4 by 4 blocks of 7 by 7 pixels. In the default layout the
 rows of blocks are split over one dimension of a 2 by 2 mesh and the columns over the other, so
 each processor holds a quarter of every image. The convolutions fetch the pixels that they need
-from their neighbours; the first dense layer sums over the pixels, hence over all processors.
+from their neighbors; the first dense layer sums over the pixels, hence over all processors.
 Other layouts, such as "batch:b1;hidden1:b2", compute the same numbers.
 
 On scikit-learn's digits, 40 epochs end at a test accuracy of 97.5 % to 98.1 % (seeds 0 to 4), in

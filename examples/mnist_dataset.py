@@ -161,15 +161,15 @@ def _enlarge(images: np.ndarray) -> np.ndarray:
     """Enlarges [n, 8, 8] to [n, 28, 28]: three times by cubic splines, then a black border.
 
     Splines are linear and work on rows and columns alike, so one 24 by 8 matrix, made of what
-    they do with unit vectors, does it all. Values are rounded to the 256 grey levels of MNIST.
+    they do with unit vectors, does it all. Values are rounded to the 256 gray levels of MNIST.
     """
     from scipy import ndimage  # scikit-learn depends on it
 
     weights = ndimage.zoom(np.eye(8), [3, 1], order=3, mode="grid-constant", grid_mode=True)
     large = np.einsum("yh,nhw,xw->nyx", weights, images, weights)
-    grey = np.rint(np.clip(large, 0.0, 1.0) * 255)
-    border = (IMAGE_SIZE - grey.shape[1]) // 2
-    padded = np.pad(grey, [(0, 0), (border, border), (border, border)])
+    gray = np.rint(np.clip(large, 0.0, 1.0) * 255)
+    border = (IMAGE_SIZE - gray.shape[1]) // 2
+    padded = np.pad(gray, [(0, 0), (border, border), (border, border)])
     return padded.astype(np.float32) / np.float32(255)
 
 

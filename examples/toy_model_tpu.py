@@ -74,7 +74,7 @@ def toy_model(x: mtf.Tensor, params: dict[str, Any]) -> mtf.Tensor:
     )
     h, reduced = x, io
     for i in range(params["num_hidden_layers"]):
-        # Neighbouring layers have dimensions of different names, of which the layout splits one.
+        # Neighboring layers have dimensions of different names, of which the layout splits one.
         hidden = mtf.Dimension("hidden" if i % 2 == 0 else "hidden_2", params["hidden_size"])
         h = mtf.layers.dense(
             h,

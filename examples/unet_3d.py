@@ -10,7 +10,7 @@ The volumes are generated: a "liver" with up to three darker balls as lesions, b
 as dark as these, in noise. Commands of the package do the rest: `offline_data_aug` makes turned
 volumes with other lesions of them, and `model_executor` trains and evaluates, on volumes that it
 has not been trained on. In the default layout each volume is cut into 2 by 2 blocks, of which each
-processor of a 2 by 2 mesh has one; convolutions fetch margins from their neighbours. All
+processor of a 2 by 2 mesh has one; convolutions fetch margins from their neighbors. All
 processors run one program; with --nouse_tpu operations are placed on devices one by one.
 
 The score is the Dice coefficient of lesions, 2 * (voxels found) / (voxels found + voxels there),

@@ -23,7 +23,7 @@ class Link:
     Attributes:
       bandwidth: bytes a second that a processor sends along it, in both directions together.
       latency: seconds from one processor to the next.
-      kind: "ring", of which each processor has two neighbours; or "switch", through which each
+      kind: "ring", of which each processor has two neighbors; or "switch", through which each
         reaches every other.
     """
 

@@ -1,4 +1,4 @@
-"""Layers of neural networks, one kind a file."""
+"""Neural network layers, one kind per file."""
 
 from mesh_tensorflow.layers._attention.attention import (
     dot_product_attention,

@@ -1,9 +1,9 @@
-"""Convolution layers, also of images in blocks that may be split over a mesh."""
+"""Convolution layers, including spatially partitioned ones whose blocks a mesh may split."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -13,7 +13,7 @@ from mesh_tensorflow._core.errors import dims_text
 __all__ = ["conv2d", "conv2d_with_blocks", "conv3d", "conv3d_with_blocks"]
 
 _FILTER_DIMS = {2: ("fh", "fw"), 3: ("fd", "fh", "fw")}
-# By the name of a layer: number of spatial dimensions, whether transposed, operation.
+# By layer name: number of spatial dimensions, whether transposed, operation.
 _KINDS: dict[str, tuple[int, bool, Callable]] = {
     "conv2d": (2, False, mtf.Conv2dOperation),
     "conv3d": (3, False, mtf.Conv3dOperation),
@@ -23,10 +23,10 @@ _KINDS: dict[str, tuple[int, bool, Callable]] = {
 
 
 def check_window(kind: str, filter_size: Sequence[int], strides: Sequence[int]) -> None:
-    """Checks the numbers for each spatial dimension.
+    """Checks that there is one positive filter size and one positive stride per spatial dimension.
 
     Raises:
-      ValueError: too many or too few, or not positive.
+      ValueError: the number of values is wrong, or a value is not positive.
     """
     rank = _KINDS[kind][0]
     if len(filter_size) != rank or len(strides) != rank or min(*filter_size, *strides) < 1:
@@ -43,13 +43,13 @@ def convolution(
     filter_size: Sequence[int],
     strides: Sequence[int],
     padding: str,
-    filter_initializer: Any,
+    filter_initializer: Optional[Callable],
     variable_dtype: Optional[mtf.VariableDType],
     name: Optional[str],
 ) -> mtf.Tensor:
-    """Makes the kernel and convolves; `kind` is the name of the layer.
+    """Creates the kernel variable and applies the convolution; `kind` is the layer name.
 
-    The kernel is [window..., in, out], that of a transposed convolution [window..., out, in].
+    The kernel is [window..., in, out], or [window..., out, in] for a transposed convolution.
     """
     check_window(kind, filter_size, strides)
     rank, transposed, operation = _KINDS[kind]
@@ -74,11 +74,11 @@ def conv2d(
     filter_size: Sequence[int] = (3, 3),
     strides: Sequence[int] = (1, 1),
     padding: str = "SAME",
-    filter_initializer: Any = None,
+    filter_initializer: Optional[Callable] = None,
     variable_dtype: Optional[mtf.VariableDType] = None,
     name: Optional[str] = None,
 ) -> mtf.Tensor:
-    """Convolves images with a kernel variable; no bias.
+    """Applies a 2-D convolution to images, without a bias.
 
     Args:
       x: a Tensor with dimensions [batch..., h, w, in_channels].
@@ -103,17 +103,17 @@ def conv3d(
     filter_size: Sequence[int] = (3, 3, 3),
     strides: Sequence[int] = (1, 1, 1),
     padding: str = "SAME",
-    filter_initializer: Any = None,
+    filter_initializer: Optional[Callable] = None,
     variable_dtype: Optional[mtf.VariableDType] = None,
     name: Optional[str] = None,
 ) -> mtf.Tensor:
-    """Convolves volumes with a kernel variable; no bias; see `conv2d`.
+    """Applies a 3-D convolution to volumes, without a bias; see `conv2d`.
 
     Args:
       x: a Tensor with dimensions [batch..., d, h, w, in_channels].
       output_dim: a Dimension, the output channels.
       filter_size: [depth, height, width] of the filter.
-      strides: the strides along these.
+      strides: [depth, vertical, horizontal].
       padding: "SAME" or "VALID".
       filter_initializer: a TensorFlow initializer or None.
       variable_dtype: a VariableDType or None.
@@ -130,10 +130,10 @@ def check_blocks(
     strides: Sequence[int],
     padding: str,
 ) -> None:
-    """Checks the arguments of a convolution of blocks.
+    """Checks the arguments of a convolution on blocks.
 
     Raises:
-      ValueError: an unknown padding, "VALID" with several blocks, or as `check_window`.
+      ValueError: the padding is unknown, or "VALID" with several blocks; or `check_window` fails.
     """
     what = f"{kind}_with_blocks"
     check_window(kind, filter_size, strides)
@@ -148,7 +148,7 @@ def check_blocks(
 
 
 def _same_margins(block: mtf.Dimension, size: int, stride: int) -> tuple[int, int]:
-    """Returns how much "SAME" needs before and after each block."""
+    """Returns the margins that "SAME" padding needs before and after each block."""
     if block.size % stride:
         raise ValueError(
             f"the block size {dims_text([block])} must be a multiple of the stride {stride}, so "
@@ -165,7 +165,7 @@ def with_margins(
     before: int,
     after: int,
 ) -> mtf.Tensor:
-    """Returns blocks joined to margins of their neighbours, zeros at the border."""
+    """Extends each block by margins from its neighbors, with zeros at the border."""
     widest = max(before, after)
     x = mtf.halo_exchange(x, blocks_dim, block, widest)
     if before == after:
@@ -182,7 +182,7 @@ def _conv_with_blocks(
     padding: str,
     conv: Callable[[mtf.Tensor, str], mtf.Tensor],
 ) -> mtf.Tensor:
-    """Exchanges halos along dimensions in blocks, then convolves each block by itself."""
+    """Exchanges halos along the blocked dimensions, then convolves each block on its own."""
     check_blocks(f"conv{rank}d", blocks_dims, filter_size, strides, padding)
     if padding == "VALID":
         return conv(x, "VALID")
@@ -200,22 +200,23 @@ def conv2d_with_blocks(
     padding: str = "SAME",
     h_blocks_dim: Optional[mtf.Dimension] = None,
     w_blocks_dim: Optional[mtf.Dimension] = None,
-    filter_initializer: Any = None,
+    filter_initializer: Optional[Callable] = None,
     variable_dtype: Optional[mtf.VariableDType] = None,
     name: Optional[str] = None,
 ) -> mtf.Tensor:
-    """Convolves images cut into blocks, which a layout may split over a mesh.
+    """Applies a 2-D convolution to images cut into blocks, which a layout may split over a mesh.
 
-    Each block gets a margin of its neighbours, and the result is that of the whole image.
+    Each block receives a margin (halo) from its neighbors, so the result equals that of `conv2d`
+    on the whole image.
 
     Args:
       x: a Tensor with dimensions [batch..., h_blocks, w_blocks, h, w, in_channels].
       output_dim: a Dimension, the output channels.
       filter_size: [height, width] of the filter.
-      strides: [vertical, horizontal]; they divide the block's height and width.
-      padding: "SAME"; "VALID" only for one block.
-      h_blocks_dim: the Dimension of blocks in a column, or None for one block.
-      w_blocks_dim: the Dimension of blocks in a row, or None for one block.
+      strides: [vertical, horizontal]; must divide the height and width of a block.
+      padding: "SAME"; or "VALID", with one block only.
+      h_blocks_dim: the Dimension of blocks along the height, or None for one block.
+      w_blocks_dim: the Dimension of blocks along the width, or None for one block.
       filter_initializer: a TensorFlow initializer or None.
       variable_dtype: a VariableDType or None.
       name: a string, the variable scope; "conv2d" if None.
@@ -238,18 +239,20 @@ def conv3d_with_blocks(
     padding: str = "SAME",
     d_blocks_dim: Optional[mtf.Dimension] = None,
     h_blocks_dim: Optional[mtf.Dimension] = None,
-    filter_initializer: Any = None,
+    filter_initializer: Optional[Callable] = None,
     variable_dtype: Optional[mtf.VariableDType] = None,
     name: Optional[str] = None,
 ) -> mtf.Tensor:
-    """Convolves volumes cut into blocks along depth and height; see `conv2d_with_blocks`.
+    """Applies a 3-D convolution to volumes cut into blocks along depth and height.
+
+    See `conv2d_with_blocks`.
 
     Args:
       x: a Tensor with dimensions [batch..., d_blocks, h_blocks, d, h, w, in_channels].
       output_dim: a Dimension, the output channels.
       filter_size: [depth, height, width] of the filter.
-      strides: the strides along these.
-      padding: "SAME"; "VALID" only for one block.
+      strides: [depth, vertical, horizontal].
+      padding: "SAME"; or "VALID", with one block only.
       d_blocks_dim: the Dimension of blocks along the depth, or None for one block.
       h_blocks_dim: the Dimension of blocks along the height, or None for one block.
       filter_initializer: a TensorFlow initializer or None.

@@ -1,4 +1,4 @@
-"""Convolutions along one dimension, ordinary and separable."""
+"""1-D convolution layers, ordinary and depthwise separable."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def conv1d(
     stride: int = 1,
     **kw_args: Any,
 ) -> mtf.Tensor:
-    """Convolves sequences with a kernel variable; no bias.
+    """Applies a 1-D convolution to sequences, without a bias.
 
-    It is a `conv2d` of images of height 1, and its variable has the name of such a one.
+    Implemented as a `conv2d` of images of height 1; the variable is named accordingly.
 
     Args:
       x: a Tensor with dimensions [batch..., length, in_channels].
       output_dim: a Dimension, the output channels.
-      filter_size: how many positions the filter covers.
-      stride: how far it moves.
+      filter_size: the number of positions that the filter covers.
+      stride: the stride along the length.
       **kw_args: further arguments of `conv2d`: padding, filter_initializer, variable_dtype
         and name.
 
@@ -47,7 +47,7 @@ def conv1d(
       A Tensor with dimensions [batch..., length, output_dim].
 
     Raises:
-      ValueError: `x` has no length.
+      ValueError: `x` has no length dimension.
     """
     batch, length, channels = _sequence_dims("conv1d", x)
     height = mtf.Dimension("fake_height", 1)
@@ -67,29 +67,30 @@ def separable_conv1d(
     use_bias: bool = True,
     kernel_depth_weights: Optional[Sequence[mtf.Tensor]] = None,
 ) -> mtf.Tensor:
-    """Sums neighbouring positions, each channel for itself, then mixes the channels.
+    """Applies a depthwise separable 1-D convolution: per-channel sums, then a channel mix.
 
-    Chollet, "Xception: deep learning with depthwise separable convolutions" (2016). The length
-    may be split: neighbours are fetched by shifts. Beyond the ends there are zeros.
+    Chollet, "Xception: deep learning with depthwise separable convolutions" (2016). A layout may
+    split the length: neighboring positions are fetched by shifts. Positions beyond the ends are
+    zeros.
 
     Args:
       x: a Tensor with dimensions [batch..., length, in_channels].
       output_dim: a Dimension, the output channels.
-      min_relative_pos: position of the first neighbour, relative to that of the result.
-      max_relative_pos: position of the last one.
-      depthwise_filter_initializer_scale: variance of a sum over the neighbours, initially.
-      pointwise_filter_initializer_scale: variance of a sum over channels, initially.
+      min_relative_pos: the first position of the filter, relative to the output position.
+      max_relative_pos: the last position of the filter.
+      depthwise_filter_initializer_scale: the initial variance of a sum over positions.
+      pointwise_filter_initializer_scale: the initial variance of a sum over channels.
       name: a string, the variable scope; "separable_conv1d" if None.
-      use_bias: whether to add a bias to either sum.
-      kernel_depth_weights: a Tensor with dimensions [in_channels] for each neighbour, instead
-        of variables.
+      use_bias: whether to add a bias to both convolutions.
+      kernel_depth_weights: a Tensor with dimensions [in_channels] for each position, to use
+        instead of variables; or None.
 
     Returns:
       A Tensor with dimensions [batch..., length, output_dim].
 
     Raises:
-      ValueError: no neighbours, or another number of them than of `kernel_depth_weights`; or
-        `x` has no length.
+      ValueError: the filter covers no position, `kernel_depth_weights` does not have one Tensor
+        per position, or `x` has no length dimension.
     """
     _, length, channels = _sequence_dims("separable_conv1d", x)
     positions = range(min_relative_pos, max_relative_pos + 1)

@@ -1,9 +1,9 @@
-"""Transposed convolution layers, also of images in blocks that may be split over a mesh."""
+"""Transposed convolution layers, including spatially partitioned ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.layers._conv import check_blocks, convolution, with_margins
@@ -22,27 +22,27 @@ def conv2d_transpose(
     filter_size: Sequence[int] = (2, 2),
     strides: Sequence[int] = (2, 2),
     padding: str = "SAME",
-    filter_initializer: Any = None,
+    filter_initializer: Optional[Callable] = None,
     variable_dtype: Optional[mtf.VariableDType] = None,
     name: Optional[str] = None,
 ) -> mtf.Tensor:
-    """Enlarges images by a transposed convolution with a kernel variable; no bias.
+    """Upsamples images by a 2-D transposed convolution, without a bias.
 
-    It is the gradient of a convolution with these strides (Zeiler et al., "Deconvolutional
-    networks", 2010).
+    A transposed convolution is the gradient of a convolution with these strides (Zeiler et al.,
+    "Deconvolutional networks", 2010).
 
     Args:
       x: a Tensor with dimensions [batch..., h, w, in_channels].
       output_dim: a Dimension, the output channels.
       filter_size: [height, width] of the filter.
-      strides: how many times as high and as wide the result is, with padding "SAME".
+      strides: [vertical, horizontal], the upsampling factors with padding "SAME".
       padding: "SAME" or "VALID".
       filter_initializer: a TensorFlow initializer or None.
       variable_dtype: a VariableDType or None.
       name: a string, the variable scope; "conv2d_transpose" if None.
 
     Returns:
-      A Tensor with dimensions [batch..., h, w, output_dim], h and w of their new sizes.
+      A Tensor with dimensions [batch..., h, w, output_dim], where h and w have their new sizes.
     """
     how = (filter_size, strides, padding, filter_initializer, variable_dtype, name)
     return convolution("conv2d_transpose", x, output_dim, *how)
@@ -54,35 +54,36 @@ def conv3d_transpose(
     filter_size: Sequence[int] = (2, 2, 2),
     strides: Sequence[int] = (2, 2, 2),
     padding: str = "SAME",
-    filter_initializer: Any = None,
+    filter_initializer: Optional[Callable] = None,
     variable_dtype: Optional[mtf.VariableDType] = None,
     name: Optional[str] = None,
 ) -> mtf.Tensor:
-    """Enlarges volumes by a transposed convolution; see `conv2d_transpose`.
+    """Upsamples volumes by a 3-D transposed convolution; see `conv2d_transpose`.
 
     Args:
       x: a Tensor with dimensions [batch..., d, h, w, in_channels].
       output_dim: a Dimension, the output channels.
       filter_size: [depth, height, width] of the filter.
-      strides: the strides along these.
+      strides: [depth, vertical, horizontal], the upsampling factors.
       padding: "SAME" or "VALID".
       filter_initializer: a TensorFlow initializer or None.
       variable_dtype: a VariableDType or None.
       name: a string, the variable scope; "conv3d_transpose" if None.
 
     Returns:
-      A Tensor with dimensions [batch..., d, h, w, output_dim], d, h and w of their new sizes.
+      A Tensor with dimensions [batch..., d, h, w, output_dim], where d, h and w have their new
+      sizes.
     """
     how = (filter_size, strides, padding, filter_initializer, variable_dtype, name)
     return convolution("conv3d_transpose", x, output_dim, *how)
 
 
 class _Reach(NamedTuple):
-    """What one side of a block's enlarged pixels depends on.
+    """The margins that the upsampled pixels of a block depend on, along one dimension.
 
     Attributes:
-      before, after: how many pixels of the neighbours, on either side.
-      cut: how many pixels of the enlarged margin and block come before the enlarged block.
+      before, after: the number of pixels needed from the neighbor on either side.
+      cut: the number of pixels of the upsampled result that precede the upsampled block.
     """
 
     before: int
@@ -93,8 +94,8 @@ class _Reach(NamedTuple):
 def _reach(size: int, stride: int) -> _Reach:
     """Returns the _Reach of a window.
 
-    Pixel i is spread over size pixels from i * stride - skipped on, where skipped is what "SAME"
-    cuts off at the beginning.
+    Pixel i contributes to `size` pixels starting at i * stride - skipped, where skipped is the
+    number of pixels that "SAME" padding cuts off at the beginning.
     """
     skipped = max(size - stride, 0) // 2
     before = max(size - 1 - skipped, 0) // stride
@@ -110,7 +111,7 @@ def _transpose_with_blocks(
     padding: str,
     conv: Callable[[mtf.Tensor, str], mtf.Tensor],
 ) -> mtf.Tensor:
-    """Enlarges blocks with margins of their neighbours, and cuts the blocks out."""
+    """Upsamples blocks together with margins from their neighbors, then cuts the margins off."""
     reaches = [_reach(size, stride) for size, stride in zip(filter_size, strides)]
     if padding == "VALID" or not any(r.before or r.after for r in reaches):
         return conv(x, padding)
@@ -133,23 +134,23 @@ def conv2d_transpose_with_blocks(
     padding: str = "SAME",
     h_blocks_dim: Optional[mtf.Dimension] = None,
     w_blocks_dim: Optional[mtf.Dimension] = None,
-    filter_initializer: Any = None,
+    filter_initializer: Optional[Callable] = None,
     variable_dtype: Optional[mtf.VariableDType] = None,
     name: Optional[str] = None,
 ) -> mtf.Tensor:
-    """Enlarges images cut into blocks, which a layout may split over a mesh.
+    """Upsamples images cut into blocks, which a layout may split over a mesh.
 
-    Where the filter is larger than the strides each block gets a margin of its neighbours, and
-    the result is that of the whole image.
+    Where the filter is larger than the strides, each block receives a margin (halo) from its
+    neighbors, so the result equals that of `conv2d_transpose` on the whole image.
 
     Args:
       x: a Tensor with dimensions [batch..., h_blocks, w_blocks, h, w, in_channels].
       output_dim: a Dimension, the output channels.
       filter_size: [height, width] of the filter.
-      strides: how many times as high and as wide the result is.
-      padding: "SAME"; "VALID" only for one block.
-      h_blocks_dim: the Dimension of blocks in a column, or None for one block.
-      w_blocks_dim: the Dimension of blocks in a row, or None for one block.
+      strides: [vertical, horizontal], the upsampling factors.
+      padding: "SAME"; or "VALID", with one block only.
+      h_blocks_dim: the Dimension of blocks along the height, or None for one block.
+      w_blocks_dim: the Dimension of blocks along the width, or None for one block.
       filter_initializer: a TensorFlow initializer or None.
       variable_dtype: a VariableDType or None.
       name: a string, the variable scope; "conv2d_transpose" if None.
@@ -158,7 +159,7 @@ def conv2d_transpose_with_blocks(
       A Tensor with dimensions [batch..., h_blocks, w_blocks, h, w, output_dim].
 
     Raises:
-      ValueError: "VALID" with several blocks, or the filter or the strides do not fit.
+      ValueError: padding is "VALID" with several blocks, or the filter or strides do not fit.
     """
 
     def conv(y: mtf.Tensor, pad: str) -> mtf.Tensor:
@@ -178,11 +179,11 @@ def conv3d_transpose_with_blocks(
     padding: str = "SAME",
     d_blocks_dim: Optional[mtf.Dimension] = None,
     h_blocks_dim: Optional[mtf.Dimension] = None,
-    filter_initializer: Any = None,
+    filter_initializer: Optional[Callable] = None,
     variable_dtype: Optional[mtf.VariableDType] = None,
     name: Optional[str] = None,
 ) -> mtf.Tensor:
-    """Enlarges volumes cut into blocks along depth and height.
+    """Upsamples volumes cut into blocks along depth and height.
 
     See `conv2d_transpose_with_blocks`.
 
@@ -190,8 +191,8 @@ def conv3d_transpose_with_blocks(
       x: a Tensor with dimensions [batch..., d_blocks, h_blocks, d, h, w, in_channels].
       output_dim: a Dimension, the output channels.
       filter_size: [depth, height, width] of the filter.
-      strides: the strides along these.
-      padding: "SAME"; "VALID" only for one block.
+      strides: [depth, vertical, horizontal], the upsampling factors.
+      padding: "SAME"; or "VALID", with one block only.
       d_blocks_dim: the Dimension of blocks along the depth, or None for one block.
       h_blocks_dim: the Dimension of blocks along the height, or None for one block.
       filter_initializer: a TensorFlow initializer or None.
@@ -202,7 +203,7 @@ def conv3d_transpose_with_blocks(
       A Tensor with dimensions [batch..., d_blocks, h_blocks, d, h, w, output_dim].
 
     Raises:
-      ValueError: "VALID" with several blocks, or the filter or the strides do not fit.
+      ValueError: padding is "VALID" with several blocks, or the filter or strides do not fit.
     """
 
     def conv(y: mtf.Tensor, pad: str) -> mtf.Tensor:

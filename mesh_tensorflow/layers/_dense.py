@@ -1,10 +1,10 @@
-"""Dense layers, their kernels and initializers."""
+"""Dense layers, and their kernels and initializers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -30,18 +30,21 @@ __all__ = [
 def unit_scaling_convention(value: bool = False) -> bool:
     """Returns whether weights have unit variance and contractions are scaled instead.
 
-    To be set through gin: `mesh_tensorflow.layers.unit_scaling_convention.value = True`.
+    Set it through gin: `mesh_tensorflow.layers.unit_scaling_convention.value = True`.
     """
     return value
 
 
 def us_einsum(xs: Sequence[mtf.Tensor], *args: Any, **kwargs: Any) -> mtf.Tensor:
-    """Returns an einsum, divided by the root of the contracted size if weights are unscaled.
+    """Computes an einsum, scaled under the unit scaling convention.
+
+    With `unit_scaling_convention`, the result is divided by the square root of the product of the
+    sizes of the contracted dimensions.
 
     Args:
       xs: a list of Tensors.
-      *args: as for mtf.einsum.
-      **kwargs: as for mtf.einsum.
+      *args: further arguments of mtf.einsum.
+      **kwargs: further arguments of mtf.einsum.
     """
     y = mtf.einsum(xs, *args, **kwargs)
     if not layers.unit_scaling_convention():
@@ -51,7 +54,7 @@ def us_einsum(xs: Sequence[mtf.Tensor], *args: Any, **kwargs: Any) -> mtf.Tensor
 
 
 class DenseInitializer:
-    """Makes the initializer of a dense layer's kernel from its dimensions."""
+    """Base class of initializers of dense kernels, which depend on the layer's dimensions."""
 
     def __call__(
         self, reduced_dims: Sequence[mtf.Dimension], new_dims: Sequence[mtf.Dimension]
@@ -59,8 +62,8 @@ class DenseInitializer:
         """Returns a TensorFlow initializer.
 
         Args:
-          reduced_dims: the Dimensions that the layer contracts.
-          new_dims: the Dimensions that it makes.
+          reduced_dims: the input Dimensions, which the layer contracts.
+          new_dims: the output Dimensions.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how to initialize")
 
@@ -80,12 +83,13 @@ _DISTRIBUTIONS = {
 
 @gin.configurable(module="mesh_tensorflow.layers")
 class VarianceScalingInitializer(DenseInitializer):
-    """Variance inversely proportional to the number of inputs, outputs, or their mean.
+    """An initializer with variance inversely proportional to the fan-in, fan-out, or their mean.
 
-    A truncated normal is not corrected for what truncation takes off its variance.
+    "normal" is a truncated normal distribution, without a correction for the variance that
+    truncation removes.
 
     Attributes:
-      scale: a factor of the variance.
+      scale: a factor applied to the variance.
       mode: "fan_in", "fan_out" or "fan_avg".
       distribution: "normal" or "uniform".
     """
@@ -118,7 +122,10 @@ class VarianceScalingInitializer(DenseInitializer):
 
 
 def _variable_dtype(
-    x: mtf.Tensor, variable_dtype: Any, master_dtype: Any, slice_dtype: Any
+    x: mtf.Tensor,
+    variable_dtype: Optional[mtf.VariableDType],
+    master_dtype: tf.DType,
+    slice_dtype: tf.DType,
 ) -> mtf.VariableDType:
     if variable_dtype is None:
         return mtf.VariableDType(master_dtype, slice_dtype, x.dtype)
@@ -130,19 +137,19 @@ def get_dense_kernel_weights(
     new_dims: Sequence[mtf.Dimension],
     reduced_dims: Sequence[mtf.Dimension],
     expert_dims: Optional[Sequence[mtf.Dimension]],
-    kernel_initializer: Any,
+    kernel_initializer: Optional[Callable],
     name: Optional[str] = None,
     variable_dtype: Optional[mtf.VariableDType] = None,
     master_dtype: tf.DType = tf.float32,
     slice_dtype: tf.DType = tf.float32,
 ) -> mtf.Tensor:
-    """Returns the kernel of a dense layer, cast to the dtype of `x`.
+    """Creates the kernel variable of a dense layer; returns it cast to the dtype of `x`.
 
     Args:
       x: a Tensor.
       new_dims: a list of Dimensions.
-      reduced_dims: a list of Dimensions of `x`, by the names that the kernel gives them.
-      expert_dims: a list of Dimensions of which each index has weights of its own, or None.
+      reduced_dims: a list of Dimensions of `x`, under the names they have in the kernel.
+      expert_dims: a list of Dimensions with separate weights for each index, or None.
       kernel_initializer: a TensorFlow initializer, a DenseInitializer, or None.
       name: a string, the variable scope; "dense" if None.
       variable_dtype: a VariableDType or None.
@@ -167,48 +174,49 @@ def get_dense_kernel_weights(
     return mtf.cast(kernel, x.dtype)
 
 
-def _as_list(dims: Any) -> list[mtf.Dimension]:
+def _as_list(dims: Union[mtf.Dimension, Sequence[mtf.Dimension]]) -> list[mtf.Dimension]:
     return [dims] if isinstance(dims, mtf.Dimension) else list(dims)
 
 
 def dense(
     x: mtf.Tensor,
-    new_dims: Any,
+    new_dims: Union[mtf.Dimension, Sequence[mtf.Dimension]],
     reduced_dims: Optional[Sequence[mtf.Dimension]] = None,
     expert_dims: Optional[Sequence[mtf.Dimension]] = None,
     use_bias: bool = True,
-    activation: Any = None,
+    activation: Optional[Union[Callable, list, tuple]] = None,
     master_dtype: tf.DType = tf.float32,
     slice_dtype: tf.DType = tf.float32,
     variable_dtype: Optional[mtf.VariableDType] = None,
-    kernel_initializer: Any = None,
+    kernel_initializer: Optional[Callable] = None,
     kernel_weights: Optional[mtf.Tensor] = None,
     name: Optional[str] = None,
 ) -> mtf.Tensor:
-    """Applies a linear map from some dimensions to others, a bias and a function.
+    """Applies a linear map from some dimensions to others, a bias and an activation function.
 
-    A reduced dimension that is also a new one is renamed with "_" in front, so that no layout
-    splits that side of the kernel.
+    A reduced dimension that is also a new one is renamed with a leading "_", so that a layout
+    rule for it splits only the output side of the kernel.
 
     Args:
       x: a Tensor.
       new_dims: a list of Dimensions, or one.
-      reduced_dims: a list of Dimensions of `x`; its last one, with a warning, if None.
-      expert_dims: a list of Dimensions of `x` of which each index has weights of its own.
+      reduced_dims: a list of Dimensions of `x`; if None, the last one, with a warning.
+      expert_dims: a list of Dimensions of `x` with separate weights for each index.
       use_bias: whether to add a bias.
       activation: a function of a Tensor, a list of functions applied in order, or None.
       master_dtype: used if `variable_dtype` is None.
       slice_dtype: used if `variable_dtype` is None.
-      variable_dtype: a VariableDType; that of `x` for activations if None.
+      variable_dtype: a VariableDType; if None, made of `master_dtype`, `slice_dtype` and the dtype
+        of `x` for activations.
       kernel_initializer: a TensorFlow initializer, a DenseInitializer, or None.
-      kernel_weights: a Tensor to use as kernel instead of a variable, or None.
+      kernel_weights: a Tensor to use as the kernel instead of a variable, or None.
       name: a string, the variable scope; "dense" if None.
 
     Returns:
       A Tensor of shape [remaining dims of x..., new_dims...].
 
     Raises:
-      ValueError: a reduced or expert dimension is not in `x`, or a new one stays in it.
+      ValueError: a reduced or expert dimension is not in `x`, or a new one is also kept.
     """
     check_flag("dense", "use_bias", use_bias, "dense(x, new_dims, activation={value})")
     new_dims = _as_list(new_dims)
@@ -256,10 +264,10 @@ def _kept_dims(
     reduced_dims: Sequence[mtf.Dimension],
     expert_dims: Sequence[mtf.Dimension],
 ) -> list[mtf.Dimension]:
-    """Returns the dimensions of `x` that stay, before the new ones.
+    """Returns the dimensions of `x` that the result keeps, in front of the new ones.
 
     Raises:
-      ValueError: a reduced or expert dimension is not in `x`, or a new one stays in it.
+      ValueError: a reduced or expert dimension is not in `x`, or a new one is also kept.
     """
     missing = [d for d in [*reduced_dims, *expert_dims] if d not in x.shape]
     if missing:
@@ -269,7 +277,7 @@ def _kept_dims(
         )
     kept = [d for d in x.shape if d not in reduced_dims]
     twice = [d for d in kept if d in new_dims]
-    if twice and reduced_dims:  # without any, it is meant to be a product of elements
+    if twice and reduced_dims:  # without reduced dimensions, an elementwise product is meant
         raise ValueError(
             f"dense: the result would have {dims_text(twice)} twice: {x.name} {x.shape} keeps it, "
             f"reducing {dims_text(reduced_dims)}, and new_dims is {dims_text(new_dims)}. Rename it "
@@ -281,7 +289,7 @@ def _kept_dims(
 def _without_clashes(
     x: mtf.Tensor, reduced_dims: Sequence[mtf.Dimension], new_dims: Sequence[mtf.Dimension]
 ) -> tuple[mtf.Tensor, list[mtf.Dimension]]:
-    """Returns `x` and its reduced dimensions, with those renamed that are also new ones."""
+    """Renames reduced dimensions that are also new ones; returns `x` and its reduced dimensions."""
     inner = [mtf.Dimension("_" + d.name, d.size) if d in new_dims else d for d in reduced_dims]
     for d, renamed in zip(reduced_dims, inner):
         if d != renamed:
@@ -289,7 +297,7 @@ def _without_clashes(
     return x, inner
 
 
-def _activation(fn: Any) -> Optional[Callable]:
+def _activation(fn: Optional[Union[str, Callable]]) -> Optional[Callable]:
     if fn is None or fn == "linear":
         return None
     return getattr(mtf, fn) if isinstance(fn, str) else fn
@@ -298,22 +306,22 @@ def _activation(fn: Any) -> Optional[Callable]:
 def dense_product(
     x: mtf.Tensor,
     reduced_dims: Sequence[mtf.Dimension],
-    new_dims: Any,
-    activation_functions: Any = None,
+    new_dims: Union[mtf.Dimension, Sequence[mtf.Dimension]],
+    activation_functions: Optional[Union[str, Callable, list, tuple]] = None,
     name: str = "dense_product",
     **kwargs: Any,
 ) -> mtf.Tensor:
-    """Returns the product of several dense layers, each with its function (gated units).
+    """Multiplies the results of several dense layers, as in gated linear units (GLU).
 
-    See Shazeer, "GLU variants improve transformer" (2020).
+    Shazeer, "GLU variants improve transformer" (2020).
 
     Args:
       x: a Tensor.
       reduced_dims: a list of Dimensions of `x`.
       new_dims: a list of Dimensions, or one.
-      activation_functions: a list with a factor's function each: a function, the name of one
-        in mtf, "linear" or None; or one of these alone.
-      name: a string; several layers are `name_0`, `name_1`, ...
+      activation_functions: a list with the activation of each layer: a function, the name of a
+        function in mtf, "linear" or None; or one of these, for a single layer.
+      name: a string; several layers are named `<name>_0`, `<name>_1`, ...
       **kwargs: further arguments of `dense`.
     """
     if not isinstance(activation_functions, (list, tuple)):
@@ -346,17 +354,20 @@ def dense_relu_dense(
     slice_dtype: tf.DType = tf.float32,
     name: Optional[str] = None,
 ) -> mtf.Tensor:
-    """Applies a dense layer with relu, dropout, and a dense layer back to the last dimension.
+    """Applies a feed-forward block: a dense layer with relu, dropout, and a second dense layer.
 
     Args:
       x: a Tensor with dimensions [..., io].
-      hidden_channels: a Dimension.
+      hidden_channels: a Dimension, the output of the first layer.
       is_training: whether dropout is applied.
-      dropout: the rate of dropout.
+      dropout: the dropout rate.
       dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
       master_dtype: a dtype.
       slice_dtype: a dtype.
       name: a string, the variable scope; "dense_relu_dense" if None.
+
+    Returns:
+      A Tensor of the shape of `x`.
     """
     with tf.variable_scope(name, default_name="dense_relu_dense"):
         io_channels = x.shape.dims[-1]

@@ -1,8 +1,9 @@
-"""Embeddings: a vector for each entry of a vocabulary."""
+"""Embedding layers: a vector for each entry of a vocabulary."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -18,10 +19,10 @@ def embedding_weights(
     output_dim: mtf.Dimension,
     variable_dtype: mtf.VariableDType,
     name: str = "embedding",
-    ensemble_dim: Any = None,
-    initializer: Any = None,
+    ensemble_dim: Optional[Union[mtf.Dimension, Sequence[mtf.Dimension]]] = None,
+    initializer: Optional[Callable] = None,
 ) -> mtf.Tensor:
-    """Makes the variable that holds the vectors.
+    """Creates the variable that holds the embedding vectors.
 
     Args:
       mesh: a Mesh.
@@ -29,7 +30,7 @@ def embedding_weights(
       output_dim: a Dimension.
       variable_dtype: a VariableDType.
       name: a string, the name of the variable.
-      ensemble_dim: a Dimension or a list of them, for vectors of each model of an ensemble.
+      ensemble_dim: a Dimension or a list of them, for separate vectors per model of an ensemble.
       initializer: a TensorFlow initializer; standard normal if None.
 
     Returns:
@@ -55,12 +56,12 @@ def embedding(
     variable_dtype: mtf.VariableDType,
     name: str = "embedding",
 ) -> mtf.Tensor:
-    """Returns the vectors of vocabulary entries, from a variable that it makes.
+    """Looks up embedding vectors in a variable that it creates.
 
-    An id out of range has the vector 0.
+    An id out of range gives a vector of zeros.
 
     Args:
-      indices: an integer Tensor with dimensions [...], ids.
+      indices: ids, an integer Tensor with dimensions [...].
       vocab_dim: a Dimension.
       output_dim: a Dimension.
       variable_dtype: a VariableDType.
@@ -70,7 +71,7 @@ def embedding(
       A Tensor with dimensions [..., output_dim].
 
     Raises:
-      ValueError: the ids are not integers, or have `vocab_dim`.
+      ValueError: the ids are not integers, or have the dimension `vocab_dim`.
     """
     if not indices.dtype.is_integer or vocab_dim in indices.shape:
         raise ValueError(

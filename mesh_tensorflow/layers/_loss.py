@@ -1,4 +1,4 @@
-"""Losses and their weights."""
+"""Loss functions and their weights."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ __all__ = [
 def softmax_cross_entropy_with_logits(
     logits: mtf.Tensor, targets: mtf.Tensor, vocab_dim: mtf.Dimension, z_loss: float = 0.0
 ) -> mtf.Tensor:
-    """Returns the cross entropy of targets and the softmax of logits, per example.
+    """Computes the cross entropy between targets and the softmax of logits, per example.
 
     Args:
       logits: a Tensor with dimensions [..., vocab_dim].
       targets: integer ids without `vocab_dim`, or floating probabilities of the shape of
         `logits`.
       vocab_dim: a Dimension.
-      z_loss: a factor of log(z) ** 2, z being the softmax's denominator; keeps logits near 0.
+      z_loss: the coefficient of a term log(z) ** 2, where z is the denominator of the softmax;
+        it keeps logits near 0.
 
     Returns:
       A Tensor without `vocab_dim`.
 
     Raises:
-      ValueError: the dimensions do not fit.
+      ValueError: the dimensions do not match.
     """
     if vocab_dim not in logits.shape:
         raise ValueError(
@@ -61,14 +62,14 @@ def softmax_cross_entropy_with_logits(
 
 
 def sigmoid_cross_entropy_with_logits(logits: mtf.Tensor, targets: mtf.Tensor) -> mtf.Tensor:
-    """Returns the cross entropy of probabilities and the sigmoid of logits, elementwise.
+    """Computes the elementwise cross entropy between targets and the sigmoid of logits.
 
     Args:
       logits: a Tensor.
-      targets: a floating Tensor of the same shape, probabilities.
+      targets: probabilities, a floating Tensor of the same shape and dtype.
 
     Returns:
-      A Tensor of this shape.
+      A Tensor of the same shape.
 
     Raises:
       ValueError: the shapes or the dtypes differ.
@@ -79,12 +80,12 @@ def sigmoid_cross_entropy_with_logits(logits: mtf.Tensor, targets: mtf.Tensor) -
             f"{targets.dtype.name} must have the shape and the dtype of logits {logits.name} "
             f"{logits.shape} {logits.dtype.name}; use mtf.transpose or mtf.cast"
         )
-    # -t log(s) - (1 - t) log(1 - s), of which neither logarithm is taken of a rounded 0.
+    # Equals -t log(s) - (1 - t) log(1 - s), but never takes the logarithm of a rounded 0.
     return mtf.softplus(logits) - logits * targets
 
 
 def weights_nonzero(targets: mtf.Tensor, dtype: tf.DType = tf.float32) -> mtf.Tensor:
-    """Returns 1 where an id is not 0, which stands for padding, and 0 elsewhere.
+    """Returns 1 where an id is nonzero and 0 where it is 0, which stands for padding.
 
     Args:
       targets: a Tensor.

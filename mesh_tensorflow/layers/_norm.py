@@ -1,7 +1,8 @@
-"""Normalization."""
+"""Normalization layers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
@@ -14,8 +15,10 @@ from mesh_tensorflow.ops._contractions.normalize import normalize
 __all__ = ["batch_norm", "corr", "layer_norm"]
 
 
-def _vector(x: mtf.Tensor, name: str, shape: mtf.Shape, initializer: Any, **kwargs: Any) -> Any:
-    """Returns a variable of a shape that `x` is scaled or shifted with, in the dtype of `x`."""
+def _vector(
+    x: mtf.Tensor, name: str, shape: mtf.Shape, initializer: Callable, **kwargs: Any
+) -> mtf.Tensor:
+    """Returns a variable that scales or shifts `x`, with activations in the dtype of `x`."""
     return mtf.get_variable(
         x.mesh, name, shape, initializer=initializer, activation_dtype=x.dtype, **kwargs
     )
@@ -30,9 +33,9 @@ def layer_norm(
 
     Args:
       x: a Tensor.
-      dim: a Dimension of it.
+      dim: a Dimension of `x`.
       epsilon: added to the variance.
-      name: a string; variables are under `name/layer_norm`.
+      name: a string; the variable scope is `<name>/layer_norm`.
     """
     with tf.variable_scope(name + "/layer_norm"):
         scale = _vector(x, "layer_norm_scale", mtf.Shape([dim]), tf.ones_initializer())
@@ -52,13 +55,13 @@ def batch_norm(
 ) -> tuple[mtf.Tensor, list[mtf.Operation]]:
     """Normalizes to mean 0 and variance 1 over a batch, then scales and shifts.
 
-    Ioffe and Szegedy, "Batch normalization" (2015). In training by the statistics of the batch,
-    wherever its parts are; else by their moving averages.
+    Ioffe and Szegedy, "Batch normalization" (2015). In training, statistics are those of the
+    whole batch, however it is split; otherwise, their moving averages are used.
 
     Args:
       x: a Tensor, usually with dimensions [batch, ..., channels].
       is_training: a bool.
-      momentum: how much of the moving averages an update leaves, between 0 and 1.
+      momentum: the decay of the moving averages, between 0 and 1.
       epsilon: added to the variance.
       dims_idx_start: statistics are over `x.shape.dims[dims_idx_start:dims_idx_end]`.
       dims_idx_end: as above.
@@ -66,11 +69,11 @@ def batch_norm(
       name: a string, the variable scope; "batch_norm" if None.
 
     Returns:
-      (a Tensor of the shape of `x`, a list of operations that update the moving averages,
-      to be run with the training step; empty if not `is_training`).
+      A tuple (y, updates): a Tensor of the shape of `x`, and a list of operations that update the
+      moving averages, to be run with the training step; empty unless `is_training`.
 
     Raises:
-      ValueError: no dimension is between the indices.
+      ValueError: the indices select no dimension.
     """
     check_flag(
         "batch_norm", "is_training", is_training, "batch_norm(x, is_training, momentum={value})"
@@ -106,9 +109,9 @@ def batch_norm(
 
 
 def _decay(average: mtf.Tensor, value: mtf.Tensor, momentum: float, name: str) -> mtf.Operation:
-    """Returns an operation that moves an average towards a value.
+    """Returns an operation that moves an average toward a value.
 
-    Subtracts, so that small steps are not lost if activations have few bits.
+    It subtracts a difference, so that small steps are not lost in low-precision activations.
     """
     step = (average - value) * (1.0 - momentum)
     return mtf.assign(average, step, assign_fn=mtf.assign_sub_slice, name=name)
@@ -117,16 +120,17 @@ def _decay(average: mtf.Tensor, value: mtf.Tensor, momentum: float, name: str) -
 def corr(
     x: mtf.Tensor, dim: mtf.Dimension, epsilon: float = 1e-20, name: str = "pearson_correlation"
 ) -> mtf.Tensor:
-    """Returns the correlation matrix (Pearson) between the entries of a dimension.
+    """Computes the Pearson correlation matrix between the entries of a dimension.
 
     Args:
-      x: a Tensor; the other dimensions together are the samples.
-      dim: a Dimension of it.
+      x: a Tensor; its other dimensions together index the samples.
+      dim: a Dimension of `x`.
       epsilon: added to the standard deviations.
       name: a string, the variable scope.
 
     Returns:
-      A Tensor with dimensions [dim_1, dim_2], `dim` under the names `<name>_1` and `<name>_2`.
+      A Tensor with dimensions [dim_1, dim_2], which are `dim` with `_1` and `_2` appended to its
+      name.
 
     Raises:
       ValueError: `x` lacks `dim`.

@@ -18,7 +18,7 @@ def _pool(x: mtf.Tensor, ksize: Sequence[int], kind: str, name: str) -> mtf.Tens
 def max_pool2d(
     x: mtf.Tensor, ksize: Sequence[int] = (2, 2), name: str = "max_pool2d"
 ) -> mtf.Tensor:
-    """Returns the largest value of each window; windows do not overlap.
+    """Applies 2-D max pooling over windows that do not overlap.
 
     Args:
       x: a Tensor with dimensions [batch..., h, w, channels].
@@ -31,19 +31,19 @@ def max_pool2d(
 def max_pool3d(
     x: mtf.Tensor, ksize: Sequence[int] = (2, 2, 2), name: str = "max_pool3d"
 ) -> mtf.Tensor:
-    """Returns the largest value of each window of volumes; see `max_pool2d`."""
+    """Applies 3-D max pooling to [batch..., d, h, w, channels]; see `max_pool2d`."""
     return _pool(x, ksize, "MAX_3D", name)
 
 
 def avg_pool2d(
     x: mtf.Tensor, ksize: Sequence[int] = (2, 2), name: str = "avg_pool2d"
 ) -> mtf.Tensor:
-    """Returns the mean of each window; see `max_pool2d`."""
+    """Applies 2-D average pooling to [batch..., h, w, channels]; see `max_pool2d`."""
     return _pool(x, ksize, "AVG_2D", name)
 
 
 def avg_pool3d(
     x: mtf.Tensor, ksize: Sequence[int] = (2, 2, 2), name: str = "avg_pool3d"
 ) -> mtf.Tensor:
-    """Returns the mean of each window of volumes; see `max_pool2d`."""
+    """Applies 3-D average pooling to [batch..., d, h, w, channels]; see `max_pool2d`."""
     return _pool(x, ksize, "AVG_3D", name)

@@ -1,4 +1,4 @@
-"""Regularization: noise on activations, and bounds of their gradients."""
+"""Regularization: noise on activations, and clipping of their gradients."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def annealed_dropout(
     start_step: int,
     end_step: int,
     init_rate: Optional[float] = None,
-    noise_shape: Any = None,
+    noise_shape: Optional[mtf.Shape] = None,
     name: Optional[str] = None,
 ) -> mtf.Tensor:
-    """Applies dropout at a rate that falls to 0 with the global step.
+    """Applies dropout at a rate that decays to 0 with the global step.
 
-    Until `start_step` the rate is `init_rate`, from `end_step` on it is 0, and between them it
-    falls linearly.
+    The rate is `init_rate` until `start_step`, 0 from `end_step` on, and decays linearly in
+    between.
 
     Args:
       x: a Tensor.
       is_training: a bool; `x` itself is returned if it is false.
       start_step: an integer.
       end_step: an integer, later than `start_step`.
-      init_rate: the rate of dropout in the beginning.
-      noise_shape: a Shape that may lack dimensions of `x`, along which the noise is shared.
+      init_rate: the initial dropout rate.
+      noise_shape: a Shape; the noise is broadcast along the dimensions of `x` that it lacks.
       name: a string, the variable scope; "dropout" if None.
 
     Raises:
@@ -59,7 +59,7 @@ def annealed_dropout(
 
 
 def multiplicative_jitter(x: mtf.Tensor, epsilon: float = 1e-2) -> mtf.Tensor:
-    """Returns `x` times random numbers, uniform between 1 - epsilon and 1 + epsilon.
+    """Multiplies `x` by random numbers, uniform between 1 - epsilon and 1 + epsilon.
 
     Args:
       x: a floating Tensor.
@@ -73,14 +73,14 @@ def multiplicative_jitter(x: mtf.Tensor, epsilon: float = 1e-2) -> mtf.Tensor:
 
 @gin.configurable(module="mesh_tensorflow.layers")
 def clip_activation_gradient(x: mtf.Tensor, clip_rms_norm: Optional[float] = None) -> mtf.Tensor:
-    """Returns the value of `x`, whose gradient is scaled down to a root mean square.
+    """Returns the value of `x`, and clips its gradient to a maximum root mean square (RMS).
 
-    Summaries of `x` are written, see `summary_for_clip_activation_gradient`; an example is what
-    has one index in all dimensions but the last.
+    Also writes summaries of `x`, see `summary_for_clip_activation_gradient`; all dimensions but
+    the last are batch dimensions.
 
     Args:
       x: a Tensor.
-      clip_rms_norm: the largest RMS that the gradient may have; any if None or 0.
+      clip_rms_norm: the largest RMS of the gradient; no clipping if None or 0.
 
     Raises:
       ValueError: `clip_rms_norm` is negative.
@@ -106,15 +106,16 @@ def summary_for_clip_activation_gradient(
     name: Optional[str] = None,
     batch_dims: Optional[Sequence[mtf.Dimension]] = None,
 ) -> None:
-    """Adds scalar summaries: mean and maximum, and of the examples' root mean squares too.
+    """Adds scalar summaries of the mean, the maximum and the root mean square (RMS) of a Tensor.
 
-    Tags are `mean/` and `max/`; with `batch_dims` also `rms_mean/<name>`, `rms_max/<name>` and
+    Tags are `mean/` and `max/`. With `batch_dims`, the mean, maximum and variance over examples
+    of the RMS of an example are added as `rms_mean/<name>`, `rms_max/<name>` and
     `rms_var/<name>`.
 
     Args:
       t: a Tensor.
       name: a string.
-      batch_dims: the Dimensions whose indices name an example, or None.
+      batch_dims: the Dimensions that index examples, or None.
     """
     mtf.scalar_summary("mean/", mtf.reduce_mean(t))
     mtf.scalar_summary("max/", mtf.reduce_max(t))

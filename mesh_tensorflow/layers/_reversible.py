@@ -1,9 +1,9 @@
-"""Reversible residual layers: inputs are computed from outputs, so that none need be kept."""
+"""Reversible residual layers: inputs are recomputed from outputs instead of being stored."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.ops._control.recompute import computed_again, wait_for
@@ -22,11 +22,11 @@ def reversible_half_residual_and_swap(
     """Adds `f(x2)` to `x1` and swaps the two: one step of a reversible network.
 
     Gomez et al., "The reversible residual network: backpropagation without storing activations"
-    (2017). The gradient computes `f(x2)` again, and `x1` by subtracting it, from the outputs of
-    the step. So neither inner values of `f` nor inputs are kept for it, but the outputs of the
-    last step only. Random values and variables in `f` are the same again.
+    (2017). The backward pass recomputes `f(x2)` from the outputs of the step and subtracts it to
+    recover `x1`. So neither activations inside `f` nor inputs are stored for it, only the outputs
+    of the last step. Recomputed random values and variables in `f` are the same as before.
 
-    A layer with both halves, and a network of layers:
+    A network of layers, each with both halves:
 
         for f, g in layers:
             a = reversible_half_residual_and_swap(*a, f)
@@ -34,22 +34,27 @@ def reversible_half_residual_and_swap(
 
     Args:
       x1: a Tensor.
-      x1_backwards: what the last step returned with `x1`; None for the first step. It has no
-        meaning of its own: its gradient is the value of `x1`, computed again.
+      x1_backwards: the Tensor that the previous step returned with `x1`; None for the first step.
+        Its value has no meaning; its gradient is the recomputed value of `x1`.
       x2: a Tensor of the shape and dtype of `x1`.
-      x2_backwards: what the last step returned with `x2`; None for the first step.
-      f: a function of a Tensor; returns one of the same shape.
-      recompute_grads: whether to compute values again; if not, they are kept as usual.
+      x2_backwards: the Tensor that the previous step returned with `x2`; None for the first step.
+      f: a function of a Tensor that returns a Tensor of the same shape.
+      recompute_grads: whether to recompute activations; if False, they are stored as usual.
 
     Returns:
       The first four arguments of the next step: [x2, x2_backwards, x1 + f(x2), x1_backwards].
 
     Raises:
-      ValueError: `x1`, `x2` and `f(x2)` do not have one shape and one dtype.
+      ValueError: `x1`, `x2` and `f(x2)` differ in shape or dtype.
     """
     _check_alike("x1 and x2", x1, x2)
 
-    def step(x1: mtf.Tensor, x1_back: Any, x2: mtf.Tensor, x2_back: Any) -> tuple:
+    def step(
+        x1: mtf.Tensor,
+        x1_back: Optional[mtf.Tensor],
+        x2: mtf.Tensor,
+        x2_back: Optional[mtf.Tensor],
+    ) -> tuple:
         residual = f(x2)
         _check_alike("x1 and f(x2)", x1, residual)
         return x2, x2_back, x1 + residual, x1_back
@@ -76,18 +81,18 @@ def _backwards(
     outputs: Sequence[mtf.Tensor],
     output_grads: Sequence[mtf.Tensor],
 ) -> list[Optional[mtf.Tensor]]:
-    """Returns the gradients of all inputs; those of `x_backwards` are the inputs themselves."""
+    """Returns the gradients of all inputs; those of `x_backwards` are the recomputed inputs."""
     x2 = explicit_inputs[2]
     others = list(all_inputs[len(explicit_inputs) :])
     dy1, y1_again, dy2, y2_again = output_grads
     if isinstance(y1_again.operation, mtf.Constant):
-        # No later step computed them: the zeros that stand for a gradient that is not there.
+        # No later step recomputed them: these are the zeros of a missing gradient.
         y1_again, y2_again = outputs[0], outputs[2]
-    # Not before the gradients are there, or all steps would be computed again at once.
+    # Wait for the gradients, or all steps would be recomputed at once.
     y1, y2 = wait_for([y1_again, y2_again], [dy1, dy2])
     *inner, addition = forward_operations
     residual = addition.inputs[1]
     [residual], (dx2, *d_others) = computed_again(inner, {x2: y1}, [residual], [x2, *others], [dy2])
-    # The step before begins when this one is through, or inner values of both would be kept.
+    # The previous step waits for this one, or activations of both would be stored at once.
     [x1] = wait_for([y2 - residual], [d for d in d_others if d is not None])
     return [dy2, x1, dy1 if dx2 is None else dy1 + dx2, y1, *d_others]

@@ -67,7 +67,7 @@ class Placing(NamedTuple):
       apart: whether each is a logical CPU, to be taken for a memory of its own; else they
         share one memory.
       merge: which processors are executed as one, as for PlacementMeshImpl.
-      pairs: whether each two neighbours are on one device.
+      pairs: whether each two neighbors are on one device.
       simd: whether one program runs on each processor.
       share: with it, whether processors share what is equal, however small.
     """

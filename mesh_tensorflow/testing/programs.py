@@ -14,7 +14,7 @@ from mesh_tensorflow.testing.cases import Case, table
 
 __all__ = ["TOLERANCE", "Program", "check_gradients", "check_results"]
 
-# Neighbouring float32 results differ by rounding only; bfloat16 has 8 bits.
+# Neighboring float32 results differ by rounding only; bfloat16 has 8 bits.
 TOLERANCE = {"float32": 1.0, "bfloat16": 3000.0, "int32": 1.0}
 
 

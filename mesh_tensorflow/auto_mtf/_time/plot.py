@@ -9,7 +9,7 @@ import numpy as np
 __all__ = ["draw"]
 
 _MOST_LAYERS = 14
-_COLOURS = {"compute": "#4c72b0", "communication": "#dd8452"}
+_COLORS = {"compute": "#4c72b0", "communication": "#dd8452"}
 
 
 def draw(explanation: Any, path: str) -> None:
@@ -66,9 +66,9 @@ def _memory(axis: Any, explanation: Any) -> None:
 def _times(axis: Any, names: list[str], seconds: list[Any], title: str) -> None:
     places = np.arange(len(names))
     begin = np.zeros(len(names))
-    for i, (what, colour) in enumerate(_COLOURS.items()):
+    for i, (what, color) in enumerate(_COLORS.items()):
         values = np.array([s[i] * 1e3 for s in seconds])
-        axis.barh(places, values, left=begin, label=what, color=colour)
+        axis.barh(places, values, left=begin, label=what, color=color)
         begin += values
     axis.set_yticks(places, names, fontsize="small")
     axis.invert_yaxis()

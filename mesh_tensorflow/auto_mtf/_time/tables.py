@@ -121,8 +121,8 @@ def local_search(
     while True:
         if is_allowed(here) and here_seconds < least:
             best, least = here, here_seconds
-        near = list(neighbours(space, here))
-        near += [n for one in near for n in neighbours(space, one)]
+        near = list(neighbors(space, here))
+        near += [n for one in near for n in neighbors(space, one)]
         layouts = list({tuple(sorted(n.items())): n for n in near}.values())
         ranked = sorted((seconds(n), i) for i, n in enumerate(layouts))
         for s, i in ranked:
@@ -134,7 +134,7 @@ def local_search(
         here_seconds, here = ranked[0][0], layouts[ranked[0][1]]
 
 
-def neighbours(space: LayoutSpace, layout: Mapping[str, str]) -> Iterator[Layout]:
+def neighbors(space: LayoutSpace, layout: Mapping[str, str]) -> Iterator[Layout]:
     """Yields the legal layouts in which one dimension is split otherwise.
 
     Rules that would forbid it are dropped.

@@ -13,7 +13,7 @@ import pulp
 from mesh_tensorflow.auto_mtf._memory.program import global_var_name, local_var_name
 from mesh_tensorflow.auto_mtf._memory.resident import ResidentMemory
 from mesh_tensorflow.auto_mtf._memory.solvers import Infeasible, make_solver, solve_to_optimum
-from mesh_tensorflow.auto_mtf._time.tables import Table, Tables, local_search, neighbours
+from mesh_tensorflow.auto_mtf._time.tables import Table, Tables, local_search, neighbors
 
 __all__ = ["TimeProgram"]
 
@@ -112,7 +112,7 @@ class TimeProgram:
 
         if not self._found:
             return local_search(self._space, self._tables.total, allowed)
-        near = [n for found in self._found for n in neighbours(self._space, found) if allowed(n)]
+        near = [n for found in self._found for n in neighbors(self._space, found) if allowed(n)]
         return min(near, key=self._tables.total, default=None)
 
     def _smallest(self, best: Layout) -> Layout:

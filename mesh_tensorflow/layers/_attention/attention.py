@@ -1,9 +1,9 @@
-"""Dot product attention with several heads over whole sequences."""
+"""Multi-head dot-product attention over whole sequences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -22,7 +22,7 @@ __all__ = [
 def _check_operands(
     q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, mask: Optional[mtf.Tensor]
 ) -> mtf.Dimension:
-    """Returns the memory dimension of keys and values that fit queries and mask."""
+    """Checks that queries, keys, values and mask match; returns the memory dimension."""
     what = f"dot_product_attention of q {q.shape}, k {k.shape}, v {v.shape}"
     if not len(q.shape) or len(k.shape) < 2 or not len(v.shape):
         raise ValueError(f"{what}: q must be [..., kv], k [..., memory, kv], v [..., channels]")
@@ -52,7 +52,7 @@ def check_mask(
     """Checks that a mask can be added to logits.
 
     Raises:
-      ValueError: it has dimensions that the logits lack, or another dtype.
+      ValueError: the mask has dimensions that the logits lack, or another dtype.
     """
     if mask is None:
         return
@@ -69,11 +69,11 @@ def check_mask(
         )
 
 
-def check_dropout(what: str, dropout: Any) -> None:
-    """Checks the rate of dropout, if it is a number.
+def check_dropout(what: str, dropout: float | tf.Tensor) -> None:
+    """Checks the dropout rate, if it is a number.
 
     Raises:
-      ValueError: it is out of range.
+      ValueError: the rate is out of range.
     """
     if isinstance(dropout, (int, float)) and not 0.0 <= dropout < 1.0:
         raise ValueError(
@@ -90,30 +90,30 @@ def dot_product_attention(
     is_training: bool,
     dropout: float = 0.0,
     dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
-    extra_logit: Any = None,
+    extra_logit: Optional[Union[float, mtf.Tensor]] = None,
 ) -> mtf.Tensor:
-    """Returns means of values, weighted by the softmax of products of queries and keys.
+    """Averages values, weighted by the softmax of dot products of queries and keys.
 
-    Vaswani et al., "Attention is all you need" (2017), but without a factor of the logits: it is
-    in the initial values of `multihead_attention_params`.
+    Vaswani et al., "Attention is all you need" (2017), but the logits are not scaled: the scale
+    is part of the initial values of `multihead_attention_params`.
 
     Args:
       q: queries, a Tensor with dimensions [..., kv].
-      k: keys, a Tensor with dimensions [..., memory, kv]. Should it have other dimensions that
-        `q` lacks, logits are summed over them.
+      k: keys, a Tensor with dimensions [..., memory, kv]. Logits are summed over any other
+        dimensions that `q` lacks.
       v: values, a Tensor with dimensions [..., memory, channels].
       mask: a Tensor that is added to the logits [dims of q without kv..., memory], and may lack
         some of their dimensions; or None.
       is_training: whether dropout is applied.
-      dropout: the rate of dropout of the weights.
+      dropout: the dropout rate of the attention weights.
       dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
-      extra_logit: a number or a Tensor, one more term of the softmax's sum; or None.
+      extra_logit: a number or a Tensor, an extra logit in the denominator of the softmax; or None.
 
     Returns:
       A Tensor with dimensions [dims of q without kv..., channels].
 
     Raises:
-      ValueError: the dimensions do not fit, or dropout is out of range.
+      ValueError: the dimensions do not match, or the dropout rate is out of range.
     """
     memory_dim = _check_operands(q, k, v, mask)
     check_dropout("dot_product_attention", dropout)
@@ -131,7 +131,7 @@ def dot_product_attention(
 
 
 class _NormalParts:
-    """An initializer of stacked weights: normal numbers, with a deviation for each part."""
+    """A normal initializer of stacked weights, with a standard deviation for each part."""
 
     def __init__(self, deviations: Sequence[float], seed: Optional[int] = None):
         self.deviations = deviations
@@ -152,19 +152,19 @@ def multihead_attention_params(
     variable_dtype: mtf.VariableDType,
     combine: bool = False,
 ) -> list[mtf.Tensor]:
-    """Returns the weights that make queries, keys, values and the output.
+    """Creates the projection weights of queries, keys, values and the output.
 
     Args:
       mesh: a Mesh.
       heads: a Dimension.
-      io_channels: a Dimension, of what is attended to and of the output.
-      kv_channels: a Dimension, of queries, keys and values.
+      io_channels: a Dimension, the channels of the inputs and of the output.
+      kv_channels: a Dimension, the channels of queries, keys and values.
       variable_dtype: a VariableDType.
-      combine: whether they are one variable, qkvo; else they are q, k, v and o.
+      combine: whether to store the weights in one variable, qkvo, instead of q, k, v and o.
 
     Returns:
-      A list of four Tensors of shape [heads, io_channels, kv_channels]. The initial values of the
-      first two let logits have variance 1.
+      A list of four Tensors of shape [heads, io_channels, kv_channels]. The first two are
+      initialized such that logits have variance 1.
     """
     shape = mtf.Shape([heads, io_channels, kv_channels])
     io, kv = max(1, io_channels.size), max(1, kv_channels.size)
@@ -206,16 +206,19 @@ def multihead_attention_vars(
     slice_dtype: Optional[tf.DType],
     activation_dtype: tf.DType,
 ) -> list[mtf.Tensor]:
-    """Returns the weights of `multihead_attention_params`, held by one variable, qkvo.
+    """Creates the weights of `multihead_attention_params`, stored in one variable, qkvo.
 
     Args:
       mesh: a Mesh.
       heads: a Dimension.
-      io_channels: a Dimension.
-      kv_channels: a Dimension.
+      io_channels: a Dimension, the channels of the inputs and of the output.
+      kv_channels: a Dimension, the channels of queries, keys and values.
       master_dtype: a dtype; float32 if None.
-      slice_dtype: a dtype; the master's if None.
+      slice_dtype: a dtype; `master_dtype` if None.
       activation_dtype: a dtype.
+
+    Returns:
+      A list of four Tensors of shape [heads, io_channels, kv_channels].
     """
     dtype = mtf.VariableDType(master_dtype or tf.float32, slice_dtype, activation_dtype)
     return multihead_attention_params(mesh, heads, io_channels, kv_channels, dtype, combine=True)
@@ -224,14 +227,14 @@ def multihead_attention_vars(
 def project(
     x: mtf.Tensor, w: mtf.Tensor, heads: mtf.Dimension, kv_channels: mtf.Dimension, places: int
 ) -> mtf.Tensor:
-    """Returns queries, keys or values.
+    """Projects a Tensor to queries, keys or values.
 
     Args:
       x: a Tensor with dimensions [batch..., places..., io].
       w: a Tensor of shape [heads, io, kv_channels].
       heads: a Dimension.
       kv_channels: a Dimension.
-      places: how many dimensions say where in a sequence or an image something is.
+      places: the number of position dimensions: 1 for a sequence, 2 for an image.
 
     Returns:
       A Tensor with dimensions [batch..., heads, places..., kv_channels].
@@ -280,7 +283,7 @@ def multihead_attention(
     slice_dtype: tf.DType = tf.float32,
     name: Optional[str] = "multihead_attention",
 ) -> mtf.Tensor:
-    """Attends to a memory, or to the sequence itself, with several heads.
+    """Applies multi-head attention to a memory, or to the sequence itself.
 
     Vaswani et al., "Attention is all you need" (2017).
 
@@ -290,10 +293,10 @@ def multihead_attention(
         query with its length renamed to memory_length.
       mask: a Tensor that is added to logits [batch..., heads, length, memory_length], and may
         lack some of their dimensions; or None.
-      kv_channels: a Dimension, of queries, keys and values.
+      kv_channels: a Dimension, the channels of queries, keys and values.
       heads: a Dimension.
       is_training: whether dropout is applied.
-      dropout: the rate of dropout of the weights.
+      dropout: the dropout rate of the attention weights.
       dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
       master_dtype: a dtype.
       slice_dtype: a dtype.
@@ -303,7 +306,7 @@ def multihead_attention(
       A Tensor of the shape of `query_antecedent`.
 
     Raises:
-      ValueError: the dimensions do not fit, or dropout is out of range.
+      ValueError: the dimensions do not match, or the dropout rate is out of range.
     """
     _check_antecedents(query_antecedent, memory_antecedent)
     *batch, length, io = query_antecedent.shape.dims
@@ -342,7 +345,7 @@ def attend(
     heads: mtf.Dimension,
     **kwargs: Any,
 ) -> mtf.Tensor:
-    """Returns the attention output over a memory, heads combined.
+    """Applies multi-head attention with given weights.
 
     Args:
       query: a Tensor with dimensions [batch..., length, io].

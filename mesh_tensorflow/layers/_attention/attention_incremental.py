@@ -1,9 +1,9 @@
-"""Attention of one position in decoding, with the keys and values of those before it."""
+"""Attention of one position in incremental decoding, with a cache of keys and values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -35,14 +35,14 @@ def _check_state(what: str, query: mtf.Tensor, prev_k: mtf.Tensor, prev_v: mtf.T
             )
 
 
-def _as_step(mesh: mtf.Mesh, step_num: Any) -> mtf.Tensor:
+def _as_step(mesh: mtf.Mesh, step_num: Union[int, mtf.Tensor]) -> mtf.Tensor:
     if isinstance(step_num, mtf.Tensor):
         return step_num
     return mtf.constant(mesh, step_num, dtype=tf.int32)
 
 
 def _placed(new: mtf.Tensor, here: mtf.Tensor, state: mtf.Tensor) -> mtf.Tensor:
-    """Returns keys or values of one position at their place, 0 elsewhere."""
+    """Returns keys or values of one position at its index in the cache, and 0 elsewhere."""
     return mtf.multiply(new, here, output_shape=state.shape)
 
 
@@ -51,29 +51,29 @@ def multihead_self_attention_incremental(
     query_antecedent: mtf.Tensor,
     prev_k: mtf.Tensor,
     prev_v: mtf.Tensor,
-    step_num: Any,
+    step_num: Union[int, mtf.Tensor],
     master_dtype: tf.DType,
     slice_dtype: tf.DType,
     name: Optional[str] = "multihead_attention",
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-    """Decodes one position, which attends to itself and to the positions before it.
+    """Attends from one position to itself and to the positions before it.
 
     Args:
       query_antecedent: a Tensor with dimensions [batch..., io].
-      prev_k: keys, a Tensor with dimensions [batch..., heads, memory_length, kv] that is 0 from
-        the present position on.
-      prev_v: values, the same.
-      step_num: the present position, an int32 Tensor or a number.
+      prev_k: cached keys, a Tensor with dimensions [batch..., heads, memory_length, kv] that is 0
+        from the current position on.
+      prev_v: cached values, a Tensor of the same shape.
+      step_num: the current position, an int32 Tensor or a number.
       master_dtype: a dtype.
       slice_dtype: a dtype.
       name: a string, the variable scope; variables are those of `multihead_attention`.
 
     Returns:
-      A tuple (y, k, v): a Tensor of the shape of `query_antecedent`, and keys and values with
-      those of the present position.
+      A tuple (y, k, v): a Tensor of the shape of `query_antecedent`, and the cached keys and
+      values, extended by those of the current position.
 
     Raises:
-      ValueError: shapes do not fit.
+      ValueError: the shapes do not match.
     """
     x = query_antecedent
     _check_state("multihead_self_attention_incremental", x, prev_k, prev_v)
@@ -105,22 +105,22 @@ def multihead_encdec_attention_incremental(
     mask: Optional[mtf.Tensor],
     name: Optional[str] = "multihead_attention",
 ) -> mtf.Tensor:
-    """Decodes one position, which attends to keys and values of an encoder.
+    """Attends from one position to the keys and values of an encoder.
 
     Args:
       query_antecedent: a Tensor with dimensions [batch..., io].
       wq: a Tensor of shape [heads, io, kv], the first of `multihead_attention_params`.
       wo: a Tensor of shape [heads, io, kv], the last of them.
       k: keys, a Tensor with dimensions [..., heads, memory_length, kv].
-      v: values, the same.
-      mask: a Tensor that is added to logits [batch..., heads, memory_length], or None.
-      name: a string, a variable scope.
+      v: values, a Tensor of the same shape.
+      mask: a Tensor that is added to the logits [batch..., heads, memory_length], or None.
+      name: a string, the variable scope.
 
     Returns:
       A Tensor of the shape of `query_antecedent`.
 
     Raises:
-      ValueError: the dimensions do not fit.
+      ValueError: the dimensions do not match.
     """
     x = query_antecedent
     if len(k.shape) < 3 or set(wq.shape) != {k.shape.dims[-3], x.shape.dims[-1], k.shape.dims[-1]}:
@@ -140,34 +140,34 @@ def masked_local_attention_1d_incremental(
     x: mtf.Tensor,
     prev_k: mtf.Tensor,
     prev_v: mtf.Tensor,
-    step_num: Any,
+    step_num: Union[int, mtf.Tensor],
     master_dtype: Optional[tf.DType] = None,
     slice_dtype: Optional[tf.DType] = None,
     params: Optional[Sequence[mtf.Tensor]] = None,
     name: Optional[str] = None,
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-    """Decodes one position, which attends to itself and to a window of positions before it.
+    """Attends from one position to itself and to a window of positions before it.
 
-    Keys and values of the window are a ring, in which the present position takes the place of the
-    one that leaves the window. Places not taken yet count as positions with keys and values 0,
-    as in `masked_local_attention_1d`, and the result is the same if the window there is the
+    Keys and values of the window are cached in a ring buffer, in which the current position
+    overwrites the one that leaves the window. Unused entries count as positions with keys and
+    values 0, as in `masked_local_attention_1d`; the results agree if its window size equals its
     block length.
 
     Args:
       x: a Tensor with dimensions [batch..., io].
-      prev_k: keys, a Tensor with dimensions [batch..., heads, window, kv], 0 at first.
-      prev_v: values, the same.
-      step_num: the present position, an int32 Tensor or a number.
+      prev_k: cached keys, a Tensor with dimensions [batch..., heads, window, kv], initially 0.
+      prev_v: cached values, a Tensor of the same shape.
+      step_num: the current position, an int32 Tensor or a number.
       master_dtype: a dtype; float32 if None.
-      slice_dtype: a dtype; the master's if None.
-      params: four weights as `multihead_attention_params` returns; variables if None.
+      slice_dtype: a dtype; `master_dtype` if None.
+      params: four weights as returned by `multihead_attention_params`; variables if None.
       name: a string, the variable scope; "masked_local_attention_1d" if None.
 
     Returns:
-      A tuple (y, k, v): a Tensor of the shape of `x`, and the next keys and values.
+      A tuple (y, k, v): a Tensor of the shape of `x`, and the updated keys and values.
 
     Raises:
-      ValueError: shapes do not fit.
+      ValueError: the shapes do not match.
     """
     _check_state("masked_local_attention_1d_incremental", x, prev_k, prev_v)
     heads, window, kv_channels = prev_k.shape.dims[-3:]

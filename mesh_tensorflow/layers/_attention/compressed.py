@@ -1,4 +1,4 @@
-"""Attention to a memory that is compressed to means of neighbouring positions."""
+"""Attention to a memory that is compressed by averaging neighboring positions."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def _check_factor(what: str, x: mtf.Tensor, dim: mtf.Dimension, factor: int) -> 
 
 @leaves_no_node
 def compress_mean(x: mtf.Tensor, dim: mtf.Dimension, compression_factor: int) -> mtf.Tensor:
-    """Returns means of groups of neighbours along a dimension.
+    """Averages groups of neighboring positions along a dimension.
 
     Args:
       x: a Tensor.
-      dim: a Dimension of it.
-      compression_factor: how many neighbours are a group.
+      dim: a Dimension of `x`.
+      compression_factor: the number of positions per group.
 
     Returns:
       A Tensor in which `dim` is shorter by that factor.
@@ -66,19 +66,19 @@ def multihead_self_attention_memory_compressed(
     slice_dtype: tf.DType = tf.float32,
     name: Optional[str] = "multihead_attention",
 ) -> mtf.Tensor:
-    """Attends to means of groups of positions, and to one more position with key and value 0.
+    """Attends to means of groups of positions, and to one extra position with key and value 0.
 
     Memory-compressed attention of Liu et al., "Generating Wikipedia by summarizing long
     sequences" (2018), with means instead of strided convolutions.
 
     Args:
       x: a Tensor with dimensions [batch..., length, io].
-      mask_right: whether groups are hidden from positions before the group's last one.
-      compression_factor: how many positions are a group.
-      kv_channels: a Dimension, of queries, keys and values.
+      mask_right: whether a position attends only to groups that end at or before it.
+      compression_factor: the number of positions per group.
+      kv_channels: a Dimension, the channels of queries, keys and values.
       heads: a Dimension.
       is_training: whether dropout is applied.
-      dropout: the rate of dropout of the weights.
+      dropout: the dropout rate of the attention weights.
       dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
       master_dtype: a dtype.
       slice_dtype: a dtype.

@@ -1,4 +1,4 @@
-"""Attention to a neighbourhood, by blocks that a layout may split over a mesh."""
+"""Local attention, computed in blocks that a layout may split over a mesh."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = [
     "masked_local_attention_1d",
 ]
 
-# Blocks may be as long as this even if the window is shorter, to make products large.
+# Blocks may be this long even if the window is shorter, to make matrix products large.
 _SHORT_BLOCK = 128
 
 
 def _block_length(length: mtf.Dimension, length_per_split: Optional[int], window_size: int) -> int:
-    """Returns how many positions are a block, none of which crosses the border of a split."""
+    """Returns the number of positions per block, such that no block crosses a split."""
     what = "masked_local_attention_1d"
     if window_size < 0:
         raise ValueError(f"{what}: window_size must be 0 or more, got {window_size}")
@@ -73,27 +73,28 @@ def masked_local_attention_1d(
 ) -> mtf.Tensor:
     """Attends to a window of positions to the left, block by block.
 
-    The length is cut into blocks: as long as the largest divisor of `length_per_split` up to
-    max(window_size, 128). A position sees itself and those before it, as long as they are less
-    than a block length away, and in its block or among the `window_size` positions before that
-    block. So the window is exactly the `window_size` positions up to its own where this is the
-    block length. Positions before the first count as such with keys and values 0.
+    The length is cut into blocks. The block length is the largest divisor of `length_per_split`
+    that is at most max(window_size, 128). A position attends to itself and to earlier positions
+    that are less than a block length away and are in its block or among the `window_size`
+    positions before the block. So where the block length equals `window_size`, the window is
+    exactly the last `window_size` positions including the current one. Positions before the
+    start of the sequence count, with keys and values 0.
 
-    The number of blocks has the name of the length. A layout may split it if each processor has
-    whole blocks.
+    The dimension that numbers the blocks has the name of the length. A layout may split it if
+    each processor holds whole blocks.
 
     Args:
       x: a Tensor with dimensions [batch..., length, io].
-      kv_channels: a Dimension, of queries, keys and values.
+      kv_channels: a Dimension, the channels of queries, keys and values.
       heads: a Dimension.
-      is_training: a bool, without effect; there is no dropout.
-      window_size: how many positions before a block are seen from it.
+      is_training: a bool, unused; there is no dropout.
+      window_size: the number of positions before a block that are visible from it.
       master_dtype: a dtype.
       slice_dtype: a dtype.
-      length_per_split: how many positions a processor has; the whole length if None.
+      length_per_split: the number of positions per processor; the whole length if None.
       return_kv: a list to which keys and values, [batch..., heads, length, kv_channels], are
-        added; or None.
-      params: four weights as `multihead_attention_params` returns; variables if None.
+        appended; or None.
+      params: four weights as returned by `multihead_attention_params`; variables if None.
       name: a string, the variable scope; "masked_local_attention_1d" if None.
 
     Returns:
@@ -110,7 +111,7 @@ def masked_local_attention_1d(
     block_length = _block_length(length, length_per_split, window_size)
     block = mtf.Dimension("query_block_length", block_length)
     memory_block = mtf.Dimension("memory_block_length", block_length)
-    # Nothing that is a block length or more away is seen.
+    # Positions a block length or more away are never visible.
     halo = min(window_size, block_length)
     with tf.variable_scope(name, default_name="masked_local_attention_1d"):
         wq, wk, wv, wo = params or multihead_attention_vars(
@@ -144,17 +145,17 @@ def local_1d_halo_exchange(
     w_dim: mtf.Dimension,
     mask_right: bool,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Returns keys and values of each block joined to those of its neighbours; 0 at the ends.
+    """Extends keys and values of each block by those of its neighbors, with zeros at the ends.
 
     Args:
-      k: a Tensor with dimensions [..., num_w_blocks, ..., w_dim, ...].
-      v: the same.
+      k: keys, a Tensor with dimensions [..., num_w_blocks, ..., w_dim, ...].
+      v: values, a Tensor with dimensions [..., num_w_blocks, ..., w_dim, ...].
       num_w_blocks: the Dimension of blocks, or None for one block.
-      w_dim: the Dimension of positions in a block.
-      mask_right: whether there is the left neighbour only.
+      w_dim: a Dimension, the positions of a block.
+      mask_right: whether to use the left neighbor only.
 
     Returns:
-      A tuple (k, v), in which `w_dim` is two or three times as large.
+      A tuple (k, v) in which `w_dim` is three times as large, or twice with `mask_right`.
     """
     exchange = mtf.left_halo_exchange if mask_right else mtf.halo_exchange
     k, v = (exchange(t, num_w_blocks, w_dim, w_dim.size) for t in (k, v))
@@ -171,19 +172,20 @@ def local_2d_halo_exchange(
     w_dim: mtf.Dimension,
     mask_right: bool,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Returns keys and values of each block of an image joined to those of its neighbours.
+    """Extends keys and values of each block of an image by those of its neighbors.
 
     Args:
-      k: a Tensor with dimensions [..., num_h_blocks, num_w_blocks, ..., h_dim, w_dim, ...].
-      v: the same.
-      num_h_blocks: the Dimension of blocks in a column, or None for one block.
-      h_dim: the Dimension of rows of a block.
-      num_w_blocks: the Dimension of blocks in a row, or None for one block.
-      w_dim: the Dimension of columns of a block.
-      mask_right: whether neighbours are those above, to the left, and above to the left only.
+      k: keys, a Tensor with dimensions [..., num_h_blocks, num_w_blocks, ..., h_dim, w_dim, ...].
+      v: values, a Tensor with the dimensions of `k`.
+      num_h_blocks: the Dimension of blocks along the height, or None for one block.
+      h_dim: a Dimension, the rows of a block.
+      num_w_blocks: the Dimension of blocks along the width, or None for one block.
+      w_dim: a Dimension, the columns of a block.
+      mask_right: whether to use only the neighbors above, to the left, and above to the left.
 
     Returns:
-      A tuple (k, v), in which `h_dim` and `w_dim` are two or three times as large.
+      A tuple (k, v) in which `h_dim` and `w_dim` are three times as large, or twice with
+      `mask_right`.
     """
     k, v = local_1d_halo_exchange(k, v, num_h_blocks, h_dim, mask_right)
     return local_1d_halo_exchange(k, v, num_w_blocks, w_dim, mask_right)
@@ -192,7 +194,7 @@ def local_2d_halo_exchange(
 def _memory_dim(
     what: str, x: mtf.Tensor, dim: mtf.Dimension, given: Optional[mtf.Dimension]
 ) -> mtf.Dimension:
-    """Returns the name of a dimension on the memory side of attention."""
+    """Returns the Dimension that stands for `dim` on the memory side of attention."""
     name = "memory_" + dim.name if given is None else given.name
     if name in x.shape.dimension_names:
         raise ValueError(
@@ -214,19 +216,20 @@ def local_self_attention_spatial_blocks(
     slice_dtype: tf.DType = tf.float32,
     name: Optional[str] = None,
 ) -> mtf.Tensor:
-    """Attends from each block of a row to itself and to its neighbours.
+    """Attends from each block of a sequence to itself and to its neighbors.
 
-    Parmar et al., "Image transformer" (2018). What is beyond the ends counts as positions with
-    keys and values 0. A layout may split the blocks.
+    Parmar et al., "Image transformer" (2018). Positions beyond the ends count, with keys and
+    values 0. A layout may split the blocks.
 
     Args:
       query_antecedent: a Tensor with dimensions [batch..., num_w_blocks, w, io].
-      kv_channels: a Dimension, of queries, keys and values.
+      kv_channels: a Dimension, the channels of queries, keys and values.
       heads: a Dimension.
-      is_training: a bool, without effect; there is no dropout.
-      memory_w_dim: a Dimension that gives positions of the memory their name, "memory_w" for
-        "w" if None; its size does not matter.
-      mask_right: whether only the left neighbour and earlier positions of the block are seen.
+      is_training: a bool, unused; there is no dropout.
+      memory_w_dim: a Dimension whose name is that of the memory positions, by default
+        "memory_w" for "w"; its size is ignored.
+      mask_right: whether to attend only to the left neighbor, and within the block only to the
+        position itself and to earlier ones.
       master_dtype: a dtype.
       slice_dtype: a dtype.
       name: a string, the variable scope; "multihead_attention" if None.
@@ -235,7 +238,7 @@ def local_self_attention_spatial_blocks(
       A Tensor of the shape of `query_antecedent`.
 
     Raises:
-      ValueError: dimensions are missing, or the memory's would go by a name that is taken.
+      ValueError: dimensions are missing, or the name of a memory dimension is taken.
     """
     x, what = query_antecedent, "local_self_attention_spatial_blocks"
     if len(x.shape) < 3:
@@ -272,23 +275,24 @@ def local_2d_self_attention_spatial_blocks(
 ) -> mtf.Tensor:
     """Attends from each block of an image to itself and to the blocks around it.
 
-    Parmar et al., "Image transformer" (2018). What is beyond the border counts as positions with
-    keys and values 0. A layout may split the blocks.
+    Parmar et al., "Image transformer" (2018). Positions beyond the border count, with keys and
+    values 0. A layout may split the blocks.
 
-    Without `mask_right` positions of the memory in one column share one weight: the softmax is
-    over columns, of logits that are summed over the rows, as release 0.1.21 has it. With it each
-    position has its own.
+    Without `mask_right`, the memory positions of a column share one attention weight, as in
+    release 0.1.21: logits are summed over rows, and the softmax is over columns. With
+    `mask_right`, each position has its own weight.
 
     Args:
       query_antecedent: a Tensor with dimensions [batch..., num_h_blocks, num_w_blocks, h, w, io].
-      kv_channels: a Dimension, of queries, keys and values.
+      kv_channels: a Dimension, the channels of queries, keys and values.
       heads: a Dimension.
-      is_training: a bool, without effect; there is no dropout.
-      memory_h_dim: a Dimension that gives rows of the memory their name, "memory_h" for "h" if
-        None; its size does not matter.
-      memory_w_dim: the same for columns.
-      mask_right: whether only the blocks above, to the left, and above to the left, and earlier
-        positions of the block are seen; see `attention_bias_local_2d_block`.
+      is_training: a bool, unused; there is no dropout.
+      memory_h_dim: a Dimension whose name is that of the memory rows, by default "memory_h" for
+        "h"; its size is ignored.
+      memory_w_dim: a Dimension whose name is that of the memory columns, by default "memory_w"
+        for "w"; its size is ignored.
+      mask_right: whether to attend only to the blocks above, to the left, and above to the left,
+        and to earlier positions of the block; see `attention_bias_local_2d_block`.
       master_dtype: a dtype.
       slice_dtype: a dtype.
       name: a string, the variable scope; "multihead_attention" if None.
@@ -297,7 +301,7 @@ def local_2d_self_attention_spatial_blocks(
       A Tensor of the shape of `query_antecedent`.
 
     Raises:
-      ValueError: dimensions are missing, or the memory's would go by a name that is taken.
+      ValueError: dimensions are missing, or the name of a memory dimension is taken.
     """
     x, what = query_antecedent, "local_2d_self_attention_spatial_blocks"
     if len(x.shape) < 5:
@@ -327,6 +331,6 @@ def local_2d_self_attention_spatial_blocks(
 
 
 def _joined_rows(t: mtf.Tensor, rows_and_columns: Sequence[mtf.Dimension]) -> mtf.Tensor:
-    """Returns keys, values or a mask with one dimension for all positions of the memory."""
+    """Merges rows and columns of keys, values or a mask to one dimension of memory positions."""
     joined = mtf.combined_dimension(rows_and_columns)
     return mtf.reshape(t, mtf.replace_dimensions(t.shape, rows_and_columns, joined))

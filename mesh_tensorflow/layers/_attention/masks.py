@@ -1,4 +1,4 @@
-"""Masks for attention: 0 where a query may look, a large negative number elsewhere."""
+"""Attention masks: 0 where a query may attend, a large negative number elsewhere."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = [
     "rename_length_to_memory_length",
 ]
 
-# Added to a logit, it makes the weight exactly 0, and fits into bfloat16.
+# Added to a logit, it makes the attention weight exactly 0; representable in bfloat16.
 MASKED_LOGIT = -1e9
 
 
 def hidden_where(condition: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
-    """Returns an attention mask of the positions where `condition` is true."""
+    """Returns an attention mask that hides the positions where `condition` is true."""
     return mtf.cast(condition, dtype) * MASKED_LOGIT
 
 
@@ -32,7 +32,7 @@ def hidden_where(condition: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
 def rename_length_to_memory_length(
     x: mtf.Tensor, length_name: str = "length", memory_length_name: str = "memory_length"
 ) -> mtf.Tensor:
-    """Returns `x` with its length called otherwise, so that queries and memory can be told apart.
+    """Renames the length dimension of `x`, to tell memory positions from query positions.
 
     Args:
       x: a Tensor with a dimension `length_name`.
@@ -40,18 +40,18 @@ def rename_length_to_memory_length(
       memory_length_name: a string.
 
     Raises:
-      ValueError: there is no dimension `length_name`.
+      ValueError: `x` has no dimension `length_name`.
     """
     return mtf.rename_dimension(x, length_name, memory_length_name)
 
 
 @leaves_no_node
 def attention_mask_ignore_padding(inputs: mtf.Tensor, dtype: tf.DType = tf.float32) -> mtf.Tensor:
-    """Returns an attention mask of padding, id 0.
+    """Returns an attention mask that hides padding, which has id 0.
 
     Args:
       inputs: ids, a Tensor with dimensions [..., length].
-      dtype: of the mask.
+      dtype: the dtype of the mask.
 
     Returns:
       A Tensor with dimensions [..., memory_length].
@@ -63,11 +63,11 @@ def attention_mask_ignore_padding(inputs: mtf.Tensor, dtype: tf.DType = tf.float
 def attention_mask_autoregressive(
     query_pos: mtf.Tensor, dtype: tf.DType = tf.float32
 ) -> mtf.Tensor:
-    """Returns a mask that hides later positions.
+    """Returns an attention mask that hides later positions.
 
     Args:
       query_pos: positions, an integer Tensor with dimensions [..., length].
-      dtype: of the mask.
+      dtype: the dtype of the mask.
 
     Returns:
       A Tensor with dimensions [..., length, memory_length].
@@ -82,13 +82,13 @@ def attention_mask_same_segment(
     memory_segment: Optional[mtf.Tensor] = None,
     dtype: tf.DType = tf.float32,
 ) -> mtf.Tensor:
-    """Returns a mask that hides other segments, as of several examples packed into one.
+    """Returns an attention mask that hides other segments, for examples packed into one sequence.
 
     Args:
-      query_segment: numbers of segments, an integer Tensor with dimensions [..., length].
-      memory_segment: the same for the memory, with a dimension length or memory_length;
+      query_segment: segment ids, an integer Tensor with dimensions [..., length].
+      memory_segment: segment ids of the memory, with a dimension length or memory_length;
         `query_segment` if None.
-      dtype: of the mask.
+      dtype: the dtype of the mask.
 
     Returns:
       A Tensor with dimensions [..., length, memory_length].
@@ -116,20 +116,20 @@ def attention_bias_local_block(
     memory_length: mtf.Dimension,
     dtype: tf.DType = tf.int32,
 ) -> mtf.Tensor:
-    """Returns a mask for blocks that see the block before them and themselves up to each position.
+    """Returns a causal mask for blocks that attend to themselves and to the previous block.
 
     Args:
       mesh: a Mesh.
-      block_length: the Dimension of a block of queries.
-      memory_length: a Dimension that gives the memory its name; its size does not matter.
-      dtype: of the positions that are compared.
+      block_length: a Dimension, the positions of a block of queries.
+      memory_length: a Dimension whose name is that of the memory positions; its size is ignored.
+      dtype: the dtype of the positions that are compared.
 
     Returns:
-      A float32 Tensor with dimensions [block_length, memory_length], of which the latter is
-      twice as long as the block.
+      A float32 Tensor with dimensions [block_length, memory_length], where memory_length is twice
+      as long as the block.
 
     Raises:
-      ValueError: both dimensions have one name.
+      ValueError: both dimensions have the same name.
     """
     _check_names("attention_bias_local_block", [block_length], [memory_length])
     memory_length = mtf.Dimension(memory_length.name, 2 * block_length.size)
@@ -147,25 +147,26 @@ def attention_bias_local_2d_block(
     memory_w_dim: mtf.Dimension,
     dtype: tf.DType = tf.int32,
 ) -> mtf.Tensor:
-    """Returns a mask for blocks of an image that see those before them and part of themselves.
+    """Returns a causal mask for blocks of an image.
 
-    The memory of a block is itself and the blocks above, to the left, and above to the left, all
-    of which come before it. In the block itself rows come one after the other.
+    The memory of a block is the block itself, where a position may attend to itself and to earlier
+    positions in row-major order, and the blocks above, to the left, and above to the left, which
+    are visible as a whole.
 
     Args:
       mesh: a Mesh.
-      h_dim: the Dimension of rows of a block.
-      w_dim: the Dimension of columns of a block.
-      memory_h_dim: a Dimension that gives rows of the memory a name; its size does not matter.
-      memory_w_dim: the same for columns.
-      dtype: of the positions that are compared.
+      h_dim: a Dimension, the rows of a block.
+      w_dim: a Dimension, the columns of a block.
+      memory_h_dim: a Dimension whose name is that of the memory rows; its size is ignored.
+      memory_w_dim: a Dimension whose name is that of the memory columns; its size is ignored.
+      dtype: the dtype of the positions that are compared.
 
     Returns:
-      A float32 Tensor with dimensions [h_dim, w_dim, memory_h_dim, memory_w_dim], of which the
-      last two are twice as large as the block's.
+      A float32 Tensor with dimensions [h_dim, w_dim, memory_h_dim, memory_w_dim], where the last
+      two are twice as large as those of the block.
 
     Raises:
-      ValueError: two of the dimensions have one name.
+      ValueError: two of the dimensions have the same name.
     """
     _check_names("attention_bias_local_2d_block", [h_dim, w_dim], [memory_h_dim, memory_w_dim])
     memory_h = mtf.Dimension(memory_h_dim.name, 2 * h_dim.size)

@@ -241,7 +241,7 @@ def _blocks(fn, *args, **kwargs):
 
 
 def _separable(x, depth, point, bias, last):
-    """Depth [in], for the only neighbour but one."""
+    """Depth [in], for the only neighbor but one."""
     weights = [depth, depth * 2.0]
     def layer():
         return _LAYERS.separable_conv1d(x, dim("f"), -1, 0, kernel_depth_weights=weights)

@@ -90,7 +90,7 @@ def _local(x, qkvo, window, block):
     return _output(_attend(q, k, v, _hide(~seen)), wo)
 
 
-def _neighbours(a, axis, masked):
+def _neighbors(a, axis, masked):
     """Joins blocks along `axis` of an array [blocks, ...] to those beside them."""
     n = a.shape[0]
     margins = _padded(a, 1, 1, axis=0)
@@ -101,7 +101,7 @@ def _neighbours(a, axis, masked):
 def _blocks(x, qkvo, masked):
     """X is [batch, blocks, w, io]."""
     q, k, v, wo = _qkv(x, x, qkvo)
-    k, v = (np.moveaxis(_neighbours(np.moveaxis(t, 1, 0), -2, masked), 0, 1) for t in (k, v))
+    k, v = (np.moveaxis(_neighbors(np.moveaxis(t, 1, 0), -2, masked), 0, 1) for t in (k, v))
     w = x.shape[-2]
     bias = _hide(np.arange(w)[:, None] + w < np.arange(2 * w)) if masked else 0.0
     return _output(_attend(q, k, v, bias), wo)
@@ -109,8 +109,8 @@ def _blocks(x, qkvo, masked):
 
 def _around(a, masked):
     """Joins blocks of an array [h_blocks, w_blocks, h, w, ...] to those around them."""
-    a = _neighbours(a, 2, masked)
-    return np.moveaxis(_neighbours(np.moveaxis(a, 1, 0), 3, masked), 0, 1)
+    a = _neighbors(a, 2, masked)
+    return np.moveaxis(_neighbors(np.moveaxis(a, 1, 0), 3, masked), 0, 1)
 
 
 def _blocks_2d(x, qkvo, masked):

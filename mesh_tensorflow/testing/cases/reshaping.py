@@ -1,4 +1,4 @@
-"""Reshapes: merging, splitting, relabelling, transposing, renaming."""
+"""Reshapes: merging, splitting, relabeling, transposing, renaming."""
 
 import numpy as np
 
