@@ -1,4 +1,4 @@
-"""Optimizers: operations that assign to variables, given their gradients."""
+"""Optimizers: operations that update variables, given their gradients."""
 
 from mesh_tensorflow.optimize._adafactor import (
     AdafactorOptimizer,

@@ -1,9 +1,9 @@
-"""Adafactor: second moments kept as row and column means."""
+"""Adafactor: second moments factored into row and column means."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -12,7 +12,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.strictness import check_flag
 from mesh_tensorflow._core.tables import table_lookup
-from mesh_tensorflow.optimize._base import Optimizer, scalar_like, skip_without_gradient
+from mesh_tensorflow.optimize._base import Optimizer, Rate, scalar_like, skip_without_gradient
 from mesh_tensorflow.utils import steps_done
 
 __all__ = [
@@ -29,7 +29,7 @@ def _step() -> tf.Tensor:
 
 
 def adafactor_decay_rate_adam(beta2: float) -> tf.Tensor:
-    """Returns the second-moment decay of Adam, its bias correction included.
+    """Returns the second-moment decay of Adam, including its bias correction.
 
     Args:
       beta2: a number between 0 and 1.
@@ -40,7 +40,7 @@ def adafactor_decay_rate_adam(beta2: float) -> tf.Tensor:
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 def adafactor_decay_rate_pow(exponent: float = 0.8, offset: int = 0) -> tf.Tensor:
-    """Returns 1 - (step + 1 - offset) ** -exponent, the decay of second moments.
+    """Returns the second-moment decay 1 - (step + 1 - offset) ** -exponent.
 
     Args:
       exponent: a number between 0 and 1.
@@ -50,11 +50,11 @@ def adafactor_decay_rate_pow(exponent: float = 0.8, offset: int = 0) -> tf.Tenso
 
 
 def reduce_rms(x: mtf.Tensor, **kwargs: Any) -> mtf.Tensor:
-    """Returns the root of the mean square.
+    """Computes the root mean square (RMS) of a Tensor.
 
     Args:
       x: a Tensor.
-      **kwargs: arguments of mtf.reduce_mean.
+      **kwargs: further arguments of mtf.reduce_mean.
     """
     return mtf.sqrt(mtf.reduce_mean(mtf.square(x), **kwargs))
 
@@ -64,15 +64,16 @@ class AdafactorOptimizer(Optimizer):
     """Adafactor: Shazeer and Stern, "Adafactor: adaptive learning rates with sublinear memory
     cost" (2018).
 
-    The second moments of a large matrix are kept as the means of its rows and of its columns.
-    Slots: `<var>_slot_vr` and `<var>_slot_vc`, or `<var>_slot_v`; `<var>_slot_m` with beta1.
+    The second moments of a large matrix are stored as row means and column means. Slot variables:
+    `<var>_slot_vr` and `<var>_slot_vc` if factored, else `<var>_slot_v`; with beta1 also
+    `<var>_slot_m`.
     """
 
     def __init__(
         self,
         multiply_by_parameter_scale: bool = True,
-        learning_rate: Any = None,
-        decay_rate: Any = None,
+        learning_rate: Optional[Rate] = None,
+        decay_rate: Optional[Union[float, tf.Tensor]] = None,
         beta1: float = 0.0,
         clipping_threshold: Optional[float] = 1.0,
         factored: bool = True,
@@ -85,19 +86,21 @@ class AdafactorOptimizer(Optimizer):
         """Creates the optimizer.
 
         Args:
-          multiply_by_parameter_scale: whether steps are relative to the RMS of the variable.
-          learning_rate: a number or tf scalar; min(1 / sqrt(step + 1), 0.01) if None, times
-            0.05 without parameter scale.
-          decay_rate: a number or tf scalar; `adafactor_decay_rate_pow()` if None.
-          beta1: how much of the running mean of updates stays; none is kept for 0.
-          clipping_threshold: updates are scaled down to this RMS; not at all if None.
+          multiply_by_parameter_scale: whether updates are relative to the RMS of the variable.
+          learning_rate: a number or tf scalar; if None, min(1 / sqrt(step + 1), 0.01), multiplied
+            by 0.05 without parameter scale.
+          decay_rate: a number or tf scalar, the second-moment decay; `adafactor_decay_rate_pow()`
+            if None.
+          beta1: the decay of the moving average of updates; 0 for none.
+          clipping_threshold: the maximum RMS of an update; no clipping if None.
           factored: whether to factor second moments.
           epsilon1: added to squared gradients.
-          epsilon2: the least parameter scale.
+          epsilon2: the minimum parameter scale.
           min_dim_size_to_factor: only dimensions of at least this size are factored.
-          stacked_dim_names: names of dimensions that are not factored, and along which each
-            entry has a parameter scale of its own.
-          exclude_from_parameter_scale: parts of names of variables whose steps are not relative.
+          stacked_dim_names: names of dimensions that are not factored, with a separate parameter
+            scale for each index.
+          exclude_from_parameter_scale: substrings of variable names; updates of variables that
+            match are not relative to the RMS.
         """
         write = "AdafactorOptimizer(learning_rate={value})"
         for name, value in (
@@ -129,11 +132,11 @@ class AdafactorOptimizer(Optimizer):
         return rate
 
     @property
-    def learning_rate(self) -> Any:
+    def learning_rate(self) -> Rate:
         """The learning rate, a number or a tf scalar."""
         return self._learning_rate
 
-    def _rate_of(self, var: mtf.Variable) -> Any:
+    def _rate_of(self, var: mtf.Variable) -> Rate:
         """Returns the learning rate of a variable."""
         return self._learning_rate
 
@@ -178,7 +181,7 @@ class AdafactorOptimizer(Optimizer):
     def _scaled_gradient(
         self, grad: mtf.Tensor, squared: mtf.Tensor, var: mtf.Variable
     ) -> tuple[mtf.Tensor, list[mtf.Operation]]:
-        """Returns the gradient over the root of its second moment, and the slots' updates."""
+        """Divides the gradient by the root of its second moment; also returns the slot updates."""
         decay = scalar_like(self._decay_rate, squared)
         mix = scalar_like(1.0 - self._decay_rate, squared)
         factored = self._factored_dims(var.shape)
@@ -195,10 +198,7 @@ class AdafactorOptimizer(Optimizer):
         return grad * row * column, [mtf.assign(vr, new_vr), mtf.assign(vc, new_vc)]
 
     def _parameter_scale(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Returns the RMS of a variable, or a little where it is about zero.
-
-        Each entry along stacked dimensions, a layer of its own, has its own RMS.
-        """
+        """Returns the RMS of a variable, at least epsilon2; one for each index of stacked dims."""
         stacked = [d for d in x.shape if d.name in self._stacked_dim_names]
         return mtf.maximum(reduce_rms(x, output_shape=mtf.Shape(stacked)), self._epsilon2)
 
@@ -209,18 +209,18 @@ _DECAY_RATES: dict[str, Callable[[Any], tf.Tensor]] = {
 }
 
 
-def adafactor_optimizer_from_hparams(hparams: Any, lr: Any) -> AdafactorOptimizer:
-    """Returns an AdafactorOptimizer with the hyperparameters of Tensor2Tensor.
+def adafactor_optimizer_from_hparams(hparams: Any, lr: Rate) -> AdafactorOptimizer:
+    """Creates an AdafactorOptimizer from the hyperparameters of Tensor2Tensor.
 
     Args:
-      hparams: has the attributes optimizer_adafactor_decay_type ("Adam", with
+      hparams: an object with the attributes optimizer_adafactor_decay_type ("Adam", with
         optimizer_adafactor_beta2, or "pow", with optimizer_adafactor_memory_exponent),
         optimizer_adafactor_multiply_by_parameter_scale, optimizer_adafactor_beta1,
         optimizer_adafactor_clipping_threshold and optimizer_adafactor_factored.
       lr: a number or tf scalar, the learning rate.
 
     Raises:
-      ValueError: an unknown optimizer_adafactor_decay_type.
+      ValueError: optimizer_adafactor_decay_type is unknown.
     """
     decay_type = hparams.optimizer_adafactor_decay_type
     decay_rate = table_lookup(_DECAY_RATES, decay_type, "optimizer_adafactor_decay_type")(hparams)

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.strictness import slip
-from mesh_tensorflow.optimize._base import Optimizer, scalar_like, skip_without_gradient
+from mesh_tensorflow.optimize._base import Optimizer, Rate, scalar_like, skip_without_gradient
 
 __all__ = ["AdamWeightDecayOptimizer"]
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 class AdamWeightDecayOptimizer(Optimizer):
-    """Adam without bias correction, and weight decay apart from the gradient.
+    """Adam with decoupled weight decay, without bias correction.
 
     Kingma and Ba, "Adam: a method for stochastic optimization" (2014); Loshchilov and Hutter,
-    "Decoupled weight decay regularization" (2017). Slots: `<var>/adam_m`, `<var>/adam_v`.
+    "Decoupled weight decay regularization" (2017). Slot variables: `<var>/adam_m` and
+    `<var>/adam_v`.
 
     Attributes:
       learning_rate, weight_decay_rate, beta_1, beta_2, epsilon: numbers.
-      exclude_from_weight_decay: regular expressions; a variable whose name one of them is
-        found in is not decayed.
+      exclude_from_weight_decay: a list of regular expressions; variables whose names match one of
+        them are not decayed.
     """
 
     def __init__(
         self,
-        learning_rate: Any,
+        learning_rate: Rate,
         weight_decay_rate: float = 0.0,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
@@ -42,11 +43,11 @@ class AdamWeightDecayOptimizer(Optimizer):
 
         Args:
           learning_rate: a number or tf scalar.
-          weight_decay_rate: how much of a variable, times the learning rate, a step takes away.
-          beta_1: how much of the running mean of gradients stays.
-          beta_2: how much of the running mean of their squares stays.
-          epsilon: added to the root of the latter.
-          exclude_from_weight_decay: regular expressions, or None.
+          weight_decay_rate: the weight decay per step, relative to the learning rate.
+          beta_1: the decay of the first moment, the moving average of gradients.
+          beta_2: the decay of the second moment, the moving average of squared gradients.
+          epsilon: added to the square root of the second moment.
+          exclude_from_weight_decay: a list of regular expressions, or None.
         """
         self._check_order(weight_decay_rate, beta_1)
         self.learning_rate = learning_rate
@@ -57,10 +58,11 @@ class AdamWeightDecayOptimizer(Optimizer):
         self.exclude_from_weight_decay = exclude_from_weight_decay
 
     @staticmethod
-    def _check_order(weight_decay_rate: Any, beta_1: Any) -> None:
-        """Reports a slip if the decay rates of other Adams stand where these are not."""
-        numbers = isinstance(weight_decay_rate, (int, float)) and isinstance(beta_1, (int, float))
-        if numbers and weight_decay_rate >= 0.5 and beta_1 > 0.98:
+    def _check_order(weight_decay_rate: Rate, beta_1: Rate) -> None:
+        """Reports a slip if beta_1 and beta_2 seem to be given by position, as for other Adams."""
+        if not isinstance(weight_decay_rate, (int, float)) or not isinstance(beta_1, (int, float)):
+            return
+        if weight_decay_rate >= 0.5 and beta_1 > 0.98:
             slip(
                 f"AdamWeightDecayOptimizer: weight_decay_rate={weight_decay_rate}, "
                 f"beta_1={beta_1}. By position, weight_decay_rate comes before beta_1 and beta_2; "
@@ -81,7 +83,7 @@ class AdamWeightDecayOptimizer(Optimizer):
         update *= scalar_like(self._rate_of(var), update)
         return [mtf.assign_sub(var, update), mtf.assign(m, next_m), mtf.assign(v, next_v)]
 
-    def _rate_of(self, var: mtf.Variable) -> Any:
+    def _rate_of(self, var: mtf.Variable) -> Rate:
         """Returns the learning rate of a variable."""
         return self.learning_rate
 

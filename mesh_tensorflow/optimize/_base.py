@@ -1,9 +1,9 @@
-"""What optimizers have in common."""
+"""The base class of optimizers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional, TypeAlias, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -13,9 +13,12 @@ from mesh_tensorflow._core.strictness import slip
 
 __all__ = ["Optimizer"]
 
+# A learning rate or another hyperparameter that may change during training.
+Rate: TypeAlias = Union[float, tf.Tensor, mtf.Tensor]
+
 
 class Optimizer:
-    """Turns gradients into assignments; a subclass says how for one variable."""
+    """Base class of optimizers; a subclass implements `apply_grad` for one variable."""
 
     def apply_grads(
         self, grads: Sequence[Optional[mtf.Tensor]], variables: Sequence[mtf.Variable]
@@ -23,12 +26,12 @@ class Optimizer:
         """Returns operations that update variables.
 
         Args:
-          grads: a Tensor for each variable, or None. If there are too few, or too many, those
-            that have a variable count, with a warning.
-          variables: Variable operations.
+          grads: a list with a Tensor or None for each variable. If the numbers of gradients and
+            variables differ, the excess is ignored, with a warning.
+          variables: a list of Variable operations.
 
         Returns:
-          A list of Assign operations, joined where they can be.
+          A list of Assign operations, combined where possible.
         """
         assignments: list[mtf.Operation] = []
         if len(grads) != len(variables):
@@ -48,21 +51,24 @@ class Optimizer:
         """Returns operations that update one variable.
 
         Args:
-          grad: a Tensor, or None, which is logged and skipped.
+          grad: a Tensor; or None, in which case the variable is skipped with a log message.
           var: a Variable operation.
+
+        Returns:
+          A list of Assign operations.
         """
         raise MissingMethodError(f"{type(self).__name__} has no apply_grad")
 
 
 def skip_without_gradient(grad: Optional[mtf.Tensor], var: mtf.Variable) -> bool:
-    """Whether there is no gradient; logs it."""
+    """Returns whether there is no gradient, and logs it."""
     if grad is None:
         tf.logging.warning("no gradient for variable %s; it is not updated", var.name)
     return grad is None
 
 
-def scalar_like(value: Any, x: mtf.Tensor) -> Any:
-    """Returns a learning rate as what can be multiplied with a Tensor.
+def scalar_like(value: Rate, x: mtf.Tensor) -> Union[float, mtf.Tensor]:
+    """Converts a learning rate to a scalar that can be multiplied with a Tensor.
 
     Args:
       value: a number, a tf scalar or an mtf Tensor.

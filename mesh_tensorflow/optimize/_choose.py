@@ -1,4 +1,4 @@
-"""The optimizer that hyperparameters of Tensor2Tensor name."""
+"""Selection of an optimizer by the hyperparameters of Tensor2Tensor."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 
 from mesh_tensorflow._core.tables import table_lookup
 from mesh_tensorflow.optimize._adafactor import adafactor_optimizer_from_hparams
-from mesh_tensorflow.optimize._base import Optimizer
+from mesh_tensorflow.optimize._base import Optimizer, Rate
 from mesh_tensorflow.optimize._sgd import SgdOptimizer
 
 __all__ = ["make_optimizer"]
 
-_OPTIMIZERS: dict[str, Callable[[Any, Any], Optimizer]] = {
+_OPTIMIZERS: dict[str, Callable[[Any, Rate], Optimizer]] = {
     "SGD": lambda hparams, lr: SgdOptimizer(lr),
     "Adafactor": adafactor_optimizer_from_hparams,
 }
 
 
-def make_optimizer(hparams: Any, lr: Any) -> Optimizer:
-    """Returns the optimizer that `hparams.optimizer` names.
+def make_optimizer(hparams: Any, lr: Rate) -> Optimizer:
+    """Creates the optimizer that `hparams.optimizer` names.
 
     Args:
-      hparams: has the attribute optimizer, "SGD" or "Adafactor", and for the latter those that
-        `adafactor_optimizer_from_hparams` reads.
+      hparams: an object with the attribute optimizer, "SGD" or "Adafactor", and for the latter
+        those that `adafactor_optimizer_from_hparams` reads.
       lr: a number or tf scalar, the learning rate.
 
     Raises:
-      ValueError: another name.
+      ValueError: the name is unknown.
     """
     return table_lookup(_OPTIMIZERS, hparams.optimizer, "hparams.optimizer")(hparams, lr)

@@ -1,4 +1,4 @@
-"""Optimizers with other learning rates for some of the variables."""
+"""Optimizers with alternative learning rates for some of the variables."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.optimize._adafactor import AdafactorOptimizer
 from mesh_tensorflow.optimize._adam import AdamWeightDecayOptimizer
-from mesh_tensorflow.optimize._schedules import compute_lr_for_step
+from mesh_tensorflow.optimize._base import Rate
+from mesh_tensorflow.optimize._schedules import Factor, compute_lr_for_step
 
 __all__ = ["AdafactorWithMultiLRSchedule", "AdamWithMultiLRSchedule"]
 
 
 class _WithAlternatives:
-    """Chooses a schedule by the name of a variable.
+    """Selects a schedule by the name of a variable.
 
     Attributes:
-      variable_search: regular expressions, or None.
-      alt_lr_schedules: for each of them a schedule as for `compute_lr_for_step`, or None.
+      variable_search: a list of regular expressions, or None.
+      alt_lr_schedules: a list with a schedule of `compute_lr_for_step` for each, or None.
     """
 
     def __init__(
         self,
         variable_search: Optional[Sequence[str]] = None,
-        alt_lr_schedules: Optional[Sequence[Optional[Sequence[Any]]]] = None,
+        alt_lr_schedules: Optional[Sequence[Optional[Sequence[Factor]]]] = None,
         **kwargs: Any,
     ):
         """Creates the optimizer.
 
-        The last regular expression decides: where it is found in the name of a variable the
-        last schedule holds, elsewhere `learning_rate`. What is before it has no effect, as in
-        release 0.1.21, so write one expression with alternatives, "a|b".
+        Only the last regular expression has an effect, as in release 0.1.21: variables whose
+        names it matches use the last schedule, all others use `learning_rate`. So write one
+        expression with alternatives, "a|b".
 
         Args:
-          variable_search: a list of regular expressions; None for one rate only.
-          alt_lr_schedules: a list with a schedule for each, which is a list of factors as for
-            `product_learning_rate`, or None for `learning_rate`; None for one rate only.
+          variable_search: a list of regular expressions; None for a single rate.
+          alt_lr_schedules: a list with a schedule for each: a list of factors as for
+            `product_learning_rate`, or None for `learning_rate`. None for a single rate.
           **kwargs: arguments of the optimizer.
 
         Raises:
@@ -56,7 +57,7 @@ class _WithAlternatives:
         self.variable_search = variable_search
         self.alt_lr_schedules = alt_lr_schedules
 
-    def _rate_of(self, var: mtf.Variable) -> Any:
+    def _rate_of(self, var: mtf.Variable) -> Rate:
         rate = super()._rate_of(var)  # type: ignore[misc]
         if not self.variable_search or self.alt_lr_schedules is None:
             return rate
@@ -76,19 +77,19 @@ class _WithAlternatives:
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 class AdafactorWithMultiLRSchedule(_WithAlternatives, AdafactorOptimizer):
-    """Adafactor with another learning rate for variables whose names match.
+    """Adafactor with an alternative learning rate for variables whose names match.
 
     Attributes:
-      variable_search: regular expressions, or None.
-      alt_lr_schedules: for each of them a schedule as for `compute_lr_for_step`, or None.
+      variable_search: a list of regular expressions, or None.
+      alt_lr_schedules: a list with a schedule of `compute_lr_for_step` for each, or None.
     """
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 class AdamWithMultiLRSchedule(_WithAlternatives, AdamWeightDecayOptimizer):
-    """Adam with another learning rate for variables whose names match.
+    """Adam with an alternative learning rate for variables whose names match.
 
     Attributes:
-      variable_search: regular expressions, or None.
-      alt_lr_schedules: for each of them a schedule as for `compute_lr_for_step`, or None.
+      variable_search: a list of regular expressions, or None.
+      alt_lr_schedules: a list with a schedule of `compute_lr_for_step` for each, or None.
     """

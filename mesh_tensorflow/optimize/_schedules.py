@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Optional
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, TypeAlias, Union
 
 import gin
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow.optimize._base import Rate
 from mesh_tensorflow.utils import steps_done
 
 __all__ = ["compute_lr_for_step", "product_learning_rate"]
 
+# A factor of a learning rate: a value, or a function of (step, total_train_steps).
+Factor: TypeAlias = Union[float, tf.Tensor, Callable]
+
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 def product_learning_rate(
-    step: Any, total_train_steps: int, factors: Sequence[Any] = gin.REQUIRED, offset: int = 0
-) -> Any:
-    """Returns the product of numbers and of the values of schedules.
+    step: Union[int, tf.Tensor],
+    total_train_steps: int,
+    factors: Sequence[Factor] = gin.REQUIRED,
+    offset: int = 0,
+) -> Union[float, tf.Tensor]:
+    """Computes a learning rate as the product of numbers and schedules.
 
     Args:
       step: an integer tf scalar, the step.
-      total_train_steps: an integer, how many steps there are.
+      total_train_steps: an integer, the total number of steps.
       factors: a list of numbers, tf scalars, and functions of (step, total_train_steps).
-      offset: the step at which the schedules begin; taken off both of their arguments.
+      offset: the step at which the schedules begin; subtracted from both of their arguments.
 
     Returns:
       A number or tf scalar.
@@ -51,15 +58,17 @@ def product_learning_rate(
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 def compute_lr_for_step(
-    schedules: Sequence[Optional[Sequence[Any]]], learning_rate: Any, train_steps: int = 524288
-) -> list[Any]:
-    """Returns the learning rate of each schedule at the global step.
+    schedules: Sequence[Optional[Sequence[Factor]]],
+    learning_rate: Rate,
+    train_steps: int = 524288,
+) -> list[Rate]:
+    """Returns the learning rate of each schedule at the current global step.
 
     Args:
       schedules: a list, in which each schedule is a list of factors as for
         `product_learning_rate`, or None.
-      learning_rate: a number or tf scalar, the rate where a schedule is None.
-      train_steps: an integer, how many steps there are.
+      learning_rate: a number or tf scalar, used where a schedule is None.
+      train_steps: an integer, the total number of steps.
 
     Returns:
       A list of numbers and tf scalars.

@@ -1,23 +1,23 @@
-"""Gradient descent, plain and with momentum."""
+"""Stochastic gradient descent, plain and with momentum."""
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Optional
 
 import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow.optimize._base import Optimizer, scalar_like, skip_without_gradient
+from mesh_tensorflow.optimize._base import Optimizer, Rate, scalar_like, skip_without_gradient
 
 __all__ = ["MomentumOptimizer", "SgdOptimizer"]
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 class SgdOptimizer(Optimizer):
-    """Subtracts the learning rate times the gradient."""
+    """Stochastic gradient descent: subtracts the learning rate times the gradient."""
 
-    def __init__(self, learning_rate: Any):
+    def __init__(self, learning_rate: Rate):
         """Creates the optimizer.
 
         Args:
@@ -26,7 +26,7 @@ class SgdOptimizer(Optimizer):
         self._lr = learning_rate
 
     @property
-    def lr(self) -> Any:
+    def lr(self) -> Rate:
         """The learning rate."""
         return self._lr
 
@@ -37,8 +37,10 @@ class SgdOptimizer(Optimizer):
             return [mtf.assign_sub(var, grad * scalar_like(self.lr, grad))]  # type: ignore
         return [mtf.assign(var, grad, assign_fn=self._descend)]  # type: ignore[arg-type]
 
-    def _descend(self, variable: mtf.Variable, slice_var: Any, grad: tf.Tensor) -> Any:
-        """Updates one slice in one pass over its memory."""
+    def _descend(
+        self, variable: mtf.Variable, slice_var: tf.Variable, grad: tf.Tensor
+    ) -> tf.Operation:
+        """Updates one slice in a single pass over its memory."""
         dtype = variable.slice_dtype
         return tf.raw_ops.ResourceApplyGradientDescent(
             var=slice_var.handle, alpha=tf.cast(self.lr, dtype), delta=tf.cast(grad, dtype)
@@ -47,29 +49,29 @@ class SgdOptimizer(Optimizer):
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 class MomentumOptimizer(Optimizer):
-    """Subtracts a running sum of gradients: the sum before the step.
+    """Gradient descent with momentum: subtracts the velocity from before the step.
 
-    Slot: `<var>_momentum_v`.
+    Slot variable: `<var>_momentum_v`, the velocity.
     """
 
-    def __init__(self, learning_rate: Any, momentum: Any):
+    def __init__(self, learning_rate: Rate, momentum: Rate):
         """Creates the optimizer.
 
         Args:
           learning_rate: a number or a tf scalar.
-          momentum: a number, how much of the running sum stays.
+          momentum: a number or a tf scalar, the decay of the velocity.
         """
         self._lr = learning_rate
         self._momentum = momentum
 
     @property
-    def lr(self) -> Any:
+    def lr(self) -> Rate:
         """The learning rate."""
         return self._lr
 
     @property
-    def momentum(self) -> Any:
-        """How much of the running sum stays."""
+    def momentum(self) -> Rate:
+        """The decay of the velocity."""
         return self._momentum
 
     def apply_grad(self, grad: Optional[mtf.Tensor], var: mtf.Variable) -> list[mtf.Operation]:
