@@ -1,4 +1,4 @@
-"""Decoding: the best sequences by beam search, and sequences made one position at a time."""
+"""Decoding: beam search, and greedy or sampled decoding one position at a time."""
 
 from mesh_tensorflow.beam_search._greedy import greedy_decode
 from mesh_tensorflow.beam_search._search import beam_search

@@ -1,4 +1,4 @@
-"""Decoding one position at a time, by the largest logit or by chance."""
+"""Greedy decoding and sampling, one position at a time."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ def greedy_decode(
     forced_ids: Optional[mtf.Tensor] = None,
     use_tpu: bool = True,
 ) -> mtf.Tensor:
-    """Returns sequences of which each id is chosen by the logits for its position.
+    """Decodes sequences one position at a time, greedily or by sampling.
 
-    It ends when every sequence has `eos_id`, or when they are full; ids that follow an `eos_id`
-    mean nothing.
+    Decoding ends when every sequence contains `eos_id`, or at the full length. Ids after an
+    `eos_id` are meaningless.
 
     Args:
-      logits_fn: a function of (step, ids, states): an int32 scalar, the position to be filled; an
-        int32 Tensor [batch..., length], filled up to there; a list of Tensors. Returns logits
+      logits_fn: a function of (step, ids, states): an int32 scalar, the position to decode; an
+        int32 Tensor [batch..., length], the ids decoded so far; a list of Tensors. Returns logits
         [batch..., vocab] and a list of the next states.
       initial_ids: an int32 Tensor of shape [batch..., length], zeros.
-      temperature: a number; 0.0 takes the largest logit, 1.0 draws from the softmax.
-      initial_states: a list of Tensors, for `logits_fn`.
-      eos_id: an int.
-      forced_ids: an int32 Tensor of the shape of `initial_ids`; where it is not 0, it is taken.
-      use_tpu: of no effect.
+      temperature: a number; 0.0 takes the largest logit, 1.0 samples from the softmax.
+      initial_states: a list of Tensors, the first states for `logits_fn`.
+      eos_id: an int, the id that ends a sequence.
+      forced_ids: an int32 Tensor of the shape of `initial_ids`; its nonzero ids are used instead
+        of decoded ones.
+      use_tpu: unused.
 
     Returns:
       An int32 Tensor of the shape of `initial_ids`.
 
     Raises:
-      ValueError: the ids or the logits have unsuitable shapes.
+      ValueError: the ids or the logits have invalid shapes.
     """
     _check_ids(initial_ids, forced_ids)
     batch, length = initial_ids.shape.dims[:-1], initial_ids.shape.dims[-1]

@@ -1,9 +1,9 @@
-"""Beam search: the most probable sequences, several of them being followed at a time."""
+"""Beam search for the most probable sequences."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -17,23 +17,23 @@ __all__ = ["beam_search"]
 
 
 class _State(NamedTuple):
-    """What the loop carries besides the states of the model."""
+    """The state of the search loop, besides the states of the model."""
 
-    step: mtf.Tensor  # how many positions are filled
+    step: mtf.Tensor  # the number of decoded positions
     alive_seq: mtf.Tensor  # [batch..., beam, length]
     alive_log_probs: mtf.Tensor  # [batch..., beam], best first
     finished_seq: mtf.Tensor
     finished_scores: mtf.Tensor  # best first
-    finished_flags: mtf.Tensor  # whether it is a sequence at all
+    finished_flags: mtf.Tensor  # whether the entry holds a sequence
 
 
 class _Candidates(NamedTuple):
-    """The best continuations of the alive beams, twice as many as there are beams."""
+    """The best continuations of the alive beams, twice the number of beams."""
 
     log_probs: mtf.Tensor  # [batch..., double_beam], best first
-    origin: mtf.Tensor  # which beam is continued
-    ids: mtf.Tensor  # with what
-    finished: mtf.Tensor  # whether that ends it
+    origin: mtf.Tensor  # the index of the continued beam
+    ids: mtf.Tensor  # the next id
+    finished: mtf.Tensor  # whether the id ends the sequence
 
 
 class _Search:
@@ -45,7 +45,7 @@ class _Search:
         initial_ids: mtf.Tensor,
         alpha: float,
         eos_id: int,
-        decode_length: Any,
+        decode_length: Optional[Union[int, mtf.Tensor]],
         dtype: tf.DType,
     ):
         self._logits_fn = logits_fn
@@ -59,7 +59,7 @@ class _Search:
         self._dtype = dtype
         self._decode_length = self._limit(decode_length)
 
-    def _limit(self, decode_length: Any) -> mtf.Tensor:
+    def _limit(self, decode_length: Optional[Union[int, mtf.Tensor]]) -> mtf.Tensor:
         size = mtf.constant(self._mesh, self._length.size, dtype=tf.int32)
         if decode_length is None:
             return size
@@ -68,7 +68,7 @@ class _Search:
         return mtf.minimum(decode_length, size)
 
     def _divided(self, log_probs: mtf.Tensor, length: mtf.Tensor) -> mtf.Tensor:
-        """Returns scores: log probabilities over the penalty of Wu et al. for a length."""
+        """Returns scores: log probabilities divided by the length penalty of Wu et al."""
         if self._alpha == 0:
             return log_probs
         penalty = mtf.pow((mtf.to_float(length) + 5.0) * (1.0 / 6.0), self._alpha)
@@ -76,7 +76,7 @@ class _Search:
 
     def start(self, initial_ids: mtf.Tensor) -> _State:
         rows = mtf.Shape(self._batch + [self._beam])
-        # All beams begin alike, so only the first one counts.
+        # All beams start out equal, so only the first one counts.
         first = mtf.one_hot(
             mtf.constant(self._mesh, 0, dtype=tf.int32), self._beam, 0.0, -INF, self._dtype
         )
@@ -90,12 +90,12 @@ class _Search:
         )
 
     def goes_on(self, state: _State, stop_early: bool) -> mtf.Tensor:
-        """Returns whether there is another step, a boolean scalar."""
+        """Returns whether to take another step, a boolean scalar."""
         room = mtf.less(state.step, self._decode_length)
         if not stop_early:
             return room
         best_alive = mtf.reduce_max(state.alive_log_probs, reduced_dim=self._beam)
-        # Log probabilities only fall, so the longest length bounds what may come of it.
+        # Log probabilities only decrease, so the penalty of the maximum length gives a bound.
         bound = self._divided(best_alive, self._decode_length)
         flags = mtf.cast(state.finished_flags, self._dtype)
         worst = mtf.reduce_min(state.finished_scores * flags, reduced_dim=self._beam)
@@ -106,14 +106,14 @@ class _Search:
     def _grow(
         self, state: _State, states: Sequence[mtf.Tensor]
     ) -> tuple[_Candidates, list[mtf.Tensor]]:
-        """Returns the best continuations, and the model's states after this position."""
+        """Returns the best continuations, and the states of the model after this position."""
         logits, new_states = self._logits_fn(state.step, state.alive_seq, list(states))
         vocab = self._vocab_dim(logits)
         rows = self._batch + [self._beam]
         if logits.shape.dims != rows + [vocab]:
             logits = mtf.transpose(logits, rows + [vocab])
-        # No more than this many of one beam can be among the best; that is what processors
-        # compare where the vocabulary is split.
+        # At most this many continuations of one beam can be among the best. If the vocabulary is
+        # split, processors exchange only these.
         some = mtf.Dimension("minor_vocab", min(vocab.size, self._double.size))
         found, ids = mtf.top_k(mtf.log_softmax(mtf.cast(logits, self._dtype), vocab), vocab, some)
         flat = mtf.Dimension("beam_and_vocab", self._beam.size * some.size)
@@ -134,12 +134,12 @@ class _Search:
         return rest[0]
 
     def step(self, state: _State, states: Sequence[mtf.Tensor]) -> tuple[_State, list[mtf.Tensor]]:
-        """Returns the state of the search after one more position."""
+        """Decodes one more position; returns the new states of the search and of the model."""
         candidates, new_states = self._grow(state, states)
         _check_states(states, new_states)
         here = mtf.one_hot(state.step, self._length, 1, 0, tf.int32)
         ends = mtf.cast(candidates.finished, self._dtype)
-        # There are at least as many candidates that go on as beams.
+        # At least as many candidates are unfinished as there are beams.
         log_probs, _, origin, ids = best(
             candidates.log_probs - ends * (3.0 * INF),
             self._double, self._beam, candidates.origin, candidates.ids,
@@ -162,7 +162,7 @@ class _Search:
             self._triple.name,
         )  # fmt: skip
         scores, place = mtf.top_k(scores, self._triple, self._beam)
-        # A sequence is an earlier finished one, or what a candidate continues.
+        # Each sequence is either one that had finished before, or a continued beam.
         earlier = mtf.range(self._mesh, self._beam, tf.int32)
         none = mtf.zeros(self._mesh, self._batch + [self._beam], tf.int32)
         origin, ids, flags = (
@@ -184,7 +184,7 @@ class _Search:
         return select(both, origin, self._double) + ids * here, scores, flags
 
     def results(self, state: _State) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Returns the finished sequences and scores; the alive ones where none is finished."""
+        """Returns finished sequences and scores, or the alive ones if none has finished."""
         any_finished = mtf.reduce_any(state.finished_flags, reduced_dim=self._beam)
         return (
             mtf.where(any_finished, state.finished_seq, state.alive_seq),
@@ -221,50 +221,49 @@ def beam_search(
     states: Optional[Sequence[mtf.Tensor]] = None,
     eos_id: int = EOS_ID,
     stop_early: bool = True,
-    decode_length: Any = None,
+    decode_length: Optional[Union[int, mtf.Tensor]] = None,
     use_tpu: bool = True,
     dtype: tf.DType = tf.float32,
-    layout: Any = None,
-    mesh_shape: Any = None,
+    layout: object = None,
+    mesh_shape: object = None,
     num_prefilter: int = 2,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Returns the most probable sequences that are found, and their scores.
+    """Searches for the most probable sequences; returns them and their scores.
 
-    As many sequences as there are beams are followed at a time. One ends with `eos_id`, and then
-    has the score log(probability) / ((5 + length) / 6)^alpha, its end counting to its length.
-    Of a batch row in which none has ended, the sequences that were followed are returned, with
-    their log probabilities.
+    A finished sequence ends with `eos_id` and has the score
+    log(probability) / ((5 + length) / 6)^alpha, where the length includes `eos_id`; see Wu et al.,
+    "Google's Neural Machine Translation System", arXiv:1609.08144, for this length penalty. If no
+    sequence of a batch entry has finished, its alive sequences are returned, with their log
+    probabilities.
 
-    The result is the same on every mesh and under every layout: a vocabulary that is split is
-    searched where it is, and only the best of each part are communicated. So `layout`,
-    `mesh_shape`, `num_prefilter` and `use_tpu`, with which that could be traded for exactness,
-    have no effect.
-
-    Wu et al., "Google's Neural Machine Translation System", arXiv:1609.08144, for the penalty.
+    The result does not depend on the mesh or the layout: if the vocabulary is split, each
+    processor searches its own slice, and only the best entries of each slice are communicated. So
+    `layout`, `mesh_shape`, `num_prefilter` and `use_tpu`, which in the classic release trade
+    exactness for speed, have no effect.
 
     Args:
-      logits_fn: a function of (step, ids, states): an int32 scalar, the position to be filled; an
-        int32 Tensor [batch..., beam, length], filled up to there; a list of Tensors. Returns
+      logits_fn: a function of (step, ids, states): an int32 scalar, the position to decode; an
+        int32 Tensor [batch..., beam, length], the ids decoded so far; a list of Tensors. Returns
         logits [batch..., beam, vocab] and a list of the next states.
       initial_ids: an int32 Tensor of shape [batch..., beam, length], zeros.
-      alpha: a number; the larger, the longer the preferred sequences.
-      states: a list of Tensors, for `logits_fn`; those with the dimension beam follow their
-        sequences.
-      eos_id: an int.
-      stop_early: whether to stop when no sequence that is followed can become better than the
-        finished ones.
-      decode_length: the largest length, an int or an int32 scalar Tensor; all of it if None.
-      use_tpu: of no effect.
+      alpha: a number, the exponent of the length penalty; larger values prefer longer sequences.
+      states: a list of Tensors, the first states for `logits_fn`; those with the dimension beam
+        are reordered along with the beams.
+      eos_id: an int, the id that ends a sequence.
+      stop_early: whether to stop as soon as no alive sequence can become better than the finished
+        ones.
+      decode_length: the maximum length, an int or an int32 scalar Tensor; the full length if None.
+      use_tpu: unused.
       dtype: the dtype of scores.
-      layout: of no effect.
-      mesh_shape: of no effect.
-      num_prefilter: of no effect.
+      layout: unused.
+      mesh_shape: unused.
+      num_prefilter: unused.
 
     Returns:
       A tuple (ids [batch..., beam, length], scores [batch..., beam]), best first.
 
     Raises:
-      ValueError: the ids, the logits or the new states have unsuitable shapes.
+      ValueError: the ids, the logits or the new states have invalid shapes.
     """
     _check_ids(initial_ids)
     states = list(states or [])

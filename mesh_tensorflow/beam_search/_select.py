@@ -1,4 +1,4 @@
-"""Selection among beams: the best scores, and the states that belong to them."""
+"""Selection of beams: the best scores, and the states that belong to them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = [
 ]
 
 EOS_ID = 1
-# As good as infinite for scores, yet products with 0 stay 0.
+# Effectively infinite for scores, but its product with 0 is 0.
 INF = 1.0 * 1e7
 
 
 class SelectOperation(mtf.Operation):
-    """Entries along one dimension by index, other ones in each row of the batch."""
+    """A batched gather: entries along one dimension by index, with indices per batch entry."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class SelectOperation(mtf.Operation):
         old_dim: mtf.Dimension,
         name: Optional[str] = None,
     ):
-        """Creates the operation; see `select`, which brings the dimensions into order."""
+        """Creates the operation; see `select`, which orders the dimensions."""
         super().__init__([x, indices], name=name or "select")
         self._old_dim = old_dim
         self._batch = indices.shape.dims[:-1]
@@ -79,16 +79,16 @@ class SelectOperation(mtf.Operation):
 
 @leaves_no_node
 def select(x: mtf.Tensor, indices: mtf.Tensor, old_dim: mtf.Dimension) -> mtf.Tensor:
-    """Returns the entries of `x` at `indices` along a dimension, row by row of the batch.
+    """Gathers entries of `x` along a dimension, with separate indices for each batch entry.
 
     Args:
-      x: a Tensor with the dimension `old_dim`, and any of those of the batch.
-      indices: an int32 Tensor of shape [batch..., new_dim], numbers along `old_dim`.
-      old_dim: a Dimension, which may have the name of `new_dim`.
+      x: a Tensor with the dimension `old_dim`, and any of the batch dimensions.
+      indices: an int32 Tensor of shape [batch..., new_dim], indices along `old_dim`.
+      old_dim: a Dimension, which may equal `new_dim`.
 
     Returns:
-      A Tensor of shape [batch..., new_dim, rest...], the rest being what else `x` has. If `x`
-      has its dimensions in another order and `new_dim` is `old_dim`, the order of `x` is kept.
+      A Tensor of shape [batch..., new_dim, rest...], where rest are the other dimensions of `x`.
+      If `x` has all batch dimensions and `new_dim` equals `old_dim`, the order of `x` is kept.
     """
     batch, new_dim = indices.shape.dims[:-1], indices.shape.dims[-1]
     rest = [d for d in x.shape.dims if d not in batch and d != old_dim]
@@ -106,7 +106,7 @@ def select(x: mtf.Tensor, indices: mtf.Tensor, old_dim: mtf.Dimension) -> mtf.Te
 def best(
     scores: mtf.Tensor, old_dim: mtf.Dimension, new_dim: mtf.Dimension, *others: mtf.Tensor
 ) -> list[mtf.Tensor]:
-    """Returns the best scores, best first, and the same entries of other Tensors.
+    """Returns the best scores, best first, and the matching entries of other Tensors.
 
     Args:
       scores: a Tensor of shape [batch..., old_dim].
@@ -115,7 +115,7 @@ def best(
       *others: Tensors of shape [batch..., old_dim, ...].
 
     Returns:
-      A list: the scores [batch..., new_dim], their indices along `old_dim`, and an entry
+      A list: the scores [batch..., new_dim], their indices along `old_dim`, and a Tensor
       [batch..., new_dim, ...] for each of `others`.
     """
     top, indices = mtf.top_k(scores, old_dim, new_dim)
@@ -131,23 +131,23 @@ def compute_topk_scores_and_seq(
     beam_dim: mtf.Dimension,
     prefix: str = "default",
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-    """Returns the best of several candidates, as many as there are beams.
+    """Selects the best candidates, one for each beam.
 
     Args:
       sequences: ids, an integer Tensor of shape [batch..., candidates, length].
-      scores: by which candidates are compared, a Tensor of shape [batch..., candidates].
-      scores_to_gather: scores to return, a Tensor of the same shape.
+      scores: the scores to compare, a Tensor of shape [batch..., candidates].
+      scores_to_gather: the scores to return, a Tensor of the same shape.
       flags: a boolean Tensor of the same shape.
-      beam_dim: a Dimension, no larger than that of the candidates.
-      prefix: a string, part of the names of the operations.
+      beam_dim: a Dimension, no larger than the candidates dimension.
+      prefix: a string, a prefix of the operations' names.
 
     Returns:
       A tuple (sequences [batch..., beam, length], scores_to_gather [batch..., beam],
-      flags [batch..., beam], a float32 one-hot of which candidate each is
-      [batch..., beam, candidates]).
+      flags [batch..., beam], selector [batch..., beam, candidates]), where selector is a float32
+      one-hot encoding of the selected candidates.
 
     Raises:
-      ValueError: the shapes do not fit each other, or there are too few candidates.
+      ValueError: the shapes do not match, or there are too few candidates.
     """
     given = [sequences, scores, scores_to_gather, flags]
     rows = sequences.shape.dims[:-1]

@@ -1,1 +1,1 @@
-"""Programs with known results, and a suite for mesh implementations of others."""
+"""Programs with known results, and a conformance suite for mesh implementations."""

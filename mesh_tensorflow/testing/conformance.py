@@ -3,14 +3,15 @@
     python -m mesh_tensorflow.testing.conformance package.module:make_impl
     python -m mesh_tensorflow.testing.conformance package.module:make_impl --only einsum
 
-`make_impl(mesh_shape, layout)` returns the MeshImpl to try. If all processors are to run one
-program, it has an attribute `replicate(program, processors)` that runs a function on each of them
-and returns its results, as `simd` below has. Every case of the table is lowered in several layouts
-of the mesh "x:2,y:2"; a training and a checkpoint go from layout to layout. What is compared:
+`make_impl(mesh_shape, layout)` returns the MeshImpl under test. If all processors run one program,
+it has an attribute `replicate(program, processors)` that runs a function on each of them and
+returns its results, as `simd` below does. Every case of the table is lowered in several layouts of
+the mesh "x:2,y:2". The suite compares:
 
-- values with NumPy, gradients with finite differences, each layout with the unsplit program;
-- what is communicated (`lowering.collectives`) with what costs predict;
-- losses of a training in each layout, and after a checkpoint went from one layout to another.
+- values with NumPy, gradients with finite differences, and each layout with the unsplit program;
+- the collectives in `lowering.collectives` with those that the cost model predicts;
+- the losses of a training run in each layout, and after moving a checkpoint from one layout to
+  another.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import tempfile
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, TypeAlias
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -35,16 +36,18 @@ from mesh_tensorflow.testing.programs import TOLERANCE, Program, check_results
 
 __all__ = ["Result", "check", "main", "placement", "simd"]
 
+MakeImpl: TypeAlias = Callable[[str, str], mtf.MeshImpl]
+
 _MESH = "x:2,y:2"
 _MOST_LAYOUTS = 4
 
 
 class Result(NamedTuple):
-    """What came of one check.
+    """The result of one check.
 
     Attributes:
-      name: of the case, or "training" or "checkpoint".
-      error: the text of an error; None if all is right.
+      name: the name of the case, or "training" or "checkpoint".
+      error: the error text; None if the check passed.
     """
 
     name: str
@@ -52,7 +55,7 @@ class Result(NamedTuple):
 
 
 def placement(mesh_shape: str, layout: str) -> mtf.MeshImpl:
-    """Returns a PlacementMeshImpl with a slice for each processor."""
+    """Returns a PlacementMeshImpl that stores one slice per processor."""
     n = harness.Placing(mesh_shape, layout).cpus
     return mtf.placement_mesh_impl.PlacementMeshImpl(
         mesh_shape, layout, [""] * len(n), merge="none"
@@ -60,7 +63,7 @@ def placement(mesh_shape: str, layout: str) -> mtf.MeshImpl:
 
 
 def simd(mesh_shape: str, layout: str) -> mtf.MeshImpl:
-    """Returns a SimdMeshImpl, within the program that `simd.replicate` runs."""
+    """Returns a SimdMeshImpl, for use in the program that `simd.replicate` runs."""
     return mtf.simd_mesh_impl.SimdMeshImpl(mesh_shape, layout)
 
 
@@ -69,12 +72,12 @@ simd.replicate = lambda program, processors: mtf.simd_mesh_impl.replicate(  # ty
 )
 
 
-def check(make_impl: Callable[[str, str], Any], only: str = "") -> Iterator[Result]:
-    """Yields the result of each check.
+def check(make_impl: MakeImpl, only: str = "") -> Iterator[Result]:
+    """Runs the checks and yields the result of each.
 
     Args:
-      make_impl: takes a mesh shape and a layout; returns a MeshImpl.
-      only: a part of the names of the checks to make; all of them if empty.
+      make_impl: a function of a mesh shape and a layout that returns a MeshImpl.
+      only: run only checks whose names contain this string.
     """
     for case in CASES:
         if only in case.name:
@@ -87,15 +90,19 @@ def check(make_impl: Callable[[str, str], Any], only: str = "") -> Iterator[Resu
 def _result(name: str, run: Callable[[], None]) -> Result:
     try:
         run()
-    except Exception:  # whatever an implementation raises is what is to be reported
+    except Exception:  # any error of an implementation is a result to report
         return Result(name, traceback.format_exc(limit=-4))
     return Result(name, None)
 
 
 def _lowered(
-    make_impl: Any, mesh_shape: str, layout: str, mesh: mtf.Mesh, targets: Sequence[mtf.Tensor]
+    make_impl: MakeImpl,
+    mesh_shape: str,
+    layout: str,
+    mesh: mtf.Mesh,
+    targets: Sequence[mtf.Tensor],
 ) -> harness.Lowered:
-    """Returns a program lowered through the implementation."""
+    """Lowers a program through the implementation under test."""
     placing = harness.Placing(mesh_shape, layout)
     replicate = getattr(make_impl, "replicate", None)
     run = None if replicate is None else lambda program: replicate(program, len(placing.cpus))
@@ -104,7 +111,7 @@ def _lowered(
     )
 
 
-def _check_case(make_impl: Any, case: Case) -> None:
+def _check_case(make_impl: MakeImpl, case: Case) -> None:
     with tf.Graph().as_default():
         program = Program(case, case.dtypes[0])
         layouts = harness.legal_layouts(program.graph, _MESH, case.whole, limit=64)
@@ -128,9 +135,9 @@ def _check_case(make_impl: Any, case: Case) -> None:
 
 
 class _Training:
-    """Two layers that learn random numbers by SGD."""
+    """Two layers trained on random data by SGD."""
 
-    def __init__(self, make_impl: Any, layout: str) -> None:
+    def __init__(self, make_impl: MakeImpl, layout: str) -> None:
         batch, d_in, hidden = (mtf.Dimension(n, 8) for n in ("batch", "d_in", "hidden"))
         random = np.random.RandomState(0)
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
@@ -160,7 +167,7 @@ class _Training:
         self._saver = tf.train.Saver()
 
     def losses(self, steps: int, restore: str = "", save: str = "") -> list[float]:
-        """Returns the losses of some steps, from a checkpoint and to one if they are named."""
+        """Runs training steps and returns their losses; restores and saves named checkpoints."""
         with harness.session() as session:
             session.run(tf.global_variables_initializer())
             if restore:
@@ -176,12 +183,12 @@ class _Training:
 _LAYOUTS = ("", "batch:x", "batch:x,hidden:y", "d_in:x,hidden:y")
 
 
-def _losses(make_impl: Any, layout: str, steps: int, **files: str) -> list[float]:
+def _losses(make_impl: MakeImpl, layout: str, steps: int, **files: str) -> list[float]:
     with tf.Graph().as_default():
         return _Training(make_impl, layout).losses(steps, **files)
 
 
-def _check_training(make_impl: Any) -> None:
+def _check_training(make_impl: MakeImpl) -> None:
     expected = _losses(placement, "", 4)
     assert expected[-1] < expected[0]
     for layout in _LAYOUTS:
@@ -189,7 +196,7 @@ def _check_training(make_impl: Any) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=f"losses in {layout!r}")
 
 
-def _check_checkpoint(make_impl: Any) -> None:
+def _check_checkpoint(make_impl: MakeImpl) -> None:
     expected = _losses(placement, "", 4)
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "model.ckpt")
@@ -200,7 +207,7 @@ def _check_checkpoint(make_impl: Any) -> None:
             np.testing.assert_allclose(found, expected[2:], rtol=1e-5, err_msg=what)
 
 
-def _found(name: str) -> Any:
+def _found(name: str) -> MakeImpl:
     module, _, attribute = name.partition(":")
     if not attribute:
         raise SystemExit(
@@ -211,10 +218,13 @@ def _found(name: str) -> Any:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Checks an implementation, prints what fails, and returns 1 if anything does.
+    """Checks an implementation and prints the failures.
 
     Args:
-      arguments: those of the command line if None.
+      arguments: the command-line arguments; `sys.argv[1:]` if None.
+
+    Returns:
+      0 if at least one check ran and none failed, else 1.
     """
     parser = argparse.ArgumentParser(
         prog="python -m mesh_tensorflow.testing.conformance",

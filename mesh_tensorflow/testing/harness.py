@@ -1,4 +1,4 @@
-"""Lowers one program in many layouts, and compares values and communication."""
+"""Test harness: lowers one program in many layouts, and compares values and communication."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Optional
 from unittest import mock
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 MESHES = ["x:1", "x:2", "x:4", "x:2,y:2", "x:2,y:4", "x:8"]
-# Those on which every layout is tried, up to a number of them.
+# Meshes on which every layout is tried, up to MOST_LAYOUTS.
 EXHAUSTIVE = ["x:2", "x:2,y:2"]
 MOST_LAYOUTS = 32
 CPUS = 8
@@ -59,17 +60,17 @@ def _mesh_shape(mesh: str) -> mtf.Shape:
 
 
 class Placing(NamedTuple):
-    """A mesh shape, a layout, and what the processors are.
+    """A mesh shape, a layout, and the devices of the processors.
 
     Attributes:
       mesh: the mesh shape.
       layout: the layout.
-      apart: whether each is a logical CPU, to be taken for a memory of its own; else they
-        share one memory.
+      apart: whether each processor is a logical CPU that counts as a separate memory domain; else
+        all processors share one memory domain.
       merge: which processors are executed as one, as for PlacementMeshImpl.
-      pairs: whether each two neighbors are on one device.
-      simd: whether one program runs on each processor.
-      share: with it, whether processors share what is equal, however small.
+      pairs: whether pairs of consecutive processors are on one device.
+      simd: whether to use SimdMeshImpl.
+      share: in SIMD, whether processors share equal slices, however small.
     """
 
     mesh: str
@@ -82,11 +83,11 @@ class Placing(NamedTuple):
 
     @property
     def cpus(self) -> list[str]:
-        """A logical CPU for each processor."""
+        """The names of logical CPUs, one for each processor."""
         return [f"/cpu:{i}" for i in range(_mesh_shape(self.mesh).size)]
 
-    def impl(self) -> Any:
-        """Returns the MeshImpl."""
+    def impl(self) -> mtf.MeshImpl:
+        """Creates the MeshImpl."""
         if self.simd:
             return SimdMeshImpl(self.mesh, self.layout)
         n = _mesh_shape(self.mesh).size
@@ -102,13 +103,13 @@ WHOLE = Placing("", "")
 
 @contextlib.contextmanager
 def separate_memories() -> Iterator[None]:
-    """Makes each logical CPU count as a memory of its own, as GPUs do."""
+    """Makes each logical CPU count as a separate memory domain, as GPUs do."""
     with mock.patch.object(placement_mesh_impl, "memory_domain", lambda device: device or "cpu:0"):
         yield
 
 
 def session() -> tf.Session:
-    """Returns a session with eight logical CPUs that does not spend time on rewriting graphs."""
+    """Returns a session with eight logical CPUs and without graph rewrites, to save time."""
     config = tf.ConfigProto(device_count={"CPU": CPUS})
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     return tf.Session(config=config)
@@ -117,7 +118,7 @@ def session() -> tf.Session:
 # -- layouts
 
 
-def splittable(operations: Sequence[Any], whole: Iterable[str] = ()) -> list[str]:
+def splittable(operations: Sequence[mtf.Operation], whole: Iterable[str] = ()) -> list[str]:
     """Returns the dimension names that every operation allows to be split."""
     names = {n for op in operations for n in op._dimension_names()}
     no = set(whole).union(*(op.unsplittable_dims for op in operations))
@@ -125,7 +126,10 @@ def splittable(operations: Sequence[Any], whole: Iterable[str] = ()) -> list[str
 
 
 def is_legal(rules: dict[str, int], shapes: Iterable[tuple], sizes: Sequence[int]) -> bool:
-    """Whether no tensor has two dimensions on a mesh axis, or a size that cannot be cut."""
+    """Returns whether a layout fits all shapes.
+
+    It does not if a mesh axis splits two dimensions of a tensor, or does not divide a size.
+    """
     for dims in shapes:
         axes = [(rules[d.name], d.size) for d in dims if d.name in rules]
         if len({axis for axis, _ in axes}) < len(axes):
@@ -135,8 +139,10 @@ def is_legal(rules: dict[str, int], shapes: Iterable[tuple], sizes: Sequence[int
     return True
 
 
-def legal_layouts(graph: Any, mesh: str, whole: Iterable[str] = (), limit: int = 4000) -> list:
-    """Returns the legal layouts of a program on a mesh, as dictionaries from name to axis."""
+def legal_layouts(
+    graph: mtf.Graph, mesh: str, whole: Iterable[str] = (), limit: int = 4000
+) -> list[dict[str, int]]:
+    """Returns the legal layouts of a program, as dictionaries from dimension name to mesh axis."""
     operations = list(with_inner_operations(graph.operations))
     names = splittable(operations, whole)
     tensors = [t for op in operations for t in op.inputs + op.outputs]
@@ -158,8 +164,8 @@ def legal_layouts(graph: Any, mesh: str, whole: Iterable[str] = (), limit: int =
     return [rules for rules in unique.values() if is_legal(rules, shapes, sizes)]
 
 
-def random_layout(graph: Any, mesh: str, seed: int) -> dict[str, int]:
-    """Returns a legal layout that splits as many dimensions as it happens to."""
+def random_layout(graph: mtf.Graph, mesh: str, seed: int) -> dict[str, int]:
+    """Returns a random legal layout."""
     operations = list(with_inner_operations(graph.operations))
     shapes = {tuple(t.shape) for op in operations for t in op.inputs + op.outputs}
     sizes = _mesh_shape(mesh).to_integer_list
@@ -175,7 +181,7 @@ def random_layout(graph: Any, mesh: str, seed: int) -> dict[str, int]:
 
 
 def chosen_layouts(layouts: Sequence[dict], extra: int, seed: int) -> list[dict]:
-    """Returns layouts that split each dimension over each mesh axis, and a few more."""
+    """Selects layouts that cover every pair of a dimension and a mesh axis, and a few more."""
     rng = random.Random(seed)
     rest = list(layouts)
     rng.shuffle(rest)
@@ -190,24 +196,24 @@ def chosen_layouts(layouts: Sequence[dict], extra: int, seed: int) -> list[dict]
 
 
 def layout_text(rules: dict[str, int], mesh: str) -> str:
-    """Returns "a:x,b:y"."""
+    """Returns a layout as text, such as "a:x,b:y"."""
     axes = _mesh_shape(mesh).dimension_names
     return ",".join(f"{name}:{axes[axis]}" for name, axis in sorted(rules.items()))
 
 
 def placings(
-    graph: Any, whole: Iterable[str] = (), thorough: bool = False, seed: int = 0
+    graph: mtf.Graph, whole: Iterable[str] = (), thorough: bool = False, seed: int = 0
 ) -> list[Placing]:
-    """Returns the placings to try a program in.
+    """Returns the placings in which to try a program.
 
-    Most have all processors in one memory; a few have separate memories, or processors that
-    are executed as one, or run one program on each.
+    Most have all processors in one memory domain; a few have separate memory domains, merged
+    processors, or SIMD.
 
     Args:
       graph: an mtf.Graph.
       whole: names of dimensions that are not split.
-      thorough: whether to take the legal layouts of two small meshes, all but where they are very
-        many, and chosen ones of others; else a few of one mesh, and one of each two kinds.
+      thorough: whether to include all legal layouts of two small meshes, up to a limit, and
+        selected layouts of other meshes; else only a few layouts of one mesh.
       seed: an integer.
     """
     found = []
@@ -224,7 +230,7 @@ def placings(
 
 
 def _kinds(found: Sequence[Placing]) -> list[Placing]:
-    """Returns the placings of other kinds than one memory, of those that split the most."""
+    """Returns placings without a single memory domain, for the layouts that split the most."""
     split = [p for p in found if p.layout]
     most = sorted(split, key=lambda p: (p.layout.count(":"), p.mesh in ("x:4", "x:2,y:2")))
     two_axes = [p for p in most if "y:" in p.mesh]
@@ -239,16 +245,24 @@ def _kinds(found: Sequence[Placing]) -> list[Placing]:
 
 
 class Lowered(NamedTuple):
-    """What became of a program in one placing."""
+    """A program lowered in one placing.
+
+    Attributes:
+      placing: the Placing.
+      lowering: the Lowering.
+      exports: the exported targets.
+      counted: the collectives that the Lowering counted, a multiset.
+      predicted: the collectives that the cost model predicts, a multiset.
+    """
 
     placing: Placing
-    lowering: Any
+    lowering: mtf.Lowering
     exports: list[tf.Tensor]
     counted: collections.Counter
     predicted: collections.Counter
 
 
-def collectives_of(costs: Iterable[tuple[Any, Any]]) -> collections.Counter:
+def collectives_of(costs: Iterable[tuple[object, Cost]]) -> collections.Counter:
     """Returns the collectives of pairs (operation, Cost) as a multiset."""
     return collections.Counter(
         (c.kind, tuple(c.mesh_axes), c.elements, c.bytes)
@@ -257,7 +271,9 @@ def collectives_of(costs: Iterable[tuple[Any, Any]]) -> collections.Counter:
     )
 
 
-def lower(graph: Any, mesh: Any, placing: Placing, targets: Sequence[Any]) -> Lowered:
+def lower(
+    graph: mtf.Graph, mesh: mtf.Mesh, placing: Placing, targets: Sequence[mtf.Tensor]
+) -> Lowered:
     """Lowers a program and exports tensors; may be called several times in one tf graph."""
     patch = separate_memories() if placing.apart else contextlib.nullcontext()
 
@@ -271,10 +287,10 @@ def lower(graph: Any, mesh: Any, placing: Placing, targets: Sequence[Any]) -> Lo
 
 
 def lower_with(
-    graph: Any,
-    mesh: Any,
-    targets: Sequence[Any],
-    make_impl: Callable[[], Any],
+    graph: mtf.Graph,
+    mesh: mtf.Mesh,
+    targets: Sequence[mtf.Tensor],
+    make_impl: Callable[[], mtf.MeshImpl],
     placing: Placing,
     run: Optional[Callable[[Callable], Any]] = None,
 ) -> Lowered:
@@ -284,9 +300,10 @@ def lower_with(
       graph: an mtf.Graph.
       mesh: its Mesh.
       targets: the Tensors to export.
-      make_impl: returns the MeshImpl.
-      placing: noted with the result.
-      run: runs a function as the program of all processors; called here if None.
+      make_impl: a function that returns the MeshImpl.
+      placing: the Placing to store in the result.
+      run: a function that runs its argument as the program of all processors; if None, the
+        program is called directly.
     """
     lowerings = []
 
@@ -306,13 +323,15 @@ def lower_with(
 # -- comparing
 
 
-def as_list(value: Any) -> list:
-    """Returns a list of one or several things."""
+def as_list(value: object) -> list:
+    """Converts a tuple to a list, and wraps anything that is not a list."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def assert_close(actual: Any, expected: Any, tolerance: float, what: str = "") -> None:
-    """Checks numbers relative to the largest one, integers and booleans exactly."""
+def assert_close(
+    actual: npt.ArrayLike, expected: npt.ArrayLike, tolerance: float, what: str = ""
+) -> None:
+    """Compares floats relative to the largest element; integers and booleans exactly."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.shape == expected.shape, f"{what}: {actual.shape} instead of {expected.shape}"
     if actual.dtype == bool or np.issubdtype(actual.dtype, np.integer):

@@ -1,4 +1,4 @@
-"""A case of the table as a program, and whether its results and gradients are right."""
+"""Cases of the table as programs, and checks of their results and gradients."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from mesh_tensorflow.testing.cases import Case, table
 
 __all__ = ["TOLERANCE", "Program", "check_gradients", "check_results"]
 
-# Neighboring float32 results differ by rounding only; bfloat16 has 8 bits.
+# Factors of the tolerance of a case. float32 results differ by rounding only; bfloat16 has 8 bits.
 TOLERANCE = {"float32": 1.0, "bfloat16": 3000.0, "int32": 1.0}
 
 
 class Program:
-    """A case as an mtf graph, with gradients for random gradients of its outputs.
+    """A case as an mtf graph, with input gradients for random output gradients.
 
     Attributes:
       case: the Case.
       graph: the mtf.Graph.
       mesh: its Mesh.
       arrays: the input arrays.
-      feed: from placeholders to arrays; empty in eager code.
+      feed: a dictionary from placeholders to arrays; empty in eager code.
+      xs: the inputs.
       ys: the outputs.
-      wrt: numbers of the inputs that have a gradient.
-      grads: their gradients.
+      wrt: the indices of the inputs that have a gradient.
+      dys: the gradients of the floating-point outputs.
+      grads: the gradients of the inputs in `wrt`.
     """
 
     def __init__(self, case: Case, dtype: str):
@@ -37,7 +39,7 @@ class Program:
 
         Args:
           case: a Case.
-          dtype: that of its floating inputs.
+          dtype: the dtype of its floating-point inputs.
         """
         self.case = case
         self.graph = mtf.Graph()
@@ -86,8 +88,10 @@ class Program:
         """The outputs, then the gradients."""
         return self.ys + self.grads
 
-    def run(self, placings: Iterable[Any]) -> list[tuple[harness.Lowered, list[np.ndarray]]]:
-        """Returns, for each placing, the lowered program and its values."""
+    def run(
+        self, placings: Iterable[harness.Placing]
+    ) -> list[tuple[harness.Lowered, list[np.ndarray]]]:
+        """Runs the program; returns the lowered program and its values for each placing."""
         lowered = [harness.lower(self.graph, self.mesh, p, self.targets) for p in placings]
         with harness.session() as session:
             values = session.run([low.exports for low in lowered], self.feed)
@@ -95,7 +99,7 @@ class Program:
 
 
 def _directional(program: Program, direction: Sequence[np.ndarray], step: float) -> float:
-    """Returns the derivative of the weighted sum of the oracle's outputs in a direction."""
+    """Returns the directional derivative of the weighted sum of the oracle's outputs."""
     case, at = program.case, [table.wide(x) for x in program.arrays]
 
     def weighted(sign: int) -> Any:
@@ -116,7 +120,7 @@ def check_gradients(program: Program, grads: Sequence[np.ndarray]) -> None:
     """Compares gradients with finite differences in random directions.
 
     Raises:
-      AssertionError: they differ.
+      AssertionError: the gradients differ.
     """
     rng = np.random.default_rng(2)
     wide = [table.wide(g) for g in grads]
@@ -133,8 +137,8 @@ def check_results(program: Program, dtype: str, values: Sequence[np.ndarray]) ->
 
     Args:
       program: a Program.
-      dtype: that of its floating inputs.
-      values: those of its targets.
+      dtype: the dtype of its floating-point inputs.
+      values: the values of its targets.
 
     Raises:
       AssertionError: a value, its shape or its dtype differs.

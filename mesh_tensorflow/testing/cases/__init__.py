@@ -1,4 +1,4 @@
-"""The case table: every family of operations, each program with its NumPy oracle."""
+"""The case table: programs for every family of operations, with NumPy oracles."""
 
 from mesh_tensorflow.testing.cases import (
     binary,

@@ -1,4 +1,4 @@
-"""Functions of two tensors with every form of broadcasting, and of a tensor and a number."""
+"""Binary elementwise functions with every form of broadcasting, and with numbers."""
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -34,14 +34,14 @@ def _form_case(fn, oracle, form, kind="", second="", **kwargs):
         [f"{left}/{kind}", f"{right}/{second or kind}"],
         lambda x, y: fn(x, y, output_shape=given),
         on(oracle, left, right, out),
-        # Additions may wait for sums; other functions differ in nothing but the function.
+        # Additions may be delayed as partial sums; other functions all lower in the same way.
         thorough=fn is mtf.add or form == "crossed",
         **kwargs,
     )
 
 
 def _numbers(x):
-    """An array of the sizes of a Tensor or of an array."""
+    """Returns an array of the shape of a Tensor or of an array."""
     sizes = getattr(x.shape, "to_integer_list", x.shape)
     return np.linspace(-1.0, 1.0, x.size).reshape(sizes).round(3)
 

@@ -1,4 +1,4 @@
-"""Einsum and matmul in all their forms."""
+"""Einsum and matmul in all forms."""
 
 import numpy as np
 

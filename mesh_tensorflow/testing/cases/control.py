@@ -1,4 +1,4 @@
-"""Order, hand-written gradients, recomputation, functions by slices, and imports."""
+"""Control dependencies, custom gradients, recomputation, slicewise functions, and imports."""
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -10,7 +10,7 @@ __all__ = ["CASES"]
 
 
 def _custom(fn, factor):
-    """Returns a build function of `fn` whose gradients are `factor` times the arriving ones."""
+    """Returns a build function of `fn` with gradients `factor` times the output gradients."""
 
     def grad_fn(explicit_inputs, all_inputs, forward_operations, outputs, output_grads):
         return [factor * mtf.reduce_sum(output_grads[0], output_shape=x.shape) for x in all_inputs]
@@ -29,7 +29,7 @@ def _custom_pair(x):
 
 
 def _custom_external(x, w):
-    """The function uses `w` from outside."""
+    """A function with a custom gradient that captures `w`."""
 
     def grad_fn(explicit_inputs, all_inputs, forward_operations, outputs, output_grads):
         return [output_grads[0] * 3.0, mtf.reduce_sum(output_grads[0], output_shape=w.shape)]

@@ -1,4 +1,4 @@
-"""Convolutions and poolings, a few of each; their own tests have the rest."""
+"""A few convolutions and poolings; the tests of the layers cover the rest."""
 
 import numpy as np
 

@@ -15,14 +15,14 @@ def _one_hot(indices, depth, on_value=1.0, off_value=0.0):
 
 
 def _gather(weights, indices):
-    """Entries of axis 0 of the weights; zeros where the index is out of range."""
+    """Gathers entries of axis 0 of the weights; zeros where the index is out of range."""
     inside = (indices >= 0) & (indices < weights.shape[0])
     taken = weights[np.where(inside, indices, 0)]
     return taken * inside.reshape(inside.shape + (1,) * (weights.ndim - 1))
 
 
 def _entries(weights, indices, out):
-    """What a gather from a large table is."""
+    """Gathers as the operation for large tables does."""
     return mtf.GatherOperation(weights, indices, dim("b"), shape(out)).outputs[0]
 
 

@@ -1,4 +1,4 @@
-"""Layers, with inputs in place of their variables; attention has a file of its own."""
+"""Layers other than attention, with inputs in place of their variables."""
 
 from unittest import mock
 
@@ -13,9 +13,9 @@ _LAYERS = mtf.layers
 
 
 def _given(fn, **variables):
-    """Calls a layer whose variables are Tensors, by the ends of their names.
+    """Calls a layer with Tensors in place of its variables, keyed by the last part of their names.
 
-    Operations that assign are what they would assign.
+    An assignment returns the assigned value.
     """
     def get(mesh, name, shape, **kwargs):
         x = variables[name.rpartition("/")[2]]
@@ -130,7 +130,7 @@ _NORMALIZATION = [
 ]
 
 
-# -- losses and what regularizes
+# -- losses and regularization
 
 
 def _np_cross_entropy(logits, probs, z_loss=0.0):
@@ -195,7 +195,7 @@ def _np_conv(x, f, strides, pads):
 
 
 def _np_transposed(x, f, strides, same=True):
-    """The same in reverse: x [n, spatial..., o], f [window..., i, o]; result [n, spatial..., i]."""
+    """The transpose: x [n, spatial..., o], f [window..., i, o]; result [n, spatial..., i]."""
     rank = f.ndim - 2
     sizes = x.shape[1:-1]
     full = [(n - 1) * s + max(k, s) for n, s, k in zip(sizes, strides, f.shape)]
@@ -211,7 +211,7 @@ def _np_transposed(x, f, strides, same=True):
 
 
 def _joined(x, rank):
-    """[n, blocks..., pixels..., c] to [n, pixels of the whole image..., c]."""
+    """Joins blocks: from [n, blocks..., pixels..., c] to [n, pixels of the whole image..., c]."""
     blocks, pixels = x.shape[1 : 1 + rank], x.shape[1 + rank : -1]
     order = [0, *(1 + a + rank * b for a in range(rank) for b in range(2)), 2 * rank + 1]
     return x.transpose(order).reshape(
@@ -231,7 +231,7 @@ def _np_blocks(fn, rank=2):
 
 
 def _blocks(fn, *args, **kwargs):
-    """A layer of blocks; its two dimensions of blocks come second and third."""
+    """A layer on blocks, with the two blocks dimensions in the second and third place."""
     def layer(x, k):
         names = ("h_blocks_dim", "w_blocks_dim") if "2d" in fn.__name__ else ("d_blocks_dim", "h_blocks_dim")
         given = dict(zip(names, x.shape.dims[1:3]))
@@ -241,7 +241,7 @@ def _blocks(fn, *args, **kwargs):
 
 
 def _separable(x, depth, point, bias, last):
-    """Depth [in], for the only neighbor but one."""
+    """The filter of the first position is `depth`, of shape [in]; that of the second is twice it."""
     weights = [depth, depth * 2.0]
     def layer():
         return _LAYERS.separable_conv1d(x, dim("f"), -1, 0, kernel_depth_weights=weights)
@@ -301,7 +301,7 @@ _CONVOLUTION = [
 
 
 def _np_blocks3d(x, fn):
-    """Blocks along depth and height; the width is whole, as if of one block."""
+    """Blocks along depth and height; the width is one block."""
     n, v, w, h, k, t, d = x.shape
     return _cut(fn(_joined(x.reshape(n, v, w, 1, h, k, t, d), 3)), (v, w, 1))[:, :, :, 0]
 

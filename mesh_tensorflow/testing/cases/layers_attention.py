@@ -1,4 +1,4 @@
-"""Attention: masks, whole sequences, steps of decoding, blocks and halos."""
+"""Attention: masks, whole sequences, incremental decoding, blocks and halos."""
 
 from unittest import mock
 
@@ -17,13 +17,13 @@ _QKVO = "qkvo:4 heads:4 io:8 kv:4"
 
 
 def _with_weights(weights, fn, *args, **kwargs):
-    """Calls a layer whose variable, qkvo, is an input of the case instead."""
+    """Calls a layer with an input of the case in place of its variable, qkvo."""
     module = mtf.ops_with_redefined_builtins
     with mock.patch.object(module, "get_variable", lambda *_, **__: weights * 0.5):
         return fn(*args, **kwargs)
 
 
-# -- in NumPy; places are the last axis but one, and weights are [heads, io, kv]
+# -- in NumPy; positions are the last axis but one, and weights are [heads, io, kv]
 
 
 def _softmax(x, extra=None):
@@ -71,7 +71,7 @@ def _padded(a, before, after=0, axis=-2):
 
 
 def _one_step(x, prev_k, prev_v, qkvo, place, replace, visible):
-    """Returns (y, k, v) of a step that writes to a place of the state."""
+    """Returns (y, k, v) of a decoding step that writes to one index of the cache."""
     q, k, v, wo = _qkv(x[:, None], x[:, None], qkvo)
     kept = np.arange(prev_k.shape[-2]) != place if replace else np.ones(prev_k.shape[-2])
     here = (np.arange(prev_k.shape[-2]) == place).astype(float)
@@ -81,7 +81,7 @@ def _one_step(x, prev_k, prev_v, qkvo, place, replace, visible):
 
 
 def _local(x, qkvo, window, block):
-    """What a position sees: less than a block length away, and from `window` before its block."""
+    """A position attends to less than a block length, and to `window` positions before its block."""
     n = x.shape[-2]
     q, k, v, wo = _qkv(x, x, qkvo)
     at, memory = np.arange(n)[:, None], np.arange(-window, n)
@@ -91,7 +91,7 @@ def _local(x, qkvo, window, block):
 
 
 def _neighbors(a, axis, masked):
-    """Joins blocks along `axis` of an array [blocks, ...] to those beside them."""
+    """Extends blocks of an array [blocks, ...] by their neighbors along `axis`."""
     n = a.shape[0]
     margins = _padded(a, 1, 1, axis=0)
     parts = [margins[:n], a] if masked else [margins[:n], a, margins[2:]]
@@ -108,7 +108,7 @@ def _blocks(x, qkvo, masked):
 
 
 def _around(a, masked):
-    """Joins blocks of an array [h_blocks, w_blocks, h, w, ...] to those around them."""
+    """Extends blocks of an array [h_blocks, w_blocks, h, w, ...] by those around them."""
     a = _neighbors(a, 2, masked)
     return np.moveaxis(_neighbors(np.moveaxis(a, 1, 0), 3, masked), 0, 1)
 
@@ -130,7 +130,7 @@ def _blocks_2d(x, qkvo, masked):
     return np.einsum("abhrcmn,abmnhk,hik->abrci", weights, v, wo)
 
 
-# -- as layers
+# -- the layers
 
 
 def _layer(fn, *args, weights, **kwargs):

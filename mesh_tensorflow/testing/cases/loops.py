@@ -1,4 +1,4 @@
-"""Loops with fixed and data-dependent numbers of iterations, accumulators, and gradients."""
+"""Loops with fixed and data-dependent iteration counts, accumulators, and gradients."""
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -10,7 +10,7 @@ __all__ = ["CASES"]
 
 
 def _counted(times, body, *xs, **kwargs):
-    """A loop with a counter before the loop variables `xs`; returns without the counter."""
+    """Runs a loop with a counter in front of the loop variables `xs`; drops the counter."""
     zero = mtf.constant(xs[0].mesh, 0, dtype=tf.int32)
     return mtf.while_loop(
         lambda i, *_: mtf.less(i, times),
@@ -82,7 +82,7 @@ def _np_two_variables(x, y):
 
 
 def _reducing(x):
-    """Each iteration sums over a dimension that layouts split."""
+    """A loop whose iterations sum over a dimension that layouts split."""
     def body(x):
         mean = mtf.reduce_mean(x, output_shape=shape("b"))
         return [mtf.tanh(x - mean) * 1.2]

@@ -1,4 +1,4 @@
-"""Reductions, broadcasts, softmax and the largest elements."""
+"""Reductions, broadcasts, softmax and top-k."""
 
 import numpy as np
 from scipy import special

@@ -27,7 +27,7 @@ def _dynamic(x, offsets, wrap):
 
 
 def _halo(x, size, wrap, left_only=False):
-    """Blocks along axis 1, their elements along axis 2."""
+    """Exchanges halos of blocks along axis 1, with their elements along axis 2."""
     a, blocks, w = x.shape
     flat = x.reshape(a, blocks * w)
     outside = [(0, 0), (size, size)]

@@ -1,4 +1,4 @@
-"""The record of the case table, its input data, and NumPy by dimension name."""
+"""The Case record, input data of cases, and NumPy functions by dimension name."""
 
 from __future__ import annotations
 
@@ -17,47 +17,48 @@ __all__ = [
     "ALL", "FLOATS", "INT", "SIZES", "Case", "aligned", "case", "dim", "dims", "input_data", "on", "shape", "wide",
 ]
 
-# Sizes of the dimensions that cases name by a letter; 8 processors divide most of them.
+# Sizes of the dimensions that cases name by a letter; most are divisible by 8 processors.
 SIZES = {
     **{"a": 8, "b": 16, "c": 24, "d": 8, "e": 16, "f": 8, "g": 32},
     **{"n": 8, "w": 4, "s": 4, "t": 6, "k": 3, "h": 6, "v": 5},
 }
-# Other sizes, such as "b:0", for a process that tries the cases with them.
+# Sizes may be overridden, for instance by "b:0", to run the cases with other sizes.
 SIZES.update(mtf.convert_to_shape(os.environ.get("MTF_CASE_SIZES", "")).dims)
 
 
 def dim(name: str) -> mtf.Dimension:
-    """Returns a dimension of the table, or of its own size if written as "b:4"."""
+    """Returns a dimension with its size in SIZES, or with an explicit size as in "b:4"."""
     name, _, size = name.partition(":")
     return mtf.Dimension(name, int(size) if size else SIZES[name])
 
 
 def dims(names: str) -> list[mtf.Dimension]:
-    """Returns the dimensions of "a b c:4"."""
+    """Returns the dimensions of a string such as "a b c:4"."""
     return [dim(name) for name in names.split()]
 
 
 def shape(names: str) -> mtf.Shape:
-    """Returns the shape of "a b c:4"."""
+    """Returns the shape of a string such as "a b c:4"."""
     return mtf.Shape(dims(names))
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One program, with what NumPy says about it.
+    """A program and its oracle in NumPy.
 
     Attributes:
-      name: unique in the table.
-      inputs: "a b" for normal numbers over these dimensions, or "a b/kind"; see `input_data`.
-      build: a function of an mtf.Tensor for each input; returns one, or a list.
-      oracle: the same on NumPy arrays, in float64.
-      grads: which inputs have a gradient; all floating ones if None.
-      surrogate: where the gradient is not the derivative of `oracle`: a function of arrays
-        whose derivative it is; takes also `at`, the list of the input arrays themselves.
-      dtypes: what the floating inputs are converted to.
-      tolerance: relative to the largest element, in float32.
-      whole: names of dimensions that are not split, though operations allow it.
-      thorough: whether it is tried in every layout; a few do where a like case stands for it.
+      name: a name, unique in the table.
+      inputs: "a b" for normal random numbers with these dimensions, or "a b/kind"; see
+        `input_data`.
+      build: a function of one mtf.Tensor per input that returns a Tensor or a list of them.
+      oracle: the same function on NumPy arrays, in float64.
+      grads: indices of the inputs that have a gradient; all floating-point ones if None.
+      surrogate: a function of arrays whose derivative is the gradient, if that of `oracle` is
+        not. Also takes `at`, the list of the input arrays themselves.
+      dtypes: the dtypes to try for the floating-point inputs.
+      tolerance: the error allowed in float32, relative to the largest element.
+      whole: names of dimensions that are not split, although the operations allow it.
+      thorough: whether to try every layout; a few are enough if a similar case tries them all.
     """
 
     name: str
@@ -72,8 +73,10 @@ class Case:
     thorough: bool = True
 
 
-def case(name: str, inputs: str | Sequence[str], build: Any, oracle: Any, **kwargs: Any) -> Case:
-    """Returns a Case; inputs may be one string with commas."""
+def case(
+    name: str, inputs: str | Sequence[str], build: Callable, oracle: Callable, **kwargs: Any
+) -> Case:
+    """Creates a Case; `inputs` may be one string with commas."""
     if isinstance(inputs, str):
         inputs = [part.strip() for part in inputs.split(",")]
     return Case(name, inputs, build, oracle, **kwargs)
@@ -86,7 +89,7 @@ INT = ("int32",)
 _KINDS = {
     "normal": lambda rng, size: rng.normal(size=size),
     "positive": lambda rng, size: rng.uniform(0.5, 2.0, size),
-    # No element is so near to 0 that a finite difference would cross it.
+    # No element is so close to 0 that a finite difference would cross it.
     "away": lambda rng, size: np.where(rng.random(size) < 0.5, -1, 1) * rng.uniform(0.2, 2, size),
     "distinct": lambda rng, size: rng.permutation(int(np.prod(size))).reshape(size) / 16.0,
     "mostly": lambda rng, size: rng.random(size) < 0.9,
@@ -98,7 +101,7 @@ _KINDS = {
 
 
 def input_data(case: Case, dtype: str) -> list[np.ndarray]:
-    """Returns the input arrays of a case; `dtype` is that of the floating ones."""
+    """Returns the input arrays of a case; `dtype` is the dtype of the floating-point ones."""
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
     arrays = []
     for spec in case.inputs:
@@ -117,14 +120,15 @@ def input_data(case: Case, dtype: str) -> list[np.ndarray]:
 
 
 def wide(x: np.ndarray) -> np.ndarray:
-    """Returns floating arrays in float64, integers in int64."""
+    """Converts floating-point arrays to float64 and integer arrays to int64."""
     if x.dtype == bool:
         return x
     return x.astype(np.int64 if np.issubdtype(x.dtype, np.integer) else np.float64)
 
 
 def aligned(x: np.ndarray, names: str, out: str) -> np.ndarray:
-    """Returns `x` of dimensions `names` in the order of `out`, with size 1 where it lacks one."""
+    """Transposes `x` from the dimensions `names` to `out`, adding axes of size 1 for missing ones.
+    """
     have, want = names.split(), out.split()
     x = np.transpose(x, [have.index(n) for n in want if n in have])
     sizes = iter(x.shape)
@@ -136,7 +140,7 @@ def on(fn: Callable, *specs: str) -> Callable:
 
     Args:
       fn: a NumPy function.
-      *specs: the dimensions of each argument, then those of the result.
+      *specs: the dimensions of each argument, followed by those of the result.
     """
     *inputs, out = specs
     full = [dim(n).size for n in out.split()]
