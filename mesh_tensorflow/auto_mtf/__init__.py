@@ -1,4 +1,4 @@
-"""Chooses the layout of a program, and the shape of its mesh, by an integer program."""
+"""Chooses the layout of a program, and the shape of its mesh, by integer programming."""
 
 from mesh_tensorflow.auto_mtf import (
     api,

@@ -1,10 +1,10 @@
-r"""Chooses a layout from the command line, and says why.
+r"""Chooses a layout from the command line, and explains it.
 
 python -m mesh_tensorflow.auto_mtf --mesh_shape=rows:4,cols:8 \
     --gin_param=language_model.layers=12 --gin_param=language_model.d_model=1024
 
-`--model` is a function, as module:function, that returns a Program or (graph, outputs). Gin binds
-its arguments, and those of all that it calls. For a transformer of gin files:
+`--model` names a function, as module:function, that returns a Program or (graph, outputs). Gin
+binds its arguments, and those of all functions that it calls. For a transformer in gin files:
 
 python -m mesh_tensorflow.auto_mtf --mesh_shape=rows:4,cols:8 \
     --model=mesh_tensorflow.auto_mtf.gin_models:gin_transformer \
@@ -55,13 +55,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def model_function(name: str) -> Callable[[], Any]:
-    """Returns a function from its name.
+    """Imports a function by its name.
 
     Args:
-      name: "package.module:function".
+      name: a string, "package.module:function".
 
     Raises:
-      ValueError: there is none of that name.
+      ValueError: there is no function of that name.
     """
     module, colon, function = name.partition(":")
     try:
@@ -77,7 +77,7 @@ def model_function(name: str) -> Callable[[], Any]:
 
 
 def _gin_file(name: str) -> pathlib.Path:
-    """Returns the path of a file of the user's, or else of the package."""
+    """Returns the path of a user's gin file, or else of one in the package."""
     path = pathlib.Path(name)
     return path if path.exists() else _GIN_FILES / name
 

@@ -1,4 +1,4 @@
-"""The layout, and the mesh shape, with which a program needs least memory or least time."""
+"""Search for the layout, and the mesh shape, that minimize the memory or time of a program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["layout", "layout_and_mesh_shape"]
 
 
 class _Choice(NamedTuple):
-    """A layout, and what was minimised: bytes or seconds."""
+    """A layout, and the minimized value: bytes or seconds."""
 
     value: float
     layout: str
@@ -30,24 +30,24 @@ def layout(
     memory_limit_bytes: Optional[float] = None,
     hardware: Union[str, Hardware, None] = None,
 ) -> LayoutRules:
-    """Returns the layout under which a program needs least memory, or takes least time.
+    """Returns the layout that minimizes the memory or the time of a program.
 
-    The program is the graph as it is when this is called: to choose a layout for training,
-    call it after gradients and updates were made.
+    The program is the graph at the time of the call: to choose a layout for training, call it
+    after creating gradients and updates.
 
     Args:
       mtf_graph: an mtf.Graph.
       mesh_shape: a Shape, or what converts to one.
-      mtf_outputs: Tensors that stay in memory to the end.
-      objective: "memory", the largest sum over time of tensors that are in use on one
-        processor, as in the classic; or "time", the estimated time of a step.
-      memory_limit_bytes: what the program may take on one processor. With "time", variables
-        and optimizer slots count all the time.
-      hardware: for "time": a name in `hardware.PROFILES`, the path of a profile that was
-        measured, or a Hardware; TPU v3 if None.
+      mtf_outputs: Tensors that stay in memory until the end.
+      objective: "memory", the peak memory of live tensors on one processor, as in the classic
+        release; or "time", the estimated time of a step.
+      memory_limit_bytes: the memory that the program may use on one processor. With "time",
+        variables and optimizer slots count throughout.
+      hardware: for "time": a name in `hardware.PROFILES`, the path of a measured profile, or a
+        Hardware; TPU v3 if None.
 
     Raises:
-      ValueError: another `objective`, or unknown hardware.
+      ValueError: `objective` or `hardware` is unknown.
       auto_mtf.step_time.MemoryLimitError: no layout fits in `memory_limit_bytes`.
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
@@ -65,24 +65,24 @@ def layout_and_mesh_shape(
     memory_limit_bytes: Optional[float] = None,
     hardware: Union[str, Hardware, None] = None,
 ) -> tuple[LayoutRules, Shape]:
-    """Returns the layout and the mesh shape with which a program needs least memory, or time.
+    """Returns the layout and the mesh shape that minimize the memory or the time of a program.
 
     Args:
       mtf_graph: an mtf.Graph.
-      num_machines: number of processors.
-      mtf_outputs: Tensors that stay in memory to the end.
-      max_mesh_shape_dimensions: how many dimensions the mesh has at the most.
+      num_machines: the number of processors.
+      mtf_outputs: Tensors that stay in memory until the end.
+      max_mesh_shape_dimensions: the maximum number of mesh dimensions.
       objective: "memory" or "time"; see `layout`.
-      memory_limit_bytes: what the program may take on one processor; see `layout`.
+      memory_limit_bytes: the memory that the program may use on one processor; see `layout`.
       hardware: for "time"; see `layout`.
 
     Returns:
-      (LayoutRules, Shape); the mesh dimensions are mesh_0, mesh_1, and so on.
+      A tuple (LayoutRules, Shape); the mesh dimensions are named mesh_0, mesh_1, and so on.
 
     Raises:
-      ValueError: `num_machines` or `max_mesh_shape_dimensions` is less than 1, another
-        `objective`, or unknown hardware.
-      auto_mtf.step_time.MemoryLimitError: nothing fits in `memory_limit_bytes`.
+      ValueError: `num_machines` or `max_mesh_shape_dimensions` is less than 1, or `objective` or
+        `hardware` is unknown.
+      auto_mtf.step_time.MemoryLimitError: no layout fits in `memory_limit_bytes`.
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
     if num_machines < 1 or max_mesh_shape_dimensions < 1:
@@ -102,7 +102,7 @@ def layout_and_mesh_shape(
             failures.append(e)
     if not found:
         raise min(failures, key=lambda e: e.missing_bytes)
-    best, mesh_shape = min(found, key=lambda pair: pair[0].value)  # the first of equal ones
+    best, mesh_shape = min(found, key=lambda pair: pair[0].value)  # in a tie, the first
     return _rules(best.layout), mesh_shape
 
 
@@ -165,12 +165,11 @@ def _rules(text: str) -> LayoutRules:
 def _mesh_shape_iterator(
     num_machines: int, max_mesh_shape_dimensions: Optional[int] = None
 ) -> Iterator[list[int]]:
-    """Yields the sizes of all meshes of so many processors, largest dimensions first.
+    """Yields the sizes of all meshes with a number of processors, largest dimensions first.
 
     Args:
-      num_machines: number of processors.
-      max_mesh_shape_dimensions: how many dimensions a mesh has at the most; any number if
-        None.
+      num_machines: the number of processors.
+      max_mesh_shape_dimensions: the maximum number of mesh dimensions; unlimited if None.
     """
     if num_machines == 1:
         yield [1]

@@ -17,20 +17,20 @@ from mesh_tensorflow.auto_mtf.step_time import AnyLayout, Estimate, StepEstimato
 
 __all__ = ["Alternative", "Explanation", "explain"]
 
-# Layouts whose times differ by less than this part are shown as one.
+# Layouts whose times differ by a smaller fraction are shown as one.
 _NEAR = 1e-3
-_TRIES = 12  # how many layouts are looked at for each that is shown
+_TRIES = 12  # layouts to try for each one shown
 _LEVELS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 60
-_LARGEST = 3  # tensors of each kind that are named
+_LARGEST = 3  # tensors to name of each kind
 
 
 class Alternative(NamedTuple):
     """A layout that was not chosen.
 
     Attributes:
-      estimate: what it would take.
-      why: what it loses by.
+      estimate: its Estimate.
+      why: how it compares with the chosen layout.
     """
 
     estimate: Estimate
@@ -38,13 +38,13 @@ class Alternative(NamedTuple):
 
 
 class Explanation:
-    """What a step takes under a layout, as text (`str`) and as a picture (`plot`).
+    """The time and memory of a step under a layout, as text (`str`) or as a figure (`plot`).
 
     Attributes:
-      estimator: the StepEstimator that was asked.
+      estimator: the StepEstimator.
       chosen: the Estimate of the layout.
-      alternatives: the next best layouts, and those as fast that do not fit.
-      memory_limit_bytes: what a step may take on one processor, or None.
+      alternatives: the next best layouts, including fast ones that do not fit in memory.
+      memory_limit_bytes: the memory that a step may use on one processor, or None.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Explanation:
         self.alternatives = [Alternative(e, self._why(e)) for e in others]
 
     def _why(self, other: Estimate) -> str:
-        """Returns the difference in time between another layout and the chosen one."""
+        """Describes the difference in time between another layout and the chosen one."""
         limit = self.memory_limit_bytes
         if limit is not None and other.peak_bytes > limit:
             return f"does not fit: {_bytes(other.peak_bytes - limit)} too many"
@@ -92,7 +92,7 @@ class Explanation:
 
     @property
     def memory_over_time(self) -> np.ndarray:
-        """Bytes in use on a processor while each operation of the schedule runs."""
+        """Bytes in use on one processor during each operation of the schedule."""
         rules = self.chosen.layout
         kinds = self.estimator.memory.by_kind(rules, self.estimator.space.mesh_sizes)
         total = np.zeros(max((len(held) for held in kinds.values()), default=1), np.int64)
@@ -141,7 +141,7 @@ class Explanation:
         return lines
 
     def _curve(self) -> str:
-        """Returns memory over time as a line of bars."""
+        """Draws memory over time as a line of bars."""
         values = self.memory_over_time
         pieces = np.array_split(values, min(_COLUMNS, len(values)))
         top = max(1, int(values.max()))
@@ -169,13 +169,13 @@ class Explanation:
             rows.append([estimate.text or "no splits", *cells])
         return table(rows, left=(0, 3))
 
-    # -- as a picture
+    # -- as a figure
 
     def plot(self, path: str) -> None:
-        """Draws memory over time, time by layer and the other layouts into a PNG file.
+        """Plots memory over time, time by layer and the other layouts to a PNG file.
 
         Args:
-          path: of the file.
+          path: the path of the file.
 
         Raises:
           ImportError: matplotlib is not installed.
@@ -186,7 +186,7 @@ class Explanation:
 
 
 def table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Returns the lines of a table with a line under its first row.
+    """Formats a table, with a rule under its first row; returns its lines.
 
     Args:
       rows: lists of cells; the first has the headings.
@@ -225,25 +225,26 @@ def explain(
     hardware: Union[str, Hardware, None] = None,
     alternatives: int = 4,
 ) -> Explanation:
-    """Returns the time of a step under a layout, compared with other layouts.
+    """Explains the time and memory of a step under a layout, compared with other layouts.
 
     Args:
       mtf_graph: an mtf.Graph.
       mesh_shape: a Shape, or what converts to one.
-      mtf_outputs: Tensors that stay in memory to the end.
-      layout: the layout; what `auto_mtf.layout` would choose if None.
-      objective: "time" or "memory", by which it is chosen.
-      memory_limit_bytes: bytes that a step may take on one processor, or None.
+      mtf_outputs: Tensors that stay in memory until the end.
+      layout: the layout; the choice of `auto_mtf.layout` if None.
+      objective: "time" or "memory", the objective of that choice.
+      memory_limit_bytes: the memory that a step may use on one processor, or None.
       hardware: see `auto_mtf.layout`.
-      alternatives: how many of the next fastest layouts are shown; with a limit, as many that
-        do not fit besides.
+      alternatives: the number of next fastest layouts to show; with a limit, also as many layouts
+        that do not fit.
 
     Returns:
-      An Explanation: print it, or draw it with its `plot`.
+      An Explanation: print it, or call its `plot`.
 
     Raises:
-      ValueError: the layout or another argument is wrong.
-      auto_mtf.step_time.MemoryLimitError: no layout fits; says by how much, and what would help.
+      ValueError: the layout or another argument is invalid.
+      auto_mtf.step_time.MemoryLimitError: no layout fits; the error says by how much, and what
+        would help.
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
     outputs = list(mtf_outputs)
@@ -255,7 +256,7 @@ def explain(
         layout = api.layout(mtf_graph, mesh_shape, outputs, objective, memory_limit_bytes, hardware)
     chosen = estimator.estimate(layout)
     others = ranked
-    if memory_limit_bytes is not None:  # what would be next, did it fit
+    if memory_limit_bytes is not None:  # layouts that would be next if they fitted
         large = _distinct(estimator, alternatives, None)
         others = ranked + [e for e in large if e.peak_bytes > memory_limit_bytes]
     others = [e for e in others if e.layout != chosen.layout]
@@ -266,7 +267,7 @@ def explain(
 def _distinct(
     estimator: StepEstimator, count: int, memory_limit_bytes: Optional[float]
 ) -> list[Estimate]:
-    """Returns the fastest layouts, of nearly equally fast ones the first."""
+    """Returns the fastest layouts, and of nearly equally fast ones only the first."""
     found = estimator.best(1, memory_limit_bytes)
     program = estimator.program(memory_limit_bytes)
     for _ in range(count * _TRIES):

@@ -1,4 +1,4 @@
-"""Transformers described by gin files, as programs to choose layouts for."""
+"""Transformers configured by gin files, as programs to choose layouts for."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ def gin_transformer(
     optimizer: Optional[Callable[..., Any]] = None,
     train: bool = True,
 ) -> Program:
-    """Returns the training step of the transformer that gin files describe.
+    """Builds the training step of a transformer that is configured by gin.
 
     Args:
-      model_type: see `transformer.utils.build_model`; as bound for `utils.run` if None.
-      vocab_size: number of ids, of inputs and of targets.
-      batch_size: number of sequences.
-      sequence_length: a dictionary of lengths; as bound for `utils.run` if None.
-      optimizer: makes the optimizer; as bound for `utils.run` if None, else Adafactor.
-      train: whether gradients and updates are made.
+      model_type: see `transformer.utils.build_model`; the gin binding of `utils.run` if None.
+      vocab_size: the vocabulary size of inputs and targets.
+      batch_size: the number of sequences.
+      sequence_length: a dictionary of lengths; the gin binding of `utils.run` if None.
+      optimizer: a function that creates the optimizer; if None, the gin binding of `utils.run`,
+        or else Adafactor.
+      train: whether to create gradients and updates.
 
     Returns:
-      A Program, whose output is the loss.
+      A Program whose output is the loss.
     """
     model_type = model_type or _bound("utils.run.model_type", "bitransformer")
     lengths = dict(sequence_length or _bound("utils.run.sequence_length", _LENGTHS))
@@ -69,11 +70,11 @@ def gin_transformer(
 _LENGTHS = {"inputs": 512, "targets": 512}
 
 
-def _bound(name: str, default: Any) -> Any:
-    """Returns the value that gin binds to a parameter, or None."""
+def _bound(name: str, default: object) -> Any:
+    """Returns the gin binding of a parameter, or a default."""
     try:
         value = gin.query_parameter(name)
     except ValueError:
         return default
-    # A reference to something configurable is asked for it.
+    # A reference to a configurable is replaced by the configurable itself.
     return value.scoped_configurable_fn if hasattr(value, "scoped_configurable_fn") else value

@@ -16,11 +16,11 @@ V = TypeVar("V")
 
 
 class MemoryChange(NamedTuple):
-    """What one operation of a schedule changes in memory.
+    """The change in memory at one operation of a schedule.
 
     Attributes:
-      born: names of the tensors it makes.
-      dead: names of the tensors that no operation after it needs.
+      born: names of the tensors that the operation creates.
+      dead: names of the tensors that no later operation reads.
     """
 
     born: list[str]
@@ -28,9 +28,9 @@ class MemoryChange(NamedTuple):
 
 
 class GraphInterface:
-    """Reads a graph by the names of its operations and tensors.
+    """Access to a graph by the names of its operations and tensors.
 
-    It knows the operations that the graph has when it is made.
+    It is a snapshot: operations added to the graph later are not included.
 
     Attributes:
       canonical_device: a device string, or None.
@@ -41,8 +41,8 @@ class GraphInterface:
 
         Args:
           graph: a tf.Graph or an mtf.Graph.
-          canonical_device: the device of tensors for which `is_tensor_on_canonical_device` is
-            true besides those without a device.
+          canonical_device: the device for which `is_tensor_on_canonical_device` is true; it is
+            also true for tensors without a device.
 
         Raises:
           TypeError: `graph` is neither.
@@ -74,11 +74,11 @@ class GraphInterface:
         return len(self._operations)
 
     def get_all_operation_names(self) -> Iterator[str]:
-        """Yields the names of the operations, in the order in which they were made."""
+        """Yields the names of the operations, in order of creation."""
         yield from self._operations
 
     def get_operation_input_names(self, operation_name: str) -> Iterator[str]:
-        """Returns the names of an operation's inputs, one that it has twice twice.
+        """Returns the names of an operation's inputs; a repeated input is repeated.
 
         Raises:
           KeyError: there is no such operation.
@@ -117,11 +117,11 @@ class GraphInterface:
     # -- tensors
 
     def get_all_tensor_names(self) -> Iterator[str]:
-        """Yields the names of the tensors, in the order in which they were made."""
+        """Yields the names of the tensors, in order of creation."""
         yield from self._tensors
 
     def get_tensor_dtype(self, tensor_name: str) -> tf.DType:
-        """Returns the type of a tensor.
+        """Returns the dtype of a tensor.
 
         Raises:
           KeyError: there is no such tensor.
@@ -147,13 +147,13 @@ class GraphInterface:
 
         Args:
           tensor_name: a string.
-          partial_layout: a dictionary from dimension names to mesh dimension names; nothing
-            is split if None.
+          partial_layout: a dictionary from dimension names to mesh dimension names; no splits if
+            None.
           mesh_dimension_to_size: a dictionary from mesh dimension names to sizes.
 
         Raises:
           KeyError: there is no such tensor, or a mesh dimension has no size.
-          ValueError: the tensor's shape is not known, or there is a layout without sizes.
+          ValueError: the shape of the tensor is unknown, or a layout is given without sizes.
         """
         shape = self.get_tensor_shape(tensor_name)
         if not shape.is_fully_defined():
@@ -180,7 +180,7 @@ class GraphInterface:
         partial_layout: Optional[Mapping[str, str]] = None,
         mesh_dimension_to_size: Optional[Mapping[str, int]] = None,
     ) -> int:
-        """Returns the bytes of a tensor on one processor; see `get_tensor_num_entries`."""
+        """Returns the size of a tensor on one processor in bytes; see `get_tensor_num_entries`."""
         entries = self.get_tensor_num_entries(tensor_name, partial_layout, mesh_dimension_to_size)
         return entries * self.get_tensor_dtype(tensor_name).size
 
@@ -194,7 +194,7 @@ class GraphInterface:
         return None if self._is_mtf else tensor.device
 
     def is_tensor_on_canonical_device(self, tensor_name: str) -> bool:
-        """Whether a tensor has the canonical device, or none.
+        """Returns whether a tensor is on the canonical device, or has no device.
 
         Raises:
           KeyError: there is no such tensor.
@@ -212,7 +212,7 @@ class GraphInterface:
         return list(tensor.shape.dimension_names) if self._is_mtf else []
 
     def set_tensor_final(self, tensor_name: str) -> None:
-        """Marks a tensor as an output of the whole program, which stays in memory.
+        """Marks a tensor as an output of the program, which stays in memory until the end.
 
         Raises:
           KeyError: there is no such tensor.
@@ -221,7 +221,7 @@ class GraphInterface:
         self._final.add(tensor_name)
 
     def is_tensor_final(self, tensor_name: str) -> bool:
-        """Whether a tensor is marked as an output of the whole program.
+        """Returns whether a tensor is marked as an output of the program.
 
         Raises:
           KeyError: there is no such tensor.
@@ -234,11 +234,11 @@ class GraphInterface:
     def compute_cost_graph(
         self, devices: Optional[Sequence[str]] = None
     ) -> cost_graph_pb2.CostGraphDef:
-        """Returns the graph with the sizes of its tensors as a CostGraphDef.
+        """Returns a CostGraphDef of the graph with the sizes of its tensors.
 
         Args:
-          devices: devices of which tensors take memory, those of others having size 0 and no
-            shape; all if None.
+          devices: a list of devices; tensors on other devices get size 0 and no shape. All
+            devices if None.
         """
         graph = cost_graph_pb2.CostGraphDef()
         made_by = {
@@ -266,13 +266,13 @@ class GraphInterface:
         return graph
 
     def memory_changes(self, schedule: Iterable[int]) -> Iterator[MemoryChange]:
-        """Yields the change in memory of each operation of a schedule.
+        """Yields the change in memory at each operation of a schedule.
 
-        A tensor lives from the operation that makes it to the last one in the graph that
-        reads it, one that none reads only while it is made, and a final one for ever.
+        A tensor is live from the operation that creates it to the last operation that reads it. A
+        tensor that is never read is live only while it is created, a final one until the end.
 
         Args:
-          schedule: numbers of operations, in the order in which they run.
+          schedule: indices of operations, in execution order.
         """
         operations = list(self._operations)
         inputs = [list(dict.fromkeys(self.get_operation_input_names(name))) for name in operations]
@@ -290,10 +290,10 @@ class GraphInterface:
     def compute_memory_contents_under_schedule(
         self, schedule: Iterable[int]
     ) -> list[frozenset[str]]:
-        """Returns the names of the tensors in memory while each operation runs.
+        """Returns the names of the live tensors during each operation of a schedule.
 
         Args:
-          schedule: numbers of operations, in the order in which they run.
+          schedule: indices of operations, in execution order.
         """
         contents, live = [], set[str]()
         for born, dead in self.memory_changes(schedule):

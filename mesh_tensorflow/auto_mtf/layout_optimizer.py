@@ -1,4 +1,4 @@
-"""LayoutOptimizer: the layout of a program that needs the least memory."""
+"""LayoutOptimizer: finds the layout of a program with the lowest peak memory."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = [
 
 
 class LayoutOptimizer:
-    """Finds the layout under which a program needs the least memory on each processor.
+    """Finds the layout with the lowest peak memory per processor.
 
-    A layout is legal if it gives each dimension to one mesh dimension at most, no two
-    dimensions of one operation to the same mesh dimension, and cuts all sizes evenly. Memory
-    is that of the tensors that are live while one operation after the other runs; layouts
-    that need the same are told apart by the number of dimensions that they split.
+    A layout is legal if it splits each dimension over at most one mesh dimension, splits no two
+    dimensions of one operation over the same mesh dimension, and divides all sizes evenly. Peak
+    memory is that of the live tensors while operations run one after the other. Among layouts
+    with equal peak memory, the one that splits the most dimensions is chosen.
     """
 
     def __init__(self, memory_estimator: MemoryEstimator, scheduler_alg: str = "LIST"):
@@ -43,7 +43,7 @@ class LayoutOptimizer:
           scheduler_alg: "LIST" or "NAIVE"; see `scheduler.minimize_peak_memory`.
 
         Raises:
-          NotImplementedError: another `scheduler_alg`.
+          NotImplementedError: `scheduler_alg` is unknown.
         """
         self._estimator = memory_estimator
         self._scheduler_alg = scheduler_alg
@@ -61,7 +61,7 @@ class LayoutOptimizer:
         self._model = self._program.model
 
     def solve(self, print_solution: bool = False) -> str:
-        """Returns the layout that needs the least memory, such as "batch:rows;d_ff:cols".
+        """Returns the layout with the lowest peak memory, such as "batch:rows;d_ff:cols".
 
         Args:
           print_solution: whether to print the variables of the integer program.
@@ -76,17 +76,17 @@ class LayoutOptimizer:
         return ";".join(f"{d}:{m}" for d, m in sorted(layout.items()))
 
     def evaluate_layout(self, layout: Union[str, LayoutRules]) -> float:
-        """Returns the peak of memory under a layout, in bytes on one processor.
+        """Returns the peak memory under a layout, in bytes per processor.
 
-        Parts of dimensions that are not cut evenly count as whole entries, and dimensions that
-        may not be split as whole, with a warning in the log.
+        Uneven splits are rounded up to whole entries. Dimensions that may not be split count as
+        whole, with a warning in the log.
 
         Args:
           layout: a string such as "batch:rows;d_ff:cols", or LayoutRules.
 
         Raises:
           KeyError: the mesh lacks a dimension of the layout.
-          ValueError: the layout is malformed, or gives a dimension to two mesh dimensions.
+          ValueError: the layout is malformed, or splits a dimension over two mesh dimensions.
         """
         splittable = self._validator.splittable_mtf_dimension_names
         assignment: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""MemoryEstimator: the program and mesh that a layout optimizer works on."""
+"""MemoryEstimator: the program and the mesh that a layout optimizer works on."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["MemoryEstimator"]
 
 
 class MemoryEstimator:
-    """Makes the GraphInterface and the LayoutValidator of a program, when first asked.
+    """Creates the GraphInterface and the LayoutValidator of a program lazily.
 
     Attributes:
       mtf_graph: an mtf.Graph.
       mesh_shape: a Shape.
-      mtf_outputs: the outputs of the whole program.
+      mtf_outputs: the outputs of the program.
     """
 
     def __init__(self, mtf_graph: Graph, mesh_shape: Any, mtf_outputs: Iterable[Tensor] = ()):
@@ -29,7 +29,7 @@ class MemoryEstimator:
         Args:
           mtf_graph: an mtf.Graph.
           mesh_shape: a Shape, or what converts to one.
-          mtf_outputs: Tensors that stay in memory to the end.
+          mtf_outputs: Tensors that stay in memory until the end.
         """
         self.mtf_graph = mtf_graph
         self.mesh_shape = convert_to_shape(mesh_shape)

@@ -1,4 +1,4 @@
-"""A language model to choose layouts for, and to try a choice with."""
+"""A language model to choose layouts for, and to measure them with."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Program(NamedTuple):
       graph: an mtf.Graph.
       mesh: its mtf.Mesh.
       outputs: Tensors, such as the loss.
-      updates: operations that change variables; none if it does not train.
+      updates: operations that update variables; empty without training.
     """
 
     graph: mtf.Graph
     mesh: mtf.Mesh
     outputs: list[mtf.Tensor]
-    updates: list[Any]
+    updates: list[mtf.Operation]
 
 
 @gin.configurable(module="mesh_tensorflow.auto_mtf.models")
@@ -50,31 +50,31 @@ def language_model(
     slice_dtype: str = "float32",
     optimizer: Optional[str] = "adafactor",
     recompute: bool = False,
-    tokens: Any = None,
+    tokens: Optional[tf.Tensor] = None,
 ) -> Program:
-    """Returns a decoder-only transformer that predicts the next token, with its training step.
+    """Builds the training step of a decoder-only transformer that predicts the next token.
 
     Vaswani et al., "Attention is all you need" (2017), with layer norm before each layer and
-    without dropout; embedding and softmax have a variable each. Its dimensions are batch, length,
-    memory_length, vocab, d_model, heads, d_kv and d_ff.
+    without dropout; embedding and softmax do not share a variable. Its dimensions are batch,
+    length, memory_length, vocab, d_model, heads, d_kv and d_ff.
 
     Args:
-      batch: number of sequences.
-      length: tokens of a sequence.
-      vocab: number of different tokens.
-      d_model: size of what goes from layer to layer.
-      layers: number of blocks of attention and two dense layers.
-      heads: number of heads.
-      d_kv: size of keys and values of a head.
-      d_ff: size of the hidden dense layer.
-      dtype: name of the dtype of activations.
-      slice_dtype: name of the dtype in which variables are kept.
-      optimizer: a name in `OPTIMIZERS`; None for the forward computation alone.
-      recompute: whether each block is computed again for its gradient.
+      batch: the number of sequences.
+      length: the number of tokens per sequence.
+      vocab: the vocabulary size.
+      d_model: the size of the residual stream.
+      layers: the number of blocks of attention and two dense layers.
+      heads: the number of attention heads.
+      d_kv: the size of keys and values of a head.
+      d_ff: the size of the hidden dense layer.
+      dtype: the name of the dtype of activations.
+      slice_dtype: the name of the dtype of slice variables.
+      optimizer: a name in `OPTIMIZERS`; None for the forward pass alone.
+      recompute: whether to recompute the activations of each block in the backward pass.
       tokens: an int32 tf.Tensor [batch, length]; zeros if None.
 
     Returns:
-      A Program, whose output is the loss.
+      A Program whose output is the loss.
     """
     sizes = {"batch": batch, "length": length, "vocab": vocab, "d_model": d_model}
     dims = [mtf.Dimension(name, size) for name, size in sizes.items()]
@@ -114,7 +114,13 @@ def _max_length(length: int) -> mtf.Dimension:
     return mtf.Dimension("max_length", length)
 
 
-def _dense(x: Any, new: Sequence[Any], reduced: Sequence[Any], dtype: Any, name: str) -> Any:
+def _dense(
+    x: mtf.Tensor,
+    new: Sequence[mtf.Dimension],
+    reduced: Sequence[mtf.Dimension],
+    dtype: mtf.VariableDType,
+    name: str,
+) -> mtf.Tensor:
     return mtf.layers.dense(
         x, list(new), reduced_dims=list(reduced), use_bias=False, variable_dtype=dtype, name=name
     )
@@ -147,7 +153,7 @@ def _feed_forward(x: mtf.Tensor, d_ff: mtf.Dimension, dtype: mtf.VariableDType) 
         return _dense(hidden, [d_model], [d_ff], dtype, "wo")
 
 
-def _updates(loss: mtf.Tensor, optimizer: Optional[str]) -> list[Any]:
+def _updates(loss: mtf.Tensor, optimizer: Optional[str]) -> list[mtf.Operation]:
     if optimizer is None:
         return []
     if optimizer not in OPTIMIZERS:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Optional
 
 import pulp
 
 __all__ = ["print_solution"]
 
 
-def print_solution(model: pulp.LpProblem, solver: Any) -> None:
+def print_solution(model: pulp.LpProblem, solver: pulp.LpSolver) -> None:
     """Prints the variables of a solved program and its objective.
 
     Args:
-      model: a pulp.LpProblem that was solved.
-      solver: the solver of PuLP that solved it.
+      model: a solved pulp.LpProblem.
+      solver: the PuLP solver that solved it.
     """
     for variable in model.variables():
         print(f"  {variable.name} = {_number(variable.value())}")
@@ -23,8 +23,8 @@ def print_solution(model: pulp.LpProblem, solver: Any) -> None:
     print(f"Objective value: {_number(pulp.value(model.objective))} ({solver.name})")
 
 
-def _number(value: Any) -> str:
-    """Returns a value as text, without the dust that solvers leave on integers."""
+def _number(value: Optional[float]) -> str:
+    """Formats a value, without the rounding errors of integers in solvers."""
     if value is None:
         return "undetermined"
     return str(round(value)) if abs(value - round(value)) < 1e-6 else str(value)

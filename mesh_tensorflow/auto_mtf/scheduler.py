@@ -1,4 +1,4 @@
-"""Orders in which to run the operations of a graph, so that they need little memory."""
+"""Scheduling of the operations of a graph for low peak memory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["minimize_peak_memory"]
 
 
 def minimize_peak_memory(graph: GraphInterface, scheduler_alg: str) -> Sequence[int]:
-    """Returns the numbers of the operations in an order that needs little memory.
+    """Returns a schedule of the operations with low peak memory, as a list of indices.
 
     Args:
       graph: a GraphInterface.
-      scheduler_alg: "NAIVE", the order in which they were made, or "LIST", at each step the
-        operation that makes memory smallest.
+      scheduler_alg: "NAIVE", the order of creation; or "LIST", a greedy list schedule, which at
+        each step runs the operation that frees the most memory.
 
     Raises:
-      NotImplementedError: another `scheduler_alg`.
-      ValueError: some operations wait for each other.
+      NotImplementedError: `scheduler_alg` is unknown.
+      ValueError: the operations depend on each other in a cycle.
     """
     if scheduler_alg not in _ALGORITHMS:
         raise NotImplementedError(
@@ -47,9 +47,8 @@ def _list_schedule(graph: GraphInterface) -> Sequence[int]:
 class _ListSchedule:
     """The state of a list schedule.
 
-    Each operation has a balance: the bytes that it is known to free less those that it takes.
-    Of those that are ready the one with the largest balance is next, and of several that
-    whose name comes first.
+    Each operation has a balance: the bytes that it is known to free minus those that it
+    allocates. The ready operation with the largest balance runs next; ties are broken by name.
     """
 
     def __init__(self, graph: GraphInterface):
@@ -58,7 +57,7 @@ class _ListSchedule:
         self.inputs = [list(graph.get_operation_input_names(n)) for n in self.names]
         self.outputs = [list(graph.get_operation_output_names(n)) for n in self.names]
         self.size = {t: graph.get_tensor_size(t) for t in graph.get_all_tensor_names()}
-        # Those that have yet to run; the dictionaries serve as ordered sets.
+        # Operations that have not run yet; the dictionaries serve as ordered sets.
         self.readers: dict[str, dict[int, None]] = {t: {} for t in self.size}
         for number, tensors in enumerate(self.inputs):
             for t in tensors:
@@ -86,7 +85,7 @@ class _ListSchedule:
             self._offer(number)
 
     def step(self) -> None:
-        """Runs the next operation, if its entry is not an old one of an operation that ran."""
+        """Runs the next operation; skips stale entries of operations that have already run."""
         _, _, number = heapq.heappop(self.ready)
         if self.done[number]:
             return
@@ -95,13 +94,13 @@ class _ListSchedule:
         for t in self.outputs[number]:
             self.last_made_is_final = self.graph.is_tensor_final(t)
             if len(self.readers[t]) == 1 and not self.last_made_is_final:
-                # An operation that reads a tensor twice counts it twice, as in the classic:
-                # peaks of memory are to agree, and so must the schedule.
+                # An operation that reads a tensor twice counts it twice, as in the classic
+                # release, so that schedules and hence peak memory agree.
                 (reader,) = self.readers[t]
                 self._credit(reader, self.size[t] * self.inputs[reader].count(t))
         for t in dict.fromkeys(self.inputs[number]):
             del self.readers[t][number]
-            # For the same reason, what counts is the tensor made last, not this one.
+            # For the same reason, the last created tensor is tested, not this one.
             if len(self.readers[t]) == 1 and not self.last_made_is_final:
                 (reader,) = self.readers[t]
                 self._credit(reader, self.size[t])

@@ -1,4 +1,4 @@
-"""LayoutValidator: which dimensions may be split, and over which mesh dimensions."""
+"""LayoutValidator: checks which dimensions may be split, and over which mesh dimensions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ANONYMOUS = re.compile(r"_anonymous_\d+")
 
 
 class LayoutValidator:
-    """Tells which dimensions of a graph may be split over which mesh dimensions.
+    """Checks which dimensions of a graph may be split over which mesh dimensions.
 
-    A name may be split if some operation makes a tensor that has it, no operation forbids it,
-    and it is not that of an anonymous dimension.
+    A dimension name may be split if a tensor in the graph has it, no operation forbids it, and it
+    is not the name of an anonymous dimension.
     """
 
     def __init__(self, mtf_graph: Graph, mesh_shape: Any):
@@ -65,9 +65,9 @@ class LayoutValidator:
         return dict(self._mesh_sizes)
 
     def is_valid_assignment(self, mtf_dimension_name: str, mesh_dimension_name: str) -> bool:
-        """Whether a dimension may be split over a mesh dimension.
+        """Returns whether a dimension may be split over a mesh dimension.
 
-        It may if the size of the mesh dimension divides all sizes that the name has.
+        It may if the size of the mesh dimension divides all sizes of dimensions of that name.
 
         Args:
           mtf_dimension_name: a string.
