@@ -1,4 +1,4 @@
-"""Hardware: compute, memory and bandwidth of processors."""
+"""Hardware profiles: compute rate, memory and bandwidth of processors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ GB, GIB, TERA = 1e9, 2**30, 1e12
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What connects the processors along a mesh dimension.
+    """The interconnect along a mesh dimension.
 
     Attributes:
-      bandwidth: bytes a second that a processor sends along it, in both directions together.
+      bandwidth: bytes per second that a processor sends, both directions of a ring together.
       latency: seconds from one processor to the next.
-      kind: "ring", of which each processor has two neighbors; or "switch", through which each
-        reaches every other.
+      kind: "ring", where each processor is connected to two neighbors; or "switch", where each
+        reaches all others.
     """
 
     bandwidth: float
@@ -40,25 +40,24 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """A kind of processor and its interconnect.
+    """The profile of a processor and its interconnect.
 
     Attributes:
       name: a string.
-      flops: a dictionary from names of dtypes to floating point operations a second in matrix
+      flops: a dictionary from dtype names to floating-point operations per second in matrix
         products and convolutions; "float32" stands for dtypes that are not in it.
-      memory_bandwidth: bytes a second.
-      memory_bytes: bytes that a processor has.
-      link: what connects processors along a mesh dimension.
-      node_link: what connects processors of one node, which have consecutive numbers; or None.
-      node_size: processors of a node.
-      operation_seconds: what every operation takes besides, on each processor.
-      product_share: which part of `flops` products reach.
-      one_memory: whether all processors are one machine with one memory, as the logical CPUs of
-        a process are. Rates are then those of the machine, and what is equal on several
-        processors is computed once.
-      axis_links: a dictionary from names of mesh dimensions to Links, where they are not the
-        above.
-      source: where the numbers are from.
+      memory_bandwidth: bytes per second.
+      memory_bytes: bytes of memory per processor.
+      link: the interconnect along a mesh dimension.
+      node_link: the interconnect within a node, whose processors have consecutive numbers; or
+        None.
+      node_size: the number of processors per node.
+      operation_seconds: the overhead of each operation on each processor.
+      product_share: the fraction of `flops` that products achieve.
+      one_memory: whether all processors are in one memory domain, like the logical CPUs of a
+        process. Rates are then those of the whole machine, and equal slices are computed once.
+      axis_links: a dictionary from mesh dimension names to Links, which override those above.
+      source: the source of the numbers.
     """
 
     name: str
@@ -82,13 +81,13 @@ class Hardware:
             raise ValueError(f"{self.name}: rates and sizes must be more than 0: {self}")
 
     def product_flops(self, dtype: str) -> float:
-        """Returns the floating point operations a second of matrix products of a dtype."""
+        """Returns the floating-point operations per second of matrix products of a dtype."""
         return self.flops.get(dtype, self.flops["float32"]) * self.product_share
 
     def links(self, mesh_shape: Shape, mesh_axis: int) -> list[tuple[int, Link]]:
-        """Returns (processors, Link) that a mesh dimension consists of.
+        """Returns the pairs (processors, Link) that make up a mesh dimension.
 
-        There are two where it goes beyond a node: within it, and between nodes.
+        There are two pairs if the dimension extends beyond a node: within nodes and between them.
 
         Args:
           mesh_shape: a Shape.
@@ -109,7 +108,7 @@ class Hardware:
         return dataclasses.replace(self, **changes)
 
     def save(self, path: str) -> None:
-        """Writes it to a JSON file, for `hardware_profile` to read."""
+        """Writes the profile to a JSON file, which `hardware_profile` reads."""
         with open(path, "w", encoding="utf-8") as f:
             json.dump(dataclasses.asdict(self), f, indent=2)
             f.write("\n")
@@ -130,8 +129,8 @@ def _from_json(path: str) -> Hardware:
         ) from e
 
 
-# A processor of the first two is a core, which has half of a chip. An axis of the mesh lies along
-# one of the torus, so it has two of the links of a chip.
+# A processor of the first two is a core, which is half of a chip. A mesh axis lies along one axis
+# of the torus, so it uses two of the links of a chip.
 _CACM = "Jouppi et al., A domain-specific supercomputer for training deep neural networks, 2020"
 _TPU = [
     Hardware(
@@ -191,13 +190,13 @@ def _gpu(
     )
 
 
-# Tera operations a second in half and in single precision, bandwidth and size of the memory,
-# bytes that a GPU sends over NVLink and over its share of the node's InfiniBand.
+# Tera operations per second in half and in single precision, bandwidth and size of the memory, and
+# bytes per second that a GPU sends over NVLink and over its share of the node's InfiniBand.
 _GPUS = [
     _gpu(
         "v100", (125, 15.7), (900, 32), 150, 6.25, "NVIDIA: Tesla V100 SXM2 data sheet; DGX-1"
     ).replace(
-        # Volta's tensor cores know no bfloat16.
+        # Volta's tensor cores do not support bfloat16.
         flops={"float32": 15.7 * TERA, "float16": 125 * TERA}
     ),
     _gpu("a100", (312, 156), (2039, 80), 300, 25, "NVIDIA: A100 80GB SXM data sheet; DGX A100"),
@@ -209,14 +208,14 @@ DEFAULT = "tpu_v3"
 
 
 def hardware_profile(hardware: Union[str, Hardware, None] = None) -> Hardware:
-    """Returns a profile.
+    """Looks up or loads a hardware profile.
 
     Args:
-      hardware: a Hardware; a name in `PROFILES`; the path of a JSON file that `Hardware.save` or
-        `python -m mesh_tensorflow.auto_mtf.measure` wrote; or None, for "tpu_v3".
+      hardware: a Hardware; a name in `PROFILES`; the path of a JSON file written by
+        `Hardware.save` or `python -m mesh_tensorflow.auto_mtf.measure`; or None, for "tpu_v3".
 
     Raises:
-      ValueError: there is none of that name, and no such file; or the file is no profile.
+      ValueError: there is no profile or file of that name, or the file is not a profile.
     """
     if isinstance(hardware, Hardware):
         return hardware

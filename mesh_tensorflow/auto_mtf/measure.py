@@ -1,11 +1,12 @@
-"""Measures the machine that it runs on, as hardware for `auto_mtf`.
+"""Measures the hardware profile of the local machine, for `auto_mtf`.
 
 python -m mesh_tensorflow.auto_mtf.measure --output=machine.json
 
-The profile is that of logical CPUs of one process: with `--placement=simd` each runs the whole
-program on its slices, with `--placement=shared` they share one memory and what is equal on them.
-Matrix products, convolutions and elementwise operations are timed by themselves. What operations
-and communications take besides is fitted to steps of two small language models under some layouts.
+The profile is that of logical CPUs of one process: with `--placement=simd`, each runs the whole
+program on its slices; with `--placement=shared`, they are one memory domain and share equal slices.
+Matrix products, convolutions and elementwise operations are timed separately. The overhead of
+operations and the cost of communication are fitted to steps of two small language models under
+several layouts.
 """
 
 from __future__ import annotations
@@ -93,18 +94,21 @@ def step_seconds(
     rounds: int = 3,
     placement: str = "simd",
 ) -> list[float]:
-    """Returns the measured seconds of a step of a program under layouts, on logical CPUs.
+    """Measures the seconds per step of a program under several layouts, on logical CPUs.
 
-    All layouts take turns, so that what else the machine does hits all alike.
+    The layouts take turns, so that other load on the machine affects all of them equally.
 
     Args:
-      build: makes the program, with variables or constants as input.
+      build: a function that builds the program, with variables or constants as input.
       mesh_shape: a Shape, or what converts to one.
-      layouts: strings.
-      runs: steps of a round.
-      rounds: how often each layout has its turn. The median of each round is taken, and the
-        least of these, for what else the machine does only adds to them.
+      layouts: a list of strings.
+      runs: the number of steps per round.
+      rounds: the number of rounds. The result is the minimum over rounds of the median of a
+        round, since other load can only increase the times.
       placement: "simd" or "shared".
+
+    Returns:
+      A list of seconds, one for each layout.
     """
     mesh_shape = mtf.convert_to_shape(mesh_shape)
     sessions, steps = [], []
@@ -127,7 +131,7 @@ def step_seconds(
 
 
 def _seconds_of(make: Callable[[], tf.Tensor], processors: int, runs: int) -> float:
-    """Returns the seconds of one operation, made often in a graph of its own."""
+    """Measures the seconds of one operation, repeated in a graph of its own."""
     with tf.Graph().as_default():
         repeats = 4
         results: list[tf.Operation] = []
@@ -135,7 +139,7 @@ def _seconds_of(make: Callable[[], tf.Tensor], processors: int, runs: int) -> fl
             with tf.control_dependencies(results[-1:]):
                 results.append(tf.identity(make()).op)
         config = session_config(processors)
-        # Else it finds out that nobody reads the results.
+        # Otherwise grappler would prune operations whose results are not read.
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         with tf.Session(config=config) as session:
             session.run(tf.global_variables_initializer())
@@ -143,7 +147,7 @@ def _seconds_of(make: Callable[[], tf.Tensor], processors: int, runs: int) -> fl
 
 
 def _rates(processors: int, runs: int) -> dict[str, float]:
-    """Returns floating point operations a second, by dtype and by operation class."""
+    """Measures floating-point operations per second, by dtype and by operation class."""
     flops, seconds = 0.0, 0.0
     for a, b, c in _PRODUCTS:
         flops += 2.0 * a * b * c
@@ -188,7 +192,7 @@ _KERNELS: dict[str, Callable[..., tf.Tensor]] = {
 
 
 def _bandwidth(processors: int, runs: int) -> float:
-    """Returns bytes a second that elementwise operations read and write."""
+    """Measures the bytes per second that elementwise operations read and write."""
 
     def add() -> tf.Tensor:
         with tf.variable_scope("add", reuse=tf.AUTO_REUSE):
@@ -215,7 +219,7 @@ def _unit_hardware(machine: Hardware) -> list[Hardware]:
 
 
 def _fitted(machine: Hardware, placement: str, runs: int) -> Hardware:
-    """Returns a hardware profile fitted to measured times of small programs."""
+    """Fits a hardware profile to the measured times of small programs."""
     rows, measured = [], []
     for sizes in _FITTED:
         build = functools.partial(models.language_model, **sizes, layers=2, optimizer="sgd")
@@ -227,10 +231,10 @@ def _fitted(machine: Hardware, placement: str, runs: int) -> Hardware:
                 for hardware in _unit_hardware(machine)
             ]
         rows += [[e.estimate(layout).seconds.total for e in estimators] for layout in _LAYOUTS]
-    # Relative errors count, so that the smaller program matters as much as the larger.
+    # Minimize relative errors, so that the smaller program counts as much as the larger one.
     columns, target = np.array(rows) / np.array(measured)[:, None], np.ones(len(measured))
     slower, operation, latency, per_byte = _fit(columns, target)
-    if slower < 1.0:  # by themselves operations are as fast as they get
+    if slower < 1.0:  # operations are never faster than when timed separately
         slower = 1.0
         operation, latency, per_byte = _fit(columns[:, 1:], target - columns[:, 0])
     return machine.replace(
@@ -242,7 +246,7 @@ def _fitted(machine: Hardware, placement: str, runs: int) -> Hardware:
 
 
 def _fit(columns: np.ndarray, target: np.ndarray) -> list[float]:
-    """Returns the factors, none of them negative, that make columns add up to a target."""
+    """Solves a least-squares problem for nonnegative factors of columns."""
     factors = np.zeros(columns.shape[1])
     kept = [i for i in range(columns.shape[1]) if columns[:, i].any()]
     while kept:
@@ -262,14 +266,17 @@ def _memory_bytes() -> float:
 def measure_machine(
     processors: int = 4, runs: int = 10, placement: str = "simd", name: str = ""
 ) -> Hardware:
-    """Returns the profile of this machine, as logical CPUs of one process.
+    """Measures the profile of this machine, as logical CPUs of one process.
 
     Args:
-      processors: number of logical CPUs.
-      runs: how often each thing is timed.
-      placement: "simd", where each has a share of the machine and slices of its own; or
-        "shared", where they share the machine and what is equal on them.
-      name: a string; that of the machine if empty.
+      processors: the number of logical CPUs.
+      runs: the number of repetitions of each measurement.
+      placement: "simd", where each logical CPU has a share of the machine and its own slices; or
+        "shared", where they share the machine and equal slices.
+      name: a string; the name of the machine if empty.
+
+    Returns:
+      A Hardware.
     """
     shared = placement == "shared"
     share = 1 if shared else processors
@@ -290,7 +297,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs the command.
 
     Args:
-      argv: the arguments; those of the process if None.
+      argv: the command-line arguments; `sys.argv[1:]` if None.
+
+    Returns:
+      The exit code.
     """
     parser = argparse.ArgumentParser(prog="python -m mesh_tensorflow.auto_mtf.measure")
     parser.add_argument("--output", required=True, help="JSON file for the profile")

@@ -1,4 +1,4 @@
-"""StepEstimator: time and memory of a step under a layout, and the best layout."""
+"""StepEstimator: estimates the time and memory of a step, and finds the fastest layouts."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _HINTS = {
 
 
 class MemoryLimitError(ValueError):
-    """No layout fits in the memory that was allowed.
+    """No layout fits in the memory limit.
 
     Attributes:
-      missing_bytes: by how much the layout that needs the least memory exceeds the limit.
+      missing_bytes: the bytes by which the layout with the lowest peak memory exceeds the limit.
     """
 
     def __init__(self, message: str, missing_bytes: float):
@@ -51,12 +51,12 @@ class MemoryLimitError(ValueError):
 
 
 class Estimate(NamedTuple):
-    """What a step takes under a layout.
+    """The estimated time and memory of a step under a layout.
 
     Attributes:
       layout: a dictionary from dimension names to mesh dimension names.
-      seconds: Seconds of computation and of communication.
-      peak_bytes: bytes that are in use on a processor at most.
+      seconds: the Seconds of computation and communication.
+      peak_bytes: the peak memory per processor, in bytes.
     """
 
     layout: dict[str, str]
@@ -70,17 +70,17 @@ class Estimate(NamedTuple):
 
 
 class StepEstimator:
-    """Estimates a step of a program, under any layout, from the costs of its operations.
+    """Estimates a step of a program under any layout, from the costs of its operations.
 
-    The program is the graph as it is when this is made. Of a loop as many iterations count as
-    its `maximum_iterations` says, or one.
+    The program is the graph at the time of construction. A loop counts with its
+    `maximum_iterations`, or with one iteration if it has none.
 
     Attributes:
       mesh_shape: a Shape.
       hardware: a Hardware.
-      space: the legal layouts.
-      times: the seconds of its parts.
-      memory: the memory that it takes over time.
+      space: the legal layouts, a LayoutSpace.
+      times: the time of a step, a StepTime.
+      memory: the memory over time, a ResidentMemory.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class StepEstimator:
         Args:
           mtf_graph: an mtf.Graph.
           mesh_shape: a Shape, or what converts to one.
-          mtf_outputs: Tensors that stay in memory to the end.
-          hardware: what `hardware_profile` takes.
+          mtf_outputs: Tensors that stay in memory until the end.
+          hardware: see `hardware_profile`.
         """
         outputs = list(mtf_outputs)
         self.mesh_shape: Shape = convert_to_shape(mesh_shape) or Shape([])
@@ -110,16 +110,15 @@ class StepEstimator:
         self._tables: Optional[Tables] = None
 
     def estimate(self, layout: AnyLayout) -> Estimate:
-        """Returns the time of a step under a layout.
+        """Estimates the time and memory of a step under a layout.
 
-        Rules for dimensions that no layout may split, and for mesh dimensions that the mesh
-        lacks, count for nothing.
+        Rules for dimensions that may not be split, or for missing mesh dimensions, are ignored.
 
         Args:
           layout: a string such as "batch:rows;d_ff:cols", LayoutRules, or a dictionary.
 
         Raises:
-          ValueError: the layout is malformed, or a tensor cannot be split so.
+          ValueError: the layout is malformed, or a tensor cannot be split that way.
         """
         rules: dict[str, str] = {}
         for d, m in layout_pairs(layout):
@@ -136,10 +135,10 @@ class StepEstimator:
         return Estimate(rules, self.times.total(rules), peak)
 
     def solve(self, memory_limit_bytes: Optional[float] = None) -> Estimate:
-        """Returns the fastest layout, and of several equally fast ones that of least memory.
+        """Returns the fastest layout; of equally fast ones, the one with the lowest peak memory.
 
         Args:
-          memory_limit_bytes: bytes that a step may take on one processor; None for no limit.
+          memory_limit_bytes: the memory that a step may use on one processor; None for no limit.
 
         Raises:
           MemoryLimitError: no layout fits.
@@ -148,11 +147,11 @@ class StepEstimator:
         return self.best(1, memory_limit_bytes)[0]
 
     def best(self, count: int, memory_limit_bytes: Optional[float] = None) -> list[Estimate]:
-        """Returns the fastest layouts in order; fewer if there are no more.
+        """Returns the fastest layouts, fastest first.
 
         Args:
-          count: how many.
-          memory_limit_bytes: bytes that a step may take on one processor; None for no limit.
+          count: the number of layouts to return, or fewer if there are no more.
+          memory_limit_bytes: the memory that a step may use on one processor; None for no limit.
 
         Raises:
           MemoryLimitError: no layout fits.
@@ -170,7 +169,7 @@ class StepEstimator:
         return found
 
     def program(self, memory_limit_bytes: Optional[float] = None) -> TimeProgram:
-        """Returns the solver of the search for layouts; see `best`."""
+        """Returns the integer program that searches for layouts; see `best`."""
         if self._tables is None:
             self._tables = Tables(self.space, self.times.tables(), self.memory.dimension_sets)
         return TimeProgram(self._tables, self.memory, memory_limit_bytes)
@@ -198,7 +197,7 @@ class StepEstimator:
         return self.memory.contents(int(in_use.argmax()), rules, self.space.mesh_sizes)
 
     def peak_by_kind(self, layout: AnyLayout) -> dict[str, int]:
-        """Returns the bytes at the peak by kind, the most first; see `peak_contents`."""
+        """Returns the bytes at the peak by kind, largest first; see `peak_contents`."""
         total: dict[str, int] = {}
         for held in self.peak_contents(layout):
             total[held.kind] = total.get(held.kind, 0) + held.bytes

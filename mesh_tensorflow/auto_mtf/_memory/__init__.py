@@ -1,1 +1,1 @@
-"""Legal layouts of a program, its memory, and the integer program of the least memory."""
+"""The legal layouts and the memory of a program, and the integer program for least memory."""

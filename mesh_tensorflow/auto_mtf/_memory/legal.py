@@ -20,7 +20,7 @@ __all__ = ["layout_pairs", "layout_space"]
 
 _SEPARATORS = re.compile(r"[;,\s]+")
 
-# What they do with one of their tensors has nothing to do with the others.
+# Operations that process each of their tensors independently.
 _TENSORS_APART = (
     Assign,
     CustomGradientOperation,
@@ -34,8 +34,8 @@ def layout_space(operations: Iterable[Operation], validator: LayoutValidator) ->
     """Returns the legal layouts of a program.
 
     Args:
-      operations: its Operations.
-      validator: its LayoutValidator.
+      operations: the Operations of the program.
+      validator: the LayoutValidator of the program.
     """
     every = list(with_inner_operations(operations))
     # A tensor that has a name twice cannot be split along it.
@@ -57,7 +57,7 @@ def layout_space(operations: Iterable[Operation], validator: LayoutValidator) ->
 
 
 def _together(op: Operation) -> list[frozenset[str]]:
-    """Returns sets of names of which no two may be split over one mesh dimension."""
+    """Returns sets of dimension names, no two of which may be split over one mesh dimension."""
     tensors = [frozenset(t.shape.dimension_names) for t in [*op.inputs, *op.outputs]]
     return tensors if isinstance(op, _TENSORS_APART) else [frozenset().union(*tensors)]
 

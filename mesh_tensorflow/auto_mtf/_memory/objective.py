@@ -1,4 +1,4 @@
-"""The peak of memory: exact for a layout, and as constraints of an integer program."""
+"""Peak memory: exact for a layout, and as constraints of an integer program."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ DimensionSet = tuple[str, ...]
 
 
 class LiveMemory(NamedTuple):
-    """Bytes in use at the times when memory may peak.
+    """Bytes in use at the times at which memory may peak.
 
     Attributes:
-      dimension_sets: sorted names of dimensions that may be split, for each column.
-      bytes: int64 array [times, dimension sets], the bytes of all live tensors that have
-        exactly these dimensions, before they are split. No row is below another one in all
-        columns, so each may be the peak under some layout.
+      dimension_sets: for each column, the sorted names of dimensions that may be split.
+      bytes: an int64 array [times, dimension sets], the bytes of all live tensors that have
+        exactly these dimensions, before splitting. No row is dominated by another row, so each
+        may be the peak under some layout.
     """
 
     dimension_sets: list[DimensionSet]
@@ -34,11 +34,11 @@ def peak_memory(
     layout: Mapping[str, str],
     mesh_sizes: Mapping[str, int],
 ) -> int:
-    """Returns the most bytes that tensors take on one processor at any time.
+    """Returns the peak memory of live tensors, in bytes per processor.
 
     Args:
       graph: a GraphInterface.
-      schedule: numbers of operations, in the order in which they run.
+      schedule: indices of operations, in execution order.
       layout: a dictionary from dimension names to mesh dimension names.
       mesh_sizes: a dictionary from mesh dimension names to sizes.
     """
@@ -59,13 +59,13 @@ def live_memory(
 ) -> LiveMemory:
     """Returns the bytes in memory under a schedule, by the dimensions that may be split.
 
-    Tensors with the same such dimensions are counted together, and times at which less of
-    each kind is in memory than at another time are left out. So the result grows with the
-    kinds of tensors, not with the number of layers.
+    Tensors with the same splittable dimensions are counted together, and dominated times are left
+    out. So the result grows with the number of distinct sets of dimensions, not with the number
+    of layers.
 
     Args:
       graph: a GraphInterface.
-      schedule: numbers of operations, in the order in which they run.
+      schedule: indices of operations, in execution order.
       candidates: names of the dimensions that may be split.
     """
     kind = {
@@ -88,7 +88,7 @@ def live_memory(
 
 
 def _maximal_rows(rows: np.ndarray) -> np.ndarray:
-    """Returns the distinct rows that are not below another one in all columns."""
+    """Returns the distinct rows that are not dominated by another row."""
     rows = np.unique(rows, axis=0) if len(rows) else rows
     kept = np.zeros((0, rows.shape[1]), rows.dtype)
     for row in rows[np.argsort(-rows.sum(axis=1), kind="stable")]:

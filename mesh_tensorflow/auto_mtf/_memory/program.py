@@ -1,7 +1,8 @@
-"""The integer program of a layout: its variables, its constraints, and its two objectives.
+"""The integer program for the layout with the least memory.
 
-x_(d:m) says whether dimension d is split over mesh dimension m. For each set of dimensions that
-tensors have, y_(d:m,e) says that of this set just d is split, over m. z is the peak of memory.
+The binary variable x_(d:m) is 1 if dimension d is split over mesh dimension m. For each set of
+dimensions of a tensor, there are binary variables for its assignments: y_(d:m,e) is 1 if of the set
+{d, e} only d is split, over m. z is the peak memory.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ __all__ = ["LayoutProgram", "generate_assignments", "global_var_name", "local_va
 
 Assignment = dict[str, str]
 
-# What solvers count as zero is about 1e-7, so amounts are not to be much larger than its inverse.
+# Solvers have tolerances of about 1e-7, so amounts should not be much larger than the inverse.
 _LARGEST_AMOUNT = 10**7
 
 
 def global_var_name(splittable_dimension: str, mesh_dimension: str) -> str:
-    """Returns the name of the variable that says whether a dimension is split over a mesh's."""
+    """Returns the name of the variable for splitting a dimension over a mesh dimension."""
     return f"x_({splittable_dimension}:{mesh_dimension})"
 
 
 def local_var_name(splittable_dimensions: Iterable[str], assignment: Mapping[str, str]) -> str:
-    """Returns the name of the variable that says how a set of dimensions is split."""
+    """Returns the name of the variable for an assignment of a set of dimensions."""
     names = sorted(splittable_dimensions)
     parts = (f"{d}:{assignment[d]}" if d in assignment else d for d in names)
     return f"y_({','.join(parts)})"
@@ -41,7 +42,7 @@ def local_var_name(splittable_dimensions: Iterable[str], assignment: Mapping[str
 def generate_assignments(
     splittable_dims: Collection[str], mesh_dimension_to_size: Collection[str]
 ) -> list[Assignment]:
-    """Returns all ways to give different mesh dimensions to some of the dimensions.
+    """Returns all assignments of distinct mesh dimensions to some of the dimensions.
 
     Args:
       splittable_dims: names of dimensions.
@@ -57,14 +58,15 @@ def generate_assignments(
 
 
 class LayoutProgram:
-    """The layout that needs the least memory, and of several one that splits most.
+    """Finds the layout with the least memory; among several, one that splits the most dimensions.
 
-    It grows with the number of distinct sets of dimensions that operations and tensors have. It
-    starts with the time at which most is in memory, and takes in another one when the layout that
-    it finds has its peak there; a few suffice, however deep the model.
+    The size of the integer program grows with the number of distinct sets of dimensions of
+    operations and tensors. Constraints on peak memory are added lazily: it starts with the time
+    of peak memory without splits, and adds the time at which a solution peaks until that is
+    already included. A few times suffice, regardless of the depth of the model.
 
-    It counts memory in a common divisor of all amounts, so that the optimum is exact, or if
-    numbers would get too large for solvers in 1e-7 of the memory of the program without splits.
+    Memory is counted in units of a common divisor of all amounts, so that the optimum is exact;
+    if that makes numbers too large for solvers, in units of 1e-7 of the memory without splits.
 
     Attributes:
       model: the pulp.LpProblem; its objective after `solve` is the number of splits.
@@ -80,11 +82,11 @@ class LayoutProgram:
         """Creates the program.
 
         Args:
-          pairs: (dimension name, mesh dimension name) that may be in the layout.
+          pairs: the pairs (dimension name, mesh dimension name) that may be in the layout.
           mesh_sizes: a dictionary from mesh dimension names to sizes.
-          operation_sets: for each operation the names of its dimensions that may be split, no
-            two of which may be split over one mesh dimension.
-          memory: bytes in memory.
+          operation_sets: for each operation, the names of its splittable dimensions, no two of
+            which may be split over the same mesh dimension.
+          memory: the LiveMemory of the program.
         """
         self._sizes = mesh_sizes
         self._memory = memory
@@ -106,7 +108,7 @@ class LayoutProgram:
             self._bound_peak(0)
 
     def _variable(self, name: str, **kwargs: Any) -> Any:
-        """Adds a variable that is not negative, under a name that is its own for solvers too."""
+        """Adds a nonnegative variable, under a name that is unique for solvers too."""
         key, count = pulp.LpVariable(name).name, 1
         while key in self._names:
             count += 1
@@ -131,7 +133,7 @@ class LayoutProgram:
             self.model += pulp.lpSum(variables) <= 1
 
     def _local_variables(self, dims: DimensionSet) -> list[tuple[int, Any]]:
-        """Adds the one-hot choice variables of a layout; returns (parts, variable)."""
+        """Adds one-hot variables for the assignments of a set; returns (parts, variable) pairs."""
         assignments = [
             a for a in generate_assignments(dims, self._sizes) if a.items() <= self._global.keys()
         ]
@@ -150,7 +152,7 @@ class LayoutProgram:
         return max(math.gcd(*amounts), self.peak({}) / _LARGEST_AMOUNT) or 1
 
     def _bound_peak(self, time: int) -> None:
-        """Adds that the peak is not below the memory in use at a time."""
+        """Adds the constraint that the peak is at least the memory in use at a time."""
         row = self._memory.bytes[time]
         terms = [
             (y, int(row[c]) / (parts * self._unit))
@@ -174,11 +176,11 @@ class LayoutProgram:
         return (self._memory.bytes // np.array(parts, np.int64)).sum(axis=1)
 
     def peak(self, layout: Mapping[str, str]) -> int:
-        """Returns the bytes that a layout needs at its peak."""
+        """Returns the peak memory of a layout, in bytes."""
         return int(self._in_use(layout).max(initial=0))
 
     def _optimum(self, solver: Any) -> dict[str, str]:
-        """Solves for the objective, adding times until the peak is at one of those added."""
+        """Solves the program, adding times until the peak of the solution is at one of them."""
         while True:
             solve_to_optimum(self.model, solver)
             layout = self.layout()
@@ -203,7 +205,7 @@ class LayoutProgram:
             return {}
         best = self._optimum(solver)
         self.model.setObjective(-pulp.lpSum(self._global.values()))
-        # Half a unit leaves room for rounding, and for nothing else if amounts are whole.
+        # Half a unit leaves room for rounding errors only, if amounts are whole.
         self._peak.upBound = self.peak(best) / self._unit + 0.5
         last = self._optimum(solver)
         return last if self.peak(last) <= self.peak(best) else best

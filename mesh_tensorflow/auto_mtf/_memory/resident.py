@@ -1,4 +1,4 @@
-"""What is in memory while a program runs: variables all the time, other tensors while in use."""
+"""Memory of a running program: variables throughout, other tensors while they are live."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["Held", "ResidentMemory"]
 
 
 class Held(NamedTuple):
-    """Something that takes memory.
+    """A tensor or a variable in memory.
 
     Attributes:
-      name: of a tensor or a variable.
+      name: the name of the tensor or the variable.
       kind: "weights", "slots", "activations", "recomputed", "gradients", "updates" or
         "loop tape".
-      bytes: on one processor.
+      bytes: its size on one processor.
     """
 
     name: str
@@ -53,17 +53,17 @@ class _Item(NamedTuple):
 
 
 class ResidentMemory:
-    """Knows the memory that a program takes on a processor under every layout, and when.
+    """The memory of a program on one processor over time, under any layout.
 
-    Variables, optimizer slots among them, are there all the time. Another tensor is there from the
-    operation that makes it to the last one that reads it. Operations run in the order of
-    `scheduler`, or in that in which they were made, with updates as early as can be, if that
-    needs less.
+    Variables, including optimizer slots, are in memory throughout. Other tensors are live from the
+    operation that creates them to the last one that reads them. Operations run in the order of
+    `scheduler`, or in order of creation with updates as early as possible, whichever has the lower
+    peak.
 
     Attributes:
-      dimension_sets: for each column the names of the dimensions that may be split.
-      bytes: int64 array [times, dimension sets], bytes before they are split.
-      at: for each time the name of the operation that runs.
+      dimension_sets: for each column, the names of the dimensions that may be split.
+      bytes: an int64 array [times, dimension sets], bytes before splitting.
+      at: for each time, the name of the operation that runs.
     """
 
     def __init__(self, graph: Graph, outputs: Sequence[Tensor], candidates: frozenset[str]):
@@ -71,7 +71,7 @@ class ResidentMemory:
 
         Args:
           graph: an mtf.Graph.
-          outputs: Tensors that stay to the end.
+          outputs: Tensors that stay in memory until the end.
           candidates: names of the dimensions that may be split.
         """
         self._candidates = candidates
@@ -96,7 +96,7 @@ class ResidentMemory:
         )
         self.dimension_sets = list(self._columns)
 
-    # -- what there is
+    # -- blocks of memory
 
     def _block(self, t: Tensor, kind: str) -> _Block:
         dims = tuple(sorted(set(t.shape.dimension_names) & self._candidates))
@@ -156,34 +156,34 @@ class ResidentMemory:
             live = {t: block for t, block in live.items() if last[t] > i}
         return moments
 
-    # -- what scheduler.minimize_peak_memory asks of a graph
+    # -- the interface of a graph for scheduler.minimize_peak_memory
 
     def get_all_operation_names(self) -> list[str]:
         """Returns the names of the operations."""
         return [item.name for item in self._items]
 
     def get_num_operations(self) -> int:
-        """Returns how many they are."""
+        """Returns the number of operations."""
         return len(self._items)
 
     def get_operation_input_names(self, name: str) -> list[str]:
-        """Returns the names of its input tensors."""
+        """Returns the names of an operation's inputs."""
         return self._by_name[name].inputs
 
     def get_operation_output_names(self, name: str) -> list[str]:
-        """Returns the names of its output tensors."""
+        """Returns the names of an operation's outputs."""
         return self._by_name[name].outputs
 
     def get_all_tensor_names(self) -> list[str]:
-        """Returns the names of all that is made."""
+        """Returns the names of all blocks of memory."""
         return list(self._blocks)
 
     def get_tensor_size(self, name: str) -> int:
-        """Returns its bytes."""
+        """Returns the size of a block in bytes."""
         return self._blocks[name].bytes
 
     def is_tensor_final(self, name: str) -> bool:
-        """Whether it stays to the end."""
+        """Returns whether a block stays in memory until the end."""
         return name in self._final
 
     @property
@@ -192,13 +192,12 @@ class ResidentMemory:
             self._named = {item.name: item for item in self._items}
         return self._named
 
-    # -- when it is there
+    # -- lifetimes
 
     def _eager_order(self) -> list[int]:
         """Returns the order of creation, with updates as early as possible.
 
-        Updates are made as soon as they can be. What needs no more than variables and constants
-        is made when it is needed first.
+        Operations that depend only on variables and constants run when they are first needed.
         """
         maker = {name: i for i, item in enumerate(self._items) for name in item.outputs}
         inputs = [list(dict.fromkeys(maker[n] for n in item.inputs)) for item in self._items]
@@ -243,7 +242,7 @@ class ResidentMemory:
         return isinstance(item.op, Assign) or self._kinds[item.op] == "updates"
 
     def _lives(self, order: Sequence[int]) -> dict[str, tuple[int, int]]:
-        """Returns (first, last) place in an order of each block."""
+        """Returns the (first, last) position of each block in an order."""
         lives: dict[str, tuple[int, int]] = {}
         for place, number in enumerate(order):
             item = self._items[number]
@@ -276,7 +275,7 @@ class ResidentMemory:
     # -- under a layout
 
     def parts(self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> np.ndarray:
-        """Returns into how many parts each column is split."""
+        """Returns the number of parts into which each column is split."""
         return np.array([_parts(dims, layout, mesh_sizes) for dims in self.dimension_sets])
 
     def in_use(self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> np.ndarray:
@@ -289,13 +288,13 @@ class ResidentMemory:
         return (self.bytes // self.parts(layout, mesh_sizes)).sum(axis=1)
 
     def peak(self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> int:
-        """Returns the most bytes in use at any time; see `in_use`."""
+        """Returns the peak memory per processor in bytes; see `in_use`."""
         return int(self.in_use(layout, mesh_sizes).max())
 
     def by_kind(
         self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]
     ) -> dict[str, np.ndarray]:
-        """Returns for each kind the bytes while each operation runs, loops left out.
+        """Returns, for each kind, the bytes in use during each operation, except inside loops.
 
         Args:
           layout: a dictionary from dimension names to mesh dimension names.
@@ -341,7 +340,7 @@ def _variables(operations: Iterable[Operation], candidates: frozenset[str]) -> I
 
 
 def _kinds(operations: Sequence[Operation]) -> dict[Operation, str]:
-    """Returns for each operation what kind of tensors it makes."""
+    """Returns, for each operation, the kind of its output tensors."""
     backward: Optional[int] = None
     kinds = {}
     for i, op in enumerate(operations):

@@ -9,11 +9,11 @@ import pulp
 
 __all__ = ["Infeasible", "SolverError", "available_solvers", "make_solver", "solve_to_optimum"]
 
-# In order of preference: PuLP's names, what must be installed for it, and its options. One
-# thread, so that the same program has the same answer wherever it is solved; CBC uses none
-# unless it is told to, and told to use one it now and then waits for ten seconds.
+# In order of preference: the name in PuLP, the required module, and the options. Solvers use one
+# thread, so that results are reproducible. That is the default of CBC, and setting it explicitly
+# sometimes makes CBC wait for ten seconds.
 _SOLVERS: dict[str, tuple[str, dict[str, Any]]] = {
-    # Its presolve does not end for some programs of twenty variables, in 1.15.1.
+    # In 1.15.1, presolve does not terminate for some programs of twenty variables.
     "HiGHS": ("highspy", {"threads": 1, "gapRel": 0.0, "presolve": "off"}),
     "PULP_CBC_CMD": ("pulp", {"gapRel": 0.0}),
     "COIN_CMD": ("pulp", {"gapRel": 0.0}),
@@ -25,11 +25,11 @@ class SolverError(Exception):
 
 
 class Infeasible(SolverError):
-    """There is no solution."""
+    """The program has no solution."""
 
 
 def available_solvers() -> list[str]:
-    """Returns the names of the solvers that are installed, the preferred one first."""
+    """Returns the names of the installed solvers, in order of preference."""
     known = set(pulp.listSolvers())
     return [
         name
@@ -41,10 +41,10 @@ def available_solvers() -> list[str]:
 
 
 def make_solver() -> Any:
-    """Returns the preferred solver of PuLP.
+    """Creates the preferred solver of PuLP.
 
     Raises:
-      SolverError: none is installed.
+      SolverError: no solver is installed.
     """
     names = available_solvers()
     if not names:
@@ -55,7 +55,7 @@ def make_solver() -> Any:
 
 
 def solve_to_optimum(model: pulp.LpProblem, solver: Any) -> None:
-    """Solves a program.
+    """Solves an integer program to optimality.
 
     Raises:
       SolverError: the solver did not find an optimum.

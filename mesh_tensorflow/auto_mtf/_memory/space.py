@@ -13,7 +13,7 @@ WHOLE = -1  # in place of a mesh axis
 
 
 def maximal_sets(sets: Iterable[Iterable[str]]) -> list[tuple[str, ...]]:
-    """Returns the sets, sorted, that are not part of another one."""
+    """Returns the sets that are not subsets of another one, sorted."""
     kept: list[frozenset[str]] = []
     for one in sorted({frozenset(s) for s in sets}, key=lambda s: (-len(s), sorted(s))):
         if not any(one <= other for other in kept):
@@ -22,12 +22,12 @@ def maximal_sets(sets: Iterable[Iterable[str]]) -> list[tuple[str, ...]]:
 
 
 class LayoutSpace:
-    """All layouts in which no two dimensions of one operation have the same mesh dimension.
+    """All layouts in which no two dimensions of one operation share a mesh dimension.
 
     Attributes:
       dims: sorted names of the dimensions that may be split.
       mesh_sizes: a dictionary from mesh dimension names to sizes.
-      pairs: the (dimension name, mesh dimension name) that may be in a layout, sorted.
+      pairs: the pairs (dimension name, mesh dimension name) that may be in a layout, sorted.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class LayoutSpace:
         """Creates a LayoutSpace.
 
         Args:
-          pairs: (dimension name, mesh dimension name) that may be in a layout.
+          pairs: the pairs (dimension name, mesh dimension name) that may be in a layout.
           mesh_sizes: a dictionary from mesh dimension names to sizes.
-          operation_sets: for each operation the names of its dimensions.
+          operation_sets: for each operation, the names of its dimensions.
         """
         self.pairs = sorted(pairs)
         self.mesh_sizes = dict(mesh_sizes)
@@ -69,7 +69,7 @@ class LayoutSpace:
                     yield (*row, axis)
 
     def count(self, dims: Sequence[str], most: int) -> int:
-        """Returns how many assignments there are for some dimensions, at most `most`.
+        """Returns the number of legal assignments of some dimensions, counting up to `most`.
 
         Args:
           dims: names of dimensions.
@@ -87,11 +87,11 @@ class LayoutSpace:
         return {d: self._mesh_dims[axis] for d, axis in zip(dims, row) if axis != WHOLE}
 
     def meet(self, a: str, b: str) -> bool:
-        """Whether two dimensions are in one operation."""
+        """Returns whether two dimensions occur in one operation."""
         return b in self._meets[a]
 
     def is_legal(self, layout: Mapping[str, str]) -> bool:
-        """Whether a layout is one of these."""
+        """Returns whether a layout is legal."""
         pairs = set(layout.items())
         return pairs <= set(self.pairs) and not any(
             layout.get(a) == layout.get(b)
@@ -101,7 +101,7 @@ class LayoutSpace:
         )
 
     def parts(self, dims: Sequence[str], rows: np.ndarray) -> np.ndarray:
-        """Returns into how many parts each assignment cuts a tensor of all these dimensions."""
+        """Returns, for each assignment, the number of parts of a tensor with all dimensions."""
         sizes = np.array([*self.mesh_sizes.values(), 1], np.int64)  # the last one is that of WHOLE
         return sizes[rows].prod(axis=1) if dims else np.ones(len(rows), np.int64)
 

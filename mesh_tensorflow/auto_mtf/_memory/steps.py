@@ -1,4 +1,4 @@
-"""A program as a list of steps, those of loops included."""
+"""A program as a list of steps, including those in loops."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Step", "program_steps"]
 
 
 class Step(NamedTuple):
-    """One thing that happens, in order.
+    """One event of a program.
 
     Attributes:
-      op: the operation that runs; None if values are just needed, or passed on.
-      needs: Tensors whose values are needed, besides what `op` asks for.
-      passes: pairs (y, x); y awaits the sum that x awaits.
-      times: how often it happens in a step of the program.
-      layer: the name of the operation, or of the loop around it.
+      op: the operation that runs; None if values are only needed or passed on.
+      needs: Tensors whose values are needed, besides those that `op` needs.
+      passes: pairs (y, x), where y takes over the pending sum of x.
+      times: the number of times that it occurs in a step of the program.
+      layer: the name of the operation, or of the loop that contains it.
     """
 
     op: Optional[Operation]
@@ -36,7 +36,7 @@ def program_steps(
 
     Args:
       operations: Operations in order.
-      outputs: Tensors whose values are needed in the end.
+      outputs: Tensors whose values are needed at the end.
     """
     yield from _steps(operations, 1.0, None)
     yield Step(None, tuple(outputs), (), 1.0, "outputs")

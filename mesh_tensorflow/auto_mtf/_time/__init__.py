@@ -1,1 +1,1 @@
-"""The time of a step under a layout, and the integer program of the fastest layout."""
+"""The time of a step under a layout, and the integer program for the fastest layout."""

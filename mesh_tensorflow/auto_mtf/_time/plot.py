@@ -1,4 +1,4 @@
-"""A picture of an explanation, by matplotlib."""
+"""Plots of explanations, with matplotlib."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _COLORS = {"compute": "#4c72b0", "communication": "#dd8452"}
 
 
 def draw(explanation: Any, path: str) -> None:
-    """Draws memory over time, time by layer and the other layouts.
+    """Plots memory over time, time by layer and the other layouts.
 
     Args:
       explanation: an Explanation.
-      path: of a PNG file.
+      path: the path of a PNG file.
 
     Raises:
       ImportError: matplotlib is not installed.

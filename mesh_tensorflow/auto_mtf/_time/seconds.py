@@ -1,4 +1,4 @@
-"""How long an operation and a communication take: a roofline, and rings."""
+"""Time of operations and collectives, by a roofline model and by models of rings and trees."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Seconds(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Both; nothing is assumed to overlap."""
+        """The sum of both; no overlap is assumed."""
         return self.compute + self.communication
 
     def __add__(self, other: Any) -> Seconds:
@@ -35,7 +35,7 @@ class Seconds(NamedTuple):
         return self if other == 0 else self + other
 
     def times(self, count: float) -> Seconds:
-        """Returns the sum of several times."""
+        """Returns the time multiplied by a count."""
         return Seconds(self.compute * count, self.communication * count)
 
 
@@ -43,10 +43,10 @@ ZERO = Seconds(0.0, 0.0)
 
 
 class CostModel:
-    """Turns costs of operations into seconds.
+    """Converts costs of operations to seconds.
 
-    An operation takes as long as its arithmetic or its memory traffic, whichever is more. What a
-    step takes is the sum over its operations and communications, one after the other.
+    The time of an operation is that of its arithmetic or of its memory traffic, whichever is
+    longer (a roofline model). The time of a step is the sum over its operations and collectives.
 
     Attributes:
       mesh_shape: a Shape.
@@ -65,7 +65,7 @@ class CostModel:
         self._impls: dict[frozenset, MeshImpl] = {}
 
     def impl(self, layout: Mapping[str, str]) -> MeshImpl:
-        """Returns an abstract mesh with a layout.
+        """Returns an abstract MeshImpl with a layout.
 
         Args:
           layout: a dictionary from dimension names to mesh dimension names.
@@ -76,7 +76,7 @@ class CostModel:
         return self._impls[key]
 
     def operation(self, op: Operation, impl: MeshImpl) -> Seconds:
-        """Returns the time of an operation, without partial sums of its inputs.
+        """Returns the time of an operation, without the allreduces of pending sums of its inputs.
 
         Args:
           op: an Operation.
@@ -93,7 +93,7 @@ class CostModel:
         Args:
           cost: a Cost.
           rate: a dtype or operation class in `Hardware.flops`.
-          tensors: what it reads and makes.
+          tensors: the Tensors that are read and created.
           impl: a MeshImpl.
         """
         hardware, size = self.hardware, impl.size
@@ -119,16 +119,16 @@ class CostModel:
         return self.collective(collective, self._parts(impl, [x]))
 
     def _parts(self, impl: MeshImpl, tensors: Iterable[Tensor]) -> int:
-        """Returns on how many processors slices of tensors differ."""
+        """Returns the number of distinct slices of tensors."""
         axes = {axis for x in tensors for axis in impl.splitting_axes(x.shape)}
         return math.prod(self.mesh_shape[axis].size for axis in axes)
 
     def collective(self, collective: Collective, parts: int = 1) -> float:
-        """Returns the seconds of a communication.
+        """Returns the seconds of a collective.
 
         Args:
           collective: a Collective.
-          parts: on how many processors its values differ; matters only in one memory.
+          parts: the number of distinct slices; used only in one memory domain.
         """
         moved = collective.bytes / self.mesh_shape.size
         if self.hardware.one_memory:
@@ -139,7 +139,7 @@ class CostModel:
             for level in self.hardware.links(self.mesh_shape, axis)
             if level[0] > 1
         ]
-        # What is summed within the fast links first is less on the slow ones.
+        # Reducing over fast links first leaves less data for the slow ones.
         levels.sort(key=lambda level: -level[1].bandwidth)
         seconds = 0.0
         for count, link in levels:
@@ -149,7 +149,10 @@ class CostModel:
         return seconds
 
     def _in_one_memory(self, collective: Collective, moved: float, parts: int) -> float:
-        """Processors read each other's results; equal results are computed once."""
+        """Returns the seconds in one memory domain.
+
+        Processors read each other's slices, and equal slices are computed once.
+        """
         count = math.prod(self.mesh_shape[axis].size for axis in collective.mesh_axes)
         if count == 1:
             return 0.0
@@ -171,7 +174,7 @@ def _allconcat(moved: float, count: int, link: Link) -> float:
 
 
 def _alltoall(moved: float, count: int, link: Link) -> float:
-    if link.kind == "ring":  # a part goes count / 4 steps, on average over all
+    if link.kind == "ring":  # a part travels count / 4 steps on average
         return moved * count / 4 / link.bandwidth + count // 2 * link.latency
     return (count - 1) * (moved / count / link.bandwidth + link.latency)
 
@@ -181,9 +184,9 @@ def _shift(moved: float, count: int, link: Link) -> float:
     return moved * directions / link.bandwidth + link.latency
 
 
-# Seconds for bytes of a processor (of an allconcat, its result) among `count` of them: rings of
-# Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009;
-# for short sums a tree.
+# Seconds by the bytes per processor (of an allconcat, those of the result) among `count` of them:
+# rings of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+# workstations", 2009; for short sums a tree.
 _COLLECTIVES = {
     "allreduce": _allreduce,
     "allconcat": _allconcat,

@@ -1,4 +1,4 @@
-"""Seconds for each assignment of a few sets of dimensions, and bounds for pruning."""
+"""Tables of seconds by assignment, with pruning and local search."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Layout = dict[str, str]
 
 
 class Table:
-    """Seconds of all that depends on one set of dimensions.
+    """Seconds of the parts of a step that depend on one set of dimensions.
 
     Attributes:
       dims: sorted names of the dimensions.
-      rows: assignments, int64 array [assignments, dims] of mesh axes.
-      seconds: float array [assignments].
-      alive: bool array [assignments], which of them may be in a layout that is looked for.
+      rows: the assignments, an int64 array [assignments, dims] of mesh axes.
+      seconds: a float array [assignments].
+      alive: a bool array [assignments], which assignments have not been pruned.
     """
 
     def __init__(self, dims: tuple[str, ...], rows: np.ndarray):
@@ -32,7 +32,7 @@ class Table:
         self.alive = np.ones(len(rows), bool)
 
     def codes(self, dims: Iterable[str], base: int) -> np.ndarray:
-        """Returns a number for each row, equal where some of the dimensions are split equally."""
+        """Returns a code for each row; equal codes mean equal assignments of some dimensions."""
         columns = [self.dims.index(d) for d in dims]
         return (self.rows[:, columns] + 1) @ (base ** np.arange(len(columns), dtype=np.int64))
 
@@ -55,8 +55,8 @@ class Tables:
 
         Args:
           space: a LayoutSpace.
-          seconds: for sets of dimensions, seconds for each assignment of `space`.
-          other_sets: further sets of dimensions of which a table should have all.
+          seconds: for each set of dimensions, the seconds of each assignment in `space`.
+          other_sets: further sets of dimensions that a single table must cover.
         """
         self.space = space
         self._base = len(space.mesh_sizes) + 1
@@ -68,7 +68,7 @@ class Tables:
         self._lookup = [dict(zip(map(tuple, t.rows.tolist()), t.seconds)) for t in self.tables]
 
     def holder(self, dims: Iterable[str]) -> Table:
-        """Returns the smallest table that has some dimensions."""
+        """Returns the smallest table that covers some dimensions."""
         wanted = set(dims)
         return min((t for t in self.tables if wanted <= set(t.dims)), key=lambda t: len(t.rows))
 
@@ -82,7 +82,7 @@ class Tables:
         )
 
     def prune(self, most: float) -> None:
-        """Leaves alive only assignments that may be in a layout of at most `most` seconds."""
+        """Prunes assignments that cannot be in a layout of at most `most` seconds."""
         for table in self.tables:
             table.alive[:] = True
         before = -1
@@ -96,7 +96,7 @@ class Tables:
                 table.alive &= least <= most
 
     def _least(self, table: Table, other: Table) -> np.ndarray:
-        """Returns for each row of a table the least seconds of another one that fit it."""
+        """Returns, for each row of a table, the minimum seconds of compatible rows of another."""
         shared = [d for d in table.dims if d in other.dims]
         least = np.full(self._base ** len(shared), np.inf)
         codes = other.codes(shared, self._base)
@@ -111,8 +111,8 @@ def local_search(
 
     Args:
       space: a LayoutSpace.
-      seconds: returns the seconds of a legal layout.
-      is_allowed: whether a legal layout may be returned.
+      seconds: a function that returns the seconds of a legal layout.
+      is_allowed: a function that returns whether a legal layout may be returned.
     """
     best: Optional[Layout] = None
     least = np.inf
@@ -135,9 +135,9 @@ def local_search(
 
 
 def neighbors(space: LayoutSpace, layout: Mapping[str, str]) -> Iterator[Layout]:
-    """Yields the legal layouts in which one dimension is split otherwise.
+    """Yields the legal layouts that change the rule of one dimension.
 
-    Rules that would forbid it are dropped.
+    Rules that conflict with the change are dropped.
 
     Args:
       space: a LayoutSpace.

@@ -1,4 +1,4 @@
-"""The integer program of the fastest layout that fits in memory."""
+"""The integer program for the fastest layout that fits in memory."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ __all__ = ["TimeProgram"]
 
 Layout = dict[str, str]
 
-# Layouts whose times differ by less count as equally fast.
+# Layouts whose times differ by a smaller fraction count as equally fast.
 _SAME = 1e-6
 _SCALE = 1000.0
 
 
 class TimeProgram:
-    """Finds layouts of least time, and of several equally fast ones that of least memory.
+    """Finds the fastest layouts; among equally fast ones, the one with the least memory.
 
-    Its size depends on how many different sets of dimensions there are, not on the number of
-    layers: each table of seconds has a variable for each assignment of its dimensions. A layout
-    found by local search bounds the time, and assignments that cannot be in a faster layout get
-    no variable. Memory is bounded at the times at which layouts that were found exceed the limit.
+    The size of the integer program depends on the number of distinct sets of dimensions, not on
+    the number of layers: each table of seconds has a variable for each assignment of its
+    dimensions. A layout found by local search bounds the time, and assignments that cannot be in
+    a faster layout are pruned. Memory constraints are added lazily, for the times at which
+    solutions exceed the limit.
 
     Attributes:
       sizes: (variables, constraints) of each integer program solved so far.
@@ -42,7 +43,7 @@ class TimeProgram:
         Args:
           tables: Tables.
           memory: a ResidentMemory.
-          limit: bytes on one processor, or None.
+          limit: the memory limit in bytes per processor, or None.
         """
         self._tables = tables
         self._space = tables.space
@@ -53,7 +54,7 @@ class TimeProgram:
         self.sizes: list[tuple[int, int]] = []
 
     def peak(self, layout: Mapping[str, str]) -> int:
-        """Returns the bytes that a layout needs at its peak."""
+        """Returns the peak memory of a layout, in bytes."""
         return self._memory.peak(layout, self._space.mesh_sizes)
 
     def seconds(self, layout: Mapping[str, str]) -> float:
@@ -63,10 +64,10 @@ class TimeProgram:
     def _fits(self, layout: Mapping[str, str]) -> bool:
         return self._limit is None or self.peak(layout) <= self._limit
 
-    # -- what is looked for
+    # -- search
 
     def next_best(self) -> Optional[Layout]:
-        """Returns the fastest layout that fits and was not returned yet; None if there is none.
+        """Returns the next fastest layout that fits; None if there are no more.
 
         Raises:
           SolverError: the solver did not find an optimum.
@@ -88,7 +89,7 @@ class TimeProgram:
         return alike[0]
 
     def _alike(self, layout: Layout) -> list[Layout]:
-        """Returns the layouts that differ from one by names of mesh dimensions alone."""
+        """Returns the layouts that differ from one only by a permutation of mesh dimensions."""
         sizes = self._space.mesh_sizes
         seconds, peak = self._tables.total(layout), self.peak(layout)
         found = {}
@@ -105,7 +106,7 @@ class TimeProgram:
         return [found[key] for key in sorted(found)]
 
     def _incumbent(self) -> Optional[Layout]:
-        """Returns a layout that may be returned, found without a solver."""
+        """Returns a feasible layout, found without a solver."""
 
         def allowed(layout: Layout) -> bool:
             return layout not in self._found and self._fits(layout)
@@ -116,7 +117,7 @@ class TimeProgram:
         return min(near, key=self._tables.total, default=None)
 
     def _smallest(self, best: Layout) -> Layout:
-        """Returns the layout of least memory among those that are as fast."""
+        """Returns the layout with the least memory among equally fast ones."""
         most = self._tables.total(best) * (1 + _SAME)
         self._tables.prune(most)
         if all(table.alive.sum() <= 1 for table in self._tables.tables):
@@ -129,7 +130,7 @@ class TimeProgram:
         return best if slow or self.peak(small) >= self.peak(best) else small
 
     def least_memory(self) -> Layout:
-        """Returns the layout that needs the least memory, whatever its time.
+        """Returns the layout with the least memory, regardless of its time.
 
         Raises:
           SolverError: the solver did not find an optimum.
@@ -144,7 +145,7 @@ class TimeProgram:
     # -- the integer program
 
     def _solve(self, most: Optional[float]) -> Layout:
-        """Returns the layout of least time; given the most time, that of least memory."""
+        """Returns the fastest layout; given a maximum time, the one with the least memory."""
         program = _Program(self._tables, self._memory, self._limit, most)
         for layout in self._found:
             program.exclude(layout)
@@ -169,7 +170,7 @@ class TimeProgram:
 
 
 class _Program:
-    """An integer program over the assignments that are alive."""
+    """An integer program over the assignments that have not been pruned."""
 
     def __init__(
         self,
@@ -208,11 +209,11 @@ class _Program:
         self.model.setObjective(pulp.lpSum([self._peak]))
 
     def _variable(self, name: str, **kwargs: Any) -> Any:
-        self._count += 1  # names that solvers take for one must differ
+        self._count += 1  # keeps names distinct that solvers would map to one
         return self.model.add_variable(f"{name}_{self._count}", lowBound=0, **kwargs)
 
     def _assignments(self, table: Table) -> list[Any]:
-        """Adds the one-hot choice variables of a layout."""
+        """Adds one-hot variables for the assignments of a table."""
         rows = table.rows[table.alive]
         layouts = [self._space.layout(table.dims, row) for row in rows]
         ys = [self._variable(local_var_name(table.dims, layout)) for layout in layouts]
@@ -234,12 +235,12 @@ class _Program:
                     self.model += pulp.lpSum(chosen) <= 1
 
     def exclude(self, layout: Mapping[str, str]) -> None:
-        """Adds that a layout is not the solution."""
+        """Adds a constraint that excludes a layout."""
         kept = [1 - x if layout.get(d) == m else x for (d, m), x in self._x.items()]
         self.model += pulp.lpSum(kept) >= 1
 
     def bound(self, moment: int) -> None:
-        """Adds that memory at a time is within the limit, and not above the peak."""
+        """Adds constraints that memory at a time is within the limit and at most the peak."""
         row = self._memory.bytes[moment]
         unit = float(self._limit or self._memory.peak({}, {}) or 1) / _SCALE
         terms = []
@@ -253,7 +254,7 @@ class _Program:
             terms += [(y, float(held) / p / unit) for y, p in zip(ys, parts.tolist())]
         in_use = pulp.LpAffineExpression(_joined(terms))
         if self._limit is not None:
-            # A layout of exactly the limit fits; solvers round.
+            # A layout exactly at the limit fits, despite rounding errors of solvers.
             self.model += in_use <= self._limit / unit * (1 + 1e-9)
         if self._peak is not None:
             self.model += in_use <= self._peak
@@ -264,7 +265,7 @@ class _Program:
 
 
 def _joined(terms: Sequence[tuple[Any, float]]) -> list[tuple[Any, float]]:
-    """Returns terms with those of one variable added up."""
+    """Adds up the terms of each variable."""
     total: dict[Any, float] = {}
     for variable, amount in terms:
         total[variable] = total.get(variable, 0.0) + amount

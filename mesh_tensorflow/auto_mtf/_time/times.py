@@ -1,4 +1,4 @@
-"""The time of a step under a layout, as a sum over kinds of units."""
+"""The time of a step under a layout, as a sum over distinct units."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mesh_tensorflow.auto_mtf._time.units import Unit
 
 __all__ = ["StepTime", "layer_kind"]
 
-# Units with more assignments than this are taken apart.
+# Units with more assignments than this are split into smaller ones.
 _MOST_ASSIGNMENTS = 20_000
 
 _NUMBER = re.compile(r"(?<=[A-Za-z])_?\d+(?=/|$)")
@@ -23,7 +23,7 @@ _GRADIENTS = "gradients"
 
 
 def layer_kind(name: str) -> str:
-    """Returns the name of a layer without numbers and operations, "gradients" at the end.
+    """Returns the name of a layer without numbers and operations, for grouping equal layers.
 
     Args:
       name: the name of an operation, such as "layer_3/dense/einsum/gradients/einsum_2".
@@ -36,7 +36,7 @@ def layer_kind(name: str) -> str:
 
 
 class _Kind:
-    """Units of equal time, with their number in each layer."""
+    """Units of equal time, with their count in each layer."""
 
     def __init__(self, unit: Unit):
         self.unit = unit
@@ -47,13 +47,12 @@ class _Kind:
 
 
 class StepTime:
-    """Knows the seconds of a step under every layout.
+    """The time of a step under any layout.
 
-    Equal units are counted together, so that what it has to compute does not grow with the
-    number of layers.
+    Equal units are counted together, so that the work does not grow with the number of layers.
 
     Attributes:
-      is_exact: whether all sums that may be delayed together were looked at together.
+      is_exact: whether all sums that may be delayed together were evaluated together.
     """
 
     def __init__(self, units: Iterable[Unit], space: LayoutSpace, model: CostModel):
@@ -100,7 +99,7 @@ class StepTime:
         return sum((self._seconds(k, layout).times(k.times) for k in kinds), ZERO)
 
     def by_layer(self, layout: Mapping[str, str]) -> dict[str, Seconds]:
-        """Returns the seconds of a step by kind of layer, the longest first.
+        """Returns the seconds of a step by kind of layer, longest first.
 
         Args:
           layout: a dictionary from dimension names to mesh dimension names.
@@ -113,7 +112,7 @@ class StepTime:
         return dict(sorted(found.items(), key=lambda pair: -pair[1].total))
 
     def tables(self) -> dict[tuple[str, ...], np.ndarray]:
-        """Returns, for each set of dimensions, seconds for each assignment of the space."""
+        """Returns, for each set of dimensions, the seconds of each assignment in the space."""
         found: dict[tuple[str, ...], np.ndarray] = {}
         for kind in self._kinds.values():
             rows = self._space.assignments(kind.dims)

@@ -1,4 +1,4 @@
-"""The additive parts of a program's time: operations, and sums with their delays."""
+"""The additive parts of a program's time: operations, and groups of pending sums."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ __all__ = ["Unit", "program_units"]
 
 
 class Unit(NamedTuple):
-    """A part of a program that takes as long as its own dimensions' layout says.
+    """A part of a program whose time depends only on the layout of its own dimensions.
 
     Attributes:
       signature: equal for units that take equally long under every layout.
       dims: names of the dimensions that its time depends on.
-      times: how often it happens.
-      layer: a name of where it is.
-      seconds: takes a CostModel and a MeshImpl; returns Seconds.
-      apart: None, or returns Units that take about as long together and have fewer dimensions.
+      times: the number of times that it occurs in a step.
+      layer: the name of its layer.
+      seconds: a function of a CostModel and a MeshImpl that returns Seconds.
+      apart: a function that returns smaller Units of about the same total time, with fewer
+        dimensions; or None.
     """
 
     signature: Any
@@ -65,7 +66,7 @@ def _operation_seconds(op: Operation, model: CostModel, impl: MeshImpl) -> Secon
 
 
 def _assignments(op: Assign, step: Step, candidates: frozenset[str]) -> list[Unit]:
-    """Returns a unit for each variable: variables assigned together may differ in layout."""
+    """Returns one unit per variable, since variables assigned together may differ in layout."""
     units = []
     for x, variable in zip(op.inputs, op.variables):
         size = variable.slice_dtype.size
@@ -95,11 +96,11 @@ def _dims(operations: Iterable[Operation], candidates: frozenset[str]) -> frozen
     )
 
 
-# -- sums that are left pending
+# -- pending sums
 
 
 class _Event(NamedTuple):
-    """An operation that makes or delays sums, or a value that is needed, or passed on."""
+    """An operation that begins or delays sums, or a value that is needed or passed on."""
 
     op: Optional[Operation]
     need: Optional[Tensor]
@@ -108,7 +109,7 @@ class _Event(NamedTuple):
 
 
 class _AskedSums(Walk):
-    """A walk that notes which sums were asked for."""
+    """A walk that records which pending sums were needed."""
 
     def __init__(self, mesh_impl: MeshImpl):
         super().__init__(mesh_impl)
@@ -121,7 +122,7 @@ class _AskedSums(Walk):
 
 
 class _Sums:
-    """Operations that make sums, those that delay them, and those that ask for them."""
+    """The operations that begin, delay and need a group of pending sums."""
 
     def __init__(self) -> None:
         self.events: list[tuple[int, _Event]] = []
@@ -144,7 +145,7 @@ class _Sums:
         return Seconds(0.0, total)
 
     def apart(self, candidates: frozenset[str]) -> list[Unit]:
-        """Returns units without delayed sums: each sum is made at once."""
+        """Returns units in which no sum is delayed: each is computed at once."""
         units = []
         for place, event in self.events:
             if event.op is None or event.op.may_delay_sums(len(event.op.inputs)):
@@ -178,7 +179,7 @@ class _Sums:
 
 
 class _SumFinder:
-    """Finds which sums an operation may leave pending, and who may ask for them."""
+    """Groups the pending sums of a program with the operations that delay or need them."""
 
     def __init__(self, candidates: frozenset[str]):
         self._candidates = candidates
