@@ -4,10 +4,10 @@
     python examples/mnist.py --mesh_shape="all:4" --layout="batch:all"
     python examples/mnist.py --data_dir=mnist --download --train_epochs=5 --plot=mnist.png
 
-An image of 28 by 28 pixels is seen as 4 by 4 blocks of 7 by 7 pixels. In the default layout the
+An image of 28 by 28 pixels is cut into 4 by 4 blocks of 7 by 7 pixels. In the default layout the
 rows of blocks are split over one dimension of a 2 by 2 mesh and the columns over the other, so
-each processor holds a quarter of every image. The convolutions fetch the pixels that they need
-from their neighbors; the first dense layer sums over the pixels, hence over all processors.
+each processor holds a quarter of every image. The convolutions exchange halos with neighboring
+processors; the first dense layer sums over the pixels, hence over all processors.
 Other layouts, such as "batch:b1;hidden1:b2", compute the same numbers.
 
 On scikit-learn's digits, 40 epochs end at a test accuracy of 97.5 % to 98.1 % (seeds 0 to 4), in
@@ -67,7 +67,7 @@ def option(default: Any, text: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the flags say; every field is a flag."""
+    """The options of the command line; every field is a flag."""
 
     data_dir: str = option("", "Directory of MNIST's four files; if empty, scikit-learn's digits.")
     download: bool = option(False, "Fetch the files that are missing in --data_dir.")
@@ -88,7 +88,7 @@ class Options:
     plot: str = option("", "PNG file for the curves and for which processor holds which pixels.")
 
     def check(self) -> None:
-        """Raises ValueError for what makes no sense."""
+        """Raises ValueError for invalid options."""
         ones = ["batch_size", "hidden_size", "train_epochs", "epochs_between_evals"]
         zeros = ["eval_steps", "learning_rate", "max_shift", "seed"]
         for name, least in [*((name, 1) for name in ones), *((name, 0) for name in zeros)]:
@@ -153,7 +153,7 @@ def import_images(mesh: mtf.Mesh, images: tf.Tensor) -> mtf.Tensor:
 
 
 def learning_rate(peak: float, total_steps: int) -> tf.Tensor:
-    """Returns a rate that rises to `peak` in 50 steps, then falls to 0 at the end."""
+    """Returns a learning rate that rises to `peak` in 50 steps, then decays to 0 at the end."""
     step = tf.cast(tf.train.get_or_create_global_step(), tf.float32)
     warmup = max(1, min(50, total_steps // 10))
     return peak * tf.minimum((step + 1) / warmup, tf.maximum(0.0, 1 - step / total_steps))
@@ -163,7 +163,7 @@ def mesh_of(options: Options) -> mtf.placement_mesh_impl.PlacementMeshImpl:
     """Returns the mesh of --mesh_shape and --layout, on logical CPUs.
 
     Raises:
-      ValueError: the mesh shape or the layout does not suit.
+      ValueError: the mesh shape or the layout is invalid.
     """
     mesh_shape = mtf.convert_to_shape(options.mesh_shape)
     layout = mtf.convert_to_layout_rules(options.layout)
@@ -266,7 +266,7 @@ def check_checkpoint(model_dir: str) -> None:
 
 
 def train_input(data: mnist_dataset.Mnist, options: Options, start: int) -> tf.data.Dataset:
-    """Returns the batches of training from step `start` on: those of a run that never stopped."""
+    """Returns the training batches from step `start` on, as in a run without interruption."""
     epoch, done = divmod(start, len(data.train_images) // options.batch_size)
 
     def batches() -> Iterator[Any]:
@@ -291,7 +291,7 @@ def train_input(data: mnist_dataset.Mnist, options: Options, start: int) -> tf.d
 def test_input(data: mnist_dataset.Mnist, options: Options) -> tf.data.Dataset:
     """Returns the batches of a test, in which each example is counted once.
 
-    Batches are of one size: the last one is filled up with examples that are not counted.
+    All batches have the same size: the last one is padded with examples that are not counted.
     """
     images, labels, size = data.test_images, data.test_labels, options.batch_size
     chosen = np.arange(-(-len(images) // size) * size)
@@ -307,7 +307,7 @@ def test_input(data: mnist_dataset.Mnist, options: Options) -> tf.data.Dataset:
 
 
 def train(data: mnist_dataset.Mnist, options: Options, model_dir: str) -> list[mnist_report.Epoch]:
-    """Trains to --train_epochs in all, and returns the outcomes of the epochs."""
+    """Trains up to --train_epochs, and returns the results of the epochs."""
     steps = len(data.train_images) // options.batch_size
     total = steps * options.train_epochs
     config = estimator.RunConfig(
@@ -377,7 +377,7 @@ def run(options: Options) -> list[mnist_report.Epoch]:
 
 
 def define_flags() -> None:
-    """Makes a flag of each field of Options."""
+    """Defines a flag for each field of Options."""
     define = {"int": flags.DEFINE_integer, "float": flags.DEFINE_float, "bool": flags.DEFINE_bool}
     for field in dataclasses.fields(Options):
         make = define.get(str(field.type), flags.DEFINE_string)

@@ -2,8 +2,8 @@
 
 Without a directory, `load()` returns the 1797 digits that come with scikit-learn, scaled up to
 28 by 28 pixels: nothing is downloaded and nothing is written. With a directory it reads the four
-idx files of MNIST there, plain or gzipped, and checks every one of them before use. It downloads
-what is missing only when told to.
+idx files of MNIST there, plain or gzipped, and verifies each of them before use. It downloads
+missing files only on request.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def batches(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the batches of one epoch of training.
 
-    They depend on `seed` and `epoch` alone, so a run that is resumed sees what it would have
-    seen. What does not fill a batch is left out; it is other examples in each epoch. With
-    `max_shift` every image is moved at random by up to so many pixels, both ways.
+    They depend only on `seed` and `epoch`, so a resumed run sees the same batches. An incomplete
+    last batch is dropped, with different examples in each epoch. With `max_shift`, every image is
+    shifted at random by up to that number of pixels in both directions.
     """
     if len(images) != len(labels):
         raise ValueError(f"{len(images)} images but {len(labels)} labels")
@@ -160,8 +160,8 @@ def _load_digits() -> Mnist:
 def _enlarge(images: np.ndarray) -> np.ndarray:
     """Enlarges [n, 8, 8] to [n, 28, 28]: three times by cubic splines, then a black border.
 
-    Splines are linear and work on rows and columns alike, so one 24 by 8 matrix, made of what
-    they do with unit vectors, does it all. Values are rounded to the 256 gray levels of MNIST.
+    Spline interpolation is linear and separable, so one 24 by 8 matrix, made of the interpolated
+    unit vectors, is enough. Values are rounded to the 256 gray levels of MNIST.
     """
     from scipy import ndimage  # scikit-learn depends on it
 

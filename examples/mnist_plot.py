@@ -1,4 +1,4 @@
-"""Shows how the MNIST example goes: in the terminal, and as a picture."""
+"""Progress of the MNIST example: tables in the terminal, and a plot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns text in columns."""
+    """Formats rows as text in columns."""
     widths = [max(map(len, column)) for column in zip(header, *rows)]
     lines = [header, ["-" * width for width in widths], *rows]
     return "\n".join(
@@ -20,7 +20,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def layout_text(lowering: Any, mesh_impl: Any, variables: Sequence[Any]) -> str:
-    """Returns what the mesh is, how it splits variables, and what a step communicates.
+    """Describes the mesh, how variables are split, and what a step communicates.
 
     Args:
       lowering: a Lowering.

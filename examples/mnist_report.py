@@ -1,4 +1,4 @@
-"""Says after each epoch of the MNIST example what it was like."""
+"""Reports of the MNIST example after each epoch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Losses(tf.train.SessionRunHook):
         return tf.train.SessionRunArgs(run_context.session.graph.get_tensor_by_name(self._loss))
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Notes the loss of a step."""
+        """Records the loss of a step."""
         self.values.append(float(run_values.results))
 
 

@@ -1,17 +1,17 @@
-"""Picks the layout of two programs, and tries it beside others.
+"""Chooses the layout of two programs, and measures it and others.
 
     python examples/pick_a_layout.py
     python examples/pick_a_layout.py --model=transformer --layouts=20 --plot=layouts.png
 
 The programs are the network of mnist.py and a transformer made of mtf.layers, with their training
 steps, on a 2 by 2 mesh of logical CPUs. First the machine is measured, unless --hardware names a
-profile that `python -m mesh_tensorflow.auto_mtf.measure` wrote. Then layouts are timed, from the
-fastest to the slowest as estimated. The table has estimated and measured milliseconds of a step.
+profile written by `python -m mesh_tensorflow.auto_mtf.measure`. Then layouts are timed, from the
+fastest to the slowest estimate. The table has estimated and measured milliseconds per step.
 
-Each logical CPU runs the whole program on its slices, as processors of their own do. With
---placement=shared they share one memory instead. What is equal on several of them is then computed
-once, so a layout that splits nothing is about as fast as any: what makes layouts slow there is the
-number of operations. For other hardware:
+Each logical CPU runs the whole program on its slices, like a separate processor. With
+--placement=shared they are one memory domain instead, where equal slices are computed once. A
+layout that splits nothing is then about as fast as any, and the number of operations makes layouts
+slow. For other hardware:
 
     python -m mesh_tensorflow.auto_mtf --mesh_shape=rows:2,cols:2 --hardware=tpu_v3
 """
@@ -46,7 +46,7 @@ class Trial(NamedTuple):
 
 
 def mnist_program(batch: int = 64, hidden: int = 256) -> models.Program:
-    """Returns the training step of mnist.py, on images of noise."""
+    """Builds the training step of mnist.py, on images of noise."""
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mnist")
     rng = np.random.RandomState(0)
@@ -65,7 +65,7 @@ def mnist_program(batch: int = 64, hidden: int = 256) -> models.Program:
 
 
 def transformer_program() -> models.Program:
-    """Returns the training step of a transformer of two blocks."""
+    """Builds the training step of a transformer of two blocks."""
     return models.language_model(
         batch=8, length=64, vocab=1024, d_model=256, layers=2, heads=4, d_kv=64, d_ff=1024,
         optimizer="sgd", tokens=tf.random.uniform([8, 64], 0, 1024, tf.int32, seed=1),
@@ -93,7 +93,7 @@ def candidates(estimator: step_time.StepEstimator, count: int) -> list[step_time
     ranked = sorted(layouts, key=lambda rules: (total(rules), sorted(rules.items())))
     places = np.linspace(0, len(ranked) - 1, min(count, len(ranked))).astype(int)
     best = estimator.solve()
-    # Of those that differ by the names of mesh dimensions alone, one is enough.
+    # Layouts that differ only by a permutation of mesh dimensions are tried once.
     found = {f"{best.seconds.total:.5g}": best}
     for place in places:
         estimate = estimator.estimate(ranked[place])

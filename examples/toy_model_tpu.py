@@ -1,4 +1,4 @@
-r"""Trains a small stack of dense layers on random numbers, by a TPUEstimator.
+r"""Trains a small stack of dense layers on random numbers, with a TPUEstimator.
 
     python examples/toy_model_tpu.py
     python examples/toy_model_tpu.py --mesh_shape="rows:2;cols:2" --layout="batch:rows;hidden:cols"
@@ -7,9 +7,9 @@ r"""Trains a small stack of dense layers on random numbers, by a TPUEstimator.
     python examples/toy_model_tpu.py --model_dir=toy --train_steps=400 && \
         python examples/toy_model_tpu.py --model_dir=toy --train_steps=800
 
-The network learns to give back its input, which is drawn anew for each step. The processors of the
-mesh are logical CPUs of this process: each has its part of one graph, or, with --use_tpu, runs one
-program, as the cores of a TPU would. Of several processes, each has as many processors.
+The network learns to reproduce its input, which is random in each step. The processors of the mesh
+are logical CPUs of this process: each executes its part of one graph, or, with --use_tpu, all run
+the same program, like the cores of a TPU. With several processes, processors are divided evenly.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def optimizer_of(name: str, rate: float) -> mtf.optimize.Optimizer:
 
 
 def toy_model(x: mtf.Tensor, params: dict[str, Any]) -> mtf.Tensor:
-    """Returns what dense layers make of [batch, io]: a tensor of the same shape."""
+    """Applies dense layers to [batch, io]; returns a tensor of the same shape."""
     io = x.shape[-1]
     dtype = mtf.VariableDType(
         *(tf.as_dtype(params[f"{kind}_dtype"]) for kind in ["master", "slice", "activation"])
@@ -158,7 +158,7 @@ def mesh_of(params: dict[str, Any]) -> Any:
 
 
 def input_of(seed: int, start: int) -> Any:
-    """Returns an input function: random numbers, which depend on the seed and the step alone."""
+    """Returns an input function of random numbers that depend only on the seed and the step."""
 
     def input_fn(params: dict[str, Any]) -> tf.data.Dataset:
         shape = [params["batch_size"], params["io_size"]]

@@ -12,11 +12,10 @@ In the default layout the sequences of a batch are split over one dimension of a
 logical CPUs; heads, hidden layers and vocabulary over the other. The text is on every machine that
 has Python; every tenth file is held out. transformer_lm.gin describes the model.
 
-2000 steps end at 2.14 bits per byte of what is held out, in three minutes on two busy cores; expect
-less than 2.3. A model that knows the byte before alone, by counts of pairs, needs 3.51. With
---quick, 300 steps end at 3.25 in half a minute; expect less than 3.4. These are numbers of one
-seed and of Python 3.11, whose sources are not those of other versions. Samples are drawn byte by
-byte, in steps that keep the keys and values of the bytes before.
+2000 steps end at 2.14 bits per byte on the held-out files, in three minutes on two busy cores;
+expect less than 2.3. A bigram model of bytes needs 3.51. With --quick, 300 steps end at 3.25 in
+half a minute; expect less than 3.4. These numbers are for one seed and for the sources of Python
+3.11. Samples are drawn byte by byte, with cached keys and values of earlier bytes.
 
 With --model_dir, training goes on from its latest checkpoint, on any mesh, with the examples that
 it would have seen; SIGTERM or Ctrl-C saves before it ends.
@@ -48,7 +47,7 @@ PROMPTS = ["def __init__(self, ", "    for i in range(", "import os\n", '"""Retu
 
 @dataclasses.dataclass(frozen=True)
 class Options(transformer_run.Options):
-    """What the flags say; every field is a flag."""
+    """The options of the command line; every field is a flag."""
 
     text: str = option("", "Pattern of the names of files; if empty, the standard library's.")
     prompt: str = option("", "What the samples begin with; if empty, four beginnings of code.")
@@ -104,7 +103,7 @@ def check_sizes(corpus: Corpus, length: int, rows: int) -> None:
 
 
 def train_rows(text: np.ndarray, length: int, seed: int) -> Iterator[bytes]:
-    """Yields pieces of the text from places drawn at random, without end."""
+    """Yields pieces of the text from random positions, indefinitely."""
     places = np.random.default_rng(seed)
     while True:
         start = places.integers(len(text) - length + 1)
@@ -127,7 +126,7 @@ def dataset(rows: Callable[[], Iterator[bytes]], model: Model) -> tf.data.Datase
 
 
 def pair_bits(corpus: Corpus) -> float:
-    """Returns the held-out bits per byte of a model that knows the byte before alone."""
+    """Returns the held-out bits per byte of a bigram model."""
     counts = np.ones([256, 256])
     np.add.at(counts, (corpus.train[:-1], corpus.train[1:]), 1)
     bits = -np.log2(counts / counts.sum(axis=1, keepdims=True))

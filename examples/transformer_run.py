@@ -1,4 +1,4 @@
-"""What the transformer examples share: their flags, and how they train by transformer.utils."""
+"""Common parts of the transformer examples: flags, and training with transformer.utils."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def option(default: Any, text: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the flags say; every field is a flag."""
+    """The options of the command line; every field is a flag."""
 
     mesh_shape: str = option("rows:2;cols:2", "Dimensions of the mesh and their sizes.")
     layout: str = option(
@@ -114,7 +114,7 @@ class Test(tf.train.CheckpointSaverListener):
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """An estimator of a model and what goes with it, as utils.run makes them."""
+    """A model with its estimator, as utils.run creates them."""
 
     estimator: estimator.tpu.TPUEstimator
     vocabulary: vocabulary.ByteVocabulary
@@ -163,12 +163,12 @@ class Model:
         def input_fn(params: Any) -> tf.data.Dataset:
             return tf.data.Dataset.from_tensor_slices({"inputs": ids}).batch(params["batch_size"])
 
-        # What follows are the rows with which the last batch is filled up.
+        # The rest are the rows with which the last batch is padded.
         return list(utils.decode(self.estimator, input_fn, self.vocabulary))[: len(inputs)]
 
 
 def run(options: Options, gin_file: str, act: Callable[[Model], Outcome], **usual: int) -> Outcome:
-    """Makes the model that a gin file describes on the mesh of the flags, and acts on it.
+    """Builds the model of a gin file on the mesh of the flags, and runs a function on it.
 
     Args:
       options: the flags.

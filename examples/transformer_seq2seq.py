@@ -11,9 +11,9 @@ default layout the sequences of a batch are split over one dimension of a 2 by 2
 CPUs; heads, hidden layers and vocabulary over the other. transformer_seq2seq.gin describes the
 model, and has it decode with a beam of 4.
 
-After 1000 steps all of 512 strings that are held out are sorted rightly, in under two minutes on
-two busy cores; expect 99 %. With --quick, after 300 steps, it is 96 % to 97 % in half a
-minute; expect 90 %. To reverse strings is learned sooner: all are right after 500 steps.
+After 1000 steps, all of 512 held-out strings are sorted correctly, in under two minutes on two busy
+cores; expect 99 %. With --quick, after 300 steps, 96 % to 97 % are correct in half a minute; expect
+90 %. Reversing strings is learned faster: all are correct after 500 steps.
 
 With --model_dir, training goes on from its latest checkpoint, on any mesh, with the examples that
 it would have seen; SIGTERM or Ctrl-C saves before it ends.
@@ -53,7 +53,7 @@ QUICK_MATCH = 0.9  # what --quick reaches
 
 @dataclasses.dataclass(frozen=True)
 class Options(transformer_run.Options):
-    """What the flags say; every field is a flag."""
+    """The options of the command line; every field is a flag."""
 
     task: str = option("sort", f"One of {', '.join(TASKS)}.")
 
@@ -68,7 +68,7 @@ class Options(transformer_run.Options):
 
 
 def strings(seed: int, held_out: bool) -> Iterator[str]:
-    """Yields random strings of digits without end: those that are held out, or the others."""
+    """Yields random strings of digits indefinitely: the held-out ones, or the others."""
     random = np.random.default_rng(seed)
     while True:
         size = random.integers(LENGTHS[0], LENGTHS[1] + 1)
@@ -100,7 +100,7 @@ def dataset(texts: Callable[[], Iterator[str]], task: str, model: Model) -> tf.d
 
 
 def act(model: Model, options: Options) -> float:
-    """Trains, tests and decodes; returns the part of held-out strings that is wholly right."""
+    """Trains, tests and decodes; returns the fraction of held-out strings that match exactly."""
     rows = TEST_BATCHES * model.batch_size
     held_out = list(itertools.islice(strings(TEST_SEED, True), rows))
 

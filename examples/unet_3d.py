@@ -1,4 +1,4 @@
-r"""Trains a 3-d U-Net to find lesions in volumes that are split over a mesh.
+r"""Trains a 3-D U-Net to segment lesions in volumes that are split over a mesh.
 
 Examples of use:
 
@@ -6,12 +6,12 @@ Examples of use:
     python examples/unet_3d.py --quick
     python examples/unet_3d.py --nouse_tpu --mesh_shape=all:4 --layout=batch:all
 
-The volumes are generated: a "liver" with up to three darker balls as lesions, beside other organs
-as dark as these, in noise. Commands of the package do the rest: `offline_data_aug` makes turned
-volumes with other lesions of them, and `model_executor` trains and evaluates, on volumes that it
-has not been trained on. In the default layout each volume is cut into 2 by 2 blocks, of which each
-processor of a 2 by 2 mesh has one; convolutions fetch margins from their neighbors. All
-processors run one program; with --nouse_tpu operations are placed on devices one by one.
+The volumes are synthetic: a "liver" with up to three darker balls as lesions, next to other organs
+that are as dark, with noise. Commands of the package do the rest: `offline_data_aug` augments them
+with rotations and artificial lesions, and `model_executor` trains, and evaluates on other volumes.
+In the default layout each volume is cut into 2 by 2 blocks, one for each processor of a 2 by 2
+mesh; convolutions exchange halos with neighbors. All processors run the same program; with
+--nouse_tpu, operations are placed on devices one by one.
 
 The score is the Dice coefficient of lesions, 2 * (voxels found) / (voxels found + voxels there),
 over all volumes of an evaluation: about 0.9 after a minute on two cores; expect 0.7 with --quick,
@@ -66,7 +66,7 @@ SETTINGS: dict[str, tuple[Any, Any]] = {
 
 
 def ball(reso: int, center: np.ndarray, radii: Any) -> np.ndarray:
-    """Returns where an ellipsoid is, a bool array [reso, reso, reso]."""
+    """Returns the mask of an ellipsoid, a bool array [reso, reso, reso]."""
     grid = np.stack(np.meshgrid(*[np.arange(reso)] * 3, indexing="ij"), -1)
     return np.square((grid - center) / radii).sum(-1) < 1
 
