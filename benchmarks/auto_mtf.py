@@ -1,4 +1,4 @@
-"""Measures the search for layouts: how long it takes, and whether it ranks them as clocks do.
+"""Measures the search for layouts: how long it takes, and how well it ranks layouts.
 
 python benchmarks/auto_mtf.py
 python benchmarks/auto_mtf.py --oracle_python VENV/bin/python

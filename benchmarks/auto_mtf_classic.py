@@ -1,6 +1,6 @@
 """Times the layout search of the classic release on a graph that was written as JSON.
 
-To be run by a Python that has the classic; see auto_mtf.py.
+Run it with a Python that has the classic release; see auto_mtf.py.
 
 CLASSIC_PYTHON benchmarks/auto_mtf_classic.py graph.json m:4,n:2
 """

@@ -28,7 +28,7 @@ COLUMNS = 4096  # 16 MiB a matrix
 
 
 class PeakWatch:
-    """The most memory resident while it is open, in MiB, sampled each millisecond."""
+    """Peak resident memory while it is open, in MiB, sampled each millisecond."""
 
     def __enter__(self) -> "PeakWatch":
         self.peak, self._open = resident_mb(), True

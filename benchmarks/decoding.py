@@ -1,4 +1,4 @@
-"""Measures decoding against the classic release: tokens a second, greedy and by beam search.
+"""Compares decoding with the classic release: tokens per second, greedy and by beam search.
 
     python benchmarks/decoding.py --oracle_python VENV/bin/python
 

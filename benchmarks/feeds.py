@@ -1,4 +1,4 @@
-"""Initial values that come in by feeding, so that no graph holds large constants."""
+"""Initial values that are fed, so that no graph holds large constants."""
 
 from collections.abc import Callable
 from typing import Any

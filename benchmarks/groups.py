@@ -1,4 +1,4 @@
-"""What is run against what: configurations in groups, comparisons and targets."""
+"""Groups of configurations to compare, with their comparisons and targets."""
 
 import dataclasses
 
@@ -164,7 +164,7 @@ def all_groups(systems: list[str], placements: list[str], quick: bool) -> list[G
 
 
 def determinism_configs(placements: list[str]) -> list[Config]:
-    """Programs of ours that must end alike whenever they are run."""
+    """Returns the configurations whose results must be reproducible."""
     return [
         Config("mtf", name, "2x2", placement)
         for name in ("b_small", "b_small_dropout", "c")

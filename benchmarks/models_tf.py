@@ -99,7 +99,7 @@ class TfModel:
 
 
 def _layer_norm(x: Any, weights: dict[str, Any], prefix: str) -> Any:
-    """Layer normalisation with scale and bias."""
+    """Layer normalization with scale and bias."""
     x -= tf.reduce_mean(x, axis=-1, keepdims=True)
     variance = tf.reduce_mean(tf.square(x), axis=-1, keepdims=True)
     x *= tf.math.rsqrt(variance + 1e-6)

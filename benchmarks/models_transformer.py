@@ -35,7 +35,7 @@ class TransformerModel:
         return self._mtf.import_tf_tensor(self._mesh, self._feeds.data(key), shape)
 
     def _model(self) -> Any:
-        """A language model with learnt positions, or T5 with a bias by distance."""
+        """A language model with learned positions, or T5 with a bias by distance."""
         if self._w.kind == "lm":
             return self._side(autoregressive=True)
         encoder = self._side(

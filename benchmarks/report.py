@@ -1,4 +1,4 @@
-"""Turns what workers told into medians, ratios, tables and verdicts."""
+"""Summarizes the results of workers: medians, ratios, tables and verdicts."""
 
 import math
 import os
@@ -153,7 +153,7 @@ def summarize(group: Group, rounds: list[dict[str, Any]], errors: dict[str, str]
 
 
 def _verdicts(target: groups.Target, ratios: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A target held against the ratios it is about."""
+    """Compares a target with its ratios."""
     result = []
     for ratio in ratios:
         fits = (
@@ -229,7 +229,7 @@ def format_group(group: dict[str, Any]) -> str:
 
 
 def format_targets(all_groups: list[dict[str, Any]]) -> str:
-    """Every target beside what was measured."""
+    """A table of every target and the measured value."""
     lines = [["target", "placement", "limit", "measured", ""]]
     for group in all_groups:
         for verdict in group["verdicts"]:
@@ -248,7 +248,7 @@ def format_targets(all_groups: list[dict[str, Any]]) -> str:
 
 
 def format_determinism(results: list[dict[str, Any]]) -> str:
-    """Whether runs ended alike."""
+    """Whether runs gave identical results."""
     lines = ["", "== determinism: three runs end at the same loss to the bit"]
     for result in results:
         verdict = result["error"] or ("yes" if result["same"] else "no")

@@ -28,7 +28,7 @@ DETERMINISM_STEPS = 40
 
 
 class Failed(Exception):
-    """A worker ended early; its text is the last line of what it wrote."""
+    """A worker ended early; the text is the last line of its output."""
 
 
 class Process:
@@ -92,7 +92,7 @@ class Process:
 
 
 def start(config: Config, oracle_python: str, errors: dict[str, str]) -> Process | None:
-    """Starts a worker and waits until it is ready, or notes why it could not be."""
+    """Starts a worker and waits until it is ready, or records why it failed."""
     try:
         return Process(config, oracle_python)
     except (Failed, OSError) as error:
@@ -192,7 +192,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Runs what was asked for, printing each table when it is ready."""
+    """Runs the requested groups, printing each table when it is ready."""
     arguments = parse_arguments()
     header = report.machine_facts()
     header.update(rounds=arguments.rounds, steps=arguments.steps)

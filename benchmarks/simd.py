@@ -126,7 +126,7 @@ def report_size(rounds: int) -> None:
 
 
 def memory_worker(path: str, size_mb: int) -> None:
-    """Trains a dense layer by SIMD, a processor in each process; notes what each holds."""
+    """Trains a dense layer by SIMD, one processor per process; reports the memory of each."""
     import tensorflow.compat.v1 as tf
 
     import mesh_tensorflow as mtf

@@ -17,7 +17,7 @@ SEED = 17
 
 @dataclasses.dataclass
 class Program:
-    """A program whose graph is complete, with what its construction took."""
+    """A program with a complete graph, and the cost of building it."""
 
     step: Any  # what to fetch to train one step
     loss: Any
