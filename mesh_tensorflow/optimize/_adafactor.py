@@ -160,6 +160,7 @@ class AdafactorOptimizer(Optimizer):
         )
 
     def apply_grad(self, grad: Optional[mtf.Tensor], var: mtf.Variable) -> list[mtf.Operation]:
+        """Returns operations that update one variable; see `Optimizer.apply_grad`."""
         if skip_without_gradient(grad, var):
             return []
         grad = mtf.to_float(grad)  # type: ignore[arg-type]

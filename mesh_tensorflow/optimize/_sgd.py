@@ -31,6 +31,7 @@ class SgdOptimizer(Optimizer):
         return self._lr
 
     def apply_grad(self, grad: Optional[mtf.Tensor], var: mtf.Variable) -> list[mtf.Operation]:
+        """Returns operations that update one variable; see `Optimizer.apply_grad`."""
         if skip_without_gradient(grad, var):
             return []
         if isinstance(self.lr, mtf.Tensor):
@@ -75,6 +76,7 @@ class MomentumOptimizer(Optimizer):
         return self._momentum
 
     def apply_grad(self, grad: Optional[mtf.Tensor], var: mtf.Variable) -> list[mtf.Operation]:
+        """Returns operations that update one variable; see `Optimizer.apply_grad`."""
         if skip_without_gradient(grad, var):
             return []
         v = mtf.get_variable(
