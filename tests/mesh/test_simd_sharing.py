@@ -1,13 +1,17 @@
 """Replicated programs of one memory: what is equal is computed once, and handed over."""
 
+import ast
 import collections
+import pathlib
+from unittest import mock
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.simd import sharing
+from mesh_tensorflow._mesh.simd import private_attributes
+from mesh_tensorflow._mesh.simd.execution import sharing
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 ROWS, COLS, WIDE = mtf.Dimension("rows", 12), mtf.Dimension("cols", 24), mtf.Dimension("wide", 48)
@@ -22,7 +26,7 @@ def own_graph(monkeypatch):
         yield
 
 
-def model(mesh_shape, layout):
+def model(mesh_shape, layout, counters=None):
     """A residual block with normalization, trained; only its rows and its hidden units are cut."""
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
@@ -34,6 +38,8 @@ def model(mesh_shape, layout):
     gradients = mtf.gradients([loss], [v.outputs[0] for v in variables])
     updates = mtf.optimize.AdamWeightDecayOptimizer(0.01).apply_grads(gradients, variables)
     lowering = mtf.Lowering(graph, {mesh: SimdMeshImpl(mesh_shape, layout)})
+    if counters is not None:
+        counters.extend(lowering.counters)
     return {
         "loss": lowering.export_to_tf_tensor(loss),
         "y": lowering.export_to_tf_tensor(y),
@@ -203,3 +209,188 @@ def test_tables_within_loops_are_not_those_outside():
         found, count = session.run([total, looped])
     np.testing.assert_allclose(found, np.exp(-np.arange(256) / 64).reshape(4, 64).sum(0), rtol=1e-5)
     assert count == 3
+
+
+# -- a TensorFlow that lacks what sharing needs
+
+MESHES = [("x:2", "rows:x", 2), ("x:2,y:2", "rows:x,wide:y", 4)]
+ROWS_OF_TABLE = private_attributes.TABLE
+NEEDED_TO_SHARE = [a for a in ROWS_OF_TABLE if a.needed_by == "sharing"]
+NEEDED_BY_ALL = [a for a in ROWS_OF_TABLE if a.needed_by == "programs"]
+
+
+def attribute_id(attribute):
+    return f"{attribute.owner}.{attribute.name}"
+
+
+def owner_of(attribute):
+    return private_attributes._OWNERS[attribute.owner]()
+
+
+@pytest.fixture
+def warnings_given():
+    private_attributes.warn_of_no_sharing.cache_clear()
+    with mock.patch.object(tf.logging, "warning") as warning:
+        yield lambda: [call.args[0] % call.args[1:] for call in warning.call_args_list]
+    private_attributes.warn_of_no_sharing.cache_clear()
+
+
+def run(mesh_shape, layout, n, share=True):
+    """Returns the names of the functions that share, four losses, and the counters."""
+    counters = []
+    with tf.Graph().as_default():
+        tf.set_random_seed(3)
+        step = replicate(
+            lambda: model(mesh_shape, layout, counters), devices=cpus(n), share_memory=share
+        )
+        return sorted(functions()), losses(step), counters
+
+
+def expect_collectives(mesh_shape, layout, n):
+    shared, found, counters = run(mesh_shape, layout, n)
+    _, expected, expected_counters = run(mesh_shape, layout, n, share=False)
+    assert shared == []
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert counters == expected_counters
+    assert any("allreduce" in name for name, _ in counters)
+
+
+@pytest.mark.parametrize("mesh_shape, layout, n", MESHES)
+def test_nothing_is_missing(mesh_shape, layout, n, warnings_given):
+    shared, found, counters = run(mesh_shape, layout, n)
+    _, expected, expected_counters = run(mesh_shape, layout, n, share=False)
+    assert len(shared) == n
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert counters == expected_counters
+    assert warnings_given() == []
+
+
+@pytest.mark.parametrize("mesh_shape, layout, n", MESHES)
+@pytest.mark.parametrize("attribute", NEEDED_TO_SHARE, ids=attribute_id)
+def test_without_an_attribute_collectives_take_over(
+    attribute, mesh_shape, layout, n, monkeypatch, warnings_given
+):
+    monkeypatch.delattr(owner_of(attribute), attribute.name)
+    expect_collectives(mesh_shape, layout, n)
+    [warning] = warnings_given()
+    assert attribute_id(attribute) in warning and "results are the same" in warning
+
+
+@pytest.mark.parametrize("attribute", NEEDED_TO_SHARE, ids=attribute_id)
+def test_with_another_signature_collectives_take_over(attribute, monkeypatch, warnings_given):
+    monkeypatch.setattr(owner_of(attribute), attribute.name, lambda self, other: None)
+    expect_collectives(*MESHES[0])
+    [warning] = warnings_given()
+    assert attribute_id(attribute) in warning
+
+
+def renamed_node(definition):
+    definition.node_def[-1].name = "renamed"
+
+
+def renamed_input(definition):
+    next(node for node in definition.node_def if node.input).input[0] = "renamed:0"
+
+
+def another_argument(definition):
+    definition.signature.input_arg.add(name="another")
+
+
+def another_result(definition):
+    definition.signature.output_arg.add(name="another")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [renamed_node, renamed_input, another_argument, another_result],
+    ids=lambda f: f.__name__,
+)
+def test_with_another_form_of_functions_collectives_take_over(change, monkeypatch, warnings_given):
+    [attribute] = [a for a in NEEDED_TO_SHARE if a.name == "function_def"]
+    original = vars(owner_of(attribute))["function_def"]
+
+    def changed(self):
+        definition = original.fget(self)
+        copy = type(definition)()
+        copy.CopyFrom(definition)
+        change(copy)
+        return copy
+
+    monkeypatch.setattr(owner_of(attribute), "function_def", property(changed))
+    expect_collectives(*MESHES[1])
+    [warning] = warnings_given()
+    assert "functions" in warning
+
+
+@pytest.mark.parametrize("attribute", NEEDED_BY_ALL, ids=attribute_id)
+@pytest.mark.parametrize("share", [False, True])
+def test_what_every_program_needs_is_checked_before_it_is_traced(attribute, share, monkeypatch):
+    monkeypatch.delattr(owner_of(attribute), attribute.name)
+    program = mock.Mock()
+    with pytest.raises(RuntimeError, match=f"lacks {attribute_id(attribute)}.*PlacementMeshImpl"):
+        replicate(program, devices=cpus(2), share_memory=share)
+    program.assert_not_called()
+    assert not tf.get_default_graph().get_operations()
+
+
+@pytest.mark.parametrize("mesh_shape, layout, n", MESHES)
+def test_collectives_without_extras(mesh_shape, layout, n, monkeypatch, warnings_given):
+    """Functions are called, and slices of variables made, with documented names alone."""
+    _, expected, counters = run(mesh_shape, layout, n, share=False)
+    extras = [a for a in ROWS_OF_TABLE if a.needed_by == "extras"]
+    for attribute in extras:
+        monkeypatch.delattr(owner_of(attribute), attribute.name)
+    _, found, found_counters = run(mesh_shape, layout, n, share=False)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert found_counters == counters
+    assert warnings_given() == []
+
+
+def test_every_reason_is_warned_of_once(monkeypatch, warnings_given):
+    for attribute in NEEDED_TO_SHARE[:2]:
+        with monkeypatch.context() as patch:
+            patch.delattr(owner_of(attribute), attribute.name)
+            for _ in range(2):
+                run(*MESHES[0])
+    assert len(warnings_given()) == 2
+
+
+def test_the_table_has_all_private_attributes():
+    """What SIMD programs take from TensorFlow begins with no underscore elsewhere."""
+    folder = pathlib.Path(private_attributes.__file__).parent
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+                own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+                assert own or node.attr.startswith("__"), (path, ast.unparse(node))
+
+
+# -- the global step
+
+
+@pytest.mark.parametrize("made", ["before", "within", "outside, within", "added within"])
+def test_programs_find_the_global_step(made):
+    if made == "before":
+        tf.train.create_global_step()
+
+    def program():
+        assert (tf.train.get_global_step() is not None) == (made == "before")
+        if made == "within":
+            tf.train.create_global_step()
+        elif made == "outside, within":
+            with tf.init_scope():
+                tf.train.create_global_step()
+        elif made == "added within":
+            step = tf.get_variable("step", [], tf.int64, tf.zeros_initializer(), trainable=False)
+            tf.add_to_collection(tf.GraphKeys.GLOBAL_STEP, step)
+        step = tf.train.get_global_step()
+        assert step is tf.train.get_or_create_global_step()
+        return tf.assign_add(step, 1)
+
+    counted = replicate(program, devices=cpus(2))
+    assert len(tf.get_collection(tf.GraphKeys.GLOBAL_STEP)) == 1
+    with tf.Session(config=tf.ConfigProto(device_count={"CPU": 2})) as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(3):
+            session.run(counted)
+        assert session.run(tf.train.get_global_step()) == 3

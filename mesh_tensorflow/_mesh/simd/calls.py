@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Optional
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.devices import memory_domain
+from mesh_tensorflow._mesh.simd.execution.strategy import ExecutionStrategy
 from mesh_tensorflow._mesh.simd.program import SimdProgram
-from mesh_tensorflow._mesh.simd.sharing import Sharing
 
-__all__ = ["call_on_each", "results_of"]
+if TYPE_CHECKING:
+    from tensorflow.types.experimental import ConcreteFunction
+
+__all__ = ["Results", "call_on_each", "results_of"]
 
 _WAKE_UP_GROUP = 2**30
-# With more processors the functions of each of them would be more to build than they save.
-_MOST_SHARING = 8
-# Types of operations on variables, by how they begin.
+# How the types of operations on variables begin.
 _USES = ("ReadVariableOp", "Assign", "ResourceApply", "ResourceScatter", "ResourceGather")
+# What a computation returns: these, in lists, tuples or dictionaries.
+Results: TypeAlias = Union[tf.Tensor, tf.Operation, Sequence, Mapping, None]
 
 
 def call_on_each(
-    program: SimdProgram, function: Any, inputs: Sequence[tf.Tensor], share_memory: bool
-) -> list[list]:
+    program: SimdProgram,
+    function: ConcreteFunction,
+    inputs: Sequence[tf.Tensor],
+    strategies: Sequence[ExecutionStrategy],
+) -> list[list[tf.Tensor]]:
     """Calls a program on each processor that this process runs.
 
     Args:
       program: the SimdProgram.
       function: its concrete function.
       inputs: tf.Tensors that each processor gets whole.
-      share_memory: whether processors of one memory share what is equal.
+      strategies: how to call it; the first one that can run the program does.
 
     Returns:
       For each processor its outputs; only those of the first processor are used.
     """
+    call = next(filter(None, (strategy.prepare(program, function) for strategy in strategies)))
     copied = {pnum: _copies(program, function, pnum) for pnum in program.local}
     before = [*_wake_up(program), *[op for made in copied.values() for _, op in made.values()]]
     arguments = []
@@ -43,126 +49,28 @@ def call_on_each(
         own = [mine[i][0] if i in mine else tensor for i, tensor in enumerate(own)]
         with tf.device(program.devices[pnum]):
             arguments.append([tf.constant(pnum), *inputs, *own])
-    addresses = _addresses(program) if share_memory else None
-    if addresses is not None:
-        library = _library(function)
-        if not _loops_communicate(library, function):
-            return _call_sharing(program, function, library, arguments, before, addresses)
-    function.add_to_graph(tf.get_default_graph())
-    call = getattr(function, "_inference_function", None) or function.inference_fn
-    calls = []
-    for pnum, taken in zip(program.local, arguments):
-        with tf.device(program.devices[pnum]), tf.control_dependencies(before):
-            calls.append(list(call.call_flat(*taken)))
-    return calls
-
-
-def _addresses(program: SimdProgram) -> Optional[list[str]]:
-    """Returns names of processors in one memory, for what they send; None if they are not.
-
-    Nothing is executed on the devices with these names.
-    """
-    if len(program.local) < len(program.devices) or len(program.devices) > _MOST_SHARING:
-        return None
-    if len({memory_domain(device) for device in program.devices}) > 1:
-        return None
-    spec = tf.DeviceSpec.from_string(program.devices[0] or "")
-    if spec.device_type not in (None, "CPU"):
-        return None
-    process = f"/job:{spec.job or 'localhost'}/replica:{spec.replica or 0}/task:{spec.task or 0}"
-    return [f"{process}/device:CPU:{pnum}" for pnum in program.local]
-
-
-def _library(function: Any) -> Any:
-    """Returns the FunctionDefLibrary of a function and of what its loops and conditions call."""
-    with tf.Graph().as_default() as scratch:
-        function.add_to_graph(scratch)
-        return scratch.as_graph_def().library
-
-
-def _loops_communicate(library: Any, function: Any) -> bool:
-    """Whether there are collectives within loops or conditions of a program.
-
-    Such loops wait for ever when they are part of the calling graph (TensorFlow 2.21), whatever
-    their parallel iterations; in a function that is not inlined they do not.
-    """
-    return any(
-        node.op.startswith("Collective")
-        for f in library.function
-        if f.signature.name != function.function_def.signature.name
-        for node in f.node_def
-    )
-
-
-def _call_sharing(
-    program: SimdProgram,
-    function: Any,
-    library: Any,
-    arguments: Sequence[Sequence[tf.Tensor]],
-    before: Sequence[tf.Operation],
-    addresses: Sequence[str],
-) -> list[list]:
-    """Calls a function of its own on each processor; see `Sharing`."""
-    keys = [
-        [
-            (pnum,),
-            *range(len(taken) - 1 - len(function.captured_inputs)),
-            *program.argument_keys(function.captured_inputs, pnum),
-        ]
-        for pnum, taken in zip(program.local, arguments)
-    ]
-    sharing = Sharing(function, program.reductions, program.tables, keys, addresses)
-    with tf.control_dependencies(before):
-        ready = tf.constant(True)
-    calls = []
-    for pnum, taken, definition in zip(program.local, arguments, sharing.functions()):
-        graph_def = tf.GraphDef(library=library)
-        graph_def.library.function.append(definition)
-        graph_def.versions.CopyFrom(tf.get_default_graph().graph_def_versions)
-        feeds = {"^ready": ready, **{f"argument_{i}": x for i, x in enumerate(taken)}}
-        graph_def.node.append(_call_node(definition, list(feeds)))
-        with tf.device(program.devices[pnum]):
-            [call] = tf.import_graph_def(
-                graph_def, feeds, return_elements=["call"], name=f"processor_{pnum}"
-            )
-        calls.append(list(call.outputs))
-    return calls
-
-
-def _call_node(definition: Any, inputs: Sequence[str]) -> Any:
-    """Returns the NodeDef of a call of a function."""
-    waits = [name for name in inputs if name.startswith("^")]
-    node = tf.NodeDef(
-        name="call",
-        op="StatefulPartitionedCall",
-        input=[*[name for name in inputs if name not in waits], *waits],
-    )
-    node.attr["_lower_as_multi_device_function"].b = True  # whatever optimizers are off
-    node.attr["f"].func.name = definition.signature.name
-    node.attr["Tin"].list.type.extend(arg.type for arg in definition.signature.input_arg)
-    node.attr["Tout"].list.type.extend(arg.type for arg in definition.signature.output_arg)
-    return node
+    return call(arguments, before)
 
 
 def _copies(
-    program: SimdProgram, function: Any, pnum: int
+    program: SimdProgram, function: ConcreteFunction, pnum: int
 ) -> dict[int, tuple[tf.Tensor, tf.Operation]]:
-    """Makes copies, in each step, of variables from outside that a processor cannot have itself.
+    """Copies, in each step, variables from outside that a processor cannot use directly.
 
     These are variables of other processes, and those that the program assigns to: the first
     processor of the variable's process assigns to the variable itself, the others to a copy. So
-    `assign_add(global_step, 1)` adds 1, and all processors read the same.
+    `assign_add(global_step, 1)` adds 1, and all processors read the same value.
 
     Returns:
-      {number of what the program uses from outside: (handle of the copy, what sets it)}.
+      {index of the captured input: (handle of the copy, operation that sets the copy)}.
 
     Raises:
-      ValueError: a variable is another process's, whose steps this one has no part in.
+      ValueError: a variable is in another process, and each process runs steps of its own.
     """
     copies = {}
     outside = function.captured_inputs
     device = program.devices[pnum]
-    for i, (outer, inner) in enumerate(zip(outside, function.graph.inputs[-len(outside) :])):
+    for i, (outer, inner) in enumerate(zip(outside, function.inputs[-len(outside) :])):
         if outer.dtype != tf.resource or program.is_own(outer):
             continue
         uses = {op.type: op for op in inner.consumers() if op.type.startswith(_USES)}
@@ -190,17 +98,18 @@ def _copies(
 
 
 def _is_at(device: str, processor: str) -> bool:
-    """Returns whether a device is of the process that has a processor; "" is of each process."""
+    """Returns whether a device is in the process of a processor; "" is in every process."""
     spec, own = map(tf.DeviceSpec.from_string, (device, processor))
     return spec.job is None or (spec.job, spec.task) == (own.job, own.task)
 
 
 def _wake_up(program: SimdProgram) -> list[tf.Operation]:
-    """Returns collectives that come before a program.
+    """Returns collectives that run before a program.
 
-    Sessions prepare for collectives only if they see one. Of several processes, all begin a step
-    before one of them ends it: one that asks the first one for the step's number only after that
-    would wait in another step than its group, if the first one has no part in the group.
+    A session prepares for collectives only if its graph has one outside of functions. With several
+    processes, this one also makes all of them begin a step before any of them ends it. Otherwise,
+    a process that asks the first process for the step's number after the first one has ended the
+    step would wait in another step than the rest of its group, which may not include the first.
     """
     alone = len(program.local) == len(program.devices)
     found = tf.get_collection_ref(f"mtf_simd_wake_up/{'' if alone else program.devices}")
@@ -225,10 +134,12 @@ def _wake_up(program: SimdProgram) -> list[tf.Operation]:
     return list(found)
 
 
-def results_of(program: SimdProgram, structure: Any, calls: Sequence[Sequence[tf.Tensor]]) -> Any:
-    """Returns the results of the first processor, in the structure of the computation's.
+def results_of(
+    program: SimdProgram, structure: Results, calls: Sequence[Sequence[tf.Tensor]]
+) -> Results:
+    """Returns the results of the first processor, in the structure that the computation returned.
 
-    Each waits for all processors, so that whatever is asked for, no processor is left out.
+    Each result waits for all processors, so that fetching any one of them runs every processor.
 
     Args:
       program: the SimdProgram.
@@ -240,7 +151,7 @@ def results_of(program: SimdProgram, structure: Any, calls: Sequence[Sequence[tf
     everyone = [outputs[0].op for outputs in calls]
     flat = []
     with tf.device(program.devices[program.local[0]]):
-        # A node that waits for a call and takes nothing from it has TensorFlow keep all of it.
+        # Without a node that only waits for the calls, TensorFlow would not inline them.
         with tf.control_dependencies(everyone):
             done = tf.no_op()
     with tf.device(program.devices[program.local[0]]), tf.control_dependencies([done]):

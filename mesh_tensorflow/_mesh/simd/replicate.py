@@ -1,29 +1,31 @@
-"""One program for all processors: traced once, called on each of them.
+"""replicate: traces one program and calls it on every processor.
 
-Within `replicate`, the default tf graph is that of a function with the processor's number as an
-argument. What a program uses from outside is passed to each call; of a variable that has a slice
-for each processor, each call gets its own.
+Within `replicate`, the default tf graph is that of a function whose argument is the processor's
+number. Tensors that a program captures from outside are passed to each call; for a variable that
+has a slice for each processor, each call gets its own slice.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.devices import default_devices, device_spec
-from mesh_tensorflow._mesh.simd.calls import call_on_each, results_of
+from mesh_tensorflow._mesh.simd.calls import Results, call_on_each, results_of
+from mesh_tensorflow._mesh.simd.execution.choice import choose_strategies
 from mesh_tensorflow._mesh.simd.program import SimdProgram, current_program, tracing
 
 __all__ = ["replicate"]
 
-_count_on: collections.Counter = collections.Counter()  # programs, by their devices
+_count_on: collections.Counter = collections.Counter()  # number of programs, by devices
 _counting = threading.Lock()
-# Keys of groups of processors, and of collectives: programs must not share them.
+# Keys of groups and of collectives; no two programs may have one in common.
 _KEYS_PER_PROGRAM = 2**16
 _MOST_PROGRAMS = 2**13
 
@@ -31,8 +33,8 @@ _MOST_PROGRAMS = 2**13
 def _first_key(devices: Sequence[str]) -> int:
     """Returns the first key of the next program on some devices.
 
-    Servers remember keys for as long as they run, whatever the tf graph. Processes agree about
-    them as each makes the same programs of all devices in the same order.
+    Servers remember keys for as long as they run, across tf graphs. Processes agree on the keys
+    because each of them makes the same programs for the same devices in the same order.
     """
     with _counting:
         number = _count_on[tuple(devices)]
@@ -41,18 +43,18 @@ def _first_key(devices: Sequence[str]) -> int:
 
 
 def replicate(
-    computation: Callable[..., Any],
-    inputs: Sequence[Any] = (),
+    computation: Callable[..., Results],
+    inputs: Sequence[object] = (),
     devices: Optional[Sequence[str]] = None,
     local: Optional[Sequence[int]] = None,
     share_memory: bool = True,
 ) -> Any:
-    """Makes one program run on each of several processors, as tpu.rewrite does on a TPU.
+    """Runs one program on each of several processors, as tpu.rewrite does on a TPU.
 
     The computation makes a Lowering with a SimdMeshImpl of as many processors. It is traced once,
-    whatever the number of processors. All of it runs whenever one of its results is asked for.
-    Processors of one memory, that is a few CPUs of one process, take from each other what is equal
-    on them. All others communicate by TensorFlow's collectives.
+    however many processors there are. All of it runs whenever one of its results is fetched.
+    Processors of one memory, that is up to eight CPUs of one process, compute what is equal on
+    several of them once. All others communicate by TensorFlow's collectives.
     A step waits for all processors; `tf.RunOptions(timeout_in_ms=...)` limits how long.
 
     Args:
@@ -62,15 +64,18 @@ def replicate(
       devices: a device for each processor; in a session of a server, with its job and task. If
         None, the GPUs that TensorFlow finds, else its logical CPUs.
       local: the numbers of the processors that this process runs; all of them if None.
-      share_memory: False to have processors of one memory compute everything themselves, and
-        communicate by TensorFlow's collectives, as those of several processes do.
+      share_memory: if False, processors of one memory each compute everything themselves and
+        communicate by TensorFlow's collectives, as those of several processes do. So they do, with
+        a warning, where TensorFlow lacks what sharing needs.
 
     Returns:
       What `computation` returns, with a tf.Tensor or tf.Operation of the calling graph for each.
 
     Raises:
-      ValueError: it is called in eager code or within another program, two processors are to be
-        on one device, or `local` has none of the processors.
+      RuntimeError: TensorFlow lacks what every program needs.
+      TypeError: the program assigns to a variable from outside that is no resource variable.
+      ValueError: it is called in eager code or within another program, two processors have the
+        same device, or `local` names none of the processors.
     """
     if tf.executing_eagerly_outside_functions():
         raise ValueError(
@@ -84,25 +89,25 @@ def replicate(
     _check_distinct(devices)
     _check_local(local, devices)
     program = SimdProgram(devices, local, _first_key(devices))
-    structure: list[Any] = []
-    global_step = tf.get_collection_ref(tf.GraphKeys.GLOBAL_STEP)
+    strategies = choose_strategies(program, share_memory)
+    structure: list[Results] = []
+    steps = _GlobalSteps()
 
     def traced(pnum: tf.Tensor, *arguments: tf.Tensor) -> list[tf.Tensor]:
         program.graph, program.pnum = tf.get_default_graph(), pnum
-        # Else one that is made in the program would not be found there. There is no public way.
-        program.graph._collections[tf.GraphKeys.GLOBAL_STEP] = global_step
-        with tracing(program), tf.variable_creator_scope(_made_outside):
+        with tracing(program), steps.in_program(), tf.variable_creator_scope(_made_outside):
             results = computation(*arguments)
         structure.append(results)
         return [_as_tensor(result) for result in tf.nest.flatten(results)]
 
-    inputs = [tf.convert_to_tensor(x) for x in inputs]
+    tensors = [tf.convert_to_tensor(x) for x in inputs]
     try:
-        function = tf2.function(
-            traced, autograph=False, experimental_attributes={"_noinline": True}
-        ).get_concrete_function(
-            tf2.TensorSpec([], tf.int32), *[tf2.TensorSpec(x.shape, x.dtype) for x in inputs]
-        )
+        with tf.variable_creator_scope(steps.made):
+            function = tf2.function(
+                traced, autograph=False, experimental_attributes={"_noinline": True}
+            ).get_concrete_function(
+                tf2.TensorSpec([], tf.int32), *[tf2.TensorSpec(x.shape, x.dtype) for x in tensors]
+            )
     except TypeError as e:
         if "_ref" in str(e):
             raise TypeError(
@@ -111,12 +116,12 @@ def replicate(
                 f"make it within tf.variable_scope(..., use_resource=True)\n  {e}"
             ) from e
         raise
-    calls = call_on_each(program, function, inputs, share_memory)
+    calls = call_on_each(program, function, tensors, strategies)
     return results_of(program, structure[-1], calls)
 
 
 def _check_distinct(devices: Sequence[str]) -> None:
-    """Raises ValueError if processors share a device: in collectives they would wait for ever."""
+    """Raises ValueError if processors share a device: their collectives would deadlock."""
     counts = collections.Counter(device_spec(d).to_string() for d in devices)
     repeated = [device for device, n in counts.items() if n > 1]
     if repeated:
@@ -129,7 +134,7 @@ def _check_distinct(devices: Sequence[str]) -> None:
 
 
 def _check_local(local: Sequence[int], devices: Sequence[str]) -> None:
-    """Raises ValueError unless this process runs some of the processors, each once."""
+    """Raises ValueError unless `local` names some of the processors, each once."""
     if not devices:
         raise ValueError(
             "replicate: devices is empty: give one for each processor, or None for those there are"
@@ -142,8 +147,39 @@ def _check_local(local: Sequence[int], devices: Sequence[str]) -> None:
         )
 
 
-def _made_outside(next_creator: Callable[..., Any], **arguments: Any) -> Any:
-    """Makes a variable of the calling graph, in the process that calls."""
+class _GlobalSteps:
+    """Keeps the collection of the global step the same in a program and in the calling graph.
+
+    Else the program would not find a global step that was made before it or while it is traced,
+    since variables are made outside of it.
+    """
+
+    def __init__(self) -> None:
+        self._outside = tf.get_collection_ref(tf.GraphKeys.GLOBAL_STEP)
+        self._inside: list[tf.Variable] = []
+
+    @contextlib.contextmanager
+    def in_program(self) -> Iterator[None]:
+        """Copies the collection to that of the default graph, and back at the end."""
+        self._inside = tf.get_collection_ref(tf.GraphKeys.GLOBAL_STEP)
+        _add_new(self._outside, self._inside)
+        yield
+        _add_new(self._inside, self._outside)
+
+    def made(self, next_creator: Callable[..., tf.Variable], **arguments: object) -> tf.Variable:
+        """Makes a variable, and notes it if it is a global step."""
+        variable = next_creator(**arguments)
+        _add_new(self._outside, self._inside)
+        return variable
+
+
+def _add_new(source: Sequence[tf.Variable], target: list[tf.Variable]) -> None:
+    """Adds to a list what it lacks of another one."""
+    target.extend(v for v in source if not any(v is old for old in target))
+
+
+def _made_outside(next_creator: Callable[..., tf.Variable], **arguments: object) -> tf.Variable:
+    """Makes a variable in the calling graph, on a device of this process."""
     del next_creator
     program = current_program()
     assert program is not None
@@ -153,8 +189,8 @@ def _made_outside(next_creator: Callable[..., Any], **arguments: Any) -> Any:
         return tf.Variable(**{**arguments, "use_resource": True})
 
 
-def _as_tensor(result: Any) -> tf.Tensor:
-    """Returns a result of a computation as a function can return it."""
+def _as_tensor(result: object) -> tf.Tensor:
+    """Returns a result of a computation as a tf.Tensor; functions return no operations."""
     if isinstance(result, tf.Operation):
         with tf.control_dependencies([result]):
             return tf.constant(True)

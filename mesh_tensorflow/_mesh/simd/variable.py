@@ -7,6 +7,7 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.simd.private_attributes import device_functions
 from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
 
 __all__ = ["SimdVariable"]
@@ -46,9 +47,7 @@ class SimdVariable(SliceVariables):
         """Returns tf variables by physical number."""
         impl = self.mesh_impl
         sizes = impl.slice_shape(variable.shape)
-        impl.graph_device_function_stacks.append(
-            tf.get_default_graph()._device_functions_outer_to_inner
-        )
+        impl.graph_device_function_stacks.append(device_functions(tf.get_default_graph()))
         made = []
         for physical in range(impl.size):
             with tf.device(impl.devices[impl.p2l(physical)]):

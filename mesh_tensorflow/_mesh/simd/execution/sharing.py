@@ -1,32 +1,39 @@
-"""Programs of processors in one memory: equal values are computed once.
+"""Sharing: the functions of processors in one memory, which compute equal values once.
 
-`replicate` traces one program. Where all processors are CPUs of one process, it makes of it one
-function for each of them, in which
+`replicate` traces one program. For processors of one memory, that is CPUs of one process,
+`Sharing` derives a function for each of them, in which
 
 - a value that is equal on several processors is computed by the first of these, and the others
   get it by reference, through TensorFlow's own rendezvous (Send and Recv);
-- a reduction is made by the first processor of its group in the same way.
+- a reduction is computed by the first processor of its group in the same way.
 
-So replicated values cost what they cost with PlacementMeshImpl. What is equal follows from value
-numbering: an operation without side effects gives the same on two processors if its inputs are
-the same, and slices of a variable are if they begin at the same place.
+So replicated values cost what they cost with PlacementMeshImpl. Which values are equal follows from
+value numbering: an operation without side effects gives the same result on two processors if its
+inputs are the same, and slices of a variable are equal if they begin at the same place.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from collections.abc import Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.simd.execution.reduction_nodes import output_name, reduction_nodes
 from mesh_tensorflow._mesh.simd.reductions import Reduction
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.function_pb2 import FunctionDef
+    from tensorflow.types.experimental import ConcreteFunction
+
+    from mesh_tensorflow._mesh.simd.program import SimdProgram
 
 __all__ = ["Sharing"]
 
 # Below this many elements, computing a value again costs less than handing it over.
 LEAST_ELEMENTS = 1024
-# Operations that cost nothing, or would make a copy of a variable necessary if it is held.
+# Operations that cost nothing, or would force a copy of a variable if their value is held.
 _KEPT = (
     "Const",
     "Placeholder",
@@ -42,17 +49,19 @@ _NO_VALUE = (tf.resource, tf.variant, tf.string)
 
 
 class _Node:
-    """A node of a program: what it is on each processor.
+    """A node of a program, with where its values are equal and where they are computed.
 
     Attributes:
       definition: its NodeDef in the program's FunctionDef.
       operation: the tf.Operation of the traced graph.
-      equal: for each processor, the first one on which its value is the same.
-      at: for each processor, the one that computes it for it.
-      reduction: the Reduction that it is, or None.
+      equal: for each processor, the first one on which the node has the same value.
+      at: for each processor, the one that computes the value it uses.
+      reduction: the Reduction that the node stands for, or None.
     """
 
-    def __init__(self, definition: Any, operation: tf.Operation, reduction: Optional[Reduction]):
+    def __init__(
+        self, definition: tf.NodeDef, operation: tf.Operation, reduction: Optional[Reduction]
+    ):
         self.definition = definition
         self.operation = operation
         self.reduction = reduction
@@ -61,7 +70,7 @@ class _Node:
 
     @property
     def data_inputs(self) -> list[str]:
-        """Names of the tensors that it takes, as FunctionDefs have them."""
+        """Names of its input tensors, in the form of FunctionDefs."""
         return [name for name in self.definition.input if not name.startswith("^")]
 
     @property
@@ -71,19 +80,19 @@ class _Node:
 
     @property
     def is_collective(self) -> bool:
-        """Whether it is one of TensorFlow's collectives in the program."""
+        """Whether it is one of TensorFlow's collectives."""
         return self.operation.type.startswith("Collective")
 
     def is_pure(self) -> bool:
-        """Whether equal inputs give equal values; variables are read at the same place by all."""
+        """Whether equal inputs give equal values; all processors read a variable at one point."""
         op = self.operation
         if op.type == "ReadVariableOp":
             return True
         has_function = any(a.HasField("func") for a in self.definition.attr.values())
-        return not (op._is_stateful or has_function)
+        return not (op.op_def.is_stateful or has_function)
 
     def is_worth_sharing(self) -> bool:
-        """Whether to hand its value over rather than to compute it again."""
+        """Whether handing its value over costs less than computing it again."""
         op = self.operation
         if op.type in _KEPT or op.control_inputs or any(t.dtype in _NO_VALUE for t in op.outputs):
             return False
@@ -100,34 +109,32 @@ class Sharing:
 
     def __init__(
         self,
-        function: Any,
-        reductions: dict[str, Reduction],
-        tables: dict[str, list[str]],
-        arguments: Sequence[Sequence[Any]],
+        function: ConcreteFunction,
+        program: SimdProgram,
+        arguments: Sequence[Sequence[Hashable]],
         addresses: Sequence[str],
     ):
         """Finds the nodes that each processor computes.
 
         Args:
-          function: the concrete function of the program.
-          reductions: those among its operations, by name.
-          tables: for some of its operations, by name, keys of their values on each processor.
+          function: the concrete function of the program, of which `mismatch` is None.
+          program: the SimdProgram, with the graph of the function and what is known of it.
           arguments: for each processor, a key for each argument: arguments with the same key have
             the same value.
           addresses: for each processor, a name in the form of a TensorFlow device; all of one
             process.
         """
         self._definition = function.function_def
-        self._tables = tables
+        self._tables = program.tables
         self._addresses = list(addresses)
         self._everyone = range(len(addresses))
         self._arguments = {
             argument.name: _first_equal([[keys[i]] for keys in arguments])
             for i, argument in enumerate(self._definition.signature.input_arg)
         }
-        operations = {op.name: op for op in function.graph.get_operations()}
+        operations = {op.name: op for op in program.graph.get_operations()}
         self._nodes = {
-            node.name: _Node(node, operations[node.name], reductions.get(node.name))
+            node.name: _Node(node, operations[node.name], program.reductions.get(node.name))
             for node in self._definition.node_def
         }
         self._tensors: dict[str, tf.Tensor] = dict(
@@ -136,12 +143,12 @@ class Sharing:
                 function.graph.outputs,
             )
         )
-        for op in function.graph.get_operations():  # inputs come before what takes them
+        for op in program.graph.get_operations():  # inputs come before their consumers
             if op.name in self._nodes:
                 node = self._nodes[op.name]
                 self._tensors.update(zip(node.data_inputs, op.inputs))
                 self._number(node)
-        # If one member of a group left a collective out, the others would wait for ever.
+        # If one member of a group skipped a collective, the others would deadlock.
         required = set(self._definition.control_ret.values())
         self._run_by_all = [
             name
@@ -155,7 +162,7 @@ class Sharing:
     # -- what is where
 
     def _number(self, node: _Node) -> None:
-        """Finds on which processors a node's value is the same, and which compute it."""
+        """Finds the processors on which a node has the same value, and those that compute it."""
         everyone = list(self._everyone)
         if node.reduction is not None:
             node.equal = node.at = [min(node.reduction.group_of(p)) for p in everyone]
@@ -175,12 +182,12 @@ class Sharing:
         return self._arguments[name] if name in self._arguments else self._nodes[name].equal
 
     def _place(self, tensor: str, processor: int) -> int:
-        """Returns the processor that computes a tensor for another."""
+        """Returns the processor that computes a tensor for a processor."""
         name = tensor.split(":")[0]
         return processor if name in self._arguments else self._nodes[name].at[processor]
 
     def _keep_what_is_needed(self) -> None:
-        """Finds the nodes that each processor runs, and what they send to each other."""
+        """Finds the nodes that each processor runs, and the tensors that they send each other."""
         waiting: collections.deque[tuple[str, int]] = collections.deque(
             (name, processor) for processor in self._everyone for name in self._run_by_all
         )
@@ -191,8 +198,8 @@ class Sharing:
                 self._sent[tensor, place, processor] = None
             waiting.append((tensor.split(":")[0], place))
 
-        for tensor in self._definition.ret.values():  # the results of the first one are used
-            need(tensor, 0, 0)
+        for arg in self._definition.signature.output_arg:  # only processor 0 returns results
+            need(self._definition.ret[arg.name], 0, 0)
         while waiting:
             name, processor = waiting.popleft()
             if name in self._arguments or name in self._kept[processor]:
@@ -216,8 +223,9 @@ class Sharing:
     def _waits_for(self, node: _Node) -> list[str]:
         """Returns the control inputs of a node, as tensors.
 
-        Collectives of CPUs may run in any order; TensorFlow has them wait for each other. What is
-        sent is sent anyway; TensorFlow's optimizer may lose it with the node that waits for it.
+        Two kinds are left out. Collectives of CPUs may run in any order, but TensorFlow makes them
+        wait for each other. And what is sent is sent without anything that waits for it; with it,
+        TensorFlow's optimizer may remove both.
         """
         waits = []
         for name in node.control_inputs:
@@ -238,18 +246,18 @@ class Sharing:
 
     # -- the functions
 
-    def functions(self) -> list[Any]:
+    def functions(self) -> list[FunctionDef]:
         """Returns a FunctionDef for each processor.
 
-        The first one's has the outputs of the program; the others' have one, that tells nothing.
+        That of processor 0 has the outputs of the program; the others have one output, `True`.
         """
         return [self._function(processor) for processor in self._everyone]
 
-    def _function(self, processor: int) -> Any:
+    def _function(self, processor: int) -> FunctionDef:
         made = type(self._definition)()
         made.CopyFrom(self._definition)
         del made.node_def[:]
-        made.attr["_noinline"].b = False  # else all that is sent would stay within the function
+        made.attr["_noinline"].b = False  # else its Sends would be seen by its own Recvs only
         made.signature.name += f"_on_{processor}"
         for node in self._nodes.values():
             if node.definition.name in self._kept[processor]:
@@ -267,8 +275,8 @@ class Sharing:
         self._set_control_outputs(made, processor)
         return made
 
-    def _set_control_outputs(self, made: Any, processor: int) -> None:
-        """Adds the Send and Recv nodes, and makes the function run them all."""
+    def _set_control_outputs(self, made: FunctionDef, processor: int) -> None:
+        """Adds Send and Recv nodes to a function, and makes it run all that have side effects."""
         outputs = {name: name for name in self._run_by_all}
         for tensor, sender, receiver in self._sent:
             if processor == sender:
@@ -282,8 +290,8 @@ class Sharing:
         del made.signature.control_output[:]
         made.signature.control_output.extend(outputs)
 
-    def _rewritten(self, node: _Node, processor: int) -> list[Any]:
-        """Returns the nodes that a processor runs for a node of the program."""
+    def _rewritten(self, node: _Node, processor: int) -> list[tf.NodeDef]:
+        """Returns the nodes that a processor runs in place of a node of the program."""
         inputs = [
             self._local(tensor, processor, owner) for tensor, owner in self._taken(node, processor)
         ]
@@ -293,26 +301,26 @@ class Sharing:
         ]
         if node.reduction is not None:
             dtype = node.operation.outputs[0].dtype
-            return node.reduction.nodes(node.definition.name, inputs, waits, dtype)
-        made = type(node.definition)()
+            return reduction_nodes(node.reduction, node.definition.name, inputs, waits, dtype)
+        made = tf.NodeDef()
         made.CopyFrom(node.definition)
         del made.input[:]
         made.input.extend([*inputs, *waits])
         return [made]
 
     def _local(self, tensor: str, processor: int, owner: int) -> str:
-        """Returns the local name of a tensor that this or another processor uses."""
+        """Returns the name, in a processor's function, of a tensor as its owner uses it."""
         place = self._place(tensor, owner)
         if place != processor:
             return _name("from", place, tensor) + ":tensor:0"
         node = self._nodes.get(tensor.split(":")[0])
         if node is not None and node.reduction is not None and ":" in tensor:
-            return f"{node.definition.name}:{node.reduction.output}:0"
+            return f"{node.definition.name}:{output_name(node.reduction)}:0"
         return tensor
 
     # -- what is sent
 
-    def _transfer(self, op: str, name: str, tensor: str, sender: int, receiver: int) -> Any:
+    def _transfer(self, op: str, name: str, tensor: str, sender: int, receiver: int) -> tf.NodeDef:
         node = tf.NodeDef(name=name, op=op)
         node.attr["tensor_name"].s = f"{self._definition.signature.name}/{tensor}".encode()
         node.attr["send_device"].s = self._addresses[sender].encode()
@@ -321,13 +329,13 @@ class Sharing:
         node.attr["client_terminated"].b = False
         return node
 
-    def _send(self, tensor: str, receiver: int, sender: int) -> Any:
+    def _send(self, tensor: str, receiver: int, sender: int) -> tf.NodeDef:
         node = self._transfer("Send", _name("to", receiver, tensor), tensor, sender, receiver)
         node.attr["T"].type = self._dtype(tensor)
         node.input.append(self._local(tensor, sender, sender))
         return node
 
-    def _receive(self, tensor: str, sender: int, receiver: int) -> Any:
+    def _receive(self, tensor: str, sender: int, receiver: int) -> tf.NodeDef:
         node = self._transfer("Recv", _name("from", sender, tensor), tensor, sender, receiver)
         node.attr["tensor_type"].type = self._dtype(tensor)
         return node
@@ -336,8 +344,8 @@ class Sharing:
         return self._tensors[tensor].dtype.as_datatype_enum
 
 
-def _first_equal(keys: Sequence[Sequence[Any]]) -> list[int]:
-    """Returns for each processor the first one that has the same key."""
+def _first_equal(keys: Sequence[Sequence[Hashable]]) -> list[int]:
+    """Returns for each processor the first one with the same key."""
     first: dict[tuple, int] = {}
     return [first.setdefault(tuple(key), p) for p, key in enumerate(keys)]
 
@@ -346,7 +354,7 @@ def _name(direction: str, processor: int, tensor: str) -> str:
     return f"{direction}_{processor}/{tensor.replace(':', '/')}"
 
 
-def _constant(name: str, value: Any) -> Any:
+def _constant(name: str, value: Union[bool, int, float]) -> tf.NodeDef:
     node = tf.NodeDef(name=name, op="Const")
     node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
     node.attr["dtype"].type = node.attr["value"].tensor.dtype
