@@ -1,4 +1,4 @@
-"""Programs that are built in several threads at once, each in a tf graph of its own."""
+"""Several threads: each builds programs in a tf graph of its own, or all run one session."""
 
 import sys
 import threading
@@ -11,6 +11,7 @@ from test_simd import network, new_session, train
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.placement import collectives
+from mesh_tensorflow._mesh.simd.execution import sharing
 from mesh_tensorflow._mesh.simd.replicate import _first_key
 from mesh_tensorflow._mesh.slices.random_values import keys_by_step
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
@@ -96,6 +97,108 @@ def test_loops_and_devices(all_at_once):
 
     for number, result in enumerate(all_at_once(build_and_run)):
         np.testing.assert_allclose(result, expected(number), rtol=1e-5)
+
+
+ROWS, COLS, WIDE = mtf.Dimension("rows", 4), mtf.Dimension("cols", 6), mtf.Dimension("wide", 8)
+WAYS = ["placement", "collectives", "sharing"]
+
+
+def build(way, x, weight, updates, at_lowering=lambda: None):
+    """A layer on x:2,y:2 whose results need both mesh dimensions; `weight` is its initial value."""
+    cpus = [f"/cpu:{i}" for i in range(4)]
+
+    def program():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        rows = mtf.import_tf_tensor(mesh, x, [ROWS, COLS])
+        initial = tf.constant_initializer(float(weight))
+        w = mtf.get_variable(mesh, "w", [COLS, WIDE], initializer=initial)
+        sums = mtf.einsum([mtf.exp(rows), w], [ROWS, WIDE])
+        shifted = mtf.shift(sums, 1, ROWS, wrap=True)
+        total = mtf.reduce_sum(shifted) - mtf.reduce_max(sums)
+        if way != "sharing":  # programs with collectives in a loop share nothing
+            [sums] = mtf.while_loop(
+                lambda s: mtf.less(mtf.reduce_max(s), 1e5), lambda s: [s * 2.0], [sums]
+            )
+        update = mtf.assign_add(w, mtf.ones(mesh, [COLS, WIDE])) if updates else None
+        at_lowering()
+        if way == "placement":
+            impl = PlacementMeshImpl("x:2,y:2", "rows:x,wide:y", cpus, merge="none")
+        else:
+            impl = SimdMeshImpl("x:2,y:2", "rows:x,wide:y")
+        lowering = mtf.Lowering(graph, {mesh: impl})
+        results = [lowering.export_to_tf_tensor(sums), lowering.export_to_tf_tensor(total)]
+        return [*results, *([lowering.lowered_operation(update)] if updates else [])]
+
+    if way == "placement":
+        return program()
+    found = replicate(program, devices=cpus, share_memory=way == "sharing")
+    functions = tf.get_default_graph().as_graph_def().library.function
+    assert any("_on_3" in f.signature.name for f in functions) == (way == "sharing")
+    return found
+
+
+def expected_of(way, x, weight):
+    sums = np.exp(x) @ np.full([6, 8], weight)
+    total = sums.sum() - sums.max()
+    while way != "sharing" and sums.max() < 1e5:
+        sums = sums * 2
+    return [sums, total]
+
+
+def assert_expected(found, way, x, weight):
+    for value, expected in zip(found, expected_of(way, x, weight)):
+        np.testing.assert_allclose(value, expected, rtol=1e-4)
+
+
+def limited_session():
+    """A session with four CPUs that raises if collectives of two steps wait for each other."""
+    return tf.Session(
+        config=tf.ConfigProto(device_count={"CPU": 4}, operation_timeout_in_ms=120000)
+    )
+
+
+def rows_of(number):
+    return np.random.RandomState(number).rand(4, 6).astype(np.float32)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_graphs_of_threads_are_apart(way, all_at_once, monkeypatch):
+    """Each thread has another value, other data and other updates of the variable "w"."""
+    monkeypatch.setattr(sharing, "LEAST_ELEMENTS", 1)
+    barrier = threading.Barrier(THREADS, timeout=60)
+
+    def build_and_run(number):
+        with tf.Graph().as_default() as graph, limited_session() as session:
+            results = build(way, tf.constant(rows_of(number)), number + 1, True, barrier.wait)
+            session.run(tf.global_variables_initializer())
+            found = [session.run(results) for _ in range(3 + number)]
+            graphs = {made.graph for made in [*results, *tf.global_variables()]}
+            return found, [v.op.name for v in tf.global_variables()], graphs == {graph}
+
+    for number, (found, names, one_graph) in enumerate(all_at_once(build_and_run)):
+        assert names == ["w"] and one_graph
+        for step, results in enumerate(found):
+            assert_expected(results, way, rows_of(number), number + 1 + step)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_threads_run_one_session(way, all_at_once, monkeypatch):
+    """Steps that run at once do not take each other's values."""
+    monkeypatch.setattr(sharing, "LEAST_ELEMENTS", 1)
+    barrier = threading.Barrier(THREADS, timeout=60)
+    with tf.Graph().as_default(), limited_session() as session:
+        x = tf.placeholder(tf.float32, [4, 6])
+        results = build(way, x, 2, False)
+        session.run(tf.global_variables_initializer())
+
+        def run(number):
+            barrier.wait()
+            return [session.run(results, {x: rows_of(30 * number + i)}) for i in range(30)]
+
+        for number, found in enumerate(all_at_once(run)):
+            for i, values in enumerate(found):
+                assert_expected(values, way, rows_of(30 * number + i), 2)
 
 
 def test_steps_are_the_thread_s_own(all_at_once):
