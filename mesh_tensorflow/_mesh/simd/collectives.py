@@ -1,9 +1,9 @@
-"""TensorFlow's own collectives, as one processor of a SIMD program sees them."""
+"""TfCollectives: TensorFlow's collectives along the axes of a mesh, in a SIMD program."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional, TypeVar
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -20,18 +20,19 @@ __all__ = ["TfCollectives"]
 _MERGE = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
 _REDUCED = (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64)
 _MOVED = (tf.float32, tf.float64, tf.float16, tf.int32, tf.int64)
+_Entry = TypeVar("_Entry", int, bool)
 
 
 class TfCollectives(Reducer[tf.Tensor]):
-    """Collectives along the axes of a mesh, by TensorFlow's CollectiveReduceV2 and its kin.
+    """Collectives along the axes of a mesh, by CollectiveReduceV2 and similar operations.
 
-    The same calls, in the same order, are made for every processor: they are one program. Which
-    group a processor is in follows from its number, by a table in the program.
+    All processors run one program, so all make the same calls in the same order. The group of a
+    processor follows from its number, by a table in the program.
 
-    No collective has a time limit of its own: TensorFlow would have a thread sleep that long for
-    each, whether it is done or not. The session's limit stops collectives too.
+    No collective has a timeout of its own: TensorFlow would block a thread that long for each,
+    even after it is done. The session's timeout stops collectives too.
 
-    What has no elements is not communicated: TensorFlow's collectives end the process on it.
+    Tensors without elements are not communicated: TensorFlow's collectives crash on them.
     """
 
     def __init__(self, mesh_shape: Shape, program: SimdProgram, physical: Sequence[int]):
@@ -39,7 +40,7 @@ class TfCollectives(Reducer[tf.Tensor]):
 
         Args:
           mesh_shape: the logical mesh.
-          program: the SimdProgram that is traced.
+          program: the SimdProgram that is being traced.
           physical: for each logical processor its physical number.
         """
         self._shape = mesh_shape
@@ -50,7 +51,7 @@ class TfCollectives(Reducer[tf.Tensor]):
         for l, p in enumerate(self._physical):
             logical[p] = l
         self._logical = logical
-        self._pnum: Any = None
+        self._pnum: Optional[tf.Tensor] = None
         # TensorFlow ranks the members of a group by the names of their devices.
         order = sorted(range(mesh_shape.size), key=lambda l: _rank(program.devices[physical[l]]))
         self._rank = {l: rank for rank, l in enumerate(order)}
@@ -61,7 +62,7 @@ class TfCollectives(Reducer[tf.Tensor]):
         return [self._program.devices[p] for p in self._physical]
 
     def pnum(self) -> tf.Tensor:
-        """Returns the logical number of the processor, an int32 scalar."""
+        """Returns the logical number of the processor that runs the program, an int32 scalar."""
         if self._pnum is None:
             with self._program.graph.as_default(), tf.control_dependencies(None):
                 self._pnum = self._program.pnum
@@ -70,26 +71,31 @@ class TfCollectives(Reducer[tf.Tensor]):
         return self._pnum
 
     def _is_outermost(self) -> bool:
-        """Whether operations are made in the program itself, and not in a loop or a condition."""
+        """Returns whether the default graph is the program, not the body of a loop or condition."""
         return tf.get_default_graph() is self._program.graph
 
-    def own(self, table: Sequence[Any], dtype: tf.DType = tf.int32) -> tf.Tensor:
-        """Returns the processor's entry of a table with one for each logical processor."""
+    def own(self, table: Sequence[_Entry], dtype: tf.DType = tf.int32) -> tf.Tensor:
+        """Returns the entry of the processor that runs the program, of a table.
+
+        Args:
+          table: an entry for each logical processor.
+          dtype: dtype of the result, a scalar.
+        """
         if all(entry == table[0] for entry in table):
             return constant(table[0], dtype)
         entry = tf.gather(constant(list(table), dtype), self.pnum())
-        if self._is_outermost():  # operations of a loop may be called as others outside of it
+        if self._is_outermost():  # names in a loop may equal names outside of it
             self._program.tables[entry.op.name] = [str(table[l]) for l in self._logical]
         return entry
 
     # -- groups
 
     def _groups(self, mesh_axes: Sequence[int]) -> list[list[int]]:
-        """Returns the groups of logical processors that differ along axes, in their order."""
+        """Returns the groups of logical processors that differ only along some mesh axes."""
         return processor_groups(self._shape, sorted(mesh_axes))
 
-    def _keys(self, mesh_axes: Sequence[int]) -> dict[str, Any]:
-        """Returns the keys of a group and a collective, as attributes for TensorFlow."""
+    def _keys(self, mesh_axes: Sequence[int]) -> dict[str, tf.Tensor]:
+        """Returns the keys of the group and of a new collective, as TensorFlow's arguments."""
         groups = self._groups(mesh_axes)
         axes = tuple(sorted(mesh_axes))
         if axes not in self._group_keys:
@@ -103,9 +109,10 @@ class TfCollectives(Reducer[tf.Tensor]):
         }
 
     def _ranks(self, mesh_axis: int) -> Optional[np.ndarray]:
-        """Returns, for each processor and member of its group, the member's rank.
+        """Returns the rank of each member of each processor's group.
 
-        None if ranks are coordinates, for all.
+        Returns:
+          Indexed by processor, then by the member's coordinate; None if all ranks are coordinates.
         """
         table = np.zeros([self._shape.size, self._shape[mesh_axis].size], np.int64)
         for group in self._groups([mesh_axis]):
@@ -117,7 +124,7 @@ class TfCollectives(Reducer[tf.Tensor]):
     # -- collectives
 
     def allreduce(self, x: tf.Tensor, mesh_axes: Sequence[int], reduction: str) -> tf.Tensor:
-        """Reduces over the processors that differ along mesh axes.
+        """Reduces over the processors that differ only along some mesh axes.
 
         Args:
           x: this processor's tf.Tensor.
@@ -143,7 +150,7 @@ class TfCollectives(Reducer[tf.Tensor]):
         return y if wide is x else tf.cast(y, x.dtype)
 
     def allgather(self, x: tf.Tensor, mesh_axis: int) -> tf.Tensor:
-        """Returns [n, ...]: the slices of the processors along a mesh axis, by coordinate."""
+        """Returns the slices of the processors along a mesh axis, stacked by coordinate."""
         if _is_empty(x):
             return tf.zeros([self._shape[mesh_axis].size, *x.shape], x.dtype)
         y = tf.raw_ops.CollectiveGatherV2(
@@ -158,13 +165,13 @@ class TfCollectives(Reducer[tf.Tensor]):
     def alltoall(
         self, x: tf.Tensor, mesh_axis: int, split_axis: int, concat_axis: int
     ) -> tf.Tensor:
-        """Sends part i along `split_axis` to processor i; joins parts along `concat_axis`."""
+        """Sends part i along `split_axis` to processor i; concatenates along `concat_axis`."""
         n = self._shape[mesh_axis].size
         if _is_empty(x):
             return tf.concat(tf.split(x, n, split_axis), concat_axis)
         parts = tf.stack(tf.split(_movable(x), n, split_axis))
         ranks = self._ranks(mesh_axis)
-        if ranks is not None:  # the part for rank r is that for the member with this rank
+        if ranks is not None:  # TensorFlow sends part r to the member of rank r
             inverse = np.argsort(ranks, axis=1)
             parts = tf.gather(parts, tf.gather(constant(inverse.tolist()), self.pnum()))
         y = tf.raw_ops.CollectiveAllToAllV2(
@@ -180,12 +187,12 @@ class TfCollectives(Reducer[tf.Tensor]):
     ) -> tf.Tensor:
         """Returns the slice of the processor with another coordinate along a mesh axis, or zeros.
 
-        Slices go from sender to receiver, and nowhere else, if each has one receiver at most.
+        Slices go from sender to receiver only, if each has at most one receiver.
 
         Args:
           x: this processor's tf.Tensor.
           mesh_axis: a mesh axis.
-          source_pcoord: for each coordinate along it the source's coordinate, or None.
+          source_pcoord: for each coordinate along the axis the source's coordinate, or None.
         """
         if _is_empty(x):
             return x
@@ -206,9 +213,9 @@ class TfCollectives(Reducer[tf.Tensor]):
         return y
 
     def _by_coordinate(
-        self, mesh_axis: int, table: Sequence[Any], dtype: tf.DType = tf.int32
+        self, mesh_axis: int, table: Sequence[_Entry], dtype: tf.DType = tf.int32
     ) -> tf.Tensor:
-        """Returns the entry for the processor's coordinate along a mesh axis."""
+        """Returns the entry of a table for the processor's coordinate along a mesh axis."""
         return self.own([table[c] for c in self._coordinates(mesh_axis)], dtype)
 
     def _coordinates(self, mesh_axis: int) -> list[int]:
@@ -218,7 +225,7 @@ class TfCollectives(Reducer[tf.Tensor]):
         ]
 
     def _exchange(self, x: tf.Tensor, mesh_axis: int, sources: Sequence[int]) -> tf.Tensor:
-        """Has each processor send to one other and receive from one other."""
+        """Sends from each processor to one other; `sources` has each receiver's source."""
         senders = [0] * self._shape.size
         for group in self._groups([mesh_axis]):
             for coordinate, pnum in enumerate(group):
@@ -239,17 +246,17 @@ class TfCollectives(Reducer[tf.Tensor]):
             group_key=self.own([first + sender for sender in senders]),
             shape=constant(x.shape.as_list()),
         )
-        with tf.control_dependencies([sent]):  # what nothing waits for would not be sent
+        with tf.control_dependencies([sent]):  # else nothing would run the send
             y = tf.identity(y)
         y.set_shape(x.shape)
         return _moved(y, x.dtype)
 
 
 def _without_fixed_points(sources: Sequence[Optional[int]]) -> Optional[list[int]]:
-    """Completes a table of sources to a permutation, or returns None.
+    """Completes a table of sources to a permutation without fixed points.
 
     Returns:
-      The table, or None if a source is named twice or is its own receiver.
+      The table; None if a source occurs twice or is its own receiver.
     """
     named = [s for s in sources if s is not None]
     if len(set(named)) < len(named) or any(c == s for c, s in enumerate(sources)):
@@ -269,7 +276,7 @@ def _is_empty(x: tf.Tensor) -> bool:
 
 
 def _movable(x: tf.Tensor) -> tf.Tensor:
-    """Returns the same bits in a dtype that collectives move."""
+    """Converts to a dtype that collectives can move; `_moved` converts back."""
     if x.dtype == tf.bfloat16:
         return tf.bitcast(x, tf.float16)
     return x if x.dtype in _MOVED else tf.cast(x, tf.int32)
@@ -283,7 +290,7 @@ def _moved(y: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def _rank(device: str) -> tuple[str, int]:
-    """Returns TensorFlow's sort key of a device: task numbers are compared as strings."""
+    """Returns the key by which TensorFlow sorts devices; it compares task numbers as strings."""
     spec = tf.DeviceSpec.from_string(device or "")
     job = spec.job or "localhost"
     task = f"/job:{job}/replica:{spec.replica or 0}/task:{spec.task or 0}/{spec.device_type}"

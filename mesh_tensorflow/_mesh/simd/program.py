@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Optional
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -15,25 +15,29 @@ from mesh_tensorflow._mesh.slices import random_values
 
 __all__ = ["SimdProgram", "current_program", "tracing"]
 
-# The one that is being traced, in each thread.
+# The program that is being traced, in each thread.
 _program: contextvars.ContextVar[Optional[SimdProgram]] = contextvars.ContextVar(
     "program", default=None
 )
 
 
 class SimdProgram(Program):
-    """A program while it is traced.
+    """The state of a program while it is traced.
 
     Attributes:
       devices: a device for each processor, by physical number.
       local: physical numbers of the processors that this process runs.
-      graph: the tf graph of the function.
-      pnum: the physical number of the processor that runs it, an int32 scalar.
-      reductions: its reductions outside of loops, by the name of the tf operation.
-      tables: for operations whose value is known, by their name: for each processor a text that
-        is the same where the value is.
+      graph: the tf graph of the traced function.
+      pnum: the physical number of the processor that runs the program, an int32 scalar.
+      reductions: the program's reductions outside of loops, by the name of the tf operation.
+      tables: for operations whose value on each processor is known, by their name: a key for each
+        processor, equal where the values are equal.
       binds_masters: whether slices may be the only place of a variable's value.
+      orders_operations: whether operations can be made to wait for others, and print.
     """
+
+    graph: tf.Graph
+    pnum: tf.Tensor
 
     binds_masters = True
     orders_operations = True
@@ -41,17 +45,15 @@ class SimdProgram(Program):
     def __init__(self, devices: Sequence[str], local: Sequence[int], first_key: int):
         self.devices = list(devices)
         self.local = list(local)
-        self.graph: Any = None
-        self.pnum: Any = None
         self._next_key = first_key
         self.reductions: dict[str, Reduction] = {}
         self.tables: dict[str, list[str]] = {}
-        self._own: dict[int, list[Any]] = {}
-        self._parts: dict[int, list[Any]] = {}
-        self._zeros: dict[Any, tf.Tensor] = {}
+        self._own: dict[int, list[tf.Tensor]] = {}
+        self._parts: dict[int, list[Hashable]] = {}
+        self._zeros: dict[Hashable, tf.Tensor] = {}
 
     def new_keys(self, count: int = 1) -> int:
-        """Returns the first of some numbers that no other group or collective has."""
+        """Returns the first of `count` keys that no other group or collective has."""
         first, self._next_key = self._next_key, self._next_key + count
         return first
 
@@ -71,15 +73,15 @@ class SimdProgram(Program):
 
     def make_slice(
         self, name: str, sizes: Sequence[int], dtype: tf.DType, trainable: bool, host: str
-    ) -> Any:
-        """Makes the tf variable of one slice, on the device in force; its value is zeros.
+    ) -> tf.Variable:
+        """Makes the slice variable of one slice, of zeros, on the device in force.
 
         Args:
-          name: a string; it is named under the variable scope.
-          sizes: its sizes.
-          dtype: its dtype.
-          trainable: whether it is among the trainable variables.
-          host: where to make the zeros; one tensor does for all slices of this shape.
+          name: a string, relative to the variable scope.
+          sizes: sizes of the slice.
+          dtype: a tf.DType.
+          trainable: whether it is added to the trainable variables.
+          host: the device of the zeros; slices of one shape share them.
         """
         key = (tuple(sizes), dtype)
         if key not in self._zeros:
@@ -93,29 +95,31 @@ class SimdProgram(Program):
             use_resource=True,
         )
 
-    def own_variable(self, name: str, slices: Sequence[Any], parts: Sequence[Any]) -> Any:
-        """Returns the variable that is each processor's own within the program.
+    def own_variable(
+        self, name: str, slices: Sequence[tf.Variable], parts: Sequence[Hashable]
+    ) -> tf.Variable:
+        """Returns a variable that stands for each processor's own slice within the program.
 
         Args:
           name: ignored.
-          slices: tf variables by physical number.
-          parts: by physical number, which part of the whole it is: equal for equal slices.
+          slices: slice variables by physical number.
+          parts: by physical number, a key of the part of the whole; equal for equal slices.
         """
         del name
         handles = [v.handle for v in slices]
-        # The handles stay referenced, so that their ids stay theirs.
+        # Holding the handles keeps their ids from being reused.
         self._own[id(handles[self.local[0]])] = handles
         self._parts[id(handles[self.local[0]])] = list(parts)
         return slices[self.local[0]]
 
-    def own_tensor(self, parts: Sequence[Any]) -> tf.Tensor:
-        """Returns the tensor that is each processor's own within the program.
+    def own_tensor(self, parts: Sequence[Optional[tf.Tensor]]) -> tf.Tensor:
+        """Returns a tensor that stands for each processor's own tensor within the program.
 
         Args:
-          parts: tf.Tensors made outside, by physical number, all of one shape and each made for
-            one processor alone; those of other processes may be None.
+          parts: tf.Tensors from outside of the program, by physical number, of one shape and each
+            for one processor alone; those of other processes' processors may be None.
         """
-        # They stay referenced, so that their ids stay theirs.
+        # Holding the tensors keeps their ids from being reused.
         self._own[id(parts[self.local[0]])] = list(parts)
         self._parts[id(parts[self.local[0]])] = list(range(len(parts)))
         return parts[self.local[0]]
@@ -123,11 +127,11 @@ class SimdProgram(Program):
     # -- random values
 
     def random_key(self, seed: Optional[int]) -> tf.Tensor:
-        """Returns a new key for random numbers, the same one for all processors."""
+        """Returns a new key for random numbers, the same on all processors."""
         return self.same_everywhere(lambda: random_values.new_key(seed))
 
     def same_everywhere(self, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns a value that is made once for all processors.
+        """Returns a value that is computed once for all processors.
 
         Args:
           make: a function that makes a tf.Tensor.
@@ -136,7 +140,7 @@ class SimdProgram(Program):
             return make()
 
     def is_own(self, handle: tf.Tensor) -> bool:
-        """Returns whether each processor gets a variable of its own in place of this one."""
+        """Returns whether the calls of processors get tensors of their own in place of this one."""
         return id(handle) in self._own
 
     def arguments(self, captured: Sequence[tf.Tensor], pnum: int) -> list[tf.Tensor]:
@@ -146,8 +150,8 @@ class SimdProgram(Program):
             for tensor in captured
         ]
 
-    def argument_keys(self, captured: Sequence[tf.Tensor], pnum: int) -> list[Any]:
-        """Returns for each of `arguments` a key that equal values have in common."""
+    def argument_keys(self, captured: Sequence[tf.Tensor], pnum: int) -> list[Hashable]:
+        """Returns a key for each of `arguments`; equal keys are equal values."""
         return [
             (id(tensor), self._parts[id(tensor)][pnum]) if id(tensor) in self._own else id(tensor)
             for tensor in captured
@@ -156,7 +160,7 @@ class SimdProgram(Program):
 
 @contextlib.contextmanager
 def tracing(program: SimdProgram) -> Iterator[None]:
-    """Makes a program the one that is being traced in this thread."""
+    """Makes a program the current one of this thread within a `with` block."""
     token = _program.set(program)
     try:
         yield
@@ -165,5 +169,5 @@ def tracing(program: SimdProgram) -> Iterator[None]:
 
 
 def current_program() -> Optional[SimdProgram]:
-    """Returns the program that is being traced, or None."""
+    """Returns the program that is being traced in this thread, or None."""
     return _program.get()

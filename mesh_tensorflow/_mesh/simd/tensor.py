@@ -1,9 +1,10 @@
-"""SimdTensor: one processor's slice of a tensor, in a program that all processors run."""
+"""SimdTensor: the laid-out tensor of SIMD programs, one processor's slice."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor
 
@@ -11,9 +12,9 @@ __all__ = ["SimdTensor"]
 
 
 class SimdTensor(LaidOutTensor):
-    """A list of one tf.Tensor: the slice of the processor that runs the program."""
+    """The slice of the processor that runs the program, as a list of one tf.Tensor."""
 
-    def __init__(self, tensor_list: Sequence[Any]):
+    def __init__(self, tensor_list: Sequence[tf.Tensor]):
         """Creates a SimdTensor.
 
         Args:
@@ -24,6 +25,6 @@ class SimdTensor(LaidOutTensor):
         super().__init__(tensor_list)
 
     @property
-    def one_slice(self) -> Any:
-        """The slice."""
+    def one_slice(self) -> tf.Tensor:
+        """The slice, a tf.Tensor."""
         return self._tensor_list[0]

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.simd.private_attributes import device_functions
 from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
 
+if TYPE_CHECKING:
+    from mesh_tensorflow._mesh.simd.tensor import SimdTensor
+    from mesh_tensorflow.ops import Variable
+    from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
+
 __all__ = ["SimdVariable"]
 
 
 class SimdVariable(SliceVariables):
-    """A tf variable on each processor; the program has the one of the processor that runs it.
+    """The slice variables of a Variable; the program sees that of the processor that runs it.
 
-    Slices are numbered by physical processor, and cut by logical processor.
+    Slice variables are numbered by physical processor; which part of the variable each one holds
+    follows from the logical number.
     """
 
-    def __init__(self, variable: Any, mesh_impl: Any):
+    mesh_impl: SimdMeshImpl
+
+    def __init__(self, variable: Variable, mesh_impl: SimdMeshImpl):
         """Creates the slice variables, outside of the program.
 
         Args:
@@ -41,10 +49,10 @@ class SimdVariable(SliceVariables):
             for master in variable.masters:
                 master.keep()
         super().__init__(variable)
-        self._value: Any = None
+        self._value: Optional[SimdTensor] = None
 
-    def _make_slices(self, variable: Any) -> list[Any]:
-        """Returns tf variables by physical number."""
+    def _make_slices(self, variable: Variable) -> list[tf.Variable]:
+        """Returns new slice variables, by physical number."""
         impl = self.mesh_impl
         sizes = impl.slice_shape(variable.shape)
         impl.graph_device_function_stacks.append(device_functions(tf.get_default_graph()))
@@ -63,29 +71,29 @@ class SimdVariable(SliceVariables):
         return made
 
     @property
-    def laid_out_tensor(self) -> Any:
-        """A LaidOutTensor of the value at the beginning of the step."""
+    def laid_out_tensor(self) -> SimdTensor:
+        """The value at the beginning of the step, a SimdTensor."""
         if self._value is None:
             with self.mesh_impl.program.at_beginning():
                 self._value = self.read()
         return self._value
 
-    def read(self) -> Any:
-        """Returns a LaidOutTensor of the value at the place where it is called."""
+    def read(self) -> SimdTensor:
+        """Reads the value at the point of the program where it is called."""
         return self.mesh_impl.LaidOutTensor([self._own.read_value()])
 
     def assign_to_slices(
         self,
         assign_fn: Callable,
         values: Sequence[tf.Tensor],
-        assign_to_tensor_list: Optional[Sequence[Any]] = None,
+        assign_to_tensor_list: Optional[Sequence[tf.Variable]] = None,
     ) -> tf.Operation:
-        """Assigns to the slice of the processor.
+        """Assigns to the slice of the processor that runs the program.
 
         Args:
           assign_fn: takes the Variable, a slice variable and a value; returns a tf operation.
           values: a list of one tf.Tensor.
-          assign_to_tensor_list: a list of one variable to assign to in place of its own.
+          assign_to_tensor_list: a list of one variable to assign to in place of the slice variable.
 
         Returns:
           A tf.Operation.
