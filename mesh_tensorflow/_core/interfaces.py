@@ -57,7 +57,7 @@ class LoweringLike(Protocol):
         """Sets the lowered value of a Tensor."""
 
     def set_partial_sum(
-        self, tensor: Tensor, summands: LaidOutLike, mesh_axes: Sequence[int], label: str
+        self, tensor: Tensor, summands: LaidOutTensor, mesh_axes: Sequence[int], label: str
     ) -> None:
         """Sets the lowered value of a Tensor to a partial sum, summed when it is needed."""
 

@@ -57,7 +57,7 @@ from mesh_tensorflow._lowering.counters import (
     write_log,
 )
 from mesh_tensorflow._lowering.layout_slips import check_rules_apply
-from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
+from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.mesh_pair import HasSlices, MeshPair
 from mesh_tensorflow.utils import outside_all_rewrites
@@ -203,7 +203,7 @@ class Lowering:
         self.tensors[tensor] = laid_out_tensor
 
     def set_partial_sum(
-        self, tensor: Tensor, summands: LaidOutLike, mesh_axes: Sequence[int], label: str
+        self, tensor: Tensor, summands: LaidOutTensor, mesh_axes: Sequence[int], label: str
     ) -> None:
         """Sets the lowered value of a Tensor to a partial sum, which is summed when it is needed.
 
@@ -214,11 +214,12 @@ class Lowering:
           mesh_axes: the axes to sum over, in the order of the counter's name.
           label: the label of the counter, such as "einsum_op".
         """
+        value: LaidOutLike = summands
         if mesh_axes:
             count = self.allreduce_counter(mesh_axes, tensor, label)
             impl = self.mesh_impl(tensor)
-            summands = LazyAllreduceSum(impl, summands, sorted(mesh_axes), count)
-        self.set_tensor_lowering(tensor, summands)
+            value = LazyAllreduceSum(impl, summands, sorted(mesh_axes), count)
+        self.set_tensor_lowering(tensor, value)
 
     def verify_slice_shapes(self, tensor: Tensor, laid_out_tensor: LaidOutLike) -> None:
         """Checks that slices have the shape that the layout implies.

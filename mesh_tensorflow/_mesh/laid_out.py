@@ -12,7 +12,6 @@ from mesh_tensorflow._core.shape import Shape
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from mesh_tensorflow._core.interfaces import LaidOutLike
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 __all__ = [
@@ -91,7 +90,7 @@ class LazyAllreduceSum:
     def __init__(
         self,
         mesh_impl: MeshImpl,
-        laid_out_input: LaidOutLike,
+        laid_out_input: LaidOutTensor,
         mesh_axes: Sequence[int],
         add_counter_fn: Optional[Callable[[], None]] = None,
     ):

@@ -117,7 +117,7 @@ def dense_product_fixup(
     reduced_dims: Sequence[mtf.Dimension],
     new_dims: Union[mtf.Dimension, Sequence[mtf.Dimension]],
     kernel_initializer: Callable[..., tf.Tensor],
-    activation_functions: Union[Callable, str, Sequence[Union[Callable, str]], None] = None,
+    activation_functions: Optional[Union[str, Callable, list, tuple]] = None,
     name: str = "dense_product",
     **kwargs: Any,
 ) -> mtf.Tensor:
@@ -160,7 +160,7 @@ class DenseReluDenseFixup(transformer.TransformerLayer):
         self,
         hidden_size: int = 4096,
         dropout_rate: float = 0.0,
-        activation: Union[Callable, str, Sequence[Union[Callable, str]]] = "relu",
+        activation: Union[str, Callable, list, tuple] = "relu",
         use_bias: bool = False,
         default_init: str = "he",
         init_distribution: str = "uniform",
