@@ -51,6 +51,7 @@ class SelectOperation(mtf.Operation):
         return [self._old_dim.name, self._new_dim.name]
 
     def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> Sequence[Optional[mtf.Tensor]]:
+        """Adds up the gradients of equal indices by an einsum with a one-hot."""
         dy = grad_ys[0]
         if dy is None:
             return [None, None]
@@ -62,6 +63,7 @@ class SelectOperation(mtf.Operation):
         return [mtf.einsum([dy, selector], output_shape=x.shape), None]
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Gathers along the first dimension after the batch dimensions."""
         check_not_split(self, lowering)
         axis = len(self._batch)
         x, indices = (lowering.tensors[t] for t in self.inputs)
@@ -71,9 +73,11 @@ class SelectOperation(mtf.Operation):
         lowering.set_tensor_lowering(self.outputs[0], value)
 
     def cost_key(self) -> None:
+        """Costs depend on the shapes alone."""
         return None
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Bytes only: elements are moved."""
         return Cost(0, super().cost(mesh_impl).bytes)
 
 

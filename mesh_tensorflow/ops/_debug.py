@@ -36,9 +36,11 @@ class PrintOperation(Operation):
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Passes the gradient on."""
         return list(grad_ys)
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Has the mesh implementation print the slices."""
         value = lowering.mesh_impl(self).Print(
             lowering.tensors[self.inputs[0]].to_laid_out_tensor(),
             [lowering.tensors[d].to_laid_out_tensor() for d in self._data],
@@ -48,9 +50,11 @@ class PrintOperation(Operation):
         lowering.set_tensor_lowering(self.outputs[0], value)
 
     def cost_key(self) -> None:
+        """All cost nothing."""
         return None
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Free: printing is not counted."""
         return Cost()
 
 
@@ -80,6 +84,7 @@ class ScalarSummaryOperation(Operation):
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Adds the first processor's value to the collection of scalar summaries."""
         value = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
         if (
             tf.executing_eagerly()
@@ -90,12 +95,15 @@ class ScalarSummaryOperation(Operation):
         lowering.set_tensor_lowering(self.outputs[0], value)
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Passes the gradient on."""
         return list(grad_ys)
 
     def cost_key(self) -> None:
+        """All cost nothing."""
         return None
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Free: the value exists already."""
         return Cost()
 
 

@@ -53,6 +53,7 @@ class RandomOperation(Operation):
         return self._number if given is None and program_seed() is not None else given
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Makes each slice of a random tensor that does not depend on the layout."""
         kwargs = dict(self._kwargs)
         if self in lowering.random_keys and random_values.is_known(self._tf_fn):
             kwargs["key"] = lowering.random_keys[self]

@@ -62,6 +62,7 @@ class Constant(Operation):
         self._outputs = [Tensor(self, shape, tf.as_dtype(dtype))]
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Fills slices at each use, which is cheaper than keeping them."""
         mesh_impl = lowering.mesh_impl(self)
         y = self.outputs[0]
         sizes = mesh_impl.slice_shape(y.shape)
@@ -82,9 +83,11 @@ class Constant(Operation):
         return False
 
     def cost_key(self) -> None:
+        """All cost nothing."""
         return None
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Free: each user makes the value."""
         return Cost()
 
 
@@ -158,6 +161,7 @@ class RangeOperation(Operation):
         self._outputs = [Tensor(self, shape, tf.as_dtype(dtype))]
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Makes each slice of the range from the slice's first position."""
         mesh_impl = lowering.mesh_impl(self)
         y = self.outputs[0]
         size = mesh_impl.slice_shape(y.shape)[0]
@@ -213,6 +217,7 @@ class ImportOperation(Operation):
         self._outputs = [Tensor(self, shape, tf_tensor.dtype)]
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Cuts the tf.Tensor into slices, its sizes checked when it runs if they are not known."""
         y = self.outputs[0]
         tf_tensor = self._tf_tensor
         if not tf_tensor.shape.is_fully_defined():
@@ -312,6 +317,7 @@ class ImportLaidOutTensorOperation(Operation):
         return self._outputs[0].shape.dimension_names
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Uses the slices that it was given."""
         y = self.outputs[0]
         lowering.set_tensor_lowering(y, lowering.import_slices(y, self._laid_out_tensor))
 

@@ -41,9 +41,11 @@ class T2tVocabulary(vocabulary.Vocabulary):
         return self._encoder.vocab_size
 
     def encode(self, s: str) -> list[int]:
+        """Returns the ids of a text by the Tensor2Tensor encoder."""
         return self._encoder.encode(s)
 
     def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of ids, padding and end of sequence left out."""
         # The encoder would decode padding and EOS to "<pad>" and "<EOS>".
         return self._encoder.decode([int(i) for i in ids if i > vocabulary.EOS_ID])
 

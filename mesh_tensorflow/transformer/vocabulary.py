@@ -187,9 +187,11 @@ class TFDSVocabulary(Vocabulary):
         return self._encoder.vocab_size + 1
 
     def encode(self, s: str) -> list[int]:
+        """Returns the ids of a text, one above the encoder's."""
         return [i + 1 for i in self._encoder.encode(s)]
 
     def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of ids, padding and end of sequence left out."""
         return self._encoder.decode([int(i) - 1 for i in ids if i > EOS_ID])
 
 
@@ -257,17 +259,21 @@ class ByteVocabulary(Vocabulary):
         return self._SPECIAL + 256 + self._extra_ids
 
     def encode(self, s: Union[str, bytes]) -> list[int]:
+        """Returns an id for each byte of the text in UTF-8."""
         data = s.encode("utf-8") if isinstance(s, str) else s
         return [byte + self._SPECIAL for byte in data]
 
     def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of the ids before the end of sequence."""
         numbers = [i - self._SPECIAL for i in _before_eos(ids)]
         return bytes(n for n in numbers if 0 <= n < 256).decode("utf-8", "ignore")
 
     def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+        """Returns an id for each byte of a scalar string tensor."""
         return tf.cast(tf.decode_raw(s, tf.uint8), tf.int32) + self._SPECIAL
 
     def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns texts of the ids before the end of sequence along the last axis."""
         numbers = tf.cast(ids, tf.int32) - self._SPECIAL
         ended = tf.cumsum(tf.cast(tf.equal(ids, EOS_ID), tf.int32), axis=-1) > 0
         has_text = (numbers >= 0) & (numbers < 256) & tf.logical_not(ended)
@@ -331,6 +337,7 @@ class SentencePieceVocabulary(Vocabulary):
         return self._model.get_piece_size() + self._extra_ids
 
     def encode(self, s: Union[str, bytes]) -> list[int]:
+        """Returns the ids of a text's pieces; `<extra_id_N>` has an id of its own."""
         text = s.decode("utf-8", "replace") if isinstance(s, bytes) else s
         if not self._extra_ids:
             return self._model.encode(text)
@@ -346,6 +353,7 @@ class SentencePieceVocabulary(Vocabulary):
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of the ids before the end of sequence."""
         pieces = self._model.get_piece_size()
         parts: list[str] = []
         run: list[int] = []

@@ -81,6 +81,7 @@ class MasterVariable(WholeVariable):
 
     @property
     def name(self) -> str:
+        """The name of the tf variable, with its output number."""
         return self._tf_variable.name
 
     @property
@@ -99,14 +100,17 @@ class MasterVariable(WholeVariable):
 
     @property
     def device(self) -> str:
+        """The device of the tf variable."""
         return self._tf_variable.device
 
     @property
     def dtype(self) -> tf.DType:
+        """The dtype of the tf variable."""
         return self._tf_variable.dtype
 
     @property
     def shape(self) -> tf.TensorShape:
+        """The static shape of the tf variable."""
         return self._tf_variable.shape
 
     def __getattr__(self, name: str) -> Any:

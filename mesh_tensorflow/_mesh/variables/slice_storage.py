@@ -32,6 +32,7 @@ class SliceStorage(VariableStorage):
         self._initializers: dict[int, tf.Operation] = {}
 
     def pieces(self) -> list[Piece]:
+        """Returns one piece for each distinct slice, with all its copies."""
         impl, shape = self._placed.mesh_impl, self._variable.shape
         holders: dict[tuple[int, ...], list[int]] = {}
         for pnum in self._placed.slices:
@@ -68,6 +69,7 @@ class SliceStorage(VariableStorage):
                 )
 
     def read(self) -> tf.Tensor:
+        """Returns the whole value, put together from one copy of each slice."""
         placed, variable = self._placed, self._variable
         values = {pnum: self._read(pnum) for pnum in placed.slices}
         return placed.mesh_impl.combine_slices(
@@ -75,11 +77,13 @@ class SliceStorage(VariableStorage):
         )
 
     def assign(self, value: tf.Tensor) -> tf.Operation:
+        """Cuts a whole value and assigns each piece to all copies of its slice."""
         with tf.device(self._variable.master_device):
             pieces = self._placed.mesh_impl.make_slices(value, self._variable.shape)
         return tf.group([self._assign(pnum, pieces[pnum]) for pnum in self._placed.slices])
 
     def initializer(self, value: tf.Tensor) -> tf.Operation:
+        """Returns the operation that assigns an initial value; one for each value."""
         if self._index is not None:
             return self._placed.stack_initializer()
         if id(value) not in self._initializers:
@@ -88,6 +92,7 @@ class SliceStorage(VariableStorage):
         return self._initializers[id(value)]
 
     def is_initialized(self) -> tf.Tensor:
+        """Returns whether every slice variable has a value."""
         return tf.reduce_all([v.is_initialized() for v in self._placed.slices.values()])
 
 

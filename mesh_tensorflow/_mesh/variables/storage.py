@@ -86,21 +86,26 @@ class WholeStorage(VariableStorage):
         self._v = tf_variable
 
     def pieces(self) -> list[Piece]:
+        """Returns the whole variable as its only piece."""
         sizes = tuple(self._v.shape.as_list())
         return [Piece((0,) * len(sizes), sizes, self._v.device, self.read, self.assign)]
 
     def read(self) -> tf.Tensor:
+        """Reads the variable on its own device."""
         with tf.device(self._v.device):
             return self._v.read_value()
 
     def assign(self, value: tf.Tensor) -> tf.Operation:
+        """Assigns the variable on its own device."""
         with tf.device(self._v.device):
             return self._v.assign(value, read_value=False)
 
     def initializer(self, value: tf.Tensor) -> tf.Operation:
+        """Returns the variable's own initializer."""
         return self._v.initializer
 
     def is_initialized(self) -> tf.Tensor:
+        """Returns whether the variable has a value."""
         return self._v.is_initialized()
 
 

@@ -96,18 +96,22 @@ class StoredMaster(WholeVariable):
 
     @property
     def name(self) -> str:
+        """The variable's name, with an output number as TensorFlow's have."""
         return f"{self._variable.name}:0"
 
     @property
     def device(self) -> str:
+        """The device of the first piece."""
         return self._at_storage().pieces()[0].device
 
     @property
     def dtype(self) -> tf.DType:
+        """The dtype in which checkpoints have the variable."""
         return self._variable.master_dtype
 
     @property
     def shape(self) -> tf.TensorShape:
+        """The static shape of the whole variable."""
         return tf.TensorShape(self._variable.shape.to_integer_list)
 
     @property

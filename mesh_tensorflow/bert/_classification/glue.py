@@ -222,6 +222,7 @@ class XnliProcessor(DataProcessor):
         self.language = "zh"
 
     def get_train_examples(self, data_dir: str) -> list[InputExample]:
+        """Reads the translated MultiNLI training set of this language."""
         path = os.path.join(data_dir, "multinli", f"multinli.train.{self.language}.tsv")
         examples = []
         for number, row in enumerate(self._read_tsv(path)):
@@ -233,6 +234,7 @@ class XnliProcessor(DataProcessor):
         return examples
 
     def get_dev_examples(self, data_dir: str) -> list[InputExample]:
+        """Reads the rows of this language of XNLI's development set."""
         examples = []
         for number, row in enumerate(self._read_tsv(os.path.join(data_dir, "xnli.dev.tsv"))):
             if number == 0 or tokenization.convert_to_unicode(row[0]) != self.language:
@@ -242,6 +244,7 @@ class XnliProcessor(DataProcessor):
         return examples
 
     def get_labels(self) -> list[str]:
+        """Returns the three labels of natural language inference."""
         return ["contradiction", "entailment", "neutral"]
 
 

@@ -108,6 +108,7 @@ class ConvNdOperation(Operation):
     # -- gradient
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Returns the two other products of the same kind: each role is bilinear in the others."""
         # Each product is linear in either operand, and its gradients are the other two products.
         tensors = {**dict(zip(self._roles, self._inputs)), self._computed: grad_ys[0]}
         return [self._product_of(role, tensors) for role in self._roles]
@@ -143,6 +144,7 @@ class ConvNdOperation(Operation):
         return mesh_impl.splitting_axes(summed)
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Convolves slice by slice; leaves a partial sum over split summed dimensions."""
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         output = self.outputs[0]
@@ -193,13 +195,16 @@ class ConvNdOperation(Operation):
         lowering.add_counter(f"{self._counter}_unique/{self._product}", unique)
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Two flops for each multiply-add of every processor."""
         multiply_adds = self._multiply_adds(NARROW, mesh_impl.slice_shape) * mesh_impl.size
         return Cost(flops=2 * multiply_adds, bytes=super().cost(mesh_impl).bytes)
 
     def cost_key(self) -> tuple:
+        """The kind of convolution, and which of its tensors is computed."""
         return self._kind, tuple(self._roles)
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
+        """The output is pending over the mesh axes that split summed dimensions."""
         summed = self._summed_axes(mesh_impl)
         return {self.outputs[0]: tuple(sorted(summed))} if summed else {}
 

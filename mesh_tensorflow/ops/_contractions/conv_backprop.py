@@ -59,6 +59,7 @@ class Conv2or3dBackpropInputOperation(ConvNdOperation):
         super().__init__(kind, operands, convert_to_shape(input_shape), name)
 
     def gradient(self, unused_grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Returns the gradients of the filter and of the output's gradient."""
         return super().gradient(unused_grad_ys)
 
 
@@ -97,6 +98,7 @@ class Conv2or3dBackpropFilterOperation(ConvNdOperation):
         super().__init__(kind, operands, convert_to_shape(filter_shape), name)
 
     def gradient(self, unused_grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Returns the gradients of the input and of the output's gradient."""
         return super().gradient(unused_grad_ys)
 
 

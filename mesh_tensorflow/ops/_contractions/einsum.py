@@ -96,6 +96,7 @@ class EinsumOperation(Operation):
         return list(dict.fromkeys(d for x in self._inputs for d in x.shape))
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Returns, for each input, the einsum of dy with the other inputs."""
         dy = grad_ys[0]
         xs = self.inputs
         return [product([dy, *xs[:i], *xs[i + 1 :]], x.shape) for i, x in enumerate(xs)]
@@ -134,6 +135,7 @@ class EinsumOperation(Operation):
         return sorted(axes, key=order.index)
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Gathers dimensions that would clash, multiplies slices, and leaves a partial sum."""
         mesh_impl = lowering.mesh_impl(self)
         gathered, summed = self._plan(mesh_impl)
         values = []
@@ -169,6 +171,7 @@ class EinsumOperation(Operation):
         return found
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Two flops for each multiply-add, and the gathers of dimensions that would clash."""
         computed = self._computed_elements(mesh_impl)
         flops = computed * max(1, 2 * (len(self._inputs) - 1))
         moved = Operation.cost(self, mesh_impl).bytes
@@ -184,13 +187,16 @@ class EinsumOperation(Operation):
         return elements
 
     def cost_key(self) -> None:
+        """Costs depend on the shapes alone."""
         return None
 
     def may_begin_sum(self, split: Collection[str]) -> bool:
+        """A sum begins if a summed dimension is split."""
         kept = self._outputs[0].shape.dimension_names
         return any(d.name in split and d.name not in kept for d in self._all_dims())
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
+        """The output is pending over the mesh axes that split summed dimensions."""
         _, summed = self._plan(mesh_impl)
         return {self.outputs[0]: tuple(summed)} if summed else {}
 

@@ -71,12 +71,14 @@ class NormalizeOperation(_AlongDimension):
         return [self._factor_dim.name]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        """Returns dx by an operation of its own, from the output and the factor."""
         if grad_ys[0] is None:
             return [None]
         y, factor = self.outputs
         return NormalizeGradOperation(y, factor, grad_ys[0], self._dim).outputs
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Lowers to mean, variance and rsqrt, with an allreduce each if the dimension is split."""
         mesh_impl = lowering.mesh_impl(self)
         lowering.count_collectives(self, "reduce_op")
         x = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
@@ -99,12 +101,14 @@ class NormalizeGradOperation(_AlongDimension):
         self._outputs = [Tensor(self, y.shape, y.dtype)]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        """Raises an error: there is no second derivative."""
         raise NotImplementedError(
             f"{self.name}: layer_norm has first derivatives only; for second ones write it with "
             "mtf.reduce_mean and mtf.rsqrt"
         )
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Computes dx = factor * (dy - mean(dy) - y * mean(dy * y))."""
         mesh_impl = lowering.mesh_impl(self)
         lowering.count_collectives(self, "reduce_op")
         y, factor, dy = (lowering.tensors[x].to_laid_out_tensor() for x in self.inputs)

@@ -186,10 +186,12 @@ class PoolOperation(Operation):
         return [d.name for d in self._inputs[0].shape[-len(self._ksize) - 1 : -1]]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Returns the pooling operation's backpropagation."""
         x, y = self._inputs[0], self._outputs[0]
         return [pool_backprop(x, y, grad_ys[0], self._ksize, self._ksize, self._pool_fn_string)]
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Pools slice by slice; pooled dimensions are not split."""
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         fn, ksize = pool_fn(self._pool_fn_string), self._ksize
@@ -245,6 +247,7 @@ class PoolBackPropOperation(Operation):
         return [d.name for d in self._inputs[0].shape[-len(self._ksize) - 1 : -1]]
 
     def gradient(self, unused_grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+        """Returns the gradient with respect to dy; that of maxima goes to the elements chosen."""
         # Linear in dy: each window gathers the gradients of the elements that dy was sent to.
         x, y, dy = self._inputs
         ksize, reached = self._ksize, unused_grad_ys[0]
@@ -257,6 +260,7 @@ class PoolBackPropOperation(Operation):
         return [None, None, mtf.multiply(gathered, list_product(ksize))]
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Spreads dy over each window, or gives it to the window's maximum."""
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         ksize = self._ksize

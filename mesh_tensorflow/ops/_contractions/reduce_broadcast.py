@@ -66,6 +66,7 @@ class ReduceOperation(Operation):
         self._outputs = [Tensor(self, output_shape, x.dtype)]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Broadcasts dy; for extrema, gives it to the elements that equal the result."""
         x, y, dy = self.inputs[0], self.outputs[0], grad_ys[0]
         if self._reduction_fn_string == "SUM":
             return [broadcast(dy, x.shape)]
@@ -80,6 +81,7 @@ class ReduceOperation(Operation):
         return self._reduction_fn_string == "SUM"
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Reduces each slice; sums stay partial, extrema are reduced over the mesh at once."""
         mesh_impl = lowering.mesh_impl(self)
         x, y = self.inputs[0], self.outputs[0]
         reduced = [axis for axis, d in enumerate(x.shape) if d not in y.shape]
@@ -99,6 +101,7 @@ class ReduceOperation(Operation):
         lowering.set_tensor_lowering(y, value)
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """One flop for each element, and an allreduce unless the sum stays partial."""
         x, y = self._inputs[0], self._outputs[0]
         axes = self._reduced_mesh_axes(mesh_impl)
         collectives: tuple[Collective, ...] = ()
@@ -111,15 +114,18 @@ class ReduceOperation(Operation):
         return Cost(mesh_impl.laid_out_size(x.shape), moved, collectives)
 
     def cost_key(self) -> str:
+        """The kind of reduction."""
         return self._reduction_fn_string
 
     def may_begin_sum(self, split: Collection[str]) -> bool:
+        """A sum begins if a reduced dimension is split."""
         x, y = self._inputs[0].shape, self._outputs[0].shape
         return self._is_sum() and any(
             n in split and n not in y.dimension_names for n in x.dimension_names
         )
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
+        """The sum is pending over the mesh axes that split reduced dimensions."""
         axes = self._reduced_mesh_axes(mesh_impl)
         return {self._outputs[0]: tuple(sorted(axes))} if axes and self._is_sum() else {}
 
@@ -167,9 +173,11 @@ class BroadcastOperation(Operation):
         self._outputs = [Tensor(self, output_shape, x.dtype)]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Sums dy over the new dimensions."""
         return [reduce_sum(grad_ys[0], output_shape=self.inputs[0].shape)]
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Broadcasts slice by slice."""
         x, y = self.inputs[0], self.outputs[0]
         value = lowering.mesh_impl(self).broadcast_impl(lowering.tensors[x], x.shape, y.shape)
         lowering.set_tensor_lowering(y, value)

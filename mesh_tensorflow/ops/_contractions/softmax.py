@@ -56,6 +56,7 @@ class SoftmaxOperation(Operation):
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Returns (dy - sum(dy * y)) * y, or dy - exp(y) * sum(dy) of the logarithm."""
         y, dy = self.outputs[0], grad_ys[0]
         rest = y.shape - self._dim
         if self._log:
@@ -63,6 +64,7 @@ class SoftmaxOperation(Operation):
         return [(dy - mtf.reduce_sum(dy * y, output_shape=rest)) * y]
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Calls TensorFlow's softmax, or reduces maximum and sum over the mesh."""
         mesh_impl = lowering.mesh_impl(self)
         x = lowering.tensors[self.inputs[0]]
         lowering.count_collectives(self, "reduce_op")
@@ -96,9 +98,11 @@ class SoftmaxOperation(Operation):
         return mesh_impl.slicewise(tf.divide, exps, total)
 
     def cost_key(self) -> Dimension:
+        """The dimension that is normalized."""
         return self._dim
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """The elementwise work, and two allreduces if the dimension is split."""
         return cost_along(self, mesh_impl, self._dim, _FLOPS_PER_ELEMENT)
 
 

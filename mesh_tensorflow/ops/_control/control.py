@@ -48,6 +48,7 @@ class Depend(Operation):
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Passes the gradient on."""
         return list(grad_ys)
 
     def _variable(self) -> Optional[Variable]:
@@ -55,6 +56,7 @@ class Depend(Operation):
         return op._var if isinstance(op, ReadVariable) else op if isinstance(op, Variable) else None
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Adds control dependencies on all lowered dependencies."""
         mesh_impl = lowering.mesh_impl(self)
         if not mesh_impl.supports_control_dependencies:
             raise ValueError(
@@ -104,24 +106,31 @@ class StopGradient(Operation):
         return False
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Passes the value on, as it is."""
         lowering.set_tensor_lowering(self.outputs[0], lowering.tensors[self.inputs[0]])
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Free: nothing is computed."""
         return Cost()
 
     def cost_key(self) -> None:
+        """All cost nothing."""
         return None
 
     def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
+        """The output is the input."""
         return {self.outputs[0]: self.inputs[0]}
 
     def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
+        """A partial sum passes through."""
         return True
 
     def may_begin_sum(self, split: Collection[str]) -> bool:
+        """No sum begins here."""
         return False
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
+        """The output is pending as the input is."""
         axes = pending.get(self.inputs[0])
         return {} if axes is None else {self.outputs[0]: self.inputs[0]}
 
@@ -162,6 +171,7 @@ class CustomGradientOperation(Operation):
         self._outputs = [Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(fn_outputs)]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        """Calls the user's gradient function with zeros for missing gradients."""
         grads = [
             mtf.zeros_like(y) if dy is None and y.dtype.is_floating else dy
             for y, dy in zip(self.outputs, grad_ys)
@@ -191,6 +201,7 @@ class CustomGradientOperation(Operation):
         return result + [None] * len(self._fn_outputs)
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Passes on what the function returned."""
         for x, y in zip(self.inputs[len(self._all_inputs) :], self.outputs):
             lowering.set_tensor_lowering(y, lowering.tensors[x])
 
@@ -202,21 +213,27 @@ class CustomGradientOperation(Operation):
         ]
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Free: the function's operations stand in the graph themselves."""
         return Cost()
 
     def cost_key(self) -> None:
+        """All cost nothing."""
         return None
 
     def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
+        """Each output is what the function returned."""
         return dict(zip(self.outputs, self.inputs[len(self._all_inputs) :]))
 
     def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
+        """Partial sums pass through."""
         return True
 
     def may_begin_sum(self, split: Collection[str]) -> bool:
+        """No sum begins here."""
         return False
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
+        """Each output is pending as what the function returned is."""
         inner = self.inputs[len(self._all_inputs) :]
         return {y: x for x, y in zip(inner, self.outputs) if x in pending}
 

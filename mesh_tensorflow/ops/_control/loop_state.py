@@ -26,6 +26,7 @@ class LoopValueOperation(Operation):
         self._outputs = [Tensor(self, shape, dtype)]
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Raises an error: the loop gives the value when it is lowered."""
         raise ValueError(f"{self.name} has a value only inside its loop")
 
 

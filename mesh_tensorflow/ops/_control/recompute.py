@@ -42,25 +42,32 @@ class DelayOperation(Operation):
         self._outputs = [Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(xs)]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+        """Passes gradients on; nothing flows to what is waited for."""
         return [*grad_ys, *[None] * (len(self.inputs) - self._num)]
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Free: nothing is computed."""
         return Cost()
 
     def cost_key(self) -> None:
+        """All cost nothing."""
         return None
 
     def may_begin_sum(self, split: Collection[str]) -> bool:
+        """No sum begins here."""
         return False
 
     def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
+        """Partial sums pass through where control dependencies order operations."""
         # Control dependencies work on summands as well as on sums.
         return mesh_impl.supports_control_dependencies
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
+        """Each output is pending as its input is."""
         return {y: pending[x] for x, y in zip(self.inputs, self.outputs) if x in pending}
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Makes the values wait for the gradients that recomputation is for."""
         mesh_impl = lowering.mesh_impl(self)
         wait = mesh_impl.supports_control_dependencies
         values = [lowering.tensors[x] for x in self.inputs]

@@ -105,11 +105,13 @@ class WhileGradientOperation(Operation):
         )
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        """Raises an error: there is no second derivative."""
         raise NotImplementedError(
             f"{self.name}: the gradient of a loop has no gradient itself; unroll the loop"
         )
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Lowers to a tf.while_loop over the iterations in reverse order."""
         mesh_impl = lowering.mesh_impl(self)
         tape, count, arrays = lowering.loop_tapes[self._forward]
         values = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
@@ -149,6 +151,7 @@ class WhileGradientOperation(Operation):
         return sum((cost for _, cost in inner), Cost())
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
+        """Accumulated gradients are pending as they are within an iteration."""
         inner = walk(self._operations, mesh_impl)
         n = len(self._carried)
         axes = {y: inner.pending_axes(x) for y, x in zip(self.outputs[n:], self._results[n:])}

@@ -157,6 +157,7 @@ class WhileLoopOperation(Operation):
         return self._placeholders + random
 
     def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        """Returns the gradients by a loop in reverse order, and has this one keep a tape."""
         for op in self._body_ops:
             if isinstance(op, WhileLoopOperation) and op.random_operations():
                 raise NotImplementedError(
@@ -169,6 +170,7 @@ class WhileLoopOperation(Operation):
     # -- lowering
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Lowers to a tf.while_loop over the slices of the loop variables."""
         mesh_impl = lowering.mesh_impl(self)
         n = self._num_vars
         inputs = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs[:n]]
@@ -250,6 +252,7 @@ class WhileLoopOperation(Operation):
         return sum((cost for _, cost in inner), Cost())
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
+        """Accumulators are pending as they are within an iteration."""
         inner = walk(self._body_ops, mesh_impl)
         pairs = zip(self.outputs[self._num_vars :], self._body_outputs[self._num_vars :])
         axes = {y: inner.pending_axes(x) for y, x in pairs}

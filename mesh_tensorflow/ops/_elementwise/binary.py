@@ -96,12 +96,14 @@ class BinaryOpWithBroadcasting(Operation):
         return type(self) is not BinaryOpWithBroadcasting and super().has_gradient
 
     def gradient(self, unused_grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+        """Raises an error: the derivative of a TensorFlow function is not known."""
         raise NotImplementedError(
             f"{self.name}: a binary operation from a TensorFlow function has no gradient; "
             "mtf.slicewise or mtf.custom_gradient takes one"
         )
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Applies the function to slices that are broadcast by name."""
         mesh_impl = lowering.mesh_impl(self)
         x1, x2 = self.inputs
         shape = self.outputs[0].shape
@@ -129,6 +131,7 @@ class AddOperation(BinaryOpWithBroadcasting):
         super().__init__(tf.add, x1, x2, output_shape, x1.dtype, name=name or "add")
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Sums dy to the shape of each summand."""
         return [_sum_to(grad_ys[0], x) for x in self.inputs]
 
     def _same_shapes(self) -> bool:
@@ -136,6 +139,7 @@ class AddOperation(BinaryOpWithBroadcasting):
         return x1.shape == x2.shape == self.outputs[0].shape
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Adds two compatible partial sums without reducing them; else adds slices."""
         values = [lowering.tensors[x] for x in self.inputs]
         if self._same_shapes() and compatible_lazy_allreduce_sums(values):
             lowering.set_tensor_lowering(self.outputs[0], values[0] + values[1])
@@ -143,19 +147,24 @@ class AddOperation(BinaryOpWithBroadcasting):
         super().lower(lowering)
 
     def cost_key(self) -> None:
+        """Costs depend on the shapes alone."""
         return None
 
     def may_begin_sum(self, split: Collection[str]) -> bool:
+        """No sum begins here."""
         return False
 
     def may_delay_sums(self, pending: int) -> bool:
+        """Only if both summands are partial sums."""
         return pending == 2  # both are partial sums
 
     def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
+        """Whether both summands are pending over the same mesh axes."""
         axes = [pending.get(x) for x in self.inputs]
         return self._same_shapes() and axes[0] is not None and axes[0] == axes[1]
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
+        """The sum of two compatible partial sums is pending as they are."""
         if self.delays_sums(mesh_impl, pending):
             return {self.outputs[0]: pending[self.inputs[0]]}
         return {}
@@ -176,6 +185,7 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
         super().__init__(tf_fn, x1, x2, output_shape, x1.dtype, name=name or "add")
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Gives dy to the input that was chosen, the first of equal ones."""
         (x1, x2), y, dy = self.inputs, self.outputs[0], grad_ys[0]
         first = mtf.equal(x1, y, output_shape=y.shape)
         masks = [first, mtf.logical_not(first)]

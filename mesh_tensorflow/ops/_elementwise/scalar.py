@@ -42,9 +42,11 @@ class ScalarMultiplyOperation(Operation):
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Multiplies dy by the scalar."""
         return [grad_ys[0] * self._scalar]
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Multiplies each slice by the scalar."""
         value = lowering.mesh_impl(self).slicewise(
             lambda x: x * _as_operand(self._scalar, x), lowering.tensors[self.inputs[0]]
         )
@@ -72,9 +74,11 @@ class ScalarAddOperation(Operation):
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Passes the gradient on."""
         return list(grad_ys)
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Adds the scalar to each slice."""
         value = lowering.mesh_impl(self).slicewise(
             lambda x: x + _as_operand(self._scalar, x), lowering.tensors[self.inputs[0]]
         )

@@ -64,11 +64,13 @@ class SlicewiseOperation(Operation):
         return self._grad_function is not None or super().has_gradient
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        """Calls the given gradient function, or differentiates the TensorFlow function."""
         if self._grad_function is not None:
             return self._grad_function(self, *grad_ys)
         return GenericGradOperation(self, grad_ys).outputs
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Applies the TensorFlow function to each slice."""
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         values = mesh_impl.slicewise(self._tf_fn, *[lowering.tensors[x] for x in self.inputs])
@@ -139,6 +141,7 @@ class GenericGradOperation(Operation):
         return sorted(over - self._split_over(mesh_impl, x.shape)) if x.dtype.is_floating else []
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Differentiates the TensorFlow function slice by slice."""
         mesh_impl = lowering.mesh_impl(self)
         num_x, num_y = self._num_forward
         fn = self._forward_op._tf_fn
@@ -160,9 +163,11 @@ class GenericGradOperation(Operation):
         return list_product(mesh_impl.shape[axis].size for axis in equal)
 
     def cost_key(self) -> tuple:
+        """Which outputs of the function have gradients."""
         return self._num_forward, tuple(self._given)
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
+        """Gradients of inputs that are replicated where an output is split are pending."""
         axes = {y: tuple(self._summed_axes(mesh_impl, y)) for y in self._outputs}
         return {y: a for y, a in axes.items() if a}
 

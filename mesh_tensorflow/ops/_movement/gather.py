@@ -58,6 +58,7 @@ class GatherOperation(Operation):
         self._outputs = [Tensor(self, output_shape, weights.dtype)]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+        """Multiplies dy by a one-hot of the indices; indices have no gradient."""
         weights, indices = self.inputs
         selector = mtf.one_hot(indices, self._dim, dtype=weights.dtype)
         return [mtf.einsum([selector, grad_ys[0]], output_shape=weights.shape), None]
@@ -70,6 +71,7 @@ class GatherOperation(Operation):
         return mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Looks up what is in each slice; leaves a partial sum if the table's rows are split."""
         mesh_impl = lowering.mesh_impl(self)
         self._split_over(mesh_impl)
         weights, indices = self.inputs
@@ -105,14 +107,17 @@ class GatherOperation(Operation):
         lowering.set_partial_sum(output, result, axes, "einsum_op")
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Bytes of indices and of found rows, and one flop for each element found."""
         indices, output = self._inputs[1], self._outputs[0]
         written = mesh_impl.laid_out_size(output.shape)
         read = mesh_impl.laid_out_size(indices.shape) * indices.dtype.size
         return Cost(written, 2 * written * output.dtype.size + read)
 
     def cost_key(self) -> Dimension:
+        """The dimension that is looked up."""
         return self._dim
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
+        """The output is pending over the mesh axis that splits the looked-up dimension."""
         split = self._split_over(mesh_impl)
         return {} if split is None else {self.outputs[0]: (split,)}

@@ -72,6 +72,7 @@ class OneHotOperation(Operation):
         return False
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Makes each slice from the indices less the slice's first position."""
         mesh_impl = lowering.mesh_impl(self)
         y = self.outputs[0]
         depth = mesh_impl.slice_shape(y.shape)[-1]
@@ -215,6 +216,7 @@ class TopKOperation(Operation):
         return [self._k_dim.name]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        """Multiplies dy by a one-hot of the chosen positions."""
         if grad_ys[0] is None:
             return [None]
         x, dy, indices = self.inputs[0], grad_ys[0], self.outputs[1]
@@ -230,6 +232,7 @@ class TopKOperation(Operation):
         return min(part, self._k_dim.size)
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Takes the largest of each slice, gathers these, and chooses again."""
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         x = self.inputs[0]
@@ -270,9 +273,11 @@ class TopKOperation(Operation):
         return mesh_impl.slicewise(choose, values, indices)
 
     def cost_key(self) -> Dimension:
+        """The dimension that is searched."""
         return self._reduced_dim
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """The search of each slice, and the gathers of candidates if the dimension is split."""
         base = super().cost(mesh_impl)
         mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._reduced_dim)
         if mesh_axis is None:

@@ -135,12 +135,14 @@ class ReshapeOperation(Operation):
         self._outputs = [Tensor(self, new_shape, x.dtype)]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Reshapes dy to the shape of the input."""
         return [ReshapeOperation(grad_ys[0], self.inputs[0].shape).outputs[0]]
 
     def _moves(self, mesh_impl: MeshImpl) -> list[_Move]:
         return reshape_moves(self._inputs[0].shape, self._outputs[0].shape, mesh_impl)
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Gathers, exchanges or cuts as the two layouts ask, and reshapes each slice."""
         mesh_impl = lowering.mesh_impl(self)
         x, y = self.inputs[0], self.outputs[0]
         moves = self._moves(mesh_impl)
@@ -180,26 +182,32 @@ class ReshapeOperation(Operation):
         return found
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Free where layouts agree; else the collectives between the two."""
         if not self._moves(mesh_impl):
             return Cost()  # no element moves
         moved = super().cost(mesh_impl).bytes
         return Cost(0, moved, tuple(self._collectives(mesh_impl)))
 
     def cost_key(self) -> None:
+        """Costs depend on the shapes alone."""
         return None
 
     def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
+        """The output is the input if the same dimensions are split."""
         x, y = self._inputs[0], self._outputs[0]
         kept = [[n for n in t.shape.dimension_names if n in split] for t in (x, y)]
         return {y: x} if kept[0] == kept[1] else {}
 
     def may_begin_sum(self, split: Collection[str]) -> bool:
+        """No sum begins here."""
         return False
 
     def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
+        """Whether the input is pending and nothing moves between processors."""
         return self._inputs[0] in pending and not self._moves(mesh_impl)
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
+        """The output is pending as the input is, unless elements move."""
         if self.delays_sums(mesh_impl, pending):
             return {self._outputs[0]: pending[self._inputs[0]]}
         return {}

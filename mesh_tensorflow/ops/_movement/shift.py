@@ -51,6 +51,7 @@ class ShiftOperation(Operation):
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Shifts dy by the opposite offset."""
         return [shift(grad_ys[0], -self._offset, self._dim, self._wrap)]
 
     def _pieces(self, mesh_impl: MeshImpl) -> list[_Piece]:
@@ -76,6 +77,7 @@ class ShiftOperation(Operation):
         ]
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Shifts each slice; where the dimension is split, exchanges pieces between neighbors."""
         mesh_impl = lowering.mesh_impl(self)
         self._count(lowering)
         mesh_axis = mesh_impl.splitting_axis(self._dim)
@@ -127,9 +129,11 @@ class ShiftOperation(Operation):
         return tf.pad(inside, paddings)
 
     def cost_key(self) -> tuple:
+        """Offset, dimension, and whether it wraps around."""
         return self._offset, self._dim, self._wrap
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Bytes moved, and the pieces that go to other processors."""
         moved = super().cost(mesh_impl).bytes
         mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
         if mesh_axis is None:

@@ -50,10 +50,12 @@ class SliceOperation(Operation):
         return [self._dim.name]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Pads dy with zeros where nothing was taken."""
         after = self._dim.size - self._begin - self._size
         return [pad(grad_ys[0], [self._begin, after], self._dim.name)]
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Slices along a dimension that is not split."""
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         sizes = mesh_impl.slice_shape(self.outputs[0].shape)
@@ -106,9 +108,11 @@ class PadOperation(Operation):
         return [self._dim.name]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Takes from dy what was there before padding."""
         return [mtf_slice(grad_ys[0], self._paddings[0], self._dim.size, self._dim.name)]
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Pads along a dimension that is not split."""
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         x = self.inputs[0]

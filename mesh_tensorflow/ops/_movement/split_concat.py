@@ -65,10 +65,12 @@ class ConcatOperation(Operation):
         return [self._concat_dim_name]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Splits dy into the sizes of the inputs."""
         dy = grad_ys[0]
         return split(dy, self.outputs[0].shape[self._axis], self._sizes)
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Concatenates slice by slice; the dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         value = mesh_impl.slicewise(
@@ -144,9 +146,11 @@ class SplitOperation(Operation):
         return [self._split_dim.name]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
+        """Concatenates the gradients, zeros for missing ones."""
         return [concat(_fill_missing(self.outputs, grad_ys), self._split_dim.name)]
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Splits slice by slice; the dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         equal = len(set(self._sizes)) == 1
@@ -213,9 +217,11 @@ class StackOperation(Operation):
         return [self._new_dim.name]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Unstacks dy."""
         return unstack(grad_ys[0], self._new_dim)
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Stacks slice by slice; the new dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         axis = self.outputs[0].shape.dims.index(self._new_dim)
@@ -256,9 +262,11 @@ class UnstackOperation(Operation):
         return [self._dim.name]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
+        """Stacks the gradients, zeros for missing ones."""
         return [stack(_fill_missing(self.outputs, grad_ys), self._dim.name, self._axis)]
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Unstacks slice by slice; the dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
         check_not_split(self, lowering)
         values = mesh_impl.slicewise(

@@ -51,9 +51,11 @@ class ReadVariable(Operation):
         self._outputs = [Tensor(self, var.shape, var.activation_dtype)]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Passes the gradient on."""
         return list(grad_ys)
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Reads the slice variables, and casts to the activation dtype."""
         mesh_impl = lowering.mesh_impl(self)
         value = self._var.cast_to_activation(mesh_impl, lowering.variables[self._var].read())
         lowering.set_tensor_lowering(self.outputs[0], value)
@@ -131,6 +133,7 @@ class Assign(Operation):
         return list(self._variables)
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Assigns each variable's slices."""
         operations = []
         for v, x in zip(self._variables, self.inputs):
             values = lowering.tensors[x].to_laid_out_tensor().all_slices
@@ -138,9 +141,11 @@ class Assign(Operation):
         lowering.operations[self] = operations[0] if len(operations) == 1 else tf.group(operations)
 
     def cost_key(self) -> tuple:
+        """The slice dtypes of the variables."""
         return tuple(v.slice_dtype for v in self._variables)
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Bytes read and written."""
         moved = sum(
             2 * mesh_impl.laid_out_size(v.shape) * v.slice_dtype.size for v in self._variables
         )

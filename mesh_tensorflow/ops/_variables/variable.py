@@ -211,6 +211,7 @@ class Variable(Operation):
         return tf.cast(self._store.value(self._name), self.activation_dtype)
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Makes the laid-out variable, and its value at the beginning of the step."""
         mesh_impl = lowering.mesh_impl(self)
         with outside_all_rewrites():
             laid_out = mesh_impl.LaidOutVariable(self, mesh_impl)
@@ -233,9 +234,11 @@ class Variable(Operation):
         return self.slice_dtype != self.activation_dtype
 
     def cost_key(self) -> tuple:
+        """The dtypes of slices and activations."""
         return self.slice_dtype, self.activation_dtype
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Free, or a cast from the slice dtype to the activation dtype."""
         if self.slice_dtype == self.activation_dtype:
             return Cost()  # the slices themselves are used
         sizes = self.slice_dtype.size + self.activation_dtype.size

@@ -151,6 +151,7 @@ class ExpertsAttentionParams(AttentionParams):
         return mtf.reshape(y, mtf.Shape([*y.shape.dims[:-1], *self.q_dims]))
 
     def scaled(self, q: mtf.Tensor) -> mtf.Tensor:
+        """Returns the queries divided by the square root of the key size."""
         return q * self.key_dim.size**-0.5
 
     def compute_q(self, query_antecedent: mtf.Tensor) -> mtf.Tensor:

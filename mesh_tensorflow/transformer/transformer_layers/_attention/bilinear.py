@@ -153,6 +153,7 @@ class GeneralBilinearEncDecAttention(EncDecMixin, GeneralBilinearSelfAttention):
     def call(
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
+        """Attends to the encoder's output by a bilinear form for each head."""
         q = self.compute_q(context, x)
         m, memory_length = _states.constant_states(
             context, self._get_memory_antecedent, lambda m: [m]

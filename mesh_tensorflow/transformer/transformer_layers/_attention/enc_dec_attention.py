@@ -142,6 +142,7 @@ class EncDecAttention(EncDecMixin):
     def call(
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
+        """Attends to the encoder's output."""
         return enc_dec_attention(
             self,
             self._get_memory_antecedent(context),

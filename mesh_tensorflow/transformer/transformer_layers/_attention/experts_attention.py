@@ -184,6 +184,7 @@ class ExpertsEncDecAttention(EncDecMixin, ExpertsSelfAttention):
     def call(
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
+        """Attends to the encoder's output with queries and keys of a mixture of experts."""
         params = self.make_params(context)
         q = params.compute_q(x)
         if self.attend_to_memory:

@@ -54,6 +54,7 @@ class WriteAtOperation(mtf.Operation):
         self._initialize_all_dimensions_as_splittable()
 
     def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> Sequence[Optional[mtf.Tensor]]:
+        """Returns the gradients of the state, zero where written, and of the new values."""
         [dy] = grad_ys
         if dy is None:
             return [None, None, None]
@@ -63,6 +64,7 @@ class WriteAtOperation(mtf.Operation):
         return [dstate, mtf.einsum([dy, here], output_shape=new.shape), None]
 
     def lower(self, lowering: LoweringLike) -> None:
+        """Writes the new values to one position of each slice."""
         mesh_impl = lowering.mesh_impl(self)
         state, new, position = self.inputs
         at = state.shape.dims.index(self._dim)

@@ -313,6 +313,7 @@ class TalkingHeadsEncDecAttention(EncDecMixin, TalkingHeadsSelfAttention):
     def call(
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
+        """Attends to the encoder's output with projections across heads."""
         m = self._get_memory_antecedent(context)
         q = self.compute_q(context, x)
         k, v, memory_length = _states.constant_states(
