@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Optional, TypeVar, Union, overload
@@ -31,10 +32,7 @@ _FRACTION = re.compile(r":(-?\d+\.\d+)(?![\w:])")  # a period separates pairs, t
 
 def list_product(l: Iterable[int]) -> int:
     """Returns the product of the numbers in `l`; 1 if it is empty."""
-    product = 1
-    for number in l:
-        product *= number
-    return product
+    return math.prod(l)
 
 
 def transpose_list_of_lists(lol: Sequence[Sequence[T]]) -> list[list[T]]:

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Collective
 from mesh_tensorflow._core.graph import Mesh
+from mesh_tensorflow._core.tables import text_table
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._variables.variable import Variable
 
@@ -80,19 +81,6 @@ def log_variable_sizes(
     write_log("\n".join(lines), log_file)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        texts = [
-            cell.ljust(w) if i < 3 else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(cells, widths))
-        ]
-        return "  ".join(texts).rstrip()
-
-    return "\n".join([line(header), line(["-" * w for w in widths]), *map(line, rows)])
-
-
 def communication_table(collectives: Iterable[tuple[str, MeshImpl, Collective]]) -> str:
     """Returns a table of communication by operation, collective and mesh axes."""
     groups: dict[tuple[str, str, str], list[int]] = {}
@@ -112,4 +100,5 @@ def communication_table(collectives: Iterable[tuple[str, MeshImpl, Collective]])
     ]
     sums = [sum(values[i] for values in groups.values()) for i in range(3)]
     rows.append(["total", "", "", str(sums[0]), f"{sums[1]:,}", f"{sums[2]:,}"])
-    return _table(["operation", "collective", "mesh axes", "count", "elements", "bytes"], rows)
+    header = ["operation", "collective", "mesh axes", "count", "elements", "bytes"]
+    return "\n".join(text_table([header, *rows], left=(0, 1, 2)))

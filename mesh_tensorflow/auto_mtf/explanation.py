@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.tables import text_table as table
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.auto_mtf import api
 from mesh_tensorflow.auto_mtf._time.seconds import ZERO, Seconds
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.auto_mtf.step_time import AnyLayout, Estimate, StepEstimator
 
-__all__ = ["Alternative", "Explanation", "explain"]
+__all__ = ["Alternative", "Explanation", "explain", "table"]
 
 # Layouts whose times differ by a smaller fraction are shown as one.
 _NEAR = 1e-3
@@ -183,24 +184,6 @@ class Explanation:
         from mesh_tensorflow.auto_mtf._time import plot as _plot
 
         _plot.draw(self, path)
-
-
-def table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Formats a table, with a rule under its first row; returns its lines.
-
-    Args:
-      rows: lists of cells; the first has the headings.
-      left: numbers of the columns that are aligned to the left.
-    """
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in rows
-    ]
-    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
 
 
 def _ms(seconds: float) -> str:

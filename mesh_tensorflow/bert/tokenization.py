@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
+import string
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
@@ -218,8 +219,7 @@ def _is_control(char: str) -> bool:
 
 def _is_punctuation(char: str) -> bool:
     """Returns whether a character is punctuation, or an ASCII symbol such as "$"."""
-    sign = char.isascii() and char.isprintable() and not char.isalnum() and char != " "
-    return sign or unicodedata.category(char).startswith("P")
+    return char in string.punctuation or unicodedata.category(char).startswith("P")
 
 
 def _cleaned(text: str) -> str:

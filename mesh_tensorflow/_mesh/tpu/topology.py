@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
+import numpy as np
 from absl import flags
 
 from mesh_tensorflow._core.dimension import Dimension
@@ -116,10 +117,7 @@ def _nested_rings(levels: Sequence[Sequence[int]]) -> list[Coordinates]:
 
 
 def _row_major(sizes: Sequence[int], coordinates: Coordinates) -> int:
-    number = 0
-    for size, c in zip(sizes, coordinates):
-        number = number * size + c
-    return number
+    return int(np.ravel_multi_index(coordinates, sizes))
 
 
 # -- tiles of powers of two

@@ -57,7 +57,8 @@ def _largest(logits: Sequence[float], count: int) -> list[int]:
 def _softmax(scores: Sequence[float]) -> list[float]:
     top = max(scores, default=0.0)
     weights = [math.exp(score - top) for score in scores]
-    return [weight / sum(weights) for weight in weights]
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
 def _spans(
