@@ -1,4 +1,4 @@
-"""MeshPair: the mesh that was asked for, and the one that a program is executed on."""
+"""MeshPair: the requested mesh, and the one that a program is executed on."""
 
 from __future__ import annotations
 
