@@ -1,17 +1,17 @@
 """The order in which modules may import each other, and limits of size and documentation."""
 
 import ast
+import functools
 import importlib
 import inspect
 import pathlib
 from typing import NamedTuple
 
-import pytest
-
 import mesh_tensorflow
 
 PACKAGE = pathlib.Path(mesh_tensorflow.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # A part imports what stands before it, never what stands after or beside it.
 ORDER = [
@@ -74,6 +74,7 @@ def module_name(path):
     return str(path.relative_to(PACKAGE).with_suffix(""))
 
 
+@functools.cache
 def parse(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -89,7 +90,7 @@ def imports_below(node, late=False):
             continue
         if isinstance(child, (ast.Import, ast.ImportFrom)):
             yield child, late
-        inner = late or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        inner = late or isinstance(child, (*FUNCTIONS, ast.Lambda))
         yield from imports_below(child, inner)
 
 
@@ -119,6 +120,7 @@ def is_module(name):
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
+@functools.cache
 def imports_of(path):
     return [
         Import(module_name(path), target, late)
@@ -149,24 +151,36 @@ def allowed(imported):
     return rank(ORDER, target_part) < rank(ORDER, part)
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_import_order(path):
-    if module_name(path) == "__init__":
-        return
-    for imported in imports_of(path):
-        if imported.late:
-            assert (imported.module, imported.target) in LATE, imported
-        elif (imported.module, imported.target) not in AGAINST_THE_ORDER:
-            assert allowed(imported), imported
+def all_imports():
+    return [imported for path in FILES for imported in imports_of(path)]
+
+
+def listed(found):
+    """Returns a line for each of what is found, for the message of a failure."""
+    return "\n" + "\n".join(str(one) for one in found)
+
+
+def test_import_order():
+    wrong = [
+        i
+        for i in all_imports()
+        if i.module != "__init__"
+        and (i.module, i.target) not in (LATE if i.late else AGAINST_THE_ORDER)
+        and (i.late or not allowed(i))
+    ]
+    assert not wrong, listed(wrong)
 
 
 def test_estimators_have_a_public_door():
     """What is built on estimators takes nothing from their private files."""
-    for path in FILES:
-        for imported in imports_of(path):
-            if imported.target.startswith("estimator."):
-                private = any(part.startswith("_") for part in imported.target.split("."))
-                assert not private or imported.module.startswith("estimator/"), imported
+    wrong = [
+        i
+        for i in all_imports()
+        if i.target.startswith("estimator.")
+        and any(part.startswith("_") for part in i.target.split("."))
+        and not i.module.startswith("estimator/")
+    ]
+    assert not wrong, listed(wrong)
 
 
 def test_every_part_has_its_place():
@@ -178,7 +192,7 @@ def test_every_part_has_its_place():
 
 
 def test_exceptions_are_all_in_use():
-    found = {(i.module, i.target) for path in FILES for i in imports_of(path)}
+    found = {(i.module, i.target) for i in all_imports()}
     assert set(AGAINST_THE_ORDER) | set(LATE) <= found
 
 
@@ -208,15 +222,26 @@ def test_no_cycles():
         visit(name)
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_size(path):
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= MAX_FILE_LINES, f"{lines} lines"
-    for node in ast.walk(parse(path)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            code = node.body if ast.get_docstring(node) is None else node.body[1:]
-            length = node.end_lineno - code[0].lineno + 1 if code else 0
-            assert length <= MAX_FUNCTION_LINES, f"{node.name} has {length} lines"
+def test_size_of_files():
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    long = [f"{module_name(p)}: {n} lines" for p, n in lines.items() if n > MAX_FILE_LINES]
+    assert not long, listed(long)
+
+
+def code_lines(function):
+    """Returns how many lines a function has below its docstring."""
+    code = function.body if ast.get_docstring(function) is None else function.body[1:]
+    return function.end_lineno - code[0].lineno + 1 if code else 0
+
+
+def test_size_of_functions():
+    long = [
+        f"{module_name(path)}: {node.name} has {code_lines(node)} lines"
+        for path in FILES
+        for node in ast.walk(parse(path))
+        if isinstance(node, FUNCTIONS) and code_lines(node) > MAX_FUNCTION_LINES
+    ]
+    assert not long, listed(long)
 
 
 def imported_module(path):
@@ -224,33 +249,58 @@ def imported_module(path):
     return importlib.import_module(name.removesuffix(".__init__"))
 
 
+def has_own_docstring(cls):
+    """Whether a class has a docstring that was written, not made by `dataclass` or NamedTuple."""
+    doc = vars(cls).get("__doc__")
+    return bool(doc) and not doc.startswith(f"{cls.__name__}(")
+
+
+def undocumented_in_class(cls, name):
+    """Yields what is public in a class, at any depth, and has no docstring, own or inherited."""
+    if not has_own_docstring(cls):
+        yield name
+    for member, value in vars(cls).items():
+        if member.startswith("_"):
+            continue
+        if inspect.isclass(value):
+            # An alias of a class that stands elsewhere is documented there.
+            if value.__qualname__ == f"{cls.__qualname__}.{member}":
+                yield from undocumented_in_class(value, f"{name}.{member}")
+        elif isinstance(value, (property, functools.cached_property)):
+            if not any(vars(c)[member].__doc__ for c in cls.__mro__ if member in vars(c)):
+                yield f"{name}.{member}"
+        elif isinstance(value, (staticmethod, classmethod)) or callable(value):
+            if not inspect.getdoc(getattr(cls, member)):
+                yield f"{name}.{member}"
+
+
 def undocumented(module):
-    """Yields public classes, functions and methods without a docstring, their own or inherited."""
+    """Yields public functions, classes and what is public in them, without a docstring."""
     for name, thing in vars(module).items():
         if name.startswith("_") or getattr(thing, "__module__", None) != module.__name__:
             continue
-        if inspect.isfunction(thing) and not inspect.getdoc(thing):
-            yield name
         if inspect.isclass(thing):
-            methods = [
-                m
-                for m, value in vars(thing).items()
-                if not m.startswith("_") and (callable(value) or isinstance(value, property))
-            ]
-            yield from (f"{name}.{m}" for m in methods if not inspect.getdoc(getattr(thing, m)))
-            if not vars(thing).get("__doc__"):
-                yield name
+            yield from undocumented_in_class(thing, name)
+        elif callable(thing) and hasattr(thing, "__name__") and not inspect.getdoc(thing):
+            yield name
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_documented(path):
-    assert ast.get_docstring(parse(path)), "no docstring"
-    assert list(undocumented(imported_module(path))) == []
+def test_files_are_documented():
+    bare = [module_name(path) for path in FILES if not ast.get_docstring(parse(path))]
+    assert not bare, listed(bare)
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.name != "__init__.py"], ids=module_name)
-def test_all_is_declared(path):
-    """Public names by `__all__`; modules that only join others have none."""
+def test_public_names_are_documented():
+    bare = [
+        f"{module_name(path)}: {name}"
+        for path in FILES
+        for name in undocumented(imported_module(path))
+    ]
+    assert not bare, listed(bare)
+
+
+def declares_all(path):
+    """Whether a file declares `__all__`, or only joins others."""
     tree = parse(path)
     joins = all(isinstance(n, (ast.ImportFrom, ast.Import, ast.Expr)) for n in tree.body)
     declared = [
@@ -260,4 +310,9 @@ def test_all_is_declared(path):
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
     ]
-    assert joins or "__all__" in declared
+    return joins or "__all__" in declared
+
+
+def test_all_is_declared():
+    silent = [module_name(p) for p in FILES if p.name != "__init__.py" and not declares_all(p)]
+    assert not silent, listed(silent)
