@@ -8,16 +8,15 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers.paths import WORKERS
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
-WORKER = Path(__file__).with_name("multi_process_worker.py")
 LEADER = "/job:worker/replica:0/task:0"
 START_SECONDS = 60
 STEP_SECONDS = 30
@@ -61,7 +60,7 @@ class Worker:
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
         environment = {k: v for k, v in environment.items() if not k.lower().endswith("_proxy")}
         self.process = subprocess.Popen(
-            [sys.executable, str(WORKER), json.dumps(options)],
+            [sys.executable, str(WORKERS / "multi_process_worker.py"), json.dumps(options)],
             env=environment,
             text=True,
             stdin=subprocess.PIPE,

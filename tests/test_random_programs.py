@@ -1,8 +1,8 @@
 """Random programs give the same outputs, gradients and updates in every layout."""
 
 import pytest
-import random_programs
 import tensorflow.compat.v1 as tf
+from helpers import random_programs
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 

@@ -1,16 +1,15 @@
 """Tensors without elements: what NumPy says, in every kind of program, and no process ends."""
 
-import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers.paths import WORKERS, environment
 
 import mesh_tensorflow as mtf
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 # Of each kind of operation one that reduces, moves or keeps the dimension b, which has no elements.
 CASES = [
     "sin",
@@ -43,11 +42,9 @@ CASES = [
 
 
 def test_cases():
-    worker = os.path.join(HERE, "size_zero_worker.py")
-    environment = {**os.environ, "MTF_CASE_SIZES": "b:0"}
     done = subprocess.run(
-        [sys.executable, worker, *CASES],
-        env=environment,
+        [sys.executable, str(WORKERS / "size_zero_worker.py"), *CASES],
+        env=environment(MTF_CASE_SIZES="b:0"),
         capture_output=True,
         text=True,
         check=False,

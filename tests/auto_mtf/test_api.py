@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from program_graphs import two_products
+from helpers.auto_mtf.program_graphs import two_products
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.auto_mtf import api

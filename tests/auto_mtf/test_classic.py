@@ -1,7 +1,7 @@
 """Schedules, peaks and optima are those of the classic release, for the same operations."""
 
 import pytest
-from program_graphs import CLASSIC, classic_program
+from helpers.auto_mtf.program_graphs import CLASSIC, classic_program
 
 from mesh_tensorflow import auto_mtf
 from mesh_tensorflow.auto_mtf.layout_optimizer import LayoutOptimizer

@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow.compat.v1 as tf
-from program_graphs import build, two_products
+from helpers.auto_mtf.program_graphs import build, two_products
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.auto_mtf.graph_interface import GraphInterface

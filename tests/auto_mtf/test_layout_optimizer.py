@@ -4,7 +4,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pulp
 import pytest
-from program_graphs import build, two_products
+from helpers.auto_mtf.program_graphs import build, two_products
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import auto_mtf

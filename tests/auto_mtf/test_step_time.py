@@ -6,7 +6,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 import tensorflow.compat.v1 as tf
-from real_programs import MESHES, loop_program, real_programs
+from helpers.auto_mtf.real_programs import MESHES, loop_program, real_programs
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core.cost import Collective

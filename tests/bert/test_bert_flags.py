@@ -3,10 +3,10 @@
 import subprocess
 import sys
 
-import bert_data
 import pytest
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
+from helpers.bert import bert_data
 
 from mesh_tensorflow.bert import run_classifier, run_pretraining, run_squad, tokenization
 

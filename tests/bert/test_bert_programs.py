@@ -3,11 +3,11 @@
 import json
 import os
 
-import bert_data
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
+from helpers.bert import bert_data
 
 from mesh_tensorflow.bert import bert, run_classifier, run_pretraining, run_squad
 

@@ -2,20 +2,16 @@
 
 import json
 import os
-import sys
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers.oracle import bert_cases
+from helpers.paths import FIXTURES
 
 from mesh_tensorflow.bert import run_classifier, run_squad, tokenization
 
-ORACLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "oracle")
-sys.path.append(ORACLE)
-import bert_cases  # noqa: E402
-
-with open(os.path.join(ORACLE, "fixtures", "bert_data.json"), encoding="utf-8") as _f:
-    CLASSIC = json.load(_f)
+CLASSIC = json.loads((FIXTURES / "bert_data.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,14 @@
 """A program as users of tf.estimator wrote it runs with one import changed, and resumes."""
 
-import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers.paths import WORKERS
 
-SCRIPT = pathlib.Path(__file__).with_name("classic_mnist_script.py")
+SCRIPT = WORKERS / "classic_mnist_script.py"
 
 
 def run(model_dir, *flags):

@@ -1,8 +1,6 @@
 """A training over two processes: as in one process, also after one of them was killed."""
 
 import json
-import os
-import pathlib
 import re
 import signal
 import socket
@@ -14,11 +12,12 @@ import time
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers import paths
 
 from mesh_tensorflow import estimator
 from mesh_tensorflow.estimator._cluster import cluster_watch
 
-PROGRAM = pathlib.Path(__file__).with_name("cluster_process.py")
+PROGRAM = paths.WORKERS / "cluster_process.py"
 STEPS = 12
 MINUTE = 60
 
@@ -39,7 +38,7 @@ class Process:
     """A running process of the program, whose output is read as it comes."""
 
     def __init__(self, directory, steps, seconds=0.0, cluster=None, job=None):
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+        environment = paths.environment(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
         environment = {k: v for k, v in environment.items() if not k.lower().endswith("_proxy")}
         if cluster is not None:
             environment["TF_CONFIG"] = json.dumps(

@@ -1,7 +1,7 @@
 """Hooks that end a training by what evaluations found."""
 
-import estimator_models as models
 import pytest
+from helpers.estimator import estimator_models as models
 
 from mesh_tensorflow import estimator
 from mesh_tensorflow.estimator import experimental

@@ -1,9 +1,9 @@
 """Evaluation and prediction."""
 
-import estimator_models as models
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers.estimator import estimator_models as models
 
 from mesh_tensorflow import estimator
 

@@ -2,11 +2,11 @@
 
 import os
 
-import estimator_models as models
 import numpy as np
 import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
+from helpers.estimator import estimator_models as models
 
 from mesh_tensorflow import estimator
 from mesh_tensorflow.estimator import export

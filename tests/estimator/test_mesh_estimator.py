@@ -1,10 +1,10 @@
 """A model function of a mesh in an estimator: trained, resumed on another mesh, evaluated, used."""
 
-import estimator_models as models
 import numpy as np
 import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
+from helpers.estimator import estimator_models as models
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import estimator

@@ -6,9 +6,9 @@ import logging
 import os
 import re
 
-import estimator_models as models
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers.estimator import estimator_models as models
 
 from mesh_tensorflow import estimator
 from mesh_tensorflow.estimator._running.progress import ProgressHook

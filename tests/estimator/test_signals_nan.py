@@ -1,27 +1,24 @@
 """Trainings that are stopped: by signals, and by a loss that is not a number."""
 
 import os
-import pathlib
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 
-import estimator_models as models
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers.estimator import estimator_models as models
+from helpers.paths import environment
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import estimator
 
-HERE = str(pathlib.Path(__file__).resolve().parent)
 PROGRAM = """
-    import sys
-    sys.path.insert(0, {here!r})
     import tensorflow.compat.v1 as tf
-    import estimator_models as models
+    from helpers.estimator import estimator_models as models
     from mesh_tensorflow import estimator
 
     class Tell(tf.train.SessionRunHook):
@@ -39,9 +36,13 @@ PROGRAM = """
 
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
 def test_a_signal_saves_and_ends(number, code, tmp_path):
-    program = textwrap.dedent(PROGRAM).format(here=HERE, directory=str(tmp_path))
+    program = textwrap.dedent(PROGRAM).format(directory=str(tmp_path))
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
     )
     for _ in range(5):
         assert process.stdout.readline() == "step\n"

@@ -1,9 +1,9 @@
 """TPUEstimator with use_tpu: one program on several processors, without a TPU."""
 
-import estimator_models as models
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers.estimator import estimator_models as models
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import estimator

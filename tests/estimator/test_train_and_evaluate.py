@@ -3,10 +3,10 @@
 import json
 import os
 
-import estimator_models as models
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers.estimator import estimator_models as models
 
 from mesh_tensorflow import estimator
 

@@ -1,9 +1,9 @@
 """Flags are as they were after each test."""
 
-import generated_scans
 import pytest
 from absl import flags
 from absl.testing import flagsaver
+from helpers.experimental import generated_scans
 
 
 @pytest.fixture(autouse=True)

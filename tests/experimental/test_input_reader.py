@@ -1,13 +1,13 @@
 """Readers: each processor gets its slices of the batches that a whole data set has."""
 
 import itertools
-import pathlib
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers.paths import WORKERS
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.experimental import input_reader
@@ -134,7 +134,6 @@ def test_simd(layout, l2p, tf_graph):
 @pytest.mark.slow
 @pytest.mark.parametrize("count, layout", [(2, "batch:rows,w:cols"), (4, "batch:cols")])
 def test_processes_read_for_their_own_processors(count, layout, tmp_path):
-    worker = pathlib.Path(__file__).with_name("reader_worker.py")
     done = subprocess.run(
         [
             sys.executable,
@@ -142,7 +141,7 @@ def test_processes_read_for_their_own_processors(count, layout, tmp_path):
             "mesh_tensorflow.launch",
             "--processes",
             str(count),
-            str(worker),
+            str(WORKERS / "reader_worker.py"),
             layout,
             str(4 // count),
             str(tmp_path),

@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from generated_scans import set_flags, write
+from helpers.experimental.generated_scans import set_flags, write
+from helpers.paths import environment
 
 from mesh_tensorflow.experimental import model_executor
 from mesh_tensorflow.experimental.model_executor import _model
@@ -184,8 +185,8 @@ def test_numbers_that_make_no_sense(flag):
 def test_eager_programs(tmp_path):
     write(tmp_path, 2)
     script = f"""
-import generated_scans
 from absl import flags
+from helpers.experimental import generated_scans
 from mesh_tensorflow.experimental import model_executor
 flags.FLAGS(["test"])
 generated_scans.set_flags(
@@ -193,13 +194,12 @@ generated_scans.set_flags(
     num_training_loops=2, num_train_iterations_per_loop=2, use_tpu=False)
 print(len(model_executor.train_and_eval()), "scores")
 """
-    path = os.pathsep.join([os.path.dirname(__file__), *(p for p in sys.path if p)])
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
         timeout=100,
-        env=dict(os.environ, PYTHONPATH=path),
+        env=environment(),
     )
     assert done.stdout == "10 scores\n", done.stderr
 

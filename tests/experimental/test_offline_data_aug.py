@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from generated_scans import RESO, set_flags, write
+from helpers.experimental.generated_scans import RESO, set_flags, write
 
 from mesh_tensorflow.experimental import offline_data_aug
 

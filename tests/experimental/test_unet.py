@@ -1,24 +1,19 @@
 """The U-Net: shapes, data, the same answer however it is split, files of predictions, mistakes."""
 
 import os
-import pathlib
-import sys
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
-from generated_scans import RESO, scan, set_flags, write
+from helpers.experimental.generated_scans import RESO, scan, set_flags, write
+from helpers.mesh import xla_cpu_replicas
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.experimental import unet
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
-
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "mesh"))
-
-import xla_cpu_replicas
 
 
 def elements(dataset_str, count):

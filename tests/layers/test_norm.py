@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from helpers.layer_runs import dims
+from helpers.layers.layer_graph import LayerGraph
 from helpers.world import World
-from layer_graph import LayerGraph
 
 import mesh_tensorflow as mtf
 

@@ -4,11 +4,12 @@ import multiprocessing
 import os
 import random
 import signal
-import sys
 import time
 
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers.paths import environment
+from helpers.workers import training_worker
 
 KILLS = 50
 SECONDS = 60  # for a process to make progress
@@ -17,18 +18,14 @@ SECONDS = 60  # for a process to make progress
 @pytest.fixture(scope="module")
 def processes():
     """Starts processes that have imported TensorFlow already, but not used it."""
-    here = os.path.dirname(__file__)
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(here)
-        patch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
+        patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["training_worker"])
+        context.set_forkserver_preload(["helpers.workers.training_worker"])
         yield context
 
 
 def start(processes, *arguments):
-    import training_worker
-
     process = processes.Process(target=training_worker.run, args=arguments)
     process.start()
     return process

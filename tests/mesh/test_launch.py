@@ -395,7 +395,7 @@ def test_a_process_that_is_lost_before_the_variables_are_initialized_is_named(tm
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(HERE)
         patch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
-        import lost_worker
+        from helpers.workers import lost_worker
 
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["lost_worker"])

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import simd_models
 import tensorflow.compat.v1 as tf
+from helpers.mesh import simd_models
 from test_launch import run_script
 
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-import xla_cpu_replicas
+from helpers.mesh import xla_cpu_replicas
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.constants import at_device, constant

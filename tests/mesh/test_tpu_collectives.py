@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-import xla_cpu_replicas
+from helpers.mesh import xla_cpu_replicas
 
 from mesh_tensorflow import Shape
 from mesh_tensorflow._core.processors import pnum_to_processor_coordinates

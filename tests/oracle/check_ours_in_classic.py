@@ -2,8 +2,8 @@
 
 Run by hand, in two steps and two Pythons (see README.md):
 
-    python check_ours_in_classic.py save DIR      # with this package
-    python check_ours_in_classic.py load DIR      # with the classic
+    python -m oracle.check_ours_in_classic save DIR      # with this package
+    python -m oracle.check_ours_in_classic load DIR      # with the classic
 """
 
 import os
@@ -17,8 +17,7 @@ import tensorflow.compat.v1 as tf
 
 tf.disable_v2_behavior()
 
-import checkpoints  # noqa: E402
-import oracle_runner  # noqa: E402
+from helpers.oracle import checkpoints, oracle_runner  # noqa: E402
 
 LAYOUT = "batch:x,hidden:y"
 

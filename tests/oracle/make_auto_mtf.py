@@ -1,6 +1,6 @@
 """Writes what the classic release's auto_mtf says of some programs, to fixtures/auto_mtf.json.
 
-Run with the oracle's Python (see README.md):  python make_auto_mtf.py
+Run with the oracle's Python (see README.md):  python -m oracle.make_auto_mtf
 
 The programs are those of random_graphs.py, and models, which the file has with it: operations,
 tensors with shapes, and which dimensions may not be split.  A program of this package has other
@@ -18,9 +18,9 @@ import tensorflow.compat.v1 as tf
 tf.disable_v2_behavior()
 tf.logging.set_verbosity(tf.logging.ERROR)
 
-import oracle_runner as runner  # noqa: E402
-from programs_models import MODELS  # noqa: E402
-from random_graphs import COUNT, random_program  # noqa: E402
+from helpers.oracle import oracle_runner as runner  # noqa: E402
+from helpers.oracle.programs_models import MODELS  # noqa: E402
+from helpers.oracle.random_graphs import COUNT, random_program  # noqa: E402
 
 import mesh_tensorflow as mtf  # noqa: E402
 from mesh_tensorflow.auto_mtf import api, layout_optimizer, memory_estimator, scheduler  # noqa: E402

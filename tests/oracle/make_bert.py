@@ -1,6 +1,6 @@
 """Writes what the classic's BERT programs make of texts to fixtures/bert_data.json.
 
-Run with the oracle's Python (see README.md):  python make_bert.py
+Run with the oracle's Python (see README.md):  python -m oracle.make_bert
 
 The classic's programs cannot be imported together, so each part is a process of its own.
 """
@@ -36,7 +36,7 @@ def part(name):
     tf.disable_v2_behavior()
     tf.logging.set_verbosity(tf.logging.ERROR)
     sys.modules["tensorflow_datasets"] = mock.MagicMock()
-    import bert_cases
+    from helpers.oracle import bert_cases
 
     sys.argv = [
         sys.argv[0],
@@ -61,12 +61,12 @@ def main():
             json.dump(found, f)
         return
     facts = {}
-    import bert_cases
+    from helpers.oracle import bert_cases
 
     for name in bert_cases.PARTS:
         with tempfile.TemporaryDirectory() as directory:
             path = os.path.join(directory, "part.json")
-            subprocess.run([sys.executable, __file__, name, path], check=True)
+            subprocess.run([sys.executable, "-m", "oracle.make_bert", name, path], check=True)
             with open(path) as f:
                 facts[name] = json.load(f)
     with open(PATH, "w") as f:

@@ -1,6 +1,6 @@
 """Writes what the classic release's data sets give for some examples, to fixtures/dataset.json.
 
-Run with the oracle's Python (see README.md):  python make_dataset.py
+Run with the oracle's Python (see README.md):  python -m oracle.make_dataset
 
 The file has the examples too: `tests/transformer/test_dataset.py` reads both.  Left out is where
 this package means to differ: zeros within a sequence (the classic loses the tokens after them),

@@ -1,6 +1,6 @@
 """Runs the table with the classic release and writes what comes out to fixtures/.
 
-Run with the oracle's Python (see README.md):  python make_fixtures.py [NAME...]
+Run with the oracle's Python (see README.md):  python -m oracle.make_fixtures [NAME...]
 """
 
 import json
@@ -19,11 +19,9 @@ tf.logging.set_verbosity(tf.logging.ERROR)
 sys.modules["tensorflow_datasets"] = mock.MagicMock()  # which the classic's transformer imports
 sys.modules["tensorflow_probability"] = mock.MagicMock()  # and its experimental package
 
-import checkpoints  # noqa: E402
-import oracle_runner as runner  # noqa: E402
-import programs_errors  # noqa: E402
-import user_scripts  # noqa: E402
-from oracle_table import FAMILIES  # noqa: E402
+from helpers.oracle import checkpoints, programs_errors, user_scripts  # noqa: E402
+from helpers.oracle import oracle_runner as runner  # noqa: E402
+from helpers.oracle.oracle_table import FAMILIES  # noqa: E402
 
 FIXTURES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
 

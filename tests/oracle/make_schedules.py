@@ -1,6 +1,6 @@
 """Writes fixtures/schedules.json: learning rates of the classic at many steps.
 
-Run with the oracle's Python (see README.md):  python make_schedules.py
+Run with the oracle's Python (see README.md):  python -m oracle.make_schedules
 """
 
 import json

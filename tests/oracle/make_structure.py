@@ -1,6 +1,6 @@
 """Writes fixtures/structure.json: what the programs of the table are made of in the classic.
 
-Run with the oracle's Python (see README.md):  python make_structure.py
+Run with the oracle's Python (see README.md):  python -m oracle.make_structure
 """
 
 import json
@@ -16,9 +16,9 @@ tf.logging.set_verbosity(tf.logging.ERROR)
 sys.modules["tensorflow_datasets"] = mock.MagicMock()  # which the classic's transformer imports
 sys.modules["tensorflow_probability"] = mock.MagicMock()  # and its experimental package
 
-import oracle_runner as runner  # noqa: E402
-import structure  # noqa: E402
-from oracle_table import FAMILIES  # noqa: E402
+from helpers.oracle import oracle_runner as runner  # noqa: E402
+from helpers.oracle import structure  # noqa: E402
+from helpers.oracle.oracle_table import FAMILIES  # noqa: E402
 
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures", "structure.json")
 

@@ -1,6 +1,6 @@
 """Writes how the classic release lays logical meshes on TPUs, to fixtures/topology.json.
 
-Run with the oracle's Python (see README.md):  python make_topology.py
+Run with the oracle's Python (see README.md):  python -m oracle.make_topology
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """Writes fixtures/utils.json: what functions and whole runs of the classic's utils give.
 
-Run with the oracle's Python (see README.md):  python make_utils.py
+Run with the oracle's Python (see README.md):  python -m oracle.make_utils
 """
 
 import json
@@ -17,8 +17,8 @@ tf.disable_v2_behavior()
 tf.logging.set_verbosity(tf.logging.ERROR)
 sys.modules["tensorflow_datasets"] = mock.MagicMock()  # which the classic's transformer imports
 
-from utils_cases import CASES  # noqa: E402
-from utils_runs import (  # noqa: E402  # noqa: E402
+from helpers.oracle.utils_cases import CASES  # noqa: E402
+from helpers.oracle.utils_runs import (  # noqa: E402  # noqa: E402
     MICROBATCHES,
     MODELS,
     SCORES,

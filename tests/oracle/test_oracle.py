@@ -6,17 +6,19 @@ import os
 import re
 import zlib
 
-import checkpoints
-import expectations
-import front_ends
 import numpy as np
-import oracle_runner
-import programs_errors
 import pytest
-import structure
 import tensorflow.compat.v1 as tf
-import user_scripts
-from oracle_table import FAMILIES
+from helpers.oracle import (
+    checkpoints,
+    expectations,
+    front_ends,
+    oracle_runner,
+    programs_errors,
+    structure,
+    user_scripts,
+)
+from helpers.oracle.oracle_table import FAMILIES
 
 FIXTURES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
 ONE = ""

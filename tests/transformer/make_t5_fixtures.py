@@ -1,7 +1,7 @@
 """Writes small T5 models of Hugging Face's transformers, and their logits, to t5_fixtures/.
 
     pip install ".[test-t5]"
-    python make_t5_fixtures.py
+    cd tests && python -m transformer.make_t5_fixtures
 
 `test_convert.py` converts them and compares logits; it needs neither torch nor transformers.
 `test_convert_live.py` makes further models, where these are installed.
@@ -10,7 +10,7 @@
 import os
 
 import numpy as np
-from t5_of_transformers import logits, random_model
+from helpers.transformer.t5_of_transformers import logits, random_model
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "t5_fixtures")
 SIZES = {

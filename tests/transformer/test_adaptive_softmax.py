@@ -1,11 +1,11 @@
 """The adaptive softmax against NumPy: vectors, probabilities, losses, and its errors."""
 
-import decoding_models as models
-import further_models as further
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from further_models import LENGTH, VOCAB, Mix, softmax, weights
+from helpers.transformer import decoding_models as models
+from helpers.transformer import further_models as further
+from helpers.transformer.further_models import LENGTH, VOCAB, Mix, softmax, weights
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import transformer

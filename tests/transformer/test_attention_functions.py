@@ -2,13 +2,13 @@
 
 import types
 
-import attention_layers as base
 import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from attention_layers import FLOAT, ROWS, normal, run, softmax, tensor
 from helpers.layer_runs import dims
+from helpers.transformer import attention_layers as base
+from helpers.transformer.attention_layers import FLOAT, ROWS, normal, run, softmax, tensor
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.harness import Placing, assert_close

@@ -2,12 +2,13 @@
 
 import functools
 
-import attention_layers as base
 import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from attention_layers import (
+from helpers.layer_runs import dims
+from helpers.transformer import attention_layers as base
+from helpers.transformer.attention_layers import (
     BEGINS,
     DEPTH,
     LENGTH,
@@ -21,7 +22,6 @@ from attention_layers import (
     softmax,
     tensor,
 )
-from helpers.layer_runs import dims
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close

@@ -8,8 +8,8 @@ import sys
 
 import numpy as np
 import pytest
-import t5_models
 import tensorflow.compat.v1 as tf
+from helpers.transformer import t5_models
 
 from mesh_tensorflow.transformer import convert
 from mesh_tensorflow.transformer.convert import __main__ as command

@@ -3,14 +3,14 @@
 import importlib.util
 import json
 import os
-import pathlib
 import subprocess
 import sys
 import types
 
 import numpy as np
 import pytest
-import t5_models
+from helpers.paths import TESTS
+from helpers.transformer import t5_models
 
 from mesh_tensorflow.transformer import convert
 from mesh_tensorflow.transformer.convert import __main__ as command
@@ -26,10 +26,10 @@ pytestmark = [
     ),
 ]
 
-HERE = pathlib.Path(__file__).parent
+
 ENVIRONMENT = {
     **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]),
+    "PYTHONPATH": os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")]),
     "HF_HUB_OFFLINE": "1",
 }
 # Heads that do not fill the model, a vocabulary that is padded here, more encoder than decoder.
@@ -72,7 +72,7 @@ def run_transformers(make=None, read=()):
     """Returns what models do in transformers, by their folder: logits, and what they decode."""
     folders = [*(make or {}), *read]
     run(
-        [str(HERE / "t5_of_transformers.py")],
+        [str(TESTS / "helpers" / "transformer" / "t5_of_transformers.py")],
         {
             "make": make or {},
             "read": list(read),

@@ -7,7 +7,7 @@ import hypothesis
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from data_rows import Small, rows, strings
+from helpers.transformer.data_rows import Small, rows, strings
 from hypothesis import strategies as st
 
 from mesh_tensorflow.transformer import dataset as data

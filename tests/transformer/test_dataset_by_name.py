@@ -8,7 +8,7 @@ import types
 
 import pytest
 import tensorflow.compat.v1 as tf
-from data_rows import Small, rows, strings
+from helpers.transformer.data_rows import Small, rows, strings
 
 from mesh_tensorflow.transformer import dataset as data
 from mesh_tensorflow.transformer import vocabulary

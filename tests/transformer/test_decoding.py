@@ -1,10 +1,10 @@
 """Beam search by models, and decoding from sequences to sequences."""
 
-import decoding_models as models
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from decoding_models import (
+from helpers.transformer import decoding_models as models
+from helpers.transformer.decoding_models import (
     DECODER_LAYERS,
     EOS,
     LAYERS,

@@ -1,12 +1,12 @@
 """Feed-forward layers and convolutions: NumPy, layouts, decoding, padding, dropout, errors."""
 
-import decoding_models as models
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from decoding_models import LENGTH, RunningSum, imported, prefixes, run
-from expert_layers import TOKENS, context_for, given
 from helpers.layer_runs import numbers
+from helpers.transformer import decoding_models as models
+from helpers.transformer.decoding_models import LENGTH, RunningSum, imported, prefixes, run
+from helpers.transformer.expert_layers import TOKENS, context_for, given
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close

@@ -1,11 +1,11 @@
 """Fixup: initial values by the depth, learned scalars, and layers against NumPy and in layouts."""
 
-import decoding_models as models
-import further_models as further
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from further_models import LENGTH, ROWS, softmax, weights
+from helpers.transformer import decoding_models as models
+from helpers.transformer import further_models as further
+from helpers.transformer.further_models import LENGTH, ROWS, softmax, weights
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import fixup_layers as fixup

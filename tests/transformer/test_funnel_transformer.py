@@ -1,11 +1,11 @@
 """The funnel: what is pooled and when, decoding from a pooled encoder, layouts, errors."""
 
-import decoding_models as models
-import further_models as further
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from decoding_models import LENGTH, ROWS
+from helpers.transformer import decoding_models as models
+from helpers.transformer import further_models as further
+from helpers.transformer.decoding_models import LENGTH, ROWS
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.harness import Placing

@@ -1,10 +1,10 @@
 """Models built by gin of the less common layers, stacks, embeddings and schedules."""
 
-import decoding_models as models
 import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers.transformer import decoding_models as models
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import (

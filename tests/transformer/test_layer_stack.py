@@ -5,11 +5,11 @@ import json
 import re
 
 import gin
-import models
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from models import DEPTH, LENGTH, ROWS, Mix, assert_same, run, some_ids, stack
+from helpers.transformer import models
+from helpers.transformer.models import DEPTH, LENGTH, ROWS, Mix, assert_same, run, some_ids, stack
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import transformer, transformer_layers

@@ -1,12 +1,21 @@
 """Layers of experts: layouts, models, decoding, hyperparameters, errors."""
 
-import decoding_models as models
 import numpy as np
 import pytest
-import routing
 import tensorflow.compat.v1 as tf
-from decoding_models import LENGTH, ROWS, VOCAB, RunningSum, imported, prefixes, run
-from expert_layers import (
+from helpers.layer_runs import numbers
+from helpers.transformer import decoding_models as models
+from helpers.transformer import routing
+from helpers.transformer.decoding_models import (
+    LENGTH,
+    ROWS,
+    VOCAB,
+    RunningSum,
+    imported,
+    prefixes,
+    run,
+)
+from helpers.transformer.expert_layers import (
     DETERMINED,
     FLOAT,
     ROOMY,
@@ -17,7 +26,6 @@ from expert_layers import (
     trained,
     two_levels,
 )
-from helpers.layer_runs import numbers
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-import routing
 import tensorflow.compat.v1 as tf
 from helpers.layer_runs import dims
+from helpers.transformer import routing
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import moe

@@ -1,12 +1,20 @@
 """Layers of experts in two levels, and of experts of several sizes."""
 
-import decoding_models as models
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from decoding_models import run
-from expert_layers import DETERMINED, FLOAT, TOKENS, context_for, given, trained, two_levels
 from helpers.layer_runs import numbers
+from helpers.transformer import decoding_models as models
+from helpers.transformer.decoding_models import run
+from helpers.transformer.expert_layers import (
+    DETERMINED,
+    FLOAT,
+    TOKENS,
+    context_for,
+    given,
+    trained,
+    two_levels,
+)
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close

@@ -2,11 +2,12 @@
 
 import itertools
 
-import decoding_models as models
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from decoding_models import (
+from helpers.layer_runs import dims
+from helpers.transformer import decoding_models as models
+from helpers.transformer.decoding_models import (
     EOS,
     LAYERS,
     LENGTH,
@@ -19,7 +20,6 @@ from decoding_models import (
     prefixes,
     steps_until_all_end,
 )
-from helpers.layer_runs import dims
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close

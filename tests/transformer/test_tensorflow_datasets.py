@@ -1,13 +1,11 @@
 """Data sets of TensorFlow Datasets: of strings and of ids, by name, from code and from files alone."""
 
-import pathlib
-import sys
-
 import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from data_rows import rows
+from helpers.oracle import utils_runs as runs
+from helpers.transformer.data_rows import rows
 
 from mesh_tensorflow.transformer import dataset, utils, vocabulary
 
@@ -15,11 +13,6 @@ tfds = pytest.importorskip(
     "tensorflow_datasets",
     reason="tensorflow-datasets is not installed; it is of the extra [transformer]",
 )
-
-ORACLE = pathlib.Path(__file__).parents[1] / "oracle"
-sys.path.insert(0, str(ORACLE))
-
-import utils_runs as runs  # noqa: E402
 
 runs.register(dataset)
 

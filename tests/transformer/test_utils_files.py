@@ -4,23 +4,19 @@ import functools
 import json
 import os
 import pathlib
-import sys
 
 import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers.oracle import utils_runs as runs
+from helpers.oracle.utils_cases import Numbers
+from helpers.paths import FIXTURES
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import dataset, utils
 
-ORACLE = pathlib.Path(__file__).parents[1] / "oracle"
-sys.path.insert(0, str(ORACLE))
-
-import utils_runs as runs  # noqa: E402
-from utils_cases import Numbers  # noqa: E402
-
-MODELS = json.loads((ORACLE / "fixtures" / "utils.json").read_text())["models"]
+MODELS = json.loads((FIXTURES / "utils.json").read_text())["models"]
 runs.register(dataset)
 
 

@@ -1,25 +1,20 @@
 """Functions of transformer.utils that build no model: against the classic, and errors."""
 
 import json
-import pathlib
-import sys
 
 import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
+from helpers.oracle.utils_cases import CASES, Numbers
+from helpers.paths import FIXTURES
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import utils
 from mesh_tensorflow.transformer.utils._estimator import _session_config
 
-ORACLE = pathlib.Path(__file__).parents[1] / "oracle"
-sys.path.insert(0, str(ORACLE))
-
-from utils_cases import CASES, Numbers  # noqa: E402
-
-FIXTURE = json.loads((ORACLE / "fixtures" / "utils.json").read_text())["functions"]
+FIXTURE = json.loads((FIXTURES / "utils.json").read_text())["functions"]
 
 
 @pytest.fixture(autouse=True)

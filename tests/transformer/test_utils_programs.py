@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
+from helpers.oracle import utils_runs as runs
+from helpers.oracle.utils_cases import Numbers
+from helpers.paths import FIXTURES, TESTS
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import optimize
@@ -19,13 +22,7 @@ from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 from mesh_tensorflow.transformer import dataset, utils
 from mesh_tensorflow.transformer.utils import _program
 
-ORACLE = pathlib.Path(__file__).parents[1] / "oracle"
-sys.path.insert(0, str(ORACLE))
-
-import utils_runs as runs  # noqa: E402
-from utils_cases import Numbers  # noqa: E402
-
-MODELS = json.loads((ORACLE / "fixtures" / "utils.json").read_text())["models"]
+MODELS = json.loads((FIXTURES / "utils.json").read_text())["models"]
 LENGTHS = {"inputs": 8, "targets": 8}
 TILING = [["rows", [1, 2]], ["cols", [2, 1]]]
 SUMMARIES = "tpu_estimator_model_fn.tpu_summaries = True\n"
@@ -204,9 +201,7 @@ def test_a_checkpoint_to_decay_to_is_warned_of(tmp_path, caplog):
 
 MODULE = """
 import os
-import sys
-sys.path.insert(0, {oracle!r})
-import utils_runs
+from helpers.oracle import utils_runs
 from mesh_tensorflow.transformer import dataset
 utils_runs.register(dataset)
 utils_runs.STATE["keys"] = ("targets",)
@@ -217,8 +212,8 @@ print("process", os.getpid())
 @pytest.fixture
 def launched(tmp_path):
     """Runs the program in four processes of this machine."""
-    (tmp_path / "my_data.py").write_text(MODULE.format(oracle=str(ORACLE)))
-    paths = os.pathsep.join([str(pathlib.Path(utils.__file__).parents[3]), str(tmp_path)])
+    (tmp_path / "my_data.py").write_text(MODULE)
+    paths = os.pathsep.join([*sys.path, str(TESTS), str(tmp_path)])
 
     def run(*parameters):
         command = [

@@ -11,16 +11,13 @@ import time
 import gin
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers.oracle import utils_runs as runs
+from helpers.oracle.utils_cases import Numbers
+from helpers.paths import FIXTURES, TESTS
 
 from mesh_tensorflow.transformer import dataset, utils
 
-ORACLE = pathlib.Path(__file__).parents[1] / "oracle"
-sys.path.insert(0, str(ORACLE))
-
-import utils_runs as runs  # noqa: E402
-from utils_cases import Numbers  # noqa: E402
-
-SHAPES = json.loads((ORACLE / "fixtures" / "utils.json").read_text())["models"]["lm"]["variables"]
+SHAPES = json.loads((FIXTURES / "utils.json").read_text())["models"]["lm"]["variables"]
 LENGTHS = {"inputs": 8, "targets": 8}
 
 
@@ -245,10 +242,8 @@ def test_too_few_outputs(tmp_path):
 
 
 MODULE = """
-import sys
-sys.path.insert(0, {oracle!r})
-import utils_cases
-import utils_runs
+from helpers.oracle import utils_cases
+from helpers.oracle import utils_runs
 from mesh_tensorflow.transformer import dataset
 utils_runs.register(dataset)
 encode, decode = utils_cases.Numbers.encode, utils_cases.Numbers.decode
@@ -282,7 +277,7 @@ dropout_rate = 0.0
 def main(tmp_path):
     """Starts the program, which decodes 4000 lines in batches of 4."""
     runs.write_checkpoint(str(tmp_path), SHAPES)
-    (tmp_path / "counting.py").write_text(MODULE.format(oracle=str(ORACLE)))
+    (tmp_path / "counting.py").write_text(MODULE)
     (tmp_path / "my.gin").write_text(runs.CONFIG + GIN)
     (tmp_path / "in").write_text("".join(f"{n % 50 + 2} {n % 7 + 2}\n" for n in range(4000)))
     command = [
@@ -294,7 +289,7 @@ def main(tmp_path):
         "--gin_file=my.gin",
         "--module_import=counting",
     ]
-    paths = os.pathsep.join([str(pathlib.Path(utils.__file__).parents[3]), str(tmp_path)])
+    paths = os.pathsep.join([*sys.path, str(TESTS), str(tmp_path)])
 
     def start():
         with open(tmp_path / "log", "w") as log:

@@ -1,23 +1,18 @@
 """Whole runs of transformer.utils: against the classic, on meshes, and what they write."""
 
 import json
-import pathlib
-import sys
 
 import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers.oracle import utils_runs as runs
+from helpers.paths import FIXTURES
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import dataset, utils
 
-ORACLE = pathlib.Path(__file__).parents[1] / "oracle"
-sys.path.insert(0, str(ORACLE))
-
-import utils_runs as runs  # noqa: E402
-
-MODELS = json.loads((ORACLE / "fixtures" / "utils.json").read_text())["models"]
+MODELS = json.loads((FIXTURES / "utils.json").read_text())["models"]
 MESHES = {
     "one": "",
     "mesh": 'run.mesh_shape = "rows:2,cols:2"\n',

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -10,17 +9,14 @@ import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers.oracle import utils_runs as runs
+from helpers.oracle.utils_cases import Numbers
+from helpers.paths import FIXTURES, TESTS
 
 from mesh_tensorflow import optimize
 from mesh_tensorflow.transformer import dataset, utils
 
-ORACLE = pathlib.Path(__file__).parents[1] / "oracle"
-sys.path.insert(0, str(ORACLE))
-
-import utils_runs as runs  # noqa: E402
-from utils_cases import Numbers  # noqa: E402
-
-SHAPES = json.loads((ORACLE / "fixtures" / "utils.json").read_text())["models"]["lm"]["variables"]
+SHAPES = json.loads((FIXTURES / "utils.json").read_text())["models"]["lm"]["variables"]
 SMALL = "run.train_steps = 2\nrun.save_checkpoints_steps = 1\n"
 RATES = []
 
@@ -199,16 +195,14 @@ def test_learning_rates_without_run(tmp_path, given, total):
 MODULE = """
 import tensorflow.compat.v1 as tf
 from mesh_tensorflow.transformer import dataset
-import sys
-sys.path.insert(0, {oracle!r})
-import utils_runs
+from helpers.oracle import utils_runs
 utils_runs.register(dataset)
 """
 
 
 @pytest.mark.slow
 def test_main(tmp_path):
-    (tmp_path / "my_data.py").write_text(MODULE.format(oracle=str(ORACLE)))
+    (tmp_path / "my_data.py").write_text(MODULE)
     (tmp_path / "my.gin").write_text(
         f"{runs.CONFIG}\nrun.model_type = 'bitransformer'\nnum_layers = 1\nd_model = 16\n"
         "d_ff = 16\nd_kv = 8\nnum_heads = 2\ndropout_rate = 0.0\n"
@@ -223,7 +217,7 @@ def test_main(tmp_path):
         "--gin_param=utils.run.train_steps = 2",
         "--module_import=my_data",
     ]
-    paths = os.pathsep.join([str(pathlib.Path(utils.__file__).parents[3]), str(tmp_path)])
+    paths = os.pathsep.join([*sys.path, str(TESTS), str(tmp_path)])
     done = subprocess.run(
         command,
         cwd=tmp_path,
@@ -242,9 +236,9 @@ def test_main(tmp_path):
 
 def test_distillation_from_a_teacher(tmp_path):
     """The teacher comes from its checkpoint and stays as it is; the student learns."""
-    shapes = json.loads((ORACLE / "fixtures" / "utils.json").read_text())["models"][
-        "bitransformer"
-    ]["variables"]
+    shapes = json.loads((FIXTURES / "utils.json").read_text())["models"]["bitransformer"][
+        "variables"
+    ]
     path = runs.write_checkpoint(str(tmp_path), shapes)
     taught = values(str(tmp_path))
     further = (

@@ -1,6 +1,6 @@
 """Writes fixtures/calls.json: what the classic gives for each call of the tables.
 
-Run with the oracle's Python (see ../README.md):  python make_calls.py [FAMILY...]
+Run with the oracle's Python (see ../README.md):  python -m oracle.calls.make_calls [FAMILY...]
 """
 
 import json
@@ -9,7 +9,6 @@ import sys
 from unittest import mock
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE]
 
 import classic_shim  # noqa: E402,F401  (first: makes the classic importable)
 import tensorflow.compat.v1 as tf  # noqa: E402
@@ -18,9 +17,9 @@ tf.disable_v2_behavior()
 tf.logging.set_verbosity(tf.logging.FATAL)
 sys.modules["tensorflow_datasets"] = mock.MagicMock()  # which the classic's transformer imports
 
-from call_families import FAMILIES  # noqa: E402
-from call_outcomes import outcome  # noqa: E402
-from call_sampler import sample  # noqa: E402
+from helpers.oracle.calls.call_families import FAMILIES  # noqa: E402
+from helpers.oracle.calls.call_outcomes import outcome  # noqa: E402
+from helpers.oracle.calls.call_sampler import sample  # noqa: E402
 
 PATH = os.path.join(HERE, os.pardir, "fixtures", "calls.json")
 

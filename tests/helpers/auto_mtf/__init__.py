@@ -1,0 +1,1 @@
+"""Programs that layouts are searched for."""

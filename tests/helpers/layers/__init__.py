@@ -1,0 +1,1 @@
+"""Graphs with one layer."""

@@ -1,0 +1,1 @@
+"""Programs for several mesh implementations, and ways to run them."""

@@ -1,0 +1,1 @@
+"""Programs that run in this package and in the classic release, and what runs them."""

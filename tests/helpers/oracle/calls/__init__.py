@@ -1,0 +1,1 @@
+"""Calls of public names, and what comes out of them."""
