@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items):
 
 
 # Where warnings of slips are errors, unless a test is marked as having some.
-WITHOUT_SLIPS = {"core", "ops", "optimize", "test_cases.py", "test_errors.py"}
+WITHOUT_SLIPS = {"core", "errors", "ops", "optimize", "test_cases.py"}
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from helpers.mesh import simd_models
-from test_launch import run_script
+from helpers.mesh.launching import run_script
 
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate

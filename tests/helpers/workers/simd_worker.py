@@ -11,9 +11,9 @@ import sys
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from test_simd import STEPS, network
 
 import mesh_tensorflow as mtf
+from helpers.mesh.residual_network import STEPS, network
 from mesh_tensorflow import launch
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 

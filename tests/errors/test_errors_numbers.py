@@ -1,0 +1,130 @@
+"""The texts of errors: what is wrong with numbers: dtypes, arrays beside tensors, random numbers."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from helpers.errors import After, check_building, check_name_is_free, strictly
+from helpers.world import A, B, C
+
+import mesh_tensorflow as mtf
+
+V, T = ValueError, TypeError
+
+
+def strict_pool(world, x):
+    return strictly(lambda w: mtf.layers.max_pool2d(x))(world)
+
+
+BUILD = {
+    # dtypes and numbers
+    "add_dtypes": (lambda w: w.x + w.i, V, r"dtypes must be equal: .*float32; .*int32.*mtf.cast"),
+    "concat_dtypes": (
+        After(lambda w: mtf.cast(w.x, tf.bfloat16), lambda w, y: mtf.concat([w.x, y], "b")),
+        V,
+        "dtypes must be equal",
+    ),
+    "where_dtypes": (lambda w: mtf.where(w.m, w.x, w.i), V, "dtypes must be equal"),
+    "int_plus_float": (
+        lambda w: w.i + 1.5,
+        T,
+        r"Shape\[a=8\] is int32, and 1.5 is no integer. Use mtf.to_float",
+    ),
+    "int_minus_float": (lambda w: w.i - 0.5, T, r"-0.5 is no integer"),
+    "int_times_float": (lambda w: 2.5 * w.i, T, r"2.5 is no integer"),
+    "int_divided": (lambda w: w.i / 2, T, r"0.5 is no integer.*// and % to stay with integers"),
+    "mean_of_ints": (lambda w: mtf.reduce_mean(w.i), T, r"int32, and 0.125 is no integer"),
+    "array_beside": (
+        lambda w: w.x * np.arange(3),
+        V,
+        r"an array of shape \(3,\) stands beside import:0 Shape\[a=8, b=16\].*import_tf_tensor",
+    ),
+    "array_before": (lambda w: np.arange(3) + w.x, V, r"an array of shape \(3,\) stands beside"),
+    "array_of_one": (lambda w: w.x - np.ones([1]), V, r"an array of shape \(1,\) stands beside"),
+    "array_broadcast": (lambda w: mtf.maximum(w.x, np.ones([16])), V, r"mtf.import_tf_tensor"),
+    "array_chosen": (lambda w: mtf.where(w.m, w.x, np.ones([16])), V, r"mtf.import_tf_tensor"),
+    "array_compared": (lambda w: mtf.less(np.ones([16]), w.x), V, r"mtf.import_tf_tensor"),
+    "array_exponent": (lambda w: mtf.pow(w.x, np.ones([16])), V, r"mtf.import_tf_tensor"),
+    "list_beside": (lambda w: w.x / [1.0, 2.0], V, r"an array of shape \(2,\) stands beside"),
+    "tf_beside": (lambda w: w.x * tf.zeros([16]), V, r"a tf.Tensor of shape \(16,\) stands"),
+    "tf_before": (lambda w: tf.zeros([16]) * w.x, T, r"no value .* mtf.import_tf_tensor"),
+    "tf_dtype_beside": (lambda w: w.x * tf.zeros([8, 16], tf.int32), V, r"is int32, .* tf.cast"),
+    "tf_number_dtype": (lambda w: w.x * tf.constant(2), T, r"is int32; .* tf.cast"),
+    "fractions_beside_ints": (lambda w: w.i * np.full([8], 0.5), T, r"int32, and .* no integer"),
+    "fraction_compared": (lambda w: mtf.less(w.i, tf.constant(0.5)), T, r"is no integer"),
+    "none_beside": (lambda w: w.x + None, T, r"None beside import:0 .* neither a number nor"),
+    "scalar_operation": (
+        lambda w: mtf.ScalarMultiplyOperation(w.x, np.ones([16])),
+        V,
+        r"an array with 1 dimensions is no number",
+    ),
+    "no_tensor": (
+        lambda w: mtf.binary_op_with_broadcasting(tf.add, 1, 2),
+        V,
+        "must be a mtf.Tensor, got 1 and 2",
+    ),
+    "number_for_tensor": (
+        lambda w: mtf.exp(3.0),
+        V,
+        r"3.0 is a float, not a mtf.Tensor.*mtf.constant",
+    ),
+    "array_for_tensor": (
+        lambda w: mtf.einsum([w.x, np.zeros([16])]),
+        V,
+        r"ndarray, not a mtf.Tensor",
+    ),
+    "tf_for_tensor": (lambda w: mtf.concat([w.x, tf.zeros([8, 16])], "b"), V, r"not a mtf.Tensor"),
+    "number_reduced": (lambda w: mtf.reduce_sum(3.0), V, r"3.0 is a float, not a mtf.Tensor"),
+    "number_reshaped": (lambda w: mtf.reshape(3.0, []), V, r"3.0 is a float, not a mtf.Tensor"),
+    "meshes": (lambda w: w.x + w.other, V, r"must be on one mesh: .*'mesh'.*'other'"),
+    "bad_dtype": (lambda w: mtf.random_uniform(w.mesh, [A], dtype="no such"), T, "no such"),
+    # random
+    "dropout_neither": (
+        lambda w: mtf.dropout(w.x, True),
+        V,
+        r"exactly one of keep_prob and rate.*rate=0.1",
+    ),
+    "dropout_both": (lambda w: mtf.dropout(w.x, True, keep_prob=0.9, rate=0.1), V, "exactly one"),
+    "dropout_legacy_both": (
+        lambda w: mtf.dropout(w.x, 0.9, rate=0.1),
+        V,
+        "exactly one .* besides 0.9",
+    ),
+    "dropout_zero": (
+        lambda w: mtf.dropout(w.x, True, keep_prob=0.0),
+        V,
+        r"above 0 and at most 1, got 0.0",
+    ),
+    "dropout_range": (lambda w: mtf.dropout(w.x, rate=-0.5), V, r"above 0 and at most 1, got 1.5"),
+    "dropout_noise": (lambda w: mtf.dropout(w.x, rate=0.5, noise_shape=[A, C]), V, r"c=24"),
+    "dense_twice": (
+        lambda w: mtf.layers.dense(w.x, [A], reduced_dims=[B]),
+        V,
+        r"a=8 twice: import:0 Shape\[a=8, b=16\] keeps it, reducing b=16.*mtf.rename_dimension",
+    ),
+    "dropout_ints": (
+        strictly(lambda w: mtf.dropout(w.i, rate=0.5)),
+        V,
+        r"Shape\[a=8\] is int32: .* cannot be scaled by 1 / 0.5. Use mtf.to_float",
+    ),
+    "pool_rest": (
+        After(lambda w: w.tensor([("h", 5), ("w", 4), A]), strict_pool),
+        V,
+        r"windows of \(2, 2\) leave out the end of h=5 of .*h=5, w=4, a=8.*mtf.pad",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_building(name, tf_graph):
+    check_building(*BUILD[name])
+
+
+GOOD = {
+    "add_dtypes": lambda w: (w.x + w.x, "add"),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_name_is_free_after_a_failed_call(name, tf_graph):
+    wrong, kind, _ = BUILD[name]
+    check_name_is_free(wrong, kind, GOOD[name])

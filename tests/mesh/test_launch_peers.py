@@ -1,0 +1,96 @@
+"""Processes that are missing, lost, or in each other's way are named."""
+
+import multiprocessing
+import socket
+import time
+
+import pytest
+from helpers.paths import environment
+from helpers.workers import lost_worker
+
+from mesh_tensorflow import launch
+from mesh_tensorflow._processes import peers
+from mesh_tensorflow._processes.peers import Peer, PeerLostError
+
+
+def test_a_process_that_is_missing_is_named():
+    mine = launch.Processes(tuple(launch._free_addresses(2)), 0)
+    with pytest.raises(
+        PeerLostError,
+        match=rf"waited 1 s for /job:worker/task:1 at "
+        rf"{mine.addresses[1]}, in vain: start it",
+    ):
+        mine.start_server(wait_seconds=1)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_lost_before_the_variables_are_initialized_is_named(tmp_path):
+    """By each of the others, also by one that hears of it after another has ended."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["helpers.workers.lost_worker"])
+        addresses = launch._free_addresses(3)
+        logs = [tmp_path / f"{i}.log" for i in range(3)]
+        started = [
+            context.Process(target=lost_worker.run, args=(addresses, i, str(logs[i])))
+            for i in range(3)
+        ]
+        for process in started:
+            process.start()
+        started[2].join(120)
+        assert started[2].exitcode == -9
+        for process in started[:2]:
+            process.join(40)
+            process.kill()
+    for i in range(2):
+        assert logs[i].exists(), f"process {i} waits for ever"
+        text = logs[i].read_text()
+        assert text.startswith(
+            f"PeerLostError: /job:worker/task:{i} at {addresses[i]} lost /job:worker/task:2 at "
+            f"{addresses[2]}, which does not answer: see what it wrote last"
+        ), text
+
+
+def test_who_is_lost_and_who_merely_ended(monkeypatch):
+    """The first that is silent is lost; who is silent well after it ended for want of it."""
+    found = [Peer("worker", i, f"127.0.0.1:{port}") for i, port in enumerate((1, 2, 3))]
+    silent = set()
+    monkeypatch.setattr(peers, "answers", lambda address: address not in silent)
+    monkeypatch.setattr(peers, "_PING_SECS", 0.02)
+    monkeypatch.setattr(peers, "_STAY_SECS", 0.3)
+    lookout = peers.Lookout(found)
+    assert lookout.confirmed() == []
+    silent.add(found[1].address)
+    start = time.monotonic()
+    with pytest.raises(PeerLostError, match=r"^/job:worker/task:1 at 127\.0\.0\.1:2$"):
+        lookout.call(lambda: time.sleep(60), 60, "waiting")
+    assert 0.3 < time.monotonic() - start < 30
+    silent.add(found[0].address)
+    time.sleep(0.5)
+    assert lookout.lost() == [found[1]]
+    silent.clear()
+    time.sleep(0.5)
+    assert lookout.lost() == []
+    with pytest.raises(TimeoutError, match=r"waiting took longer than 0.1 s"):
+        lookout.call(lambda: time.sleep(60), 0.1, "waiting")
+    with pytest.raises(KeyError):
+        lookout.call(lambda: {}["absent"], 60, "looking")
+
+
+@pytest.mark.parametrize("by_server", [False, True])
+def test_a_port_that_is_in_use_is_named(by_server):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        if by_server:
+            other.close()
+            assert launch.Processes((address,), 0).start_server()
+        else:
+            other.listen()
+        with pytest.raises(
+            RuntimeError,
+            match=rf"/job:worker/task:0 at {address}: its server "
+            r"cannot be started \(Could not start gRPC server\)\. Another process",
+        ):
+            launch.Processes((address,), 0).start_server()
