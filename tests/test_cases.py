@@ -1,4 +1,4 @@
-"""Every case: values, gradients, all layouts, and communication as predicted."""
+"""Every case: values, gradients, layouts, and communication as predicted."""
 
 import zlib
 
@@ -23,16 +23,10 @@ PARAMS = [
 ]
 
 
-@pytest.mark.parametrize("case, dtype", PARAMS)
-def test_value_and_gradient(case, dtype, tf_graph):
-    program = Program(case, dtype)
-    [(_, values)] = program.run([harness.WHOLE])
-    check_results(program, dtype, values)
-
-
 def check_placings(program, placings, dtype):
-    """Compares a program in several placings with the unsplit one, and what it communicates."""
+    """Checks values and gradients, the same in several placings, and what is communicated there."""
     (_, expected), *rest = program.run([harness.WHOLE, *placings])
+    check_results(program, dtype, expected)
     tolerance = program.case.tolerance * TOLERANCE[dtype]
     for lowered, values in rest:
         for i, (value, e) in enumerate(zip(values, expected)):
@@ -42,7 +36,7 @@ def check_placings(program, placings, dtype):
 
 @pytest.mark.parametrize("case, dtype", PARAMS)
 def test_layouts(case, dtype, tf_graph):
-    """A few layouts of each case, and of each two other kinds of meshes."""
+    """Values and gradients; a few layouts of each case, and of each two other kinds of meshes."""
     program = Program(case, dtype)
     placings = harness.placings(program.graph, case.whole, False, zlib.crc32(case.name.encode()))
     check_placings(program, placings if dtype == "float32" else placings[-2:], dtype)

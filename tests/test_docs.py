@@ -9,7 +9,6 @@ count in it, and "…" stands for anything.
 import contextlib
 import importlib
 import io
-import multiprocessing
 import os
 import re
 import textwrap
@@ -17,6 +16,7 @@ import traceback
 from pathlib import Path
 
 import pytest
+from helpers import processes
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -98,18 +98,10 @@ def run_page(path, directory, log):
     os._exit(0)
 
 
-@pytest.fixture(scope="module")
-def processes():
-    """Makes processes that start with TensorFlow imported, and nothing done in it."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["mesh_tensorflow"])
-    return context
-
-
 @pytest.mark.parametrize("path", [p for p in PAGES if programs(p)], ids=page_name)
-def test_programs_run(path, processes, tmp_path):
+def test_programs_run(path, tmp_path):
     log = tmp_path / "error.txt"
-    process = processes.Process(target=run_page, args=(path, str(tmp_path), str(log)))
+    process = processes.context().Process(target=run_page, args=(path, str(tmp_path), str(log)))
     process.start()
     process.join(SECONDS)
     if process.exitcode is None:

@@ -1,11 +1,9 @@
 """Flags of BERT's programs, and what is wrong with some."""
 
-import subprocess
-import sys
-
 import pytest
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
+from helpers import processes
 from helpers.bert import bert_data
 
 from mesh_tensorflow.bert import run_classifier, run_pretraining, run_squad, tokenization
@@ -146,9 +144,7 @@ def test_programs_in_one_process(order):
             "print(flags.FLAGS.mode, flags.FLAGS.max_seq_length, flags.FLAGS.tpu_zone)",
         ]
     )
-    found = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    found = processes.run("-c", program)
     assert found.returncode == 0, found.stderr[-500:]
     length = "384" if order.startswith("run_squad") else "128"
     assert found.stdout.split() == ["eval", length, "z"]

@@ -1,15 +1,13 @@
 """`install`: programs find tf.estimator where it was. In processes of their own."""
 
-import subprocess
-import sys
 import textwrap
+
+from helpers import processes
 
 
 def run(program):
     program = textwrap.dedent(program)
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
-    )
+    done = processes.run("-c", program, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -2,10 +2,10 @@
 
 import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
+from helpers import processes
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 sys.path.append(str(EXAMPLES))
@@ -16,12 +16,7 @@ SMALL = ["--hidden_size=16", "--batch_size=300"]
 
 
 def run(*flags, code=0):
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "mnist.py"), *SMALL, *flags],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = processes.run(EXAMPLES / "mnist.py", *SMALL, *flags)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 

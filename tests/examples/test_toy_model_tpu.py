@@ -2,18 +2,15 @@
 
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
+from helpers import processes
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "examples" / "toy_model_tpu.py"
 
 
 def run(*flags, code=0):
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *flags], capture_output=True, text=True, timeout=300
-    )
+    done = processes.run(SCRIPT, *flags)
     assert done.returncode == code, done.stderr
     return done
 

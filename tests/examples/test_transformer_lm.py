@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from helpers import processes
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 sys.path.append(str(EXAMPLES))
@@ -25,9 +26,7 @@ SMALL = [
 
 
 def run(*flags, code=0):
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *flags], capture_output=True, text=True, timeout=300
-    )
+    done = processes.run(SCRIPT, *flags)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 

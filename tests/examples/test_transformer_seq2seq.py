@@ -3,10 +3,10 @@
 import itertools
 import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
+from helpers import processes
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 sys.path.append(str(EXAMPLES))
@@ -17,9 +17,7 @@ SCRIPT = EXAMPLES / "transformer_seq2seq.py"
 
 
 def run(*flags):
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *flags], capture_output=True, text=True, timeout=300
-    )
+    done = processes.run(SCRIPT, *flags)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -2,11 +2,11 @@
 
 import pathlib
 import re
-import subprocess
 import sys
 
 import numpy as np
 import pytest
+from helpers import processes
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 sys.path.append(str(EXAMPLES))
@@ -15,12 +15,7 @@ import unet_3d as example  # noqa: E402
 
 
 def run(*flags, code=0):
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "unet_3d.py"), *flags],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = processes.run(EXAMPLES / "unet_3d.py", *flags)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers import processes
 from helpers.experimental.generated_scans import set_flags, write
-from helpers.paths import environment
 
 from mesh_tensorflow.experimental import model_executor
 from mesh_tensorflow.experimental.model_executor import _model
@@ -194,13 +194,7 @@ generated_scans.set_flags(
     num_training_loops=2, num_train_iterations_per_loop=2, use_tpu=False)
 print(len(model_executor.train_and_eval()), "scores")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=environment(),
-    )
+    done = processes.run("-c", script, timeout=100)
     assert done.stdout == "10 scores\n", done.stderr
 
 

@@ -1,12 +1,10 @@
 """The suite for mesh implementations: it passes those there are, and finds what is wrong in others."""
 
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers import processes
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing import conformance
@@ -18,13 +16,8 @@ BUILT_IN = "mesh_tensorflow.testing.conformance:"
 
 
 def command(*arguments):
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-m", "mesh_tensorflow.testing.conformance", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
+    return processes.run(
+        "-m", "mesh_tensorflow.testing.conformance", *arguments, timeout=1200, cwd=ROOT
     )
 
 

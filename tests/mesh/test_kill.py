@@ -1,6 +1,5 @@
 """Training that is killed at any moment goes on to the same losses."""
 
-import multiprocessing
 import os
 import random
 import signal
@@ -8,25 +7,15 @@ import time
 
 import pytest
 import tensorflow.compat.v1 as tf
-from helpers.paths import environment
+from helpers import processes
 from helpers.workers import training_worker
 
 KILLS = 50
 SECONDS = 60  # for a process to make progress
 
 
-@pytest.fixture(scope="module")
-def processes():
-    """Starts processes that have imported TensorFlow already, but not used it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["helpers.workers.training_worker"])
-        yield context
-
-
-def start(processes, *arguments):
-    process = processes.Process(target=training_worker.run, args=arguments)
+def start(*arguments):
+    process = processes.context().Process(target=training_worker.run, args=arguments)
     process.start()
     return process
 
@@ -48,12 +37,12 @@ def size(path):
 
 
 @pytest.mark.slow
-def test_killed_fifty_times(processes, tmp_path):
+def test_killed_fifty_times(tmp_path):
     directory, log = str(tmp_path / "model"), str(tmp_path / "killed.log")
     moments = random.Random(0)
     for _ in range(KILLS):
         before, limit = size(log), time.monotonic() + SECONDS
-        process = start(processes, directory, log, 10**9)
+        process = start(directory, log, 10**9)
         while size(log) == before and time.monotonic() < limit and process.is_alive():
             time.sleep(0.01)
         assert size(log) > before, "no step was made"
@@ -67,11 +56,11 @@ def test_killed_fifty_times(processes, tmp_path):
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
     last = max(losses(log))
-    finish = start(processes, directory, log, last + 3)
+    finish = start(directory, log, last + 3)
     finish.join()
     assert finish.exitcode == 0
     whole = str(tmp_path / "whole.log")
-    straight = start(processes, str(tmp_path / "other"), whole, last + 3)
+    straight = start(str(tmp_path / "other"), whole, last + 3)
     straight.join()
     assert straight.exitcode == 0
     killed, expected = losses(log), losses(whole)
@@ -81,14 +70,14 @@ def test_killed_fifty_times(processes, tmp_path):
     assert len(expected) - len(killed) <= KILLS
 
 
-def test_another_layout_goes_on_from_the_same_step(processes, tmp_path):
+def test_another_layout_goes_on_from_the_same_step(tmp_path):
     log = str(tmp_path / "log")
     for last, mesh_shape, layout in [(3, "x:4", "hidden:x"), (6, "x:2,y:2", "batch:x,width:y")]:
-        process = start(processes, str(tmp_path / "model"), log, last, mesh_shape, layout)
+        process = start(str(tmp_path / "model"), log, last, mesh_shape, layout)
         process.join()
         assert process.exitcode == 0
     whole = str(tmp_path / "whole.log")
-    process = start(processes, str(tmp_path / "other"), whole, 6)
+    process = start(str(tmp_path / "other"), whole, 6)
     process.join()
     split, straight = losses(log), losses(whole)
     assert sorted(split) == [1, 2, 3, 4, 5, 6]

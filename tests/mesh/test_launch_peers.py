@@ -1,11 +1,10 @@
 """Processes that are missing, lost, or in each other's way are named."""
 
-import multiprocessing
 import socket
 import time
 
 import pytest
-from helpers.paths import environment
+from helpers import processes
 from helpers.workers import lost_worker
 
 from mesh_tensorflow import launch
@@ -26,23 +25,19 @@ def test_a_process_that_is_missing_is_named():
 @pytest.mark.slow
 def test_a_process_that_is_lost_before_the_variables_are_initialized_is_named(tmp_path):
     """By each of the others, also by one that hears of it after another has ended."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["helpers.workers.lost_worker"])
-        addresses = launch._free_addresses(3)
-        logs = [tmp_path / f"{i}.log" for i in range(3)]
-        started = [
-            context.Process(target=lost_worker.run, args=(addresses, i, str(logs[i])))
-            for i in range(3)
-        ]
-        for process in started:
-            process.start()
-        started[2].join(120)
-        assert started[2].exitcode == -9
-        for process in started[:2]:
-            process.join(40)
-            process.kill()
+    addresses = launch._free_addresses(3)
+    logs = [tmp_path / f"{i}.log" for i in range(3)]
+    started = [
+        processes.context().Process(target=lost_worker.run, args=(addresses, i, str(logs[i])))
+        for i in range(3)
+    ]
+    for process in started:
+        process.start()
+    started[2].join(120)
+    assert started[2].exitcode == -9
+    for process in started[:2]:
+        process.join(40)
+        process.kill()
     for i in range(2):
         assert logs[i].exists(), f"process {i} waits for ever"
         text = logs[i].read_text()

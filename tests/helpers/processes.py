@@ -1,0 +1,88 @@
+"""Runs programs in processes of their own that begin with TensorFlow imported, and nothing done."""
+
+import functools
+import multiprocessing
+import os
+import runpy
+import sys
+import tempfile
+from multiprocessing import forkserver
+from typing import NamedTuple
+from unittest import mock
+
+from helpers.paths import environment
+
+__all__ = ["Done", "context", "run"]
+
+
+class Done(NamedTuple):
+    """What a process ended with."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@functools.cache
+def context():
+    """Returns what makes such processes; all tests share the one that they are forked from."""
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(["mesh_tensorflow", "helpers.processes"])
+    with mock.patch.dict(os.environ, environment()):
+        forkserver.ensure_running()
+    return made
+
+
+def _main(arguments, variables, directory, files):
+    for number, file in enumerate(files, 1):
+        opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(directory)
+    kind, *rest = arguments
+    if kind == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    elif kind == "-m":
+        sys.argv = rest
+        sys.path.insert(0, directory)
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [kind, *rest]
+        sys.path.insert(0, os.path.dirname(kind))
+        runpy.run_path(kind, run_name="__main__")
+
+
+def run(*arguments, timeout=300, cwd=None):
+    """Runs what `python ARGUMENTS` would, without the seconds that it takes to import TensorFlow.
+
+    Args:
+      *arguments: "-c" and a program, "-m" and a module, or a script; then its arguments.
+      timeout: seconds after which the process is killed.
+      cwd: its directory; that of this process if None.
+
+    Returns:
+      A Done.
+
+    Raises:
+      TimeoutError: it was killed.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        files = [os.path.join(directory, name) for name in ("stdout", "stderr")]
+        process = context().Process(
+            target=_main,
+            args=([str(a) for a in arguments], dict(os.environ), str(cwd or os.getcwd()), files),
+        )
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise TimeoutError(f"{arguments} did not end within {timeout} s")
+        texts = []
+        for file in files:
+            with open(file, encoding="utf-8") as f:
+                texts.append(f.read())
+        return Done(process.exitcode, *texts)
