@@ -99,8 +99,8 @@ def check_recomputed(instructions, mesh, seed):
             harness.assert_close(value, e, 1e-4, f"{placing}, target {i}")
 
 
-test_some_layouts = settings(max_examples=8, phases=PHASES)(IN_LAYOUTS(check_layouts))
-test_some_recomputed = settings(max_examples=4, phases=PHASES)(RECOMPUTED(check_recomputed))
+test_some_layouts = settings(max_examples=5, phases=PHASES)(IN_LAYOUTS(check_layouts))
+test_some_recomputed = settings(max_examples=3, phases=PHASES)(RECOMPUTED(check_recomputed))
 
 
 @pytest.mark.slow

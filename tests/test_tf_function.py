@@ -1,13 +1,10 @@
 """Programs within tf.function, in graphs with v2 control flow, and after disable_v2_behavior."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
+from helpers import processes
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
@@ -362,10 +359,5 @@ PROCESSES = {
 
 @pytest.mark.parametrize("name", PROCESSES)
 def test_in_a_fresh_process(name):
-    done = subprocess.run(
-        [sys.executable, "-c", PROCESSES[name]],
-        capture_output=True,
-        text=True,
-        env=dict(os.environ),
-    )
+    done = processes.run("-c", PROCESSES[name])
     assert done.stdout.strip() == "passed", done.stderr[-3000:]

@@ -8,9 +8,14 @@ from mesh_tensorflow.auto_mtf.layout_optimizer import LayoutOptimizer
 from mesh_tensorflow.auto_mtf.memory_estimator import MemoryEstimator
 
 MODELS = sorted(name for name in CLASSIC if "four" in CLASSIC[name])
+# The models, and of the others every fourth one, are in the short run.
+NAMES = [
+    pytest.param(name, marks=[] if name in MODELS or i % 4 == 0 else [pytest.mark.slow])
+    for i, name in enumerate(sorted(CLASSIC))
+]
 
 
-@pytest.mark.parametrize("name", sorted(CLASSIC))
+@pytest.mark.parametrize("name", NAMES)
 def test_schedules(name):
     graph, outputs, facts = classic_program(name)
     estimator = MemoryEstimator(graph, "", outputs)
@@ -19,7 +24,7 @@ def test_schedules(name):
     assert LayoutOptimizer(estimator, scheduler_alg="NAIVE").evaluate_layout("") == facts["naive"]
 
 
-@pytest.mark.parametrize("name", sorted(CLASSIC))
+@pytest.mark.parametrize("name", NAMES)
 def test_peaks_and_optimum(name):
     graph, outputs, facts = classic_program(name)
     for mesh_shape, theirs in facts["meshes"].items():

@@ -49,12 +49,16 @@ def slow_but(name, count, number=0):
 
 
 def parameters():
-    """Each program on one processor and in its layouts; of the short run, in one or none."""
+    """Each program on one processor and in its layouts; of the short run, in one or none.
+
+    Of single operations there are fewer in it: the table of cases has them all.
+    """
     for family, programs in FAMILIES.items():
+        count = 12 if family == "language" else 6
         for name, program in programs.items():
             for i, layout in enumerate([None, *program.layouts]):
                 kind = "one" if layout is None else layout or "replicated"
-                marks = slow_but(name, 6, i)
+                marks = slow_but(name, count, i)
                 yield pytest.param(family, name, layout, id=f"{name}-{kind}", marks=marks)
 
 
@@ -164,7 +168,7 @@ def check_names_shapes_and_dtypes(family, name, ours):
 
 
 MERGED = [
-    (family, name, layout)
+    pytest.param(family, name, layout, marks=slow_but(name, 3))
     for family in ("layers", "attention", "models")
     for name, program in FAMILIES[family].items()
     for layout in program.layouts[:1]
@@ -182,7 +186,7 @@ def test_merged_processors(monkeypatch, family, name, layout):
 
 # A third of the programs, some of every family.
 WITHOUT_SESSIONS = [
-    pytest.param(family, name, marks=slow_but(name, 4))
+    pytest.param(family, name, marks=slow_but(name, 7))
     for family, programs in FAMILIES.items()
     for number, name in enumerate(sorted(programs, key=lambda n: zlib.crc32(n.encode())))
     if number % 3 == 0 and name not in expectations.IN_SESSIONS_ONLY

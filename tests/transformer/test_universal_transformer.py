@@ -215,8 +215,7 @@ KINDS = {
 def test_equal_in_layouts(kind):
     settings = {"num_rec_steps": 2, "act_max_steps": 1, **KINDS[kind]}
     build = further.language_model(lambda: stack(**settings))
-    placings = further.PLACINGS[2:] if kind in ("gated", "gru") else further.PLACINGS[1:]
-    further.equal_in_placings(build, placings, scale=0.4)
+    further.equal_in_placings(build, further.PLACINGS[1:], scale=0.4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

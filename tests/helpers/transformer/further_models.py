@@ -14,7 +14,7 @@ VOCAB = 24
 
 # Data, model and both; also of which processors have their own memory, or a program each.
 PLACINGS = [
-    Placing("x:2", "batch:x"), Placing("x:2", "d_model:x"),
+    Placing("x:2", "d_model:x"),
     Placing("x:2,y:2", "batch:x,vocab:y,heads:y,d_ff:y", merge="device"),
     Placing("x:2,y:2", "batch:x,vocab:y,heads:y,d_ff:y", simd=True),
 ]  # fmt: skip
