@@ -43,6 +43,8 @@ mesh/test_simd.py::test_training_equals_placement[[]x:8*
 mesh/test_simd_models.py::test_in_one_process[[]toy*
 mesh/test_simd_tpu.py::test_a_training_step_is_that_of_placement[[]1.0*
 ops/test_random.py::test_same_bits_in_another_process*
+oracle/calls/test_calls.py::test_calls_agree[[]bert*
+oracle/calls/test_calls.py::test_calls_agree[[]data*
 oracle/calls/test_calls.py::test_calls_agree[[]elementwise*
 oracle/calls/test_calls.py::test_calls_agree[[]layers*
 oracle/calls/test_calls.py::test_calls_agree[[]mesh*
