@@ -2,15 +2,16 @@
 
 import ast
 import functools
-import importlib
-import inspect
 import pathlib
 from typing import NamedTuple
+
+from helpers import readers_table
 
 import mesh_tensorflow
 
 PACKAGE = pathlib.Path(mesh_tensorflow.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
+TREES = readers_table.read(PACKAGE)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # A part imports what stands before it, never what stands after or beside it.
@@ -18,9 +19,10 @@ ORDER = [
     ["utils", "_flags"],
     ["_core"],
     ["_mesh", "_processes"],
+    ["placement_mesh_impl"],
     ["ops"],
     ["_lowering"],
-    ["placement_mesh_impl", "tpu_variables", "ops_with_redefined_builtins"],
+    ["tpu_variables", "ops_with_redefined_builtins"],
     ["simd_mesh_impl", "test_utils", "launch"],
     ["layers"],
     ["optimize", "beam_search", "checkpoint"],
@@ -59,7 +61,8 @@ LATE = {
     ("auto_mtf/explanation", "auto_mtf._time.plot"): "needs matplotlib, which is an extra",
 }
 MAX_FILE_LINES = 400
-MAX_FUNCTION_LINES = 60
+MAX_FILES = 15  # in a folder
+MAX_ANY = 0.08  # of the arguments that are annotated
 
 
 class Import(NamedTuple):
@@ -198,28 +201,21 @@ def test_exceptions_are_all_in_use():
 
 def test_no_cycles():
     """Also not within one part, but for the files of `ops` that import `ops` as a whole."""
-    edges = {}
-    for path in FILES:
-        name = module_name(path).removesuffix("/__init__")
-        if path.name == "__init__.py":
-            continue
-        edges[name] = {
-            i.target.replace(".", "/") for i in imports_of(path) if not i.late and i.target
-        }
-    done, active = set(), []
+    found = [" -> ".join(circle) for circle in readers_table.circles(TREES)]
+    assert not found, listed(found)
 
-    def visit(name):
-        assert name not in active, " -> ".join([*active, name])
-        if name in done or name not in edges:
-            return
-        active.append(name)
-        for target in sorted(edges[name]):
-            visit(target)
-        active.pop()
-        done.add(name)
 
-    for name in edges:
-        visit(name)
+def test_size_of_folders():
+    large = [
+        f"{folder}: {files} files"
+        for folder, files in readers_table.files_of_folders(TREES).items()
+        if files > MAX_FILES
+    ]
+    assert not large, listed(large)
+
+
+def test_arguments_have_types():
+    assert readers_table.any_share(TREES) <= MAX_ANY
 
 
 def test_size_of_files():
@@ -228,61 +224,9 @@ def test_size_of_files():
     assert not long, listed(long)
 
 
-def code_lines(function):
-    """Returns how many lines a function has below its docstring."""
-    code = function.body if ast.get_docstring(function) is None else function.body[1:]
-    return function.end_lineno - code[0].lineno + 1 if code else 0
-
-
 def test_size_of_functions():
-    long = [
-        f"{module_name(path)}: {node.name} has {code_lines(node)} lines"
-        for path in FILES
-        for node in ast.walk(parse(path))
-        if isinstance(node, FUNCTIONS) and code_lines(node) > MAX_FUNCTION_LINES
-    ]
+    long = readers_table.long_functions(TREES)
     assert not long, listed(long)
-
-
-def imported_module(path):
-    name = ".".join(["mesh_tensorflow", *path.relative_to(PACKAGE).with_suffix("").parts])
-    return importlib.import_module(name.removesuffix(".__init__"))
-
-
-def has_own_docstring(cls):
-    """Whether a class has a docstring that was written, not made by `dataclass` or NamedTuple."""
-    doc = vars(cls).get("__doc__")
-    return bool(doc) and not doc.startswith(f"{cls.__name__}(")
-
-
-def undocumented_in_class(cls, name):
-    """Yields what is public in a class, at any depth, and has no docstring, own or inherited."""
-    if not has_own_docstring(cls):
-        yield name
-    for member, value in vars(cls).items():
-        if member.startswith("_"):
-            continue
-        if inspect.isclass(value):
-            # An alias of a class that stands elsewhere is documented there.
-            if value.__qualname__ == f"{cls.__qualname__}.{member}":
-                yield from undocumented_in_class(value, f"{name}.{member}")
-        elif isinstance(value, (property, functools.cached_property)):
-            if not any(vars(c)[member].__doc__ for c in cls.__mro__ if member in vars(c)):
-                yield f"{name}.{member}"
-        elif isinstance(value, (staticmethod, classmethod)) or callable(value):
-            if not inspect.getdoc(getattr(cls, member)):
-                yield f"{name}.{member}"
-
-
-def undocumented(module):
-    """Yields public functions, classes and what is public in them, without a docstring."""
-    for name, thing in vars(module).items():
-        if name.startswith("_") or getattr(thing, "__module__", None) != module.__name__:
-            continue
-        if inspect.isclass(thing):
-            yield from undocumented_in_class(thing, name)
-        elif callable(thing) and hasattr(thing, "__name__") and not inspect.getdoc(thing):
-            yield name
 
 
 def test_files_are_documented():
@@ -291,11 +235,8 @@ def test_files_are_documented():
 
 
 def test_public_names_are_documented():
-    bare = [
-        f"{module_name(path)}: {name}"
-        for path in FILES
-        for name in undocumented(imported_module(path))
-    ]
+    """Methods that override others included."""
+    bare, _ = readers_table.undocumented(TREES)
     assert not bare, listed(bare)
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from test_simd import network, new_session, train
+from helpers.mesh.residual_network import network, new_session, train
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.placement import collectives
