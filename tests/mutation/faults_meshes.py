@@ -1,0 +1,104 @@
+"""Faults in meshes: layouts, collectives, processors, slices of variables, random values."""
+
+from fault import Fault
+
+FAULTS = [
+    Fault(
+        "_core/pending.py",
+        "self._pending[x].summed = True",
+        "self._pending[x].summed = False",
+        "a sum that two operations read is counted twice by the cost model",
+        "mesh/test_counters.py",
+    ),
+    Fault(
+        "_lowering/lowering.py",
+        "elements = requested.laid_out_size(x.shape)",
+        "elements = requested.slice_size(x.shape)",
+        "allreduces are counted for one processor instead of for all",
+        "mesh/test_counters.py",
+    ),
+    Fault(
+        "_mesh/laid_out.py",
+        "x.mesh_impl is first.mesh_impl and x.mesh_axes == first.mesh_axes",
+        "x.mesh_impl is first.mesh_impl",
+        "sums over different mesh axes are added before they are made",
+        "test_random_programs.py",
+    ),
+    Fault(
+        "_mesh/placement/rings.py",
+        "for i in range(n - 2, middle, -1):",
+        "for i in range(n - 2, middle + 1, -1):",
+        "an allreduce over a ring leaves out the tensor next to the middle",
+        "mesh/test_collectives.py -k allreduce_ring",
+    ),
+    Fault(
+        "placement_mesh_impl.py",
+        "key = (self._domains[pnum], *map(id, arguments))",
+        "key = tuple(map(id, arguments))",
+        "what is equal is computed once for all memories, not once in each",
+        "mesh/test_collectives.py",
+    ),
+    Fault(
+        "_mesh/simd/collectives.py",
+        "if None in source_pcoord:",
+        "if None in source_pcoord and cycle is None:",
+        "processors that receive nothing keep what was sent to fill the permutation",
+        "mesh/test_collectives.py -k shift",
+    ),
+    Fault(
+        "_mesh/simd/sharing.py",
+        "return not (op._is_stateful or has_function)",
+        "return not has_function",
+        "operations with side effects are taken to be equal on all processors",
+        "mesh/test_simd_sharing.py",
+    ),
+    Fault(
+        "_mesh/tpu/collectives.py",
+        "len(groups[0]) > self._bfloat16_max_group_size",
+        "len(groups[0]) >= self._bfloat16_max_group_size",
+        "sums of the largest groups for bfloat16 are made in float32",
+        "mesh/test_tpu_collectives.py -k dtype_of_sums",
+    ),
+    Fault(
+        "_mesh/tpu/collectives.py",
+        "[group[source], group[target]]",
+        "[group[target], group[source]]",
+        "a permutation of TPU cores goes backwards",
+        "mesh/test_tpu_collectives.py -k permute",
+    ),
+    Fault(
+        "_mesh/variables/slice_storage.py",
+        "[self._assign(pnum, value) for pnum in pnums]",
+        "[self._assign(pnum, value) for pnum in pnums[:1]]",
+        "of equal slices on several devices only the first is restored",
+        "mesh/test_masters.py -k savers",
+    ),
+    Fault(
+        "_mesh/variables/store.py",
+        "and part == (there.begin(number), there.sizes)",
+        "and part[0] == there.begin(number)",
+        "a slice is used again in a layout in which it has another size",
+        "test_eager.py -k layouts_in_turn",
+    ),
+    Fault(
+        "_mesh/variables/initial_values.py",
+        "zlib.crc32(name.encode()) % 2**31",
+        'zlib.crc32(name.split("/")[-1].encode()) % 2**31',
+        "variables of one name in different scopes begin with the same values",
+        "ops/test_random.py -k initial",
+    ),
+    Fault(
+        "_mesh/slices/random_values.py",
+        "tf.cast(index, tf.uint32) * _u32(4)",
+        "tf.cast(index, tf.uint32)",
+        "the keys of successive steps have parts in common",
+        "ops/test_random.py -k 'iterations or independent'",
+    ),
+    Fault(
+        "checkpoint.py",
+        "(tuple(shapes[n]) != w.shape or dtypes[n] != w.dtype)",
+        "tuple(shapes[n]) != w.shape",
+        "variables of other dtypes than in the checkpoint are not named",
+        "mesh/test_damaged_checkpoints.py",
+    ),
+]

@@ -1,0 +1,118 @@
+"""Faults in layers, attention, decoding, experts, and the programs of transformers and BERT."""
+
+from fault import Fault
+
+FAULTS = [
+    Fault(
+        "layers/_attention/masks.py",
+        "hidden_where(mtf.less(query_pos, memory_pos), dtype)",
+        "hidden_where(mtf.less_equal(query_pos, memory_pos), dtype)",
+        "with a causal mask a position does not see itself",
+        "test_cases.py -k 'value_and_gradient and mask'",
+    ),
+    Fault(
+        "layers/_attention/attention_incremental.py",
+        "later = mtf.less(step, mtf.range(x.mesh, memory_length, tf.int32))",
+        "later = mtf.less(step + 1, mtf.range(x.mesh, memory_length, tf.int32))",
+        "a step of decoding sees the empty place of the next one",
+        "layers/test_attention_decoding.py",
+    ),
+    Fault(
+        "layers/_attention/local_attention.py",
+        "mtf.greater_equal(query_pos, memory_pos + block_length)",
+        "mtf.greater(query_pos, memory_pos + block_length)",
+        "local attention reaches back one position too far",
+        "layers/test_attention_local.py -k reach",
+    ),
+    Fault(
+        "layers/_loss.py",
+        "return loss + z_loss * mtf.square(log_z)",
+        "return loss + z_loss * log_z",
+        "the z loss is not squared",
+        "layers/test_losses_and_embedding.py -k z_loss",
+    ),
+    Fault(
+        "layers/_norm.py",
+        "step = (average - value) * (1.0 - momentum)",
+        "step = (average - value) * momentum",
+        "the averages of batch_norm forget what they should keep",
+        "layers/test_norm.py -k averages",
+    ),
+    Fault(
+        "transformer/transformer_layers/_attention/relative.py",
+        "side * tf.cast(relative > 0, tf.int32)",
+        "side * tf.cast(relative >= 0, tf.int32)",
+        "a position is in a bucket of later ones for itself",
+        "transformer/test_utils_functions.py",
+    ),
+    Fault(
+        "transformer/transformer_layers/_attention/self_bias.py",
+        '("self_attention_bias", *bounds, tuple(heads_dims))',
+        '("self_attention_bias", tuple(heads_dims))',
+        "layers with different windows share a relative bias",
+        "transformer/test_attention_layers.py",
+    ),
+    Fault(
+        "beam_search/_search.py",
+        "bound = self._divided(best_alive, self._decode_length)",
+        "bound = self._divided(best_alive, state.step)",
+        "a beam search stops early by the length that it has instead of by the longest",
+        "beam_search/test_beam_search.py -k 'finds_the_best or search_in_python'",
+    ),
+    Fault(
+        "transformer/transformer/_decoding/sampling.py",
+        "return mtf.gather(ids, drawn, top_dim)",
+        "return drawn",
+        "sampling among the k best gives the rank instead of the id",
+        "transformer/test_sampling.py -k frequencies",
+    ),
+    Fault(
+        "transformer/moe/_assign.py",
+        "taken = mtf.reduce_sum(choices, reduced_dim=self._group_dim)",
+        "taken = mtf.reduce_sum(kept, reduced_dim=self._group_dim)",
+        "tokens that found no place at an expert are not counted for later choices",
+        "transformer/test_moe_gatings.py",
+    ),
+    Fault(
+        "transformer/moe/_router.py",
+        "float(self.experts_dim.size**2)",
+        "float(self.experts_dim.size)",
+        "the loss for balance is not relative to the number of experts",
+        "transformer/test_moe_gatings.py -k balance",
+    ),
+    Fault(
+        "transformer/transformer/_loss.py",
+        "on_value=1.0 - model.label_smoothing + smooth,",
+        "on_value=1.0 - model.label_smoothing,",
+        "smoothed labels do not add up to one",
+        "transformer/test_models.py -k test_loss",
+    ),
+    Fault(
+        "transformer/dataset/_pack.py",
+        'ends[k] - sizes[k] + lengths[k], side="right")',
+        'ends[k] - sizes[k] + lengths[k], side="left")',
+        "an example that fills a packed row exactly goes to the next one",
+        "transformer/test_dataset.py -k pack",
+    ),
+    Fault(
+        "transformer/utils/_outputs/parts.py",
+        "_fingerprint(list(inputs), batch_size, about)",
+        "_fingerprint(list(inputs), batch_size)",
+        "a decode goes on from what other weights decoded",
+        "transformer/test_utils_resuming.py -k other_weights",
+    ),
+    Fault(
+        "transformer/utils/_training/eval.py",
+        "own = list(itertools.islice(rest, len(task.examples)))",
+        "own = list(itertools.islice(outputs, len(task.examples)))",
+        "each task is evaluated on the outputs of the first one",
+        "transformer/test_utils_files.py -k evaluation_of_decodes",
+    ),
+    Fault(
+        "bert/_squad/squad_features.py",
+        "return min(position - span.start, span.end - position) + 0.01 * span.length",
+        "return max(position - span.start, span.end - position) + 0.01 * span.length",
+        "a token is read in the span in which it is nearest to an end",
+        "bert/test_bert_texts.py",
+    ),
+]

@@ -1,0 +1,90 @@
+"""Faults in optimizers, estimators and the search for layouts."""
+
+from fault import Fault
+
+FAULTS = [
+    Fault(
+        "optimize/_sgd.py",
+        "return [mtf.assign(v, updated), mtf.assign_sub(var, v)]",
+        "return [mtf.assign(v, updated), mtf.assign_sub(var, updated)]",
+        "momentum moves by its new value instead of by its last one",
+        "oracle/test_oracle.py -k momentum",
+    ),
+    Fault(
+        "optimize/_adam.py",
+        "(mtf.sqrt(next_v) + self.epsilon)",
+        "mtf.sqrt(next_v + self.epsilon)",
+        "Adam's epsilon is below the root",
+        "oracle/test_oracle.py -k adam_",
+    ),
+    Fault(
+        "optimize/_adafactor.py",
+        "return largest[1], largest[0]",
+        "return largest[0], largest[1]",
+        "the row and column means of Adafactor have each other's names in checkpoints",
+        "optimize/test_optimizers.py -k slots",
+    ),
+    Fault(
+        "optimize/_adafactor.py",
+        "largest[1].size < self._min_dim_size_to_factor",
+        "largest[1].size <= self._min_dim_size_to_factor",
+        "dimensions of exactly the least size are not factored",
+        "optimize/test_optimizers.py -k slots",
+    ),
+    Fault(
+        "optimize/_schedules.py",
+        "factor(step - offset, total_train_steps - offset)",
+        "factor(step - offset, total_train_steps)",
+        "the offset of a schedule counts for the step and not for the last step",
+        "optimize/test_rates.py",
+    ),
+    Fault(
+        "estimator/_running/early_stopping.py",
+        "values[-1][0] - best_step >= most_steps",
+        "values[-1][0] - best_step > most_steps",
+        "a training without progress stops an evaluation late",
+        "estimator/test_early_stopping.py -k no_progress",
+    ),
+    Fault(
+        "estimator/_running/hooks.py",
+        "key=lambda hook: isinstance(hook, tf.train.CheckpointSaverHook)",
+        "key=lambda hook: not isinstance(hook, tf.train.CheckpointSaverHook)",
+        "hooks that save checkpoints run before those that fill variables",
+        "estimator/test_train.py -k savers_come_after",
+    ),
+    Fault(
+        "estimator/_running/random_step.py",
+        "self._done = int(session.run(tf.train.get_global_step()))",
+        "self._done = 0",
+        "a training that goes on draws the random values of its first steps again",
+        "estimator/test_resume.py -k go_on",
+    ),
+    Fault(
+        "auto_mtf/valid_layouts.py",
+        "math.gcd(self._divisor.get(d.name, 0), d.size)",
+        "max(self._divisor.get(d.name, 0), d.size)",
+        "a dimension is split if its largest size can be",
+        "auto_mtf/test_graph_interface.py -k validator",
+    ),
+    Fault(
+        "auto_mtf/_memory/legal.py",
+        "else [frozenset().union(*tensors)]",
+        "else tensors",
+        "two dimensions of an einsum that meet in no tensor are split alike",
+        "auto_mtf/test_layout_optimizer.py -k 'brute_force or evaluate'",
+    ),
+    Fault(
+        "auto_mtf/_memory/resident.py",
+        "change[last + 1, self._columns[block.dims]] -= block.bytes",
+        "change[last, self._columns[block.dims]] -= block.bytes",
+        "memory is free before the last operation that reads it",
+        "auto_mtf/test_step_time.py -k memory_by_hand",
+    ),
+    Fault(
+        "auto_mtf/_time/seconds.py",
+        "ring = 2 * (count - 1) * (",
+        "ring = (count - 1) * (",
+        "an allreduce over a ring takes the time of one round of two",
+        "auto_mtf/test_step_time.py -k collectives_by_hand",
+    ),
+]
