@@ -213,6 +213,13 @@ def test_slicewise(impl):
     np.testing.assert_allclose(slices_of(pair[1]), np.array(xs) + 1, rtol=1e-6)
 
 
+def test_what_is_equal_is_computed_in_each_memory(impl):
+    devices = [t.device for t in impl.slicewise(lambda: tf.random_uniform([4])).tensor_list]
+    assert len(set(devices)) == len(set(impl.domains))
+    same = impl.slicewise(lambda x: x + 1.0, impl.LaidOutTensor([tf.zeros([4])] * 6)).tensor_list
+    assert len({id(t) for t in same}) == len(set(impl.domains))
+
+
 def test_import_laid_out_tensor(tf_graph):
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")

@@ -101,6 +101,16 @@ def test_a_sum_of_sums_is_made_once(tf_graph):
     assert [c.elements for _, _, c in lowering.collectives] == [32]
 
 
+def test_sums_over_different_axes_are_made_apart(tf_graph):
+    def build(x, y):  # over a, and over b
+        over_a = mtf.reduce_sum(mtf.ones(x.mesh, [A, C]), output_shape=[C])
+        return [over_a + mtf.reduce_sum(y, output_shape=[C])]
+
+    lowering = lowered(build, "x:4,y:2", "a:x,b:y")
+    made = [c.mesh_axes for _, _, c in lowering.collectives if c.kind == "allreduce"]
+    assert sorted(made) == [(0,), (1,)]
+
+
 def test_reshape(tf_graph):
     cases = {
         "allconcat/0/reshape_op": (lambda x, y: [mtf.rename_dimension(x, "b", "z")], 512),

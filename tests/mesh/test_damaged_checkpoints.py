@@ -146,6 +146,12 @@ def test_of_another_program(saved, sizes, names, expected):
         np.testing.assert_array_equal(value, np.ones(sizes))
 
 
+def test_of_another_dtype(saved):
+    text = re.escape("u: float32 [8, 16] in the file, float64 [8, 16] in the program")
+    with tf.Graph().as_default(), pytest.raises(CheckpointError, match=text):
+        check_checkpoint(saved[-1], [tf.get_variable("u", [8, 16], tf.float64)])
+
+
 def test_lists_are_cut_and_directories_named(saved, tmp_path):
     error, _ = restore(saved[-1], names=[f"n{i}" for i in range(20)])
     assert "Missing in the file (20):" in error and "... and 8 more" in error

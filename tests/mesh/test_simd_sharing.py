@@ -186,6 +186,26 @@ def test_collectives_are_run_by_all():
         np.testing.assert_array_equal(session.run(found), np.roll(VALUES, 1, axis=0)[:3])
 
 
+def test_what_is_drawn_is_drawn_by_each():
+    """An operation with side effects gives each processor its own, though its inputs are equal."""
+
+    def program():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.zeros(mesh, [ROWS, COLS])
+        y = mtf.slicewise(
+            lambda t: t + tf.random.uniform(t.shape), [x], splittable_dims=[ROWS, COLS]
+        )
+        lowering = mtf.Lowering(graph, {mesh: SimdMeshImpl("x:2", "rows:x")})
+        return [lowering.export_to_tf_tensor(y)]
+
+    tf.set_random_seed(None)
+    [found] = replicate(program, devices=cpus(2))
+    with tf.Session(config=tf.ConfigProto(device_count={"CPU": 2})) as session:
+        first, second = np.split(session.run(found), 2)
+    assert np.mean(first == second) < 0.01
+
+
 def test_tables_within_loops_are_not_those_outside():
     """In the loop, all processors have the same; what has the same name outside is their own."""
 

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from scipy import stats
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow._mesh.slices import random_values
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.harness import Placing
 
@@ -165,6 +166,11 @@ def test_iterations_of_a_loop():
     for i, x in enumerate(rows):
         for y in rows[:i]:
             assert np.mean(x == y) < 0.01
+
+
+def test_keys_of_iterations_have_no_part_in_common():
+    keys = [random_values.fold_key(tf.constant([7, 9], tf.uint32), i) for i in range(16)]
+    assert len(np.unique([key.numpy() for key in keys])) == 16 * 4
 
 
 PROCESS = """
@@ -415,3 +421,8 @@ def test_initial_values(name):
         assert not np.array_equal(expected["u"], expected["v"])
         changed = initial_values(PLACINGS[0], ["u"], seed=8, **kwargs)
         assert not np.array_equal(changed["u"], expected["u"])
+
+
+def test_initial_values_of_one_name_in_two_scopes_differ():
+    values = initial_values(PLACINGS[0], ["first/kernel", "second/kernel"])
+    assert np.mean(values["first/kernel"] == values["second/kernel"]) < 0.01

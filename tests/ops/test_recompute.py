@@ -65,3 +65,22 @@ def test_inner_values_are_not_kept():
     growth = {recompute: run(recompute, 8)[1] - run(recompute, 2)[1] for recompute in (False, True)}
     assert growth[False] > 6 * inner
     assert growth[True] < 6 * 0.5 * inner
+
+
+def test_gradients_go_through_what_does_not_need_the_arguments():
+    """Which is computed once, such as a function of weights."""
+
+    def gradient(recompute):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        w = mtf.import_tf_tensor(mesh, tf.constant([0.5, -1.5, 2.0]), mtf.Shape([("d", 3)]))
+        x = mtf.ones(mesh, w.shape)
+
+        def fn(x):
+            return x * mtf.sin(w)
+
+        [dw] = mtf.gradients([mtf.recompute_grad(fn, [x]) if recompute else fn(x)], [w])
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl("", "", [""])
+        return mtf.Lowering(mesh.graph, {mesh: impl}).export_to_tf_tensor(dw).numpy()
+
+    np.testing.assert_allclose(gradient(True), np.cos([0.5, -1.5, 2.0]), rtol=1e-6)
+    np.testing.assert_allclose(gradient(False), gradient(True), rtol=1e-6)
