@@ -167,6 +167,7 @@ def test_validator():
     assert validator.mesh_dimension_name_to_size == {"m": 2, "n": 4}
     valid = validator.is_valid_assignment
     assert valid("d", "m") and not valid("d", "n")  # of sizes 6 and 4
+    assert not LayoutValidator(graph, "m:3").is_valid_assignment("d", "m")  # the larger fits
     assert valid("h", "n")
     assert not valid("e", "m") and not valid("_anonymous_3", "m") and not valid("unknown", "m")
     with pytest.raises(KeyError, match="the mesh has no dimension 'o'"):

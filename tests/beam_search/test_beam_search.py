@@ -158,6 +158,17 @@ def test_equals_a_search_in_python(beam, alpha, stop_early):
         assert_found(ids[row], scores[row], expected, row)
 
 
+def test_goes_on_while_a_longer_sequence_may_be_better():
+    """By the length that it may come to: now, what ended is better than what goes on."""
+    steps = [[0.15, 0.45, 0.4], *[[0.005, 0.005, 0.99]] * 4, [0.005, 0.99, 0.005]]
+    table = np.broadcast_to(np.log(steps)[:, np.newaxis], [BATCH, 6, 3, 3])
+    ids, scores = fetched(WHOLE, table_search(table, 1, 2.0))
+    best = every_sequence(table[0], 2.0)[0]
+    assert best[1] == [2, 2, 2, 2, 2, EOS]
+    for row in range(BATCH):
+        assert_found(ids[row], scores[row], [best], row)
+
+
 PLACINGS = [
     Placing("x:2", "batch:x"), Placing("x:2", "vocab:x"), Placing("x:2,y:2", "batch:x,vocab:y"),
     Placing("x:2,y:2", "batch:x,vocab:y", merge="device"), Placing("x:4", "vocab:x"),

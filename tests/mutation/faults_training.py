@@ -78,7 +78,7 @@ FAULTS = [
         "change[last + 1, self._columns[block.dims]] -= block.bytes",
         "change[last, self._columns[block.dims]] -= block.bytes",
         "memory is free before the last operation that reads it",
-        "auto_mtf/test_step_time.py -k memory_by_hand",
+        "auto_mtf/test_step_time.py -k loops_take_memory",
     ),
     Fault(
         "auto_mtf/_time/seconds.py",

@@ -226,6 +226,20 @@ def test_names_of_a_legacy_stack(tf_graph):
     ] + ["final_layer_norm/scale"]
 
 
+def test_layers_with_other_windows_have_a_relative_bias_of_their_own(tf_graph):
+    class Window(transformer_layers.SelfAttention):
+        def min_relative_position(self, context):
+            return -2
+
+    kwargs = {"num_heads": 2, "key_value_size": 4, "relative_attention_type": "bias_shared"}
+    layers = [(transformer_layers.SelfAttention, kwargs), (Window, kwargs)]
+    names = variable_names(stack(layers=layers), tf_graph)
+    assert [n for n in names if "relative" in n] == [
+        "block_000/layer_000/SelfAttention/relative_attention_bias",
+        "block_000/layer_001/Window/relative_attention_bias",
+    ]
+
+
 def test_layers_of_one_name_share_their_variables(tf_graph):
     layer_stack = stack()
     for layer in layer_stack.layers:
