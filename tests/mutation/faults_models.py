@@ -106,7 +106,7 @@ FAULTS = [
         "own = list(itertools.islice(rest, len(task.examples)))",
         "own = list(itertools.islice(outputs, len(task.examples)))",
         "each task is evaluated on the outputs of the first one",
-        "transformer/test_utils_files.py -k evaluation_of_decodes",
+        "transformer/test_utils_files.py -k own_outputs",
     ),
     Fault(
         "bert/_squad/squad_features.py",

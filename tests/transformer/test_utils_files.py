@@ -63,6 +63,32 @@ def test_evaluation_of_decodes_and_scores(call, tmp_path):
     assert len(scores) == 5 and (tmp_path / "validation_eval_more").is_dir()
 
 
+def test_each_task_is_evaluated_on_its_own_outputs(tmp_path):
+    runs.write_checkpoint(str(tmp_path), MODELS["lm"]["variables"])
+    found = {}
+
+    def tasks(**kwargs):
+        return [
+            dataset.EvalDataset(
+                name,
+                lambda ids=ids: tf.data.Dataset.from_tensor_slices({"targets": ids}),
+                lambda text, **kwargs: text,
+                [
+                    lambda targets, scores, name=name: (
+                        found.setdefault(name, (targets, scores)) and {}
+                    )
+                ],
+            )
+            for name, ids in {"first": [[5], [6]], "second": [[7], [8], [9]]}.items()
+        ]
+
+    utils.eval_model(
+        None, Numbers(), 8, 2, "validation", str(tmp_path), tasks, None, runs.STEP,
+        eval_with_score=True, score_with_estimator_fn=lambda *args, **kwargs: [1, 2, 3, 4, 5],
+    )  # fmt: skip
+    assert found == {"first": (["5", "6"], [1, 2]), "second": (["7", "8", "9"], [3, 4, 5])}
+
+
 def test_decoding_a_data_set(call, tmp_path):
     call(
         "bitransformer",
