@@ -33,22 +33,29 @@ _WITHOUT_TEST = {"": "SURVIVED", None: "tests were not run to their end"}
 class Results:
     """What has been found, in a file, so that a run that was killed goes on."""
 
-    def __init__(self, path, scope):
+    def __init__(self, path, whole, likely_only):
         self._path = pathlib.Path(path)
-        self._scope = scope
+        self._whole, self._likely_only = whole, likely_only
         self._lock = threading.Lock()
         self._values = json.loads(self._path.read_text()) if self._path.exists() else {}
 
-    def key(self, fault):
-        """Returns the key of a row, which changes with the row."""
-        return hashlib.sha256(repr((*fault, self._scope)).encode()).hexdigest()[:16]
+    def _key(self, fault, likely_only=False):
+        parts = (*fault, self._whole, likely_only)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
-    def get(self, key):
-        return self._values.get(key)
+    def get(self, fault):
+        """Returns the name of the test that found a fault; "" if none did, None if not known."""
+        # What the likely tests alone do not find may still be found by others.
+        for likely_only in (False, True) if self._likely_only else (False,):
+            found = self._values.get(self._key(fault, likely_only))
+            if found is not None:
+                return found
+        return None
 
-    def set(self, key, value):
+    def set(self, fault, found):
+        """Keeps the name of the test that found a fault, "" if none did."""
         with self._lock:
-            self._values[key] = value
+            self._values[self._key(fault, self._likely_only and not found)] = found
             new = self._path.with_suffix(".new")
             new.write_text(json.dumps(self._values, indent=1))
             new.replace(self._path)
@@ -182,17 +189,17 @@ def search(rows, trees, results, options):
             return
         finally:
             trees.put(tree)
-        results.set(results.key(fault), found)
+        results.set(fault, found)
         print(f"{number:3} {fault.path}: {fault.what}\n    {found or 'SURVIVED'}", flush=True)
 
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(one, [row for row in rows if results.get(results.key(row[1])) is None]))
+        list(pool.map(one, [row for row in rows if results.get(row[1]) is None]))
 
 
 def main(argv=None):
     options = parsed(argv)
     rows = chosen(options.only)
-    results = Results(options.results, [options.whole, options.likely])
+    results = Results(options.results, options.whole, options.likely)
     for _, fault in rows:
         fault.applied()
     with tempfile.TemporaryDirectory() as directory:
@@ -200,7 +207,7 @@ def main(argv=None):
         for i in range(options.jobs):
             trees.put(Tree(os.path.join(directory, str(i))))
         search(rows, trees, results, options)
-        found = {number: results.get(results.key(fault)) for number, fault in rows}
+        found = {number: results.get(fault) for number, fault in rows}
         tests = sorted({name for name in found.values() if name and "::" in name})
         broken = set(fail_without_faults(tests, trees.get()))
     for number, name in found.items():
