@@ -46,8 +46,8 @@ FAULTS = [
         "test_cases.py -k 'test_layouts and shift'",
     ),
     Fault(
-        "_mesh/simd/sharing.py",
-        "return not (op._is_stateful or has_function)",
+        "_mesh/simd/execution/sharing.py",
+        "return not (op.op_def.is_stateful or has_function)",
         "return not has_function",
         "operations with side effects are taken to be equal on all processors",
         "mesh/test_simd_sharing.py -k drawn",

@@ -8,7 +8,7 @@ FAULTS = [
         "[dy, *xs[:i], *xs[i + 1 :]]",
         "[dy, *xs[:i], *xs[i:]]",
         "the gradient of a factor of an einsum has that factor in it",
-        "test_cases.py -k 'value_and_gradient and einsum_batched'",
+        "test_cases.py -k 'test_layouts and einsum_batched'",
     ),
     Fault(
         "ops/_contractions/einsum.py",
@@ -43,7 +43,7 @@ FAULTS = [
         "return [dy - mtf.exp(y) * mtf.reduce_sum(dy, output_shape=rest)]",
         "return [dy - y * mtf.reduce_sum(dy, output_shape=rest)]",
         "the gradient of log_softmax takes logarithms for probabilities",
-        "test_cases.py -k 'value_and_gradient and log_softmax'",
+        "test_cases.py -k 'test_layouts and log_softmax'",
     ),
     Fault(
         "ops/_control/control.py",
@@ -64,7 +64,7 @@ FAULTS = [
         "lambda index, flat: index >= 0,",
         "lambda index, flat: index > 0,",
         "the gradient of a loop leaves out the first iteration",
-        "test_cases.py -k 'value_and_gradient and while'",
+        "test_cases.py -k 'test_layouts and while'",
     ),
     Fault(
         "ops/_control/while_loop.py",
@@ -78,7 +78,7 @@ FAULTS = [
         "masks = [first, mtf.logical_not(first)]",
         "masks = [first, mtf.equal(x2, y, output_shape=y.shape)]",
         "both arguments of a maximum have the gradient where they tie",
-        "test_cases.py -k 'value_and_gradient and imum'",
+        "test_cases.py -k 'test_layouts and imum'",
     ),
     Fault(
         "ops/_gradients.py",
@@ -120,7 +120,7 @@ FAULTS = [
         "pad(grad_ys[0], [self._begin, after], self._dim.name)",
         "pad(grad_ys[0], [after, self._begin], self._dim.name)",
         "the gradient of a slice is padded on the wrong sides",
-        "test_cases.py -k 'value_and_gradient and slice'",
+        "test_cases.py -k 'test_layouts and slice'",
     ),
     Fault(
         "ops/_random.py",
