@@ -7,6 +7,8 @@ import warnings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+# Two workers on two cores: threads of one operation would take each other's time.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import hypothesis
