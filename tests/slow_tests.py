@@ -13,12 +13,14 @@ auto_mtf/test_step_time.py::test_units_add_up_to_the_program[[]sgd*
 beam_search/test_beam_search.py::test_is_the_same_in_every_layout[[]placing[12]*
 bert/test_bert_flags.py::test_programs_in_one_process*
 bert/test_bert_programs.py::test_classifier_goes_on_from_records_and_checkpoint*
+bert/test_bert_programs.py::test_mixture_of_experts_and_adafactor*
 bert/test_bert_programs.py::test_model_functions_with_parameters_of_others[[]infer*
 bert/test_bert_programs.py::test_squad_with_questions_without_answer*
 bert/test_bert_texts.py::test_model_function[[]run_pretraining*
 bert/test_bert_texts.py::test_model_function[[]run_squad*
 estimator/test_early_stopping.py::test_no_progress[[]stop_if_no_decrease_hook-0.1*
 estimator/test_install.py::test_gin*
+estimator/test_install.py::test_not_at_import*
 estimator/test_mesh_estimator.py::test_exported[[]mesh[12]*
 estimator/test_mesh_estimator.py::test_resumed_on_another_mesh[[]mesh[13]*
 estimator/test_mesh_estimator.py::test_trained_evaluated_and_used[[]mesh[12]*
@@ -26,7 +28,9 @@ estimator/test_mesh_estimator.py::test_warm_started_from_another_mesh[[]mesh[013
 estimator/test_resume.py::test_random_values_and_rates_go_on_as_they_would_have[[]momentum*
 estimator/test_signals_nan.py::test_a_signal_saves_and_ends[[]2-*
 estimator/test_tpu_replicated.py::test_an_export_is_of_a_model_for_one_device*
+estimator/test_tpu_replicated.py::test_either_kind_of_mesh_goes_on_where_the_other_stopped*
 estimator/test_tpu_replicated.py::test_trains_evaluates_and_predicts_as_a_placed_mesh_does*
+examples/test_pick_a_layout.py::test_example[[]mnist-simd*
 examples/test_pick_a_layout.py::test_example[[]transformer*
 examples/test_toy_model_tpu.py::test_mistakes*
 examples/test_transformer_lm.py::test_mistakes_have_no_traceback*
@@ -58,6 +62,7 @@ mesh/test_simd.py::test_training_equals_placement[[]x:2,y:2,z:2*True*
 mesh/test_simd.py::test_training_equals_placement[[]x:2,y:4*False*
 mesh/test_simd.py::test_training_equals_placement[[]x:2-batch*
 mesh/test_simd.py::test_training_equals_placement[[]x:8*
+mesh/test_simd_models.py::test_in_one_process[[]mnist*
 mesh/test_simd_models.py::test_in_one_process[[]toy*
 mesh/test_simd_sharing.py::test_losses_are_those_of_programs_that_share_nothing[[]x:2,y:2,z:2*
 mesh/test_simd_sharing.py::test_losses_are_those_of_programs_that_share_nothing[[]x:3*
@@ -113,7 +118,9 @@ transformer/test_dataset.py::test_equals_the_classic[[]pack_dataset[34]*
 transformer/test_dataset.py::test_equals_the_classic[[]pack_or_pad1[01]*
 transformer/test_dataset.py::test_equals_the_classic[[]pack_or_pad[3-9]*
 transformer/test_dataset.py::test_equals_the_classic[[]trim_and_pad_dataset[3-7]*
+transformer/test_decoding.py::test_decoding_is_the_same_in_every_layout[[]placing4*
 transformer/test_decoding.py::test_decoding_is_the_same_in_every_layout[[]placing[13]]
+transformer/test_evolved_transformer.py::test_equal_in_layouts*
 transformer/test_funnel_transformer.py::test_decoding_equals_the_whole_sequence*
 transformer/test_further_gin.py::test_trains_and_decodes*
 transformer/test_models.py::test_layouts[[]Placing(mesh='x:2', *simd=False*
@@ -126,6 +133,7 @@ transformer/test_universal_transformer.py::test_equal_in_layouts[[]gated*
 transformer/test_universal_transformer.py::test_equal_in_layouts[[]highway*
 transformer/test_utils_files.py::test_beams*
 transformer/test_utils_programs.py::test_summaries_of_layers*
+transformer/test_utils_runs.py::test_as_t5_calls*
 transformer/test_utils_runs.py::test_scores_and_decoding[[]bitransformer-mesh*
 transformer/test_utils_runs.py::test_training[[]*-one-*
 transformer/test_utils_runs.py::test_training[[]bitransformer*
@@ -133,4 +141,5 @@ transformer/test_utils_runs.py::test_training_on_packed_rows*
 transformer/test_utils_training.py::test_a_training_that_goes_on_sees_the_data_that_it_would_have*
 transformer/test_utils_training.py::test_an_ensemble_with_inputs_of_their_own*
 transformer/test_utils_training.py::test_distillation_from_a_teacher*
+transformer/test_utils_training.py::test_outer_batch_and_microbatches_train_alike*
 """.split("\n")[1:-1]

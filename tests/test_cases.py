@@ -36,10 +36,10 @@ def check_placings(program, placings, dtype):
 
 @pytest.mark.parametrize("case, dtype", PARAMS)
 def test_layouts(case, dtype, tf_graph):
-    """Values and gradients; a few layouts of each case, and of each two other kinds of meshes."""
+    """Values and gradients; in float32 a few layouts, and two other kinds of meshes, else one."""
     program = Program(case, dtype)
     placings = harness.placings(program.graph, case.whole, False, zlib.crc32(case.name.encode()))
-    check_placings(program, placings if dtype == "float32" else placings[-2:], dtype)
+    check_placings(program, placings if dtype == "float32" else placings[-1:], dtype)
 
 
 @pytest.mark.slow
