@@ -18,7 +18,7 @@ MESH = (2, 2)
 
 
 def colour(rows, cols, row, col):
-    """The colour of part (row, col) of something cut along rows, columns or both."""
+    """Returns the color of slice (row, col) of a tensor split along rows, columns or both."""
     if rows and cols:
         return COLOURS[row][col]
     return ROW_COLOURS[row] if rows else COL_COLOURS[col]
@@ -34,12 +34,12 @@ def tensor(axes, x, y, size, split, held=None):
     """Draws a matrix.
 
     Args:
-      axes: where to draw.
-      x: left.
-      y: bottom.
+      axes: the Matplotlib axes to draw on.
+      x: the left edge.
+      y: the bottom edge.
       size: (width, height).
-      split: for the vertical and the horizontal dimension the mesh axis that cuts it, or None.
-      held: (row, column) of the processor whose part is to be coloured; all parts if None.
+      split: the mesh axes that split the vertical and the horizontal dimension, or None.
+      held: (row, column) of the processor whose slice is colored; None colors all slices.
     """
     width, height = size
     counts = [1 if axis is None else MESH[axis] for axis in split]
@@ -86,7 +86,7 @@ def save(figure, name):
     plt.close(figure)
 
 
-# Name, (vertical dimension, horizontal one), size on paper, mesh axes that split them.
+# Name, (vertical, horizontal) dimensions, drawn size, mesh axes that split the dimensions.
 TENSORS = [
     ("x", ("batch", "d_model"), (0.9, 1.3), (0, None)),
     ("w", ("d_model", "d_ff"), (1.5, 0.9), (None, 1)),
@@ -95,7 +95,7 @@ TENSORS = [
 
 
 def draw_layout():
-    """What each of four processors holds of x, w and h under batch:rows, d_ff:cols."""
+    """Draws the slices of x, w and h on four processors, in the layout batch:rows, d_ff:cols."""
     figure, axes = canvas(9.0, 5.1)
     centres = [1.55, 4.5, 7.45]
     head = ["h = einsum([x, w])", 'layout "batch:rows,d_ff:cols"', 'mesh "rows:2,cols:2"']
@@ -119,7 +119,7 @@ def draw_layout():
 
 
 def draw_allreduce():
-    """How y = h v is computed: partial sums on each processor, then an allreduce."""
+    """Draws how y = h v is computed: partial sums on each processor, then an allreduce."""
     figure, axes = canvas(9.0, 3.3)
     label(axes, 4.5, 3.08, "y = einsum([h, v]) sums over d_ff, which cols splits", 10)
     heads = ["slices of h and v", "partial sums (LazyAllreduceSum)", "allreduce over cols: y"]

@@ -1,11 +1,11 @@
-"""A custom mesh implementation: all processors on one device, as one would write it in NumPy.
+"""A custom mesh implementation: all processors on one device, written as in NumPy.
 
     python examples/mesh_impl_of_your_own.py
 
 A laid-out tensor is a list with one slice per processor. A variable is stored whole, in its master:
-reading it splits the master into slices, and assigning to it joins the slices again. This is about
-the least a MeshImpl needs, and a starting point for one that targets another kind of device. The
-program below trains a small layer in several layouts.
+reading it splits the master into slices, and assigning to it joins the slices again. This is close
+to the minimum that a MeshImpl needs, and a starting point for one that targets another kind of
+device. The program below trains a small layer in several layouts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class WholeVariable:
 
     def __init__(self, variable: mtf.Variable, mesh_impl: OneDeviceMeshImpl):
         self._variable, self._mesh_impl = variable, mesh_impl
-        self.laid_out_tensor = self.read()  # the value at the beginning of the step
+        self.laid_out_tensor = self.read()  # the value at the start of the step
 
     def read(self) -> ListTensor:
         """Returns the current value."""
@@ -45,7 +45,7 @@ class WholeVariable:
 
 
 class OneDeviceMeshImpl(mtf.MeshImpl):
-    """All processors on one device, which computes their slices one after the other."""
+    """All processors on one device, which computes their slices one after another."""
 
     LaidOutTensor = ListTensor
     LaidOutVariable = WholeVariable
@@ -62,7 +62,7 @@ class OneDeviceMeshImpl(mtf.MeshImpl):
         return ListTensor(results)
 
     def _exchange(self, x: Any, mesh_axes: Sequence[int], fn: Callable) -> ListTensor:
-        """Gives each processor `fn(slices of its group, its index in the group)`."""
+        """Returns `fn(slices of its group, its index in the group)` for each processor."""
         slices, out = x.to_laid_out_tensor().all_slices, [None] * self.size
         for group in mtf.processor_groups(self.shape, mesh_axes):
             for i, n in enumerate(group):
@@ -70,7 +70,7 @@ class OneDeviceMeshImpl(mtf.MeshImpl):
         return ListTensor(out)
 
     def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> ListTensor:
-        """Takes the sum, maximum or minimum over each group."""
+        """Reduces the slices of each group by sum, maximum or minimum."""
         reduce = mtf.reduction_fn(reduction_fn_string)
         return self._exchange(x, mesh_axes, lambda parts, _: reduce(tf.stack(parts), 0))
 
@@ -79,7 +79,7 @@ class OneDeviceMeshImpl(mtf.MeshImpl):
         return self._exchange(x, [mesh_axis], lambda parts, _: tf.concat(parts, concat_axis))
 
     def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> ListTensor:
-        """Gives member i of each group part i of every member's slice."""
+        """Sends part i of every slice in a group to member i of the group."""
 
         def received(parts: list[tf.Tensor], i: int) -> tf.Tensor:
             return tf.concat([tf.split(p, len(parts), split_axis)[i] for p in parts], concat_axis)
@@ -87,7 +87,7 @@ class OneDeviceMeshImpl(mtf.MeshImpl):
         return self._exchange(x, [mesh_axis], received)
 
     def receive(self, x: Any, mesh_axis: int, source_pcoord: Sequence[Optional[int]]) -> ListTensor:
-        """Gives each processor the slice of another member of its group, or zeros."""
+        """Passes each processor the slice of another member of its group, or zeros."""
 
         def received(parts: list[tf.Tensor], i: int) -> tf.Tensor:
             source = source_pcoord[i]
@@ -100,7 +100,7 @@ class OneDeviceMeshImpl(mtf.MeshImpl):
         return ListTensor([tf.constant(n) for n in range(self.size)])
 
     def random(self, shape: mtf.Shape, tf_fn: Callable, kwargs: dict) -> ListTensor:
-        """Splits one whole random tensor."""
+        """Generates the whole random tensor and splits it."""
         kwargs = {k: v for k, v in kwargs.items() if k != "key"}
         return ListTensor(self.make_slices(tf_fn(shape.to_integer_list, **kwargs), shape))
 

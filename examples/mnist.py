@@ -4,22 +4,23 @@
     python examples/mnist.py --mesh_shape="all:4" --layout="batch:all"
     python examples/mnist.py --data_dir=mnist --download --train_epochs=5 --plot=mnist.png
 
-An image of 28 by 28 pixels is cut into 4 by 4 blocks of 7 by 7 pixels. In the default layout the
-rows of blocks are split over one dimension of a 2 by 2 mesh and the columns over the other, so
-each processor holds a quarter of every image. The convolutions exchange halos with neighboring
-processors; the first dense layer sums over the pixels, hence over all processors.
+An image of 28 by 28 pixels is cut into 4 by 4 blocks of 7 by 7 pixels. The default layout splits
+the rows of blocks over one dimension of a 2 by 2 mesh and the columns over the other, so each
+processor holds a quarter of every image. The convolutions exchange halos with neighboring
+processors; the first dense layer sums over the pixels, and therefore over all processors.
 Other layouts, such as "batch:b1;hidden1:b2", compute the same numbers.
 
-On scikit-learn's digits, 40 epochs end at a test accuracy of 97.5 % to 98.1 % (seeds 0 to 4), in
-about a minute on two cores. The learning rate rises at first, then falls to 0. At a constant one,
-such as Adafactor's own of 1 % of a variable's size in each step, training does not settle:
-Adafactor divides gradients by their size, so its steps stay long when gradients get small. The
-loss stays at 0.02 to 0.03, with spikes up to 0.2, against 0.002; the accuracy jumps by up to 3
+On scikit-learn's digits, 40 epochs reach a test accuracy of 97.5 % to 98.1 % (seeds 0 to 4), in
+about a minute on two cores. The learning rate warms up, then decays to 0. With a constant rate,
+such as Adafactor's default of 1 % of a variable's size in each step, training does not converge:
+Adafactor divides gradients by their size, so its steps stay large when gradients get small. The
+loss stays at 0.02 to 0.03, with spikes up to 0.2, instead of 0.002; the accuracy jumps by up to 3
 points between epochs and ends at 96.1 % to 96.9 % (seeds 0 to 2). Adam has no bias correction
-here, so its first steps are long: at 0.001 without the slow start, one of two runs stayed at 10 %.
+here, so its first steps are large: at 0.001 without warmup, one of two runs stayed at 10 %.
 
 `model_fn` is all that mesh_tensorflow.estimator needs to train, test and resume. With --model_dir,
-`tensorboard --logdir` of it shows the loss and the tests; SIGTERM or Ctrl-C saves before it ends.
+`tensorboard --logdir` on that directory shows the training loss and the test results. SIGTERM or
+Ctrl-C saves a checkpoint before the program ends.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ BLOCKS = 4  # along each side of an image
 BLOCK_SIZE = mnist_dataset.IMAGE_SIZE // BLOCKS
 LOSS = "mnist_loss:0"
 
-# By optimizer: what makes it, given a learning rate, and the learning rate that suits it.
+# For each optimizer: its constructor, which takes a learning rate, and a suitable learning rate.
 OPTIMIZERS: dict[str, tuple[Callable[[Any], mtf.optimize.Optimizer], float]] = {
     "adafactor": (lambda rate: mtf.optimize.AdafactorOptimizer(learning_rate=rate), 0.03),
     "adam": (mtf.optimize.AdamWeightDecayOptimizer, 0.0006),
@@ -61,13 +62,13 @@ OPTIMIZERS: dict[str, tuple[Callable[[Any], mtf.optimize.Optimizer], float]] = {
 
 
 def option(default: Any, text: str) -> Any:
-    """A field of Options, with the help text of its flag."""
+    """Returns a field of Options with the help text of its flag."""
     return dataclasses.field(default=default, metadata={"help": text})
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of the command line; every field is a flag."""
+    """Command-line options; every field is a flag."""
 
     data_dir: str = option("", "Directory of MNIST's four files; if empty, scikit-learn's digits.")
     download: bool = option(False, "Fetch the files that are missing in --data_dir.")
@@ -180,14 +181,14 @@ def model_fn(
     params: dict[str, Any],
     config: estimator.RunConfig,
 ) -> estimator.EstimatorSpec:
-    """Builds and lowers the network, and its training step or its test.
+    """Builds and lowers the network and its training step or test.
 
     Args:
-      features: "images" [batch, 28, 28] and, in tests, "counted" [batch], 0 for what fills up.
+      features: "images" [batch, 28, 28] and, in tests, "counted" [batch], 0 for padding examples.
       labels: [batch].
       mode: TRAIN or EVAL.
-      params: "options", and "total_steps" of training.
-      config: says where checkpoints go, and how often.
+      params: "options", and the "total_steps" of training.
+      config: where and how often to save checkpoints.
     """
     options, mesh_impl = params["options"], mesh_of(params["options"])
     graph = mtf.Graph()
@@ -234,7 +235,7 @@ def model_fn(
 
 
 def check_layout(graph: mtf.Graph, mesh_impl: Any) -> None:
-    """Raises ValueError if the layout names a tensor dimension that the network lacks."""
+    """Raises ValueError if the layout names a tensor dimension that is not in the network."""
     known = {d.name for op in graph.operations for x in op.outputs for d in x.shape}
     for mesh_dim in mesh_impl.shape:
         rules = mesh_impl.layout_rules
@@ -247,7 +248,7 @@ def check_layout(graph: mtf.Graph, mesh_impl: Any) -> None:
 
 
 def check_checkpoint(model_dir: str) -> None:
-    """Raises ValueError if the latest checkpoint is of another network or optimizer."""
+    """Raises ValueError if the latest checkpoint is from another network or optimizer."""
     path = tf.train.latest_checkpoint(model_dir)
     if path is None:
         return
@@ -266,7 +267,7 @@ def check_checkpoint(model_dir: str) -> None:
 
 
 def train_input(data: mnist_dataset.Mnist, options: Options, start: int) -> tf.data.Dataset:
-    """Returns the training batches from step `start` on, as in a run without interruption."""
+    """Returns the training batches from step `start` on, as in an uninterrupted run."""
     epoch, done = divmod(start, len(data.train_images) // options.batch_size)
 
     def batches() -> Iterator[Any]:
@@ -307,7 +308,7 @@ def test_input(data: mnist_dataset.Mnist, options: Options) -> tf.data.Dataset:
 
 
 def train(data: mnist_dataset.Mnist, options: Options, model_dir: str) -> list[mnist_report.Epoch]:
-    """Trains up to --train_epochs, and returns the results of the epochs."""
+    """Trains up to --train_epochs and returns the result of each epoch."""
     steps = len(data.train_images) // options.batch_size
     total = steps * options.train_epochs
     config = estimator.RunConfig(
@@ -329,7 +330,7 @@ def train(data: mnist_dataset.Mnist, options: Options, model_dir: str) -> list[m
     report = mnist_report.Report(
         steps, options.train_epochs, options.epochs_between_evals, losses, test
     )
-    # A run that was stopped within an epoch goes on to the end of it, then from epoch to epoch.
+    # A run that was stopped within an epoch first finishes it, then trains epoch by epoch.
     for stop in [-(-steps_done(model_dir) // steps) * steps, total]:
         start = steps_done(model_dir)
         if start < stop:
@@ -348,10 +349,10 @@ def steps_done(model_dir: str) -> int:
 
 
 def run(options: Options) -> list[mnist_report.Epoch]:
-    """Trains as the options say, prints what happens, and returns the epochs' outcomes.
+    """Trains with the given options, prints progress, and returns the result of each epoch.
 
     Raises:
-      ValueError, OSError: the options or the data are not right.
+      ValueError, OSError: the options or the data are invalid.
     """
     options.check()
     data = mnist_dataset.load(options.data_dir, options.download)
@@ -389,7 +390,7 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
     tf.logging.set_verbosity(tf.logging.WARN)
-    tf.get_logger().propagate = False  # to absl's, which would print each warning again
+    tf.get_logger().propagate = False  # absl's logger would print each warning again
     names = [field.name for field in dataclasses.fields(Options)]
     try:
         run(Options(**{name: getattr(flags.FLAGS, name) for name in names}))

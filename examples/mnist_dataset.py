@@ -26,7 +26,7 @@ IMAGE_SIZE = 28
 NUM_CLASSES = 10
 
 BASE_URL = "https://storage.googleapis.com/cvdf-datasets/mnist/"
-# The files of MNIST without their ending ".gz", and the MD5 sum of each with it.
+# The MNIST file names without ".gz", and the MD5 sum of each gzipped file.
 TRAIN_IMAGES = "train-images-idx3-ubyte"
 TRAIN_LABELS = "train-labels-idx1-ubyte"
 TEST_IMAGES = "t10k-images-idx3-ubyte"
@@ -64,11 +64,11 @@ def load(data_dir: PathLike | None = None, download: bool = False) -> Mnist:
     Args:
       data_dir: the directory with the four idx files, plain or ".gz"; None or "" for the
         digits of scikit-learn.
-      download: whether to fetch the files that are missing in `data_dir`.
+      download: whether to download files that are missing from `data_dir`.
 
     Raises:
       FileNotFoundError: files are missing and `download` is false.
-      ValueError: a file is not what it should be, or `download` without `data_dir`.
+      ValueError: a file is invalid, or `download` is set without `data_dir`.
       ConnectionError: a download failed.
     """
     if data_dir:
@@ -86,11 +86,11 @@ def batches(
     epoch: int,
     max_shift: int = 0,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the batches of one epoch of training.
+    """Yields the training batches of one epoch.
 
     They depend only on `seed` and `epoch`, so a resumed run sees the same batches. An incomplete
     last batch is dropped, with different examples in each epoch. With `max_shift`, every image is
-    shifted at random by up to that number of pixels in both directions.
+    shifted at random by up to that many pixels in both directions.
     """
     if len(images) != len(labels):
         raise ValueError(f"{len(images)} images but {len(labels)} labels")
@@ -115,19 +115,19 @@ def _move_at_random(images: np.ndarray, most: int, rng: np.random.Generator) -> 
 
 
 def train(directory: PathLike | None = None) -> tf.data.Dataset:
-    """The training examples as a dataset of (784 floats from 0 to 1, int32 label)."""
+    """Returns the training examples as a dataset of (784 floats from 0 to 1, int32 label)."""
     data = load(directory)
     return _as_tf_dataset(data.train_images, data.train_labels)
 
 
 def test(directory: PathLike | None = None) -> tf.data.Dataset:
-    """The test examples as a dataset of (784 floats from 0 to 1, int32 label)."""
+    """Returns the test examples as a dataset of (784 floats from 0 to 1, int32 label)."""
     data = load(directory)
     return _as_tf_dataset(data.test_images, data.test_labels)
 
 
 def _as_tf_dataset(images: np.ndarray, labels: np.ndarray) -> tf.data.Dataset:
-    # As bytes: in a graph the images become a constant, and a quarter of the size is plenty.
+    # Bytes, since images become a constant in the graph, and bytes are a quarter of the size.
     pixels = np.rint(images.reshape([len(images), -1]) * 255).astype(np.uint8)
     dataset = tf.data.Dataset.from_tensor_slices((pixels, labels))
     return dataset.map(lambda image, label: (tf.cast(image, tf.float32) / 255.0, label))
@@ -160,8 +160,8 @@ def _load_digits() -> Mnist:
 def _enlarge(images: np.ndarray) -> np.ndarray:
     """Enlarges [n, 8, 8] to [n, 28, 28]: three times by cubic splines, then a black border.
 
-    Spline interpolation is linear and separable, so one 24 by 8 matrix, made of the interpolated
-    unit vectors, is enough. Values are rounded to the 256 gray levels of MNIST.
+    Spline interpolation is linear and separable, so a single 24 by 8 matrix of interpolated unit
+    vectors computes it. Values are rounded to the 256 gray levels of MNIST.
     """
     from scipy import ndimage  # scikit-learn depends on it
 
@@ -174,7 +174,7 @@ def _enlarge(images: np.ndarray) -> np.ndarray:
 
 
 def _stratified_split(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Shuffled indices for training and for test, with the same share of every class in both."""
+    """Returns shuffled training and test indices, with equal shares of each class in both."""
     rng = np.random.default_rng(_SPLIT_SEED)
     train_parts, test_parts = [], []
     for label in range(NUM_CLASSES):
@@ -234,7 +234,7 @@ def _read_pair(
 
 
 def _read_idx(path: pathlib.Path, magic: int, example_shape: tuple[int, ...]) -> np.ndarray:
-    """Reads a file of unsigned bytes [n] + example_shape, and checks all there is to check."""
+    """Reads a file of unsigned bytes [n] + example_shape and checks its header and size."""
     content = _read_bytes(path)
     header_size = 4 * (2 + len(example_shape))
     if len(content) < header_size:
@@ -297,18 +297,18 @@ def fetch(
     md5: Mapping[str, str] = MD5,
     timeout: float = 30.0,
 ) -> None:
-    """Downloads files of MNIST as `<name>.gz`, each of which appears only once it is checked.
+    """Downloads MNIST files as `<name>.gz`; each file appears only after its MD5 sum is verified.
 
     Args:
-      directory: where to; made if it is not there.
-      names: of the files, without ".gz"; None for all in `md5`.
-      base_url: what the names are appended to.
+      directory: the target directory, created if necessary.
+      names: the file names without ".gz"; None for all in `md5`.
+      base_url: the URL that file names are appended to.
       md5: the MD5 sum of each gzipped file.
-      timeout: seconds that the server may stay silent.
+      timeout: seconds to wait for data from the server.
 
     Raises:
-      ConnectionError: a file could not be fetched.
-      ValueError: a file is not the one expected.
+      ConnectionError: a download failed.
+      ValueError: a file has another MD5 sum than expected.
     """
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -332,7 +332,7 @@ def _fetch_one(url: str, target: pathlib.Path, md5: str, timeout: float) -> None
 
 
 def _download(url: str, path: pathlib.Path, timeout: float) -> str:
-    """Writes what `url` holds to `path` and returns its MD5 sum."""
+    """Downloads `url` to `path` and returns its MD5 sum."""
     digest = hashlib.md5(usedforsecurity=False)
     with open(path, "wb") as output:
         for chunk in _chunks(url, path.parent, timeout):

@@ -55,7 +55,7 @@ def variable_table(mesh_impl: Any, variables: Sequence[Any]) -> str:
     return table(["variable", "shape", "slice", "split"], rows)
 
 
-# --- As a picture ---
+# --- The plot ---
 
 
 def tile_owners(image_shape: Any, mesh_impl: Any) -> list[list[tuple[int, ...]]]:
@@ -79,13 +79,13 @@ def tile_owners(image_shape: Any, mesh_impl: Any) -> list[list[tuple[int, ...]]]
 def plot(
     path: str, history: Sequence[Any], image: np.ndarray, owners: list[list[tuple[int, ...]]]
 ) -> None:
-    """Writes a PNG of the curves and of which processor holds which block of an image.
+    """Writes a PNG with the learning curves and the processor that holds each block of an image.
 
     Args:
       path: the file to write.
       history: the epochs, with `number`, `loss` and `accuracy`.
       image: pixels from 0 to 1.
-      owners: what `tile_owners` returns.
+      owners: the result of `tile_owners`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Reports of the MNIST example after each epoch."""
+"""Reports the progress of the MNIST example after each epoch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """The outcome of an epoch: the mean loss in training, and the accuracy in the test if any."""
+    """The result of an epoch: the mean training loss and, if it was tested, the test accuracy."""
 
     number: int
     loss: float
@@ -23,15 +23,15 @@ class Epoch:
 
 
 class Losses(tf.train.SessionRunHook):
-    """Collects the losses of steps."""
+    """Collects the loss of each step."""
 
     def __init__(self, loss: str) -> None:
-        """Makes one; `loss` is the name of the tensor."""
+        """Initializes the hook; `loss` is the name of the loss tensor."""
         self._loss = loss
         self.values: list[float] = []
 
     def before_run(self, run_context: Any) -> Any:
-        """Returns what to fetch."""
+        """Requests the loss of the step."""
         return tf.train.SessionRunArgs(run_context.session.graph.get_tensor_by_name(self._loss))
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
@@ -40,18 +40,18 @@ class Losses(tf.train.SessionRunHook):
 
 
 class Report(tf.train.CheckpointSaverListener):
-    """Tests after epochs, prints a line for each, and notes what it was like in `history`."""
+    """Runs tests after epochs, prints a line for each epoch, and records it in `history`."""
 
     def __init__(
         self, steps: int, epochs: int, between: int, losses: Losses, test: Callable[[], float]
     ) -> None:
-        """Makes one.
+        """Initializes the listener.
 
         Args:
           steps: the number of steps in an epoch.
-          epochs: the number of epochs in all.
-          between: the number of epochs from test to test.
-          losses: of the steps.
+          epochs: the total number of epochs.
+          between: the number of epochs between tests.
+          losses: the losses of the steps.
           test: returns the accuracy of the latest checkpoint.
         """
         self.history: list[Epoch] = []
@@ -60,7 +60,7 @@ class Report(tf.train.CheckpointSaverListener):
         self._start = time.perf_counter()
 
     def after_save(self, session: tf.Session, global_step_value: int) -> None:
-        """Reports an epoch, if the checkpoint is of the end of one."""
+        """Reports an epoch if the checkpoint was saved at the end of one."""
         number, rest = divmod(global_step_value, self._steps)
         if self._losses.values and not rest:
             is_tested = number == self._epochs or not number % self._between
@@ -75,11 +75,11 @@ class Report(tf.train.CheckpointSaverListener):
 
 
 def print_epoch(epoch: Epoch, epochs: int) -> None:
-    """Prints an epoch's outcome, in place of the live line of training if there is one.
+    """Prints the result of an epoch, replacing the live progress line if there is one.
 
     Args:
-      epoch: the outcome.
-      epochs: how many there are in all.
+      epoch: the result.
+      epochs: the total number of epochs.
     """
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -3,15 +3,16 @@
     python examples/pick_a_layout.py
     python examples/pick_a_layout.py --model=transformer --layouts=20 --plot=layouts.png
 
-The programs are the network of mnist.py and a transformer made of mtf.layers, with their training
-steps, on a 2 by 2 mesh of logical CPUs. First the machine is measured, unless --hardware names a
-profile written by `python -m mesh_tensorflow.auto_mtf.measure`. Then layouts are timed, from the
-fastest to the slowest estimate. The table has estimated and measured milliseconds per step.
+The programs are the training steps of the network of mnist.py and of a transformer built from
+mtf.layers, on a 2 by 2 mesh of logical CPUs. First, the speed of the machine is measured, unless
+--hardware names a profile written by `python -m mesh_tensorflow.auto_mtf.measure`. Then layouts are
+timed, from the fastest to the slowest estimate. The table shows estimated and measured milliseconds
+per step.
 
 Each logical CPU runs the whole program on its slices, like a separate processor. With
---placement=shared they are one memory domain instead, where equal slices are computed once. A
-layout that splits nothing is then about as fast as any, and the number of operations makes layouts
-slow. For other hardware:
+--placement=shared, the logical CPUs form one memory domain instead, where equal slices are computed
+once. A layout that splits nothing is then about as fast as any other, and layouts are slow if they
+need many operations. For other hardware:
 
     python -m mesh_tensorflow.auto_mtf --mesh_shape=rows:2,cols:2 --hardware=tpu_v3
 """
@@ -38,7 +39,7 @@ MESH_SHAPE = "rows:2,cols:2"
 
 
 class Trial(NamedTuple):
-    """A layout with estimated and measured seconds of a step."""
+    """A layout with its estimated and measured seconds per step."""
 
     layout: str
     estimated: float
@@ -46,7 +47,7 @@ class Trial(NamedTuple):
 
 
 def mnist_program(batch: int = 64, hidden: int = 256) -> models.Program:
-    """Builds the training step of mnist.py, on images of noise."""
+    """Builds the training step of mnist.py on random images."""
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mnist")
     rng = np.random.RandomState(0)
@@ -65,7 +66,7 @@ def mnist_program(batch: int = 64, hidden: int = 256) -> models.Program:
 
 
 def transformer_program() -> models.Program:
-    """Builds the training step of a transformer of two blocks."""
+    """Builds the training step of a transformer with two blocks."""
     return models.language_model(
         batch=8, length=64, vocab=1024, d_model=256, layers=2, heads=4, d_kv=64, d_ff=1024,
         optimizer="sgd", tokens=tf.random.uniform([8, 64], 0, 1024, tf.int32, seed=1),
@@ -79,11 +80,11 @@ PROGRAMS: dict[str, Callable[[], models.Program]] = {
 
 
 def candidates(estimator: step_time.StepEstimator, count: int) -> list[step_time.Estimate]:
-    """Returns legal layouts from the fastest to the slowest, evenly spread.
+    """Returns legal layouts, evenly spaced from the fastest to the slowest estimate.
 
     Args:
       estimator: a StepEstimator.
-      count: how many.
+      count: the number of layouts.
     """
     layouts: list[dict[str, str]] = [{}]
     for d in estimator.space.dims:
@@ -109,14 +110,14 @@ def trials(
     rounds: int = 3,
     placement: str = "simd",
 ) -> list[Trial]:
-    """Returns layouts with estimated and measured times; the first one is what is chosen.
+    """Returns layouts with estimated and measured times; the first one is the chosen layout.
 
     Args:
-      build: makes the program.
+      build: builds the program.
       machine: a Hardware.
-      count: how many layouts.
-      runs: steps of each round of measurement.
-      rounds: how often each layout is measured.
+      count: the number of layouts.
+      runs: the number of steps in each round of measurement.
+      rounds: the number of rounds for each layout.
       placement: "simd" or "shared"; see `measure.step_seconds`.
     """
     with tf.Graph().as_default():
@@ -132,7 +133,7 @@ def trials(
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float:
-    """Returns the rank correlation of pairs of numbers; equal ones share their rank."""
+    """Returns the rank correlation of pairs of numbers; equal numbers share a rank."""
 
     def ranks(column: Any) -> np.ndarray:
         values = np.array(column)
@@ -155,7 +156,7 @@ def report(name: str, tried: Sequence[Trial]) -> str:
 
 
 def plot(path: str, found: dict[str, list[Trial]]) -> None:
-    """Draws measured over estimated times."""
+    """Plots measured against estimated times."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -172,7 +173,7 @@ def plot(path: str, found: dict[str, list[Trial]]) -> None:
 
 @mtf.strict()
 def main(argv: Sequence[str]) -> dict[str, list[Trial]]:
-    """Prints the tables, and returns what is in them."""
+    """Prints the tables and returns their contents."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=[*PROGRAMS, "all"], default="all")
     parser.add_argument("--hardware", default="", help="a profile; measured if empty")

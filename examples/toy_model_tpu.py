@@ -30,8 +30,8 @@ from mesh_tensorflow.estimator import tpu
 
 FLAGS = flags.FLAGS
 
-# What makes a flag, its name, its default, and its help.
 _DTYPES = ["float32", "bfloat16", "float64"]
+# The function that defines each flag, its name, its default, and its help text.
 _FLAGS: list[tuple[Any, str, Any, str]] = [
     (flags.DEFINE_integer, "batch_size", 64, "Examples in a step, over all processors."),
     (flags.DEFINE_integer, "io_size", 16, "Size of inputs and outputs, in each dimension."),
@@ -60,7 +60,7 @@ _FLAGS: list[tuple[Any, str, Any, str]] = [
 
 
 def optimizer_of(name: str, rate: float) -> mtf.optimize.Optimizer:
-    """Returns an optimizer, with its own learning rate if `rate` is 0."""
+    """Returns an optimizer, with its default learning rate if `rate` is 0."""
     if name == "sgd":
         return mtf.optimize.SgdOptimizer(rate or 0.5)
     return mtf.optimize.AdafactorOptimizer(learning_rate=rate or 0.02)
@@ -74,7 +74,7 @@ def toy_model(x: mtf.Tensor, params: dict[str, Any]) -> mtf.Tensor:
     )
     h, reduced = x, io
     for i in range(params["num_hidden_layers"]):
-        # Neighboring layers have dimensions of different names, of which the layout splits one.
+        # Consecutive layers have different dimension names; the layout splits one of them.
         hidden = mtf.Dimension("hidden" if i % 2 == 0 else "hidden_2", params["hidden_size"])
         h = mtf.layers.dense(
             h,
@@ -98,14 +98,14 @@ def model_fn(
     params: dict[str, Any],
     config: tpu.RunConfig,
 ) -> tpu.TPUEstimatorSpec:
-    """Builds and lowers the network, and its training step or its test.
+    """Builds and lowers the network and its training step or test.
 
     Args:
       features: [batch, io].
       labels: [batch, io].
       mode: TRAIN or EVAL.
       params: the flags, and "batch_size".
-      config: says where checkpoints go, and how often.
+      config: where and how often to save checkpoints.
     """
     global_step = tf.train.get_global_step()
     graph = mtf.Graph()
@@ -130,7 +130,7 @@ def model_fn(
     if params["step_with_nan"] >= 1:
         is_nan = tf.equal(global_step.read_value() + 1, params["step_with_nan"])
         tf_loss = tf.where(is_nan, float("nan"), tf_loss)
-    # The step counts up last: the optimizer and the lines above read it before.
+    # The step is incremented last: the optimizer and the lines above read it first.
     done = [tf_loss, *(lowering.lowered_operation(update) for update in updates)]
     with tf.control_dependencies(done):
         train_op = tf.assign_add(global_step, 1)
@@ -158,7 +158,7 @@ def mesh_of(params: dict[str, Any]) -> Any:
 
 
 def input_of(seed: int, start: int) -> Any:
-    """Returns an input function of random numbers that depend only on the seed and the step."""
+    """Returns an input function; its random numbers depend only on the seed and the step."""
 
     def input_fn(params: dict[str, Any]) -> tf.data.Dataset:
         shape = [params["batch_size"], params["io_size"]]
@@ -173,7 +173,7 @@ def input_of(seed: int, start: int) -> Any:
 
 
 def config_of(params: dict[str, Any], model_dir: str, use_tpu: bool) -> tpu.RunConfig:
-    """Returns how to run."""
+    """Returns the RunConfig of the flags."""
     resolver = None
     if use_tpu and FLAGS.tpu:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
@@ -192,7 +192,7 @@ def config_of(params: dict[str, Any], model_dir: str, use_tpu: bool) -> tpu.RunC
 
 
 def run(params: dict[str, Any], config: tpu.RunConfig, use_tpu: bool) -> dict[str, Any]:
-    """Trains and tests; returns the test's results."""
+    """Trains and tests, and returns the test results."""
     size, seed = params.pop("batch_size"), params["seed"]
     toy = tpu.TPUEstimator(
         model_fn,
@@ -208,12 +208,12 @@ def run(params: dict[str, Any], config: tpu.RunConfig, use_tpu: bool) -> dict[st
         print(f"{toy.model_dir} has been trained for {start} steps already")
     else:
         toy.train(input_of(seed, start), max_steps=params["train_steps"])
-    # Data that training has not seen: of another seed.
+    # Another seed gives data that training has not seen.
     return toy.evaluate(input_of(seed + 1, 0), steps=params["eval_steps"])
 
 
 def check(params: dict[str, Any]) -> None:
-    """Raises ValueError for what makes no sense."""
+    """Raises ValueError for invalid flags."""
     for name in [
         "batch_size",
         "io_size",
@@ -234,14 +234,14 @@ def check(params: dict[str, Any]) -> None:
 
 
 def says_loss_or_warns(record: logging.LogRecord) -> bool:
-    """Returns whether to show a message: not what is done between steps."""
+    """Returns whether to show a message: only losses and warnings."""
     return record.levelno > logging.INFO or record.getMessage().startswith("loss = ")
 
 
 def start_log(path: str) -> None:
-    """Lets a line per --iterations steps be seen, also in a file if one is named."""
+    """Logs a line every --iterations steps to standard error and, if named, to a file."""
     logger = tf.get_logger()
-    logger.propagate = False  # to absl's, which would print each line again
+    logger.propagate = False  # absl's logger would print each line again
     logger.handlers[:] = [logging.StreamHandler(sys.stderr)]
     if path:
         logger.addHandler(logging.FileHandler(path))
@@ -261,7 +261,7 @@ def main(argv: Sequence[str]) -> None:
         start_log(FLAGS.log_file)
         with tempfile.TemporaryDirectory() as scratch:
             config = config_of(params, FLAGS.model_dir or scratch, FLAGS.use_tpu)
-            # The first process does all of it, on the devices of all.
+            # The first process runs everything, on the devices of all processes.
             results = estimator.run_cluster(lambda: run(params, config, FLAGS.use_tpu), config)
     except (ValueError, OSError, RuntimeError) as error:
         sys.exit(f"error: {error}")

@@ -8,17 +8,17 @@ Examples of use:
     python examples/transformer_lm.py --text="books/*.txt" --prompt="Call me" --model_dir=lm
     python examples/transformer_lm.py --gin_param="num_layers = 4" --gin_param="d_model = 256"
 
-In the default layout the sequences of a batch are split over one dimension of a 2 by 2 mesh of
-logical CPUs; heads, hidden layers and vocabulary over the other. The text is on every machine that
-has Python; every tenth file is held out. transformer_lm.gin describes the model.
+The default layout splits the sequences of a batch over one dimension of a 2 by 2 mesh of logical
+CPUs, and heads, hidden layers and vocabulary over the other. The text is on every machine that has
+Python; every tenth file is held out. transformer_lm.gin describes the model.
 
-2000 steps end at 2.14 bits per byte on the held-out files, in three minutes on two busy cores;
-expect less than 2.3. A bigram model of bytes needs 3.51. With --quick, 300 steps end at 3.25 in
-half a minute; expect less than 3.4. These numbers are for one seed and for the sources of Python
+2000 steps reach 2.14 bits per byte on the held-out files, in three minutes on two busy cores;
+expect less than 2.3. A bigram model of bytes needs 3.51. With --quick, 300 steps reach 3.25 in half
+a minute; expect less than 3.4. These numbers are for one seed and for the sources of Python
 3.11. Samples are drawn byte by byte, with cached keys and values of earlier bytes.
 
-With --model_dir, training goes on from its latest checkpoint, on any mesh, with the examples that
-it would have seen; SIGTERM or Ctrl-C saves before it ends.
+With --model_dir, training resumes from the latest checkpoint, on any mesh, with the same examples
+as in an uninterrupted run. SIGTERM or Ctrl-C saves a checkpoint before the program ends.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ import transformer_run
 from transformer_run import Model, option
 
 GIN_FILE = "transformer_lm.gin"
-HELD_OUT_EVERY = 10  # files
+HELD_OUT_EVERY = 10  # one file in ten
 TEST_BATCHES = 16
-QUICK_BITS = 3.4  # per byte; what --quick stays below
+QUICK_BITS = 3.4  # per byte; the upper bound with --quick
 PROMPTS = ["def __init__(self, ", "    for i in range(", "import os\n", '"""Returns the ']
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(transformer_run.Options):
-    """The options of the command line; every field is a flag."""
+    """Command-line options; every field is a flag."""
 
     text: str = option("", "Pattern of the names of files; if empty, the standard library's.")
     prompt: str = option("", "What the samples begin with; if empty, four beginnings of code.")
@@ -66,13 +66,13 @@ class Corpus:
 
 
 def load(pattern: str) -> Corpus:
-    """Returns the corpus of the files that a pattern names, in the order of their names.
+    """Returns the corpus of the files that match a pattern, in the order of their names.
 
     Args:
-      pattern: of a path; if empty, the modules of the standard library, without its packages.
+      pattern: a path pattern; if empty, the standard library's modules without its packages.
 
     Raises:
-      ValueError: there are less than two files, or they are too short.
+      ValueError: there are fewer than two files, or they are too short.
     """
     library = pathlib.Path(sysconfig.get_path("stdlib"))
     names = sorted(tf.io.gfile.glob(pattern)) if pattern else sorted(map(str, library.glob("*.py")))
@@ -90,7 +90,7 @@ def load(pattern: str) -> Corpus:
 
 
 def check_sizes(corpus: Corpus, length: int, rows: int) -> None:
-    """Raises ValueError if there is too little text for a test of `rows` rows, and to train on."""
+    """Raises ValueError if there is too little text for training and a test of `rows` rows."""
     for name, text, needed in [
         ("to train on", corpus.train, 2 * length),
         ("held out", corpus.held_out, rows * length),
@@ -111,7 +111,7 @@ def train_rows(text: np.ndarray, length: int, seed: int) -> Iterator[bytes]:
 
 
 def test_rows(text: np.ndarray, length: int, count: int) -> Iterator[bytes]:
-    """Yields `count` pieces from all over the text, which do not overlap."""
+    """Yields `count` pieces that are spread over the text and do not overlap."""
     for start in np.linspace(0, len(text) - length, count).astype(int):
         yield text[start : start + length].tobytes()
 
@@ -137,7 +137,7 @@ def pair_bits(corpus: Corpus) -> float:
 
 
 def act(model: Model, options: Options, corpus: Corpus) -> float:
-    """Trains, tests and samples; returns the held-out bits per byte."""
+    """Trains, tests and samples, and returns the held-out bits per byte."""
     length, rows = model.sequence_length["targets"], TEST_BATCHES * model.batch_size
     check_sizes(corpus, length, rows)
     prompts = [options.prompt] if options.prompt else PROMPTS
@@ -166,10 +166,10 @@ def act(model: Model, options: Options, corpus: Corpus) -> float:
 
 
 def run(options: Options) -> float:
-    """Trains as the options say, prints what happens, and returns the held-out bits per byte.
+    """Trains with the given options, prints progress, and returns the held-out bits per byte.
 
     Raises:
-      ValueError, OSError: the options or the data are not right.
+      ValueError, OSError: the options or the data are invalid.
     """
     options.check()
     corpus = load(options.text)

@@ -20,7 +20,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import estimator
 from mesh_tensorflow.transformer import utils, vocabulary
 
-# The dimensions of tensors that --layout may split.
+# The tensor dimensions that --layout may split.
 DIMENSIONS = ("batch", "heads", "d_ff", "vocab", "d_model")
 MESH_IMPLS = ("placement", "simd")
 
@@ -28,13 +28,13 @@ Outcome = TypeVar("Outcome")
 
 
 def option(default: Any, text: str) -> Any:
-    """A field of Options, with the help text of its flag."""
+    """Returns a field of Options with the help text of its flag."""
     return dataclasses.field(default=default, metadata={"help": text})
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of the command line; every field is a flag."""
+    """Command-line options; every field is a flag."""
 
     mesh_shape: str = option("rows:2;cols:2", "Dimensions of the mesh and their sizes.")
     layout: str = option(
@@ -58,7 +58,7 @@ class Options:
         return mtf.Shape(list(mtf.convert_to_shape(self.mesh_shape) or []))
 
     def check(self) -> None:
-        """Raises ValueError for what makes no sense."""
+        """Raises ValueError for invalid options."""
         for name in ("batch_size", "train_steps", "steps_per_checkpoint", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name} is {getattr(self, name)}: it has to be 0 or more")
@@ -86,26 +86,26 @@ class Options:
 
 
 class Test(tf.train.CheckpointSaverListener):
-    """Tests checkpoints of a training, and prints a line about each."""
+    """Tests the checkpoints of a training run, and prints a line about each."""
 
     def __init__(self, every: int, last_step: int, test: Callable[[], str]) -> None:
-        """Makes one.
+        """Initializes the listener.
 
         Args:
-          every: steps from test to test; what is saved in between, by a signal, is not tested.
+          every: steps between tests; checkpoints saved in between, by a signal, are not tested.
           last_step: the step at which training ends.
-          test: returns what is to be said of the latest checkpoint.
+          test: returns a description of the latest checkpoint.
         """
         self._every, self._last_step, self._test = every, last_step, test
         self._start, self._first = time.perf_counter(), True
 
     def after_save(self, session: tf.Session, global_step_value: int) -> None:
-        """Tests, but for the checkpoint with which training begins."""
+        """Tests the checkpoint, unless training starts from it."""
         is_due = not global_step_value % self._every or global_step_value == self._last_step
         if is_due and not self._first:
             said = self._test()
             seconds = time.perf_counter() - self._start
-            if sys.stderr.isatty():  # the live line of training
+            if sys.stderr.isatty():  # the live progress line
                 print("\r\x1b[K", end="", file=sys.stderr, flush=True)
             step = f"step {global_step_value}/{self._last_step}"
             print(f"{step}  {said}  {seconds:.0f} s", flush=True)
@@ -124,14 +124,14 @@ class Model:
     steps_per_checkpoint: int
 
     def train(self, examples: Callable[[], tf.data.Dataset], test: Callable[[], str]) -> bool:
-        """Trains up to the last step, with examples that follow those of the steps before.
+        """Trains up to the last step, skipping the examples of earlier steps.
 
         Args:
-          examples: makes the data set, always in the same order.
-          test: says something about the latest checkpoint.
+          examples: creates the data set, always in the same order.
+          test: returns a description of the latest checkpoint.
 
         Returns:
-          Whether there was anything left to do.
+          Whether there were any steps left to train.
         """
         path = self.estimator.latest_checkpoint()
         start = utils.get_step_from_checkpoint_path(path) if path else 0
@@ -156,14 +156,14 @@ class Model:
         return self.estimator.evaluate(input_fn, steps=steps)
 
     def decode(self, inputs: Sequence[str], model_type: str) -> list[str]:
-        """Returns what the latest checkpoint makes of texts."""
+        """Decodes texts with the latest checkpoint."""
         length = self.sequence_length.get("inputs", self.sequence_length["targets"])
         ids = utils.encode_inputs(inputs, self.vocabulary, model_type, self.batch_size, length)
 
         def input_fn(params: Any) -> tf.data.Dataset:
             return tf.data.Dataset.from_tensor_slices({"inputs": ids}).batch(params["batch_size"])
 
-        # The rest are the rows with which the last batch is padded.
+        # The remaining rows are the padding of the last batch.
         return list(utils.decode(self.estimator, input_fn, self.vocabulary))[: len(inputs)]
 
 
@@ -172,12 +172,12 @@ def run(options: Options, gin_file: str, act: Callable[[Model], Outcome], **usua
 
     Args:
       options: the flags.
-      gin_file: the name of the file, beside this one.
-      act: what to do with the model.
-      **usual: batch_size, train_steps and steps_per_checkpoint where the flags do not say.
+      gin_file: the name of the gin file, in the directory of this file.
+      act: the function to run on the model.
+      **usual: defaults of batch_size, train_steps and steps_per_checkpoint.
 
     Returns:
-      What `act` returns.
+      The result of `act`.
     """
     numbers = {name: getattr(options, name) or value for name, value in usual.items()}
     outcomes = []
@@ -234,23 +234,23 @@ def run(options: Options, gin_file: str, act: Callable[[Model], Outcome], **usua
 
 
 def says_loss_or_warns(record: logging.LogRecord) -> bool:
-    """Returns whether to show a message: not what is done between steps, nor TensorFlow's plans."""
+    """Returns whether to show a message: not those between steps, nor TensorFlow's plans."""
     if record.module == "deprecation":
         return False
     return record.levelno > logging.INFO or record.getMessage().startswith("loss = ")
 
 
 def text_of(error: BaseException) -> str:
-    """Returns what an error says, without what gin adds to it."""
+    """Returns the message of an error without the text that gin adds to it."""
     text = error.message if isinstance(error, tf.errors.OpError) else str(error)
     lines = [line for line in text.splitlines() if "In call to configurable" not in line]
     return "\n".join(lines)
 
 
 def start_log() -> None:
-    """Lets a line per 100 steps be seen on standard error."""
+    """Logs a line every 100 steps to standard error."""
     logger = tf.get_logger()
-    logger.propagate = False  # to absl's, which would print each line again
+    logger.propagate = False  # absl's logger would print each line again
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     handler.addFilter(says_loss_or_warns)
@@ -259,13 +259,13 @@ def start_log() -> None:
 
 
 def command(make_options: type[Options], act: Callable[[Any], Any]) -> None:
-    """Runs an example: flags to options, and mistakes to one line of text.
+    """Runs an example with the options of the flags, and reports mistakes in one line of text.
 
     Args:
       make_options: a subclass of Options.
-      act: what to do with one.
+      act: the function to run on the options.
     """
-    # So that --help shows them: as those of the example.
+    # Registered as flags of the example, so that --help shows them.
     flags.disclaim_key_flags()
     define: dict[str, Callable[..., Any]] = {
         "int": flags.DEFINE_integer,

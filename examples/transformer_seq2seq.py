@@ -6,17 +6,17 @@ Examples of use:
     python examples/transformer_seq2seq.py --quick
     python examples/transformer_seq2seq.py --task=reverse --mesh_impl=simd
 
-Strings have 4 to 12 digits; one in ten, chosen by a hash, is held out and never trained on. In the
-default layout the sequences of a batch are split over one dimension of a 2 by 2 mesh of logical
-CPUs; heads, hidden layers and vocabulary over the other. transformer_seq2seq.gin describes the
-model, and has it decode with a beam of 4.
+Strings have 4 to 12 digits; one in ten, chosen by a hash, is held out and never trained on. The
+default layout splits the sequences of a batch over one dimension of a 2 by 2 mesh of logical CPUs,
+and heads, hidden layers and vocabulary over the other. transformer_seq2seq.gin describes the model
+and sets a beam size of 4 for decoding.
 
 After 1000 steps, all of 512 held-out strings are sorted correctly, in under two minutes on two busy
 cores; expect 99 %. With --quick, after 300 steps, 96 % to 97 % are correct in half a minute; expect
 90 %. Reversing strings is learned faster: all are correct after 500 steps.
 
-With --model_dir, training goes on from its latest checkpoint, on any mesh, with the examples that
-it would have seen; SIGTERM or Ctrl-C saves before it ends.
+With --model_dir, training resumes from the latest checkpoint, on any mesh, with the same examples
+as in an uninterrupted run. SIGTERM or Ctrl-C saves a checkpoint before the program ends.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ TASKS: dict[str, Callable[[str], str]] = {
     "sort": lambda text: "".join(sorted(text)),
     "reverse": lambda text: text[::-1],
 }
-LENGTHS = (4, 12)  # of strings, from and to
-HELD_OUT_OF = 10  # strings, one
+LENGTHS = (4, 12)  # minimum and maximum length of strings
+HELD_OUT_OF = 10  # one string in ten is held out
 SHOWN = 5
 TEST_BATCHES = 8
 TEST_SEED = 12345
-QUICK_MATCH = 0.9  # what --quick reaches
+QUICK_MATCH = 0.9  # the lower bound with --quick
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(transformer_run.Options):
-    """The options of the command line; every field is a flag."""
+    """Command-line options; every field is a flag."""
 
     task: str = option("sort", f"One of {', '.join(TASKS)}.")
 
     def check(self) -> None:
-        """Raises ValueError for what makes no sense."""
+        """Raises ValueError for invalid options."""
         super().check()
         if self.task not in TASKS:
             raise ValueError(f"--task is {self.task!r}: choose one of {', '.join(TASKS)}")
@@ -73,13 +73,13 @@ def strings(seed: int, held_out: bool) -> Iterator[str]:
     while True:
         size = random.integers(LENGTHS[0], LENGTHS[1] + 1)
         text = "".join(map(str, random.integers(0, 10, size)))
-        # By the string itself, so that none is of both kinds.
+        # Chosen by the string itself, so that no string is in both sets.
         if (zlib.crc32(text.encode()) % HELD_OUT_OF == 0) == held_out:
             yield text
 
 
 def dataset(texts: Callable[[], Iterator[str]], task: str, model: Model) -> tf.data.Dataset:
-    """Returns texts and what is to be made of them as {"inputs": [length], "targets": [length]}."""
+    """Returns texts and their targets as {"inputs": [length], "targets": [length]}."""
 
     def ids(text: str, length: int) -> np.ndarray:
         found = [*model.vocabulary.encode(text), EOS_ID]
@@ -100,7 +100,7 @@ def dataset(texts: Callable[[], Iterator[str]], task: str, model: Model) -> tf.d
 
 
 def act(model: Model, options: Options) -> float:
-    """Trains, tests and decodes; returns the fraction of held-out strings that match exactly."""
+    """Trains, tests and decodes; returns the fraction of held-out strings decoded correctly."""
     rows = TEST_BATCHES * model.batch_size
     held_out = list(itertools.islice(strings(TEST_SEED, True), rows))
 
@@ -124,10 +124,10 @@ def act(model: Model, options: Options) -> float:
 
 
 def run(options: Options) -> float:
-    """Trains as the options say, prints what happens, and returns the exact match.
+    """Trains with the given options, prints progress, and returns the exact match.
 
     Raises:
-      ValueError, OSError: the options are not right.
+      ValueError, OSError: the options are invalid.
     """
     options.check()
     usual = {"batch_size": 64, "train_steps": 1000, "steps_per_checkpoint": 250}

@@ -6,12 +6,12 @@ Examples of use:
     python examples/unet_3d.py --quick
     python examples/unet_3d.py --nouse_tpu --mesh_shape=all:4 --layout=batch:all
 
-The volumes are synthetic: a "liver" with up to three darker balls as lesions, next to other organs
-that are as dark, with noise. Commands of the package do the rest: `offline_data_aug` augments them
-with rotations and artificial lesions, and `model_executor` trains, and evaluates on other volumes.
-In the default layout each volume is cut into 2 by 2 blocks, one for each processor of a 2 by 2
-mesh; convolutions exchange halos with neighbors. All processors run the same program; with
---nouse_tpu, operations are placed on devices one by one.
+The volumes are synthetic and noisy: a "liver" with up to three darker balls as lesions, next to
+other organs that are as dark as the lesions. Commands of the package do the rest:
+`offline_data_aug` augments the volumes with rotations and artificial lesions, and `model_executor`
+trains on them and evaluates on other volumes. In the default layout, each volume is cut into 2 by 2
+blocks, one for each processor of a 2 by 2 mesh; convolutions exchange halos with neighbors. All
+processors run the same program; with --nouse_tpu, each operation is placed on a device instead.
 
 The score is the Dice coefficient of lesions, 2 * (voxels found) / (voxels found + voxels there),
 over all volumes of an evaluation: about 0.9 after a minute on two cores; expect 0.7 with --quick,
@@ -33,14 +33,14 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.experimental import model_executor, offline_data_aug
 
 FLAGS = flags.FLAGS
-QUICK_DICE = 0.7  # what --quick reaches
+QUICK_DICE = 0.7  # the lower bound with --quick
 LIVER, LESION = 1, 2
-# Hounsfield units of what a volume consists of.
+# Hounsfield units of the materials in a volume.
 AIR, TISSUE, LIVER_HU, LESION_HU = -300.0, -50.0, 110.0, 20.0
 NOISE = 25.0
 SCANS = {"train": 16, "eval": 8}
 
-# Defaults of flags here; the second column is for --quick.
+# Default flags of this example; the second column is for --quick.
 SETTINGS: dict[str, tuple[Any, Any]] = {
     "mesh_shape": ("rows:2,columns:2", "rows:2,columns:2"),
     "layout": ("image_nx_block:rows,image_ny_block:columns",) * 2,
@@ -92,7 +92,7 @@ def scan(random: np.random.RandomState, reso: int) -> tuple[np.ndarray, np.ndarr
 
 
 def write_scans(folder: str, reso: int, seed: int) -> None:
-    """Writes generated volumes, those for training apart from those for evaluation."""
+    """Writes generated volumes, with separate files for training and evaluation."""
     random = np.random.RandomState(seed)
     for kind, count in SCANS.items():
         for i in range(count):
@@ -100,7 +100,7 @@ def write_scans(folder: str, reso: int, seed: int) -> None:
 
 
 def train(folder: str) -> float:
-    """Augments the volumes of a folder, trains, and returns the last Dice coefficient."""
+    """Augments the volumes in a folder, trains, and returns the last Dice coefficient."""
     FLAGS.input_file_pattern = f"{folder}/train-scan-*"
     FLAGS.output_folder, FLAGS.process_no = folder, 0
     offline_data_aug.apply_data_aug()
@@ -122,7 +122,7 @@ def train(folder: str) -> float:
 
 @mtf.strict()
 def main(_: Any) -> None:
-    """Sets what the command line does not, generates volumes, trains and prints the score."""
+    """Sets default flags, generates volumes, trains and prints the score."""
     for name, values in SETTINGS.items():
         if not FLAGS[name].present:
             setattr(FLAGS, name, values[FLAGS.quick])
