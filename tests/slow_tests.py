@@ -4,6 +4,7 @@ One of each kind stays in the short run. Patterns are of the names that pytest p
 """
 
 SLOW = """
+auto_mtf/test_explanation.py::test_measured_profile*
 auto_mtf/test_explanation.py::test_measured_profile[[]shared*
 auto_mtf/test_explanation.py::test_plot
 auto_mtf/test_step_time.py::test_does_not_grow_with_layers*
@@ -14,6 +15,7 @@ beam_search/test_beam_search.py::test_is_the_same_in_every_layout[[]placing[12]*
 bert/test_bert_flags.py::test_programs_in_one_process*
 bert/test_bert_programs.py::test_classifier_goes_on_from_records_and_checkpoint*
 bert/test_bert_programs.py::test_mixture_of_experts_and_adafactor*
+bert/test_bert_programs.py::test_model_functions_with_parameters_of_others*
 bert/test_bert_programs.py::test_model_functions_with_parameters_of_others[[]infer*
 bert/test_bert_programs.py::test_squad_with_questions_without_answer*
 bert/test_bert_texts.py::test_model_function[[]run_pretraining*
@@ -21,6 +23,7 @@ bert/test_bert_texts.py::test_model_function[[]run_squad*
 estimator/test_early_stopping.py::test_no_progress[[]stop_if_no_decrease_hook-0.1*
 estimator/test_install.py::test_gin*
 estimator/test_install.py::test_not_at_import*
+estimator/test_install.py::test_where_it_is_found*
 estimator/test_mesh_estimator.py::test_exported[[]mesh[12]*
 estimator/test_mesh_estimator.py::test_resumed_on_another_mesh[[]mesh[13]*
 estimator/test_mesh_estimator.py::test_trained_evaluated_and_used[[]mesh[12]*
@@ -38,6 +41,7 @@ experimental/test_model_executor.py::test_checkpoints_predictions_and_summaries[
 experimental/test_model_executor.py::test_commands*
 experimental/test_model_executor.py::test_eager_programs*
 experimental/test_model_executor.py::test_program_of_a_tpu[[]train*
+experimental/test_model_executor.py::test_slices_of_scans*
 experimental/test_model_executor.py::test_slices_of_scans[[]True*
 experimental/test_model_executor.py::test_training_goes_on_the_other_way*
 experimental/test_model_executor.py::test_without_directories*
@@ -45,6 +49,7 @@ experimental/test_unet.py::test_split_over_placed_devices[[]batch:columns*
 experimental/test_unet.py::test_split_over_placed_devices[[]image_nx_block:columns*
 experimental/test_unet.py::test_split_over_processors_of_one_program*
 experimental/test_unet.py::test_split_over_processors_of_one_program[[]image_nx*
+experimental/test_unet.py::test_training_augments*
 experimental/test_unet.py::test_training_augments[[]True*
 layers/test_attention.py::test_split_equals_whole[[]blocks_2d]
 layers/test_attention.py::test_split_equals_whole[[]blocks_2d_masked]
@@ -58,6 +63,7 @@ mesh/test_masters.py::test_savers_write_slices_under_the_masters_names[[]saved_i
 mesh/test_masters.py::test_savers_write_slices_under_the_masters_names[[]saved_in1-True-dtype1]
 mesh/test_masters.py::test_savers_write_slices_under_the_masters_names[[]saved_in2-*
 mesh/test_simd.py::test_dtypes[[]dtype[1-5]-False*
+mesh/test_simd.py::test_training_equals_placement[[]x:2,y:2,z:2*
 mesh/test_simd.py::test_training_equals_placement[[]x:2,y:2,z:2*True*
 mesh/test_simd.py::test_training_equals_placement[[]x:2,y:4*False*
 mesh/test_simd.py::test_training_equals_placement[[]x:2-batch*
@@ -75,8 +81,10 @@ mesh/test_simd_sharing.py::test_without_an_attribute_collectives_take_over[[]*x:
 mesh/test_simd_tpu.py::test_a_training_step_is_that_of_placement[[]1.0*
 mesh/test_threads.py::test_replicated_programs[[]True*
 ops/test_random.py::test_same_bits_in_another_process*
+ops/test_random.py::test_same_bits_in_every_layout[[]normal_float64*
 ops/test_random.py::test_same_bits_in_every_layout[[]normal_scaled*
 ops/test_random.py::test_same_bits_in_every_layout[[]uniform_float64*
+ops/test_random.py::test_same_bits_in_every_layout[[]uniform_int64*
 ops/test_random.py::test_same_bits_in_every_layout[[]uniform_int]
 ops/test_random.py::test_same_bits_in_every_layout[[]uniform_range*
 oracle/calls/test_calls.py::test_calls_agree[[]bert*
@@ -95,6 +103,8 @@ test_docs.py::test_programs_run[[]docs/design*
 test_docs.py::test_programs_run[[]docs/devices*
 test_docs.py::test_programs_run[[]docs/tutorial/bert*
 test_docs.py::test_programs_run[[]docs/tutorial/choosing_a_layout*
+test_docs.py::test_programs_run[[]docs/tutorial/eager*
+test_docs.py::test_programs_run[[]docs/tutorial/estimator*
 test_docs.py::test_programs_run[[]docs/tutorial/images_3d*
 test_docs.py::test_programs_run[[]docs/tutorial/language_model*
 test_docs.py::test_programs_run[[]docs/tutorial/several_processes*
@@ -118,25 +128,32 @@ transformer/test_dataset.py::test_equals_the_classic[[]pack_dataset[34]*
 transformer/test_dataset.py::test_equals_the_classic[[]pack_or_pad1[01]*
 transformer/test_dataset.py::test_equals_the_classic[[]pack_or_pad[3-9]*
 transformer/test_dataset.py::test_equals_the_classic[[]trim_and_pad_dataset[3-7]*
+transformer/test_dataset.py::test_t2t_records*
 transformer/test_decoding.py::test_decoding_is_the_same_in_every_layout[[]placing4*
 transformer/test_decoding.py::test_decoding_is_the_same_in_every_layout[[]placing[13]]
 transformer/test_evolved_transformer.py::test_equal_in_layouts*
 transformer/test_funnel_transformer.py::test_decoding_equals_the_whole_sequence*
 transformer/test_further_gin.py::test_trains_and_decodes*
+transformer/test_gin.py::test_models_of_the_files_compute[[]models/bi_moe*
+transformer/test_models.py::test_given_positions[[]kwargs1*
 transformer/test_models.py::test_layouts[[]Placing(mesh='x:2', *simd=False*
 transformer/test_models.py::test_training_with_attention_and_dropout[[]*x:2,y:2*-0.1]
 transformer/test_moe.py::test_decoding_under_layouts*
 transformer/test_moe.py::test_equal_under_layouts[[]ntlb*
+transformer/test_moe.py::test_hyperparameters_of_earlier_releases*
+transformer/test_moe_levels_and_sizes.py::test_two_levels_under_layouts*
 transformer/test_sampling.py::test_sampling_is_the_same_in_every_layout[[]*placing[1345]]
 transformer/test_sizes.py::test_t5*
 transformer/test_universal_transformer.py::test_equal_in_layouts[[]gated*
 transformer/test_universal_transformer.py::test_equal_in_layouts[[]highway*
 transformer/test_utils_files.py::test_beams*
+transformer/test_utils_files.py::test_exported_models_take_texts[[]lm*
 transformer/test_utils_programs.py::test_summaries_of_layers*
 transformer/test_utils_runs.py::test_as_t5_calls*
 transformer/test_utils_runs.py::test_scores_and_decoding[[]bitransformer-mesh*
 transformer/test_utils_runs.py::test_training[[]*-one-*
 transformer/test_utils_runs.py::test_training[[]bitransformer*
+transformer/test_utils_runs.py::test_training[[]delimited*
 transformer/test_utils_runs.py::test_training_on_packed_rows*
 transformer/test_utils_training.py::test_a_training_that_goes_on_sees_the_data_that_it_would_have*
 transformer/test_utils_training.py::test_an_ensemble_with_inputs_of_their_own*

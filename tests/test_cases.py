@@ -36,7 +36,7 @@ def check_placings(program, placings, dtype):
 
 @pytest.mark.parametrize("case, dtype", PARAMS)
 def test_layouts(case, dtype, tf_graph):
-    """Values and gradients; in float32 a few layouts, and two other kinds of meshes, else one."""
+    """Values and gradients, in a few layouts and another kind of mesh; in other dtypes in one."""
     program = Program(case, dtype)
     placings = harness.placings(program.graph, case.whole, False, zlib.crc32(case.name.encode()))
     check_placings(program, placings if dtype == "float32" else placings[-1:], dtype)

@@ -49,7 +49,7 @@ __all__ = [
 MESHES = ["x:1", "x:2", "x:4", "x:2,y:2", "x:2,y:4", "x:8"]
 # Meshes on which every layout is tried, up to MOST_LAYOUTS.
 EXHAUSTIVE = ["x:2", "x:2,y:2"]
-MOST_LAYOUTS = 32
+MOST_LAYOUTS = 12
 CPUS = 8
 
 
@@ -226,7 +226,7 @@ def placings(
     kinds = _kinds(found)
     if thorough:
         return found + kinds
-    return found[:2] + [kinds[(seed + i) % len(kinds)] for i in (0, 3) if kinds]
+    return found[:2] + [kinds[seed % len(kinds)]] if kinds else found[:2]
 
 
 def _kinds(found: Sequence[Placing]) -> list[Placing]:

@@ -1,9 +1,11 @@
 """The abstract bases of what mesh implementations consist of, and classes without them."""
 
+import sys
+
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers.paths import EXAMPLES
 
-import examples.mesh_impl_of_your_own as example
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.placement.collectives import PlacedReducer
 from mesh_tensorflow._mesh.program import Program
@@ -14,6 +16,10 @@ from mesh_tensorflow._mesh.tpu.collectives import TpuCollectives
 from mesh_tensorflow._mesh.tpu.program import TpuProgram
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
+
+sys.path.append(str(EXAMPLES))
+
+import mesh_impl_of_your_own as example
 
 IMPLEMENTATIONS = [
     (mtf.LaidOutTensor, PlacementMeshImpl.LaidOutTensor),

@@ -54,7 +54,7 @@ def parameters():
     Of single operations there are fewer in it: the table of cases has them all.
     """
     for family, programs in FAMILIES.items():
-        count = 18 if family == "language" else 9
+        count = 24 if family == "language" else 15
         for name, program in programs.items():
             for i, layout in enumerate([None, *program.layouts]):
                 kind = "one" if layout is None else layout or "replicated"
