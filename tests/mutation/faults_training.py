@@ -8,7 +8,7 @@ FAULTS = [
         "return [mtf.assign(v, updated), mtf.assign_sub(var, v)]",
         "return [mtf.assign(v, updated), mtf.assign_sub(var, updated)]",
         "momentum moves by its new value instead of by its last one",
-        "oracle/test_oracle.py -k momentum",
+        "optimize/test_optimizers.py -k velocity",
     ),
     Fault(
         "optimize/_adam.py",

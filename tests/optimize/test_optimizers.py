@@ -172,3 +172,22 @@ def test_an_optimizer_must_say_how(tf_graph):
     model = Model()
     with pytest.raises(NotImplementedError, match="Optimizer has no apply_grad"):
         optimize.Optimizer().apply_grads(model.grads, model.variables)
+
+
+def test_momentum_moves_by_the_last_velocity(tf_graph):
+    """Not by the velocity of this step's gradient, as in the classic."""
+    model = Model()
+    updates = optimize.MomentumOptimizer(0.1, 0.5).apply_grads(model.grads, model.variables)
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl("", "", [""])
+    lowering = mtf.Lowering(model.graph, {model.mesh: impl})
+    step = [lowering.lowered_operation(op) for op in updates]
+    w, velocity = np.float32(1), np.float32(0)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(lowering.copy_masters_to_slices())
+        for _ in range(3):
+            session.run(step)
+            w, velocity = w - velocity, velocity * 0.5 + 0.1 * 2 * w
+        session.run(lowering.copy_slices_to_masters())
+        values = session.run(model.variables[0].get_master())
+    np.testing.assert_allclose(values, np.full(values.shape, w), rtol=1e-6)
