@@ -12,7 +12,6 @@ import mesh_tensorflow
 PACKAGE = pathlib.Path(mesh_tensorflow.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = readers_table.read(PACKAGE)
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # A part imports what stands before it, never what stands after or beside it.
 ORDER = [
@@ -77,24 +76,8 @@ def module_name(path):
     return str(path.relative_to(PACKAGE).with_suffix(""))
 
 
-@functools.cache
-def parse(path):
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def is_type_checking(node):
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-
-
-def imports_below(node, late=False):
-    """Yields (import node, whether it is inside of a function)."""
-    for child in ast.iter_child_nodes(node):
-        if is_type_checking(child):
-            continue
-        if isinstance(child, (ast.Import, ast.ImportFrom)):
-            yield child, late
-        inner = late or isinstance(child, (*FUNCTIONS, ast.Lambda))
-        yield from imports_below(child, inner)
+def tree_of(path):
+    return TREES[module_name(path)]
 
 
 def targets(node):
@@ -127,7 +110,7 @@ def is_module(name):
 def imports_of(path):
     return [
         Import(module_name(path), target, late)
-        for node, late in imports_below(parse(path))
+        for node, late in readers_table.imports_below(tree_of(path))
         for target in targets(node)
     ]
 
@@ -230,7 +213,7 @@ def test_size_of_functions():
 
 
 def test_files_are_documented():
-    bare = [module_name(path) for path in FILES if not ast.get_docstring(parse(path))]
+    bare = [module_name(path) for path in FILES if not ast.get_docstring(tree_of(path))]
     assert not bare, listed(bare)
 
 
@@ -242,7 +225,7 @@ def test_public_names_are_documented():
 
 def declares_all(path):
     """Whether a file declares `__all__`, or only joins others."""
-    tree = parse(path)
+    tree = tree_of(path)
     joins = all(isinstance(n, (ast.ImportFrom, ast.Import, ast.Expr)) for n in tree.body)
     declared = [
         target.id

@@ -1,16 +1,15 @@
 """The MNIST example: what it prints, how it resumes, what it refuses."""
 
-import pathlib
 import re
 import sys
 
 import pytest
 from helpers import processes
+from helpers.paths import EXAMPLES
 
-EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 sys.path.append(str(EXAMPLES))
 
-import mnist  # noqa: E402
+import mnist
 
 SMALL = ["--hidden_size=16", "--batch_size=300"]
 

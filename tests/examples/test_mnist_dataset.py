@@ -16,8 +16,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.paths import EXAMPLES
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples"))
+sys.path.insert(0, str(EXAMPLES))
 
 import mnist_dataset
 

@@ -1,13 +1,13 @@
 """The example picks a layout, and measures it beside others."""
 
-import pathlib
 import sys
 
 import pytest
+from helpers.paths import EXAMPLES
 
 from mesh_tensorflow.auto_mtf import hardware
 
-sys.path.append(str(pathlib.Path(__file__).parents[2] / "examples"))
+sys.path.append(str(EXAMPLES))
 
 import pick_a_layout
 

@@ -1,6 +1,5 @@
 """The language model's example: what it learns, how it resumes, what it refuses."""
 
-import pathlib
 import re
 import signal
 import subprocess
@@ -9,11 +8,11 @@ import sys
 import numpy as np
 import pytest
 from helpers import processes
+from helpers.paths import EXAMPLES
 
-EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 sys.path.append(str(EXAMPLES))
 
-import transformer_lm  # noqa: E402
+import transformer_lm
 
 SCRIPT = EXAMPLES / "transformer_lm.py"
 SMALL = [

@@ -1,17 +1,16 @@
 """The sequence-to-sequence example: it learns to sort, and says what is wrong."""
 
 import itertools
-import pathlib
 import re
 import sys
 
 import pytest
 from helpers import processes
+from helpers.paths import EXAMPLES
 
-EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 sys.path.append(str(EXAMPLES))
 
-import transformer_seq2seq as example  # noqa: E402
+import transformer_seq2seq as example
 
 SCRIPT = EXAMPLES / "transformer_seq2seq.py"
 

@@ -1,17 +1,16 @@
 """The U-Net example: it finds lesions in volumes that are split over a mesh."""
 
-import pathlib
 import re
 import sys
 
 import numpy as np
 import pytest
 from helpers import processes
+from helpers.paths import EXAMPLES
 
-EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 sys.path.append(str(EXAMPLES))
 
-import unet_3d as example  # noqa: E402
+import unet_3d as example
 
 
 def run(*flags, code=0):

@@ -13,7 +13,16 @@ import collections
 import pathlib
 from collections.abc import Iterator
 
-__all__ = ["any_share", "circles", "files_of_folders", "long_functions", "read", "undocumented"]
+__all__ = [
+    "any_share",
+    "circles",
+    "files_of_folders",
+    "imports_below",
+    "late_imports",
+    "long_functions",
+    "read",
+    "undocumented",
+]
 
 MAX_FUNCTION_LINES = 60
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -69,20 +78,33 @@ def long_functions(trees: Trees, limit: int = MAX_FUNCTION_LINES) -> list[str]:
     ]
 
 
-def _imports(node: ast.AST) -> Iterator[str]:
-    """Yields what a module imports when it is imported: neither in functions nor for types."""
+def imports_below(node: ast.AST, late: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
+    """Yields (import statement, whether it is within a function), those for types alone left out."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, (*_FUNCTIONS, ast.Lambda)):
-            continue
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue
-        if isinstance(child, ast.Import):
-            yield from (alias.name for alias in child.names)
-        elif isinstance(child, ast.ImportFrom) and child.module:
-            yield child.module
-            yield from (f"{child.module}.{alias.name}" for alias in child.names)
-        else:
-            yield from _imports(child)
+        if isinstance(child, (ast.Import, ast.ImportFrom)):
+            yield child, late
+        yield from imports_below(child, late or isinstance(child, (*_FUNCTIONS, ast.Lambda)))
+
+
+def _imported(node: ast.stmt) -> Iterator[str]:
+    """Yields the names of the package's modules, or of what is in them, that a statement imports."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    yield from (name for name in names if name.startswith("mesh_tensorflow."))
+
+
+def late_imports(trees: Trees) -> list[str]:
+    """Returns the imports of the package's own modules within functions."""
+    return [
+        f"{name}: {ast.unparse(node)}"
+        for name, tree in trees.items()
+        for node, late in imports_below(tree)
+        if late and any(_imported(node))
+    ]
 
 
 def circles(trees: Trees) -> list[list[str]]:
@@ -90,9 +112,10 @@ def circles(trees: Trees) -> list[list[str]]:
     edges = {
         name: {
             target
-            for imported in _imports(tree)
+            for node, late in imports_below(tree)
+            for imported in ([] if late else _imported(node))
             for target in [imported.partition(".")[2].replace(".", "/")]
-            if imported.startswith("mesh_tensorflow.") and target in trees and target != name
+            if target in trees and target != name
         }
         for name, tree in trees.items()
         if not name.endswith("__init__")
@@ -162,6 +185,7 @@ def main() -> None:
     rows = [
         ("files in the largest folder", f"{files} ({folder})", []),
         ("circles of module-level imports", len(circles(trees)), circles(trees)),
+        ("import statements within functions", len(late_imports(trees)), late_imports(trees)),
         ("`Any` among annotated arguments", f"{any_share(trees):.1%}", []),
         (
             f"functions over {MAX_FUNCTION_LINES} code lines",
