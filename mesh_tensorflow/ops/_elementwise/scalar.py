@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Optional
 
 import tensorflow.compat.v1 as tf
@@ -21,8 +22,11 @@ def _as_operand(scalar: Number, x: tf.Tensor) -> Number:
     return constant(scalar, x.dtype) if isinstance(scalar, (int, float)) else scalar
 
 
-class ScalarMultiplyOperation(Operation):
-    """Multiplies a Tensor by a number or a tf scalar; no gradient goes to the scalar."""
+class _ScalarOperation(Operation):
+    """A Tensor and a number or a tf scalar; no gradient goes to the scalar."""
+
+    _verb: str
+    _default_name: str
 
     def __init__(self, x: Tensor, scalar: Number, name: Optional[str] = None):
         """Creates the operation.
@@ -36,10 +40,23 @@ class ScalarMultiplyOperation(Operation):
           TypeError: `scalar` is floating and `x` has an integer dtype.
           ValueError: `scalar` is not a number.
         """
-        check_scalar("multiply", x, scalar)
-        super().__init__([x], name=name or "scalar_mul")
+        check_scalar(self._verb, x, scalar)
+        super().__init__([x], name=name or self._default_name)
         self._scalar = scalar
         self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+    def _lower(self, lowering: LoweringLike, fn: Callable[[tf.Tensor, Number], tf.Tensor]) -> None:
+        """Calls a function of a slice and the scalar."""
+        value = lowering.mesh_impl(self).slicewise(
+            lambda x: fn(x, _as_operand(self._scalar, x)), lowering.tensors[self.inputs[0]]
+        )
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+class ScalarMultiplyOperation(_ScalarOperation):
+    """Multiplies a Tensor by a number or a tf scalar; no gradient goes to the scalar."""
+
+    _verb, _default_name = "multiply", "scalar_mul"
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         """Multiplies dy by the scalar."""
@@ -47,31 +64,13 @@ class ScalarMultiplyOperation(Operation):
 
     def lower(self, lowering: LoweringLike) -> None:
         """Multiplies each slice by the scalar."""
-        value = lowering.mesh_impl(self).slicewise(
-            lambda x: x * _as_operand(self._scalar, x), lowering.tensors[self.inputs[0]]
-        )
-        lowering.set_tensor_lowering(self.outputs[0], value)
+        self._lower(lowering, operator.mul)
 
 
-class ScalarAddOperation(Operation):
+class ScalarAddOperation(_ScalarOperation):
     """Adds a number or a tf scalar to a Tensor; no gradient goes to the scalar."""
 
-    def __init__(self, x: Tensor, scalar: Number, name: Optional[str] = None):
-        """Creates the operation.
-
-        Args:
-          x: a Tensor.
-          scalar: a number or a tf.Tensor without dimensions.
-          name: a string or None.
-
-        Raises:
-          TypeError: `scalar` is floating and `x` has an integer dtype.
-          ValueError: `scalar` is not a number.
-        """
-        check_scalar("add", x, scalar)
-        super().__init__([x], name=name or "scalar_add")
-        self._scalar = scalar
-        self._outputs = [Tensor(self, x.shape, x.dtype)]
+    _verb, _default_name = "add", "scalar_add"
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         """Passes the gradient on."""
@@ -79,7 +78,4 @@ class ScalarAddOperation(Operation):
 
     def lower(self, lowering: LoweringLike) -> None:
         """Adds the scalar to each slice."""
-        value = lowering.mesh_impl(self).slicewise(
-            lambda x: x + _as_operand(self._scalar, x), lowering.tensors[self.inputs[0]]
-        )
-        lowering.set_tensor_lowering(self.outputs[0], value)
+        self._lower(lowering, operator.add)
