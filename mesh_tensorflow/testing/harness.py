@@ -49,7 +49,7 @@ __all__ = [
 MESHES = ["x:1", "x:2", "x:4", "x:2,y:2", "x:2,y:4", "x:8"]
 # Meshes on which every layout is tried, up to MOST_LAYOUTS.
 EXHAUSTIVE = ["x:2", "x:2,y:2"]
-MOST_LAYOUTS = 12
+MOST_LAYOUTS = 6
 CPUS = 8
 
 
