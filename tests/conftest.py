@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
-from slow_tests import SLOW
+from slow_tests import FIRST, SLOW
 
 from mesh_tensorflow._core import strictness
 
@@ -44,10 +44,15 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    """Marks the tests of slow_tests.py, and puts those that begin first before the others."""
+    ranks = {}
     for item in items:
         name = item.nodeid.removeprefix("tests/")
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in SLOW):
             item.add_marker(pytest.mark.slow)
+        matches = [i for i, pattern in enumerate(FIRST) if fnmatch.fnmatchcase(name, pattern)]
+        ranks[item] = matches[0] if matches else len(FIRST)
+    items.sort(key=ranks.get)
 
 
 # Where warnings of slips are errors, unless a test is marked as having some.

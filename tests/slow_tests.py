@@ -3,6 +3,14 @@
 One of each kind stays in the short run. Patterns are of the names that pytest prints.
 """
 
+# What takes longest, or mostly waits for other processes, begins first, beside all others.
+FIRST = """
+mesh/test_conformance.py::test_all*simd*
+estimator/test_cluster.py*
+mesh/test_launch.py*
+mesh/test_conformance.py::test_all*
+""".split("\n")[1:-1]
+
 SLOW = """
 auto_mtf/test_explanation.py::test_measured_profile*
 auto_mtf/test_explanation.py::test_measured_profile[[]shared*

@@ -170,6 +170,7 @@ class Lookout:
         """
         self._silent_since: dict[Peer, float] = {}
         self._misses = dict.fromkeys(peers, 0)
+        self._begun = self._ended = 0  # rounds of pings
         threading.Thread(target=self._ping, name="lookout", daemon=True).start()
 
     def lost(self) -> list[Peer]:
@@ -185,7 +186,11 @@ class Lookout:
     def confirmed(self) -> list[Peer]:
         """Returns the lost peers, after enough time for all processes to find the same ones."""
         deadline = time.monotonic() + _MISSES * _PING_SECS + ANSWER_SECS
-        while not self.lost() and time.monotonic() < deadline and self._silent_since:
+        # A session's error may come before the first ping that a lost process does not answer.
+        begun = self._begun
+        while not self.lost() and time.monotonic() < deadline:
+            if self._ended > begun and not self._silent_since:
+                break
             time.sleep(_PING_SECS / 2)
         lost = self.lost()
         if lost:
@@ -230,6 +235,7 @@ class Lookout:
 
     def _ping(self) -> None:
         while True:
+            self._begun += 1
             for peer in self._misses:
                 moment = time.monotonic()
                 if answers(peer.address):
@@ -238,6 +244,7 @@ class Lookout:
                 else:
                     self._silent_since.setdefault(peer, moment)
                     self._misses[peer] += 1
+            self._ended += 1
             time.sleep(_PING_SECS)
 
 

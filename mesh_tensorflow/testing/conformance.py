@@ -1,7 +1,7 @@
 """Conformance of mesh implementations to the contract of MeshImpl.
 
     python -m mesh_tensorflow.testing.conformance package.module:make_impl
-    python -m mesh_tensorflow.testing.conformance package.module:make_impl --only einsum
+    python -m mesh_tensorflow.testing.conformance package.module:make_impl --only einsum --layouts 9
 
 `make_impl(mesh_shape, layout)` returns the MeshImpl under test. If all processors run one program,
 it has an attribute `replicate(program, processors)` that runs a function on each of them and
@@ -39,7 +39,7 @@ __all__ = ["Result", "check", "main", "placement", "simd"]
 MakeImpl: TypeAlias = Callable[[str, str], mtf.MeshImpl]
 
 _MESH = "x:2,y:2"
-_MOST_LAYOUTS = 2
+_MOST_LAYOUTS = 4
 
 
 class Result(NamedTuple):
@@ -72,16 +72,19 @@ simd.replicate = lambda program, processors: mtf.simd_mesh_impl.replicate(  # ty
 )
 
 
-def check(make_impl: MakeImpl, only: str = "") -> Iterator[Result]:
+def check(
+    make_impl: MakeImpl, only: str = "", most_layouts: int = _MOST_LAYOUTS
+) -> Iterator[Result]:
     """Runs the checks and yields the result of each.
 
     Args:
       make_impl: a function of a mesh shape and a layout that returns a MeshImpl.
       only: run only checks whose names contain this string.
+      most_layouts: the maximum number of layouts of a case, besides the empty one.
     """
     for case in CASES:
         if only in case.name:
-            yield _result(case.name, lambda case=case: _check_case(make_impl, case))
+            yield _result(case.name, lambda case=case: _check_case(make_impl, case, most_layouts))
     for name, run in [("training", _check_training), ("checkpoint", _check_checkpoint)]:
         if only in name:
             yield _result(name, lambda run=run: run(make_impl))
@@ -111,12 +114,12 @@ def _lowered(
     )
 
 
-def _check_case(make_impl: MakeImpl, case: Case) -> None:
+def _check_case(make_impl: MakeImpl, case: Case, most_layouts: int) -> None:
     with tf.Graph().as_default():
         program = Program(case, case.dtypes[0])
         layouts = harness.legal_layouts(program.graph, _MESH, case.whole, limit=64)
         chosen = harness.chosen_layouts(layouts, 0, zlib.crc32(case.name.encode()))
-        texts = ["", *(harness.layout_text(rules, _MESH) for rules in chosen[:_MOST_LAYOUTS])]
+        texts = ["", *(harness.layout_text(rules, _MESH) for rules in chosen[:most_layouts])]
         lowered = [
             _lowered(make_impl, _MESH, text, program.mesh, program.targets) for text in texts
         ]
@@ -232,9 +235,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument("make_impl", help="module:function(mesh_shape, layout) -> MeshImpl")
     parser.add_argument("--only", default="", help="a part of the names of the cases to check")
+    parser.add_argument(
+        "--layouts",
+        type=int,
+        default=_MOST_LAYOUTS,
+        help="the most layouts of a case, besides the empty one (default: %(default)s)",
+    )
     given = parser.parse_args(arguments)
     passed = failed = 0
-    for result in check(_found(given.make_impl), given.only):
+    for result in check(_found(given.make_impl), given.only, given.layouts):
         passed, failed = passed + (result.error is None), failed + (result.error is not None)
         if result.error is not None:
             print(f"FAILED {result.name}\n{result.error}", flush=True)

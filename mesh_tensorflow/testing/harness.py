@@ -46,10 +46,11 @@ __all__ = [
     "splittable",
 ]
 
-MESHES = ["x:1", "x:2", "x:4", "x:2,y:2", "x:2,y:4", "x:8"]
+MESHES = ["x:1", "x:2", "x:4", "x:2,y:2"]
+LARGEST_MESHES = ["x:2,y:4", "x:8"]  # a program is tried in one of them
 # Meshes on which every layout is tried, up to MOST_LAYOUTS.
 EXHAUSTIVE = ["x:2", "x:2,y:2"]
-MOST_LAYOUTS = 6
+MOST_LAYOUTS = 4
 CPUS = 8
 
 
@@ -217,7 +218,8 @@ def placings(
       seed: an integer.
     """
     found = []
-    for mesh in MESHES if thorough else ["x:2,y:2"]:
+    largest = LARGEST_MESHES[seed % len(LARGEST_MESHES)]
+    for mesh in [*MESHES, largest] if thorough else ["x:2,y:2"]:
         layouts = legal_layouts(graph, mesh, whole)
         chosen = chosen_layouts(layouts, 1, seed)
         if thorough and mesh in EXHAUSTIVE:
@@ -235,10 +237,10 @@ def _kinds(found: Sequence[Placing]) -> list[Placing]:
     most = sorted(split, key=lambda p: (p.layout.count(":"), p.mesh in ("x:4", "x:2,y:2")))
     two_axes = [p for p in most if "y:" in p.mesh]
     kinds = [p._replace(apart=True) for p in most[-2:]]
-    kinds += [p._replace(merge="memory") for p in most[-2:]]
-    kinds += [p._replace(apart=True, merge="device", pairs=True) for p in two_axes[-2:]]
+    kinds += [p._replace(merge="memory") for p in most[-1:]]
+    kinds += [p._replace(apart=True, merge="device", pairs=True) for p in two_axes[-1:]]
     simd = [p._replace(simd=True) for p in dict.fromkeys(two_axes[-2:] + most[-1:])]
-    return kinds + [p._replace(share=False) for p in simd[:1]] + simd[-2:]
+    return kinds + [p._replace(share=False) for p in simd[:1]] + simd[-1:]
 
 
 # -- lowering

@@ -27,9 +27,12 @@ def test_a_part():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [OWN, BUILT_IN + "placement", BUILT_IN + "simd"])
-def test_all(name):
-    done = command(name)
+@pytest.mark.parametrize(
+    "name, layouts", [(BUILT_IN + "simd", 2), (BUILT_IN + "placement", 1), (OWN, 1)]
+)
+def test_all(name, layouts):
+    """Every case, in few layouts: test_cases.py has those of the built-in ones in more."""
+    done = command(name, "--layouts", str(layouts))
     assert done.returncode == 0 and " passed, 0 failed" in done.stdout, done.stdout[-3000:]
 
 

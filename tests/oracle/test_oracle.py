@@ -4,6 +4,7 @@ import fnmatch
 import json
 import os
 import re
+import warnings
 import zlib
 
 import numpy as np
@@ -57,7 +58,7 @@ def forms(family, name, program):
     """
     known = [None, *program.layouts]
     first = zlib.crc32(name.encode())
-    count = min(len(known), 3 if family in SHORT_FAMILIES else 1)
+    count = min(len(known), 2 if family in SHORT_FAMILIES else 1)
     return [known[(first + i) % len(known)] for i in range(count)]
 
 
@@ -73,6 +74,14 @@ def parameters():
                 kind = "one" if layout is None else layout or "replicated"
                 marks = slow_but(name, count, i)
                 yield pytest.param(family, name, layout, id=f"{name}-{kind}", marks=marks)
+
+
+@pytest.fixture(autouse=True)
+def layouts_of_tables(slips):
+    """Allows layouts that have nothing to do with some of the programs of a table."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "layout rule .* splits nothing")
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +133,7 @@ def check_communication(name, ours, theirs):
 
 @pytest.mark.parametrize("family, name, layout", parameters())
 def test_program(family, name, layout):
-    """Values and gradients, counters of communication, variables; on one processor also names."""
+    """Values and gradients, counters of communication, variables, names."""
     program = FAMILIES[family][name]
     arrays, facts = EXPECTED[family]
     theirs = facts[name] if layout is None else facts[name]["layouts"][layout]
@@ -142,7 +151,7 @@ def test_program(family, name, layout):
         check_communication(name, ours["counters"], theirs["counters"])
     if "variables" in theirs:
         assert ours["variables"] == theirs["variables"]
-    if layout is None and "error" not in theirs:
+    if "error" not in EXPECTED[family][1][name]:
         check_names_shapes_and_dtypes(family, name, ours)
 
 
@@ -197,17 +206,22 @@ def test_merged_processors(monkeypatch, family, name, layout):
     check_values(name, FAMILIES[family][name], values, expected or values)
 
 
-# A sixth of the programs, some of every family.
+# A sixth of the programs, some of every family, half of them eagerly and half in a tf.function.
 WITHOUT_SESSIONS = [
-    pytest.param(family, name, marks=slow_but(name, 7))
+    pytest.param(
+        family,
+        name,
+        number % 12 == 0,
+        id=f"{name}-{'eager' if number % 12 else 'function'}",
+        marks=slow_but(name, 7),
+    )
     for family, programs in FAMILIES.items()
     for number, name in enumerate(sorted(programs, key=lambda n: zlib.crc32(n.encode())))
     if number % 6 == 0 and name not in expectations.IN_SESSIONS_ONLY
 ]
 
 
-@pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])
-@pytest.mark.parametrize("family, name", WITHOUT_SESSIONS)
+@pytest.mark.parametrize("family, name, in_function", WITHOUT_SESSIONS)
 def test_without_a_session(family, name, in_function, no_graph_rewriting):
     program, expected = FAMILIES[family][name], EXPECTED[family][0][name]
     values = front_ends.run(name, program, oracle_runner.MESH, program.layouts[0], in_function)
