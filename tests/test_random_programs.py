@@ -104,14 +104,14 @@ test_some_recomputed = settings(max_examples=3, phases=PHASES)(RECOMPUTED(check_
 
 
 @pytest.mark.slow
-@settings(max_examples=30, phases=PHASES)
+@settings(max_examples=20, phases=PHASES)
 @IN_LAYOUTS
 def test_any_layout(instructions, first_mesh, second_mesh, seed):
     check_layouts(instructions, first_mesh, second_mesh, seed)
 
 
 @pytest.mark.slow
-@settings(max_examples=12, phases=PHASES)
+@settings(max_examples=8, phases=PHASES)
 @RECOMPUTED
 def test_recomputed(instructions, mesh, seed):
     check_recomputed(instructions, mesh, seed)

@@ -24,9 +24,10 @@ from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 __all__ = [
     "CPUS",
-    "EXHAUSTIVE",
+    "LARGE",
     "MESHES",
     "MOST_LAYOUTS",
+    "OTHER_MESHES",
     "WHOLE",
     "Lowered",
     "Placing",
@@ -46,11 +47,12 @@ __all__ = [
     "splittable",
 ]
 
-MESHES = ["x:1", "x:2", "x:4", "x:2,y:2"]
-LARGEST_MESHES = ["x:2,y:4", "x:8"]  # a program is tried in one of them
-# Meshes on which every layout is tried, up to MOST_LAYOUTS.
-EXHAUSTIVE = ["x:2", "x:2,y:2"]
-MOST_LAYOUTS = 4
+MESHES = ["x:2", "x:2,y:2"]
+OTHER_MESHES = ["x:1", "x:4", "x:2,y:4", "x:8"]  # a program is tried in one of them
+MOST_LAYOUTS = 4  # of each of MESHES, besides those that cover what can be split
+# Programs with more operations take long: they are tried in MESHES only, in layouts that cover what
+# can be split.
+LARGE = 30
 CPUS = 8
 
 
@@ -213,16 +215,18 @@ def placings(
     Args:
       graph: an mtf.Graph.
       whole: names of dimensions that are not split.
-      thorough: whether to include all legal layouts of two small meshes, up to a limit, and
-        selected layouts of other meshes; else only a few layouts of one mesh.
+      thorough: whether to include layouts of two small meshes, all of them up to a limit, and
+        selected layouts of another mesh; fewer if the program is large. Else only a few layouts of
+        one mesh.
       seed: an integer.
     """
     found = []
-    largest = LARGEST_MESHES[seed % len(LARGEST_MESHES)]
-    for mesh in [*MESHES, largest] if thorough else ["x:2,y:2"]:
+    small = len(graph.operations) <= LARGE
+    others = [OTHER_MESHES[seed % len(OTHER_MESHES)]] if small else []
+    for mesh in [*MESHES, *others] if thorough else ["x:2,y:2"]:
         layouts = legal_layouts(graph, mesh, whole)
         chosen = chosen_layouts(layouts, 1, seed)
-        if thorough and mesh in EXHAUSTIVE:
+        if thorough and mesh in MESHES and small:
             chosen += [rules for rules in layouts if rules not in chosen][:MOST_LAYOUTS]
         found += [Placing(mesh, layout_text(rules, mesh)) for rules in chosen]
     kinds = _kinds(found)

@@ -23,8 +23,6 @@ from helpers.oracle.oracle_table import FAMILIES
 
 FIXTURES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
 ONE = ""
-# Families of programs that take little time.
-SHORT_FAMILIES = {"language", "layers", "attention", "optimizers"}
 
 
 def load(family):
@@ -46,34 +44,31 @@ with open(os.path.join(FIXTURES, "structure.json")) as _f:
     STRUCTURE = json.load(_f)
 
 
-def slow_but(name, count, number=0):
+def slow_but(name, count):
     """Returns marks by which one of `count` programs is in the short run."""
-    return [] if zlib.crc32(name.encode()) % count == number else [pytest.mark.slow]
+    return [] if zlib.crc32(name.encode()) % count == 0 else [pytest.mark.slow]
 
 
-def forms(family, name, program):
-    """Returns the forms that a program is run in: on one processor (None), or in one of its layouts.
+def form(name, program):
+    """Returns the form that a program is run in: on one processor (None), or in a layout of its own.
 
-    Models take long: each runs in one form. That layouts do not change them is tested elsewhere.
+    That layouts do not change programs is tested elsewhere.
     """
     known = [None, *program.layouts]
-    first = zlib.crc32(name.encode())
-    count = min(len(known), 2 if family in SHORT_FAMILIES else 1)
-    return [known[(first + i) % len(known)] for i in range(count)]
+    return known[(zlib.crc32(name.encode()) >> 8) % len(known)]
 
 
 def parameters():
-    """Each program in its forms; of the short run, in one or none.
-
-    Of single operations there are fewer in it: the table of cases has them all.
+    """Each program in its form; of single operations, of which the table of cases has all, fewer
+    are in the short run.
     """
     for family, programs in FAMILIES.items():
-        count = 24 if family == "language" else 15
+        count = 24 if family == "language" else 10
         for name, program in programs.items():
-            for i, layout in enumerate(forms(family, name, program)):
-                kind = "one" if layout is None else layout or "replicated"
-                marks = slow_but(name, count, i)
-                yield pytest.param(family, name, layout, id=f"{name}-{kind}", marks=marks)
+            layout = form(name, program)
+            kind = "one" if layout is None else layout or "replicated"
+            marks = slow_but(name, count)
+            yield pytest.param(family, name, layout, id=f"{name}-{kind}", marks=marks)
 
 
 @pytest.fixture(autouse=True)

@@ -211,7 +211,7 @@ print("process", os.getpid())
 
 @pytest.fixture
 def launched(tmp_path):
-    """Runs the program in four processes of this machine."""
+    """Runs the program in two processes of this machine."""
     (tmp_path / "my_data.py").write_text(MODULE)
     paths = os.pathsep.join([*sys.path, str(TESTS), str(tmp_path)])
 
@@ -221,7 +221,7 @@ def launched(tmp_path):
             "-m",
             "mesh_tensorflow.launch",
             "--processes",
-            "4",
+            "2",
             "-m",
             "mesh_tensorflow.transformer.main",
             "--model_dir=model",
@@ -248,8 +248,8 @@ INFER = ("run.mode = 'infer'", "run.dataset_split = 'validation'")
 
 
 @pytest.mark.slow
-def test_four_processes(launched, tmp_path, monkeypatch):
-    """A language model that four processes train, and decode with, is the one of a placed mesh."""
+def test_two_processes(launched, tmp_path, monkeypatch):
+    """A language model that two processes train, and decode with, is the one of a placed mesh."""
     monkeypatch.chdir(tmp_path)
     path = runs.write_checkpoint(str(tmp_path), MODELS["lm"]["variables"])
     (tmp_path / "in").write_text("5 6\n7\n8 9 10\n")

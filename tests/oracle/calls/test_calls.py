@@ -3,14 +3,11 @@
 What the classic gave is in ../fixtures/calls.json; what differs on purpose, in call_judged.py.
 """
 
-import subprocess
-import sys
-
 import pytest
+from helpers import processes
 from helpers.oracle.calls import call_comparison
 from helpers.oracle.calls.call_families import FAMILIES
 from helpers.oracle.calls.call_sampler import sample
-from helpers.paths import environment
 
 EXPECTED = call_comparison.load()
 NAMES, CALLS = 300, 1500
@@ -31,6 +28,5 @@ def test_calls_agree(family):
 
     In a process of its own, as TensorFlow 2's behavior is turned off in it for good.
     """
-    command = [sys.executable, "-m", call_comparison.__name__, family]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    done = processes.run("-m", call_comparison.__name__, family)
     assert done.returncode == 0 and f"{family}: 0 of " in done.stdout, done.stdout + done.stderr
