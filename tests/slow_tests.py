@@ -1,6 +1,7 @@
 """Which tests are left to `--all`, besides those that are marked slow where they stand.
 
-One of each kind stays in the short run. Patterns are of the names that pytest prints.
+One of each kind stays in the short run. Also, which tests begin first. Patterns are of the names that
+pytest prints.
 """
 
 # What takes longest, or mostly waits for other processes, begins first, beside all others.

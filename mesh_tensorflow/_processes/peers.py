@@ -189,8 +189,8 @@ class Lookout:
         # A session's error may come before the first ping that a lost process does not answer.
         begun = self._begun
         while not self.lost() and time.monotonic() < deadline:
-            if self._ended > begun and not self._silent_since:
-                break
+            if not self._silent_since and self._ended > begun:
+                break  # all have answered since
             time.sleep(_PING_SECS / 2)
         lost = self.lost()
         if lost:

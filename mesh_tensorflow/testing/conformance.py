@@ -242,6 +242,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         help="the most layouts of a case, besides the empty one (default: %(default)s)",
     )
     given = parser.parse_args(arguments)
+    if given.layouts < 0:
+        parser.error(f"--layouts is {given.layouts}: it has to be 0 or more")
     passed = failed = 0
     for result in check(_found(given.make_impl), given.only, given.layouts):
         passed, failed = passed + (result.error is None), failed + (result.error is not None)

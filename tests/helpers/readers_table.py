@@ -90,6 +90,7 @@ def imports_below(node: ast.AST, late: bool = False) -> Iterator[tuple[ast.stmt,
 
 def _imported(node: ast.stmt) -> Iterator[str]:
     """Yields the names of the package's modules, or of what is in them, that a statement imports."""
+    names: list[str] = []
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom) and node.module:

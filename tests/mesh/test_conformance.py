@@ -68,6 +68,9 @@ def test_trainings_and_checkpoints_are_checked():
         assert not failed(placement, only)
 
 
-def test_names():
+def test_mistakes(capsys):
     with pytest.raises(SystemExit, match="'nothing' should be module:function"):
         conformance.main(["nothing"])
+    with pytest.raises(SystemExit, match="2"):
+        conformance.main([BUILT_IN + "placement", "--layouts", "-1"])
+    assert "--layouts is -1: it has to be 0 or more" in capsys.readouterr().err

@@ -73,6 +73,19 @@ def test_who_is_lost_and_who_merely_ended(monkeypatch):
         lookout.call(lambda: {}["absent"], 60, "looking")
 
 
+def test_a_process_is_lost_before_it_misses_a_ping(monkeypatch):
+    """As when a session notices first."""
+    found = [Peer("worker", i, f"127.0.0.1:{port}") for i, port in enumerate((1, 2))]
+    silent = set()
+    monkeypatch.setattr(peers, "answers", lambda address: address not in silent)
+    monkeypatch.setattr(peers, "_PING_SECS", 0.2)
+    monkeypatch.setattr(peers, "_STAY_SECS", 0.1)
+    lookout = peers.Lookout(found)
+    time.sleep(0.1)  # between two rounds of pings
+    silent.add(found[1].address)
+    assert lookout.confirmed() == [found[1]]
+
+
 @pytest.mark.parametrize("by_server", [False, True])
 def test_a_port_that_is_in_use_is_named(by_server):
     with socket.socket() as other:

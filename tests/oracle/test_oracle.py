@@ -59,8 +59,9 @@ def form(name, program):
 
 
 def parameters():
-    """Each program in its form; of single operations, of which the table of cases has all, fewer
-    are in the short run.
+    """Each program in its form, one of ten in the short run.
+
+    Of single operations there are fewer in it: the table of cases has them all.
     """
     for family, programs in FAMILIES.items():
         count = 24 if family == "language" else 10
