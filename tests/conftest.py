@@ -55,6 +55,13 @@ def pytest_collection_modifyitems(items):
     items.sort(key=ranks.get)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(report):
+    """Says how a worker of pytest-xdist ended: a negative exit code is the number of a signal."""
+    code = report.node.gateway._io.popen.wait(10)
+    report.longrepr = f"{report.longrepr}: exit code {code}"
+
+
 # Where warnings of slips are errors, unless a test is marked as having some.
 WITHOUT_SLIPS = {"core", "errors", "ops", "optimize", "test_cases.py"}
 

@@ -167,8 +167,8 @@ def test_two_programs_in_one_step():
             )
 
 
-def test_collectives_are_run_by_all():
-    """Nothing is made of what the last processors receive; still, the others wait for them."""
+def test_a_slice_of_another_processor():
+    """Nothing is made of what the last processors receive."""
 
     def program():
         graph = mtf.Graph()
@@ -184,6 +184,65 @@ def test_collectives_are_run_by_all():
         config=tf.ConfigProto(device_count={"CPU": 4}, operation_timeout_in_ms=60000)
     ) as session:
         np.testing.assert_array_equal(session.run(found), np.roll(VALUES, 1, axis=0)[:3])
+
+
+def test_collectives_become_computations():
+    """Every kind of them, with devices in another order than TensorFlow's ranks."""
+
+    def program():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.import_tf_tensor(mesh, tf.constant(VALUES), [ROWS, COLS])
+        by_cols = mtf.reshape(x, [mtf.Dimension("r", 12), mtf.Dimension("c", 24)])
+        gathered = mtf.rename_dimension(x, "rows", "whole")
+        impl = SimdMeshImpl("x:4", "rows:x,c:x")
+        results = [
+            mtf.shift(x, 3, ROWS, wrap=True),
+            by_cols,
+            gathered,
+            mtf.reduce_sum(x, reduced_dim=ROWS),
+        ]
+        lowering = mtf.Lowering(graph, {mesh: impl})
+        exports = [lowering.export_to_tf_tensor(result) for result in results]
+        counters.extend(name.split("/")[0] for name, _ in lowering.counters)
+        return exports
+
+    counters = []
+    for share in (True, False):
+        found = replicate(program, devices=[f"/cpu:{i}" for i in (2, 0, 3, 1)], share_memory=share)
+        kinds = {kind for ops in functions().values() for kind in ops}
+        assert kinds and not any(kind.startswith("Collective") for kind in kinds)
+        with tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as session:
+            values = session.run(found)
+        for value, expected in zip(
+            values, [np.roll(VALUES, 3, axis=0), VALUES, VALUES, VALUES.sum(0)], strict=True
+        ):
+            np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
+    assert {"allreduce", "alltoall", "allconcat"} <= set(counters), counters
+
+
+def test_collectives_of_others_are_run_by_all():
+    """Nothing is made of what the last processors receive; still, the others wait for them."""
+
+    def program():
+        impl = SimdMeshImpl("x:4", "")
+        total = tf.raw_ops.CollectiveReduceV2(
+            input=tf.ones([2]) + tf.cast(impl.pnum_tensor, tf.float32),
+            group_size=4,
+            group_key=77,
+            instance_key=78,
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
+        )
+        return [tf.where(tf.equal(impl.pnum_tensor, 0), total, tf.zeros_like(total))]
+
+    [found] = replicate(program, devices=cpus(4))
+    assert [ops["CollectiveReduceV2"] for ops in functions().values()] == [1] * 4
+    with tf.Session(
+        config=tf.ConfigProto(device_count={"CPU": 4}, operation_timeout_in_ms=60000)
+    ) as session:
+        np.testing.assert_array_equal(session.run(found), [10.0, 10.0])
 
 
 def test_what_is_drawn_is_drawn_by_each():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Optional, TypeVar
 
 import numpy as np
@@ -12,8 +12,8 @@ from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, proc
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.reducer import Reducer
+from mesh_tensorflow._mesh.simd.exchanges import ALLGATHER, ALLTOALL, PERMUTE, Exchange
 from mesh_tensorflow._mesh.simd.program import SimdProgram
-from mesh_tensorflow._mesh.simd.reductions import Reduction
 
 __all__ = ["TfCollectives"]
 
@@ -115,11 +115,32 @@ class TfCollectives(Reducer[tf.Tensor]):
           Indexed by processor, then by the member's coordinate; None if all ranks are coordinates.
         """
         table = np.zeros([self._shape.size, self._shape[mesh_axis].size], np.int64)
-        for group in self._groups([mesh_axis]):
-            by_rank = sorted(group, key=lambda pnum: self._rank[pnum])
+        for group, by_rank in zip(self._groups([mesh_axis]), self._ranked_groups(mesh_axis)):
             for pnum in group:
                 table[pnum] = [by_rank.index(member) for member in group]
         return None if (table == np.arange(table.shape[1])).all() else table
+
+    def _ranked_groups(self, mesh_axis: int) -> list[list[int]]:
+        """Returns the groups along a mesh axis, each in the order of TensorFlow's ranks."""
+        return [sorted(g, key=lambda pnum: self._rank[pnum]) for g in self._groups([mesh_axis])]
+
+    @staticmethod
+    def _members(groups: Sequence[Sequence[int]]) -> dict[int, Sequence[int]]:
+        """Returns for each logical processor the members of its group."""
+        return {pnum: group for group in groups for pnum in group}
+
+    def _record(
+        self,
+        y: tf.Tensor,
+        kind: str,
+        sources: Mapping[int, Sequence[int]],
+        sent: Optional[tf.Operation] = None,
+    ) -> None:
+        """Records a collective as an Exchange; `sources` has the logical ones of each processor."""
+        if not self._is_outermost():
+            return
+        taken = [[self._physical[source] for source in sources[l]] for l in self._logical]
+        self._program.exchanges[y.op.name] = Exchange(kind, taken, sent.name if sent else None)
 
     # -- collectives
 
@@ -142,11 +163,7 @@ class TfCollectives(Reducer[tf.Tensor]):
             **self._keys(mesh_axes),
         )
         y.set_shape(x.shape)
-        if self._is_outermost():
-            self._program.reductions[y.op.name] = Reduction(
-                [[self._physical[pnum] for pnum in group] for group in self._groups(mesh_axes)],
-                reduction,
-            )
+        self._record(y, reduction, self._members(self._groups(mesh_axes)))
         return y if wide is x else tf.cast(y, x.dtype)
 
     def allgather(self, x: tf.Tensor, mesh_axis: int) -> tf.Tensor:
@@ -157,6 +174,7 @@ class TfCollectives(Reducer[tf.Tensor]):
             input=_movable(x)[None], ordering_token=[], **self._keys([mesh_axis])
         )
         y.set_shape([self._shape[mesh_axis].size, *x.shape])
+        self._record(y, ALLGATHER, self._members(self._ranked_groups(mesh_axis)))
         ranks = self._ranks(mesh_axis)
         if ranks is not None:
             y = tf.gather(y, tf.gather(constant(ranks.tolist()), self.pnum()))
@@ -178,6 +196,7 @@ class TfCollectives(Reducer[tf.Tensor]):
             input=parts, ordering_token=[], **self._keys([mesh_axis])
         )
         y.set_shape(parts.shape)
+        self._record(y, ALLTOALL, self._members(self._ranked_groups(mesh_axis)))
         if ranks is not None:
             y = tf.gather(y, tf.gather(constant(ranks.tolist()), self.pnum()))
         return _moved(tf.concat(tf.unstack(y), concat_axis), x.dtype)
@@ -246,6 +265,7 @@ class TfCollectives(Reducer[tf.Tensor]):
             group_key=self.own([first + sender for sender in senders]),
             shape=constant(x.shape.as_list()),
         )
+        self._record(y, PERMUTE, {p: [sender] for p, sender in enumerate(senders)}, sent.op)
         with tf.control_dependencies([sent]):  # else nothing would run the send
             y = tf.identity(y)
         y.set_shape(x.shape)

@@ -10,7 +10,7 @@ from typing import Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.program import Program
-from mesh_tensorflow._mesh.simd.reductions import Reduction
+from mesh_tensorflow._mesh.simd.exchanges import Exchange
 from mesh_tensorflow._mesh.slices import random_values
 
 __all__ = ["SimdProgram", "current_program", "tracing"]
@@ -29,7 +29,7 @@ class SimdProgram(Program):
       local: physical numbers of the processors that this process runs.
       graph: the tf graph of the traced function.
       pnum: the physical number of the processor that runs the program, an int32 scalar.
-      reductions: the program's reductions outside of loops, by the name of the tf operation.
+      exchanges: the program's collectives outside of loops, by the name of the tf operation.
       tables: for operations whose value on each processor is known, by their name: a key for each
         processor, equal where the values are equal.
       binds_masters: whether slices may be the only place of a variable's value.
@@ -46,7 +46,7 @@ class SimdProgram(Program):
         self.devices = list(devices)
         self.local = list(local)
         self._next_key = first_key
-        self.reductions: dict[str, Reduction] = {}
+        self.exchanges: dict[str, Exchange] = {}
         self.tables: dict[str, list[str]] = {}
         self._own: dict[int, list[tf.Tensor]] = {}
         self._parts: dict[int, list[Hashable]] = {}

@@ -5,23 +5,29 @@
 
 - a value that is equal on several processors is computed by the first of these, and the others
   get it by reference, through TensorFlow's own rendezvous (Send and Recv);
-- a reduction is computed by the first processor of its group in the same way.
+- a collective becomes a computation with the tensors of the other processors, which come in the
+  same way. What is equal on several processors, such as a sum, is computed by the first of them.
 
-So replicated values cost what they cost with PlacementMeshImpl. Which values are equal follows from
-value numbering: an operation without side effects gives the same result on two processors if its
-inputs are the same, and slices of a variable are equal if they begin at the same place.
+So replicated values and collectives cost what they cost with PlacementMeshImpl. Which values are
+equal follows from value numbering: an operation without side effects gives the same result on two
+processors if its inputs are the same, and slices of a variable are equal if they begin at the same
+place.
 """
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Optional, Union
+from typing import TYPE_CHECKING, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.simd.execution.reduction_nodes import output_name, reduction_nodes
-from mesh_tensorflow._mesh.simd.reductions import Reduction
+from mesh_tensorflow._mesh.simd.exchanges import PERMUTE, Exchange
+from mesh_tensorflow._mesh.simd.execution.exchange_nodes import (
+    constant_node,
+    exchange_nodes,
+    output_name,
+)
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.function_pb2 import FunctionDef
@@ -56,15 +62,15 @@ class _Node:
       operation: the tf.Operation of the traced graph.
       equal: for each processor, the first one on which the node has the same value.
       at: for each processor, the one that computes the value it uses.
-      reduction: the Reduction that the node stands for, or None.
+      exchange: the Exchange that the node stands for, or None.
     """
 
     def __init__(
-        self, definition: tf.NodeDef, operation: tf.Operation, reduction: Optional[Reduction]
+        self, definition: tf.NodeDef, operation: tf.Operation, exchange: Optional[Exchange]
     ):
         self.definition = definition
         self.operation = operation
-        self.reduction = reduction
+        self.exchange = exchange
         self.equal: list[int] = []
         self.at: list[int] = []
 
@@ -134,7 +140,7 @@ class Sharing:
         }
         operations = {op.name: op for op in program.graph.get_operations()}
         self._nodes = {
-            node.name: _Node(node, operations[node.name], program.reductions.get(node.name))
+            node.name: _Node(node, operations[node.name], program.exchanges.get(node.name))
             for node in self._definition.node_def
         }
         self._tensors: dict[str, tf.Tensor] = dict(
@@ -148,12 +154,16 @@ class Sharing:
                 node = self._nodes[op.name]
                 self._tensors.update(zip(node.data_inputs, op.inputs))
                 self._number(node)
+        exchanges = [node.exchange for node in self._nodes.values() if node.exchange is not None]
+        self._only_send = {exchange.sent_by for exchange in exchanges}
         # If one member of a group skipped a collective, the others would deadlock.
         required = set(self._definition.control_ret.values())
         self._run_by_all = [
             name
             for name, node in self._nodes.items()
-            if node.reduction is None and (name in required or node.is_collective)
+            if (name in required or node.is_collective)
+            and node.exchange is None
+            and name not in self._only_send
         ]
         self._kept: list[set[str]] = [set() for _ in self._everyone]
         self._sent: dict[tuple[str, int, int], None] = {}  # tensors, from, to; in order
@@ -164,8 +174,8 @@ class Sharing:
     def _number(self, node: _Node) -> None:
         """Finds the processors on which a node has the same value, and those that compute it."""
         everyone = list(self._everyone)
-        if node.reduction is not None:
-            node.equal = node.at = [min(node.reduction.group_of(p)) for p in everyone]
+        if node.exchange is not None:
+            self._number_exchange(node, node.exchange)
             return
         table = self._tables.get(node.definition.name)
         if table is not None:
@@ -176,6 +186,22 @@ class Sharing:
         else:
             node.equal = everyone
         node.at = node.equal if node.is_worth_sharing() else everyone
+
+    def _number_exchange(self, node: _Node, exchange: Exchange) -> None:
+        """As `_number`: results are equal if the same tensors are taken in the same order."""
+        taken = self._equal(self._exchanged(node, exchange))
+        keys = [
+            [exchange.part_of(p), *[taken[source] for source in exchange.sources[p]]]
+            for p in self._everyone
+        ]
+        node.equal = _first_equal(keys)
+        # What one processor has as it is, the others get from there, not in two steps.
+        node.at = list(self._everyone) if exchange.kind == PERMUTE else node.equal
+
+    def _exchanged(self, node: _Node, exchange: Exchange) -> str:
+        """Returns the name of the tensor of which an exchange takes several processors' values."""
+        takes = node if exchange.sent_by is None else self._nodes[exchange.sent_by]
+        return takes.data_inputs[0]
 
     def _equal(self, tensor: str) -> list[int]:
         name = tensor.split(":")[0]
@@ -213,27 +239,25 @@ class Sharing:
 
     def _taken(self, node: _Node, processor: int) -> Iterator[tuple[str, int]]:
         """Yields the input tensors of a node, each with the processor that computes it."""
-        if node.reduction is None:
+        if node.exchange is None:
             for tensor in node.data_inputs:
                 yield tensor, processor
         else:
-            for member in node.reduction.group_of(processor):
-                yield node.data_inputs[0], member
+            for source in node.exchange.sources[processor]:
+                yield self._exchanged(node, node.exchange), source
 
     def _waits_for(self, node: _Node) -> list[str]:
         """Returns the control inputs of a node, as tensors.
 
-        Two kinds are left out. Collectives of CPUs may run in any order, but TensorFlow makes them
-        wait for each other. And what is sent is sent without anything that waits for it; with it,
-        TensorFlow's optimizer may remove both.
+        Collectives are left out of those of collectives: TensorFlow makes them wait for each other,
+        but their nodes here may run in any order. Those that only send have no nodes here.
         """
-        waits = []
-        for name in node.control_inputs:
-            other = self._nodes[name]
-            is_sent = other.operation.type == "CollectiveBcastSendV2"
-            if not is_sent and not (node.is_collective and other.is_collective):
-                waits.append(self._first_output(other))
-        return waits
+        return [
+            self._first_output(self._nodes[name])
+            for name in node.control_inputs
+            if name not in self._only_send
+            and not (node.is_collective and self._nodes[name].is_collective)
+        ]
 
     def _first_output(self, node: _Node) -> str:
         """Returns the name of a node's first output, or of the node if it has none."""
@@ -270,7 +294,7 @@ class Sharing:
         else:
             del made.signature.output_arg[:]
             made.signature.output_arg.add(name="done", type=tf.bool.as_datatype_enum)
-            made.node_def.append(_constant("done", True))
+            made.node_def.append(constant_node("done", True))
             made.ret["done"] = "done:output:0"
         self._set_control_outputs(made, processor)
         return made
@@ -299,9 +323,9 @@ class Sharing:
             "^" + self._local(tensor, processor, processor).split(":")[0]
             for tensor in self._waits_for(node)
         ]
-        if node.reduction is not None:
-            dtype = node.operation.outputs[0].dtype
-            return reduction_nodes(node.reduction, node.definition.name, inputs, waits, dtype)
+        if node.exchange is not None:
+            dtype, name = node.operation.outputs[0].dtype, node.definition.name
+            return exchange_nodes(node.exchange, processor, name, inputs, waits, dtype)
         made = tf.NodeDef()
         made.CopyFrom(node.definition)
         del made.input[:]
@@ -314,8 +338,8 @@ class Sharing:
         if place != processor:
             return _name("from", place, tensor) + ":tensor:0"
         node = self._nodes.get(tensor.split(":")[0])
-        if node is not None and node.reduction is not None and ":" in tensor:
-            return f"{node.definition.name}:{output_name(node.reduction)}:0"
+        if node is not None and node.exchange is not None and ":" in tensor:
+            return f"{node.definition.name}:{output_name(node.exchange)}:0"
         return tensor
 
     # -- what is sent
@@ -352,10 +376,3 @@ def _first_equal(keys: Sequence[Sequence[Hashable]]) -> list[int]:
 
 def _name(direction: str, processor: int, tensor: str) -> str:
     return f"{direction}_{processor}/{tensor.replace(':', '/')}"
-
-
-def _constant(name: str, value: Union[bool, int, float]) -> tf.NodeDef:
-    node = tf.NodeDef(name=name, op="Const")
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
-    node.attr["dtype"].type = node.attr["value"].tensor.dtype
-    return node
