@@ -29,7 +29,7 @@ TESTS = [
 ]
 TESTS_TPU = ["jax"]  # runs TPU programs on XLA's CPU replicas
 TESTS_T5 = ["torch", "transformers"]  # with which converted models are compared; large
-EXAMPLES = ["scikit-learn", "matplotlib"]
+EXAMPLES = ["scikit-learn", "matplotlib", "tensorboard"]
 
 setup(
     name="mesh-tensorflow",
@@ -56,8 +56,8 @@ setup(
         "test": [*TESTS, *TESTS_TPU],
         "test-t5": TESTS_T5,
         "test-tpu": TESTS_TPU,
-        "dev": [*TESTS, *TESTS_TPU, "mypy", "ruff"],
-        "docs": ["mkdocs", "mkdocs-material", "mkdocstrings[python]"],
+        "dev": [*TESTS, *TESTS_TPU, "codespell", "mypy", "ruff"],
+        "docs": ["mkdocs", "mkdocs-material", "mkdocstrings[python]", "ruff"],
     },
     classifiers=[
         "Intended Audience :: Science/Research",

@@ -149,6 +149,24 @@ def draw_allreduce():
     save(figure, "allreduce.svg")
 
 
+def draw_by_visualize():
+    """Draws tiles, communication and memory of a language model by mtf.visualize."""
+    import mesh_tensorflow as mtf
+    from mesh_tensorflow.auto_mtf import models
+
+    sizes = {"batch": 64, "length": 256, "vocab": 8192, "d_model": 512, "d_ff": 2048}
+    made = models.language_model(**sizes, layers=4, heads=8, d_kv=64, optimizer="adafactor")
+    layout = "batch:rows,d_ff:cols,heads:cols,vocab:cols"
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl("rows:2,cols:4", layout, ["cpu:0"] * 8)
+    wi = next(
+        v for v in made.graph.trainable_variables if v.name == "layer_0/feed_forward/wi/kernel"
+    )
+    mtf.visualize.visualize_sharding(wi, impl).save(FOLDER / "tiles.svg")
+    found = mtf.visualize.communication(made.graph, impl, made.outputs)
+    found.picture(depth=1).save(FOLDER / "communication.svg")
+    mtf.visualize.memory(made.graph, impl, made.outputs).save(FOLDER / "memory.svg")
+
+
 def main():
     """Draws all figures."""
     matplotlib.rcParams["svg.hashsalt"] = "mesh"
@@ -156,6 +174,7 @@ def main():
     matplotlib.rcParams["font.family"] = "DejaVu Sans"
     draw_layout()
     draw_allreduce()
+    draw_by_visualize()
 
 
 if __name__ == "__main__":

@@ -10,8 +10,16 @@ device. The program below trains a small layer in several layouts.
 
 from __future__ import annotations
 
+import pathlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parent))
+
+import command_line
+
+command_line.begin(__name__, command_line.flag_check(__doc__, tuple))
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -145,5 +153,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    tf.disable_v2_behavior()
     main()

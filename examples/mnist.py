@@ -36,34 +36,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-import tensorflow.compat.v1 as tf
 from absl import app, flags
-
-import mesh_tensorflow as mtf
-from mesh_tensorflow import estimator
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent))
 
-import mnist_dataset
-import mnist_plot
-import mnist_report
-
-BLOCKS = 4  # along each side of an image
-BLOCK_SIZE = mnist_dataset.IMAGE_SIZE // BLOCKS
-LOSS = "mnist_loss:0"
-
-# For each optimizer: its constructor, which takes a learning rate, and a suitable learning rate.
-OPTIMIZERS: dict[str, tuple[Callable[[Any], mtf.optimize.Optimizer], float]] = {
-    "adafactor": (lambda rate: mtf.optimize.AdafactorOptimizer(learning_rate=rate), 0.03),
-    "adam": (mtf.optimize.AdamWeightDecayOptimizer, 0.0006),
-    "sgd": (mtf.optimize.SgdOptimizer, 0.1),
-}
-
-
-def option(default: Any, text: str) -> Any:
-    """Returns a field of Options with the help text of its flag."""
-    return dataclasses.field(default=default, metadata={"help": text})
+import command_line
+from command_line import option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +60,7 @@ class Options:
     layout: str = option(
         "row_blocks:b1;col_blocks:b2", "Which tensor dimension is split over which mesh dimension."
     )
-    optimizer: str = option("adafactor", f"One of {', '.join(OPTIMIZERS)}.")
+    optimizer: str = option("adafactor", "One of adafactor, adam, sgd.")
     learning_rate: float = option(0.0, "Highest rate; 0 for the one that suits the optimizer.")
     max_shift: int = option(1, "Pixels that training images are moved by at random, at most.")
     seed: int = option(0, "Seed of the initial values and of the order of examples.")
@@ -101,6 +79,31 @@ class Options:
             )
         if self.plot and not pathlib.Path(self.plot).resolve().parent.is_dir():
             raise ValueError(f"--plot is {self.plot}: there is no such directory to put it in")
+
+
+command_line.begin(
+    __name__, command_line.flag_check(__doc__, lambda: command_line.table_of(Options))
+)
+
+import mnist_dataset
+import mnist_plot
+import mnist_report
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import estimator
+
+BLOCKS = 4  # along each side of an image
+BLOCK_SIZE = mnist_dataset.IMAGE_SIZE // BLOCKS
+LOSS = "mnist_loss:0"
+
+# For each optimizer: its constructor, which takes a learning rate, and a suitable learning rate.
+OPTIMIZERS: dict[str, tuple[Callable[[Any], mtf.optimize.Optimizer], float]] = {
+    "adafactor": (lambda rate: mtf.optimize.AdafactorOptimizer(learning_rate=rate), 0.03),
+    "adam": (mtf.optimize.AdamWeightDecayOptimizer, 0.0006),
+    "sgd": (mtf.optimize.SgdOptimizer, 0.1),
+}
 
 
 # --- The network ---
@@ -377,14 +380,6 @@ def run(options: Options) -> list[mnist_report.Epoch]:
     return history
 
 
-def define_flags() -> None:
-    """Defines a flag for each field of Options."""
-    define = {"int": flags.DEFINE_integer, "float": flags.DEFINE_float, "bool": flags.DEFINE_bool}
-    for field in dataclasses.fields(Options):
-        make = define.get(str(field.type), flags.DEFINE_string)
-        make(field.name, field.default, field.metadata["help"])
-
-
 @mtf.strict()
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
@@ -395,11 +390,11 @@ def main(argv: Sequence[str]) -> None:
     try:
         run(Options(**{name: getattr(flags.FLAGS, name) for name in names}))
     except (ValueError, OSError, ImportError) as error:
-        sys.exit(f"error: {error}")
+        command_line.fail(error)
     except estimator.NanLossError as error:
         sys.exit(f"error: {error}. Try a smaller --learning_rate")
 
 
 if __name__ == "__main__":
-    define_flags()
+    command_line.define(command_line.table_of(Options))
     app.run(main)

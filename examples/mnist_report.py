@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, Optional
@@ -75,14 +74,12 @@ class Report(tf.train.CheckpointSaverListener):
 
 
 def print_epoch(epoch: Epoch, epochs: int) -> None:
-    """Prints the result of an epoch, replacing the live progress line if there is one.
+    """Prints the result of an epoch.
 
     Args:
       epoch: the result.
       epochs: the total number of epochs.
     """
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     tested = "" if epoch.accuracy is None else f"  test accuracy {epoch.accuracy:.2%}"
     print(
         f"epoch {epoch.number}/{epochs}  loss {epoch.loss:.4f}{tested}  {epoch.seconds:.1f} s",

@@ -25,15 +25,43 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent))
+
+import command_line
+
+PLACEMENTS = ["simd", "shared"]
+MODELS = ["mnist", "transformer"]
+
+
+def options_of(argv: Sequence[str]) -> argparse.Namespace:
+    """Returns the options of a command line."""
+    parser = argparse.ArgumentParser(
+        prog="python examples/pick_a_layout.py",
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--model", choices=[*MODELS, "all"], default="all", help="the programs")
+    parser.add_argument("--hardware", default="", help="a profile; measured if empty")
+    parser.add_argument("--placement", choices=PLACEMENTS, default="simd", help="of the program")
+    parser.add_argument("--layouts", type=int, default=6, help="how many to try")
+    parser.add_argument("--runs", type=int, default=5, help="steps of each round")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds over all layouts")
+    parser.add_argument("--plot", default="", help="PNG file")
+    options = parser.parse_args(argv)
+    for name in ("layouts", "runs", "rounds"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} is {getattr(options, name)}: it has to be 1 or more")
+    return options
+
+
+command_line.begin(__name__, options_of)
+
+import mnist
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.auto_mtf import explanation, hardware, measure, models, step_time
-
-sys.path.append(str(pathlib.Path(__file__).resolve().parent))
-
-import mnist
 
 MESH_SHAPE = "rows:2,cols:2"
 
@@ -106,9 +134,10 @@ def trials(
     build: Callable[[], models.Program],
     machine: hardware.Hardware,
     count: int,
-    runs: int = 10,
-    rounds: int = 3,
+    runs: int = 5,
+    rounds: int = 2,
     placement: str = "simd",
+    label: str = "",
 ) -> list[Trial]:
     """Returns layouts with estimated and measured times; the first one is the chosen layout.
 
@@ -119,13 +148,14 @@ def trials(
       runs: the number of steps in each round of measurement.
       rounds: the number of rounds for each layout.
       placement: "simd" or "shared"; see `measure.step_seconds`.
+      label: of the progress line; there is none if empty.
     """
     with tf.Graph().as_default():
         program = build()
         estimator = step_time.StepEstimator(program.graph, MESH_SHAPE, program.outputs, machine)
         estimates = candidates(estimator, count)
     layouts = [e.text for e in estimates]
-    measured = measure.step_seconds(build, MESH_SHAPE, layouts, runs, rounds, placement)
+    measured = measure.step_seconds(build, MESH_SHAPE, layouts, runs, rounds, placement, label)
     return [
         Trial(text, e.seconds.total, seconds)
         for text, e, seconds in zip(layouts, estimates, measured)
@@ -152,46 +182,67 @@ def report(name: str, tried: Sequence[Trial]) -> str:
         times = [f"{s * 1e3:.2f}" for s in (t.estimated, t.measured)]
         rows.append([(t.layout or "no splits") + mark, *times, f"{t.measured / fastest - 1:.0%}"])
     correlation = spearman([(t.estimated, t.measured) for t in tried])
-    return "\n".join([*explanation.table(rows), f"rank correlation {correlation:.2f}"])
+    said = f"rank correlation (Spearman) of estimates and measurements {correlation:.2f}"
+    return "\n".join([*explanation.table(rows), said])
 
 
 def plot(path: str, found: dict[str, list[Trial]]) -> None:
-    """Plots measured against estimated times."""
+    """Plots measured against estimated times, with the line on which they are equal.
+
+    Points are numbered from the fastest; beneath are their layouts. Axes are logarithmic.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(found), squeeze=False, figsize=(6 * len(found), 5))
+    figure, axes = plt.subplots(1, len(found), squeeze=False, figsize=(6.5 * len(found), 6))
     for axis, (name, tried) in zip(axes[0], found.items()):
-        axis.scatter([t.estimated * 1e3 for t in tried], [t.measured * 1e3 for t in tried])
-        axis.scatter(tried[0].estimated * 1e3, tried[0].measured * 1e3, label="chosen")
-        axis.set(title=name, xlabel="estimated ms", ylabel="measured ms")
-        axis.legend()
-    figure.savefig(path)
+        draw(axis, name, tried)
+    figure.savefig(path, dpi=120, bbox_inches="tight")  # with what is beneath
+    plt.close(figure)
+
+
+def draw(axis: Any, name: str, tried: Sequence[Trial]) -> None:
+    """Draws the points of one program."""
+    ranked = sorted(tried, key=lambda t: t.measured)
+    times = [t.estimated * 1e3 for t in ranked], [t.measured * 1e3 for t in ranked]
+    ends = [min(map(min, times)) / 1.3, max(map(max, times)) * 1.3]
+    axis.plot(ends, ends, ls="--", color="gray", label="estimated = measured", zorder=0)
+    axis.scatter(*times, color="#4c8bc0", label="a layout")
+    chosen = ranked.index(tried[0])
+    axis.scatter(times[0][chosen], times[1][chosen], color="#d5673a", s=80, label="the chosen one")
+    for number, place in enumerate(zip(*times), 1):
+        axis.annotate(str(number), place, (7, -3), textcoords="offset points", fontsize=8)
+    axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends, box_aspect=1)
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_formatter("{x:.3g}")
+        side.set_minor_formatter("{x:.2g}")
+    axis.tick_params(which="both", labelsize=8)
+    axis.set_title(name, pad=28)
+    axis.set(xlabel="estimated ms of a step", ylabel="measured ms of a step")
+    above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
+    axis.legend(**above, ncols=3, fontsize=8, frameon=False)
+    lines = [f"{i:2d}  {t.layout or 'no splits'}" for i, t in enumerate(ranked, 1)]
+    lines[chosen] += "  <- chosen"
+    key = "\n".join(lines)
+    axis.text(0, -0.16, key, transform=axis.transAxes, va="top", fontsize=8, family="monospace")
 
 
 @mtf.strict()
 def main(argv: Sequence[str]) -> dict[str, list[Trial]]:
     """Prints the tables and returns their contents."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=[*PROGRAMS, "all"], default="all")
-    parser.add_argument("--hardware", default="", help="a profile; measured if empty")
-    parser.add_argument("--placement", choices=["simd", "shared"], default="simd")
-    parser.add_argument("--layouts", type=int, default=14, help="how many to try")
-    parser.add_argument("--runs", type=int, default=10, help="steps of each round")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds over all layouts")
-    parser.add_argument("--plot", default="", help="PNG file")
-    options = parser.parse_args(argv)
+    options = options_of(argv)
     if options.hardware:
         machine = hardware.hardware_profile(options.hardware)
     else:
         processors = mtf.convert_to_shape(MESH_SHAPE).size
-        machine = measure.measure_machine(processors, options.runs, options.placement)
+        print("the speed of this machine, from operations and steps of small models", flush=True)
+        machine = measure.measure_machine(processors, options.runs, options.placement, show=True)
     names = list(PROGRAMS) if options.model == "all" else [options.model]
     found = {}
     for name in names:
-        how = options.runs, options.rounds, options.placement
+        how = options.runs, options.rounds, options.placement, name
         found[name] = trials(PROGRAMS[name], machine, options.layouts, *how)
         print(report(name, found[name]), end="\n\n", flush=True)
     if options.plot:
@@ -200,6 +251,4 @@ def main(argv: Sequence[str]) -> dict[str, list[Trial]]:
 
 
 if __name__ == "__main__":
-    tf.disable_v2_behavior()
-    tf.logging.set_verbosity(tf.logging.ERROR)
     main(sys.argv[1:])

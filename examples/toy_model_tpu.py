@@ -15,24 +15,21 @@ the same program, like the cores of a TPU. With several processes, processors ar
 from __future__ import annotations
 
 import logging
+import pathlib
 import sys
 import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import tensorflow.compat.v1 as tf
-from absl import app, flags
+sys.path.append(str(pathlib.Path(__file__).resolve().parent))
 
-import mesh_tensorflow as mtf
-from mesh_tensorflow import estimator
-from mesh_tensorflow.estimator import tpu
+import command_line
+from absl import app, flags
 
 FLAGS = flags.FLAGS
 
 _DTYPES = ["float32", "bfloat16", "float64"]
-# The function that defines each flag, its name, its default, and its help text.
-_FLAGS: list[tuple[Any, str, Any, str]] = [
+_FLAGS: list[command_line.Flag] = [
     (flags.DEFINE_integer, "batch_size", 64, "Examples in a step, over all processors."),
     (flags.DEFINE_integer, "io_size", 16, "Size of inputs and outputs, in each dimension."),
     (flags.DEFINE_integer, "hidden_size", 16, "Size of the hidden layers, in each dimension."),
@@ -57,6 +54,15 @@ _FLAGS: list[tuple[Any, str, Any, str]] = [
     (flags.DEFINE_string, "tpu_zone", "", "Zone of the TPU, for --use_tpu."),
     (flags.DEFINE_string, "gcp_project", "", "Project of the TPU, for --use_tpu."),
 ]
+
+command_line.begin(__name__, command_line.flag_check(__doc__, lambda: _FLAGS))
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import estimator
+from mesh_tensorflow.estimator import tpu
 
 
 def optimizer_of(name: str, rate: float) -> mtf.optimize.Optimizer:
@@ -125,6 +131,8 @@ def model_fn(
     tf_loss = tf.cast(lowering.export_to_tf_tensor(loss), tf.float32)
     with mtf.utils.outside_all_rewrites():
         restore = mtf.MtfRestoreHook(lowering)
+    if mode == estimator.ModeKeys.TRAIN:
+        mtf.visualize.print_training_report(lowering)
     if mode == estimator.ModeKeys.EVAL:
         return tpu.TPUEstimatorSpec(mode, loss=tf_loss, evaluation_hooks=[restore])
     if params["step_with_nan"] >= 1:
@@ -263,13 +271,14 @@ def main(argv: Sequence[str]) -> None:
             config = config_of(params, FLAGS.model_dir or scratch, FLAGS.use_tpu)
             # The first process runs everything, on the devices of all processes.
             results = estimator.run_cluster(lambda: run(params, config, FLAGS.use_tpu), config)
-    except (ValueError, OSError, RuntimeError) as error:
+    except estimator.NanLossError as error:
         sys.exit(f"error: {error}")
+    except (ValueError, OSError, RuntimeError) as error:
+        command_line.fail(error)
     if results is not None:
         print(f"step {results['global_step']}  test loss {results['loss']:.6f}")
 
 
 if __name__ == "__main__":
-    for make, name, default, text in _FLAGS:
-        make(name, default, text)
+    command_line.define(_FLAGS)
     app.run(main)

@@ -30,13 +30,11 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 
-import numpy as np
-import tensorflow.compat.v1 as tf
-
 sys.path.append(str(pathlib.Path(__file__).resolve().parent))
 
-import transformer_run
-from transformer_run import Model, option
+import command_line
+import transformer_options
+from command_line import option
 
 GIN_FILE = "transformer_lm.gin"
 HELD_OUT_EVERY = 10  # one file in ten
@@ -46,12 +44,21 @@ PROMPTS = ["def __init__(self, ", "    for i in range(", "import os\n", '"""Retu
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(transformer_run.Options):
+class Options(transformer_options.Options):
     """Command-line options; every field is a flag."""
 
     text: str = option("", "Pattern of the names of files; if empty, the standard library's.")
     prompt: str = option("", "What the samples begin with; if empty, four beginnings of code.")
 
+
+command_line.begin(
+    __name__, command_line.flag_check(__doc__, lambda: transformer_options.all_flags(Options))
+)
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+import transformer_run
+from transformer_run import Model
 
 # --- Data ---
 
@@ -171,7 +178,7 @@ def run(options: Options) -> float:
     Raises:
       ValueError, OSError: the options or the data are invalid.
     """
-    options.check()
+    transformer_run.check(options)
     corpus = load(options.text)
     print(
         f"data  {corpus.source}: {len(corpus.train)} bytes to train on, "

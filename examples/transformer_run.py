@@ -12,74 +12,47 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import command_line
 import gin
 import tensorflow.compat.v1 as tf
 from absl import app, flags
+from transformer_options import DIMENSIONS, MESH_IMPLS, Options
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import estimator
 from mesh_tensorflow.transformer import utils, vocabulary
 
-# The tensor dimensions that --layout may split.
-DIMENSIONS = ("batch", "heads", "d_ff", "vocab", "d_model")
-MESH_IMPLS = ("placement", "simd")
-
 Outcome = TypeVar("Outcome")
 
 
-def option(default: Any, text: str) -> Any:
-    """Returns a field of Options with the help text of its flag."""
-    return dataclasses.field(default=default, metadata={"help": text})
+def mesh_of(options: Options) -> mtf.Shape:
+    """Returns the shape of the mesh."""
+    return mtf.Shape(list(mtf.convert_to_shape(options.mesh_shape) or []))
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Command-line options; every field is a flag."""
-
-    mesh_shape: str = option("rows:2;cols:2", "Dimensions of the mesh and their sizes.")
-    layout: str = option(
-        "batch:rows;heads:cols;d_ff:cols;vocab:cols",
-        f"Which tensor dimension is split over which mesh dimension: {', '.join(DIMENSIONS)}.",
-    )
-    mesh_impl: str = option(
-        "placement", "placement for one graph of all processors, simd for one program on each."
-    )
-    model_dir: str = option("", "Directory of checkpoints, to resume from; or none.")
-    batch_size: int = option(0, "Sequences in a step, over all processors; 0 for the usual.")
-    train_steps: int = option(0, "Steps in all, with those in --model_dir; 0 for the usual.")
-    steps_per_checkpoint: int = option(
-        0, "Steps from checkpoint to checkpoint, each of which is tested; 0 for the usual."
-    )
-    seed: int = option(0, "Seed of the order of examples.")
-    quick: bool = option(False, "Fewer steps, in about half a minute, and a worse model.")
-
-    def mesh(self) -> mtf.Shape:
-        """Returns the shape of the mesh."""
-        return mtf.Shape(list(mtf.convert_to_shape(self.mesh_shape) or []))
-
-    def check(self) -> None:
-        """Raises ValueError for invalid options."""
-        for name in ("batch_size", "train_steps", "steps_per_checkpoint", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"--{name} is {getattr(self, name)}: it has to be 0 or more")
-        if self.mesh_impl not in MESH_IMPLS:
+def check(options: Options) -> None:
+    """Raises ValueError for invalid options."""
+    for name in ("batch_size", "train_steps", "steps_per_checkpoint", "seed"):
+        if getattr(options, name) < 0:
+            raise ValueError(f"--{name} is {getattr(options, name)}: it has to be 0 or more")
+    if options.mesh_impl not in MESH_IMPLS:
+        raise ValueError(
+            f"--mesh_impl is {options.mesh_impl!r}: choose one of {', '.join(MESH_IMPLS)}"
+        )
+    mesh_shape = mesh_of(options)
+    rules = mtf.convert_to_layout_rules(options.layout)
+    for name in rules.unknown_mesh_dimensions(mesh_shape):
+        raise ValueError(
+            f"--layout splits dimensions over {name!r}, but --mesh_shape has no such dimension:"
+            f" it has {', '.join(mesh_shape.dimension_names) or 'none'}"
+        )
+    named = [rules.mesh_dimension_name_to_tensor_dimension_names(d.name) for d in mesh_shape]
+    for mesh_dim, names in zip(mesh_shape, named):
+        for name in sorted(set(names) - set(DIMENSIONS)):
             raise ValueError(
-                f"--mesh_impl is {self.mesh_impl!r}: choose one of {', '.join(MESH_IMPLS)}"
+                f"--layout splits {name!r} over {mesh_dim.name!r}, but the model has no "
+                f"dimension {name!r} to split: it has {', '.join(DIMENSIONS)}"
             )
-        mesh_shape = self.mesh()
-        rules = mtf.convert_to_layout_rules(self.layout)
-        for name in rules.unknown_mesh_dimensions(mesh_shape):
-            raise ValueError(
-                f"--layout splits dimensions over {name!r}, but --mesh_shape has no such dimension:"
-                f" it has {', '.join(mesh_shape.dimension_names) or 'none'}"
-            )
-        named = [rules.mesh_dimension_name_to_tensor_dimension_names(d.name) for d in mesh_shape]
-        for mesh_dim, names in zip(mesh_shape, named):
-            for name in sorted(set(names) - set(DIMENSIONS)):
-                raise ValueError(
-                    f"--layout splits {name!r} over {mesh_dim.name!r}, but the model has no "
-                    f"dimension {name!r} to split: it has {', '.join(DIMENSIONS)}"
-                )
 
 
 # --- Training, testing and decoding ---
@@ -105,8 +78,6 @@ class Test(tf.train.CheckpointSaverListener):
         if is_due and not self._first:
             said = self._test()
             seconds = time.perf_counter() - self._start
-            if sys.stderr.isatty():  # the live progress line
-                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
             step = f"step {global_step_value}/{self._last_step}"
             print(f"{step}  {said}  {seconds:.0f} s", flush=True)
         self._first = False
@@ -200,7 +171,7 @@ def run(options: Options, gin_file: str, act: Callable[[Model], Outcome], **usua
         )
         outcomes.append(act(model))
 
-    processors = options.mesh().size
+    processors = mesh_of(options).size
     bindings = {
         "mesh_shape": options.mesh_shape,
         "mesh_devices": [f"/device:CPU:{i}" for i in range(processors)],
@@ -265,17 +236,8 @@ def command(make_options: type[Options], act: Callable[[Any], Any]) -> None:
       make_options: a subclass of Options.
       act: the function to run on the options.
     """
-    # Registered as flags of the example, so that --help shows them.
-    flags.disclaim_key_flags()
-    define: dict[str, Callable[..., Any]] = {
-        "int": flags.DEFINE_integer,
-        "float": flags.DEFINE_float,
-        "bool": flags.DEFINE_bool,
-    }
+    command_line.define(command_line.table_of(make_options))
     fields = dataclasses.fields(make_options)
-    for field in fields:
-        make = define.get(str(field.type), flags.DEFINE_string)
-        make(field.name, field.default, field.metadata["help"])
 
     @mtf.strict()
     def main(argv: Sequence[str]) -> None:
@@ -287,7 +249,7 @@ def command(make_options: type[Options], act: Callable[[Any], Any]) -> None:
         except estimator.NanLossError as error:
             sys.exit(f"error: {text_of(error)}. Try a lower rate in --gin_param")
         except (ValueError, OSError, SyntaxError, tf.errors.OpError) as error:
-            sys.exit(f"error: {text_of(error)}")
+            command_line.fail(text_of(error))
         except KeyboardInterrupt as error:
             sys.exit(f"stopped: {text_of(error)}")
 

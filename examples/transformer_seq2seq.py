@@ -28,15 +28,11 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 
-import numpy as np
-import tensorflow.compat.v1 as tf
-
 sys.path.append(str(pathlib.Path(__file__).resolve().parent))
 
-import transformer_run
-from transformer_run import Model, option
-
-from mesh_tensorflow.transformer.vocabulary import EOS_ID
+import command_line
+import transformer_options
+from command_line import option
 
 GIN_FILE = "transformer_seq2seq.gin"
 TASKS: dict[str, Callable[[str], str]] = {
@@ -52,16 +48,29 @@ QUICK_MATCH = 0.9  # the lower bound with --quick
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(transformer_run.Options):
+class Options(transformer_options.Options):
     """Command-line options; every field is a flag."""
 
     task: str = option("sort", f"One of {', '.join(TASKS)}.")
 
-    def check(self) -> None:
-        """Raises ValueError for invalid options."""
-        super().check()
-        if self.task not in TASKS:
-            raise ValueError(f"--task is {self.task!r}: choose one of {', '.join(TASKS)}")
+
+command_line.begin(
+    __name__, command_line.flag_check(__doc__, lambda: transformer_options.all_flags(Options))
+)
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+import transformer_run
+from transformer_run import Model
+
+from mesh_tensorflow.transformer.vocabulary import EOS_ID
+
+
+def check(options: Options) -> None:
+    """Raises ValueError for invalid options."""
+    transformer_run.check(options)
+    if options.task not in TASKS:
+        raise ValueError(f"--task is {options.task!r}: choose one of {', '.join(TASKS)}")
 
 
 # --- Data ---
@@ -129,7 +138,7 @@ def run(options: Options) -> float:
     Raises:
       ValueError, OSError: the options are invalid.
     """
-    options.check()
+    check(options)
     usual = {"batch_size": 64, "train_steps": 1000, "steps_per_checkpoint": 250}
     if options.quick:
         usual = {"batch_size": 64, "train_steps": 300, "steps_per_checkpoint": 300}

@@ -21,16 +21,17 @@ in less than half of that. All flags of `mesh_tensorflow.experimental.unet` and
 
 from __future__ import annotations
 
+import pathlib
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-import tensorflow.compat.v1 as tf
-from absl import app, flags
+sys.path.append(str(pathlib.Path(__file__).resolve().parent))
 
-import mesh_tensorflow as mtf
-from mesh_tensorflow.experimental import model_executor, offline_data_aug
+import command_line
+from absl import app, flags
 
 FLAGS = flags.FLAGS
 QUICK_DICE = 0.7  # the lower bound with --quick
@@ -63,6 +64,29 @@ SETTINGS: dict[str, tuple[Any, Any]] = {
     "pred_downsample": (1, 1),
     "n_dataset_processes": (2, 2),
 }
+OWN_FLAGS: tuple[command_line.Flag, ...] = (
+    (flags.DEFINE_bool, "quick", False, "Small volumes and few steps."),
+    (flags.DEFINE_integer, "seed", 0, "Seed of the volumes."),
+)
+
+
+def all_flags() -> Iterator[command_line.Flag]:
+    """Yields the flags of this example and of the commands, with the defaults of this example."""
+    from mesh_tensorflow._command_lines import experimental
+
+    yield from OWN_FLAGS
+    for program in (experimental.MODEL_EXECUTOR, experimental.OFFLINE_DATA_AUG):
+        for make, name, default, text in program.table:
+            yield make, name, SETTINGS.get(name, (default,))[0], text
+
+
+command_line.begin(__name__, command_line.flag_check(__doc__, all_flags))
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.experimental import model_executor, offline_data_aug
 
 
 def ball(reso: int, center: np.ndarray, radii: Any) -> np.ndarray:
@@ -135,12 +159,14 @@ def main(_: Any) -> None:
             f"{SCANS['eval']} held out; mesh {FLAGS.mesh_shape}, layout {FLAGS.layout}",
             flush=True,
         )
-        dice = train(folder)
+        try:
+            dice = train(folder)
+        except (ValueError, OSError) as error:
+            command_line.fail(error)
     print(f"lesion Dice {dice:.3f} on held-out volumes")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_bool("quick", False, "Small volumes and few steps.")
-    flags.DEFINE_integer("seed", 0, "Seed of the volumes.")
-    tf.disable_v2_behavior()
+    command_line.define(OWN_FLAGS)
+    tf.disable_eager_execution()
     app.run(main)

@@ -1,5 +1,9 @@
 """Mesh TensorFlow: model parallelism by named dimensions and layout rules."""
 
+from mesh_tensorflow import _command_lines as _command_lines  # isort: skip
+
+_command_lines.begin()  # before TensorFlow is imported
+
 from mesh_tensorflow import ops as ops  # isort: skip (the order in which the package is built up)
 from mesh_tensorflow import placement_mesh_impl as placement_mesh_impl  # isort: skip
 from mesh_tensorflow import simd_mesh_impl as simd_mesh_impl  # isort: skip
@@ -11,7 +15,13 @@ from mesh_tensorflow.ops_with_redefined_builtins import *
 from mesh_tensorflow import auto_mtf as auto_mtf  # isort: skip
 from mesh_tensorflow import beam_search as beam_search  # isort: skip
 from mesh_tensorflow import checkpoint as checkpoint  # isort: skip
+from mesh_tensorflow import debug as debug  # isort: skip
+from mesh_tensorflow.debug import inspect as inspect  # isort: skip
 from mesh_tensorflow import layers as layers  # isort: skip
+from mesh_tensorflow import schedules as schedules  # isort: skip
 from mesh_tensorflow import optimize as optimize  # isort: skip
+from mesh_tensorflow import visualize as visualize  # isort: skip
+from mesh_tensorflow import train as train  # isort: skip
+from mesh_tensorflow.visualize import summary as summary
 
 __version__ = "0.2.0"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-__all__ = ["FLAGS", "Flag", "define"]
+from mesh_tensorflow._command_lines.flag_table import Flag
 
-# The function that defines a flag, its name, its default and its help text.
-Flag = tuple[Callable[..., Any], str, Any, str]
+__all__ = ["FLAGS", "define"]
 
 # This object parses the command line when a flag is first read.
 FLAGS = tf.flags.FLAGS

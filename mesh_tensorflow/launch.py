@@ -10,7 +10,6 @@ variables of SLURM.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import json
 import os
@@ -24,6 +23,7 @@ import time
 from collections.abc import Sequence
 from typing import Optional
 
+from mesh_tensorflow._command_lines.launch import LAUNCH
 from mesh_tensorflow._processes.peers import POLL_SECONDS
 from mesh_tensorflow._processes.processes import Processes, processes
 
@@ -165,33 +165,7 @@ def run(command: Sequence[str], count: int, show_all: bool = False) -> int:
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Runs the command line; see the module docstring."""
-    parser = argparse.ArgumentParser(
-        prog="python -m mesh_tensorflow.launch",
-        description="Starts several processes of a script on this machine, which find each other "
-        "by mesh_tensorflow.launch.processes(). Ends all if one fails.",
-    )
-    parser.add_argument("--processes", type=int, required=True, help="how many")
-    parser.add_argument(
-        "--show_all",
-        action="store_true",
-        help="show what every process writes, not the first alone",
-    )
-    parser.add_argument(
-        "-m",
-        dest="module",
-        nargs=argparse.REMAINDER,
-        default=[],
-        help="a module in place of a script, and its arguments",
-    )
-    parser.add_argument("script", nargs="?", help="a Python file")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
-    parsed = parser.parse_args(arguments)
-    if parsed.processes < 1:
-        parser.error(f"--processes must be at least 1, got {parsed.processes}")
-    if not parsed.script and not parsed.module:
-        parser.error("name a script, or a module by -m")
-    if parsed.script and not os.path.exists(parsed.script):
-        parser.error(f"there is no script {parsed.script}")
+    parsed = LAUNCH.parse(arguments)
     signal.signal(signal.SIGTERM, lambda *unused: sys.exit(143))
     named = [parsed.script, *parsed.arguments] if parsed.script else ["-m", *parsed.module]
     command = [sys.executable, *named]

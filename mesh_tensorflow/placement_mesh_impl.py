@@ -27,6 +27,7 @@ from mesh_tensorflow._mesh.devices import (
 from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.mesh_pair import MeshPair
+from mesh_tensorflow._mesh.naming import named_collective
 from mesh_tensorflow._mesh.placement.collectives import PlacedReducer
 from mesh_tensorflow._mesh.placement.rings import (
     allconcat_ring,
@@ -59,8 +60,7 @@ class PlacementMeshImpl(MeshImpl):
 
     Attributes:
       copy_master_to_slice_ops: the tf operations that copy masters to slices, in order.
-      merges_devices: whether processors on one device may be merged; False in subclasses that do
-        not set it.
+      merges_devices: whether processors on one device may be merged; False in other subclasses.
     """
 
     merges_devices = True
@@ -203,8 +203,7 @@ class PlacementMeshImpl(MeshImpl):
         shown = [d.to_laid_out_tensor().tensor_list[0] for d in data]
         with tf.device(self._devices[0]):
             first = tf.Print(x.tensor_list[0], shown, message, **kwargs)
-        old = x.tensor_list[0]
-        return PlacedTensor([first if t is old else t for t in x.tensor_list])
+        return PlacedTensor([first if t is x.tensor_list[0] else t for t in x.tensor_list])
 
     def random(self, shape: Shape, tf_fn: Callable, kwargs: dict[str, Any]) -> PlacedTensor:
         """Returns a laid-out random tensor; its value depends on the seed, not on the layout.
@@ -241,6 +240,7 @@ class PlacementMeshImpl(MeshImpl):
 
     # -- communication
 
+    @named_collective
     def allreduce(
         self, x: PlacedTensor, mesh_axes: Sequence[int], reduction_fn_string: str
     ) -> PlacedTensor:
@@ -269,6 +269,7 @@ class PlacementMeshImpl(MeshImpl):
             ]
         )
 
+    @named_collective
     def allconcat(self, x: PlacedTensor, mesh_axis: int, concat_axis: int) -> PlacedTensor:
         """Concatenates the slices of the processors along a mesh axis; see MeshImpl."""
         if self.shape[mesh_axis].size == 1:
@@ -276,6 +277,7 @@ class PlacementMeshImpl(MeshImpl):
         members = self._group_slices(x, mesh_axis)
         return self.slicewise(lambda *pieces: tf.concat(pieces, concat_axis), *members)
 
+    @named_collective
     def alltoall(
         self, x: PlacedTensor, mesh_axis: int, split_axis: int, concat_axis: int
     ) -> PlacedTensor:
@@ -293,6 +295,7 @@ class PlacementMeshImpl(MeshImpl):
             received.append(PlacedTensor(column))
         return self.slicewise(lambda *pieces: tf.concat(pieces, concat_axis), *received)
 
+    @named_collective
     def receive(
         self, x: PlacedTensor, mesh_axis: int, source_pcoord: Sequence[Optional[int]]
     ) -> PlacedTensor:

@@ -17,6 +17,7 @@ from mesh_tensorflow._mesh.constants import at_device, constant
 from mesh_tensorflow._mesh.devices import check_devices
 from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.naming import named_collective
 from mesh_tensorflow._mesh.program import Program
 from mesh_tensorflow._mesh.simd.collectives import TfCollectives
 from mesh_tensorflow._mesh.simd.program import current_program
@@ -253,6 +254,7 @@ class SimdMeshImpl(MeshImpl):
 
     # -- communication
 
+    @named_collective
     def allreduce(
         self, x: SimdTensor, mesh_axes: Sequence[int], reduction_fn_string: str
     ) -> SimdTensor:
@@ -273,6 +275,7 @@ class SimdMeshImpl(MeshImpl):
         )
         return SimdTensor([tf.cast(y, t.dtype)])
 
+    @named_collective
     def allconcat(
         self, x: SimdTensor, mesh_axis: int, concat_axis: int, stack: bool = False
     ) -> SimdTensor:
@@ -291,6 +294,7 @@ class SimdMeshImpl(MeshImpl):
         join = tf.stack if stack else tf.concat
         return SimdTensor([join(pieces, concat_axis)])
 
+    @named_collective
     def alltoall(
         self, x: SimdTensor, mesh_axis: int, split_axis: int, concat_axis: int
     ) -> SimdTensor:
@@ -302,6 +306,7 @@ class SimdMeshImpl(MeshImpl):
             [self._collectives.alltoall(x.one_slice, mesh_axis, split_axis, concat_axis)]
         )
 
+    @named_collective
     def receive(
         self, x: SimdTensor, mesh_axis: int, source_pcoord: Sequence[Optional[int]]
     ) -> SimdTensor:

@@ -95,6 +95,12 @@ def leaves_the_process_as_it_was():
     assert _process_state() == before
 
 
+@pytest.fixture(autouse=True)
+def same_random_values():
+    """Eager programs without a seed of their own draw the same values in every run."""
+    tf2.random.set_seed(1)
+
+
 @pytest.fixture
 def tf_graph():
     """A fresh default tf graph, in which programs are built as with TensorFlow 1."""

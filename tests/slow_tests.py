@@ -29,7 +29,15 @@ bert/test_bert_programs.py::test_model_functions_with_parameters_of_others[[]inf
 bert/test_bert_programs.py::test_squad_with_questions_without_answer*
 bert/test_bert_texts.py::test_model_function[[]run_pretraining*
 bert/test_bert_texts.py::test_model_function[[]run_squad*
+commands/test_help.py::test_other_processes_are_left_alone
+commands/test_trainers.py::test_classifier
+debug/test_collect.py::test_collected[[]*by collectives*
+debug/test_collect.py::test_collected[[]*merged*
+debug/test_nan_checks.py::test_error_says_where[[]*by collectives*
+debug/test_nan_checks.py::test_error_says_where[[]*merged*
+debug/test_nan_checks.py::test_partial_sums_are_checked_where_they_are_made*
 estimator/test_early_stopping.py::test_no_progress[[]stop_if_no_decrease_hook-0.1*
+estimator/test_elements.py::test_the_end_of_a_dataset_cancels_nothing
 estimator/test_install.py::test_gin*
 estimator/test_install.py::test_not_at_import*
 estimator/test_install.py::test_where_it_is_found*
@@ -45,6 +53,7 @@ estimator/test_tpu_replicated.py::test_trains_evaluates_and_predicts_as_a_placed
 examples/test_pick_a_layout.py::test_example[[]mnist-simd*
 examples/test_pick_a_layout.py::test_example[[]transformer*
 examples/test_toy_model_tpu.py::test_mistakes*
+examples/test_train_with_fit.py::test_goes_on_in_another_layout
 examples/test_transformer_lm.py::test_mistakes_have_no_traceback*
 experimental/test_model_executor.py::test_checkpoints_predictions_and_summaries[[]True*
 experimental/test_model_executor.py::test_commands*
@@ -120,10 +129,17 @@ test_docs.py::test_programs_run[[]docs/tutorial/several_processes*
 test_docs.py::test_programs_run[[]docs/tutorial/simd*
 test_docs.py::test_programs_run[[]docs/tutorial/t5_checkpoints*
 test_docs.py::test_programs_run[[]docs/tutorial/training*
+test_eager_checkpoints.py::test_restored_in_any_layout[[]x:1--*
+test_eager_checkpoints.py::test_restored_in_any_layout[[]x:2-[ab]:x-True*
+test_eager_checkpoints.py::test_restored_in_any_layout[[]x:2-b:x-False*
+test_eager_checkpoints.py::test_to_sessions_and_back[[]x:2-a:x*
 test_size_zero.py::test_cases*
 test_tf_function.py::test_in_a_fresh_process[[]graph_mode*
 test_tf_function.py::test_in_a_fresh_process[[]v1_control_flow*
 test_tf_function.py::test_in_a_fresh_process[[]v1_variables*
+train/test_fit.py::test_nan_checks_name_the_line_of_the_model[[]place1*
+train/test_several_processes.py::test_two_processes
+train/test_transformer.py::test_a_language_model
 transformer/test_attention_layers.py::test_the_same_in_every_layout[[]bias-data]
 transformer/test_attention_layers.py::test_the_same_in_every_layout[[]bias-length*
 transformer/test_attention_layers.py::test_the_same_in_every_layout[[]bias-memory_heads*
@@ -168,4 +184,7 @@ transformer/test_utils_training.py::test_a_training_that_goes_on_sees_the_data_t
 transformer/test_utils_training.py::test_an_ensemble_with_inputs_of_their_own*
 transformer/test_utils_training.py::test_distillation_from_a_teacher*
 transformer/test_utils_training.py::test_outer_batch_and_microbatches_train_alike*
+visualize/test_summary.py::test_bytes_are_those_of_real_slices[[]placement*
+visualize/test_summary.py::test_communication_is_what_the_lowering_counts[[]batch:rows]
+visualize/test_summary.py::test_communication_is_what_the_lowering_counts[[]d_model*
 """.split("\n")[1:-1]

@@ -8,6 +8,7 @@ count in it, and "…" stands for anything.
 
 import contextlib
 import importlib
+import inspect
 import io
 import os
 import re
@@ -179,6 +180,45 @@ def test_reference_has_every_family_of_operations():
         if getattr(module, "__all__", None):
             assert module.__name__ in entries, f"docs/api lacks ::: {module.__name__}"
             assert all(hasattr(mtf, name) for name in module.__all__)
+
+
+def public_objects():
+    """Returns {id: (name, object)} of the functions and classes that programs reach from `mtf`."""
+    import mesh_tensorflow as mtf
+
+    found = {}
+    inner = [m for name, m in vars(mtf).items() if inspect.ismodule(m) and name[0] != "_"]
+    for module in [mtf, *(m for m in inner if hasattr(m, "__all__"))]:
+        for name in getattr(module, "__all__", None) or dir(module):
+            value = getattr(module, name)
+            ours = getattr(value, "__module__", None) or ""
+            if name[0] != "_" and callable(value) and ours.startswith("mesh_tensorflow"):
+                found[id(value)] = (f"{module.__name__}.{name}", value)
+    return found
+
+
+def test_reference_has_each_public_name_once():
+    """A name is shown by an entry of its own, or of a module whose `__all__` has it."""
+    shown = {}
+    for entry in reference_entries():
+        value = resolve(entry)
+        if inspect.ismodule(value):
+            names = getattr(value, "__all__", None) or [
+                name
+                for name, member in vars(value).items()
+                if name[0] != "_" and getattr(member, "__module__", None) == value.__name__
+            ]
+            values = [getattr(value, name) for name in names]
+        else:
+            values = [value]
+        for member in values:
+            shown.setdefault(id(member), []).append(entry)
+    wrong = {
+        name: shown.get(key, [])
+        for key, (name, value) in public_objects().items()
+        if (inspect.isfunction(value) or inspect.isclass(value)) and len(shown.get(key, [])) != 1
+    }
+    assert not wrong, f"docs/api shows these in no place or in several: {wrong}"
 
 
 def commands(path):

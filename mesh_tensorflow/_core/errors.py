@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MissingMethodError",
+    "NoValueError",
     "NotInLoweringError",
     "WrongTypeError",
     "dims_text",
@@ -33,6 +34,10 @@ class WrongTypeError(TypeError, ValueError):
 
     It is a TypeError, as in Python, and a ValueError, like errors of other arguments.
     """
+
+
+class NoValueError(WrongTypeError):
+    """A Tensor is used as a number or an array where its value is not known yet."""
 
 
 class MissingMethodError(NotImplementedError, ValueError):

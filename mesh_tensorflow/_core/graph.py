@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Protocol, TypeVar, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, TypeVar, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.tensor import Tensor
 
 if TYPE_CHECKING:
+    from mesh_tensorflow._core.interfaces import VariablePlacer
     from mesh_tensorflow._core.operation import Operation
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
     from mesh_tensorflow._mesh.variables.store import VariableStore
@@ -26,14 +27,7 @@ T = TypeVar("T")
 
 
 class GraphMark(NamedTuple):
-    """The contents of a Graph at some time, as numbers of entries.
-
-    Attributes:
-      operations: the number of operations.
-      names: the number of entries of the journal of names.
-      variables: the number of variables.
-      trainable: the number of trainable variables.
-    """
+    """The contents of a Graph at some time: numbers of entries; of names, in their journal."""
 
     operations: int
     names: int
@@ -51,8 +45,10 @@ class Graph:
         operations are named under it.
       name_to_variable: Variable operations by their full names.
       stacked_values: from the values of variables that were stacked to their replacements.
+      inspected: the Tensors that were given to `mtf.inspect`, by their names there.
       variable_store: the VariableStore of variables that were created in eager code, or None.
       differentiated: the operation whose gradient is being built, or None.
+      looked_at: the values of Tensors that eager code has looked at; None if there are none.
     """
 
     def __init__(self) -> None:
@@ -64,8 +60,11 @@ class Graph:
         self._name_journal: list[tuple[str, Optional[int]]] = []
         self._scope: Optional[tuple[str, str]] = None
         self._random_operations = 0
+        # What holds the values of Tensors that were looked at in eager code; see _lowering/values.
+        self.looked_at: Any = None
         self.name_to_variable: dict[str, Variable] = {}
         self.stacked_values: dict[Tensor, Tensor] = {}
+        self.inspected: dict[str, Tensor] = {}
         self.variable_store: Optional[VariableStore] = None
         self.differentiated: Optional[Operation] = None
         self.captured_variable_scope = tf.get_variable_scope()
@@ -73,6 +72,13 @@ class Graph:
         self.is_stacked = False
 
     def __repr__(self) -> str:
+        parameters = sum(v.size for v in self._all_variables)
+        return (
+            f"<Graph: {len(self._operations)} operations, {len(self._all_variables)} variables "
+            f"({len(self._trainable_variables)} trainable), {parameters:,} parameters>"
+        )
+
+    def __str__(self) -> str:
         return self.to_string
 
     @property
@@ -99,6 +105,7 @@ class Graph:
 
     def register(self, operation: Operation) -> None:
         """Adds an operation, called by its constructor."""
+        operation.is_eager = tf.executing_eagerly()
         self._operations.append(operation)
 
     def register_variable(self, variable: Variable, trainable: bool) -> None:
@@ -310,21 +317,25 @@ class Graph:
         del self._trainable_variables[mark.trainable :]
 
 
-class VariablePlacer(Protocol):
-    """Chooses the devices of variables, as `mtf.utils.BalancedVariablePlacer` does."""
-
-    def device_function(self, var: tf.Operation) -> str:
-        """Returns the device of a variable.
-
-        Args:
-          var: the tf operation that makes it.
-        """
-
-
 class Mesh:
-    """A name for a set of processors; a MeshImpl defines them."""
+    """A name for a set of processors; a MeshImpl defines them.
 
-    def __init__(self, graph: Graph, name: str, variable_placer: Optional[VariablePlacer] = None):
+    >>> import mesh_tensorflow as mtf
+    >>> mtf.Mesh(mtf.Graph(), "mesh")
+    Mesh('mesh')
+
+    Attributes:
+      mesh_impl: the MeshImpl on which values are computed when eager code looks at a Tensor, as
+        `tensor.numpy()` and `print(tensor)` do; one device if None. A Lowering is given its own.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        name: str,
+        variable_placer: Optional[VariablePlacer] = None,
+        mesh_impl: Optional[MeshImpl] = None,
+    ):
         """Creates a Mesh.
 
         Args:
@@ -332,10 +343,16 @@ class Mesh:
           name: a string.
           variable_placer: an object with a method `device_function(var)` that returns the device
             of a master; masters are on the CPU if None.
+          mesh_impl: the attribute `mesh_impl`; it may also be set later.
         """
         self._graph = graph
         self._name = name
         self._variable_placer = variable_placer
+        self.mesh_impl = mesh_impl
+
+    def __repr__(self) -> str:
+        where = "" if self.mesh_impl is None else f", {self.mesh_impl!r}"
+        return f"Mesh({self._name!r}{where})"
 
     @property
     def graph(self) -> Graph:

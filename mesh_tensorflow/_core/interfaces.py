@@ -16,7 +16,18 @@ if TYPE_CHECKING:
     from mesh_tensorflow._mesh.mesh_pair import HasSlices
     from mesh_tensorflow.ops._variables.variable import Variable
 
-__all__ = ["LaidOutLike", "LoweringLike"]
+__all__ = ["LaidOutLike", "LoweringLike", "VariablePlacer"]
+
+
+class VariablePlacer(Protocol):
+    """Chooses the devices of variables, as `mtf.utils.BalancedVariablePlacer` does."""
+
+    def device_function(self, var: tf.Operation) -> str:
+        """Returns the device of a variable.
+
+        Args:
+          var: the tf operation that makes it.
+        """
 
 
 class LaidOutLike(Protocol):

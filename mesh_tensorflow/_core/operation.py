@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -9,6 +10,7 @@ from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.loop import Loop
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
+from mesh_tensorflow._site import Site, caller_site
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Graph, Mesh
@@ -32,6 +34,7 @@ class _LeavesNothingBehind(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         operation: Any = cls.__new__(cls, *args, **kwargs)  # type: ignore[arg-type]
+        operation._maker = sys._getframe(1)
         try:
             operation.__init__(*args, **kwargs)
         except BaseException:
@@ -52,7 +55,10 @@ class Operation(metaclass=_LeavesNothingBehind):
     Attributes:
       original: the operation that it is a copy of, or None.
       gradient_of: the operation whose gradient it is part of, or None.
+      is_eager: whether it was made in eager code, so that its outputs have values at any time.
     """
+
+    is_eager = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Resets the cost key of a class that overrides costs or partial sums."""
@@ -91,6 +97,11 @@ class Operation(metaclass=_LeavesNothingBehind):
         self.gradient_of: Optional[Operation] = self._graph.differentiated
         self._splittable_dims: Optional[frozenset[str]] = None
         self._unsplittable_dims: Optional[frozenset[str]] = None
+        # Not of the constructors between: the line that made it.
+        maker = self.__dict__.pop("_maker", None)
+        self._site: Optional[Site] = (
+            caller_site(maker) if self.gradient_of is None else self.gradient_of._site
+        )
         self._mark = self._graph.mark()
         self._name = self._graph.unique_name(type(self).__name__ if name is None else name)
         self._graph.register(self)
@@ -101,8 +112,8 @@ class Operation(metaclass=_LeavesNothingBehind):
         for x in inputs:
             if not x.usable:
                 raise ValueError(
-                    f"{what}: {x} is an inner value of a function with a custom gradient and "
-                    "cannot be used outside; return it from that function"
+                    f"{what}: {x.to_string} is an inner value of a function with a custom gradient "
+                    "and cannot be used outside; return it from that function"
                 )
         if any(x.mesh is not inputs[0].mesh for x in inputs):
             raise ValueError(
@@ -124,6 +135,15 @@ class Operation(metaclass=_LeavesNothingBehind):
     def name(self) -> str:
         """Its name, unique in the graph."""
         return self._name
+
+    @property
+    def site(self) -> Optional[Site]:
+        """The line of the user's program that made it; a `Site`, with `file` and `line`.
+
+        That of a gradient is the line of the operation that it is the gradient of, `gradient_of`,
+        and that of a copy, such as one that is recomputed, the line of the original.
+        """
+        return self._site
 
     @property
     def inputs(self) -> list[Tensor]:

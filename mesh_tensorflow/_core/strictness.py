@@ -11,6 +11,8 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator
 
+from mesh_tensorflow._site import is_users
+
 __all__ = [
     "MeshTensorFlowWarning",
     "check_flag",
@@ -25,8 +27,6 @@ _strict: contextvars.ContextVar[bool | None] = contextvars.ContextVar("mtf_stric
 _told: set[str] = set()
 _telling = threading.Lock()
 _FALSE = ("", "0", "false", "no", "off")
-# Modules of frames between the caller's line and a slip: this package, and wrappers around it.
-_NOT_THE_CALLERS = ("mesh_tensorflow", "gin", "contextlib", "functools", "tensorflow")
 
 
 class MeshTensorFlowWarning(UserWarning):
@@ -99,7 +99,7 @@ def _user_frame() -> int:
     """Returns the stacklevel of the user's own line, for the function that calls this one."""
     frame, level = sys._getframe(1), 1
     while frame is not None:
-        if frame.f_globals.get("__name__", "").split(".")[0] not in _NOT_THE_CALLERS:
+        if is_users(frame):
             return level
         frame, level = frame.f_back, level + 1  # type: ignore[assignment]
     return level

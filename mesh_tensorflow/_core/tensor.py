@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Optional, Union
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import WrongTypeError
@@ -17,12 +18,49 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayLike", "Operand", "Tensor", "check_tensors"]
 
+# What other libraries' tensors have, and what does it here.
+_INSTEAD = {
+    "T": "mtf.transpose(x, new_shape); most operations find dimensions by name, in any order",
+    "all": "mtf.reduce_all(x, reduced_dim=dim)",
+    "any": "mtf.reduce_any(x, reduced_dim=dim)",
+    "argmax": "mtf.argmax(x, reduced_dim)",
+    "astype": "mtf.cast(x, dtype)",
+    "backward": "mtf.gradients([loss], xs), which returns the gradients",
+    "detach": "mtf.stop_gradient(x)",
+    "eval": "lowering.export_to_tf_tensor(x) and evaluate that; x.numpy() in eager code",
+    "get_shape": "x.shape",
+    "item": "float(x) or int(x)",
+    "matmul": "x @ w, or mtf.einsum([x, w], output_shape=shape)",
+    "max": "mtf.reduce_max(x, reduced_dim=dim)",
+    "mean": "mtf.reduce_mean(x, reduced_dim=dim)",
+    "min": "mtf.reduce_min(x, reduced_dim=dim)",
+    "ndim": "x.shape.ndims",
+    "permute": "mtf.transpose(x, new_shape)",
+    "reshape": "mtf.reshape(x, new_shape), or mtf.rename_dimension, mtf.replace_dimensions",
+    "squeeze": "mtf.reshape(x, new_shape)",
+    "std": "mtf.sqrt(mtf.reduce_mean(mtf.square(x - mtf.reduce_mean(x))))",
+    "sum": "mtf.reduce_sum(x, reduced_dim=dim)",
+    "to": "mtf.cast(x, dtype); the layout says where it is",
+    "tolist": "x.numpy().tolist(), in eager code",
+    "transpose": "mtf.transpose(x, new_shape)",
+    "unsqueeze": "mtf.reshape(x, new_shape); operations broadcast by name, without it",
+    "view": "mtf.reshape(x, new_shape)",
+}
+
 
 class Tensor:
     """A tensor with named dimensions, the output of an Operation.
 
-    It holds no value. It is always truthy, equal only to itself, and hashable.
-    `mesh_tensorflow.ops` defines its arithmetic operators.
+    It is equal only to itself, and hashable; `mtf.equal` compares values. It stands for a
+    computation. In eager code it also has a value, which `numpy`, `print`, `float` and `np.asarray`
+    compute when they ask for it. Elsewhere a Lowering gives it one, and it is always true.
+
+    >>> import mesh_tensorflow as mtf
+    >>> mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    >>> x = mtf.import_tf_tensor(mesh, [[1.0, 2.0], [3.0, 4.0]], "a:2,b:2")
+    >>> w = mtf.import_tf_tensor(mesh, [1.0, -1.0], "b:2")
+    >>> print(abs(x @ w) ** 2)
+    Tensor[square:0, Shape[a=2], <dtype: 'float32'>] = [1. 1.]
     """
 
     # Makes NumPy leave `array + tensor` to the operators of Tensor.
@@ -106,7 +144,21 @@ class Tensor:
     def __repr__(self) -> str:
         return self.to_string
 
+    def __getattr__(self, name: str) -> NoReturn:
+        instead = _INSTEAD.get(name)
+        mend = "" if instead is None else f". Write {instead}"
+        raise AttributeError(f"a mtf.Tensor has no attribute {name!r}{mend}")
+
     if TYPE_CHECKING:
+        # Defined by mesh_tensorflow._lowering.
+        def numpy(self) -> np.ndarray: ...
+        def __array__(
+            self, dtype: Optional[npt.DTypeLike] = None, copy: Optional[bool] = None
+        ) -> np.ndarray: ...
+        def __float__(self) -> float: ...
+        def __int__(self) -> int: ...
+        def __bool__(self) -> bool: ...
+
         # Defined by mesh_tensorflow.ops.
         def __add__(self, other: Operand) -> Tensor: ...
         def __radd__(self, other: Operand) -> Tensor: ...
@@ -120,7 +172,19 @@ class Tensor:
         def __rfloordiv__(self, other: Operand) -> Tensor: ...
         def __mod__(self, other: Operand) -> Tensor: ...
         def __rmod__(self, other: Operand) -> Tensor: ...
+        def __pow__(self, other: Operand) -> Tensor: ...
+        def __rpow__(self, other: Operand) -> Tensor: ...
+        def __matmul__(self, other: Tensor) -> Tensor: ...
+        def __lt__(self, other: Operand) -> Tensor: ...
+        def __le__(self, other: Operand) -> Tensor: ...
+        def __gt__(self, other: Operand) -> Tensor: ...
+        def __ge__(self, other: Operand) -> Tensor: ...
+        def __and__(self, other: Tensor) -> Tensor: ...
+        def __or__(self, other: Tensor) -> Tensor: ...
+        def __invert__(self) -> Tensor: ...
         def __neg__(self) -> Tensor: ...
+        def __pos__(self) -> Tensor: ...
+        def __abs__(self) -> Tensor: ...
 
 
 # What converts to a tf.Tensor.
@@ -136,9 +200,10 @@ def _has_no_value(
     as_ref: bool = False,
 ) -> NoReturn:
     raise TypeError(
-        f"{x} has no value that TensorFlow can use: lowering.export_to_tf_tensor(x) returns one "
-        "once the graph is lowered. Beside it only numbers and tf.Tensors of its very shape can "
-        "stand; mtf.import_tf_tensor gives names to the axes of others"
+        f"{x.to_string} has no value that TensorFlow can use: lowering.export_to_tf_tensor(x) "
+        "returns one once the graph is lowered, x.numpy() in eager code. Beside it only numbers "
+        "and tf.Tensors of its very shape can stand; mtf.import_tf_tensor gives names to the axes "
+        "of others"
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from mesh_tensorflow._core.operation import Operation, with_inner_operations
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
-__all__ = ["all_of_package", "check_impls"]
+__all__ = ["all_of_package", "check_impls", "check_processors"]
 
 
 def all_of_package(operations: Iterable[Operation]) -> bool:
@@ -35,3 +36,14 @@ def check_impls(mesh_to_impl: object) -> None:
                 '{mesh: mtf.placement_mesh_impl.PlacementMeshImpl("all:1", "", [""])}, and not '
                 f"{found}"
             )
+
+
+def check_processors(impls: Iterable[object]) -> None:
+    """Reports a slip if processors of mesh implementations are missing.
+
+    Args:
+      impls: MeshImpls, or objects with their methods.
+    """
+    for impl in impls:
+        if isinstance(impl, MeshImpl):
+            impl.check_processors()

@@ -9,12 +9,18 @@ from typing import Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Collective
-from mesh_tensorflow._core.graph import Mesh
+from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.tables import text_table
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._variables.variable import Variable
 
-__all__ = ["communication_table", "log_variable_sizes", "pretty_print_counters", "write_log"]
+__all__ = [
+    "communication_table",
+    "log_variable_sizes",
+    "lowering_text",
+    "pretty_print_counters",
+    "write_log",
+]
 
 
 def pretty_print_counters(counters: Iterable[tuple[str, int]]) -> str:
@@ -79,6 +85,23 @@ def log_variable_sizes(
         f"Total slice_size: {slice_total:<16d}"
     )
     write_log("\n".join(lines), log_file)
+
+
+def lowering_text(
+    graph: Graph,
+    mesh_to_impl: Mapping[Mesh, MeshImpl],
+    collectives: Sequence[tuple[str, MeshImpl, Collective]],
+) -> str:
+    """Returns a few lines on a Lowering: its program, its meshes, what it communicates."""
+    stored = sum(mesh_to_impl[v.mesh].slice_size(v.shape) for v in graph.all_variables)
+    elements = sum(collective.elements for _, _, collective in collectives)
+    lines = [
+        f"<Lowering of {graph!r}",
+        *(f"  {mesh.name!r} on {impl!r}" for mesh, impl in mesh_to_impl.items()),
+        f"  {stored:,} parameters on each processor; {len(collectives)} collectives of "
+        f"{elements:,} elements in all>",
+    ]
+    return "\n".join(lines)
 
 
 def communication_table(collectives: Iterable[tuple[str, MeshImpl, Collective]]) -> str:

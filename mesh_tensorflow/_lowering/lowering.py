@@ -44,22 +44,29 @@ from typing import Any, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Collective
-from mesh_tensorflow._core.errors import NotInLoweringError, WrongTypeError
+from mesh_tensorflow._core.errors import NotInLoweringError
 from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._lowering.checks import all_of_package, check_impls
+from mesh_tensorflow._lowering.checks import all_of_package, check_impls, check_processors
+from mesh_tensorflow._lowering.copies import copy_in_sequence
 from mesh_tensorflow._lowering.counters import (
     communication_table,
     log_variable_sizes,
+    lowering_text,
     pretty_print_counters,
     write_log,
 )
 from mesh_tensorflow._lowering.layout_slips import check_rules_apply
+from mesh_tensorflow._lowering.log import is_logging, log_operation, trace_mark
+from mesh_tensorflow._lowering.named_values import collect_values
+from mesh_tensorflow._lowering.nan_checks import check_outputs
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.mesh_pair import HasSlices, MeshPair
+from mesh_tensorflow._watching.node_names import NodeNames, tell_lowering_error
+from mesh_tensorflow._watching.requests import nan_checks_in_force
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = ["Lowering"]
@@ -81,6 +88,9 @@ class Lowering:
       variables: from Variables to LaidOutVariables.
       loop_tapes: from loops to the saved values that their gradients read.
       random_keys: keys of the random operations in loops, in the current iteration.
+      node_names: the operations, by the names of their TensorFlow nodes.
+      checked: the slices that have been checked for NaNs, by their ids.
+      communicated: for each of `collectives`, the name of the operation whose value it is of.
     """
 
     def __init__(
@@ -107,25 +117,10 @@ class Lowering:
         """
         check_impls(mesh_to_impl)
         check_rules_apply(graph.operations, mesh_to_impl)
-        for impl in mesh_to_impl.values():
-            if isinstance(impl, MeshImpl):
-                impl.check_processors()
-        self.graph = graph
-        self.mesh_to_impl = mesh_to_impl
-        known = all_of_package(graph.operations)
-        self._pairs = {mesh: MeshPair.of(impl, known) for mesh, impl in mesh_to_impl.items()}
-        self.operations: dict[Operation, tf.Operation] = {}
-        self.tensors: dict[Tensor, Any] = {}
-        self.variables: dict[Any, Any] = {}
-        self.loop_tapes: dict[Operation, tuple] = {}
-        self.random_keys: dict[Operation, tf.Tensor] = {}
-        self._counters: list[tuple[str, int]] = []
-        self._collectives: list[tuple[str, MeshImpl, Collective]] = []
-        self._at: Optional[Operation] = None
-        if keep_masters:
-            for v in graph.all_variables:
-                for master in v.masters:
-                    master.keep()
+        check_processors(mesh_to_impl.values())
+        self._begin(graph, mesh_to_impl)
+        for master in [m for v in graph.all_variables for m in v.masters if keep_masters]:
+            master.keep()
         if autostack:
             self.autostack()
         self.lower_operations(graph.operations)
@@ -135,6 +130,28 @@ class Lowering:
         )
         log_variable_sizes(graph.all_variables, "All Variables", False, mesh_to_impl, log_file)
         write_log("Counters:\n" + pretty_print_counters(self._counters), log_file)
+        collect_values(self)
+
+    def _begin(self, graph: Graph, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
+        """Sets the attributes, with nothing lowered yet."""
+        self.graph = graph
+        self.mesh_to_impl = mesh_to_impl
+        known = all_of_package(graph.operations)
+        self._pairs = {mesh: MeshPair.of(impl, known) for mesh, impl in mesh_to_impl.items()}
+        self.operations: dict[Operation, tf.Operation] = {}
+        self.tensors: dict[Tensor, Any] = {}
+        self.variables: dict[Any, Any] = {}
+        self.loop_tapes: dict[Operation, tuple] = {}
+        self.random_keys: dict[Operation, tf.Tensor] = {}
+        self.node_names = NodeNames()
+        self.checked: dict[int, tf.Tensor] = {}
+        self._counters: list[tuple[str, int]] = []
+        self._collectives: list[tuple[str, MeshImpl, Collective]] = []
+        self.communicated: list[str] = []
+        self._at: Optional[Operation] = None
+
+    def __repr__(self) -> str:
+        return lowering_text(self.graph, self.mesh_to_impl, self._collectives)
 
     # -- lowering operations
 
@@ -144,21 +161,23 @@ class Lowering:
         Args:
           operations: operations in topological order.
         """
+        checks, logs = nan_checks_in_force(), is_logging()
         for op in operations:
             outer, self._at = self._at, op
-            with tf.name_scope(op.name):
+            communicated = len(self._collectives)
+            with tf.name_scope(op.name) as scope, trace_mark(op):
+                self.node_names.add(scope, op)
                 try:
                     op.lower(self)
-                except ValueError as e:
-                    if hasattr(e, "mtf_operation"):
-                        raise
-                    kept = isinstance(e, (NotInLoweringError, WrongTypeError))
-                    kind = type(e) if kept else ValueError
-                    error = kind(f"{e}\n  while lowering {op}")
-                    error.mtf_operation = op  # type: ignore[attr-defined]
-                    raise error from e
+                except Exception as e:
+                    tell_lowering_error(e, op)
+                    raise
+                if checks is not None:
+                    check_outputs(self, op, checks)
             for y in op.outputs:
                 self._count_output(op, y)
+            if logs:
+                log_operation(self, op, communicated)
             self._at = outer
 
     def _count_output(self, op: Operation, y: Tensor) -> None:
@@ -299,19 +318,12 @@ class Lowering:
         """
         with outside_all_rewrites():
             if os.environ.get("MTF_SEQUENCE_MODE", "") == "1":
-                return self._copy_in_sequence()
+                return copy_in_sequence(self._copied())
             return tf.group([v.copy_master_to_slices for v in self._copied()])
 
     def _copied(self) -> list[Any]:
         """Returns the LaidOutVariables whose slices are stored separately from their masters."""
         return [v for v in self.variables.values() if getattr(v, "needs_copies", True)]
-
-    def _copy_in_sequence(self) -> tf.Operation:
-        done: list[tf.Operation] = []
-        for laid_out in self._copied():
-            with tf.control_dependencies(done[-1:]):
-                done.append(tf.group([laid_out.copy_master_to_slices]))
-        return done[-1] if done else tf.no_op()
 
     def copy_slices_to_masters(self) -> tf.Operation:
         """Returns a tf operation that copies all slices to their masters.
@@ -347,17 +359,18 @@ class Lowering:
         """
         requested = self.requested_impl(op)
         for collective in op.cost(requested).collectives:
-            self._count_collective(requested, collective, label)
+            self._count_collective(requested, collective, label, op)
 
     def _count_collective(
-        self, requested: MeshImpl, collective: Collective, label: Optional[str]
+        self, impl: MeshImpl, collective: Collective, label: Optional[str], op: Operation
     ) -> None:
-        axes: Any = list(collective.mesh_axes)
+        self.communicated.append(op.name)
         if label is not None:
+            axes: Any = list(collective.mesh_axes)
             where = axes if collective.kind == "allreduce" else axes[0]
             self.add_counter(f"{collective.kind}/{where}/{label}", collective.elements)
-        kind = type(self._at).__name__ if self._at is not None else "export"
-        self._collectives.append((kind, requested, collective))
+        kind = "export" if self._at is None else type(self._at).__name__
+        self._collectives.append((kind, impl, collective))
 
     def allreduce_counter(
         self, mesh_axes: Sequence[int], x: Tensor, label: str
@@ -376,14 +389,10 @@ class Lowering:
 
         def count() -> None:
             self.add_counter(f"allreduce/{list(mesh_axes)}/{label}", elements)
-            self._count_collective(requested, collective, None)
+            self._count_collective(requested, collective, None, x.operation)
 
         return count
 
     def communication_table(self) -> str:
-        """Returns a human-readable table of the communication in a step.
-
-        It has a row for each combination of operation class, collective and mesh axes, with the
-        number of collectives, elements and bytes. The body of a loop is counted once.
-        """
+        """Returns a table of a step's communication; the body of a loop is counted once."""
         return communication_table(self._collectives)

@@ -148,6 +148,24 @@ def check_devices(devices: object, mesh_shape: Shape) -> None:
     )
 
 
+def mesh_text(shape: Shape, rules: object, devices: Sequence[str]) -> str:
+    """Returns one line about a mesh: its shape, the layout rules, and its devices.
+
+    Args:
+      shape: the Shape of the mesh.
+      rules: its LayoutRules.
+      devices: the device of each processor, or an empty list if they are not known.
+    """
+    pairs = ", ".join(f"{t}:{m}" for t, m in getattr(rules, "pairs", ()))
+    kinds = [device or "a device of TensorFlow's choice" for device in dict.fromkeys(devices)]
+    where = f" on {', '.join(kinds[:4])}{', ...' if len(kinds) > 4 else ''}" if kinds else ""
+    return (
+        f"{dims_text(shape) or 'one processor'}; "
+        f"{f'layout {pairs}' if pairs else 'no layout rules'}; "
+        f"{shape.size} processor{'s' if shape.size > 1 else ''}{where}"
+    )
+
+
 def check_rules(layout_rules: LayoutRules, mesh_shape: Shape) -> None:
     """Checks that every rule of a layout names a dimension of the mesh.
 

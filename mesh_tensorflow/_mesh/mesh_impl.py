@@ -55,6 +55,7 @@ from mesh_tensorflow._core.processors import (
 )
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.devices import mesh_text
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor as Slices
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.slices import cutting, functions
@@ -66,9 +67,8 @@ __all__ = ["MeshImpl"]
 class MeshImpl:
     """A mesh of processors with layout rules; base class of all mesh implementations.
 
-    A subclass implements `slicewise`, the collectives `allreduce`, `allconcat`, `alltoall`
-    and `receive`, `random`, `laid_out_pnum`, `import_tf_tensor` and `export_to_tf_tensor`,
-    and sets the classes `LaidOutTensor` and `LaidOutVariable`.
+    A subclass implements `slicewise`, the collectives, `random`, `laid_out_pnum`,
+    `import_tf_tensor` and `export_to_tf_tensor`, and sets `LaidOutTensor` and `LaidOutVariable`.
     """
 
     LaidOutTensor: Any = None
@@ -119,6 +119,10 @@ class MeshImpl:
     def size(self) -> int:
         """Number of processors."""
         return self._shape.size
+
+    def __repr__(self) -> str:
+        devices = getattr(self, "_devices", ())
+        return f"<{type(self).__name__} {mesh_text(self._shape, self._layout_rules, devices)}>"
 
     @property
     def supports_control_dependencies(self) -> bool:

@@ -23,35 +23,17 @@ from typing import Any, Optional
 import gin
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._command_lines.auto_mtf import AUTO_MTF, DEFAULT_MODEL
 from mesh_tensorflow._core.shape import convert_to_shape
+from mesh_tensorflow._programs import run_with_parser
+from mesh_tensorflow._programs.gin_errors import told_errors
 from mesh_tensorflow.auto_mtf import api, explanation, models
 from mesh_tensorflow.auto_mtf._memory.solvers import SolverError
+from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError
 
 __all__ = ["main"]
 
-_DEFAULT_MODEL = f"{models.__name__}:language_model"
 _GIN_FILES = pathlib.Path(__file__).resolve().parent.parent / "transformer" / "gin"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m mesh_tensorflow.auto_mtf",
-        description="Chooses the layout of a program, and says why.",
-    )
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--mesh_shape", help='such as "rows:4,cols:8"')
-    where.add_argument("--processors", type=int, help="choose a mesh of so many processors, too")
-    parser.add_argument("--model", default=_DEFAULT_MODEL, help="module:function")
-    parser.add_argument("--gin_file", action="append", default=[], help="file of bindings")
-    parser.add_argument("--gin_param", action="append", default=[], help="a binding")
-    parser.add_argument("--layout", help="explain this one")
-    parser.add_argument("--objective", default="time", choices=["time", "memory"])
-    parser.add_argument("--memory_limit_bytes", type=float, help="of one processor")
-    parser.add_argument("--hardware", help="name or file of a profile; tpu_v3 by default")
-    parser.add_argument("--alternatives", type=int, default=4, help="other layouts to show")
-    parser.add_argument("--max_mesh_shape_dimensions", type=int, default=2)
-    parser.add_argument("--plot", help="PNG file")
-    return parser
 
 
 def model_function(name: str) -> Callable[[], Any]:
@@ -71,7 +53,7 @@ def model_function(name: str) -> Callable[[], Any]:
     if not callable(found):
         raise ValueError(
             f"--model={name} is no function: write it as package.module:function, such as "
-            f"{_DEFAULT_MODEL}"
+            f"{DEFAULT_MODEL}"
         )
     return found
 
@@ -79,7 +61,7 @@ def model_function(name: str) -> Callable[[], Any]:
 def _gin_file(name: str) -> pathlib.Path:
     """Returns the path of a user's gin file, or else of one in the package."""
     path = pathlib.Path(name)
-    return path if path.exists() else _GIN_FILES / name
+    return path if path.exists() or not (_GIN_FILES / name).exists() else _GIN_FILES / name
 
 
 def _program(made: Any) -> tuple[Any, Sequence[Any]]:
@@ -96,20 +78,21 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
       argv: the arguments; those of the process if None.
 
     Returns:
-      0, or 1 if there is no such layout; then the reason is printed to stderr.
+      0; or 1 if there is no such layout, and 2 after a mistake in flags or files; then the reason
+      is printed to stderr.
     """
-    options = _parser().parse_args(argv)
+    options = AUTO_MTF.parse(argv)
     try:
         with tf.Graph().as_default():
             build = model_function(options.model)  # imports what gin is to bind
             gin.add_config_file_search_path(str(_GIN_FILES))
             files = [str(_gin_file(name)) for name in options.gin_file]
-            with gin.unlock_config():
+            with gin.unlock_config(), told_errors(files, [str(_GIN_FILES)]):
                 gin.parse_config_files_and_bindings(files, options.gin_param)
             print(_explained(build, options))
-    except (ValueError, SolverError, OSError) as e:
+    except (ValueError, SyntaxError, OSError, SolverError) as e:
         print(e, file=sys.stderr)
-        return 1
+        return 1 if isinstance(e, (SolverError, MemoryLimitError)) else 2
     return 0
 
 
@@ -134,6 +117,4 @@ def _explained(build: Callable[[], Any], options: argparse.Namespace) -> explana
 
 
 if __name__ == "__main__":
-    tf.disable_v2_behavior()
-    tf.logging.set_verbosity(tf.logging.ERROR)
-    sys.exit(main())
+    run_with_parser(main, "mesh_tensorflow.auto_mtf")

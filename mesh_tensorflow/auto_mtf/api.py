@@ -9,6 +9,7 @@ from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf import layout_optimizer, memory_estimator, step_time
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 
@@ -34,6 +35,11 @@ def layout(
 
     The program is the graph at the time of the call: to choose a layout for training, call it
     after creating gradients and updates.
+
+    >>> x = mtf.ones(mesh, "batch:8,d_in:4")
+    >>> y = mtf.layers.dense(x, [mtf.Dimension("d_out", 16)], x.shape.dims[1:])
+    >>> print(mtf.auto_mtf.layout(graph, "rows:2,cols:2", [y]))
+    LayoutRules{batch:rows, d_out:cols}
 
     Args:
       mtf_graph: an mtf.Graph.
@@ -66,6 +72,12 @@ def layout_and_mesh_shape(
     hardware: Union[str, Hardware, None] = None,
 ) -> tuple[LayoutRules, Shape]:
     """Returns the layout and the mesh shape that minimize the memory or the time of a program.
+
+    >>> x = mtf.ones(mesh, "batch:8,d_in:4")
+    >>> y = mtf.layers.dense(x, [mtf.Dimension("d_out", 16)], x.shape.dims[1:])
+    >>> layout, mesh_shape = mtf.auto_mtf.layout_and_mesh_shape(graph, 4, [y])
+    >>> print(mesh_shape)
+    Shape[mesh_0=4]
 
     Args:
       mtf_graph: an mtf.Graph.
@@ -133,8 +145,8 @@ def _least_memory(
     peak = optimizer.evaluate_layout(found)
     if limit is not None and peak > limit:
         raise step_time.MemoryLimitError(
-            f"no layout fits in {limit:,.0f} bytes: {found or 'no splits'!r}, which needs the "
-            f"least, takes {peak:,.0f} bytes, {peak - limit:,.0f} too many. "
+            f"no layout fits in {bytes_text(limit)}: {found or 'no splits'!r}, which needs the "
+            f"least, takes {bytes_text(peak)}, {bytes_text(peak - limit)} too many. "
             "mtf.auto_mtf.explain shows what is in memory; a larger mesh, a smaller batch, "
             "mtf.recompute_grad and bfloat16 help",
             peak - limit,

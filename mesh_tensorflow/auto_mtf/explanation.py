@@ -11,6 +11,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.tables import text_table as table
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf import api
 from mesh_tensorflow.auto_mtf._time.seconds import ZERO, Seconds
 from mesh_tensorflow.auto_mtf.hardware import Hardware
@@ -72,7 +73,7 @@ class Explanation:
         """Describes the difference in time between another layout and the chosen one."""
         limit = self.memory_limit_bytes
         if limit is not None and other.peak_bytes > limit:
-            return f"does not fit: {_bytes(other.peak_bytes - limit)} too many"
+            return f"does not fit: {bytes_text(other.peak_bytes - limit)} too many"
         ours = self.estimator.times.by_layer(self.chosen.layout)
         theirs = self.estimator.times.by_layer(other.layout)
         parts = []
@@ -128,17 +129,17 @@ class Explanation:
         in_use = self.estimator.memory.in_use(rules, sizes)
         at = self.estimator.memory.at[int(in_use.argmax())]
         lines = [
-            f"memory  {_bytes(used)} at the peak, {verdict} {_bytes(has)}",
+            f"memory  {bytes_text(used)} at the peak, {verdict} {bytes_text(has)}",
             f"        over the step, from nothing to the peak: {self._curve()}",
             f"        the peak is at {at or 'the start'}:",
         ]
         contents = self.estimator.peak_contents(rules)
         for kind, total in self.estimator.peak_by_kind(rules).items():
             some = [h for h in contents if h.kind == kind]
-            named = ", ".join(f"{h.name} {_bytes(h.bytes)}" for h in some[:_LARGEST])
+            named = ", ".join(f"{h.name} {bytes_text(h.bytes)}" for h in some[:_LARGEST])
             rest = len(some) - _LARGEST
             more = f", and {rest} more" if rest > 0 else ""
-            lines.append(f"{_bytes(total):>16s} {kind:11s} {named}{more}")
+            lines.append(f"{bytes_text(total):>16s} {kind:11s} {named}{more}")
         return lines
 
     def _curve(self) -> str:
@@ -166,7 +167,7 @@ class Explanation:
             return []
         rows = [["other layouts", "step ms", "memory", "against the chosen one"]]
         for estimate, why in self.alternatives:
-            cells = [_ms(estimate.seconds.total), _bytes(estimate.peak_bytes), why]
+            cells = [_ms(estimate.seconds.total), bytes_text(estimate.peak_bytes), why]
             rows.append([estimate.text or "no splits", *cells])
         return table(rows, left=(0, 3))
 
@@ -190,14 +191,6 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.4g}" if seconds * 1e3 < 1000 else f"{seconds * 1e3:,.0f}"
 
 
-def _bytes(count: float) -> str:
-    for name, unit in [("GB", 1e9), ("MB", 1e6), ("kB", 1e3)]:
-        if count >= unit:
-            amount = count / unit
-            return f"{amount:.3g} {name}" if amount < 1000 else f"{amount:,.0f} {name}"
-    return f"{count:.0f} B"
-
-
 def explain(
     mtf_graph: Graph,
     mesh_shape: Any,
@@ -209,6 +202,12 @@ def explain(
     alternatives: int = 4,
 ) -> Explanation:
     """Explains the time and memory of a step under a layout, compared with other layouts.
+
+    >>> x = mtf.ones(mesh, "batch:8,d_in:4")
+    >>> y = mtf.layers.dense(x, [mtf.Dimension("d_out", 16)], x.shape.dims[1:])
+    >>> explanation = mtf.auto_mtf.explain(graph, "rows:2,cols:2", [y], layout="batch:rows")
+    >>> print(str(explanation).splitlines()[0])
+    layout  batch:rows
 
     Args:
       mtf_graph: an mtf.Graph.

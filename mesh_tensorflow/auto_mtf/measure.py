@@ -11,19 +11,22 @@ several layouts.
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import functools
 import os
 import statistics
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow._command_lines.auto_mtf import MEASURE
+from mesh_tensorflow._programs import run_with_parser
+from mesh_tensorflow._progress import Progress
+from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf import models, step_time
 from mesh_tensorflow.auto_mtf.hardware import Hardware, Link
 
@@ -93,6 +96,7 @@ def step_seconds(
     runs: int = 10,
     rounds: int = 3,
     placement: str = "simd",
+    label: str = "",
 ) -> list[float]:
     """Measures the seconds per step of a program under several layouts, on logical CPUs.
 
@@ -106,28 +110,44 @@ def step_seconds(
       rounds: the number of rounds. The result is the minimum over rounds of the median of a
         round, since other load can only increase the times.
       placement: "simd" or "shared".
+      label: what is measured, for a progress line; there is none if empty.
 
     Returns:
       A list of seconds, one for each layout.
     """
     mesh_shape = mtf.convert_to_shape(mesh_shape)
-    sessions, steps = [], []
-    for layout in layouts:
-        with tf.Graph().as_default():
-            tf.set_random_seed(1)
-            fetches = _PLACEMENTS[placement](build, mesh_shape, layout)
-            session = tf.Session(config=session_config(mesh_shape.size))
-            session.run(tf.global_variables_initializer())
-            steps.append(session.make_callable(fetches))
-            sessions.append(session)
+    sessions: list[tf.Session] = []
+    steps: list[Callable[[], Any]] = []
     times: list[list[float]] = [[] for _ in layouts]
-    for i in range(rounds):
-        order = range(len(layouts)) if i % 2 == 0 else reversed(range(len(layouts)))
-        for n in order:
-            times[n].append(_median(steps[n], runs))
+    # A layout is built once, and timed in each round.
+    with _progress(len(layouts) * (1 + rounds), label) as done:
+        for layout in layouts:
+            with tf.Graph().as_default():
+                tf.set_random_seed(1)
+                fetches = _PLACEMENTS[placement](build, mesh_shape, layout)
+                session = tf.Session(config=session_config(mesh_shape.size))
+                session.run(tf.global_variables_initializer())
+                steps.append(session.make_callable(fetches))
+                sessions.append(session)
+            done()
+        for i in range(rounds):
+            order = range(len(layouts)) if i % 2 == 0 else reversed(range(len(layouts)))
+            for n in order:
+                times[n].append(_median(steps[n], runs))
+                done()
     for session in sessions:
         session.close()
     return [min(column) for column in times]
+
+
+@contextlib.contextmanager
+def _progress(total: int, label: str) -> Iterator[Callable[[], None]]:
+    """Context in which a progress line counts the calls of what it gives, if there is a label."""
+    if not label:
+        yield lambda: None
+        return
+    with Progress(total, label, "part") as progress:
+        yield progress.update
 
 
 def _seconds_of(make: Callable[[], tf.Tensor], processors: int, runs: int) -> float:
@@ -146,7 +166,7 @@ def _seconds_of(make: Callable[[], tf.Tensor], processors: int, runs: int) -> fl
             return _median(session.make_callable(tf.group(results)), runs) / repeats
 
 
-def _rates(processors: int, runs: int) -> dict[str, float]:
+def _rates(processors: int, runs: int, done: Callable[[], None]) -> dict[str, float]:
     """Measures floating-point operations per second, by dtype and by operation class."""
     flops, seconds = 0.0, 0.0
     for a, b, c in _PRODUCTS:
@@ -159,6 +179,7 @@ def _rates(processors: int, runs: int) -> dict[str, float]:
             return tf.matmul(x.read_value(), y.read_value())
 
         seconds += _seconds_of(product, processors, runs)
+        done()
     rates = {"float32": flops / seconds}
     for name, make in _KERNELS.items():
         flops, seconds = 0.0, 0.0
@@ -169,6 +190,7 @@ def _rates(processors: int, runs: int) -> dict[str, float]:
             narrow = [images, out, out, after]
             make_it = functools.partial(_convolution, make, wide, weights, narrow)
             seconds += _seconds_of(make_it, processors, max(2, runs // 3))
+            done()
         rates[name] = flops / seconds
     return rates
 
@@ -218,12 +240,12 @@ def _unit_hardware(machine: Hardware) -> list[Hardware]:
     ]
 
 
-def _fitted(machine: Hardware, placement: str, runs: int) -> Hardware:
+def _fitted(machine: Hardware, placement: str, runs: int, labels: Sequence[str]) -> Hardware:
     """Fits a hardware profile to the measured times of small programs."""
     rows, measured = [], []
-    for sizes in _FITTED:
+    for sizes, label in zip(_FITTED, labels):
         build = functools.partial(models.language_model, **sizes, layers=2, optimizer="sgd")
-        measured += step_seconds(build, _MESH, _LAYOUTS, runs, placement=placement)
+        measured += step_seconds(build, _MESH, _LAYOUTS, runs, placement=placement, label=label)
         with tf.Graph().as_default():
             program = build()
             estimators = [
@@ -264,7 +286,11 @@ def _memory_bytes() -> float:
 
 
 def measure_machine(
-    processors: int = 4, runs: int = 10, placement: str = "simd", name: str = ""
+    processors: int = 4,
+    runs: int = 10,
+    placement: str = "simd",
+    name: str = "",
+    show: bool = False,
 ) -> Hardware:
     """Measures the profile of this machine, as logical CPUs of one process.
 
@@ -274,23 +300,29 @@ def measure_machine(
       placement: "simd", where each logical CPU has a share of the machine and its own slices; or
         "shared", where they share the machine and equal slices.
       name: a string; the name of the machine if empty.
+      show: whether there are progress lines.
 
     Returns:
       A Hardware.
     """
     shared = placement == "shared"
     share = 1 if shared else processors
-    bandwidth = _bandwidth(processors, runs) / share
+    kernels = 1 + len(_PRODUCTS) + len(_KERNELS) * len(_CONVOLUTIONS)
+    labels = ("measure operations", "measure small steps", "measure larger steps")
+    with _progress(kernels, labels[0] if show else "") as done:
+        bandwidth = _bandwidth(processors, runs) / share
+        done()
+        rates = _rates(processors, runs, done)
     machine = Hardware(
         name or os.uname().nodename,
-        {kind: rate / share for kind, rate in _rates(processors, runs).items()},
+        {kind: rate / share for kind, rate in rates.items()},
         bandwidth,
         _memory_bytes() / share,
         Link(bandwidth, 0.0),
         one_memory=shared,
         source=f"measured, {os.cpu_count()} CPUs, TensorFlow {tf.__version__}, {placement}",
     )
-    return _fitted(machine, placement, runs)
+    return _fitted(machine, placement, runs, labels[1:] if show else ("", ""))
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -302,24 +334,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     Returns:
       The exit code.
     """
-    parser = argparse.ArgumentParser(prog="python -m mesh_tensorflow.auto_mtf.measure")
-    parser.add_argument("--output", required=True, help="JSON file for the profile")
-    parser.add_argument("--processors", type=int, default=4)
-    parser.add_argument("--placement", choices=[*_PLACEMENTS], default="simd")
-    parser.add_argument("--runs", type=int, default=10)
-    options = parser.parse_args(argv)
-    machine = measure_machine(options.processors, options.runs, options.placement)
+    options = MEASURE.parse(argv)
+    machine = measure_machine(options.processors, options.runs, options.placement, show=True)
     machine.save(options.output)
     giga = {k: f"{v / 1e9:.1f}" for k, v in machine.flops.items()}
     print(f"floating point operations a second, in 1e9: {giga}")
-    print(f"communication: {machine.link.bandwidth / 1e9:.2f} GB/s")
-    print(f"memory: {machine.memory_bandwidth / 1e9:.1f} GB/s, {machine.memory_bytes / 1e9:.1f} GB")
+    print(f"communication: {bytes_text(machine.link.bandwidth)}/s")
+    print(f"memory: {bytes_text(machine.memory_bandwidth)}/s, {bytes_text(machine.memory_bytes)}")
     print(f"each operation: {machine.operation_seconds * 1e6:.1f} us")
     print(f"each communication: {machine.link.latency * 1e6:.1f} us for each processor")
     return 0
 
 
 if __name__ == "__main__":
-    tf.disable_v2_behavior()
-    tf.logging.set_verbosity(tf.logging.ERROR)
-    sys.exit(main())
+    run_with_parser(main, "mesh_tensorflow.auto_mtf.measure")

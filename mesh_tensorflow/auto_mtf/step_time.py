@@ -10,6 +10,7 @@ from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf._memory.legal import layout_pairs, layout_space
 from mesh_tensorflow.auto_mtf._memory.resident import Held, ResidentMemory
 from mesh_tensorflow.auto_mtf._memory.steps import program_steps
@@ -177,13 +178,13 @@ class StepEstimator:
     def _does_not_fit(self, program: TimeProgram, limit: float) -> MemoryLimitError:
         least = self.estimate(program.least_memory())
         lines = [
-            f"no layout fits in {limit:,.0f} bytes of a processor of mesh "
+            f"no layout fits in {bytes_text(limit)} of a processor of mesh "
             f"{dims_text(self.mesh_shape)}: {least.text or 'no splits'!r}, which needs the least, "
-            f"takes {least.peak_bytes:,} bytes, {least.peak_bytes - limit:,.0f} too many. Of these "
-            "are:"
+            f"takes {bytes_text(least.peak_bytes)}, {bytes_text(least.peak_bytes - limit)} too "
+            "many. Of these are:"
         ]
         for kind, held in self.peak_by_kind(least.layout).items():
-            lines.append(f"  {held:>18,} bytes {kind}; less with {_HINTS[kind]}")
+            lines.append(f"  {bytes_text(held):>10} {kind}; less with {_HINTS[kind]}")
         return MemoryLimitError("\n".join(lines), least.peak_bytes - limit)
 
     def peak_contents(self, layout: AnyLayout) -> list[Held]:

@@ -347,6 +347,7 @@ class BertModel(BertDims):
             each = layers.softmax_cross_entropy_with_logits(
                 logits, label_ids, self.vocab_dim, z_loss=_Z_LOSS
             )
+            label_weights = mtf.cast(label_weights, each.dtype)
             total = mtf.reduce_sum(label_weights) + _EPSILON
             return mtf.reduce_sum(each * label_weights) / total, each, logits
 

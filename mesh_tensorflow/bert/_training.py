@@ -11,14 +11,15 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
+from mesh_tensorflow._flags import FLAGS
 from mesh_tensorflow._lowering.layout_slips import rules_that_apply
 from mesh_tensorflow.bert._config import BertConfig
-from mesh_tensorflow.bert._flags import FLAGS
 from mesh_tensorflow.bert._restore import checkpoint_hook, load_initial_checkpoint
 from mesh_tensorflow.bert.optimization import create_optimizer
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 from mesh_tensorflow.utils import outside_all_rewrites
+from mesh_tensorflow.visualize import print_training_report
 
 __all__ = [
     "Imported",
@@ -186,6 +187,7 @@ def training_spec(done: Lowered, init_checkpoint: Optional[str]) -> estimator.tp
       init_checkpoint: a checkpoint to initialize variables from, or None.
     """
     load_initial_checkpoint(init_checkpoint)
+    print_training_report(done.lowering, places={"checkpoints": f"{FLAGS.output_dir}, with logs"})
     with tf.control_dependencies([done.update]):
         train_op = tf.assign_add(tf.train.get_or_create_global_step(), 1)
     with outside_all_rewrites():

@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
-from absl import app, flags
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator, layers
+from mesh_tensorflow._command_lines.bert import RUN_CLASSIFIER
+from mesh_tensorflow._flags import FLAGS, define
+from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow.bert import tokenization
 from mesh_tensorflow.bert._classification.classifier_features import (
     InputFeatures,
@@ -36,7 +38,6 @@ from mesh_tensorflow.bert._classification.glue import (
     PaddingInputExample,
     XnliProcessor,
 )
-from mesh_tensorflow.bert._flags import FLAGS, MESH_FLAGS, TEXT_FLAGS, TRAINING_FLAGS, define
 from mesh_tensorflow.bert._training import (
     Program,
     import_features,
@@ -70,23 +71,7 @@ __all__ = [
     "model_fn_builder",
 ]
 
-define(
-    (
-        *MESH_FLAGS,
-        *TRAINING_FLAGS,
-        *TEXT_FLAGS,
-        (flags.DEFINE_string, "data_dir", None, "Directory of the data, with .tsv files."),
-        (flags.DEFINE_string, "task_name", None, "cola, mnli, mrpc or xnli."),
-        (
-            flags.DEFINE_integer,
-            "max_seq_length",
-            128,
-            "Length of sequences: longer ones are cut, others padded.",
-        ),
-        (flags.DEFINE_bool, "do_eval", False, "Whether to evaluate on the dev set."),
-        (flags.DEFINE_integer, "eval_batch_size", 32, "Sequences of a batch in evaluation."),
-    )
-)
+define(RUN_CLASSIFIER.table)
 
 _DROPOUT = 0.1
 _DEVIATION = 0.02  # standard deviation of initial weights
@@ -366,7 +351,4 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    tf.disable_v2_behavior()
-    tf.logging.set_verbosity(tf.logging.INFO)
-    tf.get_logger().propagate = False  # to absl's logger, which would print each line again
-    app.run(main)
+    run_with_flags(main, "mesh_tensorflow.bert.run_classifier")

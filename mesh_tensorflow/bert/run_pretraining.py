@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
-from absl import app, flags
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
-from mesh_tensorflow.bert._flags import FLAGS, MESH_FLAGS, TRAINING_FLAGS, define
+from mesh_tensorflow._command_lines.bert import PRETRAINING_MODES, RUN_PRETRAINING
+from mesh_tensorflow._flags import FLAGS, define
+from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow.bert._records import parsed_record, training_order
 from mesh_tensorflow.bert._training import (
     Program,
@@ -33,44 +34,8 @@ from mesh_tensorflow.bert.bert import BertConfig, BertModel
 
 __all__ = ["FLAGS", "input_fn_builder", "main", "model_fn_builder"]
 
-define(
-    (
-        *MESH_FLAGS,
-        *TRAINING_FLAGS,
-        (
-            flags.DEFINE_string,
-            "input_train_files",
-            None,
-            "Patterns of the names of files to train on, with commas.",
-        ),
-        (
-            flags.DEFINE_string,
-            "input_eval_files",
-            None,
-            "Patterns of the names of files to evaluate on.",
-        ),
-        (flags.DEFINE_integer, "max_seq_length", 128, "Length of the sequences in the records."),
-        (
-            flags.DEFINE_integer,
-            "max_predictions_per_seq",
-            20,
-            "How many hidden tokens a sequence of the records has.",
-        ),
-        (flags.DEFINE_string, "mode", "train_and_eval", "train_and_eval, train or eval."),
-        (flags.DEFINE_integer, "eval_batch_size", 8, "Sequences of a batch in evaluation."),
-        (flags.DEFINE_integer, "num_train_steps", 100000, "The step to train to."),
-        (
-            flags.DEFINE_integer,
-            "num_warmup_steps",
-            10000,
-            "In how many steps the learning rate grows.",
-        ),
-        (flags.DEFINE_integer, "steps_per_eval", 5000, "Steps from one evaluation to the next."),
-        (flags.DEFINE_integer, "max_eval_steps", 100, "How many batches are evaluated."),
-    )
-)
+define(RUN_PRETRAINING.table)
 
-_MODES = ("train_and_eval", "train", "eval")
 _SHUFFLE_BUFFER = 1000
 _OF_PREDICTIONS = "max_predictions_per_seq"
 
@@ -270,8 +235,10 @@ def main(_: Sequence[str]) -> None:
       ValueError: a flag is invalid, or a file is missing.
     """
     require_flags("run_pretraining", ["bert_config_file", "output_dir"])
-    if FLAGS.mode not in _MODES:
-        raise ValueError(f"Unknown mode: {FLAGS.mode!r}; --mode is one of {', '.join(_MODES)}")
+    if FLAGS.mode not in PRETRAINING_MODES:
+        raise ValueError(
+            f"Unknown mode: {FLAGS.mode!r}; --mode is one of {', '.join(PRETRAINING_MODES)}"
+        )
     config = read_config(FLAGS.max_seq_length)
     train_files = _files("input_train_files") if FLAGS.mode != "eval" else []
     eval_files = _files("input_eval_files") if FLAGS.mode != "train" else []
@@ -311,7 +278,4 @@ def _latest_step(directory: str) -> int:
 
 
 if __name__ == "__main__":
-    tf.disable_v2_behavior()
-    tf.logging.set_verbosity(tf.logging.INFO)
-    tf.get_logger().propagate = False  # to absl's logger, which would print each line again
-    app.run(main)
+    run_with_flags(main, "mesh_tensorflow.bert.run_pretraining")

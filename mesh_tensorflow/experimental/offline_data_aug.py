@@ -16,9 +16,11 @@ from typing import Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from absl import app, flags
 
-from mesh_tensorflow._flags import FLAGS, Flag, define
+from mesh_tensorflow._command_lines.experimental import OFFLINE_DATA_AUG
+from mesh_tensorflow._flags import FLAGS, define
+from mesh_tensorflow._programs import run_with_flags
+from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.experimental import data_aug_lib
 from mesh_tensorflow.experimental._scans import (
     COMPRESSION,
@@ -32,28 +34,7 @@ from mesh_tensorflow.experimental._scans import (
 
 __all__ = ["FLAGS", "apply_data_aug", "main", "save_to_tfrecord"]
 
-_DEFINITIONS: tuple[Flag, ...] = (
-    (
-        flags.DEFINE_integer,
-        "ct_resolution",
-        128,
-        "Size of a scan along each of its three axes, in voxels.",
-    ),
-    (flags.DEFINE_string, "input_file_pattern", "", "Files of scans in Hounsfield units."),
-    (flags.DEFINE_string, "output_folder", "", "Directory of the files that are written."),
-    (flags.DEFINE_string, "output_file_prefix", "augmented", "How their names begin."),
-    (flags.DEFINE_integer, "num_data_aug", 1000, "How many scans to write."),
-    (flags.DEFINE_integer, "process_no", None, "Number of this process, a part of file names."),
-    (flags.DEFINE_float, "gen_fake_probability", 0.5, "How often lesions are made up."),
-    (
-        flags.DEFINE_float,
-        "min_fake_lesion_ratio",
-        0.05,
-        "Least part of the liver that these are, on average.",
-    ),
-)
-
-define(_DEFINITIONS)
+define(OFFLINE_DATA_AUG.table)
 
 
 def save_to_tfrecord(
@@ -128,7 +109,7 @@ def apply_data_aug() -> None:
         tf.set_random_seed(seed)
         ds = mapped(read_scans("input_file_pattern", True, 1), _augmented).prefetch(1)
         scan = tf.data.make_one_shot_iterator(ds).get_next()
-        with tf.Session() as session:
+        with tf.Session() as session, Progress(FLAGS.num_data_aug, "augment", "scan") as progress:
             for idx in range(FLAGS.num_data_aug):
                 image, label = session.run(scan)
                 save_to_tfrecord(
@@ -139,7 +120,7 @@ def apply_data_aug() -> None:
                     FLAGS.output_folder,
                     FLAGS.output_file_prefix,
                 )
-                tf.logging.info("Wrote scan %d of %d", idx + 1, FLAGS.num_data_aug)
+                progress.update()
 
 
 def main(argv: Sequence[str]) -> None:
@@ -153,7 +134,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    tf.disable_v2_behavior()
-    tf.logging.set_verbosity(tf.logging.INFO)
-    tf.get_logger().propagate = False  # the logger of absl would print each line again
-    app.run(main)
+    run_with_flags(main, "mesh_tensorflow.experimental.offline_data_aug")

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow.ops._variables.precision import InputDType
 
 __all__ = ["conv2d", "conv2d_with_blocks", "conv3d", "conv3d_with_blocks"]
 
@@ -54,7 +55,7 @@ def convolution(
     check_window(kind, filter_size, strides)
     rank, transposed, operation = _KINDS[kind]
     if variable_dtype is None:
-        variable_dtype = mtf.VariableDType(activation_dtype=x.dtype)
+        variable_dtype = InputDType(activation_dtype=x.dtype)
     filter_dims = [mtf.Dimension(n, s) for n, s in zip(_FILTER_DIMS[rank], filter_size)]
     channels = [output_dim, x.shape[-1]] if transposed else [x.shape[-1], output_dim]
     with tf.variable_scope(name, default_name=kind):
@@ -79,6 +80,10 @@ def conv2d(
     name: Optional[str] = None,
 ) -> mtf.Tensor:
     """Applies a 2-D convolution to images, without a bias.
+
+    >>> images = mtf.ones(mesh, "batch:2,h:4,w:4,channels:3")
+    >>> print(mtf.layers.conv2d(images, mtf.Dimension("out", 8), strides=(2, 2)).shape)
+    Shape[batch=2, h=2, w=2, out=8]
 
     Args:
       x: a Tensor with dimensions [batch..., h, w, in_channels].
@@ -108,6 +113,10 @@ def conv3d(
     name: Optional[str] = None,
 ) -> mtf.Tensor:
     """Applies a 3-D convolution to volumes, without a bias; see `conv2d`.
+
+    >>> volumes = mtf.ones(mesh, "batch:2,d:4,h:4,w:4,channels:3")
+    >>> print(mtf.layers.conv3d(volumes, mtf.Dimension("out", 8)).shape)
+    Shape[batch=2, d=4, h=4, w=4, out=8]
 
     Args:
       x: a Tensor with dimensions [batch..., d, h, w, in_channels].
@@ -209,6 +218,14 @@ def conv2d_with_blocks(
     Each block receives a margin (halo) from its neighbors, so the result equals that of `conv2d`
     on the whole image.
 
+    >>> images = mtf.ones(mesh, "batch:2,h_blocks:2,w_blocks:2,h:4,w:4,channels:3")
+    >>> _, h_blocks, w_blocks, *_ = images.shape.dims
+    >>> y = mtf.layers.conv2d_with_blocks(
+    ...     images, mtf.Dimension("out", 8), h_blocks_dim=h_blocks, w_blocks_dim=w_blocks
+    ... )
+    >>> print(y.shape)
+    Shape[batch=2, h_blocks=2, w_blocks=2, h=4, w=4, out=8]
+
     Args:
       x: a Tensor with dimensions [batch..., h_blocks, w_blocks, h, w, in_channels].
       output_dim: a Dimension, the output channels.
@@ -246,6 +263,14 @@ def conv3d_with_blocks(
     """Applies a 3-D convolution to volumes cut into blocks along depth and height.
 
     See `conv2d_with_blocks`.
+
+    >>> volumes = mtf.ones(mesh, "batch:2,d_blocks:2,h_blocks:2,d:4,h:4,w:4,channels:3")
+    >>> _, d_blocks, h_blocks, *_ = volumes.shape.dims
+    >>> y = mtf.layers.conv3d_with_blocks(
+    ...     volumes, mtf.Dimension("out", 8), d_blocks_dim=d_blocks, h_blocks_dim=h_blocks
+    ... )
+    >>> print(y.shape)
+    Shape[batch=2, d_blocks=2, h_blocks=2, d=4, h=4, w=4, out=8]
 
     Args:
       x: a Tensor with dimensions [batch..., d_blocks, h_blocks, d, h, w, in_channels].

@@ -35,6 +35,10 @@ def conv1d(
 
     Implemented as a `conv2d` of images of height 1; the variable is named accordingly.
 
+    >>> x = mtf.ones(mesh, "batch:2,length:6,d:4")
+    >>> print(mtf.layers.conv1d(x, mtf.Dimension("out", 8), filter_size=3).shape)
+    Shape[batch=2, length=6, out=8]
+
     Args:
       x: a Tensor with dimensions [batch..., length, in_channels].
       output_dim: a Dimension, the output channels.
@@ -72,6 +76,10 @@ def separable_conv1d(
     Chollet, "Xception: deep learning with depthwise separable convolutions" (2016). A layout may
     split the length: neighboring positions are fetched by shifts. Positions beyond the ends are
     zeros.
+
+    >>> x = mtf.ones(mesh, "batch:2,length:6,d:4")
+    >>> print(mtf.layers.separable_conv1d(x, mtf.Dimension("out", 8)).shape)
+    Shape[batch=2, length=6, out=8]
 
     Args:
       x: a Tensor with dimensions [batch..., length, in_channels].

@@ -31,6 +31,10 @@ def conv2d_transpose(
     A transposed convolution is the gradient of a convolution with these strides (Zeiler et al.,
     "Deconvolutional networks", 2010).
 
+    >>> images = mtf.ones(mesh, "batch:2,h:4,w:4,channels:3")
+    >>> print(mtf.layers.conv2d_transpose(images, mtf.Dimension("out", 8)).shape)
+    Shape[batch=2, h=8, w=8, out=8]
+
     Args:
       x: a Tensor with dimensions [batch..., h, w, in_channels].
       output_dim: a Dimension, the output channels.
@@ -59,6 +63,10 @@ def conv3d_transpose(
     name: Optional[str] = None,
 ) -> mtf.Tensor:
     """Upsamples volumes by a 3-D transposed convolution; see `conv2d_transpose`.
+
+    >>> volumes = mtf.ones(mesh, "batch:2,d:4,h:4,w:4,channels:3")
+    >>> print(mtf.layers.conv3d_transpose(volumes, mtf.Dimension("out", 8)).shape)
+    Shape[batch=2, d=8, h=8, w=8, out=8]
 
     Args:
       x: a Tensor with dimensions [batch..., d, h, w, in_channels].
@@ -143,6 +151,14 @@ def conv2d_transpose_with_blocks(
     Where the filter is larger than the strides, each block receives a margin (halo) from its
     neighbors, so the result equals that of `conv2d_transpose` on the whole image.
 
+    >>> images = mtf.ones(mesh, "batch:2,h_blocks:2,w_blocks:2,h:4,w:4,channels:3")
+    >>> _, h_blocks, w_blocks, *_ = images.shape.dims
+    >>> y = mtf.layers.conv2d_transpose_with_blocks(
+    ...     images, mtf.Dimension("out", 8), h_blocks_dim=h_blocks, w_blocks_dim=w_blocks
+    ... )
+    >>> print(y.shape)
+    Shape[batch=2, h_blocks=2, w_blocks=2, h=8, w=8, out=8]
+
     Args:
       x: a Tensor with dimensions [batch..., h_blocks, w_blocks, h, w, in_channels].
       output_dim: a Dimension, the output channels.
@@ -186,6 +202,14 @@ def conv3d_transpose_with_blocks(
     """Upsamples volumes cut into blocks along depth and height.
 
     See `conv2d_transpose_with_blocks`.
+
+    >>> volumes = mtf.ones(mesh, "batch:2,d_blocks:2,h_blocks:2,d:4,h:4,w:4,channels:3")
+    >>> _, d_blocks, h_blocks, *_ = volumes.shape.dims
+    >>> y = mtf.layers.conv3d_transpose_with_blocks(
+    ...     volumes, mtf.Dimension("out", 8), d_blocks_dim=d_blocks, h_blocks_dim=h_blocks
+    ... )
+    >>> print(y.shape)
+    Shape[batch=2, d_blocks=2, h_blocks=2, d=8, h=8, w=8, out=8]
 
     Args:
       x: a Tensor with dimensions [batch..., d_blocks, h_blocks, d, h, w, in_channels].

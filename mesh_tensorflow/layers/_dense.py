@@ -13,6 +13,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.strictness import check_flag
+from mesh_tensorflow.ops._variables.precision import InputDType
 
 __all__ = [
     "DenseInitializer",
@@ -31,6 +32,9 @@ def unit_scaling_convention(value: bool = False) -> bool:
     """Returns whether weights have unit variance and contractions are scaled instead.
 
     Set it through gin: `mesh_tensorflow.layers.unit_scaling_convention.value = True`.
+
+    >>> print(mtf.layers.unit_scaling_convention())
+    False
     """
     return value
 
@@ -40,6 +44,11 @@ def us_einsum(xs: Sequence[mtf.Tensor], *args: Any, **kwargs: Any) -> mtf.Tensor
 
     With `unit_scaling_convention`, the result is divided by the square root of the product of the
     sizes of the contracted dimensions.
+
+    >>> x = mtf.ones(mesh, "batch:2,d:4")
+    >>> w = mtf.ones(mesh, "d:4,out:3")
+    >>> print(mtf.layers.us_einsum([x, w], reduced_dims=w.shape.dims[:1]).shape)
+    Shape[batch=2, out=3]
 
     Args:
       xs: a list of Tensors.
@@ -54,7 +63,11 @@ def us_einsum(xs: Sequence[mtf.Tensor], *args: Any, **kwargs: Any) -> mtf.Tensor
 
 
 class DenseInitializer:
-    """Base class of initializers of dense kernels, which depend on the layer's dimensions."""
+    """Base class of initializers of dense kernels, which depend on the layer's dimensions.
+
+    >>> print(issubclass(mtf.layers.VarianceScalingInitializer, mtf.layers.DenseInitializer))
+    True
+    """
 
     def __call__(
         self, reduced_dims: Sequence[mtf.Dimension], new_dims: Sequence[mtf.Dimension]
@@ -87,6 +100,13 @@ class VarianceScalingInitializer(DenseInitializer):
 
     "normal" is a truncated normal distribution, without a correction for the variance that
     truncation removes.
+
+    >>> x = mtf.ones(mesh, "batch:2,d:4")
+    >>> glorot = mtf.layers.VarianceScalingInitializer(mode="fan_avg", distribution="uniform")
+    >>> out = mtf.Dimension("out", 8)
+    >>> y = mtf.layers.dense(x, [out], x.shape.dims[1:], kernel_initializer=glorot)
+    >>> print(y.shape)
+    Shape[batch=2, out=8]
 
     Attributes:
       scale: a factor applied to the variance.
@@ -128,7 +148,7 @@ def _variable_dtype(
     slice_dtype: tf.DType,
 ) -> mtf.VariableDType:
     if variable_dtype is None:
-        return mtf.VariableDType(master_dtype, slice_dtype, x.dtype)
+        return InputDType(master_dtype, slice_dtype, x.dtype)
     return variable_dtype
 
 
@@ -144,6 +164,12 @@ def get_dense_kernel_weights(
     slice_dtype: tf.DType = tf.float32,
 ) -> mtf.Tensor:
     """Creates the kernel variable of a dense layer; returns it cast to the dtype of `x`.
+
+    >>> x = mtf.ones(mesh, "batch:2,d:4")
+    >>> out, initializer = mtf.Dimension("out", 8), mtf.layers.VarianceScalingInitializer()
+    >>> w = mtf.layers.get_dense_kernel_weights(x, [out], x.shape.dims[1:], [], initializer)
+    >>> print(w.shape)
+    Shape[d=4, out=8]
 
     Args:
       x: a Tensor.
@@ -196,6 +222,12 @@ def dense(
 
     A reduced dimension that is also a new one is renamed with a leading "_", so that a layout
     rule for it splits only the output side of the kernel.
+
+    >>> x = mtf.ones(mesh, "batch:2,d:4")
+    >>> out = mtf.Dimension("out", 8)
+    >>> y = mtf.layers.dense(x, [out], x.shape.dims[1:], activation=mtf.relu, name="encode")
+    >>> print(y.shape, [v.name for v in graph.trainable_variables])
+    Shape[batch=2, out=8] ['encode/kernel', 'encode/bias']
 
     Args:
       x: a Tensor.
@@ -315,6 +347,12 @@ def dense_product(
 
     Shazeer, "GLU variants improve transformer" (2020).
 
+    >>> x = mtf.ones(mesh, "batch:2,d:4")
+    >>> out = mtf.Dimension("out", 8)
+    >>> y = mtf.layers.dense_product(x, x.shape.dims[1:], [out], ["linear", "sigmoid"])
+    >>> print(y.shape)
+    Shape[batch=2, out=8]
+
     Args:
       x: a Tensor.
       reduced_dims: a list of Dimensions of `x`.
@@ -355,6 +393,10 @@ def dense_relu_dense(
     name: Optional[str] = None,
 ) -> mtf.Tensor:
     """Applies a feed-forward block: a dense layer with relu, dropout, and a second dense layer.
+
+    >>> x = mtf.ones(mesh, "batch:2,d:4")
+    >>> print(mtf.layers.dense_relu_dense(x, mtf.Dimension("hidden", 16), is_training=True).shape)
+    Shape[batch=2, d=4]
 
     Args:
       x: a Tensor with dimensions [..., io].

@@ -24,6 +24,10 @@ def embedding_weights(
 ) -> mtf.Tensor:
     """Creates the variable that holds the embedding vectors.
 
+    >>> vocab, d = mtf.convert_to_shape("vocab:10,d:4").dims
+    >>> print(mtf.layers.embedding_weights(mesh, vocab, d, mtf.VariableDType()).shape)
+    Shape[vocab=10, d=4]
+
     Args:
       mesh: a Mesh.
       vocab_dim: a Dimension.
@@ -59,6 +63,11 @@ def embedding(
     """Looks up embedding vectors in a variable that it creates.
 
     An id out of range gives a vector of zeros.
+
+    >>> vocab, d = mtf.convert_to_shape("vocab:10,d:4").dims
+    >>> ids = mtf.constant(mesh, [3, 1], "batch:2", tf.int32)
+    >>> print(mtf.layers.embedding(ids, vocab, d, mtf.VariableDType()).shape)
+    Shape[batch=2, d=4]
 
     Args:
       indices: ids, an integer Tensor with dimensions [...].

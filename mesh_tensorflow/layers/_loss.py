@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow.ops._variables.precision import widened
 
 __all__ = [
     "sigmoid_cross_entropy_with_logits",
@@ -18,6 +19,12 @@ def softmax_cross_entropy_with_logits(
     logits: mtf.Tensor, targets: mtf.Tensor, vocab_dim: mtf.Dimension, z_loss: float = 0.0
 ) -> mtf.Tensor:
     """Computes the cross entropy between targets and the softmax of logits, per example.
+
+    >>> logits = mtf.constant(mesh, [[2.0, 0.0], [0.0, 0.0]], "batch:2,vocab:2")
+    >>> ids = mtf.constant(mesh, [0, 1], "batch:2", tf.int32)
+    >>> losses = mtf.layers.softmax_cross_entropy_with_logits(logits, ids, logits.shape.dims[1])
+    >>> print(np.round(losses.numpy(), 3))
+    [0.127 0.693]
 
     Args:
       logits: a Tensor with dimensions [..., vocab_dim].
@@ -52,6 +59,7 @@ def softmax_cross_entropy_with_logits(
             f"softmax_cross_entropy_with_logits: floating targets {targets.name} {targets.shape} "
             f"must have the dimensions of logits {logits.name} {logits.shape}"
         )
+    logits, targets = widened(logits), widened(targets)
     shape = logits.shape - vocab_dim
     if z_loss == 0.0:
         log_probs = mtf.log_softmax(logits, vocab_dim)
@@ -63,6 +71,12 @@ def softmax_cross_entropy_with_logits(
 
 def sigmoid_cross_entropy_with_logits(logits: mtf.Tensor, targets: mtf.Tensor) -> mtf.Tensor:
     """Computes the elementwise cross entropy between targets and the sigmoid of logits.
+
+    >>> logits = mtf.constant(mesh, [2.0, 0.0], "batch:2")
+    >>> targets = mtf.constant(mesh, [1.0, 0.0], "batch:2")
+    >>> losses = mtf.layers.sigmoid_cross_entropy_with_logits(logits, targets)
+    >>> print(np.round(losses.numpy(), 3))
+    [0.127 0.693]
 
     Args:
       logits: a Tensor.
@@ -80,12 +94,17 @@ def sigmoid_cross_entropy_with_logits(logits: mtf.Tensor, targets: mtf.Tensor) -
             f"{targets.dtype.name} must have the shape and the dtype of logits {logits.name} "
             f"{logits.shape} {logits.dtype.name}; use mtf.transpose or mtf.cast"
         )
+    logits, targets = widened(logits), widened(targets)
     # Equals -t log(s) - (1 - t) log(1 - s), but never takes the logarithm of a rounded 0.
     return mtf.softplus(logits) - logits * targets
 
 
 def weights_nonzero(targets: mtf.Tensor, dtype: tf.DType = tf.float32) -> mtf.Tensor:
     """Returns 1 where an id is nonzero and 0 where it is 0, which stands for padding.
+
+    >>> ids = mtf.constant(mesh, [5, 2, 0], "length:3", tf.int32)
+    >>> print(mtf.layers.weights_nonzero(ids).numpy())
+    [1. 1. 0.]
 
     Args:
       targets: a Tensor.

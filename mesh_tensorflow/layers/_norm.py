@@ -11,6 +11,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.strictness import check_flag
 from mesh_tensorflow.ops._contractions.normalize import normalize
+from mesh_tensorflow.ops._variables.precision import InputDType, computed_in_float32, widened
 
 __all__ = ["batch_norm", "corr", "layer_norm"]
 
@@ -19,9 +20,8 @@ def _vector(
     x: mtf.Tensor, name: str, shape: mtf.Shape, initializer: Callable, **kwargs: Any
 ) -> mtf.Tensor:
     """Returns a variable that scales or shifts `x`, with activations in the dtype of `x`."""
-    return mtf.get_variable(
-        x.mesh, name, shape, initializer=initializer, activation_dtype=x.dtype, **kwargs
-    )
+    dtype = InputDType(activation_dtype=x.dtype)
+    return mtf.get_variable(x.mesh, name, shape, initializer=initializer, dtype=dtype, **kwargs)
 
 
 def layer_norm(
@@ -30,6 +30,11 @@ def layer_norm(
     """Normalizes to mean 0 and variance 1 along a dimension, then scales and shifts.
 
     Ba et al., "Layer normalization" (2016).
+
+    >>> x = mtf.constant(mesh, [[1.0, 3.0], [0.0, 10.0]], "batch:2,d:2")
+    >>> print(np.round(mtf.layers.layer_norm(x, x.shape.dims[1]).numpy(), 3))
+    [[-1.  1.]
+     [-1.  1.]]
 
     Args:
       x: a Tensor.
@@ -40,7 +45,7 @@ def layer_norm(
     with tf.variable_scope(name + "/layer_norm"):
         scale = _vector(x, "layer_norm_scale", mtf.Shape([dim]), tf.ones_initializer())
         bias = _vector(x, "layer_norm_bias", mtf.Shape([dim]), tf.zeros_initializer())
-        return normalize(x, dim, epsilon) * scale + bias
+        return computed_in_float32(normalize)(x, dim, epsilon) * scale + bias
 
 
 def batch_norm(
@@ -57,6 +62,12 @@ def batch_norm(
 
     Ioffe and Szegedy, "Batch normalization" (2015). In training, statistics are those of the
     whole batch, however it is split; otherwise, their moving averages are used.
+
+    >>> x = mtf.constant(mesh, [[1.0, 3.0], [0.0, 10.0]], "batch:2,d:2")
+    >>> y, updates = mtf.layers.batch_norm(x, is_training=True, momentum=0.9)
+    >>> print(np.round(y.numpy(), 3), len(updates))
+    [[ 1. -1.]
+     [-1.  1.]] 2
 
     Args:
       x: a Tensor, usually with dimensions [batch, ..., channels].
@@ -85,6 +96,7 @@ def batch_norm(
             f"[{dims_idx_start}:{dims_idx_end}] to take statistics over; set dims_idx_start and "
             "dims_idx_end"
         )
+    given, x = x, widened(x)
     shape = x.shape - reduced
     ones, zeros = tf.ones_initializer(), tf.zeros_initializer()
     fixed = {"trainable": False}
@@ -105,7 +117,8 @@ def batch_norm(
             ]
         else:
             centered, variance = x - moving_mean, moving_variance
-        return centered * (mtf.rsqrt(variance + epsilon) * scale) + bias, updates
+        y = centered * (mtf.rsqrt(variance + epsilon) * scale) + bias
+        return mtf.cast(y, given.dtype), updates
 
 
 def _decay(average: mtf.Tensor, value: mtf.Tensor, momentum: float, name: str) -> mtf.Operation:
@@ -121,6 +134,11 @@ def corr(
     x: mtf.Tensor, dim: mtf.Dimension, epsilon: float = 1e-20, name: str = "pearson_correlation"
 ) -> mtf.Tensor:
     """Computes the Pearson correlation matrix between the entries of a dimension.
+
+    >>> x = mtf.constant(mesh, [[1.0, 2.0], [2.0, 4.0], [3.0, 6.5]], "batch:3,d:2")
+    >>> print(np.round(mtf.layers.corr(x, x.shape.dims[1]).numpy(), 2))
+    [[1. 1.]
+     [1. 1.]]
 
     Args:
       x: a Tensor; its other dimensions together index the samples.

@@ -20,6 +20,10 @@ def max_pool2d(
 ) -> mtf.Tensor:
     """Applies 2-D max pooling over windows that do not overlap.
 
+    >>> images = mtf.ones(mesh, "batch:2,h:4,w:4,channels:3")
+    >>> print(mtf.layers.max_pool2d(images, ksize=(2, 2)).shape)
+    Shape[batch=2, h=2, w=2, channels=3]
+
     Args:
       x: a Tensor with dimensions [batch..., h, w, channels].
       ksize: [height, width] of a window; (1, 1) returns `x`.
@@ -31,19 +35,34 @@ def max_pool2d(
 def max_pool3d(
     x: mtf.Tensor, ksize: Sequence[int] = (2, 2, 2), name: str = "max_pool3d"
 ) -> mtf.Tensor:
-    """Applies 3-D max pooling to [batch..., d, h, w, channels]; see `max_pool2d`."""
+    """Applies 3-D max pooling to [batch..., d, h, w, channels]; see `max_pool2d`.
+
+    >>> volumes = mtf.ones(mesh, "batch:2,d:4,h:4,w:4,channels:3")
+    >>> print(mtf.layers.max_pool3d(volumes, ksize=(2, 2, 2)).shape)
+    Shape[batch=2, d=2, h=2, w=2, channels=3]
+    """
     return _pool(x, ksize, "MAX_3D", name)
 
 
 def avg_pool2d(
     x: mtf.Tensor, ksize: Sequence[int] = (2, 2), name: str = "avg_pool2d"
 ) -> mtf.Tensor:
-    """Applies 2-D average pooling to [batch..., h, w, channels]; see `max_pool2d`."""
+    """Applies 2-D average pooling to [batch..., h, w, channels]; see `max_pool2d`.
+
+    >>> images = mtf.ones(mesh, "batch:2,h:4,w:4,channels:3")
+    >>> print(mtf.layers.avg_pool2d(images, ksize=(2, 2)).shape)
+    Shape[batch=2, h=2, w=2, channels=3]
+    """
     return _pool(x, ksize, "AVG_2D", name)
 
 
 def avg_pool3d(
     x: mtf.Tensor, ksize: Sequence[int] = (2, 2, 2), name: str = "avg_pool3d"
 ) -> mtf.Tensor:
-    """Applies 3-D average pooling to [batch..., d, h, w, channels]; see `max_pool2d`."""
+    """Applies 3-D average pooling to [batch..., d, h, w, channels]; see `max_pool2d`.
+
+    >>> volumes = mtf.ones(mesh, "batch:2,d:4,h:4,w:4,channels:3")
+    >>> print(mtf.layers.avg_pool3d(volumes, ksize=(2, 2, 2)).shape)
+    Shape[batch=2, d=2, h=2, w=2, channels=3]
+    """
     return _pool(x, ksize, "AVG_3D", name)

@@ -33,6 +33,11 @@ def annealed_dropout(
     The rate is `init_rate` until `start_step`, 0 from `end_step` on, and decays linearly in
     between.
 
+    >>> x = mtf.ones(mesh, "d:4")
+    >>> y = mtf.layers.annealed_dropout(x, True, start_step=0, end_step=100, init_rate=0.1)
+    >>> print(y.shape)
+    Shape[d=4]
+
     Args:
       x: a Tensor.
       is_training: a bool; `x` itself is returned if it is false.
@@ -61,6 +66,10 @@ def annealed_dropout(
 def multiplicative_jitter(x: mtf.Tensor, epsilon: float = 1e-2) -> mtf.Tensor:
     """Multiplies `x` by random numbers, uniform between 1 - epsilon and 1 + epsilon.
 
+    >>> x = mtf.ones(mesh, "d:4")
+    >>> print(abs(mtf.layers.multiplicative_jitter(x, epsilon=0.01).numpy() - 1).max() <= 0.01)
+    True
+
     Args:
       x: a floating Tensor.
       epsilon: a number; `x` itself is returned if it is 0.
@@ -77,6 +86,12 @@ def clip_activation_gradient(x: mtf.Tensor, clip_rms_norm: Optional[float] = Non
 
     Also writes summaries of `x`, see `summary_for_clip_activation_gradient`; all dimensions but
     the last are batch dimensions.
+
+    >>> x = mtf.constant(mesh, [3.0, 4.0], "d:2")
+    >>> y = mtf.layers.clip_activation_gradient(x, clip_rms_norm=1.0)
+    >>> [dx] = mtf.gradients([mtf.reduce_sum(100.0 * y)], [x])
+    >>> print(dx.numpy())
+    [1. 1.]
 
     Args:
       x: a Tensor.
@@ -111,6 +126,9 @@ def summary_for_clip_activation_gradient(
     Tags are `mean/` and `max/`. With `batch_dims`, the mean, maximum and variance over examples
     of the RMS of an example are added as `rms_mean/<name>`, `rms_max/<name>` and
     `rms_var/<name>`.
+
+    >>> x = mtf.constant(mesh, [[3.0, 4.0]], "batch:1,d:2")
+    >>> mtf.layers.summary_for_clip_activation_gradient(x, name="x")
 
     Args:
       t: a Tensor.

@@ -32,6 +32,11 @@ def reversible_half_residual_and_swap(
             a = reversible_half_residual_and_swap(*a, f)
             a = reversible_half_residual_and_swap(*a, g)
 
+    >>> x1, x2 = mtf.ones(mesh, "d:2"), 3.0 * mtf.ones(mesh, "d:2")
+    >>> y1, _, y2, _ = mtf.layers.reversible_half_residual_and_swap(x1, None, x2, None, mtf.square)
+    >>> print(y1.numpy(), y2.numpy())
+    [3. 3.] [10. 10.]
+
     Args:
       x1: a Tensor.
       x1_backwards: the Tensor that the previous step returned with `x1`; None for the first step.

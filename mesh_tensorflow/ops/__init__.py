@@ -73,6 +73,7 @@ from mesh_tensorflow.ops._source import *
 from mesh_tensorflow.ops._training import *
 from mesh_tensorflow.ops._variables.assign import *
 from mesh_tensorflow.ops._variables.checkpoint import *
+from mesh_tensorflow.ops._variables.precision import *
 from mesh_tensorflow.ops._variables.variable import *
 from mesh_tensorflow.ops._variables.variable_dtype import *
 
@@ -82,3 +83,4 @@ from mesh_tensorflow._lowering.counters import (  # isort: skip
     pretty_print_counters,
 )
 from mesh_tensorflow._lowering.lowering import Lowering  # isort: skip
+from mesh_tensorflow._lowering.values import *  # isort: skip

@@ -61,6 +61,11 @@ class PrintOperation(Operation):
 def Print(x: Tensor, data: Sequence[Tensor], message: str, **kwargs: Any) -> Tensor:
     """Returns `x`, and prints slices of `data` when it is computed, like tf.Print.
 
+    >>> x = mtf.ones(mesh, "d:2")
+    >>> y = mtf.Print(x, [x], "x: ")
+    >>> print(y.shape)
+    Shape[d=2]
+
     Args:
       x: a Tensor.
       data: a list of Tensors; the slice of one processor is printed.
@@ -109,6 +114,10 @@ class ScalarSummaryOperation(Operation):
 
 def scalar_summary(name: str, x: Tensor) -> Operation:
     """Adds a scalar to the summaries, in the collection "mtf_scalar_summaries".
+
+    >>> summary = mtf.scalar_summary("loss", mtf.constant(mesh, 0.5))
+    >>> print(type(summary).__name__)
+    ScalarSummaryOperation
 
     Args:
       name: the tag, under the variable scope; it is made unique.

@@ -23,6 +23,11 @@ def gradients(
 ) -> list[Optional[Tensor]]:
     """Returns the gradients of the sum of `ys` with respect to `xs`.
 
+    >>> x = mtf.constant(mesh, [1.0, 2.0], "d:2")
+    >>> [dx] = mtf.gradients([mtf.reduce_sum(mtf.square(x))], [x])
+    >>> print(dx.numpy())
+    [2. 4.]
+
     Args:
       ys: a list of Tensors.
       xs: a list of Tensors.

@@ -19,6 +19,7 @@ from mesh_tensorflow._core.tensor import ArrayLike, Tensor, check_tensors
 from mesh_tensorflow._mesh.laid_out import LazyLaidOutTensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.mesh_pair import HasSlices, slices_of
+from mesh_tensorflow.ops._variables.precision import imported_dtype
 
 __all__ = [
     "Constant",
@@ -113,6 +114,12 @@ def constant(
 ) -> Tensor:
     """Returns a Tensor filled with one value.
 
+    >>> print(mtf.constant(mesh, 2.0, "d:3").numpy())
+    [2. 2. 2.]
+    >>> print(mtf.constant(mesh, [[1, 2], [3, 4]], "row:2,col:2", tf.int32).numpy())
+    [[1 2]
+     [3 4]]
+
     Args:
       mesh: a Mesh.
       value: a number; or an array with the sizes of `shape`, which is imported.
@@ -131,22 +138,41 @@ def constant(
 
 
 def zeros(mesh: Mesh, shape: ShapeLike, dtype: tf.DType = tf.float32) -> Tensor:
-    """Returns a Tensor of zeros; see `constant`."""
+    """Returns a Tensor of zeros; see `constant`.
+
+    >>> print(mtf.zeros(mesh, "row:2,col:2").numpy())
+    [[0. 0.]
+     [0. 0.]]
+    """
     return constant(mesh, 0, shape=shape, dtype=dtype)
 
 
 def zeros_like(t: Tensor) -> Tensor:
-    """Returns a Tensor of zeros with the shape and dtype of `t`."""
+    """Returns a Tensor of zeros with the shape and dtype of `t`.
+
+    >>> x = mtf.constant(mesh, 5, "d:3", tf.int32)
+    >>> print(mtf.zeros_like(x).numpy())
+    [0 0 0]
+    """
     return zeros(t.mesh, t.shape, dtype=t.dtype)
 
 
 def ones(mesh: Mesh, shape: ShapeLike, dtype: tf.DType = tf.float32) -> Tensor:
-    """Returns a Tensor of ones; see `constant`."""
+    """Returns a Tensor of ones; see `constant`.
+
+    >>> print(mtf.ones(mesh, "d:3").numpy())
+    [1. 1. 1.]
+    """
     return constant(mesh, 1, shape=shape, dtype=dtype)
 
 
 def ones_like(t: Tensor) -> Tensor:
-    """Returns a Tensor of ones with the shape and dtype of `t`."""
+    """Returns a Tensor of ones with the shape and dtype of `t`.
+
+    >>> x = mtf.constant(mesh, 5, "d:3", tf.int32)
+    >>> print(mtf.ones_like(x).numpy())
+    [1 1 1]
+    """
     return ones(t.mesh, t.shape, dtype=t.dtype)
 
 
@@ -178,6 +204,9 @@ class RangeOperation(Operation):
 
 def mtf_range(mesh: Mesh, dim: Dimension, dtype: tf.DType, name: Optional[str] = None) -> Tensor:
     """Returns 0, 1, ..., size - 1 along a dimension; exported as mtf.range.
+
+    >>> print(mtf.range(mesh, mtf.Dimension("d", 4), tf.int32).numpy())
+    [0 1 2 3]
 
     Args:
       mesh: a Mesh.
@@ -257,6 +286,10 @@ def import_tf_tensor(
 ) -> Tensor:
     """Returns a Tensor with the value of a tf.Tensor, sliced by the layout.
 
+    >>> x = mtf.import_tf_tensor(mesh, np.eye(2, dtype=np.float32), "row:2,col:2")
+    >>> print(x.shape, x.dtype.name)
+    Shape[row=2, col=2] float32
+
     Args:
       mesh: a Mesh.
       tf_tensor: a tf.Tensor, or an object that converts to one.
@@ -267,6 +300,9 @@ def import_tf_tensor(
       ValueError: the sizes do not fit `shape`.
     """
     tf_tensor = _as_tf_tensor("import_tf_tensor", tf_tensor)
+    dtype = imported_dtype(tf_tensor.dtype)
+    if dtype != tf_tensor.dtype:
+        tf_tensor = tf.cast(tf_tensor, dtype)
     return ImportOperation(
         mesh, tf_tensor, _anonymous_if_none(tf_tensor, shape), name=name
     ).outputs[0]
@@ -277,6 +313,10 @@ def import_fully_replicated(
     mesh: Mesh, tf_tensor: ArrayLike, shape: ShapeLike, name: Optional[str] = None
 ) -> Tensor:
     """Returns a Tensor with the value of a tf.Tensor, imported on each processor, then sliced.
+
+    >>> x = mtf.import_fully_replicated(mesh, np.arange(4), "d:4")
+    >>> print(x.shape, x.numpy())
+    Shape[d=4] [0 1 2 3]
 
     Args:
       mesh: a Mesh.
@@ -329,6 +369,13 @@ def import_laid_out_tensor(
     name: Optional[str] = None,
 ) -> Tensor:
     """Returns a Tensor with the value of slices that are in its layout already.
+
+    >>> impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:2", "d:x", ["", ""])
+    >>> slices = impl.LaidOutTensor.from_tensor_list([tf.constant([1, 2]), tf.constant([3, 4])])
+    >>> x = mtf.import_laid_out_tensor(mesh, slices, "d:4")
+    >>> lowering = mtf.Lowering(graph, {mesh: impl})
+    >>> print(lowering.export_to_tf_tensor(x).numpy())
+    [1 2 3 4]
 
     Args:
       mesh: a Mesh.

@@ -18,7 +18,7 @@ from mesh_tensorflow.ops._elementwise.slicewise import slicewise
 __all__ = ["serialize_training_step"]
 
 
-def _take(x: Tensor, index: Tensor, dim: Dimension) -> Tensor:
+def take_microbatch(x: Tensor, index: Tensor, dim: Dimension) -> Tensor:
     """Returns the entry of `x` at a scalar index along its last dimension."""
     shape = x.shape - dim
     return slicewise(
@@ -32,7 +32,7 @@ def _take(x: Tensor, index: Tensor, dim: Dimension) -> Tensor:
     )
 
 
-def _microbatch_last(
+def split_microbatches(
     x: Tensor, batch_dim: Dimension, small_dim: Dimension, micro_dim: Dimension
 ) -> Tensor:
     """Returns `x` with its batch split into microbatches, whose number is the last dimension."""
@@ -52,6 +52,14 @@ def serialize_training_step(
 
     Losses and gradients are summed over the microbatches, not averaged. Outputs that have the batch
     dimension are concatenated to the whole batch.
+
+    >>> x = mtf.ones(mesh, "batch:4,d:2")
+    >>> def model_fn(features):
+    ...     w = mtf.get_variable(mesh, "w", "d:2", initializer=tf.ones_initializer())
+    ...     return {"loss": mtf.reduce_sum(features["x"] * w)}
+    >>> grads, outputs = mtf.serialize_training_step({"x": x}, model_fn, x.shape.dims[0], 2)
+    >>> print([g.shape for g in grads], outputs["loss"].shape)
+    [Shape[d=2]] Shape[]
 
     Args:
       features: a dictionary of Tensors, each with `batch_dim`.
@@ -80,7 +88,7 @@ def serialize_training_step(
     batched: list[bool] = []
 
     prepared = {
-        key: _microbatch_last(x, batch_dim, small_dim, micro_dim) for key, x in features.items()
+        key: split_microbatches(x, batch_dim, small_dim, micro_dim) for key, x in features.items()
     }
 
     def to_whole(y: Tensor, index: Tensor) -> Tensor:
@@ -90,7 +98,9 @@ def serialize_training_step(
         return mtf.einsum([y, place], output_shape=shape)
 
     def body(index: Tensor) -> list[Any]:
-        outputs = model_fn({key: _take(x, index, micro_dim) for key, x in prepared.items()})
+        outputs = model_fn(
+            {key: take_microbatch(x, index, micro_dim) for key, x in prepared.items()}
+        )
         trainable = [v.value for v in graph.trainable_variables]
         grads = mtf.gradients([outputs["loss"]], trainable)
         missing = [v.name for v, g in zip(graph.trainable_variables, grads) if g is None]

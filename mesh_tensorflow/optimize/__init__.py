@@ -1,5 +1,6 @@
 """Optimizers: operations that update variables, given their gradients."""
 
+from mesh_tensorflow.optimize._accumulate import AccumulatedLoss, accumulate_gradients
 from mesh_tensorflow.optimize._adafactor import (
     AdafactorOptimizer,
     adafactor_decay_rate_adam,
@@ -8,8 +9,13 @@ from mesh_tensorflow.optimize._adafactor import (
     reduce_rms,
 )
 from mesh_tensorflow.optimize._adam import AdamWeightDecayOptimizer
+from mesh_tensorflow.optimize._average import ExponentialMovingAverage
 from mesh_tensorflow.optimize._base import Optimizer
 from mesh_tensorflow.optimize._choose import make_optimizer
+from mesh_tensorflow.optimize._clip import clip_by_global_norm, global_norm
+from mesh_tensorflow.optimize._decoupled import AdamWOptimizer, LionOptimizer
+from mesh_tensorflow.optimize._elementwise import ElementwiseOptimizer, elementwise
+from mesh_tensorflow.optimize._keras import from_keras
 from mesh_tensorflow.optimize._multi_rate import (
     AdafactorWithMultiLRSchedule,
     AdamWithMultiLRSchedule,
@@ -18,17 +24,27 @@ from mesh_tensorflow.optimize._schedules import compute_lr_for_step, product_lea
 from mesh_tensorflow.optimize._sgd import MomentumOptimizer, SgdOptimizer
 
 __all__ = [
+    "AccumulatedLoss",
     "AdafactorOptimizer",
     "AdafactorWithMultiLRSchedule",
+    "AdamWOptimizer",
     "AdamWeightDecayOptimizer",
     "AdamWithMultiLRSchedule",
+    "ElementwiseOptimizer",
+    "ExponentialMovingAverage",
+    "LionOptimizer",
     "MomentumOptimizer",
     "Optimizer",
     "SgdOptimizer",
+    "accumulate_gradients",
     "adafactor_decay_rate_adam",
     "adafactor_decay_rate_pow",
     "adafactor_optimizer_from_hparams",
+    "clip_by_global_norm",
     "compute_lr_for_step",
+    "elementwise",
+    "from_keras",
+    "global_norm",
     "make_optimizer",
     "product_learning_rate",
     "reduce_rms",

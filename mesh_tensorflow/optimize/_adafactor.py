@@ -31,6 +31,10 @@ def _step() -> tf.Tensor:
 def adafactor_decay_rate_adam(beta2: float) -> tf.Tensor:
     """Returns the second-moment decay of Adam, including its bias correction.
 
+    >>> decay = mtf.optimize.adafactor_decay_rate_adam(0.999)
+    >>> print(float(decay))
+    0.0
+
     Args:
       beta2: a number between 0 and 1.
     """
@@ -42,6 +46,10 @@ def adafactor_decay_rate_adam(beta2: float) -> tf.Tensor:
 def adafactor_decay_rate_pow(exponent: float = 0.8, offset: int = 0) -> tf.Tensor:
     """Returns the second-moment decay 1 - (step + 1 - offset) ** -exponent.
 
+    >>> decay = mtf.optimize.adafactor_decay_rate_pow(0.8)
+    >>> print(float(decay))
+    0.0
+
     Args:
       exponent: a number between 0 and 1.
       offset: the step at which training began.
@@ -51,6 +59,10 @@ def adafactor_decay_rate_pow(exponent: float = 0.8, offset: int = 0) -> tf.Tenso
 
 def reduce_rms(x: mtf.Tensor, **kwargs: Any) -> mtf.Tensor:
     """Computes the root mean square (RMS) of a Tensor.
+
+    >>> x = mtf.constant(mesh, [3.0, 4.0], "d:2")
+    >>> print(np.round(mtf.optimize.reduce_rms(x).numpy(), 3))
+    3.536
 
     Args:
       x: a Tensor.
@@ -67,6 +79,12 @@ class AdafactorOptimizer(Optimizer):
     The second moments of a large matrix are stored as row means and column means. Slot variables:
     `<var>_slot_vr` and `<var>_slot_vc` if factored, else `<var>_slot_v`; with beta1 also
     `<var>_slot_m`.
+
+    >>> optimizer = mtf.optimize.AdafactorOptimizer(learning_rate=0.1)
+    >>> w = mtf.get_variable(mesh, "w", "d_in:256,d_out:128")
+    >>> updates = optimizer.apply_grads([mtf.ones_like(w)], graph.trainable_variables)
+    >>> print([v.name for v in graph.all_variables])
+    ['w', 'w_slot_vr', 'w_slot_vc']
     """
 
     def __init__(
@@ -212,6 +230,20 @@ _DECAY_RATES: dict[str, Callable[[Any], tf.Tensor]] = {
 
 def adafactor_optimizer_from_hparams(hparams: Any, lr: Rate) -> AdafactorOptimizer:
     """Creates an AdafactorOptimizer from the hyperparameters of Tensor2Tensor.
+
+    >>> import types
+    >>> hparams = types.SimpleNamespace(
+    ...     optimizer="Adafactor",
+    ...     optimizer_adafactor_decay_type="pow",
+    ...     optimizer_adafactor_memory_exponent=0.8,
+    ...     optimizer_adafactor_multiply_by_parameter_scale=True,
+    ...     optimizer_adafactor_beta1=0.0,
+    ...     optimizer_adafactor_clipping_threshold=1.0,
+    ...     optimizer_adafactor_factored=True,
+    ... )
+    >>> optimizer = mtf.optimize.adafactor_optimizer_from_hparams(hparams, 0.1)
+    >>> print(optimizer.learning_rate)
+    0.1
 
     Args:
       hparams: an object with the attributes optimizer_adafactor_decay_type ("Adam", with

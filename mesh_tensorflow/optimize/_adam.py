@@ -24,6 +24,12 @@ class AdamWeightDecayOptimizer(Optimizer):
     "Decoupled weight decay regularization" (2017). Slot variables: `<var>/adam_m` and
     `<var>/adam_v`.
 
+    >>> optimizer = mtf.optimize.AdamWeightDecayOptimizer(1e-3, weight_decay_rate=0.01)
+    >>> w = mtf.get_variable(mesh, "w", "d:4")
+    >>> updates = optimizer.apply_grads([mtf.ones_like(w)], graph.trainable_variables)
+    >>> print([v.name for v in graph.all_variables])
+    ['w', 'w/adam_m', 'w/adam_v']
+
     Attributes:
       learning_rate, weight_decay_rate, beta_1, beta_2, epsilon: numbers.
       exclude_from_weight_decay: a list of regular expressions; variables whose names match one of

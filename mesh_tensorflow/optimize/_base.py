@@ -2,23 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Optional, TypeAlias, Union
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Optional, TypeAlias, Union
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import MissingMethodError
 from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow.utils import steps_done
 
 __all__ = ["Optimizer"]
 
-# A learning rate or another hyperparameter that may change during training.
-Rate: TypeAlias = Union[float, tf.Tensor, mtf.Tensor]
+# A learning rate or another hyperparameter that may change during training: a number, a scalar, or
+# a schedule, which is called with the number of completed steps, a float32 tf scalar.
+Rate: TypeAlias = Union[float, tf.Tensor, mtf.Tensor, Callable[[Any], Any]]
+
+# The values of schedules during one call of apply_grads, which all variables share.
+_values_now: contextvars.ContextVar[Optional[dict[Any, Any]]] = contextvars.ContextVar(
+    "values_now", default=None
+)
+
+
+@contextlib.contextmanager
+def _schedules_called_once() -> Iterator[None]:
+    """Makes `rate_now` call each schedule once within."""
+    token = _values_now.set({})
+    try:
+        yield
+    finally:
+        _values_now.reset(token)
+
+
+def rate_now(rate: Rate) -> Any:
+    """Returns the value of a schedule at the current step; any other rate as it is.
+
+    Args:
+      rate: a number, a tf scalar, an mtf scalar Tensor, or a function of the step.
+
+    Returns:
+      A number, a tf scalar or an mtf scalar Tensor.
+    """
+    if isinstance(rate, mtf.Tensor) or not callable(rate):
+        return rate
+    known = _values_now.get()
+    known = {} if known is None else known
+    if rate not in known:
+        known[rate] = rate(tf.cast(steps_done(), tf.float32))
+    return known[rate]
 
 
 class Optimizer:
-    """Base class of optimizers; a subclass implements `apply_grad` for one variable."""
+    """Base class of optimizers; a subclass implements `apply_grad` for one variable.
+
+    >>> d = mtf.Dimension("d", 4)
+    >>> w = mtf.get_variable(mesh, "w", [d])
+    >>> loss = mtf.reduce_mean(mtf.square(w))
+    >>> variables = graph.trainable_variables
+    >>> grads = mtf.gradients([loss], [v.value for v in variables])
+    >>> updates = mtf.optimize.SgdOptimizer(0.1).apply_grads(grads, variables)
+    >>> print([v.name for update in updates for v in update.variables])
+    ['w']
+    """
 
     def apply_grads(
         self, grads: Sequence[Optional[mtf.Tensor]], variables: Sequence[mtf.Variable]
@@ -41,8 +88,10 @@ class Optimizer:
                 "updated. Give a gradient, or None, for each",
                 key="apply_grads",
             )
-        for grad, var in zip(grads, variables):
-            assignments += self.apply_grad(grad, var)
+        # Learning rates and slots are no activations.
+        with _schedules_called_once(), mtf.precision("float32"):
+            for grad, var in zip(grads, variables):
+                assignments += self.apply_grad(grad, var)
         if not assignments:
             return []
         return variables[0].graph.combine_assignments(assignments)
@@ -71,11 +120,29 @@ def scalar_like(value: Rate, x: mtf.Tensor) -> Union[float, mtf.Tensor]:
     """Converts a learning rate to a scalar that can be multiplied with a Tensor.
 
     Args:
-      value: a number, a tf scalar or an mtf Tensor.
+      value: a number, a tf scalar, an mtf Tensor or a schedule.
       x: a Tensor.
     """
+    value = rate_now(value)
     if isinstance(value, mtf.Tensor):
         return mtf.cast(value, x.dtype)
     if tf.is_tensor(value):
         return mtf.import_tf_tensor(x.mesh, tf.cast(value, x.dtype), mtf.Shape([]))
     return value
+
+
+def float_slot(var: mtf.Variable, name: str, initial: float = 0.0) -> mtf.Tensor:
+    """Returns the value of a float32 slot variable of the shape of `var`.
+
+    Args:
+      var: a Variable.
+      name: the full name of the slot variable.
+      initial: the initial value of its elements.
+    """
+    return mtf.get_variable(
+        var.mesh,
+        name,
+        var.shape,
+        initializer=tf.constant_initializer(initial) if initial else tf.zeros_initializer(),
+        trainable=False,
+    )

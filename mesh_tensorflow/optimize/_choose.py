@@ -21,6 +21,11 @@ _OPTIMIZERS: dict[str, Callable[[Any, Rate], Optimizer]] = {
 def make_optimizer(hparams: Any, lr: Rate) -> Optimizer:
     """Creates the optimizer that `hparams.optimizer` names.
 
+    >>> import types
+    >>> hparams = types.SimpleNamespace(optimizer="SGD")
+    >>> print(type(mtf.optimize.make_optimizer(hparams, 0.1)).__name__)
+    SgdOptimizer
+
     Args:
       hparams: an object with the attribute optimizer, "SGD" or "Adafactor", and for the latter
         those that `adafactor_optimizer_from_hparams` reads.

@@ -79,6 +79,10 @@ class _WithAlternatives:
 class AdafactorWithMultiLRSchedule(_WithAlternatives, AdafactorOptimizer):
     """Adafactor with an alternative learning rate for variables whose names match.
 
+    >>> optimizer = mtf.optimize.AdafactorWithMultiLRSchedule(
+    ...     variable_search=["embedding"], alt_lr_schedules=[[0.01]], learning_rate=0.1
+    ... )
+
     Attributes:
       variable_search: a list of regular expressions, or None.
       alt_lr_schedules: a list with a schedule of `compute_lr_for_step` for each, or None.
@@ -88,6 +92,10 @@ class AdafactorWithMultiLRSchedule(_WithAlternatives, AdafactorOptimizer):
 @gin.configurable(module="mesh_tensorflow.optimize")
 class AdamWithMultiLRSchedule(_WithAlternatives, AdamWeightDecayOptimizer):
     """Adam with an alternative learning rate for variables whose names match.
+
+    >>> optimizer = mtf.optimize.AdamWithMultiLRSchedule(
+    ...     variable_search=["embedding"], alt_lr_schedules=[[1e-4]], learning_rate=1e-3
+    ... )
 
     Attributes:
       variable_search: a list of regular expressions, or None.

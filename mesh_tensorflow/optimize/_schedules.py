@@ -26,6 +26,9 @@ def product_learning_rate(
 ) -> Union[float, tf.Tensor]:
     """Computes a learning rate as the product of numbers and schedules.
 
+    >>> print(mtf.optimize.product_learning_rate(10, 100, [0.5, lambda step, total: step / total]))
+    0.05
+
     Args:
       step: an integer tf scalar, the step.
       total_train_steps: an integer, the total number of steps.
@@ -63,6 +66,9 @@ def compute_lr_for_step(
     train_steps: int = 524288,
 ) -> list[Rate]:
     """Returns the learning rate of each schedule at the current global step.
+
+    >>> print(mtf.optimize.compute_lr_for_step([None, [2.0, 0.5]], learning_rate=0.1))
+    [0.1, 1.0]
 
     Args:
       schedules: a list, in which each schedule is a list of factors as for

@@ -16,7 +16,6 @@ the mesh "x:2,y:2". The suite compares:
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import sys
@@ -30,6 +29,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow._command_lines.conformance import CONFORMANCE, MOST_LAYOUTS
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.cases import CASES, Case
 from mesh_tensorflow.testing.programs import TOLERANCE, Program, check_results
@@ -39,7 +39,6 @@ __all__ = ["Result", "check", "main", "placement", "simd"]
 MakeImpl: TypeAlias = Callable[[str, str], mtf.MeshImpl]
 
 _MESH = "x:2,y:2"
-_MOST_LAYOUTS = 4
 
 
 class Result(NamedTuple):
@@ -73,7 +72,7 @@ simd.replicate = lambda program, processors: mtf.simd_mesh_impl.replicate(  # ty
 
 
 def check(
-    make_impl: MakeImpl, only: str = "", most_layouts: int = _MOST_LAYOUTS
+    make_impl: MakeImpl, only: str = "", most_layouts: int = MOST_LAYOUTS
 ) -> Iterator[Result]:
     """Runs the checks and yields the result of each.
 
@@ -229,21 +228,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     Returns:
       0 if at least one check ran and none failed, else 1.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m mesh_tensorflow.testing.conformance",
-        description=(__doc__ or "").splitlines()[0],
-    )
-    parser.add_argument("make_impl", help="module:function(mesh_shape, layout) -> MeshImpl")
-    parser.add_argument("--only", default="", help="a part of the names of the cases to check")
-    parser.add_argument(
-        "--layouts",
-        type=int,
-        default=_MOST_LAYOUTS,
-        help="the most layouts of a case, besides the empty one (default: %(default)s)",
-    )
-    given = parser.parse_args(arguments)
-    if given.layouts < 0:
-        parser.error(f"--layouts is {given.layouts}: it has to be 0 or more")
+    given = CONFORMANCE.parse(arguments)
     passed = failed = 0
     for result in check(_found(given.make_impl), given.only, given.layouts):
         passed, failed = passed + (result.error is None), failed + (result.error is not None)

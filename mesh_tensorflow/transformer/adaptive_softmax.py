@@ -167,7 +167,7 @@ class AdaptiveSoftmaxVocabEmbedding:
         loss = layers.softmax_cross_entropy_with_logits(
             logits, targets, logits.shape.dims[-1], z_loss=decoder.z_loss
         )
-        return mtf.reduce_sum(loss * counted)
+        return mtf.reduce_sum(loss * mtf.cast(counted, loss.dtype))
 
 
 def _projected(

@@ -19,41 +19,17 @@ import warnings
 from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
-from absl import app, flags
 
 from mesh_tensorflow import estimator
+from mesh_tensorflow._command_lines.transformer import DEFAULT_DIRECTORY, RUN_FLAGS
 from mesh_tensorflow._core.strictness import MeshTensorFlowWarning, is_set, strict
-from mesh_tensorflow._flags import FLAGS, Flag, define
+from mesh_tensorflow._flags import FLAGS, define
+from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow.transformer import utils
 
 __all__ = ["FLAGS", "main"]
 
-_DEFAULT_DIRECTORY = "/tmp/transformer_standalone"
-_DEFINITIONS: tuple[Flag, ...] = (
-    (
-        flags.DEFINE_string,
-        "tpu_job_name",
-        None,
-        "Name of the TPU's job, if it is not the default, tpu_worker.",
-    ),
-    (
-        flags.DEFINE_string,
-        "model_dir",
-        _DEFAULT_DIRECTORY,
-        "Directory of checkpoints and what goes with them.",
-    ),
-    (flags.DEFINE_string, "tpu", None, 'Name or grpc address of a TPU; "" or nothing without one.'),
-    (flags.DEFINE_string, "gcp_project", None, "The TPU's project."),
-    (flags.DEFINE_string, "tpu_zone", None, "The TPU's zone."),
-    (
-        flags.DEFINE_multi_string,
-        "module_import",
-        None,
-        "Modules to import, such as those that register data with gin.",
-    ),
-)
-
-define(_DEFINITIONS)
+define(RUN_FLAGS)
 
 
 def _write_command(model_dir: str) -> None:
@@ -69,14 +45,31 @@ def _write_command(model_dir: str) -> None:
 
 def _warn_of_shared_directory(model_dir: str) -> None:
     """Warns if `model_dir` is the default, a directory that other users can write to."""
-    if os.path.normpath(model_dir) == _DEFAULT_DIRECTORY:
+    if os.path.normpath(model_dir) == DEFAULT_DIRECTORY:
         warnings.warn(
-            f"model_dir is {_DEFAULT_DIRECTORY}, the default: a name that all users of this "
+            f"model_dir is {DEFAULT_DIRECTORY}, the default: a name that all users of this "
             "machine know, in a folder where all may write; checkpoints, the gin configuration and "
             "the command line are written there. Pass --model_dir=DIR, a folder of your own",
             MeshTensorFlowWarning,
             stacklevel=2,
         )
+
+
+def _import(module: str) -> None:
+    """Imports a module of the user's.
+
+    Raises:
+      ValueError: there is none of this name.
+    """
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(
+            f"--module_import={module}: there is no module {error.name}. Modules are searched for "
+            "in the current directory and in PYTHONPATH"
+        ) from error
 
 
 def main(_: Sequence[str]) -> None:
@@ -89,7 +82,7 @@ def main(_: Sequence[str]) -> None:
       _: the remaining command line arguments.
     """
     for module in FLAGS.module_import or []:
-        importlib.import_module(module)
+        _import(module)
     if estimator.RunConfig().is_chief:
         _warn_of_shared_directory(FLAGS.model_dir)
         _write_command(FLAGS.model_dir)
@@ -105,7 +98,4 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    tf.disable_v2_behavior()
-    tf.logging.set_verbosity(tf.logging.INFO)
-    tf.get_logger().propagate = False  # to absl's logger, which would print each line again
-    app.run(main)
+    run_with_flags(main, "mesh_tensorflow.transformer.main")

@@ -325,9 +325,7 @@ def test_objectives(tf_graph):
 def test_limits_that_nothing_meets(tf_graph):
     program = models.language_model(**TINY)
     for objective in ["time", "memory"]:
-        with pytest.raises(
-            MemoryLimitError, match=r"no layout fits in 1,000 bytes.* too many"
-        ) as e:
+        with pytest.raises(MemoryLimitError, match=r"no layout fits in 1,000 B.* too many") as e:
             mtf.auto_mtf.layout(
                 program.graph, "m:2", program.outputs, objective=objective, memory_limit_bytes=1000
             )
@@ -337,8 +335,8 @@ def test_limits_that_nothing_meets(tf_graph):
             program.graph, 8, program.outputs, objective="time", memory_limit_bytes=1000
         )
     text = str(e.value)
-    assert "bytes activations; less with a smaller batch, mtf.recompute_grad" in text
-    assert "bytes weights; less with more processors" in text
+    assert "B activations; less with a smaller batch, mtf.recompute_grad" in text
+    assert "B weights; less with more processors" in text
 
 
 def test_estimates_of_what_cannot_be(tf_graph):

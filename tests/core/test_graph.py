@@ -46,7 +46,8 @@ def test_graph_scope(graph):
 def test_text(graph, x):
     mtf.exp(x)
     text = graph.to_string
-    assert text == repr(graph) and len(text.splitlines()) == 2
+    assert text == str(graph) and len(text.splitlines()) == 2
+    assert repr(graph) == "<Graph: 2 operations, 0 variables (0 trainable), 0 parameters>"
     assert text.splitlines()[1] == (
         "SlicewiseOperation[exp: Inputs=(import:0 Shape[a=4, b=8] float32) "
         "Outputs=(exp:0 Shape[a=4, b=8] float32)]"

@@ -4,7 +4,7 @@ import re
 import sys
 
 import pytest
-from helpers import processes
+from helpers import noise, processes
 from helpers.paths import EXAMPLES
 
 sys.path.append(str(EXAMPLES))
@@ -17,6 +17,7 @@ SMALL = ["--hidden_size=16", "--batch_size=300"]
 def run(*flags, code=0):
     done = processes.run(EXAMPLES / "mnist.py", *SMALL, *flags)
     assert done.returncode == code, done.stderr
+    noise.check(done)
     return done.stdout if code == 0 else done.stderr
 
 
@@ -58,7 +59,7 @@ def test_resumes_on_another_mesh_as_if_it_had_not_stopped(tmp_path):
     assert epochs(again) == whole[1:]
     done = run("--train_epochs=2", f"--model_dir={parts}")
     assert f"{parts} has been trained for 2 epochs already" in done
-    other = run("--train_epochs=3", f"--model_dir={parts}", "--hidden_size=32", code=1)
+    other = run("--train_epochs=3", f"--model_dir={parts}", "--hidden_size=32", code=2)
     assert "is of another network: hidden1/kernel should be of shape [4, 4, 7, 7, 32]" in other
 
 

@@ -4,7 +4,7 @@ import pathlib
 import re
 
 import pytest
-from helpers import processes
+from helpers import noise, processes
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "examples" / "toy_model_tpu.py"
 
@@ -12,6 +12,7 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "examples" / "toy_model_t
 def run(*flags, code=0):
     done = processes.run(SCRIPT, *flags)
     assert done.returncode == code, done.stderr
+    noise.check(done)
     return done
 
 
@@ -64,7 +65,7 @@ def test_bfloat16_and_a_nan():
     ],
 )
 def test_mistakes(flag, text):
-    assert text in run(flag, code=1).stderr
+    assert text in run(flag, code=2).stderr
 
 
 @pytest.mark.slow

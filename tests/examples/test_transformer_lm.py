@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import processes
+from helpers import noise, processes
 from helpers.paths import EXAMPLES
 
 sys.path.append(str(EXAMPLES))
@@ -27,6 +27,8 @@ SMALL = [
 def run(*flags, code=0):
     done = processes.run(SCRIPT, *flags)
     assert done.returncode == code, done.stderr
+    # All of the message of a mistake serves the user.
+    noise.check(done, served=[""] if code else ())
     return done.stdout if code == 0 else done.stderr
 
 
@@ -84,7 +86,7 @@ def test_resumes_after_ctrl_c_in_simd_as_if_it_had_not_stopped(tmp_path):
     done = run(*more, directory)
     assert f"{tmp_path / 'parts'} has been trained for 60 steps already" in done
     assert held_out(done, "model") == whole[60]
-    other = run(*SMALL, directory, "--gin_param=d_model = 32", code=1)
+    other = run(*SMALL, directory, "--gin_param=d_model = 32", code=2)
     assert "error: checkpoint" in other and "is not of this program" in other
 
 
@@ -117,12 +119,12 @@ def test_mistakes(flag, text):
             "--batch_size=3",
             "error: Tensor dimension size not divisible by mesh dimension size: batch=3",
         ),
-        ("--gin_param=d_model = = 3", "error: Unable to parse value."),
+        ("--gin_param=d_model = = 3", "error: --gin_param: Unable to parse value."),
         ("--gin_param=Unitransformer.d_modell = 3", "The nearest names are d_model."),
     ],
 )
 def test_mistakes_have_no_traceback(flag, text):
-    errors = run(flag, code=1)
+    errors = run(flag, code=2)
     assert text in errors and "Traceback" not in errors and "configurable 'run'" not in errors
 
 

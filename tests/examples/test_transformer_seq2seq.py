@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from helpers import processes
+from helpers import noise, processes
 from helpers.paths import EXAMPLES
 
 sys.path.append(str(EXAMPLES))
@@ -18,6 +18,7 @@ SCRIPT = EXAMPLES / "transformer_seq2seq.py"
 def run(*flags):
     done = processes.run(SCRIPT, *flags)
     assert done.returncode == 0, done.stderr
+    noise.check(done)
     return done.stdout
 
 

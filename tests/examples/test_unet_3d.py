@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import processes
+from helpers import noise, processes
 from helpers.paths import EXAMPLES
 
 sys.path.append(str(EXAMPLES))
@@ -16,6 +16,7 @@ import unet_3d as example
 def run(*flags, code=0):
     done = processes.run(EXAMPLES / "unet_3d.py", *flags)
     assert done.returncode == code, done.stderr
+    noise.check(done)
     return done.stdout if code == 0 else done.stderr
 
 
@@ -33,7 +34,7 @@ def test_quick_form_finds_lesions(flags):
 
 
 def test_mistakes():
-    text = run("--quick", "--image_nx_block=3", "--num_data_aug=1", code=1)
+    text = run("--quick", "--image_nx_block=3", "--num_data_aug=1", code=2)
     assert "--ct_resolution=16 cannot be cut into --image_nx_block=3 blocks" in text
 
 

@@ -319,7 +319,7 @@ def test_commands(tmp_path):
         num_data_aug=3,
         ct_resolution=8,
     )
-    assert log.count("Wrote scan 3 of 3") == 1
+    assert log.count("augment: 3/3 scans") == 1
     log = command(
         "model_executor",
         train_file_pattern=tmp_path / "augmented-*",

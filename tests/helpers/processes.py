@@ -1,5 +1,6 @@
 """Runs programs in processes of their own that begin with TensorFlow imported, and nothing done."""
 
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -12,7 +13,7 @@ from unittest import mock
 
 from helpers.paths import environment
 
-__all__ = ["Done", "context", "run"]
+__all__ = ["Done", "Running", "context", "run", "started"]
 
 
 class Done(NamedTuple):
@@ -55,6 +56,54 @@ def _main(arguments, variables, directory, files):
         runpy.run_path(kind, run_name="__main__")
 
 
+class Running:
+    """A process that runs what `python ARGUMENTS` would.
+
+    Attributes:
+      process: the process.
+    """
+
+    def __init__(self, arguments, cwd, directory):
+        self._files = [os.path.join(directory, name) for name in ("stdout", "stderr")]
+        self._arguments = arguments
+        where = str(cwd or os.getcwd())
+        self.process = context().Process(
+            target=_main,
+            args=([str(a) for a in arguments], dict(os.environ), where, self._files),
+        )
+        self.process.start()
+
+    def texts(self):
+        """Returns [what it has written to stdout so far, the same of stderr]."""
+        texts = []
+        for file in self._files:
+            with contextlib.suppress(FileNotFoundError), open(file, encoding="utf-8") as f:
+                texts.append(f.read())
+        return texts if len(texts) == 2 else ["", ""]
+
+    def end(self, timeout=300):
+        """Waits for its end, and returns a Done; kills it after some seconds."""
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+            raise TimeoutError(f"{self._arguments} did not end within {timeout} s")
+        return Done(self.process.exitcode, *self.texts())
+
+
+@contextlib.contextmanager
+def started(*arguments, cwd=None):
+    """Returns a context in which a process runs, a Running; see `run`."""
+    with tempfile.TemporaryDirectory() as directory:
+        running = Running(arguments, cwd, directory)
+        try:
+            yield running
+        finally:
+            if running.process.exitcode is None:
+                running.process.kill()
+                running.process.join()
+
+
 def run(*arguments, timeout=300, cwd=None):
     """Runs what `python ARGUMENTS` would, without the seconds that it takes to import TensorFlow.
 
@@ -69,20 +118,5 @@ def run(*arguments, timeout=300, cwd=None):
     Raises:
       TimeoutError: it was killed.
     """
-    with tempfile.TemporaryDirectory() as directory:
-        files = [os.path.join(directory, name) for name in ("stdout", "stderr")]
-        process = context().Process(
-            target=_main,
-            args=([str(a) for a in arguments], dict(os.environ), str(cwd or os.getcwd()), files),
-        )
-        process.start()
-        process.join(timeout)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            raise TimeoutError(f"{arguments} did not end within {timeout} s")
-        texts = []
-        for file in files:
-            with open(file, encoding="utf-8") as f:
-                texts.append(f.read())
-        return Done(process.exitcode, *texts)
+    with started(*arguments, cwd=cwd) as running:
+        return running.end(timeout)

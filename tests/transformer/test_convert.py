@@ -332,4 +332,4 @@ def test_command_line_of_the_module(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         runpy.run_module("mesh_tensorflow.transformer.convert", run_name="__main__")
     printed = capsys.readouterr().out
-    assert "from-huggingface" in printed and "Converts T5's weights" in printed
+    assert "from-huggingface" in printed and "Converts checkpoints of T5 models" in printed

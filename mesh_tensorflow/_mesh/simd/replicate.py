@@ -20,6 +20,7 @@ from mesh_tensorflow._mesh.devices import default_devices, device_spec
 from mesh_tensorflow._mesh.simd.calls import Results, call_on_each, results_of
 from mesh_tensorflow._mesh.simd.execution.choice import choose_strategies
 from mesh_tensorflow._mesh.simd.program import SimdProgram, current_program, tracing
+from mesh_tensorflow._watching.requests import collecting, collectors, hand_over
 
 __all__ = ["replicate"]
 
@@ -90,13 +91,14 @@ def replicate(
     _check_local(local, devices)
     program = SimdProgram(devices, local, _first_key(devices))
     strategies = choose_strategies(program, share_memory)
-    structure: list[Results] = []
+    structure: list[Any] = []
+    watched = bool(collectors())  # what is collected are further results
     steps = _GlobalSteps()
 
     def traced(pnum: tf.Tensor, *arguments: tf.Tensor) -> list[tf.Tensor]:
         program.graph, program.pnum = tf.get_default_graph(), pnum
         with tracing(program), steps.in_program(), tf.variable_creator_scope(_made_outside):
-            results = computation(*arguments)
+            results = collecting(computation)(*arguments) if watched else computation(*arguments)
         structure.append(results)
         return [_as_tensor(result) for result in tf.nest.flatten(results)]
 
@@ -117,7 +119,11 @@ def replicate(
             ) from e
         raise
     calls = call_on_each(program, function, tensors, strategies)
-    return results_of(program, structure[-1], calls)
+    results: Any = results_of(program, structure[-1], calls)
+    if not watched:
+        return results
+    hand_over(results[1])
+    return results[0]
 
 
 def _check_distinct(devices: Sequence[str]) -> None:

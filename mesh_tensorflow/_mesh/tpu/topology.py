@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 from absl import flags
 
+from mesh_tensorflow._command_lines.flag_table import FOR_ALL
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.shape import Shape, list_product
 
@@ -35,23 +36,11 @@ __all__ = [
 ]
 
 _PUBLIC_MODULE = "mesh_tensorflow.simd_mesh_impl"
-_FLAGS: dict[str, tuple[Any, Any, str]] = {
-    "fold_xy": (
-        flags.DEFINE_boolean,
-        False,
-        "join the x and y dimensions of a 4-dimensional TPU topology, not y and z",
-    ),
-    "logical_cores_per_chip": (
-        flags.DEFINE_integer,
-        2,
-        "cores of a TPU chip that a program sees: 1 where its cores work as one",
-    ),
-}
 
 
 def _define_flags(into: flags.FlagValues) -> None:
     """Defines the flags that are not defined yet."""
-    for name, (define, default, text) in _FLAGS.items():
+    for define, name, default, text in FOR_ALL:
         if name not in into:
             define(name, default, text, flag_values=into, module_name=_PUBLIC_MODULE)
 

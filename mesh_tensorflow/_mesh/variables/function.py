@@ -9,6 +9,8 @@ from typing import Any, Optional
 import tensorflow as tf2
 
 from mesh_tensorflow._mesh.variables.store import VariableStore
+from mesh_tensorflow._watching.node_names import NodeNames, names_in_current_graph, raise_for_user
+from mesh_tensorflow._watching.requests import collecting, hand_over, watch_key
 
 __all__ = ["function"]
 
@@ -18,6 +20,19 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
 
     The first call creates the variables of the programs. They are kept in `.store`, a
     VariableStore.
+
+    >>> import tensorflow as tf
+    >>> import mesh_tensorflow as mtf
+    >>> @mtf.function
+    ... def product(data):
+    ...     mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    ...     x = mtf.import_tf_tensor(mesh, data, "batch:2,d_in:3")
+    ...     w = mtf.get_variable(mesh, "w", mtf.Shape([("d_in", 3)]))
+    ...     impl = mtf.placement_mesh_impl.PlacementMeshImpl("rows:2", "batch:rows", ["cpu:0"] * 2)
+    ...     y = x @ w
+    ...     return mtf.Lowering(mesh.graph, {mesh: impl}).export_to_tf_tensor(y)
+    >>> product(tf.ones([2, 3])).shape, product.store.names
+    (TensorShape([2]), ['w'])
 
     Args:
       fn: a function of eager tensors; None to use `function` as a decorator with arguments.
@@ -30,18 +45,32 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
     if fn is None:
         return functools.partial(function, **kwargs)
     store = VariableStore()
+    tables: list[NodeNames] = []  # of the traces, by which errors of steps are told
     kwargs.setdefault("autograph", False)
 
     @functools.wraps(fn)
     def within_store(*args: object, **named: object) -> Any:
         with store.scope():
-            return fn(*args, **named)
+            result = fn(*args, **named)
+        tables.extend(names_in_current_graph())
+        return result
 
     traced = tf2.function(within_store, **kwargs)
+    watched: dict[Any, Any] = {}  # the same, with checks and further results; see mtf.debug
 
     @functools.wraps(fn)
     def call(*args: object, **named: object) -> Any:
-        return traced(*args, **named)
+        key = watch_key()
+        try:
+            if key is None:
+                return traced(*args, **named)
+            if key not in watched:
+                watched[key] = tf2.function(collecting(within_store), **kwargs)
+            result, collected = watched[key](*args, **named)
+        except tf2.errors.OpError as e:
+            raise_for_user(e, tables or None)
+        hand_over(collected)
+        return result
 
     call.store = store  # type: ignore[attr-defined]
     call.tf_function = traced  # type: ignore[attr-defined]

@@ -126,6 +126,7 @@ class PieceSaveable(SaveableObject):
           name: a unique name of the saveable.
         """
         self._pieces = pieces
+        self._saved_name = saved_name
         self._whole = tuple(master.shape.as_list())
         specs = [
             SaveSpec(
@@ -147,14 +148,24 @@ class PieceSaveable(SaveableObject):
         """Returns a tf.Operation that assigns restored tensors to the pieces.
 
         Args:
-          restored_tensors: one tensor for each piece, or one tensor of the whole value.
+          restored_tensors: one tensor for each piece, of the piece or of the whole value; or one
+            tensor of the whole value.
           restored_shapes: unused.
         """
         tensors = list(restored_tensors)
-        if len(tensors) == 1 and len(self._pieces) > 1:
-            tensors = [tf.slice(tensors[0], p.begin, p.sizes) for p in self._pieces]
+        several = len(self._pieces) > 1
+        whole = [len(tensors) == 1 or t.shape == self._whole for t in tensors]
+        if several and all(whole):
+            tensors = tensors * len(self._pieces) if len(tensors) == 1 else tensors
+            tensors = [tf.slice(t, p.begin, p.sizes) for t, p in zip(tensors, self._pieces)]
         for tensor, piece in zip(tensors, self._pieces):
-            tensor.set_shape(piece.sizes)  # raises an error if the checkpoint has another shape
+            if not tensor.shape.is_compatible_with(piece.sizes):
+                raise ValueError(
+                    f"variable {self._saved_name!r} has shape {tensor.shape} in the checkpoint and "
+                    f"{piece.sizes} in the program. Build the program with the dimensions that it "
+                    "was saved with"
+                )
+            tensor.set_shape(piece.sizes)
         return tf.group([p.assign(tensor) for p, tensor in zip(self._pieces, tensors)])
 
 

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import threading
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Optional
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy.typing as npt
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops.variable_scope import get_variable_scope_store
 
+from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.layout import TensorLayout
-from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._mesh.slices.cutting import combine_slices, make_slices, slice_coordinates
+from mesh_tensorflow._mesh.slices.cutting import combine_slices, make_slices
+from mesh_tensorflow._mesh.variables.form import Form, differs, whole_form
 from mesh_tensorflow._mesh.variables.initial_values import initial_value
+from mesh_tensorflow._mesh.variables.saved import SLICES, SavedVariables
 
 if TYPE_CHECKING:
     from mesh_tensorflow.ops._variables.variable import Variable
     from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 __all__ = ["VariableStore", "store_of"]
+
+
+_SHOWN = 6  # names in a repr
 
 
 class _Active(threading.local):
@@ -62,52 +65,12 @@ def store_of(graph: Graph) -> Optional[VariableStore]:
     return graph.variable_store
 
 
-@dataclasses.dataclass(frozen=True)
-class _Form:
-    """The shape, dtype and layout in which a variable is stored.
-
-    Attributes:
-      shape: the Shape of the variable.
-      dtype: the dtype of the slices.
-      layout: the TensorLayout of the variable.
-      mesh_shape: the Shape of the mesh.
-      owner: for each processor, the number of the processor that stores its slice.
-      devices: the device for which each slice was created, by the number of the owner.
-    """
-
-    shape: Shape
-    dtype: tf.DType
-    layout: TensorLayout
-    mesh_shape: Shape
-    owner: list[int]
-    devices: dict[int, str] = dataclasses.field(compare=False)
-
-    @property
-    def sizes(self) -> list[int]:
-        """The shape of a slice."""
-        return [
-            size if axis is None else size // self.mesh_shape[axis].size
-            for size, axis in zip(self.shape.to_integer_list, self.layout)
-        ]
-
-    def begin(self, pnum: int) -> tuple[int, ...]:
-        """Returns the index of the first element of a processor's slice."""
-        part = slice_coordinates(self.layout, self.mesh_shape, pnum)
-        return tuple(n * size for n, size in zip(part, self.sizes))
-
-    def __str__(self) -> str:
-        return f"{self.shape} {self.dtype.name} with {self.layout} on mesh {self.mesh_shape}"
-
-
-def _whole_form(shape: Shape, dtype: tf.DType) -> _Form:
-    return _Form(shape, dtype, TensorLayout([None] * len(shape)), Shape([]), [0], {0: "cpu:0"})
-
-
 class _Known:
-    """What a store records about its variables, by name; not part of checkpoints."""
+    """What a store records about its variables, by name; hidden from TensorFlow's checkpoints."""
 
     def __init__(self) -> None:
-        self.forms: dict[str, _Form] = {}
+        self.forms: dict[str, Form] = {}
+        self.saved = SavedVariables()
         self.lowered: set[str] = set()  # variables that a Lowering has used
         self.in_functions: set[str] = set()  # variables whose slices a tf.function has captured
 
@@ -115,14 +78,35 @@ class _Known:
 class VariableStore(tf2.Module):
     """Keeps the slices of mtf variables between calls of a tf.function, or between Lowerings.
 
-    It is a tf.Module: `tf.train.Checkpoint(store=store)` saves and restores it. Each variable is
-    stored once, in slices in the layout of the last Lowering; there are no separate masters.
+    Each variable is stored once, in slices in the layout of the last Lowering; there are no
+    separate masters. It is a tf.Module: `tf.train.Checkpoint(store=store)` saves and restores it.
+    Files have whole variables under their own names, and may be restored in another layout, before
+    or after the variables are made.
+
+    >>> import mesh_tensorflow as mtf
+    >>> with mtf.VariableStore().scope() as store:
+    ...     mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    ...     w = mtf.get_variable(mesh, "w", mtf.Shape([("a", 3)]))
+    >>> store.assign("w", [1.0, 2.0, 3.0])
+    >>> store
+    <VariableStore: 1 variables, 3 parameters: w>
     """
 
     def __init__(self, name: Optional[str] = None):
         super().__init__(name=name or "mtf_variables")
-        self._slices: dict[str, dict[str, tf.Variable]] = {}
+        self._by_name: dict[str, dict[str, tf.Variable]] = {}
         self._known = _Known()
+
+    def __repr__(self) -> str:
+        forms = self._known.forms
+        parameters = sum(form.shape.size for form in forms.values())
+        meshes = sorted({dims_text(form.mesh_shape) for form in forms.values() if form.mesh_shape})
+        where = f", in slices on a mesh {' and '.join(meshes)}" if meshes else ""
+        shown = ", ".join(self.names[:_SHOWN]) + (", ..." if len(forms) > _SHOWN else "")
+        return (
+            f"<VariableStore: {len(forms)} variables, {parameters:,} parameters{where}"
+            f"{': ' if shown else ''}{shown}>"
+        )
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[VariableStore]:
@@ -143,6 +127,57 @@ class VariableStore(tf2.Module):
         """Names of the mtf variables in the store, in order of creation."""
         return list(self._known.forms)
 
+    @property
+    def masters(self) -> dict[str, Any]:
+        """The whole variables by name, as `mtf.checkpoint.Saver` and `init_from_checkpoint` take
+        them; those that are tracked too.
+        """
+        return self._known.saved.masters
+
+    def track(self, variable: tf.Variable, name: Optional[str] = None) -> None:
+        """Saves and restores a TensorFlow variable with those of the store, under its own name.
+
+        So a checkpoint has the global step where sessions look for it.
+
+        >>> import tensorflow as tf
+        >>> import mesh_tensorflow as mtf
+        >>> store = mtf.VariableStore()
+        >>> store.track(tf.Variable(0, dtype=tf.int64, name="global_step"))
+        >>> sorted(store.masters)
+        ['global_step']
+
+        Args:
+          variable: a tf.Variable.
+          name: its name in checkpoints; its own name if None.
+
+        Raises:
+          ValueError: the store has another variable of this name.
+        """
+        self._known.saved.add_beside(name or variable.name.partition(":")[0], variable)
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> Mapping[str, Any]:
+        """Returns the whole variables for checkpoints; the slices for SavedModels."""
+        children = dict(super()._trackable_children(save_type, **kwargs))
+        if save_type == "checkpoint":
+            del children["_by_name"]
+            children[SLICES] = self._known.saved
+        return children
+
+    def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == SLICES:
+            return self._known.saved
+        return super()._lookup_dependency(name, *args, **kwargs)
+
+    def slice_variables(self, name: str) -> dict[str, tf.Variable]:
+        """Returns the tf variables of a variable's slices, by the number of a processor, as text.
+
+        Args:
+          name: the full name of an mtf variable.
+        """
+        return dict(self._by_name.get(name, {}))
+
     def declare(self, variable: Variable) -> None:
         """Initializes a variable of eager code, unless a program has used it already.
 
@@ -154,14 +189,14 @@ class VariableStore(tf2.Module):
         if not tf.executing_eagerly():
             return
         name, known = variable.name, self._known.forms.get(variable.name)
-        form = _whole_form(variable.shape, variable.slice_dtype)
+        form = whole_form(variable.shape, variable.slice_dtype)
         # Variables that are left from a failed call are created again.
         kept = self is not variable.graph.variable_store and known == form
         if name in self._known.lowered or kept:
             return
         with tf.device(form.devices[0]), tf.name_scope(None):
             whole = tf.cast(_first_value(variable), form.dtype)
-            self._keep(name, form, {0: _slice_variable(variable, whole, None)})
+            self._keep(variable, form, {0: _slice_variable(variable, whole, None)})
 
     def slices(
         self, variable: Variable, mesh_impl: PlacementMeshImpl, owner: Sequence[int]
@@ -183,7 +218,7 @@ class VariableStore(tf2.Module):
             captured it in another layout.
         """
         name, known = variable.name, self._known.forms.get(variable.name)
-        form = _Form(
+        form = Form(
             variable.shape,
             variable.slice_dtype,
             mesh_impl.tensor_layout(variable.shape),
@@ -203,14 +238,14 @@ class VariableStore(tf2.Module):
             if not same or name in self._known.in_functions:
                 if known == form:
                     return self._slices_of(name)
-                raise ValueError(_differs(name, known, form, same))
+                raise ValueError(differs(name, known, form, same))
             with tf.init_scope():
                 self._lay_out(variable, form, mesh_impl, self.value(name), self._slices_of(name))
         self._known.lowered.add(name)
         return self._used(name)
 
     def _slices_of(self, name: str) -> dict[int, tf.Variable]:
-        return {int(pnum): v for pnum, v in self._slices[name].items()}
+        return {int(pnum): v for pnum, v in self._by_name[name].items()}
 
     def _used(self, name: str) -> dict[int, tf.Variable]:
         """Returns the slice variables; notes that a tf.function that is traced captures them."""
@@ -221,7 +256,7 @@ class VariableStore(tf2.Module):
     def _lay_out(
         self,
         variable: Variable,
-        form: _Form,
+        form: Form,
         mesh_impl: PlacementMeshImpl,
         whole: tf.Tensor,
         old: dict[int, tf.Variable],
@@ -245,15 +280,17 @@ class VariableStore(tf2.Module):
             with tf.device(device), tf.name_scope(None):
                 number = None if len(form.devices) == 1 else pnum
                 made[pnum] = _slice_variable(variable, pieces[pnum], number)
-        self._keep(variable.name, form, made)
+        self._keep(variable, form, made)
 
-    def _keep(self, name: str, form: _Form, made: dict[int, tf.Variable]) -> None:
+    def _keep(self, variable: Variable, form: Form, made: dict[int, tf.Variable]) -> None:
+        name = variable.name
         slices = {str(pnum): v for pnum, v in made.items()}
-        if name in self._slices:  # a trackable dictionary rejects a new value for a key
-            self._slices = {**self._slices, name: slices}
+        if name in self._by_name:  # a trackable dictionary rejects a new value for a key
+            self._by_name = {**self._by_name, name: slices}
         else:
-            self._slices[name] = slices
+            self._by_name[name] = slices
         self._known.forms[name] = form
+        self._known.saved.add(self, name, variable.shape, variable.master_dtype, variable.trainable)
 
     def value(self, name: str) -> tf.Tensor:
         """Returns the whole value of a variable.
@@ -294,7 +331,7 @@ class VariableStore(tf2.Module):
             holders.setdefault(form.begin(pnum), []).append(v)
         return form.sizes, holders
 
-    def _form(self, name: str) -> _Form:
+    def _form(self, name: str) -> Form:
         if name not in self._known.forms:
             raise KeyError(f"no variable {name!r} in the store; there are {self.names}")
         return self._known.forms[name]
@@ -322,14 +359,3 @@ def _slice_variable(variable: Variable, value: tf.Tensor, number: Optional[int])
     safe_name = re.sub(r"[^A-Za-z0-9_./-]", "_", variable.name)
     name = safe_name if number is None else f"{safe_name}_slice_{number}"
     return tf2.Variable(value, name=name, trainable=variable.trainable)
-
-
-def _differs(name: str, known: _Form, form: _Form, same: bool) -> str:
-    """Returns the error text for a variable that is stored in another form than requested."""
-    why = (
-        "A tf.function has its slices, so they stay as they are. Use another VariableStore for "
-        "another layout, and move the values with store.value(name) and store.assign(name, value)"
-        if same
-        else "Use another name or another VariableStore"
-    )
-    return f"variable {name!r} is stored as {known}, but is asked for as {form}. {why}"

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.variables.storage import Piece, VariableStorage
-from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow._mesh.variables.whole_variable import WholeVariable
 
 if TYPE_CHECKING:
-    from mesh_tensorflow.ops._variables.variable import Variable
+    from mesh_tensorflow._mesh.variables.store import VariableStore
 
 __all__ = ["StoredMaster"]
 
@@ -22,12 +22,14 @@ __all__ = ["StoredMaster"]
 class _InStore(VariableStorage):
     """The current slices in a store; another Lowering may change their layout."""
 
-    def __init__(self, variable: Variable, store: VariableStore):
-        self._variable = variable
+    def __init__(self, store: VariableStore, name: str, shape: Shape, dtype: tf.DType):
         self._store = store
+        self._name = name
+        self._shape = shape
+        self._dtype = dtype
 
     def pieces(self) -> list[Piece]:
-        sizes, holders = self._store.parts(self._variable.name)
+        sizes, holders = self._store.parts(self._name)
         return [
             Piece(
                 begin,
@@ -41,7 +43,7 @@ class _InStore(VariableStorage):
 
     def _read(self, v: tf.Variable) -> tf.Tensor:
         with tf.device(v.device):
-            return tf.cast(v.read_value(), self._variable.master_dtype)
+            return tf.cast(v.read_value(), self._dtype)
 
     def _assign(self, vs: Sequence[tf.Variable], value: tf.Tensor) -> tf.Operation:
         made = []
@@ -51,10 +53,10 @@ class _InStore(VariableStorage):
         return tf.group([op for op in made if op is not None])
 
     def read(self) -> tf.Tensor:
-        return tf.cast(self._store.value(self._variable.name), self._variable.master_dtype)
+        return tf.cast(self._store.value(self._name), self._dtype)
 
     def assign(self, value: tf.Tensor) -> tf.Operation:
-        value.shape.assert_is_compatible_with(tf.TensorShape(self._variable.shape.to_integer_list))
+        value.shape.assert_is_compatible_with(tf.TensorShape(self._shape.to_integer_list))
         made = [
             piece.assign(value[tuple(slice(b, b + n) for b, n in zip(piece.begin, piece.sizes))])
             for piece in self.pieces()
@@ -74,22 +76,29 @@ class StoredMaster(WholeVariable):
 
     _in_graph_mode = False
 
-    def __init__(self, variable: Variable, store: VariableStore):
+    def __init__(
+        self, store: VariableStore, name: str, shape: Shape, dtype: tf.DType, trainable: bool
+    ):
         """Creates a StoredMaster.
 
         Args:
-          variable: the Variable.
-          store: the VariableStore that keeps it.
+          store: the VariableStore that keeps the variable.
+          name: the full name of the variable.
+          shape: its Shape.
+          dtype: its dtype in checkpoints.
+          trainable: whether optimizers update it.
         """
-        super().__init__(variable.trainable)
-        self._variable = variable
+        super().__init__(trainable)
+        self._variable_name = name
+        self._shape = shape
+        self._dtype = dtype
         self._store = store
-        self._storage = _InStore(variable, store)
+        self._storage = _InStore(store, name, shape, dtype)
 
     def _at_storage(self) -> VariableStorage:
-        if self._variable.name not in self._store.names:
+        if self._variable_name not in self._store.names:
             raise ValueError(
-                f"variable {self._variable.name!r} has no value yet: in a tf.function the "
+                f"variable {self._variable_name!r} has no value yet: in a tf.function the "
                 "Lowering makes its slices. Make the Lowering first"
             )
         return self._storage
@@ -97,7 +106,7 @@ class StoredMaster(WholeVariable):
     @property
     def name(self) -> str:
         """The variable's name, with an output number as TensorFlow's have."""
-        return f"{self._variable.name}:0"
+        return f"{self._variable_name}:0"
 
     @property
     def device(self) -> str:
@@ -107,12 +116,12 @@ class StoredMaster(WholeVariable):
     @property
     def dtype(self) -> tf.DType:
         """The dtype in which checkpoints have the variable."""
-        return self._variable.master_dtype
+        return self._dtype
 
     @property
     def shape(self) -> tf.TensorShape:
         """The static shape of the whole variable."""
-        return tf.TensorShape(self._variable.shape.to_integer_list)
+        return tf.TensorShape(self._shape.to_integer_list)
 
     @property
     def initializer(self) -> None:

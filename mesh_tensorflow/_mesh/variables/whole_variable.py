@@ -187,12 +187,16 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):  # type: igno
 
         def factory(process: int, name: Optional[str] = None) -> PieceSaveable:
             suffix = f"_{_key(process)}" if process else ""
-            saved_name = (name or self._shared_name + suffix).removesuffix(suffix)
-            return PieceSaveable(self, pieces[process], saved_name, saved_name + suffix)
+            given = (name or self._shared_name + suffix).removesuffix(suffix)
+            return PieceSaveable(self, pieces[process], self._name_in_file(given), given + suffix)
 
         return {
             _key(process): functools.partial(factory, process) for process in range(len(pieces))
         }
+
+    def _name_in_file(self, given: str) -> str:
+        """Returns the name of the whole tensor in a checkpoint, for the name that a saver gives."""
+        return given
 
 
 def _key(process: int) -> str:

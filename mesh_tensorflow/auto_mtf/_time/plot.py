@@ -6,9 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._units import shortened, unit_of_bytes
+
 __all__ = ["draw"]
 
 _MOST_LAYERS = 14
+_MOST_NAME = 40
 _COLORS = {"compute": "#4c72b0", "communication": "#dd8452"}
 
 
@@ -31,8 +35,8 @@ def draw(explanation: Any, path: str) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots(3, 1)
     figure.suptitle(
-        f"{explanation.chosen.text or 'no splits'} on {explanation.estimator.mesh_shape} of "
-        f"{explanation.estimator.hardware.name}"
+        f"{explanation.chosen.text or 'no splits'} on "
+        f"{dims_text(explanation.estimator.mesh_shape)} of {explanation.estimator.hardware.name}"
     )
     _memory(axes[0], explanation)
     layers = explanation.estimator.times.by_layer(explanation.chosen.layout)
@@ -49,18 +53,19 @@ def _memory(axis: Any, explanation: Any) -> None:
     kinds = estimator.memory.by_kind(explanation.chosen.layout, estimator.space.mesh_sizes)
     kinds = dict(sorted(kinds.items(), key=lambda pair: -int(pair[1].min())))
     length = len(next(iter(kinds.values()))) if kinds else 1
+    limit = explanation.memory_limit_bytes or estimator.hardware.memory_bytes
+    top = explanation.chosen.peak_bytes
+    unit, size = unit_of_bytes(top)
     if kinds:
         axis.stackplot(
-            np.arange(length), *(v / 1e9 for v in kinds.values()), labels=list(kinds), step="post"
+            np.arange(length), *(v / size for v in kinds.values()), labels=list(kinds), step="post"
         )
-    limit = explanation.memory_limit_bytes or estimator.hardware.memory_bytes
-    top = explanation.chosen.peak_bytes / 1e9
-    if limit / 1e9 < 3 * top:
-        axis.axhline(limit / 1e9, color="black", linestyle="--", label="limit")
-    axis.set_xlabel("operations of the step")
-    axis.set_ylabel("GB on a processor")
+    if limit < 3 * top:
+        axis.axhline(limit / size, color="black", linestyle="--", label="limit")
+    axis.set_xlabel("operations of the step, in order")
+    axis.set_ylabel(f"{unit} on a processor")
     axis.set_title("memory over the step")
-    axis.legend(loc="upper right", fontsize="small")
+    _legend(axis)
 
 
 def _times(axis: Any, names: list[str], seconds: list[Any], title: str) -> None:
@@ -70,8 +75,13 @@ def _times(axis: Any, names: list[str], seconds: list[Any], title: str) -> None:
         values = np.array([s[i] * 1e3 for s in seconds])
         axis.barh(places, values, left=begin, label=what, color=color)
         begin += values
-    axis.set_yticks(places, names, fontsize="small")
+    axis.set_yticks(places, [shortened(name, _MOST_NAME) for name in names], fontsize="small")
     axis.invert_yaxis()
     axis.set_xlabel("ms")
     axis.set_title(title)
-    axis.legend(loc="lower right", fontsize="small")
+    _legend(axis)
+
+
+def _legend(axis: Any) -> None:
+    """Draws the legend to the right of the axes, off what they show."""
+    axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize="small", frameon=False)

@@ -115,7 +115,7 @@ def convert_single_example(
     label_id = list(label_list).index(example.label)
     if ex_index < _SHOWN:
         text = " ".join(tokenization.printable_text(token) for token in tokens)
-        tf.logging.info(
+        tf.logging.debug(
             "Example %s: %s (label %s, %d)", example.guid, text, example.label, label_id
         )
     return InputFeatures(
@@ -139,7 +139,7 @@ def convert_examples_to_features(
     """
     features = []
     for number, example in enumerate(examples):
-        if number % _LOGGED_EVERY == 0:
+        if number and number % _LOGGED_EVERY == 0:
             tf.logging.info("Converting example %d", number)
         features.append(
             convert_single_example(number, example, label_list, max_seq_length, tokenizer)

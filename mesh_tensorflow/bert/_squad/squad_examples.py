@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._flags import FLAGS
 from mesh_tensorflow.bert import tokenization
-from mesh_tensorflow.bert._flags import FLAGS
 
 __all__ = ["SquadExample", "read_squad_examples"]
 

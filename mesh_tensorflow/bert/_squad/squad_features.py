@@ -297,7 +297,7 @@ def convert_examples_to_features(
     for index, example in enumerate(examples):
         for feature in converter.features(index, example):
             if feature.unique_id < _FIRST_ID + _SHOWN:
-                tf.logging.info("Example %s: %s", example.qas_id, " ".join(feature.tokens))
+                tf.logging.debug("Example %s: %s", example.qas_id, " ".join(feature.tokens))
             output_fn(feature)
 
 

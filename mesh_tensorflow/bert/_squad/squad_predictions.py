@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow.bert._flags import FLAGS
+from mesh_tensorflow._flags import FLAGS
 from mesh_tensorflow.bert._squad.squad_examples import SquadExample
 from mesh_tensorflow.bert._squad.squad_features import InputFeatures
 from mesh_tensorflow.bert._squad.squad_text import get_final_text

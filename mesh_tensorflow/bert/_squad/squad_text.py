@@ -6,8 +6,8 @@ from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._flags import FLAGS
 from mesh_tensorflow.bert import tokenization
-from mesh_tensorflow.bert._flags import FLAGS
 
 __all__ = ["get_final_text"]
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._progress import duration
+from mesh_tensorflow._watching.node_names import told_to_user
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator._running.checkpoints import find_checkpoint
 from mesh_tensorflow.estimator._running.hooks import StopAfterBatches, SummaryWritersHook
@@ -58,7 +60,8 @@ def run_evaluation(
         spec = model.spec(inputs, ModeKeys.EVAL)
         values, update = _metrics(spec, global_step)
         creator = session_creator(model, spec, checkpoint_path, "evaluate")
-        counter, final = StopAfterBatches(steps), tf.train.FinalOpsHook(values)
+        counter = StopAfterBatches(steps, bool(model.config.log_step_count_steps))
+        final = tf.train.FinalOpsHook(values)
         all_hooks = [
             *inputs.hooks,
             *hooks,
@@ -68,13 +71,17 @@ def run_evaluation(
             final,
         ]
         started = time.monotonic()
-        tf.logging.info("Starting evaluation at %s", time.strftime("%Y-%m-%dT%H:%M:%S"))
-        with tf.train.MonitoredSession(session_creator=creator, hooks=all_hooks) as session:
-            while not session.should_stop():
-                session.run(update)
-        tf.logging.info("Finished evaluation: %.3f sec", time.monotonic() - started)
+        session = tf.train.MonitoredSession(session_creator=creator, hooks=all_hooks)
+        with told_to_user(), session:
+            try:
+                while not session.should_stop():
+                    session.run(update)
+            finally:
+                counter.close()
         if not counter.done:
             raise ValueError("evaluate: input_fn gave no batch, so there are no metrics")
+        seconds = duration(time.monotonic() - started)
+        tf.logging.info("Evaluated %d batches in %s", counter.done, seconds)
         results = final.final_ops_values
         write_results(results, directory, checkpoint_path)
     return results

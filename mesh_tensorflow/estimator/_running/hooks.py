@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._progress import Progress
 
 __all__ = [
     "NanLossError",
@@ -137,16 +140,19 @@ class NanLossHook(tf.train.SessionRunHook):
 
 
 class StopAfterBatches(tf.train.SessionRunHook):
-    """Counts the batches of an evaluation, and stops it after a given number."""
+    """Counts the batches of an evaluation, shows them, and stops it after a given number."""
 
-    def __init__(self, batches: Optional[int]) -> None:
+    def __init__(self, batches: Optional[int], show: bool = True) -> None:
         """Creates a StopAfterBatches.
 
         Args:
           batches: the number of batches, or None for all.
+          show: whether a terminal shows how far the evaluation is.
         """
         self._batches = batches
-        self._every = max(1, batches // 10) if batches else None
+        self._line: Optional[Progress] = None
+        if show and sys.stderr.isatty():
+            self._line = Progress(batches, "evaluate", leave=False)
         self.done = 0
 
     def after_run(
@@ -159,10 +165,15 @@ class StopAfterBatches(tf.train.SessionRunHook):
           run_values: ignored.
         """
         self.done += 1
-        if self._every and self.done % self._every == 0:
-            tf.logging.info("Evaluation [%d/%d]", self.done, self._batches)
+        if self._line is not None:
+            self._line.update()
         if self._batches is not None and self.done >= self._batches:
             run_context.request_stop()
+
+    def close(self) -> None:
+        """Ends the line of the terminal; also called when the evaluation failed."""
+        if self._line is not None:
+            self._line.close()
 
 
 class SummaryWritersHook(tf.train.SessionRunHook):

@@ -7,28 +7,47 @@ from typing import Any, NamedTuple
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-__all__ = ["InitializeIterator", "Inputs", "is_dataset", "make_inputs"]
+from mesh_tensorflow._elements import Elements
+
+__all__ = ["ElementsHook", "Inputs", "is_dataset", "make_inputs"]
 
 
-class InitializeIterator(tf.train.SessionRunHook):
-    """Initializes the iterator of a dataset in each new session."""
+class ElementsHook(tf.train.SessionRunHook):
+    """Fetches an element of a dataset before each step, and ends the loop if there is none."""
 
-    def __init__(self, initializer: tf.Operation) -> None:
-        """Creates an InitializeIterator.
+    def __init__(self, elements: Elements) -> None:
+        """Creates an ElementsHook.
 
         Args:
-          initializer: the initializer of the iterator.
+          elements: the elements of the dataset.
         """
-        self._initializer = initializer
+        self._elements = elements
+        self._is_new = self._has_element = False
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        """Initializes the iterator.
+        """Fetches the first element, which hooks after this one may read.
 
         Args:
           session: the new session.
           coord: ignored.
         """
-        session.run(self._initializer)
+        session.run(self._elements.initializer)
+        self._has_element, self._is_new = self._elements.advance(session), True
+
+    def before_run(self, run_context: tf.train.SessionRunContext) -> None:
+        """Fetches an element.
+
+        Args:
+          run_context: the context of the step.
+
+        Raises:
+          OutOfRangeError: there is none; monitored sessions then end without an error.
+        """
+        if not self._is_new:
+            self._has_element = self._elements.advance(run_context.session)
+        self._is_new = False
+        if not self._has_element:
+            raise tf.errors.OutOfRangeError(None, None, "the dataset has no more elements")
 
 
 class Inputs(NamedTuple):
@@ -68,9 +87,9 @@ def make_inputs(returned: object, features_only: bool = False) -> Inputs:
     hooks: list[tf.train.SessionRunHook] = []
     may_end = is_dataset(returned)
     if may_end:
-        iterator = tf.data.make_initializable_iterator(returned)
-        hooks.append(InitializeIterator(iterator.initializer))
-        returned = iterator.get_next()
+        elements = Elements(returned)
+        hooks.append(ElementsHook(elements))
+        returned = elements.current
     if isinstance(returned, (list, tuple)) and not hasattr(returned, "_fields"):
         if len(returned) != 2:
             raise ValueError(

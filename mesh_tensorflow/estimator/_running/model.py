@@ -73,10 +73,8 @@ class Model(NamedTuple):
         Returns:
           an EstimatorSpec.
         """
-        tf.logging.info("Calling model_fn.")
         with tf.device(self._device()):
             spec = self.call_model_fn(inputs.features, inputs.labels, mode)
-        tf.logging.info("Done calling model_fn.")
         return as_spec(spec, mode)
 
 

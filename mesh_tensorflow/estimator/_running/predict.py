@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._watching.node_names import told_to_user
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator._running.checkpoints import find_checkpoint
 from mesh_tensorflow.estimator._running.model import Model, make_global_step, session_creator
@@ -58,7 +59,7 @@ def run_prediction(
     with session:
         while not session.should_stop():
             # Not around a yield: the consumer of predictions may create its own graphs.
-            with graph.as_default():
+            with graph.as_default(), told_to_user():
                 batch = session.run(predictions)
             if yield_single_examples:
                 yield from _examples(batch)

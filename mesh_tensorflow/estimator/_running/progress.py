@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import datetime
-import logging
 import sys
 import time
 from typing import Optional, TextIO
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._progress import Progress
+
 __all__ = ["ProgressHook"]
 
-_REFRESH_SECS = 0.25
 _SMOOTHING = 0.8  # of steps/s between reports
-_CLEAR = "\r\x1b[K"
-
-
-class _ClearLine(logging.Filter):
-    """Clears the live line before each log message on the same terminal."""
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__()
-        self._stream = stream
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        self._stream.write(_CLEAR)
-        return True
 
 
 class ProgressHook(tf.train.SessionRunHook):
@@ -54,15 +41,10 @@ class ProgressHook(tf.train.SessionRunHook):
         self._last_step = last_step
         self._stream = sys.stderr if stream is None else stream
         self._live = bool(every_n_steps) and self._stream.isatty()
-        self._filter = _ClearLine(self._stream)
+        self._line: Optional[Progress] = None
         self._rate: Optional[float] = None
         self._since: Optional[tuple[float, int]] = None  # time and step of the last report
         self._first: Optional[int] = None
-
-    def begin(self) -> None:
-        """Starts the live line."""
-        if self._live:
-            tf.get_logger().addFilter(self._filter)
 
     def before_run(
         self, run_context: tf.train.SessionRunContext
@@ -89,22 +71,10 @@ class ProgressHook(tf.train.SessionRunHook):
         if not self._every:
             return
         step, loss = int(run_values.results["step"]), float(run_values.results["loss"])
-        now = time.monotonic()
-        if self._since is None:
-            self._first, self._since = step, (now, step)
-            self._say(f"loss = {loss:.7g}, step = {step}", self._text(step, loss), True)
-            return
-        seconds, steps = now - self._since[0], step - self._since[1]
-        assert self._first is not None
-        logs = (step - self._first) // self._every > (self._since[1] - self._first) // self._every
-        if (self._live and seconds >= _REFRESH_SECS) or (logs and not self._live):
-            self._since = (now, step)
-            self._update_rate(steps / max(seconds, 1e-9))
-            end = f" of {self._last_step}" if self._last_step else ""
-            rest = ", ".join([f"{seconds:.3f} sec", f"{self._rate:.4g} steps/s", *self._eta(step)])
-            self._say(
-                f"loss = {loss:.7g}, step = {step}{end} ({rest})", self._text(step, loss), logs
-            )
+        if self._live:
+            self._show(step, loss)
+        else:
+            self._log(step, loss)
 
     def end(self, session: tf.Session) -> None:
         """Ends the live line.
@@ -114,13 +84,34 @@ class ProgressHook(tf.train.SessionRunHook):
         """
         self.close()
 
-    def close(self) -> None:
-        """Ends the live line; also called when training failed."""
-        if self._live:
-            tf.get_logger().removeFilter(self._filter)
-            self._stream.write("\n")
-            self._stream.flush()
-            self._live = False
+    def close(self, stopped: bool = False) -> None:
+        """Ends the live line; also called when training failed.
+
+        Args:
+          stopped: whether training failed.
+        """
+        if self._line is not None:
+            self._line.close(stopped)
+
+    def _show(self, step: int, loss: float) -> None:
+        if self._line is None:
+            self._line = Progress(self._last_step, "train", stream=self._stream, start=step - 1)
+        self._line.update(step - self._line.done, loss=loss)
+
+    def _log(self, step: int, loss: float) -> None:
+        now = time.monotonic()
+        if self._since is None:
+            self._first, self._since = step, (now, step)
+            tf.logging.info("loss = %.7g, step = %d", loss, step)
+            return
+        assert self._every is not None and self._first is not None
+        seconds, steps = now - self._since[0], step - self._since[1]
+        if (step - self._first) // self._every > (self._since[1] - self._first) // self._every:
+            self._since = (now, step)
+            self._update_rate(steps / max(seconds, 1e-9))
+            end = f" of {self._last_step}" if self._last_step else ""
+            rest = ", ".join([f"{seconds:.3f} sec", f"{self._rate:.4g} steps/s", *self._eta(step)])
+            tf.logging.info("loss = %.7g, step = %d%s (%s)", loss, step, end, rest)
 
     def _update_rate(self, rate: float) -> None:
         old = rate if self._rate is None else self._rate
@@ -131,15 +122,3 @@ class ProgressHook(tf.train.SessionRunHook):
             return []
         left = max(0, self._last_step - step) / self._rate
         return [f"ETA {datetime.timedelta(seconds=round(left))}"]
-
-    def _text(self, step: int, loss: float) -> str:
-        end = f"/{self._last_step}" if self._last_step else ""
-        rate = [] if self._rate is None else [f"{self._rate:.3g} steps/s"]
-        return "  ".join([f"step {step}{end}", *rate, f"loss {loss:.5g}", *self._eta(step)])
-
-    def _say(self, line: str, live: str, log: bool) -> None:
-        if self._live:
-            self._stream.write(_CLEAR + live)
-            self._stream.flush()
-        elif log:
-            tf.logging.info("%s", line)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.slices.random_values import keys_by_step
+from mesh_tensorflow._watching.node_names import told_to_user
 from mesh_tensorflow.checkpoint import Saver, check_checkpoint
 from mesh_tensorflow.estimator._cluster.run_cluster import in_cluster, session_creator_for
 from mesh_tensorflow.estimator._cluster.signals import StopSignals
@@ -85,7 +86,7 @@ def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -
         try:
             loss, number = _loop(model, spec, step, hooks, signals)
         finally:
-            progress.close()
+            progress.close(stopped=True)  # no more than an end that came before
         saved = tf.train.latest_checkpoint(model.model_dir)
         signals.raise_if_received(number, saved)
     return loss
@@ -236,7 +237,7 @@ def _loop(
     loss: Any = None
     number: Any = None
     # All hooks in `hooks`, to keep their order: chief-only hooks would come first.
-    with _session(model, spec, step, hooks) as session:
+    with told_to_user(), _session(model, spec, step, hooks) as session:
         # After a signal, the session closes normally, so that hooks end and save.
         while not session.should_stop() and signals.received is None:
             _, loss, number = session.run(step)

@@ -10,6 +10,7 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.experimental import unet
 from mesh_tensorflow.experimental.model_executor._flags import FLAGS
 from mesh_tensorflow.experimental.model_executor._model import Model
@@ -36,12 +37,14 @@ class _Means:
         return means
 
 
-def _train(model: Model, step: int, stop: int, directory: str) -> Scores:
+def _train(model: Model, step: int, stop: int, directory: str, progress: Progress) -> Scores:
     """Trains to a step; returns the mean scores over the steps."""
     means = _Means()
     while step < stop:
-        means.add(model.run()["scores"])
+        scores = model.run()["scores"]
+        means.add(scores)
         step += 1
+        progress.update(loss=scores["loss"])
         if step % FLAGS.save_checkpoints_steps == 0 or step == stop:
             model.save(directory)
     return means.take()
@@ -126,14 +129,15 @@ def train_and_eval(report: Callable[[int, Scores, Scores], Any] = _log) -> Score
             step = training.restore(directory)
             length = FLAGS.num_train_iterations_per_loop
             total = FLAGS.num_training_loops * length
-            while step < total:
-                stop = (step // length + 1) * length
-                trained = _train(training, step, stop, directory)
-                step = stop
-                scores = _evaluate(evaluating, directory)
-                _write(writer, step, "train", trained)
-                _write(writer, step, "eval", scores)
-                report(step, trained, scores)
+            with Progress(total, "train", start=step, leave=step < total) as progress:
+                while step < total:
+                    stop = (step // length + 1) * length
+                    trained = _train(training, step, stop, directory, progress)
+                    step = stop
+                    scores = _evaluate(evaluating, directory)
+                    _write(writer, step, "train", trained)
+                    _write(writer, step, "eval", scores)
+                    report(step, trained, scores)
         finally:
             training.close()
             evaluating.close()

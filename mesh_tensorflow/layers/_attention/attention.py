@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.ops._variables.precision import InputDType, current_precision
 
 __all__ = [
     "dot_product_attention",
@@ -62,7 +63,7 @@ def check_mask(
             f"{what}: the mask {mask.name} {mask.shape} has {dims_text(unknown)}, which is not "
             f"among the dimensions of the logits, {dims_text(logits_shape)}"
         )
-    if mask.dtype != dtype:
+    if mask.dtype != dtype and current_precision() is None:
         raise ValueError(
             f"{what}: the mask {mask.name} is {mask.dtype.name}, the logits are {dtype.name}; give "
             f"the function that makes the mask dtype=tf.{dtype.name}, or mtf.cast it"
@@ -97,6 +98,12 @@ def dot_product_attention(
     Vaswani et al., "Attention is all you need" (2017), but the logits are not scaled: the scale
     is part of the initial values of `multihead_attention_params`.
 
+    >>> q = mtf.ones(mesh, "batch:2,length:3,kv:4")
+    >>> k = mtf.ones(mesh, "batch:2,memory:5,kv:4")
+    >>> v = mtf.ones(mesh, "batch:2,memory:5,channels:6")
+    >>> print(mtf.layers.dot_product_attention(q, k, v, None, is_training=False).shape)
+    Shape[batch=2, length=3, channels=6]
+
     Args:
       q: queries, a Tensor with dimensions [..., kv].
       k: keys, a Tensor with dimensions [..., memory, kv]. Logits are summed over any other
@@ -120,7 +127,7 @@ def dot_product_attention(
     query_dims = q.shape.dims[:-1]
     logits = mtf.einsum([q, k], output_shape=mtf.Shape([*query_dims, memory_dim]))
     if mask is not None:
-        logits = mtf.add(logits, mask, output_shape=logits.shape)
+        logits = mtf.add(logits, mtf.cast(mask, logits.dtype), output_shape=logits.shape)
     weights = mtf.softmax(logits, memory_dim, extra_logit=extra_logit)
     if dropout != 0.0:
         noise_shape = weights.shape - dropout_broadcast_dims  # type: ignore[operator]
@@ -153,6 +160,11 @@ def multihead_attention_params(
     combine: bool = False,
 ) -> list[mtf.Tensor]:
     """Creates the projection weights of queries, keys, values and the output.
+
+    >>> d_model, kv, heads = mtf.convert_to_shape("d_model:8,kv:4,heads:2").dims
+    >>> ws = mtf.layers.multihead_attention_params(mesh, heads, d_model, kv, mtf.VariableDType())
+    >>> print(len(ws), ws[0].shape)
+    4 Shape[heads=2, d_model=8, kv=4]
 
     Args:
       mesh: a Mesh.
@@ -208,6 +220,12 @@ def multihead_attention_vars(
 ) -> list[mtf.Tensor]:
     """Creates the weights of `multihead_attention_params`, stored in one variable, qkvo.
 
+    >>> d_model, kv, heads = mtf.convert_to_shape("d_model:8,kv:4,heads:2").dims
+    >>> f32 = tf.float32
+    >>> ws = mtf.layers.multihead_attention_vars(mesh, heads, d_model, kv, f32, f32, f32)
+    >>> print(len(ws), [v.name for v in graph.trainable_variables])
+    4 ['qkvo']
+
     Args:
       mesh: a Mesh.
       heads: a Dimension.
@@ -220,7 +238,7 @@ def multihead_attention_vars(
     Returns:
       A list of four Tensors of shape [heads, io_channels, kv_channels].
     """
-    dtype = mtf.VariableDType(master_dtype or tf.float32, slice_dtype, activation_dtype)
+    dtype = InputDType(master_dtype or tf.float32, slice_dtype, activation_dtype)
     return multihead_attention_params(mesh, heads, io_channels, kv_channels, dtype, combine=True)
 
 
@@ -286,6 +304,11 @@ def multihead_attention(
     """Applies multi-head attention to a memory, or to the sequence itself.
 
     Vaswani et al., "Attention is all you need" (2017).
+
+    >>> x = mtf.ones(mesh, "batch:2,length:4,d_model:8")
+    >>> kv, heads = mtf.Dimension("kv", 4), mtf.Dimension("heads", 2)
+    >>> print(mtf.layers.multihead_attention(x, None, None, kv, heads, is_training=False).shape)
+    Shape[batch=2, length=4, d_model=8]
 
     Args:
       query_antecedent: a Tensor with dimensions [batch..., length, io].

@@ -58,6 +58,14 @@ def multihead_self_attention_incremental(
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
     """Attends from one position to itself and to the positions before it.
 
+    >>> x = mtf.ones(mesh, "batch:2,d_model:8")
+    >>> memory = mtf.zeros(mesh, "batch:2,heads:2,memory_length:5,kv:4")
+    >>> step = mtf.constant(mesh, 0, dtype=tf.int32)
+    >>> f32 = tf.float32
+    >>> y, k, v = mtf.layers.multihead_self_attention_incremental(x, memory, memory, step, f32, f32)
+    >>> print(y.shape, k.shape == memory.shape)
+    Shape[batch=2, d_model=8] True
+
     Args:
       query_antecedent: a Tensor with dimensions [batch..., io].
       prev_k: cached keys, a Tensor with dimensions [batch..., heads, memory_length, kv] that is 0
@@ -107,6 +115,13 @@ def multihead_encdec_attention_incremental(
 ) -> mtf.Tensor:
     """Attends from one position to the keys and values of an encoder.
 
+    >>> x = mtf.ones(mesh, "batch:2,d_model:8")
+    >>> wq = wo = mtf.ones(mesh, "heads:2,d_model:8,kv:4")
+    >>> k = v = mtf.ones(mesh, "batch:2,heads:2,memory_length:5,kv:4")
+    >>> mask = mtf.zeros(mesh, "batch:2,memory_length:5")
+    >>> print(mtf.layers.multihead_encdec_attention_incremental(x, wq, wo, k, v, mask).shape)
+    Shape[batch=2, d_model=8]
+
     Args:
       query_antecedent: a Tensor with dimensions [batch..., io].
       wq: a Tensor of shape [heads, io, kv], the first of `multihead_attention_params`.
@@ -152,6 +167,15 @@ def masked_local_attention_1d_incremental(
     overwrites the one that leaves the window. Unused entries count as positions with keys and
     values 0, as in `masked_local_attention_1d`; the results agree if its window size equals its
     block length.
+
+    >>> x = mtf.ones(mesh, "batch:2,d_model:8")
+    >>> memory = mtf.zeros(mesh, "batch:2,heads:2,memory_length:4,kv:4")
+    >>> step = mtf.constant(mesh, 0, dtype=tf.int32)
+    >>> f32 = tf.float32
+    >>> attend = mtf.layers.masked_local_attention_1d_incremental
+    >>> y, k, v = attend(x, memory, memory, step, f32, f32)
+    >>> print(y.shape)
+    Shape[batch=2, d_model=8]
 
     Args:
       x: a Tensor with dimensions [batch..., io].

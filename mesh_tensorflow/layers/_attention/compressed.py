@@ -34,6 +34,10 @@ def _check_factor(what: str, x: mtf.Tensor, dim: mtf.Dimension, factor: int) -> 
 def compress_mean(x: mtf.Tensor, dim: mtf.Dimension, compression_factor: int) -> mtf.Tensor:
     """Averages groups of neighboring positions along a dimension.
 
+    >>> x = mtf.constant(mesh, [1.0, 3.0, 5.0, 7.0], "length:4")
+    >>> print(mtf.layers.compress_mean(x, x.shape.dims[0], 2).numpy())
+    [2. 6.]
+
     Args:
       x: a Tensor.
       dim: a Dimension of `x`.
@@ -70,6 +74,14 @@ def multihead_self_attention_memory_compressed(
 
     Memory-compressed attention of Liu et al., "Generating Wikipedia by summarizing long
     sequences" (2018), with means instead of strided convolutions.
+
+    >>> x = mtf.ones(mesh, "batch:2,length:4,d_model:8")
+    >>> kv, heads = mtf.Dimension("kv", 4), mtf.Dimension("heads", 2)
+    >>> y = mtf.layers.multihead_self_attention_memory_compressed(
+    ...     x, mask_right=True, compression_factor=2, kv_channels=kv, heads=heads, is_training=False
+    ... )
+    >>> print(y.shape)
+    Shape[batch=2, length=4, d_model=8]
 
     Args:
       x: a Tensor with dimensions [batch..., length, io].

@@ -83,6 +83,12 @@ def masked_local_attention_1d(
     The dimension that numbers the blocks has the name of the length. A layout may split it if
     each processor holds whole blocks.
 
+    >>> x = mtf.ones(mesh, "batch:2,length:4,d_model:8")
+    >>> kv, heads = mtf.Dimension("kv", 4), mtf.Dimension("heads", 2)
+    >>> y = mtf.layers.masked_local_attention_1d(x, kv, heads, is_training=False, window_size=2)
+    >>> print(y.shape)
+    Shape[batch=2, length=4, d_model=8]
+
     Args:
       x: a Tensor with dimensions [batch..., length, io].
       kv_channels: a Dimension, the channels of queries, keys and values.
@@ -147,6 +153,12 @@ def local_1d_halo_exchange(
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Extends keys and values of each block by those of its neighbors, with zeros at the ends.
 
+    >>> k = mtf.ones(mesh, "blocks:3,length:2,kv:4")
+    >>> blocks, length, _ = k.shape.dims
+    >>> k, v = mtf.layers.local_1d_halo_exchange(k, k, blocks, length, mask_right=True)
+    >>> print(k.shape)
+    Shape[blocks=3, length=4, kv=4]
+
     Args:
       k: keys, a Tensor with dimensions [..., num_w_blocks, ..., w_dim, ...].
       v: values, a Tensor with dimensions [..., num_w_blocks, ..., w_dim, ...].
@@ -173,6 +185,12 @@ def local_2d_halo_exchange(
     mask_right: bool,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Extends keys and values of each block of an image by those of its neighbors.
+
+    >>> k = mtf.ones(mesh, "h_blocks:3,w_blocks:3,h:2,w:2,kv:4")
+    >>> h_blocks, w_blocks, h, w, _ = k.shape.dims
+    >>> k, v = mtf.layers.local_2d_halo_exchange(k, k, h_blocks, h, w_blocks, w, mask_right=False)
+    >>> print(k.shape)
+    Shape[h_blocks=3, w_blocks=3, h=6, w=6, kv=4]
 
     Args:
       k: keys, a Tensor with dimensions [..., num_h_blocks, num_w_blocks, ..., h_dim, w_dim, ...].
@@ -220,6 +238,12 @@ def local_self_attention_spatial_blocks(
 
     Parmar et al., "Image transformer" (2018). Positions beyond the ends count, with keys and
     values 0. A layout may split the blocks.
+
+    >>> x = mtf.ones(mesh, "batch:2,num_wblocks:2,length:4,d_model:8")
+    >>> kv, heads = mtf.Dimension("kv", 4), mtf.Dimension("heads", 2)
+    >>> y = mtf.layers.local_self_attention_spatial_blocks(x, kv, heads, is_training=False)
+    >>> print(y.shape)
+    Shape[batch=2, num_wblocks=2, length=4, d_model=8]
 
     Args:
       query_antecedent: a Tensor with dimensions [batch..., num_w_blocks, w, io].
@@ -281,6 +305,12 @@ def local_2d_self_attention_spatial_blocks(
     Without `mask_right`, the memory positions of a column share one attention weight, as in
     release 0.1.21: logits are summed over rows, and the softmax is over columns. With
     `mask_right`, each position has its own weight.
+
+    >>> x = mtf.ones(mesh, "batch:2,num_h_blocks:2,num_w_blocks:2,h:2,w:2,d_model:8")
+    >>> kv, heads = mtf.Dimension("kv", 4), mtf.Dimension("heads", 2)
+    >>> y = mtf.layers.local_2d_self_attention_spatial_blocks(x, kv, heads, is_training=False)
+    >>> print(y.shape)
+    Shape[batch=2, num_h_blocks=2, num_w_blocks=2, h=2, w=2, d_model=8]
 
     Args:
       query_antecedent: a Tensor with dimensions [batch..., num_h_blocks, num_w_blocks, h, w, io].

@@ -34,6 +34,10 @@ def rename_length_to_memory_length(
 ) -> mtf.Tensor:
     """Renames the length dimension of `x`, to tell memory positions from query positions.
 
+    >>> x = mtf.ones(mesh, "batch:2,length:3")
+    >>> print(mtf.layers.rename_length_to_memory_length(x).shape)
+    Shape[batch=2, memory_length=3]
+
     Args:
       x: a Tensor with a dimension `length_name`.
       length_name: a string.
@@ -48,6 +52,11 @@ def rename_length_to_memory_length(
 @leaves_no_node
 def attention_mask_ignore_padding(inputs: mtf.Tensor, dtype: tf.DType = tf.float32) -> mtf.Tensor:
     """Returns an attention mask that hides padding, which has id 0.
+
+    >>> ids = mtf.constant(mesh, [5, 2, 0], "length:3", tf.int32)
+    >>> mask = mtf.layers.attention_mask_ignore_padding(ids)
+    >>> print(mask.shape, mask.numpy() < 0)
+    Shape[memory_length=3] [False False  True]
 
     Args:
       inputs: ids, a Tensor with dimensions [..., length].
@@ -64,6 +73,12 @@ def attention_mask_autoregressive(
     query_pos: mtf.Tensor, dtype: tf.DType = tf.float32
 ) -> mtf.Tensor:
     """Returns an attention mask that hides later positions.
+
+    >>> positions = mtf.range(mesh, mtf.Dimension("length", 3), tf.int32)
+    >>> print(mtf.layers.attention_mask_autoregressive(positions).numpy() < 0)
+    [[False  True  True]
+     [False False  True]
+     [False False False]]
 
     Args:
       query_pos: positions, an integer Tensor with dimensions [..., length].
@@ -83,6 +98,12 @@ def attention_mask_same_segment(
     dtype: tf.DType = tf.float32,
 ) -> mtf.Tensor:
     """Returns an attention mask that hides other segments, for examples packed into one sequence.
+
+    >>> segments = mtf.constant(mesh, [1, 1, 2], "length:3", tf.int32)
+    >>> print(mtf.layers.attention_mask_same_segment(segments).numpy() < 0)
+    [[False False  True]
+     [False False  True]
+     [ True  True False]]
 
     Args:
       query_segment: segment ids, an integer Tensor with dimensions [..., length].
@@ -118,6 +139,11 @@ def attention_bias_local_block(
 ) -> mtf.Tensor:
     """Returns a causal mask for blocks that attend to themselves and to the previous block.
 
+    >>> block, memory = mtf.Dimension("length", 2), mtf.Dimension("memory_length", 4)
+    >>> print(mtf.layers.attention_bias_local_block(mesh, block, memory).numpy())
+    [[-0.e+00 -0.e+00 -0.e+00 -1.e+09]
+     [-0.e+00 -0.e+00 -0.e+00 -0.e+00]]
+
     Args:
       mesh: a Mesh.
       block_length: a Dimension, the positions of a block of queries.
@@ -152,6 +178,10 @@ def attention_bias_local_2d_block(
     The memory of a block is the block itself, where a position may attend to itself and to earlier
     positions in row-major order, and the blocks above, to the left, and above to the left, which
     are visible as a whole.
+
+    >>> h, w, mh, mw = mtf.convert_to_shape("h:2,w:2,memory_h:6,memory_w:6").dims
+    >>> print(mtf.layers.attention_bias_local_2d_block(mesh, h, w, mh, mw).shape)
+    Shape[h=2, w=2, memory_h=4, memory_w=4]
 
     Args:
       mesh: a Mesh.

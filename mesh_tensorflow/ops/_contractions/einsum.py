@@ -238,6 +238,15 @@ def einsum(
     With neither `output_shape` nor `reduced_dims`, dimensions of two or more inputs are summed
     over. The other dimensions are in order of first appearance.
 
+    >>> batch, d_in, d_out = mtf.convert_to_shape("batch:2,d_in:3,d_out:4").dims
+    >>> x = mtf.ones(mesh, [batch, d_in])
+    >>> w = mtf.ones(mesh, [d_in, d_out])
+    >>> print(mtf.einsum([x, w], output_shape=[batch, d_out]).numpy())
+    [[3. 3. 3. 3.]
+     [3. 3. 3. 3.]]
+    >>> print(mtf.einsum([x, w], reduced_dims=[d_in]).shape)
+    Shape[batch=2, d_out=4]
+
     Args:
       xs: a list of Tensors of one dtype.
       output_shape: a Shape or None; the result is broadcast along dimensions that no input has.
@@ -268,5 +277,11 @@ def matmul(
     reduced_dims: Optional[Sequence[Dimension]] = None,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Returns the einsum of two Tensors; see `einsum`."""
+    """Returns the einsum of two Tensors; see `einsum`.
+
+    >>> x = mtf.ones(mesh, "batch:2,d_in:3")
+    >>> w = mtf.ones(mesh, "d_in:3,d_out:4")
+    >>> print(mtf.matmul(x, w, reduced_dims=w.shape.dims[:1]).shape)
+    Shape[batch=2, d_out=4]
+    """
     return einsum([a, b], output_shape=output_shape, reduced_dims=reduced_dims, name=name)

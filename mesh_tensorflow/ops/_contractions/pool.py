@@ -336,6 +336,11 @@ def pool_tensor_1d(
 ) -> Tensor:
     """Reduces each group of adjacent elements along a dimension to one element.
 
+    >>> d = mtf.Dimension("d", 4)
+    >>> x = mtf.range(mesh, d, tf.float32)
+    >>> print(mtf.pool_tensor_1d(x, d, pool_size=2).numpy())
+    [0.5 2.5]
+
     Args:
       tensor: a Tensor.
       pool_dim: a Dimension of it.
@@ -352,6 +357,11 @@ def pool_tensor_1d(
 @leaves_no_node
 def stride_tensor_1d(tensor: Tensor, pool_dim: Dimension, pool_size: int = 2) -> Tensor:
     """Returns the first element of each group of adjacent elements along a dimension.
+
+    >>> d = mtf.Dimension("d", 4)
+    >>> x = mtf.range(mesh, d, tf.float32)
+    >>> print(mtf.stride_tensor_1d(x, d, pool_size=2).numpy())
+    [0. 2.]
 
     Args:
       tensor: a Tensor.

@@ -186,6 +186,12 @@ class BroadcastOperation(Operation):
 def broadcast(x: Tensor, new_shape: ShapeLike) -> Tensor:
     """Returns `x` repeated along the dimensions that it lacks; `x` itself if the shapes are equal.
 
+    >>> x = mtf.constant(mesh, [1.0, 2.0], "d:2")
+    >>> print(mtf.broadcast(x, "batch:3,d:2").numpy())
+    [[1. 2.]
+     [1. 2.]
+     [1. 2.]]
+
     Args:
       x: a Tensor.
       new_shape: a Shape that has all dimensions of `x`, in any order.
@@ -237,6 +243,14 @@ def reduce_sum(
 ) -> Tensor:
     """Returns the sum over one dimension, over those not in `output_shape`, or over all.
 
+    >>> x = mtf.constant(mesh, [[1.0, 2.0], [3.0, 5.0]], "row:2,col:2")
+    >>> print(mtf.reduce_sum(x).numpy())
+    11.0
+    >>> print(mtf.reduce_sum(x, reduced_dim=mtf.Dimension("col", 2)).numpy())
+    [3. 8.]
+    >>> print(mtf.reduce_sum(x, output_shape="col:2").numpy())
+    [4. 7.]
+
     Args:
       x: a Tensor.
       disable_positional_args: None; the other arguments must be given by name.
@@ -261,7 +275,12 @@ def reduce_mean(
     reduced_dim: Optional[Dimension] = None,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Returns the mean over dimensions; see `reduce_sum`."""
+    """Returns the mean over dimensions; see `reduce_sum`.
+
+    >>> x = mtf.constant(mesh, [[1.0, 2.0], [3.0, 5.0]], "row:2,col:2")
+    >>> print(mtf.reduce_mean(x).numpy(), mtf.reduce_mean(x, output_shape="row:2").numpy())
+    2.75 [1.5 4. ]
+    """
     shape = _reduction_output_shape(
         x, output_shape, reduced_dim, disable_positional_args, "reduce_mean"
     )
@@ -287,7 +306,12 @@ def reduce_max(
     reduced_dim: Optional[Dimension] = None,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Returns the maximum over dimensions; all ties get the gradient; see `reduce_sum`."""
+    """Returns the maximum over dimensions; all ties get the gradient; see `reduce_sum`.
+
+    >>> x = mtf.constant(mesh, [[1.0, 2.0], [3.0, 5.0]], "row:2,col:2")
+    >>> print(mtf.reduce_max(x).numpy(), mtf.reduce_max(x, output_shape="row:2").numpy())
+    5.0 [2. 5.]
+    """
     shape = _reduction_output_shape(
         x, output_shape, reduced_dim, disable_positional_args, "reduce_max"
     )
@@ -302,7 +326,12 @@ def reduce_min(
     reduced_dim: Optional[Dimension] = None,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Returns the minimum over dimensions; all ties get the gradient; see `reduce_sum`."""
+    """Returns the minimum over dimensions; all ties get the gradient; see `reduce_sum`.
+
+    >>> x = mtf.constant(mesh, [[1.0, 2.0], [3.0, 5.0]], "row:2,col:2")
+    >>> print(mtf.reduce_min(x).numpy(), mtf.reduce_min(x, output_shape="row:2").numpy())
+    1.0 [1. 3.]
+    """
     shape = _reduction_output_shape(
         x, output_shape, reduced_dim, disable_positional_args, "reduce_min"
     )
@@ -317,7 +346,12 @@ def reduce_all(
     reduced_dim: Optional[Dimension] = None,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Returns the logical and of a boolean Tensor over dimensions; see `reduce_sum`."""
+    """Returns the logical and of a boolean Tensor over dimensions; see `reduce_sum`.
+
+    >>> x = mtf.constant(mesh, [[True, False], [True, True]], "row:2,col:2", tf.bool)
+    >>> print(mtf.reduce_all(x).numpy(), mtf.reduce_all(x, output_shape="row:2").numpy())
+    False [False  True]
+    """
     shape = _reduction_output_shape(
         x, output_shape, reduced_dim, disable_positional_args, "reduce_all"
     )
@@ -333,7 +367,12 @@ def reduce_any(
     reduced_dim: Optional[Dimension] = None,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Returns the logical or of a boolean Tensor over dimensions; see `reduce_sum`."""
+    """Returns the logical or of a boolean Tensor over dimensions; see `reduce_sum`.
+
+    >>> x = mtf.constant(mesh, [[True, False], [True, True]], "row:2,col:2", tf.bool)
+    >>> print(mtf.reduce_any(x).numpy(), mtf.reduce_any(x, output_shape="row:2").numpy())
+    True [ True  True]
+    """
     shape = _reduction_output_shape(
         x, output_shape, reduced_dim, disable_positional_args, "reduce_any"
     )
@@ -346,6 +385,10 @@ def reduce_any(
 @leaves_no_node
 def reduce_first(tensor: Tensor, reduced_dim: Dimension) -> Tensor:
     """Returns the first element along a dimension.
+
+    >>> x = mtf.constant(mesh, [[1.0, 2.0], [3.0, 5.0]], "row:2,col:2")
+    >>> print(mtf.reduce_first(x, mtf.Dimension("col", 2)).numpy())
+    [1. 3.]
 
     Args:
       tensor: a Tensor.

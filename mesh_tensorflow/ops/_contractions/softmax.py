@@ -18,6 +18,7 @@ from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._contractions.reduce_broadcast import cost_along
 from mesh_tensorflow.ops._source import check_dimension
+from mesh_tensorflow.ops._variables.precision import computed_in_float32
 
 __all__ = ["log_softmax", "reduce_logsumexp", "softmax"]
 
@@ -107,6 +108,7 @@ class SoftmaxOperation(Operation):
 
 
 @leaves_no_node
+@computed_in_float32
 def reduce_logsumexp(
     x: Tensor,
     reduced_dim: Dimension,
@@ -114,6 +116,10 @@ def reduce_logsumexp(
     name: Optional[str] = None,
 ) -> Tensor:
     """Returns log(sum(exp(x))) over a dimension, which is removed; stable for large `x`.
+
+    >>> x = mtf.constant(mesh, [1000.0, 1000.0], "d:2")
+    >>> print(np.round(mtf.reduce_logsumexp(x, mtf.Dimension("d", 2)).numpy(), 3))
+    1000.693
 
     Args:
       x: a Tensor.
@@ -137,6 +143,7 @@ def reduce_logsumexp(
 
 
 @leaves_no_node
+@computed_in_float32
 def log_softmax(
     x: Tensor,
     reduced_dim: Dimension,
@@ -144,6 +151,10 @@ def log_softmax(
     name: Optional[str] = None,
 ) -> Tensor:
     """Returns the logarithm of the softmax along a dimension.
+
+    >>> x = mtf.constant(mesh, [0.0, 0.0], "d:2")
+    >>> print(np.round(mtf.log_softmax(x, mtf.Dimension("d", 2)).numpy(), 3))
+    [-0.693 -0.693]
 
     Args:
       x: a Tensor.
@@ -158,13 +169,19 @@ def log_softmax(
 
 
 @leaves_no_node
+@computed_in_float32
 def softmax(
     x: Tensor,
     reduced_dim: Dimension,
     extra_logit: Union[Tensor, float, None] = None,
     name: Optional[str] = None,
 ) -> Tensor:
-    """Returns the softmax along a dimension; see `log_softmax`."""
+    """Returns the softmax along a dimension; see `log_softmax`.
+
+    >>> x = mtf.constant(mesh, [0.0, 1.0], "d:2")
+    >>> print(np.round(mtf.softmax(x, mtf.Dimension("d", 2)).numpy(), 3))
+    [0.269 0.731]
+    """
     if extra_logit is not None:
         with tf.variable_scope(name, default_name="softmax"):
             return mtf.exp(log_softmax(x, reduced_dim, extra_logit=extra_logit))

@@ -85,6 +85,14 @@ def depend(x: Tensor, dependencies: Sequence[Union[Tensor, Operation]]) -> Tenso
 
     If `x` is the value of a variable, it is read again after them.
 
+    >>> w = mtf.get_variable(mesh, "w", "d:2", initializer=tf.ones_initializer())
+    >>> update = mtf.assign_add(w, mtf.ones_like(w))
+    >>> after = mtf.depend(w, [update])
+    >>> impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:1", "", [""])
+    >>> lowering = mtf.Lowering(graph, {mesh: impl})
+    >>> print(lowering.export_to_tf_tensor(after).numpy())
+    [2. 2.]
+
     Args:
       x: a Tensor.
       dependencies: a list of Tensors and Operations, such as the result of mtf.assign.
@@ -136,7 +144,13 @@ class StopGradient(Operation):
 
 
 def stop_gradient(x: Tensor) -> Tensor:
-    """Returns the value of `x`; gradients do not flow through it."""
+    """Returns the value of `x`; gradients do not flow through it.
+
+    >>> x = mtf.constant(mesh, 3.0)
+    >>> [dx] = mtf.gradients([x * mtf.stop_gradient(x)], [x])
+    >>> print(dx.numpy())
+    3.0
+    """
     return StopGradient(x).outputs[0]
 
 
@@ -267,6 +281,13 @@ def distinct_tensors(xs: Sequence[Tensor]) -> list[Tensor]:
 @leaves_no_node
 def custom_gradient(fn: Callable, grad_fn: Callable, explicit_inputs: Sequence[Tensor]) -> Any:
     """Calls a function of Tensors, with a custom gradient function.
+
+    >>> x = mtf.constant(mesh, 3.0)
+    >>> def tenfold(output_grads, **others):
+    ...     return [10.0 * output_grads[0]]
+    >>> y = mtf.custom_gradient(mtf.square, tenfold, [x])
+    >>> print(y.numpy(), mtf.gradients([y], [x])[0].numpy())
+    9.0 10.0
 
     Args:
       fn: takes distinct Tensors; returns a Tensor, or a tuple or list of them.

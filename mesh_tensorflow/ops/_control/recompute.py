@@ -158,6 +158,11 @@ def recompute_grad(
     al., "Training deep nets with sublinear memory cost", 2016). Random values and variables are the
     same in both.
 
+    >>> x = mtf.constant(mesh, 3.0)
+    >>> y = mtf.recompute_grad(lambda x: mtf.square(mtf.square(x)), [x])
+    >>> print(mtf.gradients([y], [x])[0].numpy())
+    108.0
+
     Args:
       fn: takes Tensors; returns a Tensor, or a tuple or list of them.
       explicit_inputs: a list of Tensors, the arguments of `fn`.

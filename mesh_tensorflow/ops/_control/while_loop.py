@@ -305,6 +305,11 @@ def while_loop(
     The loop has a gradient: the loop variables of each iteration are saved, and the gradient
     recomputes each iteration.
 
+    >>> x = mtf.constant(mesh, 1.0)
+    >>> [y] = mtf.while_loop(lambda x: mtf.less(x, 100.0), lambda x: [2.0 * x], [x])
+    >>> print(y.numpy())
+    128.0
+
     Args:
       cond_fn: takes a Tensor for each loop variable; returns a boolean Tensor of no dimensions.
       body_fn: takes the same; returns a list of their next values, of the same shapes.

@@ -108,7 +108,9 @@ def check_scalar(what: str, x: Tensor, scalar: Any) -> None:
       TypeError: `scalar` is floating and `x` has an integer dtype.
     """
     if isinstance(scalar, Tensor):
-        raise ValueError(f"{what}: {scalar} is a Tensor; pass a number or a tf scalar")
+        raise ValueError(
+            f"{what}: {tensors_text([scalar])} is a Tensor; pass a number or a tf scalar"
+        )
     is_tf = tf.is_tensor(scalar)
     _check_integral(what, x, scalar, repr(scalar))
     if is_tf or not isinstance(scalar, (int, float, np.generic)):

@@ -195,6 +195,11 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
 def binary_arguments_to_tensors(x1: Operand, x2: Operand) -> tuple[Tensor, Tensor]:
     """Imports the operand that is not a Tensor, in the dtype of the other operand.
 
+    >>> x = mtf.constant(mesh, [1.0, 2.0], "d:2")
+    >>> _, two = mtf.ops.binary_arguments_to_tensors(x, 2)
+    >>> print(two.shape, two.dtype.name)
+    Shape[] float32
+
     Args:
       x1: a Tensor, a number or an array.
       x2: a Tensor, a number or an array; one of the two is a Tensor.
@@ -231,6 +236,12 @@ def binary_op_with_broadcasting(
     The output shape is `output_shape` if given; otherwise the longer shape, if the other is a
     subsequence of it; otherwise the dimensions of the first, then the new ones of the second.
 
+    >>> a = mtf.constant(mesh, [1.0, 2.0], "row:2")
+    >>> b = mtf.constant(mesh, [3.0, 4.0, 5.0], "col:3")
+    >>> y = mtf.ops.binary_op_with_broadcasting(tf.math.atan2, a, b)
+    >>> print(y.shape)
+    Shape[row=2, col=3]
+
     Args:
       tf_fn: a function of two tf.Tensors that broadcasts as TensorFlow does.
       x1: a Tensor or a number.
@@ -253,6 +264,14 @@ def add(
 ) -> Tensor:
     """Returns x1 + x2, broadcast by dimension name.
 
+    >>> a = mtf.constant(mesh, [1.0, 2.0], "row:2")
+    >>> b = mtf.constant(mesh, [3.0, 4.0, 5.0], "col:3")
+    >>> print(mtf.add(a, b).shape)
+    Shape[row=2, col=3]
+    >>> print((a + b).numpy())
+    [[4. 5. 6.]
+     [5. 6. 7.]]
+
     Args:
       x1: a Tensor, a number, or an array with the sizes of `x2`.
       x2: a Tensor, a number, or an array with the sizes of `x1`.
@@ -268,7 +287,13 @@ def add(
 
 @leaves_no_node
 def add_n(xs: Sequence[Any]) -> Any:
-    """Returns the sum of `xs`, from left to right; 0 if the list is empty."""
+    """Returns the sum of `xs`, from left to right; 0 if the list is empty.
+
+    >>> a = mtf.constant(mesh, [1.0, 5.0, 7.0], "d:3")
+    >>> b = mtf.constant(mesh, [4.0, 5.0, 6.0], "d:3")
+    >>> print(mtf.add_n([a, b, a]).numpy())
+    [ 6. 15. 20.]
+    """
     if not xs:
         return 0
     total = xs[0]
@@ -285,6 +310,11 @@ def sub(
 
     It adds the negative of x2, so that the gradient of x2 is only computed if it is used;
     TensorFlow fuses the two.
+
+    >>> a = mtf.constant(mesh, [1.0, 5.0, 7.0], "d:3")
+    >>> b = mtf.constant(mesh, [4.0, 5.0, 6.0], "d:3")
+    >>> print(mtf.sub(a, b).numpy(), (1.0 - a).numpy())
+    [-3.  0.  1.] [ 0. -4. -6.]
     """
     x2 = beside("sub", x1, x2)  # type: ignore[arg-type]  # checks x1
     if not isinstance(x2, Tensor):
@@ -301,6 +331,12 @@ def multiply(
     x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None, name: Optional[str] = None
 ) -> Tensor:
     """Returns x1 * x2, broadcast by dimension name.
+
+    >>> a = mtf.constant(mesh, [1.0, 2.0], "row:2")
+    >>> b = mtf.constant(mesh, [3.0, 4.0, 5.0], "col:3")
+    >>> print((a * b).numpy())
+    [[ 3.  4.  5.]
+     [ 6.  8. 10.]]
 
     Args:
       x1: a Tensor, a number, or an array with the sizes of `x2`.
@@ -324,7 +360,13 @@ def multiply(
 def divide(
     x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None, name: Optional[str] = None
 ) -> Tensor:
-    """Returns x1 * (1 / x2), broadcast by dimension name; see `multiply`."""
+    """Returns x1 * (1 / x2), broadcast by dimension name; see `multiply`.
+
+    >>> a = mtf.constant(mesh, [1.0, 5.0, 7.0], "d:3")
+    >>> b = mtf.constant(mesh, [4.0, 5.0, 6.0], "d:3")
+    >>> print((a / 2.0).numpy())
+    [0.5 2.5 3.5]
+    """
     x2 = beside("divide", x1, x2)  # type: ignore[arg-type]  # checks x1
     if not isinstance(x2, Tensor):
         return ScalarMultiplyOperation(x1, 1.0 / x2).outputs[0]  # type: ignore[arg-type]  # checks x1
@@ -333,12 +375,22 @@ def divide(
 
 
 def floordiv(x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None) -> Tensor:
-    """Returns x1 // x2, rounded down, in the Tensor's dtype; see `binary_op_with_broadcasting`."""
+    """Returns x1 // x2, rounded down, in the Tensor's dtype; see `binary_op_with_broadcasting`.
+
+    >>> a = mtf.constant(mesh, [7, -7], "d:2", tf.int32)
+    >>> print((a // 2).numpy())
+    [ 3 -4]
+    """
     return binary_op_with_broadcasting(tf.floordiv, x1, x2, output_shape)
 
 
 def mod(x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None) -> Tensor:
-    """Returns x1 % x2, with the sign of x2, in the Tensor's dtype."""
+    """Returns x1 % x2, with the sign of x2, in the Tensor's dtype.
+
+    >>> a = mtf.constant(mesh, [7, -7], "d:2", tf.int32)
+    >>> print((a % 4).numpy())
+    [3 1]
+    """
     return binary_op_with_broadcasting(tf.math.floormod, x1, x2, output_shape)
 
 
@@ -346,7 +398,13 @@ def mod(x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None) -> T
 def minimum(
     x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None, name: Optional[str] = None
 ) -> Tensor:
-    """Returns the elementwise minimum; where x1 and x2 tie, x1 gets the gradient; see `add`."""
+    """Returns the elementwise minimum; where x1 and x2 tie, x1 gets the gradient; see `add`.
+
+    >>> a = mtf.constant(mesh, [1.0, 5.0, 7.0], "d:3")
+    >>> b = mtf.constant(mesh, [4.0, 5.0, 6.0], "d:3")
+    >>> print(mtf.minimum(a, b).numpy())
+    [1. 5. 6.]
+    """
     x1, x2 = binary_arguments_to_tensors(x1, x2)
     return MinMaxOperation(tf.minimum, x1, x2, output_shape, name=name).outputs[0]
 
@@ -355,6 +413,12 @@ def minimum(
 def maximum(
     x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None, name: Optional[str] = None
 ) -> Tensor:
-    """Returns the elementwise maximum; where x1 and x2 tie, x1 gets the gradient; see `add`."""
+    """Returns the elementwise maximum; where x1 and x2 tie, x1 gets the gradient; see `add`.
+
+    >>> a = mtf.constant(mesh, [1.0, 5.0, 7.0], "d:3")
+    >>> b = mtf.constant(mesh, [4.0, 5.0, 6.0], "d:3")
+    >>> print(mtf.maximum(a, 2.0).numpy())
+    [2. 5. 7.]
+    """
     x1, x2 = binary_arguments_to_tensors(x1, x2)
     return MinMaxOperation(tf.maximum, x1, x2, output_shape, name=name).outputs[0]

@@ -1,13 +1,24 @@
-"""Defines the arithmetic operators of Tensor."""
+"""Defines the operators of Tensor."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn, Union
+
+import numpy as np
+import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.errors import WrongTypeError, dims_text, tensors_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.shape import check_sizes_of_names
+from mesh_tensorflow._core.tensor import Operand, Tensor
 
 __all__: list[str] = []
+
+# Integer powers up to this one are products; others go by way of logarithms.
+_MOST_FACTORS = 64
 
 
 def _reflected(fn_name: str) -> Any:
@@ -16,6 +27,98 @@ def _reflected(fn_name: str) -> Any:
 
 def _straight(fn_name: str) -> Any:
     return lambda self, other: getattr(mtf, fn_name)(self, other)
+
+
+def _whole(y: object) -> bool:
+    """Returns whether an exponent is a small whole number."""
+    number = isinstance(y, (int, float, np.number)) and not isinstance(y, bool)
+    return number and abs(y) <= _MOST_FACTORS and float(y).is_integer()  # type: ignore[operator,arg-type]
+
+
+@leaves_no_node
+def _power(x: Tensor, y: Union[Tensor, float]) -> Tensor:
+    """Returns x ** y: products for small whole numbers `y`, otherwise mtf.pow."""
+    if not _whole(y):
+        roots = {0.5: mtf.sqrt, -0.5: mtf.rsqrt}
+        known = isinstance(y, (int, float, np.number)) and float(y) in roots
+        return roots[float(y)](x) if known else mtf.mtf_pow(x, y)  # type: ignore[arg-type]
+    left = abs(int(y))  # type: ignore[arg-type]
+    if y < 0 and x.dtype.is_integer:  # type: ignore[operator]
+        raise WrongTypeError(
+            f"{tensors_text([x])} ** {y} is no integer. Write mtf.to_float(x) ** {y}"
+        )
+    result = None
+    while left:
+        if left % 2:
+            result = x if result is None else result * x
+        left //= 2
+        x = mtf.square(x) if left else x
+    if result is None:
+        return mtf.ones_like(x)
+    return mtf.reciprocal(result) if y < 0 else result  # type: ignore[operator]
+
+
+def _reflected_power(x: Tensor, base: float) -> Tensor:
+    """Returns base ** x for a positive number `base`."""
+    if not isinstance(base, (int, float, np.number)) or not base > 0:
+        raise WrongTypeError(
+            f"{base!r} ** x: the base beside the Tensor {tensors_text([x])} must be a positive "
+            "number; mtf.pow(y, x) has a Tensor y as its base"
+        )
+    return mtf.exp(x * math.log(base))
+
+
+@leaves_no_node
+def _matrix_product(x: Tensor, w: object) -> Tensor:
+    """Returns x @ w: the einsum that sums over the one dimension that both have."""
+    if not isinstance(w, Tensor):
+        kind = "a tf.Tensor" if tf.is_tensor(w) else f"a {type(w).__name__}"
+        raise WrongTypeError(
+            f"@: {kind} stands beside {x.name} {x.shape}, and its axes have no names. Give it "
+            "dimensions with mtf.import_tf_tensor(mesh, array, shape)"
+        )
+    check_sizes_of_names("@", [x.shape, w.shape])
+    shared = [d for d in x.shape.dims if d.name in w.shape.dimension_names]
+    if len(shared) != 1:
+        found = f"share {dims_text(shared)}" if shared else "share none"
+        raise ValueError(
+            f"@ sums over the one dimension that both Tensors have, but {x.name} {x.shape} and "
+            f"{w.name} {w.shape} {found}. Say which dimensions the result has: "
+            "mtf.einsum([x, w], output_shape=[...]) sums over all others; x * w sums over none"
+        )
+    return mtf.einsum([x, w], reduced_dims=shared)
+
+
+def _logical(symbol: str, fn_name: str, swapped: bool = False) -> Callable:
+    def apply(x: Tensor, *others: Operand) -> Tensor:
+        for t in (x, *others):
+            dtype = t.dtype if isinstance(t, Tensor) else None
+            if dtype != tf.bool:
+                found = tensors_text([t]) if isinstance(t, Tensor) else repr(t)
+                raise WrongTypeError(
+                    f"{symbol} is mtf.{fn_name} of boolean Tensors, as comparisons give them, "
+                    f"not of {found}. mtf.cast(x, tf.bool) makes one"
+                )
+        return getattr(mtf, fn_name)(*((others[0], x) if swapped else (x, *others)))
+
+    return apply
+
+
+def _no_index(x: Tensor, key: object) -> NoReturn:
+    raise WrongTypeError(
+        f"x[{key!r}]: {x.name} {x.shape} has names for its dimensions, and is neither indexed nor "
+        'iterated over by position. mtf.slice(x, begin, size, "a") takes a range of dimension a, '
+        "mtf.gather(x, index, dim) one or several elements, mtf.unstack(x, dim) makes a list of "
+        "all. In eager code x.numpy() is an array"
+    )
+
+
+def _no_length(x: Tensor) -> NoReturn:
+    raise WrongTypeError(
+        f"len(x): {x.name} {x.shape} has no first dimension that counts more than others. "
+        "x.shape.ndims is the number of its dimensions, x.size that of its elements, and "
+        'x.shape.get_dim_by_name("a").size the size of dimension a'
+    )
 
 
 # Addition and multiplication commute, so `2 * x` is the same scalar operation as `x * 2`.
@@ -35,6 +138,24 @@ _OPERATORS = {
     "__mod__": _straight("mod"),
     "__rmod__": _reflected("mod"),
     "__neg__": lambda self: mtf.negative(self),
+    "__pos__": lambda self: self,
+    "__abs__": lambda self: mtf.mtf_abs(self),
+    "__pow__": _power,
+    "__rpow__": _reflected_power,
+    "__matmul__": _matrix_product,
+    "__rmatmul__": _matrix_product,
+    # Equality stays that of objects: Tensors are keys of dictionaries.
+    "__lt__": _straight("less"),
+    "__le__": _straight("less_equal"),
+    "__gt__": _straight("greater"),
+    "__ge__": _straight("greater_equal"),
+    "__and__": _logical("&", "logical_and"),
+    "__rand__": _logical("&", "logical_and", swapped=True),
+    "__or__": _logical("|", "logical_or"),
+    "__ror__": _logical("|", "logical_or", swapped=True),
+    "__invert__": _logical("~", "logical_not"),
+    "__getitem__": _no_index,
+    "__len__": _no_length,
 }
 
 

@@ -214,6 +214,11 @@ def slicewise(
 ) -> Any:
     """Applies a TensorFlow function slice by slice.
 
+    >>> x = mtf.constant(mesh, [[3.0, 1.0, 2.0]], "batch:1,d:3")
+    >>> y = mtf.slicewise(tf.sort, [x], splittable_dims=x.shape.dims[:1])
+    >>> print(y.numpy())
+    [[1. 2. 3.]]
+
     Args:
       tf_fn: takes a tf.Tensor for each of `xs`; returns one, or a tuple of them.
       xs: Tensors.
@@ -266,6 +271,10 @@ def cwise(
 
     The function broadcasts or reshapes the other inputs to the shape of the first. The dimensions
     of the first input may be split; those that only other inputs have may not.
+
+    >>> x = mtf.constant(mesh, [0.0, 1.0], "d:2")
+    >>> print(np.round(mtf.cwise(tf.math.erf, [x]).numpy(), 3))
+    [0.    0.843]
 
     Args:
       tf_fn: takes a tf.Tensor for each of `xs`; returns one with the shape of the first.

@@ -67,7 +67,12 @@ _raw = tf.raw_ops
 
 
 def sin(x: Tensor, name: Optional[str] = "sin") -> Tensor:
-    """Returns the sine of each element of `x`, a floating Tensor."""
+    """Returns the sine of each element of `x`, a floating Tensor.
+
+    >>> x = mtf.constant(mesh, [1.0, 2.0, 4.0], "d:3")
+    >>> print(np.round(mtf.sin(x).numpy(), 3))
+    [ 0.841  0.909 -0.757]
+    """
     return cwise(tf.sin, [x], name=name, grad_function=_from_input(_sin_grad, "sin_grad"))
 
 
@@ -76,7 +81,12 @@ def _sin_grad(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
 
 
 def cos(x: Tensor, name: Optional[str] = "cos") -> Tensor:
-    """Returns the cosine of each element of `x`, a floating Tensor."""
+    """Returns the cosine of each element of `x`, a floating Tensor.
+
+    >>> x = mtf.constant(mesh, [1.0, 2.0, 4.0], "d:3")
+    >>> print(np.round(mtf.cos(x).numpy(), 3))
+    [ 0.54  -0.416 -0.654]
+    """
     return cwise(tf.cos, [x], name=name, grad_function=_from_input(_cos_grad, "cos_grad"))
 
 
@@ -85,64 +95,119 @@ def _cos_grad(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
 
 
 def identity(x: Tensor, name: Optional[str] = "identity") -> Tensor:
-    """Returns a Tensor with the same values as `x`."""
+    """Returns a Tensor with the same values as `x`.
+
+    >>> x = mtf.constant(mesh, [1.0, 2.0, 4.0], "d:3")
+    >>> print(np.round(mtf.identity(x).numpy(), 3))
+    [1. 2. 4.]
+    """
     return cwise(tf.identity, [x], name=name, grad_function=lambda op, dy: [dy])
 
 
 def square(x: Tensor, name: Optional[str] = "square") -> Tensor:
-    """Returns the square of each element of `x`."""
+    """Returns the square of each element of `x`.
+
+    >>> x = mtf.constant(mesh, [1.0, 2.0, 4.0], "d:3")
+    >>> print(np.round(mtf.square(x).numpy(), 3))
+    [ 1.  4. 16.]
+    """
     return cwise(
         tf.square, [x], name=name, grad_function=lambda op, dy: [dy * (op.inputs[0] * 2.0)]
     )
 
 
 def sqrt(x: Tensor, name: Optional[str] = "sqrt") -> Tensor:
-    """Returns the square root of each element of `x`, a floating Tensor."""
+    """Returns the square root of each element of `x`, a floating Tensor.
+
+    >>> x = mtf.constant(mesh, [1.0, 2.0, 4.0], "d:3")
+    >>> print(np.round(mtf.sqrt(x).numpy(), 3))
+    [1.    1.414 2.   ]
+    """
     kernel = _from_output(lambda y, dy: _raw.SqrtGrad(y=y, dy=dy), "sqrt_grad")
     return cwise(tf.sqrt, [x], name=name, grad_function=kernel)
 
 
 def rsqrt(x: Tensor, name: Optional[str] = "rsqrt") -> Tensor:
-    """Returns the reciprocal square root of each element of `x`, a floating Tensor."""
+    """Returns the reciprocal square root of each element of `x`, a floating Tensor.
+
+    >>> x = mtf.constant(mesh, [1.0, 2.0, 4.0], "d:3")
+    >>> print(np.round(mtf.rsqrt(x).numpy(), 3))
+    [1.    0.707 0.5  ]
+    """
     kernel = _from_output(lambda y, dy: _raw.RsqrtGrad(y=y, dy=dy), "rsqrt_grad")
     return cwise(tf.math.rsqrt, [x], name=name, grad_function=kernel)
 
 
 def log(x: Tensor, name: Optional[str] = "log") -> Tensor:
-    """Returns the natural logarithm of each element of `x`, a floating Tensor."""
+    """Returns the natural logarithm of each element of `x`, a floating Tensor.
+
+    >>> x = mtf.constant(mesh, [1.0, 2.0, 4.0], "d:3")
+    >>> print(np.round(mtf.log(x).numpy(), 3))
+    [0.    0.693 1.386]
+    """
     kernel = _from_input(lambda x, dy: dy / x, "log_grad")
     return cwise(tf.math.log, [x], name=name, grad_function=kernel)
 
 
 def exp(x: Tensor, name: Optional[str] = "exp") -> Tensor:
-    """Returns e to the power of each element of `x`, a floating Tensor."""
+    """Returns e to the power of each element of `x`, a floating Tensor.
+
+    >>> x = mtf.constant(mesh, [1.0, 2.0, 4.0], "d:3")
+    >>> print(np.round(mtf.exp(x).numpy(), 3))
+    [ 2.718  7.389 54.598]
+    """
     return cwise(tf.exp, [x], name=name, grad_function=lambda op, dy: [dy * op.outputs[0]])
 
 
 def sigmoid(x: Tensor, name: Optional[str] = "sigmoid") -> Tensor:
-    """Returns 1 / (1 + exp(-x)), elementwise."""
+    """Returns 1 / (1 + exp(-x)), elementwise.
+
+    >>> x = mtf.constant(mesh, [-1.0, 0.0, 2.0], "d:3")
+    >>> print(np.round(mtf.sigmoid(x).numpy(), 3))
+    [0.269 0.5   0.881]
+    """
     kernel = _from_output(lambda y, dy: _raw.SigmoidGrad(y=y, dy=dy), "sigmoid_grad")
     return cwise(tf.sigmoid, [x], name=name, grad_function=kernel)
 
 
 def tanh(x: Tensor, name: Optional[str] = "tanh") -> Tensor:
-    """Returns the hyperbolic tangent of each element of `x`."""
+    """Returns the hyperbolic tangent of each element of `x`.
+
+    >>> x = mtf.constant(mesh, [-1.0, 0.0, 2.0], "d:3")
+    >>> print(np.round(mtf.tanh(x).numpy(), 3))
+    [-0.762  0.     0.964]
+    """
     kernel = _from_output(lambda y, dy: _raw.TanhGrad(y=y, dy=dy), "tanh_grad")
     return cwise(tf.tanh, [x], name=name, grad_function=kernel)
 
 
 def negative(x: Tensor, name: Optional[str] = "negative") -> Tensor:
-    """Returns -x, elementwise."""
+    """Returns -x, elementwise.
+
+    >>> x = mtf.constant(mesh, [-1.0, 0.0, 2.0], "d:3")
+    >>> print(np.round(mtf.negative(x).numpy(), 3))
+    [ 1. -0. -2.]
+    """
     return cwise(tf.negative, [x], name=name, grad_function=lambda op, dy: [negative(dy)])
 
 
 def logical_not(x: Tensor, name: Optional[str] = "logical_not") -> Tensor:
-    """Returns the negation of each element of `x`, a boolean Tensor."""
+    """Returns the negation of each element of `x`, a boolean Tensor.
+
+    >>> x = mtf.constant(mesh, [True, False], "d:2", tf.bool)
+    >>> print(mtf.logical_not(x).numpy())
+    [False  True]
+    """
     return cwise(tf.logical_not, [x], name=name)
 
 
 def swish(x: Tensor) -> Tensor:
-    """Returns x * sigmoid(x), elementwise (https://arxiv.org/abs/1710.05941)."""
+    """Returns x * sigmoid(x), elementwise (https://arxiv.org/abs/1710.05941).
+
+    >>> x = mtf.constant(mesh, [-1.0, 0.0, 2.0], "d:3")
+    >>> print(np.round(mtf.swish(x).numpy(), 3))
+    [-0.269  0.     1.762]
+    """
     return _with_saved(x, _swish_forward, _swish_grad, "swish")
 
 
@@ -164,6 +229,10 @@ def gelu(x: Tensor) -> Tensor:
 
     0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))), elementwise
     (https://arxiv.org/abs/1606.08415).
+
+    >>> x = mtf.constant(mesh, [-1.0, 0.0, 2.0], "d:3")
+    >>> print(np.round(mtf.gelu(x).numpy(), 3))
+    [-0.159  0.     1.955]
     """
     return _with_saved(x, _gelu_forward, _gelu_grad, "gelu")
 
@@ -199,43 +268,78 @@ def _with_saved(x: Tensor, forward: Callable, grad: Callable, name: str) -> Tens
 
 
 def elu(x: Tensor) -> Tensor:
-    """Returns the exponential linear unit of `x`, elementwise (https://arxiv.org/abs/1511.07289)."""
+    """Returns the exponential linear unit of `x`, elementwise (https://arxiv.org/abs/1511.07289).
+
+    >>> x = mtf.constant(mesh, [-1.0, 0.0, 2.0], "d:3")
+    >>> print(np.round(mtf.elu(x).numpy(), 3))
+    [-0.632  0.     2.   ]
+    """
     kernel = _from_output(lambda y, dy: _raw.EluGrad(gradients=dy, outputs=y), "elu_grad")
     return cwise(tf.nn.elu, [x], name="elu", grad_function=kernel)
 
 
 def selu(x: Tensor) -> Tensor:
-    """Returns the scaled exponential linear unit, elementwise (https://arxiv.org/abs/1706.02515)."""
+    """Returns the scaled exponential linear unit, elementwise (https://arxiv.org/abs/1706.02515).
+
+    >>> x = mtf.constant(mesh, [-1.0, 0.0, 2.0], "d:3")
+    >>> print(np.round(mtf.selu(x).numpy(), 3))
+    [-1.111  0.     2.101]
+    """
     kernel = _from_output(lambda y, dy: _raw.SeluGrad(gradients=dy, outputs=y), "selu_grad")
     return cwise(tf.nn.selu, [x], name="selu", grad_function=kernel)
 
 
 def softplus(x: Tensor) -> Tensor:
-    """Returns log(1 + exp(x)), elementwise."""
+    """Returns log(1 + exp(x)), elementwise.
+
+    >>> x = mtf.constant(mesh, [-1.0, 0.0, 2.0], "d:3")
+    >>> print(np.round(mtf.softplus(x).numpy(), 3))
+    [0.313 0.693 2.127]
+    """
     kernel = _from_input(lambda x, dy: _raw.SoftplusGrad(gradients=dy, features=x), "softplus_grad")
     return cwise(tf.math.softplus, [x], name="softplus", grad_function=kernel)
 
 
 def reciprocal(x: Tensor, name: Optional[str] = "reciprocal") -> Tensor:
-    """Returns 1 / x, elementwise."""
+    """Returns 1 / x, elementwise.
+
+    >>> x = mtf.constant(mesh, [1.0, 2.0, 4.0], "d:3")
+    >>> print(np.round(mtf.reciprocal(x).numpy(), 3))
+    [1.   0.5  0.25]
+    """
     kernel = _from_output(lambda y, dy: _raw.ReciprocalGrad(y=y, dy=dy), "reciprocal_grad")
     return cwise(tf.math.reciprocal, [x], name=name, grad_function=kernel)
 
 
 def relu(x: Tensor, name: Optional[str] = "relu") -> Tensor:
-    """Returns max(x, 0), elementwise; its gradient at 0 is 0."""
+    """Returns max(x, 0), elementwise; its gradient at 0 is 0.
+
+    >>> x = mtf.constant(mesh, [-1.0, 0.0, 2.0], "d:3")
+    >>> print(np.round(mtf.relu(x).numpy(), 3))
+    [0. 0. 2.]
+    """
     kernel = _from_output(lambda y, dy: _raw.ReluGrad(gradients=dy, features=y), "relu_grad")
     return cwise(tf.nn.relu, [x], name=name, grad_function=kernel)
 
 
 @leaves_no_node
 def squared_relu(x: Tensor) -> Tensor:
-    """Returns max(x, 0) ** 2, elementwise (https://arxiv.org/abs/2109.08668)."""
+    """Returns max(x, 0) ** 2, elementwise (https://arxiv.org/abs/2109.08668).
+
+    >>> x = mtf.constant(mesh, [-1.0, 0.0, 2.0], "d:3")
+    >>> print(np.round(mtf.squared_relu(x).numpy(), 3))
+    [0. 0. 4.]
+    """
     return square(relu(x))
 
 
 def leaky_relu(x: Tensor, alpha: float = 0.2, name: Optional[str] = "leaky_relu") -> Tensor:
-    """Returns x where it is positive and alpha * x elsewhere."""
+    """Returns x where it is positive and alpha * x elsewhere.
+
+    >>> x = mtf.constant(mesh, [-1.0, 0.0, 2.0], "d:3")
+    >>> print(np.round(mtf.leaky_relu(x).numpy(), 3))
+    [-0.2  0.   2. ]
+    """
 
     def kernel(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
         return _raw.LeakyReluGrad(gradients=dy, features=x, alpha=alpha)
@@ -249,19 +353,33 @@ def leaky_relu(x: Tensor, alpha: float = 0.2, name: Optional[str] = "leaky_relu"
 
 
 def sign(x: Tensor, name: Optional[str] = "sign") -> Tensor:
-    """Returns the sign of each element of `x`: -1, 0 or 1; has no gradient."""
+    """Returns the sign of each element of `x`: -1, 0 or 1; has no gradient.
+
+    >>> x = mtf.constant(mesh, [-1.0, 0.0, 2.0], "d:3")
+    >>> print(np.round(mtf.sign(x).numpy(), 3))
+    [-1.  0.  1.]
+    """
     return cwise(tf.sign, [x], name=name, grad_function=lambda op, dy: [None])
 
 
 @leaves_no_node
 def mtf_abs(x: Tensor) -> Tensor:
-    """Returns the absolute value of each element of `x`; its gradient at 0 is 0."""
+    """Returns the absolute value of each element of `x`; its gradient at 0 is 0.
+
+    >>> x = mtf.constant(mesh, [-1.0, 0.0, 2.0], "d:3")
+    >>> print(np.round(mtf.abs(x).numpy(), 3))
+    [1. 0. 2.]
+    """
     return x * sign(x)
 
 
 @leaves_no_node
 def mtf_pow(x: Tensor, y: Union[Tensor, float]) -> Tensor:
     """Returns x to the power of y, as exp(log(x) * y); NaN for negative `x`.
+
+    >>> x = mtf.constant(mesh, [1.0, 2.0, 4.0], "d:3")
+    >>> print(np.round(mtf.pow(x, 2.0).numpy(), 3))
+    [ 1.  4. 16.]
 
     Args:
       x: a Tensor with positive values.
@@ -276,7 +394,12 @@ def _cast_grad(op: SlicewiseOperation, dy: Tensor) -> list[Optional[Tensor]]:
 
 
 def cast(x: Tensor, dtype: tf.DType, name: Optional[str] = "cast") -> Tensor:
-    """Returns `x` cast to `dtype`; `x` itself if it has that dtype already."""
+    """Returns `x` cast to `dtype`; `x` itself if it has that dtype already.
+
+    >>> x = mtf.constant(mesh, [1.5, 2.5], "d:2")
+    >>> print(mtf.cast(x, tf.int32).numpy())
+    [1 2]
+    """
     dtype = tf.as_dtype(dtype)
     if dtype == x.dtype:
         return x
@@ -286,15 +409,30 @@ def cast(x: Tensor, dtype: tf.DType, name: Optional[str] = "cast") -> Tensor:
 
 
 def to_float(x: Tensor, name: Optional[str] = "to_float") -> Tensor:
-    """Returns `x` as float32."""
+    """Returns `x` as float32.
+
+    >>> x = mtf.constant(mesh, [1, 2], "d:2", tf.int32)
+    >>> print(mtf.to_float(x).numpy())
+    [1. 2.]
+    """
     return cast(x, tf.float32, name=name)
 
 
 def to_bfloat16(x: Tensor, name: Optional[str] = "to_bfloat16") -> Tensor:
-    """Returns `x` as bfloat16."""
+    """Returns `x` as bfloat16.
+
+    >>> x = mtf.constant(mesh, [1.0, 1.001], "d:2")
+    >>> print(mtf.to_float(mtf.to_bfloat16(x)).numpy())
+    [1. 1.]
+    """
     return cast(x, tf.bfloat16, name=name)
 
 
 def to_int32(x: Tensor, name: Optional[str] = "to_int32") -> Tensor:
-    """Returns `x` as int32."""
+    """Returns `x` as int32.
+
+    >>> x = mtf.constant(mesh, [1.5, -2.5], "d:2")
+    >>> print(mtf.to_int32(x).numpy())
+    [ 1 -2]
+    """
     return cast(x, tf.int32, name=name)

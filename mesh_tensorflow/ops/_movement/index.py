@@ -105,6 +105,11 @@ def one_hot(
     It is `on_value` at the index and `off_value` elsewhere; an index out of range gives `off_value`
     everywhere.
 
+    >>> ids = mtf.constant(mesh, [2, 0], "batch:2", tf.int32)
+    >>> print(mtf.one_hot(ids, mtf.Dimension("vocab", 3)).numpy())
+    [[0. 0. 1.]
+     [1. 0. 0.]]
+
     Args:
       indices: an integer Tensor.
       output_dim: a Dimension.
@@ -131,6 +136,12 @@ def gather(
 
     The result is that of an einsum with a one-hot: an index out of range gives zeros, dimensions
     that `weights` and `indices` share are matched, and `weights` must be finite everywhere.
+
+    >>> table = mtf.constant(mesh, [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "vocab:3,d:2")
+    >>> ids = mtf.constant(mesh, [2, 0], "batch:2", tf.int32)
+    >>> print(mtf.gather(table, ids, mtf.Dimension("vocab", 3)).numpy())
+    [[5. 6.]
+     [1. 2.]]
 
     Args:
       weights: a Tensor.
@@ -168,6 +179,10 @@ def gather(
 @leaves_no_node
 def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False) -> Tensor:
     """Returns the cumulative sum along a dimension, by an einsum with a triangular matrix.
+
+    >>> x = mtf.constant(mesh, [1.0, 2.0, 4.0], "d:3")
+    >>> print(mtf.cumsum(x, mtf.Dimension("d", 3)).numpy())
+    [1. 3. 7.]
 
     Args:
       x: a Tensor.
@@ -315,6 +330,11 @@ def top_k(
 
     Equal elements are in the order of their indices. The gradient flows through the values.
 
+    >>> x = mtf.constant(mesh, [3.0, 1.0, 2.0], "d:3")
+    >>> values, indices = mtf.top_k(x, mtf.Dimension("d", 3), mtf.Dimension("k", 2))
+    >>> print(values.numpy(), indices.numpy())
+    [3. 2.] [0 2]
+
     Args:
       x: a Tensor.
       reduced_dim: a Dimension of it.
@@ -330,7 +350,13 @@ def top_k(
 
 @leaves_no_node
 def top_1(x: Tensor, reduced_dim: Dimension, name: Optional[str] = None) -> tuple[Tensor, Tensor]:
-    """Returns the largest element along a dimension, which is removed, and its index."""
+    """Returns the largest element along a dimension, which is removed, and its index.
+
+    >>> x = mtf.constant(mesh, [3.0, 1.0, 2.0], "d:3")
+    >>> value, index = mtf.top_1(x, mtf.Dimension("d", 3))
+    >>> print(value.numpy(), index.numpy())
+    3.0 0
+    """
     one_dim = Dimension("_one", 1)
     values, indices = top_k(x, reduced_dim, one_dim, name=name)
     shape = x.shape - reduced_dim
@@ -338,7 +364,12 @@ def top_1(x: Tensor, reduced_dim: Dimension, name: Optional[str] = None) -> tupl
 
 
 def argmax(x: Tensor, reduced_dim: Dimension, name: Optional[str] = None) -> Tensor:
-    """Returns the int32 index of the largest element along a dimension; the first of ties."""
+    """Returns the int32 index of the largest element along a dimension; the first of ties.
+
+    >>> x = mtf.constant(mesh, [3.0, 7.0, 2.0], "d:3")
+    >>> print(mtf.argmax(x, mtf.Dimension("d", 3)).numpy())
+    1
+    """
     return top_1(x, reduced_dim, name=name)[1]
 
 
@@ -347,6 +378,10 @@ def nth_largest_element(
     x: Tensor, n: int, reduced_dim: Dimension, name: Optional[str] = None
 ) -> Tensor:
     """Returns the n-th largest element along a dimension; n = 0 is the maximum.
+
+    >>> x = mtf.constant(mesh, [3.0, 7.0, 2.0], "d:3")
+    >>> print(mtf.nth_largest_element(x, 1, mtf.Dimension("d", 3)).numpy())
+    3.0
 
     Args:
       x: a Tensor.
@@ -365,5 +400,10 @@ def nth_largest_element(
 def nth_smallest_element(
     x: Tensor, n: int, reduced_dim: Dimension, name: Optional[str] = None
 ) -> Tensor:
-    """Returns the n-th smallest element along a dimension; n = 0 is the minimum."""
+    """Returns the n-th smallest element along a dimension; n = 0 is the minimum.
+
+    >>> x = mtf.constant(mesh, [3.0, 7.0, 2.0], "d:3")
+    >>> print(mtf.nth_smallest_element(x, 0, mtf.Dimension("d", 3)).numpy())
+    2.0
+    """
     return mtf.negative(nth_largest_element(mtf.negative(x), n, reduced_dim, name=name))

@@ -219,6 +219,11 @@ def reshape(x: Tensor, new_shape: ShapeLike, name: str = "reshape") -> Tensor:
     Reshaping to the same dimensions in another order relabels the elements without moving them;
     `transpose` moves them.
 
+    >>> x = mtf.constant(mesh, [1.0, 2.0, 3.0, 4.0], "d:4")
+    >>> print(mtf.reshape(x, "row:2,col:2").numpy())
+    [[1. 2.]
+     [3. 4.]]
+
     Args:
       x: a Tensor.
       new_shape: a Shape with the same number of elements.
@@ -236,6 +241,11 @@ def reshape(x: Tensor, new_shape: ShapeLike, name: str = "reshape") -> Tensor:
 
 def transpose(x: Tensor, new_shape: ShapeLike, name: str = "transpose") -> Tensor:
     """Returns `x` with its dimensions in another order.
+
+    >>> x = mtf.constant(mesh, [[1.0, 2.0], [3.0, 5.0]], "row:2,col:2")
+    >>> print(mtf.transpose(x, "col:2,row:2").numpy())
+    [[1. 3.]
+     [2. 5.]]
 
     Args:
       x: a Tensor.
@@ -256,6 +266,10 @@ def transpose(x: Tensor, new_shape: ShapeLike, name: str = "transpose") -> Tenso
 
 def rename_dimension(x: Tensor, old_name: str, new_name: str) -> Tensor:
     """Returns `x` with a dimension renamed, so that other layout rules apply to it.
+
+    >>> x = mtf.ones(mesh, "batch:2,d:3")
+    >>> print(mtf.rename_dimension(x, "d", "d_out").shape)
+    Shape[batch=2, d_out=3]
 
     Args:
       x: a Tensor.
@@ -287,6 +301,11 @@ def replace_dimensions(
 ) -> Union[Tensor, Shape]:
     """Returns a Tensor or Shape with adjacent dimensions replaced by others.
 
+    >>> x = mtf.ones(mesh, "batch:2,heads:3,kv:4")
+    >>> both = mtf.Dimension("heads_kv", 12)
+    >>> print(mtf.replace_dimensions(x, x.shape.dims[1:], both).shape)
+    Shape[batch=2, heads_kv=12]
+
     Args:
       tensor_or_shape: a Tensor or a Shape.
       old_dim_or_dims: a Dimension, or a list of adjacent Dimensions.
@@ -314,5 +333,10 @@ def replace_dimensions(
 
 
 def anonymize(x: Tensor) -> Tensor:
-    """Returns `x` with dimension names that no layout rule splits; gathers it if it is split."""
+    """Returns `x` with dimension names that no layout rule splits; gathers it if it is split.
+
+    >>> x = mtf.ones(mesh, "batch:2,d:3")
+    >>> print(mtf.anonymize(x).shape)
+    Shape[_anonymous_0=2, _anonymous_1=3]
+    """
     return reshape(x, anonymous_shape(x.shape))

@@ -150,6 +150,11 @@ class ShiftOperation(Operation):
 def shift(x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str] = None) -> Tensor:
     """Returns a Tensor shifted by a constant along a dimension.
 
+    >>> d = mtf.Dimension("d", 4)
+    >>> x = mtf.range(mesh, d, tf.int32)
+    >>> print(mtf.shift(x, 1, d, wrap=False).numpy(), mtf.shift(x, 1, d, wrap=True).numpy())
+    [0 0 1 2] [3 0 1 2]
+
     Args:
       x: a Tensor.
       offset: an int; positive shifts toward higher indices.
@@ -163,6 +168,12 @@ def shift(x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str
 @leaves_no_node
 def dynamic_shift(x: Tensor, offset: Tensor, dim: Dimension, wrap: bool) -> Tensor:
     """Returns a Tensor shifted along a dimension by the values of another Tensor.
+
+    >>> d = mtf.Dimension("d", 4)
+    >>> x = mtf.range(mesh, d, tf.float32)
+    >>> offset = mtf.constant(mesh, 2, dtype=tf.int32)
+    >>> print(mtf.dynamic_shift(x, offset, d, wrap=False).numpy())
+    [0. 0. 0. 1.]
 
     Args:
       x: a Tensor.
@@ -236,6 +247,12 @@ def halo_exchange(
 ) -> Tensor:
     """Returns each block concatenated with margins of both adjacent blocks.
 
+    >>> x = mtf.constant(mesh, [[1, 2], [3, 4]], "blocks:2,d:2", tf.int32)
+    >>> blocks, d = x.shape.dims
+    >>> print(mtf.halo_exchange(x, blocks, d, halo_size=1).numpy())
+    [[0 1 2 3]
+     [2 3 4 0]]
+
     Args:
       x: a Tensor with dimensions [..., blocks_dim, ..., block_size_dim, ...].
       blocks_dim: a Dimension, or None for one block.
@@ -260,7 +277,14 @@ def left_halo_exchange(
     halo_size: int,
     wrap: bool = False,
 ) -> Tensor:
-    """Returns each block concatenated with a margin of the block to its left."""
+    """Returns each block concatenated with a margin of the block to its left.
+
+    >>> x = mtf.constant(mesh, [[1, 2], [3, 4]], "blocks:2,d:2", tf.int32)
+    >>> blocks, d = x.shape.dims
+    >>> print(mtf.left_halo_exchange(x, blocks, d, halo_size=1).numpy())
+    [[0 1 2]
+     [2 3 4]]
+    """
     _check_halo("left_halo_exchange", x, blocks_dim, block_size_dim, halo_size)
     if halo_size == 0:
         return x

@@ -71,6 +71,10 @@ def mtf_slice(
 ) -> Tensor:
     """Returns a range along a dimension; exported as mtf.slice.
 
+    >>> x = mtf.range(mesh, mtf.Dimension("d", 5), tf.int32)
+    >>> print(mtf.slice(x, 1, 3, "d").numpy())
+    [1 2 3]
+
     Args:
       x: a Tensor.
       begin: the first index of the range.
@@ -125,6 +129,10 @@ class PadOperation(Operation):
 
 def pad(x: Tensor, paddings: Sequence[int], dim_name: str, name: Optional[str] = None) -> Tensor:
     """Returns a Tensor with zeros before and after it along a dimension.
+
+    >>> x = mtf.ones(mesh, "d:2")
+    >>> print(mtf.pad(x, [1, 2], "d").numpy())
+    [0. 1. 1. 0. 0.]
 
     Args:
       x: a Tensor.

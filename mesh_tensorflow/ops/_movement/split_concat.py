@@ -83,6 +83,10 @@ class ConcatOperation(Operation):
 def concat(xs: Sequence[Tensor], concat_dim_name: str, name: Optional[str] = None) -> Tensor:
     """Returns Tensors concatenated along a dimension.
 
+    >>> a, b = mtf.zeros(mesh, "d:1"), mtf.ones(mesh, "d:2")
+    >>> print(mtf.concat([a, b], "d").numpy())
+    [0. 1. 1.]
+
     Args:
       xs: a list of Tensors whose shapes are equal except for the size of that dimension.
       concat_dim_name: a string; no layout may split this dimension.
@@ -170,6 +174,11 @@ def split(
 ) -> list[Tensor]:
     """Splits a Tensor along a dimension.
 
+    >>> d = mtf.Dimension("d", 4)
+    >>> a, b = mtf.split(mtf.range(mesh, d, tf.int32), d, 2)
+    >>> print(a.numpy(), b.numpy(), b.shape)
+    [0 1] [2 3] Shape[d=2]
+
     Args:
       x: a Tensor.
       split_dim: a Dimension of it; no layout may split it.
@@ -234,6 +243,11 @@ class StackOperation(Operation):
 def stack(xs: Sequence[Tensor], dim_name: str, axis: int = 0, name: Optional[str] = None) -> Tensor:
     """Returns Tensors of one shape stacked along a new dimension.
 
+    >>> a, b = mtf.zeros(mesh, "d:3"), mtf.ones(mesh, "d:3")
+    >>> print(mtf.stack([a, b], "row").numpy())
+    [[0. 0. 0.]
+     [1. 1. 1.]]
+
     Args:
       xs: a list of Tensors.
       dim_name: name of the new dimension; no layout may split it.
@@ -278,6 +292,11 @@ class UnstackOperation(Operation):
 
 def unstack(x: Tensor, dim: Dimension, name: Optional[str] = None) -> list[Tensor]:
     """Returns the Tensors that `x` consists of along a dimension, without that dimension.
+
+    >>> x = mtf.constant(mesh, [[1.0, 2.0], [3.0, 5.0]], "row:2,col:2")
+    >>> a, b = mtf.unstack(x, mtf.Dimension("row", 2))
+    >>> print(a.numpy(), b.numpy())
+    [1. 2.] [3. 5.]
 
     Args:
       x: a Tensor.

@@ -64,6 +64,14 @@ class ReadVariable(Operation):
 def read_variable(var: Union[Tensor, Variable]) -> Tensor:
     """Returns the value of a variable, read at this point of the program.
 
+    >>> w = mtf.get_variable(mesh, "w", "d:3", initializer=tf.ones_initializer())
+    >>> update = mtf.assign_add(w, mtf.ones_like(w))
+    >>> after = mtf.read_variable(w)
+    >>> impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:1", "", [""])
+    >>> lowering = mtf.Lowering(graph, {mesh: impl})
+    >>> print(lowering.export_to_tf_tensor(after).numpy())
+    [2. 2. 2.]
+
     Args:
       var: a Variable, or a Tensor computed from one by operations of one input each.
     """
@@ -161,6 +169,13 @@ def assign(
 ) -> Operation:
     """Returns an operation that assigns to a variable.
 
+    >>> w = mtf.get_variable(mesh, "w", "d:3", initializer=tf.ones_initializer())
+    >>> update = mtf.assign(w, 3.0 * mtf.ones_like(w))
+    >>> impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:1", "", [""])
+    >>> lowering = mtf.Lowering(graph, {mesh: impl})
+    >>> print(lowering.export_to_tf_tensor(w).numpy())
+    [3. 3. 3.]
+
     Args:
       var: a Variable, or a Tensor computed from one by operations of one input each.
       new_val: a Tensor of its shape.
@@ -177,10 +192,26 @@ def assign(
 
 
 def assign_add(var: Union[Tensor, Variable], new_val: Tensor) -> Operation:
-    """Returns an operation that adds to a variable; see `assign`."""
+    """Returns an operation that adds to a variable; see `assign`.
+
+    >>> w = mtf.get_variable(mesh, "w", "d:3", initializer=tf.ones_initializer())
+    >>> update = mtf.assign_add(w, 3.0 * mtf.ones_like(w))
+    >>> impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:1", "", [""])
+    >>> lowering = mtf.Lowering(graph, {mesh: impl})
+    >>> print(lowering.export_to_tf_tensor(w).numpy())
+    [4. 4. 4.]
+    """
     return assign(var, new_val, assign_fn=assign_add_slice)
 
 
 def assign_sub(var: Union[Tensor, Variable], new_val: Tensor) -> Operation:
-    """Returns an operation that subtracts from a variable; see `assign`."""
+    """Returns an operation that subtracts from a variable; see `assign`.
+
+    >>> w = mtf.get_variable(mesh, "w", "d:3", initializer=tf.ones_initializer())
+    >>> update = mtf.assign_sub(w, 3.0 * mtf.ones_like(w))
+    >>> impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:1", "", [""])
+    >>> lowering = mtf.Lowering(graph, {mesh: impl})
+    >>> print(lowering.export_to_tf_tensor(w).numpy())
+    [-2. -2. -2.]
+    """
     return assign(var, new_val, assign_fn=assign_sub_slice)

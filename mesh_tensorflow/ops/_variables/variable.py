@@ -20,6 +20,7 @@ from mesh_tensorflow._mesh.variables.initial_values import checked_value, seeded
 from mesh_tensorflow._mesh.variables.master import MasterVariable, make_master
 from mesh_tensorflow._mesh.variables.store import VariableStore, store_of
 from mesh_tensorflow._mesh.variables.stored_master import StoredMaster
+from mesh_tensorflow.ops._variables.precision import dtype_in_force
 from mesh_tensorflow.ops._variables.variable_dtype import VariableDType
 from mesh_tensorflow.utils import outside_all_rewrites
 
@@ -77,7 +78,9 @@ class Variable(Operation):
         if self._store is not None:
             self._initializer = self._initializer or tf.get_variable_scope().initializer
             self._store.declare(self)
-            self._master = StoredMaster(self, self._store)
+            self._master = StoredMaster(
+                self._store, self._name, shape, self.master_dtype, trainable
+            )
         self._graph.register_variable(self, trainable)
 
     def _make_master(self, name: str, shape: Shape, kwargs: dict) -> None:
@@ -117,7 +120,7 @@ class Variable(Operation):
             )
 
     def __repr__(self) -> str:
-        return f"Variable({self.value})" if self._outputs else f"Variable({self._name})"
+        return f"Variable({self.value.to_string})" if self._outputs else f"Variable({self._name})"
 
     @property
     def value(self) -> Tensor:
@@ -345,6 +348,12 @@ def get_variable(
 ) -> Tensor:
     """Returns the value of a variable; creates the variable if none of this name exists.
 
+    >>> w = mtf.get_variable(mesh, "w", "d:3", initializer=tf.ones_initializer())
+    >>> print(w.numpy(), [v.name for v in graph.trainable_variables])
+    [1. 1. 1.] ['w']
+    >>> print(mtf.get_variable(mesh, "w", "d:3") is w)
+    True
+
     Args:
       mesh: a Mesh.
       name: a string, relative to the variable scope.
@@ -372,6 +381,7 @@ def get_variable(
         dtype = VariableDType(
             master_dtype or dtype, slice_dtype or dtype, activation_dtype or dtype
         )
+    dtype = dtype_in_force(dtype, trainable)
     full_name = full_variable_name(name)
     known = mesh.graph.name_to_variable.get(full_name)
     if known is not None:

@@ -42,13 +42,13 @@ class EvalDataset(NamedTuple):
       name: a string, the name of its files and summaries.
       dataset_fn: a function without arguments that returns a Dataset.
       postprocess_fn: a function of a decoded string and an example that returns what metrics
-        compare.
+        compare; None if they compare the strings.
       metric_fns: functions of (targets, predictions), lists, that return dictionaries of numbers.
     """
 
     name: str
     dataset_fn: Callable[[], tf.data.Dataset]
-    postprocess_fn: Callable[..., Any]
+    postprocess_fn: Optional[Callable[..., Any]]
     metric_fns: Sequence[Callable[..., Mapping[str, float]]]
 
 

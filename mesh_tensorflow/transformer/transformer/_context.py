@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.ops._variables.precision import dtype_in_force
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
@@ -124,7 +125,7 @@ class Context:
         self.mesh = mesh
         self.batch_dims = batch_dims
         self.length_dim = length_dim
-        self.variable_dtype = variable_dtype
+        self.variable_dtype = dtype_in_force(variable_dtype)
         self.beam_dim = beam_dim
         self.mode = mode
         self.position = position

@@ -49,8 +49,8 @@ def loss_from_logits(
     )
     z_loss = model.z_loss if context.train else 0.0
     loss = layers.softmax_cross_entropy_with_logits(logits, probabilities, vocab_dim, z_loss)
-    weights = mtf.cast(mtf.greater(targets, 0), dtype)
+    weights = mtf.cast(mtf.greater(targets, 0), loss.dtype)
     if model.loss_on_targets_only:
-        weights *= mtf.cast(mtf.logical_not(delimited_lm_inputs_mask(targets)), dtype)
+        weights *= mtf.cast(mtf.logical_not(delimited_lm_inputs_mask(targets)), loss.dtype)
     denominator = model.loss_denominator(targets, context.num_microbatches)
     return mtf.reduce_sum(loss * weights) / denominator

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import importlib
 import importlib.resources
-import inspect
 import os
-import re
-from collections.abc import Iterable, Iterator
 from typing import Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator
+from mesh_tensorflow._programs.gin_errors import told_errors
 from mesh_tensorflow.transformer.utils._data.text import temporary_name, write_text
 from mesh_tensorflow.transformer.utils._flags import FLAGS
 
-__all__ = ["OperativeConfigHook", "nearest_names_in_errors", "parse_gin_defaults_and_flags"]
+__all__ = ["OperativeConfigHook", "parse_gin_defaults_and_flags"]
 
 _GIN_PACKAGE = "mesh_tensorflow.transformer.gin"
 _DEFAULTS = "defaults.gin"
 _CONFIG_NAME = "operative_config"
-_MOST_NAMES = 3
-
-_UNKNOWN_SELECTOR = re.compile(r"No configurable matching (?:reference )?'@?([^']*?)(?:\(\))?'")
-_INCLUDE = re.compile(r"""\s*include\s+['"]([^'"]+)""")
-_UNKNOWN_PARAMETER = re.compile(r"Configurable '([^']*)' doesn't have a parameter named '([^']*)'")
 
 
 def _import_gin_tf() -> None:
@@ -49,94 +40,6 @@ def _import_gin_tf() -> None:
 _import_gin_tf()
 
 
-def _registered() -> list[str]:
-    # gin has no public way to list what is registered.
-    return [name for name, _ in gin.config._REGISTRY.items()]
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    names = {k: k for k in known}
-    # A file may use only the end of a name.
-    names.update({k.rsplit(".", 1)[-1]: k for k in known})
-    found = difflib.get_close_matches(name.rsplit(".", 1)[-1], names, _MOST_NAMES, 0.6)
-    found += difflib.get_close_matches(name, names, _MOST_NAMES, 0.75)
-    return ", ".join(dict.fromkeys(names[k] for k in found)) if found else ""
-
-
-def _advice(message: str) -> str:
-    """Returns a sentence with the nearest known names to one that gin does not know, or ""."""
-    selector = _UNKNOWN_SELECTOR.search(message)
-    if selector:
-        near = _nearest(selector[1], _registered())
-        return (f"The nearest names are {near}." if near else "No name is near it.") + (
-            " A module that registers it may have to be imported, by --module_import or by an "
-            "`import` in the gin file."
-        )
-    parameter = _UNKNOWN_PARAMETER.search(message)
-    if parameter:
-        function = gin.get_configurable(parameter[1])
-        names = inspect.signature(function).parameters
-        known = [name for name in names if name not in ("self", "args", "kwargs")]
-        near = _nearest(parameter[2], known)
-        return f"The nearest names are {near}." if near else f"It has {', '.join(known)}."
-    return ""
-
-
-@contextlib.contextmanager
-def nearest_names_in_errors() -> Iterator[None]:
-    """Adds the nearest known names to gin's errors about unknown names.
-
-    Raises:
-      ValueError: gin raised it.
-    """
-    try:
-        yield
-    except ValueError as error:
-        message = str(error)
-        advice = _advice(message)
-        if not advice:
-            raise
-        raise ValueError(f"{message}\n{advice}") from error
-
-
-def _line_not_in_utf8(files: Iterable[str], prefixes: Iterable[str]) -> str:
-    """Returns an error message if a gin file, or one that it includes, is not valid UTF-8."""
-    waiting, seen = list(files), set()
-    while waiting:
-        name = waiting.pop(0)
-        paths = [os.path.join(prefix, name) for prefix in ("", *prefixes)]
-        path = next((path for path in paths if os.path.isfile(path)), None)
-        if path is None or path in seen:
-            continue
-        seen.add(path)
-        with open(path, "rb") as f:
-            for number, line in enumerate(f, 1):
-                try:
-                    text = line.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    return (
-                        f"line {number} of {path} is not in UTF-8 ({error.reason} at byte "
-                        f"{error.start}: {line.strip()[:40]!r})"
-                    )
-                included = _INCLUDE.match(text)
-                if included:
-                    waiting.append(included[1])
-    return ""
-
-
-@contextlib.contextmanager
-def _place_in_errors_of_encoding(prefixes: Iterable[str]) -> Iterator[None]:
-    """Adds file and line to errors about gin files that are not valid UTF-8."""
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        place = _line_not_in_utf8(FLAGS.gin_file, prefixes)
-        raise ValueError(
-            f"a gin file should be text in UTF-8: {place or error}. Save it as UTF-8, as by "
-            "`iconv -f latin1 -t utf-8`"
-        ) from error
-
-
 def parse_gin_defaults_and_flags(
     skip_unknown: Union[bool, list[str], tuple[str, ...]] = False, finalize_config: bool = True
 ) -> None:
@@ -152,12 +55,13 @@ def parse_gin_defaults_and_flags(
     Raises:
       ValueError: a name is unknown; the message has the nearest known ones. Or a file is not valid
         UTF-8; the message has the line.
+      SyntaxError: a file or a parameter is no gin; the message has the line.
     """
     directory = importlib.resources.files(_GIN_PACKAGE)
     prefixes = [*FLAGS.gin_location_prefix, str(directory)]
     for prefix in prefixes:
         gin.add_config_file_search_path(prefix)
-    with nearest_names_in_errors(), _place_in_errors_of_encoding(prefixes):
+    with told_errors(FLAGS.gin_file or (), prefixes):
         with gin.unlock_config():
             gin.parse_config((directory / _DEFAULTS).read_text(), skip_unknown=skip_unknown)
             gin.parse_config_files_and_bindings(

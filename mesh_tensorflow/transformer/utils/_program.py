@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import contextvars
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
@@ -27,13 +28,18 @@ __all__ = [
     "Outputs",
     "Results",
     "check_tiling",
+    "is_recorded",
     "outside_program",
     "processor_devices",
+    "recorded_lowerings",
     "run_on_mesh",
 ]
 
 MESH_IMPLS = ("placement", "simd")
 _DIMENSIONS_OF_TOPOLOGY = 4
+_recorded: contextvars.ContextVar[Optional[list[mtf.Lowering]]] = contextvars.ContextVar(
+    "recorded_lowerings", default=None
+)
 
 
 class Outputs(NamedTuple):
@@ -50,6 +56,22 @@ class Results(NamedTuple):
     update: Optional[tf.Operation]
     lowering: mtf.Lowering
     summaries: dict[str, tf.Tensor]
+
+
+@contextlib.contextmanager
+def recorded_lowerings() -> Iterator[list[mtf.Lowering]]:
+    """Context that yields a list, to which `run_on_mesh` adds what it lowers within."""
+    found: list[mtf.Lowering] = []
+    token = _recorded.set(found)
+    try:
+        yield found
+    finally:
+        _recorded.reset(token)
+
+
+def is_recorded() -> bool:
+    """Returns whether programs are built within `recorded_lowerings`, to be looked at."""
+    return _recorded.get() is not None
 
 
 def processor_devices(
@@ -213,4 +235,7 @@ def run_on_mesh(
     apart = settings.context is None and settings.mesh_impl == "simd"
     made = replicate(program, devices=devices) if apart else program()
     tensors, updates, scalars = made
+    recorded = _recorded.get()
+    if recorded is not None:
+        recorded.append(lowerings[-1])
     return Results(tensors, updates[0] if updates else None, lowerings[-1], scalars)

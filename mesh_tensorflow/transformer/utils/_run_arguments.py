@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
+from mesh_tensorflow._core.errors import WrongTypeError
 from mesh_tensorflow.transformer.utils._data.batching import Lengths
 from mesh_tensorflow.transformer.utils._training.checkpoints import Steps
 
@@ -58,6 +59,49 @@ class RunArguments:
     mesh_impl: Optional[str]
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         if isinstance(self.sequence_length, int):
             both = {"inputs": self.sequence_length, "targets": self.sequence_length}
             object.__setattr__(self, "sequence_length", both)
+
+
+def _is_batch_size(value: object) -> bool:
+    pair = isinstance(value, tuple) and [type(part) for part in value] == [str, int]
+    return pair or isinstance(value, int)
+
+
+# What gin may have bound: arguments, whether a value is right, and what it should be.
+_KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("train_steps", lambda v: callable(v) or isinstance(v, int), "a number of steps"),
+    ("batch_size", _is_batch_size, 'a number or a pair such as ("tokens_per_batch", 4096)'),
+    (
+        "optimizer",
+        lambda v: v is None or callable(v),
+        "a class such as @optimize.AdafactorOptimizer, with @ and without ()",
+    ),
+    (
+        "train_dataset_fn",
+        lambda v: v is None or callable(v),
+        "a function such as @training_data, with @ and without ()",
+    ),
+    (
+        "eval_dataset_fn",
+        lambda v: v is None or callable(v),
+        "a function such as @evaluation_data, with @ and without ()",
+    ),
+)
+
+
+def _check_kinds(given: RunArguments) -> None:
+    """Checks arguments of which gin files often bind something else.
+
+    Args:
+      given: the arguments of `utils.run`.
+
+    Raises:
+      WrongTypeError: an argument is of another kind.
+    """
+    for name, is_right, words in _KINDS:
+        value = getattr(given, name)
+        if not is_right(value):
+            raise WrongTypeError(f"utils.run: {name} is {value!r}; it should be {words}")

@@ -242,7 +242,10 @@ class Unitransformer:
             inputs=inputs, num_microbatches=num_microbatches,
         )  # fmt: skip
         logits = self._call_internal(context, inputs, targets)
-        return logits, None if losses is None else mtf.add_n(losses)
+        if losses is None:
+            return logits, None
+        # That of the targets comes last; in a mixed precision it is wider than those of layers.
+        return logits, mtf.add_n([mtf.cast(loss, losses[-1].dtype) for loss in losses])
 
     @gin.configurable(module="Unitransformer")
     def sample_autoregressive(

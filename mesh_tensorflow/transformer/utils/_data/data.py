@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._elements import Elements
 from mesh_tensorflow.transformer import dataset as transformer_dataset
 from mesh_tensorflow.transformer.utils._data.batching import Lengths
 from mesh_tensorflow.transformer.utils._data.features import model_features
@@ -80,17 +81,12 @@ def examples_of(make_dataset: Callable[[], tf.data.Dataset]) -> Iterator[dict[st
       Dictionaries.
     """
     with tf.Graph().as_default() as graph:
-        iterator = tf.data.make_initializable_iterator(make_dataset())
-        features = iterator.get_next()
+        elements = Elements(make_dataset())
         tables = tf.tables_initializer()
     with tf.Session(graph=graph) as session:
-        session.run([iterator.initializer, tables])
-        while True:
-            try:
-                example = session.run(features)
-            except tf.errors.OutOfRangeError:
-                return
-            yield example
+        session.run([elements.initializer, tables])
+        while elements.advance(session):
+            yield session.run(elements.current)
 
 
 def in_vocabulary(dataset: tf.data.Dataset, vocab_sizes: Mapping[str, int]) -> tf.data.Dataset:

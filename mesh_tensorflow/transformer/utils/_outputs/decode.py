@@ -196,6 +196,17 @@ def _dataset_of(dataset: EvalDataset, sequence_length: Lengths) -> tf.data.Datas
     return call_with_known(dataset.dataset_fn, sequence_length=sequence_length)
 
 
+def postprocessed(dataset: Any, text: Any, **about: Any) -> Any:
+    """Returns what `postprocess_fn` of an EvalDataset makes of a text; the text if it is None.
+
+    Args:
+      dataset: an EvalDataset.
+      text: a decoded string, an output or a target.
+      **about: further arguments of `postprocess_fn`: `example` and perhaps `is_target`.
+    """
+    return text if dataset.postprocess_fn is None else dataset.postprocess_fn(text, **about)
+
+
 def _examples_and_texts(
     dataset: EvalDataset, sequence_length: Lengths, vocabulary: Vocabularies
 ) -> tuple[list[Any], dict[str, list[str]]]:
@@ -208,7 +219,8 @@ def _examples_and_texts(
     ]
     targets = [
         as_text(
-            dataset.postprocess_fn(
+            postprocessed(
+                dataset,
                 text_of_feature(e, "targets", targets_vocabulary(vocabulary)),
                 example=e,
                 is_target=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -28,8 +29,16 @@ from mesh_tensorflow.transformer.utils._data.text import (
 )
 from mesh_tensorflow.transformer.utils._data.vocabularies import targets_vocabulary
 from mesh_tensorflow.transformer.utils._flags import MODULE
-from mesh_tensorflow.transformer.utils._outputs.scores import save_scores, save_scores_to_tfrecords
-from mesh_tensorflow.transformer.utils._training.checkpoints import Steps, get_checkpoint_iterator
+from mesh_tensorflow.transformer.utils._outputs.scores import (
+    print_and_save_scores,
+    save_scores,
+    save_scores_to_tfrecords,
+)
+from mesh_tensorflow.transformer.utils._training.checkpoints import (
+    Steps,
+    get_checkpoint_iterator,
+    get_step_from_checkpoint_path,
+)
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset import EvalDataset
@@ -140,6 +149,23 @@ def score_with_estimator_lazy(
                 break
 
 
+def _printed(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    input_fn: Callable[..., Any],
+    steps: Steps,
+    model_dir: str,
+    vocabulary: Vocabularies,
+    num_examples: Optional[int] = None,
+) -> list[float]:
+    """Prints and writes the scores of several checkpoints; returns those of the last one."""
+    scores: list[float] = []
+    for path in get_checkpoint_iterator(steps, model_dir):
+        filename = os.path.join(model_dir, f"scores_{get_step_from_checkpoint_path(path)}")
+        results = list(_scored(estimator, input_fn, path, num_examples))
+        scores = print_and_save_scores(results, vocabulary, filename)
+    return scores
+
+
 def _lines(source: Union[str, Sequence[str], None]) -> list[str]:
     """Returns the given strings, or the lines of the named file."""
     return get_inputs_from_file(source) if isinstance(source, str) else list(source or [])
@@ -220,7 +246,7 @@ def score_from_strings(
     eval_checkpoint_step: Steps,
     inputs: Union[str, Sequence[str], None] = gin.REQUIRED,
     targets: Union[str, Sequence[str]] = gin.REQUIRED,
-    score_postprocess_fn: Callable[..., Any] = gin.REQUIRED,
+    score_postprocess_fn: Optional[Callable[..., Any]] = None,
     eos_id: int = 1,
     score_eos: bool = True,
     score_with_estimator_fn: Callable[..., Any] = score_with_estimator,
@@ -237,13 +263,14 @@ def score_from_strings(
       eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
       inputs: strings, or the path of a file.
       targets: strings, or the path of a file.
-      score_postprocess_fn: see `score_with_estimator`.
+      score_postprocess_fn: see `score_with_estimator`; if None, scores and targets are printed, and
+        written to files `model_dir`/scores_<step>.scores, .targets and others.
       eos_id: the id of EOS.
       score_eos: whether EOS at the end of targets is scored.
       score_with_estimator_fn: `score_with_estimator` or the lazy one.
 
     Returns:
-      What `score_with_estimator_fn` returns.
+      What `score_with_estimator_fn` returns; the scores if there is no `score_postprocess_fn`.
 
     Raises:
       ValueError: the numbers of inputs and targets differ, or a line of a file is empty (see
@@ -267,9 +294,14 @@ def score_from_strings(
         score_eos,
         sources,
     )
+    input_fn = arrays_input_fn(features, batch_size)
+    if score_postprocess_fn is None:
+        return _printed(
+            estimator, input_fn, eval_checkpoint_step, model_dir, vocabulary, len(targets)
+        )
     return score_with_estimator_fn(
         estimator,
-        arrays_input_fn(features, batch_size),
+        input_fn,
         eval_checkpoint_step,
         model_dir,
         vocabulary,
@@ -288,7 +320,7 @@ def score_from_dataset(
     eval_checkpoint_step: Steps,
     dataset_split: str,
     score_dataset_fn: Optional[Callable[..., Sequence[Any]]] = None,
-    score_postprocess_fn: Callable[..., Any] = gin.REQUIRED,
+    score_postprocess_fn: Optional[Callable[..., Any]] = None,
     score_with_estimator_fn: Callable[..., Any] = score_with_estimator,
 ) -> Any:
     """Scores the targets of data sets.
@@ -303,11 +335,12 @@ def score_from_dataset(
       dataset_split: such as "validation".
       score_dataset_fn: a function of `sequence_length`, `vocabulary` and `dataset_split` that
         returns a list of EvalDatasets.
-      score_postprocess_fn: see `score_with_estimator`.
+      score_postprocess_fn: see `score_with_estimator`; if None, scores and targets are printed, and
+        written to files `model_dir`/scores_<step>.scores, .targets and others.
       score_with_estimator_fn: `score_with_estimator` or the lazy one.
 
     Returns:
-      What `score_with_estimator_fn` returns.
+      What `score_with_estimator_fn` returns; the scores if there is no `score_postprocess_fn`.
 
     Raises:
       ValueError: there are no data.
@@ -322,6 +355,8 @@ def score_from_dataset(
         return lambda: call_with_known(dataset.dataset_fn, sequence_length=sequence_length)
 
     input_fn = combined_input_fn([maker(d) for d in datasets], batch_size)
+    if score_postprocess_fn is None:
+        return _printed(estimator, input_fn, eval_checkpoint_step, model_dir, vocabulary)
     return score_with_estimator_fn(
         estimator, input_fn, eval_checkpoint_step, model_dir, vocabulary, score_postprocess_fn
     )

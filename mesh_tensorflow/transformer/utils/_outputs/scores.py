@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset._features import Vocabularies
     from mesh_tensorflow.transformer.vocabulary import Vocabulary
 
-__all__ = ["maybe_add_pretokenized_features", "save_scores", "save_scores_to_tfrecords"]
+__all__ = [
+    "maybe_add_pretokenized_features",
+    "print_and_save_scores",
+    "save_scores",
+    "save_scores_to_tfrecords",
+]
 
 Examples = Sequence[Mapping[str, Any]]
 
@@ -128,6 +133,29 @@ def save_scores(
         for name, lines in files.items():
             write_lines_to_file(lines, f"{scores_filename}.{name}")
     return (scores, *texts) if save_example_text else scores
+
+
+def print_and_save_scores(
+    results: Examples, vocabulary: Vocabularies, filename: str
+) -> list[float]:
+    """Prints a line for each example, its score and its target, and writes files.
+
+    See `save_scores` for the files.
+
+    Args:
+      results: dictionaries with "scores", "targets" and perhaps "inputs".
+      vocabulary: a Vocabulary, or a pair of them.
+      filename: the path of the files, without their suffixes.
+
+    Returns:
+      The scores.
+    """
+    results = maybe_add_pretokenized_features(_checked(results), vocabulary)
+    save_scores(results, vocabulary, filename)
+    for r in results:
+        print(f"{float(r['scores']):.6g}\t{_in_one_line(r['targets_pretokenized'])}")
+    tf.logging.info("Scores are in %s.scores, and their texts beside it", filename)
+    return [float(r["scores"]) for r in results]
 
 
 def _bytes_feature(text: object) -> tf.train.Feature:

@@ -24,7 +24,7 @@ from mesh_tensorflow.transformer.utils._data.vocabularies import (
     inputs_vocabulary,
     targets_vocabulary,
 )
-from mesh_tensorflow.transformer.utils._outputs.decode import decode, text_of_feature
+from mesh_tensorflow.transformer.utils._outputs.decode import decode, postprocessed, text_of_feature
 from mesh_tensorflow.transformer.utils._outputs.score import score_with_estimator
 from mesh_tensorflow.transformer.utils._training.checkpoints import (
     Steps,
@@ -52,8 +52,10 @@ def _tasks(datasets: Iterable[Any], vocabulary: Vocabularies) -> list[_Task]:
     for dataset in datasets:
         examples = list(examples_of(dataset.dataset_fn))
         own = targets_vocabulary(vocabulary)
+        if dataset.postprocess_fn is None:
+            tf.logging.info("%s has no postprocess_fn: its metrics compare texts", dataset.name)
         targets = [
-            dataset.postprocess_fn(text_of_feature(e, "targets", own), example=e, is_target=True)
+            postprocessed(dataset, text_of_feature(e, "targets", own), example=e, is_target=True)
             for e in examples
         ]
         tasks.append(_Task(dataset, examples, targets))
@@ -100,7 +102,7 @@ def _evaluate_outputs(
         own = list(itertools.islice(rest, len(task.examples)))
         if not scores:
             own = [
-                task.dataset.postprocess_fn(output, example=e)
+                postprocessed(task.dataset, output, example=e)
                 for output, e in zip(own, task.examples)
             ]
         if write:
@@ -148,7 +150,8 @@ def eval_model(
       model_dir: the directory of checkpoints.
       eval_dataset_fn: a function of `sequence_length`, `vocabulary` and `dataset_split` that
         returns a list of EvalDatasets. Their `postprocess_fn` is called with a text, `example` and
-        `is_target`; their `metric_fns` with lists of targets and of predictions or scores.
+        `is_target`, and is None if texts are compared as they are; their `metric_fns` with lists
+        of targets and of predictions or scores.
       eval_summary_dir: the directory to write to; <split>_eval in `model_dir` if None.
       eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
       eval_with_score: whether to score targets instead of decoding.

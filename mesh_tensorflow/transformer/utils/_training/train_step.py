@@ -28,6 +28,7 @@ from mesh_tensorflow.transformer.utils._outputs.token_scores import evaluated
 from mesh_tensorflow.transformer.utils._program import (
     Outputs,
     Results,
+    is_recorded,
     outside_program,
     run_on_mesh,
 )
@@ -40,6 +41,7 @@ from mesh_tensorflow.transformer.utils._training.variables import (
     trained_variables,
 )
 from mesh_tensorflow.utils import steps_done
+from mesh_tensorflow.visualize import print_training_report
 
 __all__ = ["evaluation_spec", "training_for", "training_spec", "with_total_steps"]
 
@@ -252,6 +254,9 @@ def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
         settings.model_info_file,
         settings.tpu_summaries,
     )
+    if settings.model_dir and not is_recorded():
+        places = {"checkpoints": f"{settings.model_dir}, with logs"}
+        print_training_report(results.lowering, places=places)
     with outside_program(settings):
         if hasattr(settings.model, "initialize"):
             settings.model.initialize()

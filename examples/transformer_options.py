@@ -1,0 +1,43 @@
+"""Flags of the transformer examples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import command_line
+from command_line import option
+
+# The tensor dimensions that --layout may split.
+DIMENSIONS = ("batch", "heads", "d_ff", "vocab", "d_model")
+MESH_IMPLS = ("placement", "simd")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Command-line options; every field is a flag."""
+
+    mesh_shape: str = option("rows:2;cols:2", "Dimensions of the mesh and their sizes.")
+    layout: str = option(
+        "batch:rows;heads:cols;d_ff:cols;vocab:cols",
+        f"Which tensor dimension is split over which mesh dimension: {', '.join(DIMENSIONS)}.",
+    )
+    mesh_impl: str = option(
+        "placement", "placement for one graph of all processors, simd for one program on each."
+    )
+    model_dir: str = option("", "Directory of checkpoints, to resume from; or none.")
+    batch_size: int = option(0, "Sequences in a step, over all processors; 0 for the usual.")
+    train_steps: int = option(0, "Steps in all, with those in --model_dir; 0 for the usual.")
+    steps_per_checkpoint: int = option(
+        0, "Steps from checkpoint to checkpoint, each of which is tested; 0 for the usual."
+    )
+    seed: int = option(0, "Seed of the order of examples.")
+    quick: bool = option(False, "Fewer steps, in about half a minute, and a worse model.")
+
+
+def all_flags(options: type[Options]) -> Iterator[command_line.Flag]:
+    """Yields the flags of an example, and those of gin."""
+    from mesh_tensorflow._command_lines.transformer import GIN_FLAGS
+
+    yield from command_line.table_of(options)
+    yield from GIN_FLAGS

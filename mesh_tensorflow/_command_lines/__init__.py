@@ -1,0 +1,74 @@
+"""Command lines of the package's programs, which are read before TensorFlow is imported.
+
+`python -m mesh_tensorflow.NAME` imports `mesh_tensorflow`, and with it TensorFlow, before the
+program. `begin` comes first of all: it answers `--help` and tells mistakes in flags at once.
+Nothing in this folder imports TensorFlow, nor anything else of the package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from mesh_tensorflow._command_lines import chatter
+
+__all__ = ["PROGRAMS", "begin", "check"]
+
+# Programs, as they are named after `python -m`: the file here and the object in it that describe
+# the command line of each. They have a method `check(arguments)`.
+PROGRAMS = {
+    "mesh_tensorflow.auto_mtf": ("auto_mtf", "AUTO_MTF"),
+    "mesh_tensorflow.auto_mtf.measure": ("auto_mtf", "MEASURE"),
+    "mesh_tensorflow.bert.run_classifier": ("bert", "RUN_CLASSIFIER"),
+    "mesh_tensorflow.bert.run_pretraining": ("bert", "RUN_PRETRAINING"),
+    "mesh_tensorflow.bert.run_squad": ("bert", "RUN_SQUAD"),
+    "mesh_tensorflow.experimental.model_executor": ("experimental", "MODEL_EXECUTOR"),
+    "mesh_tensorflow.experimental.offline_data_aug": ("experimental", "OFFLINE_DATA_AUG"),
+    "mesh_tensorflow.launch": ("launch", "LAUNCH"),
+    "mesh_tensorflow.report": ("report", "REPORT"),
+    "mesh_tensorflow.testing.conformance": ("conformance", "CONFORMANCE"),
+    "mesh_tensorflow.transformer.convert": ("transformer", "CONVERT"),
+    "mesh_tensorflow.transformer.main": ("transformer", "MAIN"),
+}
+
+
+def _program() -> str:
+    """Returns the name after `python -m` while Python locates that module, else ""."""
+    if sys.argv[:1] != ["-m"]:  # replaced by the module's path before the module runs
+        return ""
+    name = sys.orig_argv[len(sys.orig_argv) - len(sys.argv)]
+    if name.startswith("-"):  # -mNAME, and perhaps other options before the m
+        name = name.partition("m")[2]
+    return name.removesuffix(".__main__")
+
+
+def check(program: str, arguments: list[str]) -> None:
+    """Answers `--help` and ends the process, or tells a mistake in the flags and ends it.
+
+    Args:
+      program: a key of `PROGRAMS`.
+      arguments: the command-line arguments, without the program.
+
+    Raises:
+      SystemExit: with 0 after help, and 2 after a mistake.
+    """
+    file, name = PROGRAMS[program]
+    getattr(importlib.import_module(f"{__name__}.{file}"), name).check(arguments)
+
+
+def begin() -> None:
+    """If the process is one of `PROGRAMS`, reads its flags, then imports TensorFlow quietly.
+
+    Likewise for a script whose main module has a function `before_tensorflow`, which is called to
+    read the flags. Without effect in every other process, such as a script that imports the
+    package.
+    """
+    program = _program()
+    script = getattr(sys.modules.get("__main__"), "before_tensorflow", None)
+    if program in PROGRAMS:
+        check(program, sys.argv[1:])
+    elif script is not None:
+        script()
+    else:
+        return
+    chatter.import_quietly("tensorflow")

@@ -1,0 +1,77 @@
+"""The elements of a dataset in a graph, whose end is known before the step that would need more."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+__all__ = ["Elements"]
+
+# Sessions of one server share resources by name.
+_PROCESS = uuid.uuid4().hex
+_count = itertools.count()
+
+
+class Elements:
+    """The elements of a dataset, one for each call of `advance`.
+
+    An iterator that ends within a step fails that step, after parts of it have run, and cancels the
+    parts on other devices, each of which TensorFlow logs. Here, the next element is fetched before
+    the step, and the step reads it. If there is none, there is no step.
+
+    >>> import tensorflow.compat.v1 as tf
+    >>> with tf.Graph().as_default(), tf.Session() as session:
+    ...     elements = Elements(tf.data.Dataset.from_tensor_slices([1, 2]))
+    ...     doubled = 2 * elements.current
+    ...     session.run(elements.initializer)
+    ...     while elements.advance(session):
+    ...         print(session.run(doubled))
+    2
+    4
+
+    Attributes:
+      initializer: the tf.Operation that starts at the beginning of the dataset.
+      iterator: the iterator of the dataset.
+      current: the current element, in the structure of the dataset.
+    """
+
+    def __init__(self, dataset: Any):
+        """Creates an instance in the default graph, on the current device, which has to be a CPU.
+
+        Args:
+          dataset: a tf.data.Dataset.
+        """
+        self.iterator = tf.data.make_initializable_iterator(dataset)
+        self.initializer = self.iterator.initializer
+        following = self.iterator.get_next_as_optional()
+        [value] = tf.nest.flatten(following, expand_composites=True)
+        place = tf.raw_ops.VarHandleOp(
+            dtype=tf.variant,
+            shape=[],
+            container="",
+            shared_name=f"element_{_PROCESS}_{next(_count)}",
+            name="current_element",
+        )
+        keep = tf.raw_ops.AssignVariableOp(resource=place, value=value)
+        with tf.control_dependencies([keep]):
+            self._advance = tf.identity(following.has_value(), name="has_element")
+        kept = tf.raw_ops.ReadVariableOp(resource=place, dtype=tf.variant)
+        optional = tf.nest.pack_sequence_as(following, [kept], expand_composites=True)
+        self.current = optional.get_value()
+
+    def advance(self, session: tf.Session) -> bool:
+        """Fetches the next element, which is `current` from then on.
+
+        Args:
+          session: a tf.Session, in which the iterator has been initialized.
+
+        Returns:
+          whether there is one.
+
+        Raises:
+          tf.errors.OpError: the dataset failed to produce it.
+        """
+        return bool(session.run(self._advance))

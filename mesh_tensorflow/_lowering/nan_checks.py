@@ -1,0 +1,212 @@
+"""Checks that the outputs of operations are neither NaN nor infinite, on each processor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum, LazyLaidOutTensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._watching.node_names import site_text
+from mesh_tensorflow._watching.nonfinite import STATE, NonFiniteError, nonfinite_message
+from mesh_tensorflow._watching.requests import NanChecks
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._lowering.lowering import Lowering
+
+__all__ = ["check_outputs"]
+
+_MOST_INPUTS = 8  # that are described
+
+
+class _Part(NamedTuple):
+    """What one processor of the requested mesh has of a slice of the executed mesh.
+
+    Attributes:
+      text: the processor and its slice.
+      begin: where it begins in the slice; None if it is all of it.
+      sizes: its sizes.
+    """
+
+    text: str
+    begin: Optional[list[int]]
+    sizes: list[int]
+
+
+def check_outputs(lowering: Lowering, op: Operation, checks: NanChecks) -> None:
+    """Makes the outputs of a lowered operation raise an error if they are not finite.
+
+    Args:
+      lowering: the Lowering.
+      op: the operation, which has just been lowered.
+      checks: which values are errors.
+
+    Raises:
+      NonFiniteError: in eager code; otherwise a step raises it, as an InvalidArgumentError.
+    """
+    if not checks.applies_to(op.name):
+        return
+    for y in op.outputs:
+        value = lowering.tensors.get(y)
+        if value is None or not y.dtype.is_floating or isinstance(value, LazyLaidOutTensor):
+            continue
+        laid_out = _slices(value)
+        if not y.size or all(id(t) in lowering.checked for t in laid_out.all_slices):
+            continue
+        new = _checked(lowering, y, laid_out, checks)
+        # Held, so that their ids are not used again.
+        lowering.checked.update({id(t): t for t in new.all_slices})
+        if isinstance(value, LazyAllreduceSum) and not value.is_summed:
+            lowering.tensors[y] = LazyAllreduceSum(
+                value.mesh_impl, new, value.mesh_axes, value.add_counter_fn
+            )
+        else:
+            lowering.tensors[y] = new.of_shape(y.shape)
+
+
+def _slices(value: Any) -> LaidOutTensor:
+    """Returns the slices of a value; the summands if it is a pending sum."""
+    if isinstance(value, LazyAllreduceSum) and not value.is_summed:
+        return value.laid_out_input
+    return value.to_laid_out_tensor()
+
+
+def _checked(
+    lowering: Lowering, y: Tensor, laid_out: LaidOutTensor, checks: NanChecks
+) -> LaidOutTensor:
+    """Returns the same slices, each of which waits for its check."""
+    mesh_impl, requested = lowering.mesh_impl(y), lowering.requested_impl(y)
+    parts = _parts(y, mesh_impl, requested)
+    known = [x for x in y.operation.inputs if x in lowering.tensors and x.dtype.is_floating]
+    inputs = known[:_MOST_INPUTS]
+    values = [_slices(lowering.tensors[x]) for x in inputs]
+    head = f"NaN or Inf in {_tensor_text(y)} of {type(y.operation).__name__} {y.operation.name}"
+
+    def check(t: tf.Tensor, number: Union[int, tf.Tensor], *xs: tf.Tensor) -> tf.Tensor:
+        others = [(_tensor_text(x), _state(v)) for x, v in zip(inputs, xs)]
+        done = []
+        for at in range(len(parts[0])):
+            part = parts[0 if not isinstance(number, int) else number][at]
+            piece = t if part.begin is None else tf.slice(t, part.begin, part.sizes)
+            state = _state(piece)
+            places = [column[at].text for column in parts]
+            where = (
+                f"{head} on {places[number]}"
+                if isinstance(number, int)
+                else tf.gather(tf.constant([f"{head} on {text}" for text in places]), number)
+            )
+            done.append(_require_finite(y, where, state, others, checks))
+        if tf.executing_eagerly():
+            return t
+        with tf.control_dependencies(done):
+            return tf.identity(t)
+
+    return mesh_impl.slicewise(check, laid_out, _numbers(mesh_impl, laid_out), *values)
+
+
+def _numbers(mesh_impl: MeshImpl, laid_out: LaidOutTensor) -> LaidOutTensor:
+    """Returns the number of each processor, that of the first one that has the same slice."""
+    slices = laid_out.all_slices
+    if len(slices) < mesh_impl.size:
+        return mesh_impl.laid_out_pnum()
+    first: dict[int, int] = {}
+    return mesh_impl.LaidOutTensor.from_tensor_list(
+        [first.setdefault(id(t), pnum) for pnum, t in enumerate(slices)]
+    )
+
+
+def _require_finite(
+    y: Tensor,
+    where: Union[str, tf.Tensor],
+    state: tf.Tensor,
+    others: Sequence[tuple[str, tf.Tensor]],
+    checks: NanChecks,
+) -> Optional[tf.Operation]:
+    """Returns a tf operation that fails if a slice has NaNs or infinities; fails in eager code."""
+    bad = state[0] + state[1] if checks.infinities else state[0]
+    data = [where, f"{STATE} the output:", state]
+    for name, other in others:
+        data += [f"{STATE} {name}:", other]
+    if not tf.executing_eagerly():
+        # Not tf.Assert, which makes a condition of it.
+        return tf.raw_ops.Assert(condition=tf.equal(bad, 0), data=data, summarize=8)
+    if float(bad):
+        texts = [x.numpy() if tf.is_tensor(x) else x for x in data]
+        message = nonfinite_message(y.operation, texts)
+        raise NonFiniteError(None, None, f"{message}\n{site_text(y.operation)}".rstrip())
+    return None
+
+
+def _state(t: tf.Tensor) -> tf.Tensor:
+    """Returns the numbers of NaNs, infinities and zeros, the least, the largest and the size."""
+    t = tf.cast(t, tf.float32) if t.dtype.size < 4 else t
+
+    def count(flags: tf.Tensor) -> tf.Tensor:
+        return tf.cast(tf.math.count_nonzero(flags), tf.float64)
+
+    if t.shape.num_elements() == 0:
+        return tf.zeros([6], tf.float64)
+    return tf.stack(
+        [
+            count(tf.math.is_nan(t)),
+            count(tf.math.is_inf(t)),
+            count(tf.equal(t, 0)),
+            tf.cast(tf.reduce_min(t), tf.float64),
+            tf.cast(tf.reduce_max(t), tf.float64),
+            tf.cast(tf.size(t), tf.float64),
+        ]
+    )
+
+
+def _tensor_text(x: Tensor) -> str:
+    """Returns the name, the dimensions and the dtype, without brackets."""
+    return f"{x.name} ({', '.join(filter(None, [dims_text(x.shape), x.dtype.name]))})"
+
+
+def _parts(y: Tensor, executed: MeshImpl, requested: MeshImpl) -> list[list[_Part]]:
+    """Returns, for each processor of the executed mesh, what those of the requested mesh have.
+
+    All have the same number of parts.
+    """
+    sizes, whole_sizes = requested.slice_shape(y.shape), executed.slice_shape(y.shape)
+    holders: dict[tuple[int, ...], list[int]] = {}
+    for pnum in range(requested.size):
+        holders.setdefault(tuple(requested.slice_begin(y.shape, pnum)), []).append(pnum)
+    result = []
+    for pnum in range(executed.size):
+        outer = executed.slice_begin(y.shape, pnum)
+        parts = []
+        for begin, pnums in holders.items():
+            inner = [b - o for b, o in zip(begin, outer)]
+            if not all(0 <= i < w for i, w in zip(inner, whole_sizes)):
+                continue
+            # A processor's own number, not that of the first with an equal slice.
+            number = pnum if executed is requested else pnums[0]
+            text = _place_text(y, requested, number, begin, sizes, len(pnums))
+            parts.append(_Part(text, None if sizes == whole_sizes else inner, sizes))
+        result.append(parts)
+    return result
+
+
+def _place_text(
+    y: Tensor,
+    mesh_impl: MeshImpl,
+    pnum: int,
+    begin: Sequence[int],
+    sizes: Sequence[int],
+    copies: int,
+) -> str:
+    """Returns the processor, and the range of each dimension that its slice has."""
+    coordinates = pnum_to_processor_coordinates(mesh_impl.shape, pnum)
+    at = ", ".join(f"{d.name}={c}" for d, c in zip(mesh_impl.shape, coordinates))
+    ranges = ", ".join(f"{d.name} {b}:{b + s}" for d, b, s in zip(y.shape, begin, sizes))
+    text = f"processor {pnum} ({at or 'the only one'}) of mesh {y.mesh.name}"
+    if ranges:
+        text += f", whose slice is {ranges}"
+    return text if copies == 1 else f"{text}; {copies} processors have this slice"

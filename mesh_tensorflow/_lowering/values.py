@@ -1,0 +1,313 @@
+"""Values of Tensors in eager code: `numpy`, `print`, `float`, `np.asarray`.
+
+A graph that is built eagerly has one LookedAt, made when a value is first asked for. It is a
+Lowering that begins empty, and lowers the operations that a Tensor depends on when that Tensor is
+looked at. What was computed once is kept. Values of variables are those of now: what depends on a
+variable is computed again after the variable has changed. No Tensor depends on an assignment, so
+looking at a value never changes a variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Optional
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.errors import NoValueError
+from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.interfaces import LaidOutLike
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._lowering.checks import all_of_package, check_impls
+from mesh_tensorflow._lowering.lowering import Lowering
+from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+
+__all__: list[str] = []
+
+# `print` and `repr` compute values only up to these numbers of operations; `numpy` always does.
+_MOST_FLOPS = 10**9
+_MOST_BYTES = 2**28
+
+
+class LookedAt(Lowering):
+    """A Lowering of those operations whose values were asked for."""
+
+    def __init__(self, graph: Graph):
+        """Creates a LookedAt that has no values yet.
+
+        Args:
+          graph: a Graph that is built eagerly.
+        """
+        meshes = {op.mesh: op.mesh.mesh_impl for op in graph.operations}
+        check_impls({mesh: impl for mesh, impl in meshes.items() if impl is not None})
+        self.chosen = meshes
+        one_device = PlacementMeshImpl("", "", [""])
+        self._begin(graph, {mesh: impl or one_device for mesh, impl in meshes.items()})
+        self.of_package = all_of_package(graph.operations)
+        self._known_operations = len(graph.operations)
+        # The values of variables that the values were computed with.
+        self._read: dict[Variable, tf.Tensor] = {}
+
+    def fits(self) -> bool:
+        """Whether the meshes have the same implementations as before, and no new kind came."""
+        operations = self.graph.operations
+        new = operations[min(self._known_operations, len(operations)) :]
+        self._known_operations = len(operations)
+        if self.of_package and not all_of_package(new):
+            return False
+        known = all(op.mesh in self.chosen for op in new)
+        return known and all(mesh.mesh_impl is impl for mesh, impl in self.chosen.items())
+
+    def missing(self, x: Tensor) -> list[Operation]:
+        """Returns the operations that are to be lowered for a Tensor, in order.
+
+        Args:
+          x: a Tensor of the graph.
+
+        Raises:
+          NoValueError: an operation is not of the eager program.
+        """
+        there = set(map(id, self.graph.operations))
+        found: list[Operation] = []
+        seen: set[int] = set()
+        stack = [(x.operation, False)]
+        while stack:
+            op, inputs_done = stack.pop()
+            if inputs_done:
+                found.append(op)
+            elif id(op) not in seen:
+                seen.add(id(op))
+                _check_eager(op, x, id(op) in there)
+                stack.append((op, True))
+                stack += [(before, False) for before in _before(op)]
+        self._forget_changed([op for op in found if isinstance(op, Variable)])
+        return self._without_value(found)
+
+    def _without_value(self, operations: Sequence[Operation]) -> list[Operation]:
+        """Returns the operations that have no value, or that read one that is to be computed."""
+        result: dict[Operation, None] = {}
+        # A loop that was lowered before something needed its tape is lowered again.
+        taped = {op.loop.tape_of for op in operations if op.loop and op.loop.tape_of}
+        for op in operations:
+            done = op.outputs and all(y in self.tensors for y in op.outputs)
+            tape = op not in taped or op in self.loop_tapes
+            if not done or not tape or any(before in result for before in _before(op)):
+                result[op] = None
+        return list(result)
+
+    def _forget_changed(self, variables: Iterable[Variable]) -> None:
+        """Forgets values that depend on variables whose values have changed."""
+        changed = set()
+        for v in variables:
+            value = v.stored_value()
+            known = self._read.get(v)
+            if known is None or known.shape != value.shape:
+                changed.add(v.value)
+            elif not bool(tf.reduce_all(tf.equal(known, value))):
+                changed.add(v.value)
+            self._read[v] = value
+        if not changed:
+            return
+        for op in self.graph.operations:
+            if not changed.isdisjoint(op.inputs):
+                changed.update(op.outputs)
+        for y in changed:
+            self.tensors.pop(y, None)
+
+    def lower_operations(self, operations: Iterable[Operation]) -> None:
+        """Lowers operations in order; a variable is read, and stays as it is stored.
+
+        Args:
+          operations: operations in topological order.
+        """
+        for op in operations:
+            if isinstance(op, Variable):
+                value = self.mesh_impl(op).import_tf_tensor(op.value, self._read[op])
+                self.variables[op] = _PresentValue(value)
+                self.set_tensor_lowering(op.value, value)
+            else:
+                super().lower_operations([op])
+
+    def value(self, x: Tensor) -> tf.Tensor:
+        """Returns the value of a Tensor, a tf.Tensor; computes what is missing.
+
+        Args:
+          x: a Tensor of the graph.
+        """
+        self.lower_operations(self.missing(x))
+        return self.mesh_impl(x).export_to_tf_tensor(x, self.tensors[x].to_laid_out_tensor())
+
+
+class _PresentValue:
+    """What reads of a variable give, wherever they are: looking at values assigns nothing."""
+
+    def __init__(self, value: LaidOutLike):
+        self._value = value
+
+    def read(self) -> LaidOutLike:
+        """Returns the laid-out value."""
+        return self._value
+
+
+def _before(op: Operation) -> list[Operation]:
+    """Returns the operations whose results an operation reads."""
+    found = [x.operation for x in op.inputs]
+    if op.loop is not None and op.loop.tape_of is not None:
+        found.append(op.loop.tape_of)
+    return found
+
+
+def _check_eager(op: Operation, x: Tensor, in_graph: bool) -> None:
+    if not op.is_eager:
+        raise NoValueError(_unknown(x))
+    if not in_graph:
+        raise NoValueError(
+            f"{x.name} {x.shape} has no value of its own: it depends on {op.name}, which is inside "
+            "of a loop or was removed from the graph. Return it from the loop, or look at it there "
+            "with mtf.Print"
+        )
+
+
+def _unknown(x: Tensor) -> str:
+    return (
+        f"{x.name} {x.shape} has no value yet: its program is built in the graph of a session, in "
+        "a tf.function or on a SIMD mesh, and runs later. Make a Lowering; "
+        "lowering.export_to_tf_tensor(x) is a tf.Tensor to fetch with session.run, or to return "
+        "from the function"
+    )
+
+
+def _looked_at(x: Tensor) -> LookedAt:
+    """Returns the LookedAt of a Tensor's graph."""
+    if not (tf.executing_eagerly() and x.operation.is_eager):
+        raise NoValueError(_unknown(x))
+    graph = x.graph
+    if graph.looked_at is None or not graph.looked_at.fits():
+        graph.looked_at = LookedAt(graph)
+    return graph.looked_at
+
+
+def _value(x: Tensor) -> np.ndarray:
+    return _looked_at(x).value(x).numpy()
+
+
+# -- methods of Tensor
+
+
+def _numpy(self: Tensor) -> np.ndarray:
+    """Returns the value as a NumPy array, in eager code.
+
+    It is computed on one device, or on the attribute `mesh_impl` of its Mesh. What depends on
+    variables has the value that follows from their present values.
+
+    >>> import mesh_tensorflow as mtf
+    >>> mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    >>> x = mtf.import_tf_tensor(mesh, [1.0, 2.0, 3.0], "a:3")
+    >>> (2 * x).numpy()
+    array([2., 4., 6.], dtype=float32)
+
+    Raises:
+      NoValueError: it is not in eager code. The error is a TypeError and a ValueError.
+    """
+    return _value(self)
+
+
+def _array(
+    self: Tensor, dtype: Optional[npt.DTypeLike] = None, copy: Optional[bool] = None
+) -> np.ndarray:
+    if copy is False:
+        raise ValueError(f"{self.name} {self.shape}: its value as an array is always a copy")
+    return np.asarray(_value(self), dtype)
+
+
+def _number(self: Tensor, what: str) -> Any:
+    values = _looked_at(self)
+    if self.size != 1:
+        raise NoValueError(
+            f"{what}(x): {self.name} {self.shape} has {self.size} elements. Reduce it to one, as "
+            "mtf.reduce_sum(x) or mtf.reduce_mean(x) do, or take the array x.numpy()"
+        )
+    return values.value(self).numpy().reshape(())[()]
+
+
+def _float(self: Tensor) -> float:
+    return float(_number(self, "float"))
+
+
+def _int(self: Tensor) -> int:
+    return int(_number(self, "int"))
+
+
+def _bool(self: Tensor) -> bool:
+    if not (tf.executing_eagerly() and self.operation.is_eager):
+        if self.dtype == tf.bool:
+            slip(
+                f"the Tensor {self.name} {self.shape} is asked for its truth (by if, while, and, "
+                "or, not), which is not known while the program is built: it is always true. Write "
+                "mtf.where(condition, x, y), mtf.logical_and or mtf.while_loop; `x is not None` if "
+                "that was the question"
+            )
+        return True
+    if self.size != 1:
+        raise NoValueError(
+            f"bool(x): {self.name} {self.shape} has {self.size} elements, so it is neither true "
+            "nor false (in if, while, and, or, not). Write `x is not None` to ask whether there is "
+            "a Tensor, mtf.logical_and and mtf.where for each element, mtf.reduce_all(x) or "
+            "mtf.reduce_any(x) for all of them"
+        )
+    return bool(_number(self, "bool"))
+
+
+def _format(self: Tensor, spec: str) -> str:
+    return format(_number(self, "format"), spec) if spec else str(self)
+
+
+def _cheap(values: LookedAt, x: Tensor) -> bool:
+    """Returns whether a value may be computed without being asked for."""
+    missing = [op for op in values.missing(x) if not isinstance(op, Variable)]
+    if any(op.loop is not None for op in missing):
+        return False
+    total = sum((op.cost(values.requested_impl(op)) for op in missing), Cost())
+    return total.flops <= _MOST_FLOPS and total.bytes <= _MOST_BYTES
+
+
+def _repr(self: Tensor) -> str:
+    """Returns name, shape and dtype; in eager code the value too."""
+    if not (tf.executing_eagerly() and self.operation.is_eager):
+        return self.to_string
+    try:
+        values = _looked_at(self)
+        if not _cheap(values, self):
+            return f"{self.to_string}, computed by x.numpy()"
+        value = values.value(self).numpy()
+    except Exception as e:  # a debugger or a traceback shows what has no value, too
+        return f"{self.to_string}, without a value: {e}"
+    text = np.array2string(value, separator=" ")
+    return f"{self.to_string} ={' ' if value.ndim < 2 else chr(10)}{text}"
+
+
+_METHODS = {
+    "numpy": _numpy,
+    "__array__": _array,
+    "__float__": _float,
+    "__int__": _int,
+    "__bool__": _bool,
+    "__format__": _format,
+    "__repr__": _repr,
+}
+
+
+def bind_values() -> None:
+    """Sets the methods of Tensor that have to do with its value."""
+    for name, method in _METHODS.items():
+        method.__name__ = name
+        setattr(Tensor, name, method)
+
+
+bind_values()

@@ -1,0 +1,25 @@
+"""Looking into programs: whose line an error comes from, values, NaNs and times."""
+
+from mesh_tensorflow._site import Site
+from mesh_tensorflow._watching.nonfinite import NonFiniteError
+from mesh_tensorflow._watching.requests import CollectedValues
+from mesh_tensorflow.debug._errors import explain, user_errors
+from mesh_tensorflow.debug._nans import nan_checks
+from mesh_tensorflow.debug._profile import OperationTime, Profile, profile, time_table
+from mesh_tensorflow.debug._values import collect, inspect, values
+
+__all__ = [
+    "CollectedValues",
+    "NonFiniteError",
+    "OperationTime",
+    "Profile",
+    "Site",
+    "collect",
+    "explain",
+    "inspect",
+    "nan_checks",
+    "profile",
+    "time_table",
+    "user_errors",
+    "values",
+]

@@ -1,0 +1,243 @@
+"""Where the time of steps goes: profiles by operation of the program."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Optional
+
+import tensorflow as tf
+
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.tables import table_lookup, text_table
+from mesh_tensorflow._mesh.naming import COLLECTIVES
+from mesh_tensorflow._site import Site
+from mesh_tensorflow._watching.node_names import NodeNames, living_names
+from mesh_tensorflow._watching.requests import EAGER_EVENT, profiling
+from mesh_tensorflow.debug._trace_file import Event, read_events, trace_files
+
+__all__ = ["OperationTime", "Profile", "profile", "time_table"]
+
+_TRANSFERS = ("_Send", "_Recv", "_HostSend", "_HostRecv", "Send", "Recv")
+_OUTSIDE = "(outside of mtf operations)"
+
+
+@dataclasses.dataclass
+class OperationTime:
+    """The time of an operation, or of one kind of its communication.
+
+    Attributes:
+      name: the operation's name.
+      type: its class, such as "EinsumOperation".
+      kind: "compute"; or "allreduce", "allconcat", "alltoall" or "receive"; or "transfer", for what
+        TensorFlow copies between devices.
+      seconds: the sum over processors and steps. Parts of a step run at the same time, so the sum
+        of all may be larger than the time that has passed.
+      executions: how many TensorFlow operations were executed.
+      site: the line that made it, or None.
+    """
+
+    name: str
+    type: str
+    kind: str
+    seconds: float = 0.0
+    executions: int = 0
+    site: Optional[Site] = None
+
+
+class Profile:
+    """The times of the steps that ran within `mtf.debug.profile`.
+
+    Attributes:
+      logdir: the directory of the trace, which TensorBoard shows, too.
+    """
+
+    def __init__(self, logdir: str, tables: Optional[Sequence[NodeNames]] = None):
+        """Reads nothing yet.
+
+        Args:
+          logdir: a directory with a trace.
+          tables: the names of the nodes of Lowerings; those that are in use if None.
+        """
+        self.logdir = logdir
+        self.names = list(living_names() if tables is None else tables)
+        self._times: Optional[list[OperationTime]] = None
+
+    def times(self) -> list[OperationTime]:
+        """Returns the times of operations and of their communication, the longest first.
+
+        Raises:
+          FileNotFoundError: the directory has no trace.
+        """
+        if self._times is None:
+            events = [e for path in trace_files(self.logdir) for e in read_events(path)]
+            self._times = _times(events, self.names)
+        return list(self._times)
+
+    def table(self, by: str = "operation", limit: int = 25) -> str:
+        """Returns a table of times.
+
+        Args:
+          by: a row for each "operation"; "type", that is class of operations; "layer", that is
+            all of a name but its last part; or "kind": computation and each collective.
+          limit: the number of rows; the others are added up.
+
+        Raises:
+          ValueError: `by` is something else.
+        """
+        name_of = table_lookup(
+            {
+                "operation": lambda t: t.name,
+                "type": lambda t: t.type,
+                "layer": lambda t: t.name.rpartition("/")[0] or t.name,
+                "kind": lambda t: "",
+            },
+            by,
+            "rows of a time table",
+        )
+        groups: dict[tuple[str, str], list[OperationTime]] = {}
+        for t in self.times():
+            groups.setdefault((name_of(t), t.kind), []).append(t)
+        rows = [
+            (name, kind, sum(t.executions for t in ts), sum(t.seconds for t in ts), _where(by, ts))
+            for (name, kind), ts in groups.items()
+        ]
+        rows.sort(key=lambda row: -row[3])
+        total = sum(row[3] for row in rows)
+        if len(rows) > limit:
+            rest = rows[limit:]
+            sums = sum(row[2] for row in rest), sum(row[3] for row in rest)
+            rows = [*rows[:limit], (f"{len(rest)} others", "", *sums, "")]
+        rows.append(("total", "", sum(row[2] for row in rows), total, ""))
+        header = [by if by != "kind" else "", "kind", "executions", "ms", "%", "made at"]
+        cells = [
+            [name, kind, f"{n:,}", f"{s * 1e3:.3f}", f"{100 * s / total if total else 0:.1f}", site]
+            for name, kind, n, s, site in rows
+        ]
+        return "\n".join(text_table([header, *cells], left=(0, 1, 5)))
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def _where(by: str, times: Sequence[OperationTime]) -> str:
+    return str(times[0].site or "") if by == "operation" else ""
+
+
+def _times(events: Sequence[Event], tables: Sequence[NodeNames]) -> list[OperationTime]:
+    """Returns the times of operations, the longest first."""
+    found: dict[tuple[str, str], OperationTime] = {}
+    known: dict[str, tuple[Optional[Operation], str]] = {}
+    for event in events:
+        if event.name not in known:
+            known[event.name] = _operation_of(event.name, tables)
+        op, kind = known[event.name]
+        if not kind:
+            continue
+        name = _OUTSIDE if op is None else op.name
+        time = found.get((name, kind))
+        if time is None:
+            time = found[name, kind] = OperationTime(
+                name, "" if op is None else type(op).__name__, kind, site=op.site if op else None
+            )
+        time.seconds += event.seconds
+        time.executions += 1
+    return sorted(found.values(), key=lambda t: -t.seconds)
+
+
+def _operation_of(name: str, tables: Sequence[NodeNames]) -> tuple[Optional[Operation], str]:
+    """Returns the operation of an event, or None, and its kind; the kind is "" if it is no part."""
+    if name.startswith(EAGER_EVENT):
+        node, kind = name.removeprefix(EAGER_EVENT), "compute"
+        found = next(filter(None, (t.place(f"{node}/") for t in tables)), None)
+        return (found[0], kind) if found else (None, "")
+    node, colon, tf_type = name.rpartition(":")
+    if not colon or node.endswith(":") or not tf_type.lstrip("_").isidentifier() or " " in node:
+        return None, ""
+    found = next(filter(None, (t.place(node) for t in tables)), None)
+    if tf_type in _TRANSFERS:
+        kind = "transfer"
+    else:
+        rest = found[1].split("/") if found else []
+        kind = next((c for c in COLLECTIVES if any(_is(part, c) for part in rest)), "compute")
+    return (found[0] if found else None), kind
+
+
+def _is(part: str, collective: str) -> bool:
+    """Returns whether a part of a node's name is that of a collective, such as allreduce_1."""
+    return part == collective or part.rpartition("_")[0] == collective
+
+
+@contextlib.contextmanager
+def profile(logdir: Optional[str] = None, level: int = 3) -> Iterator[Profile]:
+    """Profiles the steps that run within, by operation of the program.
+
+    It works for sessions, functions and eager programs, with every mesh implementation. Run a step
+    before, so that building and tracing are not part of it.
+
+    Args:
+      logdir: a directory for the trace, which TensorBoard shows, too; a temporary one if None.
+      level: how much TensorFlow traces of the host: 2 leaves out operations that take little time.
+
+    Yields:
+      A Profile, whose `table` and `times` may be asked for after the context.
+
+    >>> import tensorflow as tf
+    >>> import mesh_tensorflow as mtf
+    >>> batch, d_in = mtf.Dimension("batch", 64), mtf.Dimension("d_in", 64)
+    >>> @mtf.function
+    ... def norm(data):
+    ...     mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    ...     x = mtf.import_tf_tensor(mesh, data, [batch, d_in])
+    ...     y = mtf.reduce_sum(mtf.square(x))
+    ...     impl = mtf.placement_mesh_impl.PlacementMeshImpl("all:2", "batch:all", ["cpu:0"] * 2)
+    ...     return mtf.Lowering(mesh.graph, {mesh: impl}).export_to_tf_tensor(y)
+    >>> data = tf.ones([64, 64])
+    >>> value = norm(data)
+    >>> with mtf.debug.profile() as p:
+    ...     value = norm(data)
+    >>> "square" in p.table()
+    True
+    """
+    logdir = tempfile.mkdtemp(prefix="mtf_profile_") if logdir is None else logdir
+    options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=level)
+    tf.profiler.experimental.start(logdir, options)
+    result = Profile(logdir, [])
+    try:
+        with profiling():
+            yield result
+    finally:
+        tf.profiler.experimental.stop()
+        result.names = living_names()
+
+
+def time_table(logdir: str, by: str = "operation", limit: int = 25) -> str:
+    """Returns the table "time per operation and collective" of the last trace in a directory.
+
+    The Lowerings whose steps were traced have to be in use still: operations are found by the names
+    of their nodes.
+
+    Args:
+      logdir: a directory that `profile`, TensorFlow's profiler or a callback wrote a trace to.
+      by: "operation", "type", "layer" or "kind"; see `Profile.table`.
+      limit: the number of rows.
+
+    Raises:
+      FileNotFoundError: the directory has no trace.
+
+    >>> import tempfile
+    >>> import tensorflow as tf
+    >>> import mesh_tensorflow as mtf
+    >>> mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    >>> x = mtf.import_tf_tensor(mesh, tf.constant([1.0, -2.0]), [mtf.Dimension("a", 2)])
+    >>> y = mtf.relu(x, name="positive")
+    >>> impl = mtf.placement_mesh_impl.PlacementMeshImpl("all:2", "a:all", ["cpu:0"] * 2)
+    >>> logdir = tempfile.mkdtemp()
+    >>> with mtf.debug.profile(logdir):
+    ...     lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+    >>> "positive" in mtf.debug.time_table(logdir)
+    True
+    """
+    return Profile(logdir).table(by, limit)

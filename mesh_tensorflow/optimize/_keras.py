@@ -1,0 +1,237 @@
+"""Optimizers with the rules and hyperparameters of Keras' optimizers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Optional, Union
+
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+from tensorflow.python.eager import context
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import WrongTypeError
+from mesh_tensorflow.optimize._base import Rate
+from mesh_tensorflow.optimize._elementwise import ElementwiseOptimizer, State
+
+__all__ = ["from_keras"]
+
+# The change of a variable and its new slots.
+Step = tuple[tf.Tensor, dict[str, tf.Tensor]]
+
+
+class _Gradient(NamedTuple):
+    """What a rule computes with.
+
+    Attributes:
+      g: a slice of the gradient.
+      rate: the learning rate.
+      t: the number of the update, from 1.
+      config: the hyperparameters, by Keras' names.
+    """
+
+    g: tf.Tensor
+    rate: Any
+    t: Any
+    config: Mapping[str, Any]
+
+
+def _moved(old: tf.Tensor, new: tf.Tensor, share: float) -> tf.Tensor:
+    return old + (new - old) * (1.0 - share)
+
+
+def _sgd(x: _Gradient, s: State) -> Step:
+    momentum = x.config["momentum"]
+    if not momentum:
+        return -x.rate * x.g, {}
+    m = momentum * s["m"] - x.rate * x.g
+    return (momentum * m - x.rate * x.g if x.config["nesterov"] else m), {"m": m}
+
+
+def _adam(x: _Gradient, s: State) -> Step:
+    beta_1, beta_2 = x.config["beta_1"], x.config["beta_2"]
+    m, v = _moved(s["m"], x.g, beta_1), _moved(s["v"], tf.square(x.g), beta_2)
+    new = {"m": m, "v": v}
+    if x.config["amsgrad"]:
+        v = new["v_hat"] = tf.maximum(s["v_hat"], v)
+    rate = x.rate * tf.sqrt(1.0 - tf.pow(beta_2, x.t)) / (1.0 - tf.pow(beta_1, x.t))
+    return -m * rate / (tf.sqrt(v) + x.config["epsilon"]), new
+
+
+def _lion(x: _Gradient, s: State) -> Step:
+    beta_1, beta_2 = x.config["beta_1"], x.config["beta_2"]
+    direction = tf.sign(s["m"] * beta_1 + x.g * (1.0 - beta_1))
+    return -x.rate * direction, {"m": s["m"] * beta_2 + x.g * (1.0 - beta_2)}
+
+
+def _rmsprop(x: _Gradient, s: State) -> Step:
+    rho = x.config["rho"]
+    new = {"v": rho * s["v"] + (1.0 - rho) * tf.square(x.g)}
+    below = new["v"] + x.config["epsilon"]
+    if x.config["centered"]:
+        new["mean"] = rho * s["mean"] + (1.0 - rho) * x.g
+        below -= tf.square(new["mean"])
+    change = -x.rate * x.g / tf.sqrt(below)
+    if x.config["momentum"]:
+        change = new["m"] = x.config["momentum"] * s["m"] + change
+    return change, new
+
+
+def _adagrad(x: _Gradient, s: State) -> Step:
+    v = s["v"] + tf.square(x.g)
+    return -x.rate * x.g / tf.sqrt(v + x.config["epsilon"]), {"v": v}
+
+
+def _adadelta(x: _Gradient, s: State) -> Step:
+    rho, epsilon = x.config["rho"], x.config["epsilon"]
+    v = rho * s["v"] + (1.0 - rho) * tf.square(x.g)
+    delta = -tf.sqrt(s["delta"] + epsilon) * x.g / tf.sqrt(v + epsilon)
+    return x.rate * delta, {"v": v, "delta": rho * s["delta"] + (1.0 - rho) * tf.square(delta)}
+
+
+def _adamax(x: _Gradient, s: State) -> Step:
+    beta_1, beta_2 = x.config["beta_1"], x.config["beta_2"]
+    m, u = _moved(s["m"], x.g, beta_1), tf.maximum(beta_2 * s["u"], tf.abs(x.g))
+    rate = x.rate / (1.0 - tf.pow(beta_1, x.t))
+    return -rate * m / (u + x.config["epsilon"]), {"m": m, "u": u}
+
+
+class _Kind(NamedTuple):
+    """A class of Keras.
+
+    Attributes:
+      rule: takes a _Gradient and the slots; returns the change and the new slots.
+      slots: takes the hyperparameters; returns the initial value of each slot.
+      counts_steps: whether the rule depends on the number of updates.
+    """
+
+    rule: Callable[[_Gradient, State], Step]
+    slots: Callable[[Mapping[str, Any]], dict[str, float]]
+    counts_steps: bool = False
+
+
+def _zeros(*names: str, **conditional: str) -> Callable[[Mapping[str, Any]], dict[str, float]]:
+    """Returns slots of zeros: always `names`, and each slot whose hyperparameter is true."""
+
+    def slots(config: Mapping[str, Any]) -> dict[str, float]:
+        chosen = [slot for key, slot in conditional.items() if config[key]]
+        return dict.fromkeys([*names, *chosen], 0.0)
+
+    return slots
+
+
+_ADAM = _Kind(_adam, _zeros("m", "v", amsgrad="v_hat"), counts_steps=True)
+_KINDS: dict[str, _Kind] = {
+    "Adadelta": _Kind(_adadelta, _zeros("v", "delta")),
+    "Adagrad": _Kind(_adagrad, lambda config: {"v": config["initial_accumulator_value"]}),
+    "Adam": _ADAM,
+    "AdamW": _ADAM,
+    "Adamax": _Kind(_adamax, _zeros("m", "u"), counts_steps=True),
+    "Lion": _Kind(_lion, _zeros("m")),
+    "RMSprop": _Kind(_rmsprop, _zeros("v", momentum="m", centered="mean")),
+    "SGD": _Kind(_sgd, _zeros(momentum="m")),
+}
+# Hyperparameters of all of Keras' optimizers that are no part of an elementwise rule, and what to
+# use in their place.
+_INSTEAD = {
+    "clipnorm": "mtf.optimize.clip_by_global_norm on the gradients",
+    "global_clipnorm": "mtf.optimize.clip_by_global_norm on the gradients",
+    "use_ema": "mtf.optimize.ExponentialMovingAverage",
+    "gradient_accumulation_steps": "mtf.optimize.accumulate_gradients",
+    "loss_scale_factor": "mtf.precision with bfloat16, which needs no loss scale",
+}
+_OTHERS = {
+    "Adafactor": "mtf.optimize.AdafactorOptimizer has its rule",
+    "LossScaleOptimizer": "give its inner optimizer, and mtf.precision with bfloat16",
+}
+
+
+class _KerasOptimizer(ElementwiseOptimizer):
+    """An optimizer with the rule of one of Keras'; see `from_keras`."""
+
+    def __init__(
+        self, kind: _Kind, name: str, rate: Rate, config: Mapping[str, Any], excluded: Any
+    ):
+        super().__init__(rate)
+        self.name = name
+        self.config = dict(config)
+        self.slots = kind.slots(self.config)
+        self.counts_steps = kind.counts_steps
+        self._rule = kind.rule
+        self._excluded = excluded
+
+    def update(
+        self,
+        grad: tf.Tensor,
+        state: State,
+        value: tf.Tensor,
+        learning_rate: Union[float, tf.Tensor],
+        step: Optional[tf.Tensor],
+        var: mtf.Variable,
+    ) -> tuple[tf.Tensor, Mapping[str, tf.Tensor]]:
+        """Returns the change and the new slots of a slice; see `ElementwiseOptimizer`."""
+        clip, decay = self.config["clipvalue"], self.config["weight_decay"]
+        if clip is not None:
+            grad = tf.clip_by_value(grad, -clip, clip)
+        change, new = self._rule(_Gradient(grad, learning_rate, step, self.config), state)
+        if decay and not (self._excluded is not None and re.search(self._excluded, var.name)):
+            change -= value * (decay * learning_rate)
+        return change, new
+
+
+def from_keras(optimizer: Any, name: Optional[str] = None) -> ElementwiseOptimizer:
+    """Returns an optimizer with the rule and the hyperparameters of one of Keras'.
+
+    The rules are SGD, Adam, AdamW, Lion, RMSprop, Adagrad, Adadelta and Adamax, which treat each
+    element alone. The learning rate may be one of Keras' schedules; it is called with the global
+    step. Slot variables: `<var>/keras_<class>_<slot>`, where the class is in lower case.
+
+    >>> keras = tf.keras.optimizers.RMSprop(1e-3, rho=0.95, momentum=0.9)
+    >>> optimizer = mtf.optimize.from_keras(keras)
+    >>> w = mtf.get_variable(mesh, "w", [mtf.Dimension("d", 4)])
+    >>> updates = optimizer.apply_grads([mtf.ones_like(w)], graph.trainable_variables)
+    >>> print([v.name for v in graph.all_variables])
+    ['w', 'w/keras_rmsprop_v', 'w/keras_rmsprop_m']
+
+    Args:
+      optimizer: an optimizer of tf.keras. It is read, not used, and has no state.
+      name: the beginning of the names of slot variables; `keras_<class>` if None.
+
+    Raises:
+      WrongTypeError: it is no optimizer of Keras.
+      ValueError: its rule is not one of these, it has an option that is not elementwise, or it was
+        made in a tf.Graph.
+    """
+    kind = type(optimizer).__name__
+    if not isinstance(optimizer, tf2.keras.optimizers.Optimizer):
+        raise WrongTypeError(
+            f"from_keras: give an optimizer of tf.keras, such as tf.keras.optimizers.Adam(1e-3), "
+            f"not {optimizer!r}"
+        )
+    is_keras_own = type(optimizer).__module__.split(".")[0] == "keras"
+    if kind not in _KINDS or not is_keras_own:
+        why = _OTHERS.get(kind, "write its rule with mtf.optimize.elementwise")
+        raise ValueError(
+            f"from_keras: the rule of {kind} is not known to be elementwise; known are "
+            f"{', '.join(_KINDS)}. Otherwise {why}"
+        )
+    try:
+        with context.eager_mode():  # Keras reads its variable of the learning rate
+            config = optimizer.get_config()
+    except (NotImplementedError, TypeError) as e:
+        raise ValueError(
+            f"from_keras: {kind} was made in a tf.Graph, where its learning rate has no value yet; "
+            "make it in eager code, before the graph"
+        ) from e
+    for option, instead in _INSTEAD.items():
+        if config.get(option):
+            raise ValueError(
+                f"from_keras: {kind} has {option}={config[option]!r}, which is no part of an "
+                f"elementwise rule; leave it out, and use {instead}"
+            )
+    rate = config["learning_rate"]
+    if isinstance(rate, Mapping):
+        rate = tf2.keras.optimizers.schedules.deserialize(rate)
+    excluded = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    return _KerasOptimizer(_KINDS[kind], name or f"keras_{kind.lower()}", rate, config, excluded)

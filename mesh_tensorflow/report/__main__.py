@@ -1,0 +1,142 @@
+r"""Writes a report of a transformer's training step, configured by gin files, without training it.
+
+python -m mesh_tensorflow.report --gin_file=models/lm_base.gin \
+        --gin_param="utils.run.model_type = 'lm'" \
+        --mesh_shape="rows:2,cols:4" --layout="batch:rows,d_ff:cols,heads:cols,vocab:cols"
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import gin
+import tensorflow.compat.v1 as tf
+from absl import flags
+from absl.testing import flagsaver
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import visualize
+from mesh_tensorflow._command_lines.report import REPORT
+from mesh_tensorflow._core.strictness import is_set, strict
+from mesh_tensorflow._programs import run_with_parser
+from mesh_tensorflow.estimator import ModeKeys
+from mesh_tensorflow.transformer import utils
+from mesh_tensorflow.transformer.utils._data.batching import length_of_feature
+from mesh_tensorflow.transformer.utils._data.features import has_inputs_feature
+from mesh_tensorflow.transformer.utils._program import recorded_lowerings
+from mesh_tensorflow.transformer.utils._training.train_step import training_for
+
+__all__ = ["main"]
+
+
+class _Ids:
+    """Stands for a vocabulary of which only the size is known."""
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+
+
+class _Report:
+    """In place of training: builds the training step, and keeps its Lowering."""
+
+    def __init__(self, model_type: str):
+        self._model_type = model_type
+        self.lowering: Optional[mtf.Lowering] = None
+
+    def __call__(
+        self,
+        estimator: Any,
+        sequence_length: Any,
+        batch_size: int,
+        train_steps: int,
+        ensemble_inputs: Optional[int],
+        **_: object,
+    ) -> None:
+        """Builds the step; the arguments are those of `utils.train_model`."""
+        names = ["targets"]
+        if has_inputs_feature(self._model_type, ModeKeys.TRAIN, False):
+            names.append("inputs")
+        rows = batch_size * (ensemble_inputs or 1)
+        with tf.Graph().as_default(), training_for(train_steps), recorded_lowerings() as made:
+            features = {
+                name: tf.placeholder(tf.int32, [rows, length_of_feature(sequence_length, name)])
+                for name in names
+            }
+            estimator.model_fn(features, None, ModeKeys.TRAIN, estimator.config)
+        self.lowering = made[-1]
+
+
+def _bound(name: str, default: Any = None) -> Any:
+    """Returns the gin binding of a parameter, or a default."""
+    try:
+        return gin.query_parameter(name)
+    except ValueError:
+        return default
+
+
+def _lowered(options: argparse.Namespace, directory: str) -> mtf.Lowering:
+    """Returns the Lowering of the training step that `utils.run` would train."""
+    given: dict[str, Any] = {"mode": "train", "dataset_split": "train", "mesh_impl": "placement"}
+    if _bound("utils.run.vocabulary") is None:
+        given["vocabulary"] = _Ids(options.vocab_size)
+    shown = _Report(_bound("utils.run.model_type", "bitransformer"))
+    utils.run(
+        tpu_job_name=None,
+        tpu=None,
+        gcp_project=None,
+        tpu_zone=None,
+        model_dir=directory,
+        autostack=False,
+        train_model_fn=shown,
+        **given,
+    )
+    assert shown.lowering is not None
+    return shown.lowering
+
+
+def _parse_gin(options: argparse.Namespace) -> None:
+    for module in options.module_import:
+        importlib.import_module(module)
+    flags.FLAGS.mark_as_parsed()
+    names = ("gin_file", "gin_param", "gin_location_prefix")
+    given = {name: getattr(options, name) for name in names}
+    # As bindings, since gin evaluates those of the files even where arguments replace them.
+    for parameter, value in [("mesh_shape", options.mesh_shape), ("layout_rules", options.layout)]:
+        if value is not None:
+            given["gin_param"] = [*given["gin_param"], f"utils.run.{parameter} = {value!r}"]
+    with flagsaver.flagsaver(**given):
+        utils.parse_gin_defaults_and_flags()
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Runs the command.
+
+    Args:
+      argv: the command-line arguments; `sys.argv[1:]` if None.
+
+    Returns:
+      0.
+    """
+    options = REPORT.parse(argv)
+    _parse_gin(options)
+    with tempfile.TemporaryDirectory() as directory, strict(is_set("MTF_STRICT", True)):
+        lowering = _lowered(options, directory)
+    title = options.title or ", ".join(map(os.path.basename, options.gin_file)) or "Transformer"
+    visualize.report(
+        lowering,
+        options.output,
+        explain=not options.no_explanation,
+        hardware=options.hardware,
+        title=title,
+    )
+    print(visualize.training_report(lowering, places={"report": options.output}))
+    return 0
+
+
+if __name__ == "__main__":
+    run_with_parser(main, "mesh_tensorflow.report")

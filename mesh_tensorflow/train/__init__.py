@@ -1,0 +1,27 @@
+"""A trainer: steps, evaluation, checkpoints, resume, logs and progress on every mesh."""
+
+from mesh_tensorflow.train import metrics
+from mesh_tensorflow.train._fit import fit
+from mesh_tensorflow.train._loop import NotANumberError
+from mesh_tensorflow.train._result import Result
+from mesh_tensorflow.train.callbacks import (
+    Callback,
+    CsvLog,
+    EarlyStopping,
+    JsonLinesLog,
+    Run,
+    TensorBoard,
+)
+
+__all__ = [
+    "Callback",
+    "CsvLog",
+    "EarlyStopping",
+    "JsonLinesLog",
+    "NotANumberError",
+    "Result",
+    "Run",
+    "TensorBoard",
+    "fit",
+    "metrics",
+]

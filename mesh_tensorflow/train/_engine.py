@@ -1,0 +1,308 @@
+"""Engines: what carries out the steps of a run. This one trains a model in a session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Optional, Protocol
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.checkpoint import Saver
+from mesh_tensorflow.debug import user_errors
+from mesh_tensorflow.train._cluster import Agreement
+from mesh_tensorflow.train._input.data import Batch
+from mesh_tensorflow.train._input.features import Features
+from mesh_tensorflow.train._model import Lowered, Model
+from mesh_tensorflow.train._outputs import Afters, Means, finished, single
+from mesh_tensorflow.train._placing import Placing
+
+__all__ = ["CHECKPOINT_NAME", "Engine", "SessionEngine"]
+
+CHECKPOINT_NAME = "model.ckpt"
+
+
+class Engine(Protocol):
+    """What carries out steps, evaluations and checkpoints."""
+
+    lowered: Optional[Lowered]
+
+    def prepare(self, batch: Batch, checkpoint: Optional[str]) -> None:
+        """Gets ready for batches like this one, with new variables or those of a checkpoint."""
+
+    def train(self, batch: Batch) -> dict[str, float]:
+        """Does a step; returns the loss and the metrics."""
+
+    def evaluate(self, batches: Iterator[Batch]) -> dict[str, float]:
+        """Returns the means of the loss and the metrics of some batches."""
+
+    def save(self, directory: str, step: int) -> str:
+        """Saves a checkpoint; returns its path."""
+
+    def stops(self, step: int, wanted: bool) -> bool:
+        """Returns whether to stop after this step, if this process was asked to."""
+
+    def settle(self, step: int) -> None:
+        """Waits at the end of a run until other processes are done with it, and have saved."""
+
+    def finish(self) -> None:
+        """Waits for other processes before this one ends."""
+
+    def values(self) -> dict[str, np.ndarray]:
+        """Returns the whole values of all variables, by name."""
+
+    def close(self) -> None:
+        """Frees what it holds."""
+
+
+class _Program:
+    """A program in a tf graph and a session of its own."""
+
+    def __init__(
+        self,
+        model: Model,
+        placing: Placing,
+        features: Features,
+        batch: Batch,
+        seed: Optional[int],
+        training: bool,
+        container: str,
+    ):
+        self.graph = tf.Graph()
+        self._cluster = placing.cluster
+        lowered: list[Lowered] = []
+        with self.graph.as_default(), self.graph.container(container):
+            tf.set_random_seed(seed)
+            self.step = tf.train.create_global_step()
+            # Read here, the step is that before the program increments it.
+            before = tf.identity(self.step.read_value())
+            feeds = [tf.placeholder(array.dtype, array.shape) for array in batch]
+
+            def program(*tensors: tf.Tensor) -> dict[str, Any]:
+                made, given = model.build(
+                    features, tensors, placing.make_impl, self.step, before, training
+                )
+                lowered.append(made)
+                return given
+
+            given = placing.run(program, feeds)
+            self.lowered = lowered[-1]
+            self.variables = {v.op.name: v for v in tf.global_variables()}
+            self.agreement = None if self._cluster is None else Agreement(self._cluster)
+            self.session = placing.session(self.graph)
+            self._names = list(given)
+            self._run = self._runner([given[n] for n in self._names], feeds)
+            self._to_slices = self.lowered.lowering.copy_masters_to_slices()
+            self._to_masters = self.lowered.lowering.copy_slices_to_masters()
+            self._initialize = tf.global_variables_initializer(), tf.local_variables_initializer()
+            self._reads: dict[str, tf.Tensor] = {}
+            self._writes: dict[str, tuple[tf.Tensor, tf.Operation]] = {}
+
+    def _runner(self, fetches: list[tf.Tensor], feeds: list[tf.Tensor]) -> Callable[..., list[Any]]:
+        """Returns a function of the values of `feeds` that returns those of `fetches`."""
+        if self._cluster is None:
+            return self.session.make_callable(fetches, feeds)
+        found = self._cluster.processes
+
+        def run(*values: np.ndarray) -> list[Any]:
+            # A process that is lost is named.
+            return found.run(self.session, fetches, dict(zip(feeds, values)))
+
+        return run
+
+    def initialize(self, checkpoint: Optional[str] = None) -> None:
+        """Gives variables their initial values, or in several processes those of a checkpoint."""
+        if self._cluster is not None and self.agreement is not None:
+            self.agreement.reset(self.session)
+            with self.graph.as_default():
+                self._cluster.processes.initialize(self.session, checkpoint)
+            return
+        self.session.run(self._initialize)
+        self.session.run(self._to_slices)
+
+    def run(self, batch: Batch) -> dict[str, list[Any]]:
+        """Runs the program on a batch; returns the parts of each output."""
+        outputs: dict[str, list[Any]] = {}
+        with user_errors(self.lowered.lowering):
+            values = self._run(*batch)
+        for name, value in zip(self._names, values):
+            outputs.setdefault(name.rpartition("/")[0] or name, []).append(value)
+        return outputs
+
+    def values(self) -> dict[str, np.ndarray]:
+        """Returns the whole values of all variables, by name."""
+        if not self._reads:
+            with self.graph.as_default():
+                self._reads = {n: v.read_value() for n, v in self.variables.items()}
+        self.session.run(self._to_masters)
+        return self.session.run(self._reads)
+
+    def assign(self, values: dict[str, np.ndarray]) -> None:
+        """Assigns whole values of variables; leaves out those that the program lacks."""
+        if not self._writes:
+            with self.graph.as_default():
+                for name, v in self.variables.items():
+                    fed = tf.placeholder(v.dtype.base_dtype, v.shape)
+                    self._writes[name] = fed, v.assign(fed, read_value=False)
+        own = {name: write for name, write in self._writes.items() if name in values}
+        feeds = {fed: values[name] for name, (fed, _) in own.items()}
+        self.session.run([op for _, op in own.values()], feeds)
+        self.session.run(self._to_slices)
+
+
+class SessionEngine:
+    """Trains a model; each program has a tf graph and a session of its own.
+
+    Attributes:
+      lowered: the lowered training program, once there is one.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        eval_model: Model,
+        placing: Placing,
+        features: Features,
+        seed: Optional[int],
+        keep: int,
+    ):
+        """Creates an engine.
+
+        Args:
+          model: the model to train.
+          eval_model: the model to evaluate, with the same variables.
+          placing: where programs run.
+          features: the features of a training batch.
+          seed: the seed of initial values and of random operations.
+          keep: the number of checkpoints to keep.
+        """
+        self.lowered: Optional[Lowered] = None
+        self._model, self._eval_model = model, eval_model
+        self._placing, self._features = placing, features
+        self._seed, self._keep = seed, keep
+        self._training: Optional[_Program] = None
+        self._evaluations: dict[tuple, _Program] = {}
+        self._saver: Optional[Saver] = None
+        self._container = placing.cluster.next_container() if placing.cluster else ""
+
+    def prepare(self, batch: Batch, checkpoint: Optional[str]) -> None:
+        """Builds the training program, and initializes or restores its variables."""
+        self._features.check(batch)
+        self._training = self._program(self._model, self._features, batch, training=True)
+        self.lowered = self._training.lowered
+        with self._training.graph.as_default():
+            self._saver = Saver(max_to_keep=self._keep, sharded=True)
+        self._training.initialize(checkpoint)
+        if checkpoint is not None:
+            self._restore(self._training, self._saver, checkpoint)
+
+    def _program(self, model: Model, features: Features, batch: Batch, training: bool) -> _Program:
+        return _Program(
+            model, self._placing, features, batch, self._seed, training, self._container
+        )
+
+    def train(self, batch: Batch) -> dict[str, float]:
+        """Does a step; returns the loss and the metrics."""
+        assert self._training is not None
+        self._features.check(batch)
+        outputs = self._training.run(batch)
+        outputs.pop("step")
+        means = {name: single(values) for name, values in outputs.items()}
+        return finished(means, self._training.lowered.afters)
+
+    def evaluate(self, batches: Iterator[Batch]) -> dict[str, float]:
+        """Returns the means over batches, the last of which may be smaller."""
+        assert self._training is not None
+        # Programs on the servers of several processes share variables by name.
+        shared = self._placing.cluster is not None
+        values = {} if shared else self._training.values()
+        averages = self._training.lowered.averages
+        values.update({name: values[average] for name, average in averages.items()})
+        means = Means()
+        afters: Afters = {}
+        fresh: set[tuple] = set()
+        for batch in batches:
+            key = tuple((array.shape, array.dtype.name) for array in batch)
+            if key not in self._evaluations:
+                self._evaluations[key] = self._evaluation(batch)
+            program = self._evaluations[key]
+            if key not in fresh and not shared:
+                fresh.add(key)
+                program.assign(values)
+            outputs = program.run(batch)
+            outputs.pop("step")
+            means.add(outputs, len(batch[0]))
+            afters = program.lowered.afters
+        return means.result(afters)
+
+    def _evaluation(self, batch: Batch) -> _Program:
+        features = self._features
+        if features.shapes is not None:
+            features = self._features.with_batch(len(batch[0]))
+            self._check_parts(features.batch_dim)
+            features.check(batch)
+        program = self._program(self._eval_model, features, batch, training=False)
+        if self._placing.cluster is None:
+            program.initialize()
+        return program
+
+    def _check_parts(self, batch_dim: mtf.Dimension) -> None:
+        parts = self._placing.parts_of_batch(batch_dim)
+        if batch_dim.size % parts:
+            raise ValueError(
+                f"fit: the last batch of eval_data has {batch_dim.size} rows, which the layout "
+                f"splits into {parts} parts. Give eval_data a number of rows that {parts} divides, "
+                f"or leave the last {batch_dim.size % parts} rows out"
+            )
+
+    def save(self, directory: str, step: int) -> str:
+        """Saves a checkpoint; returns its path."""
+        assert self._training is not None and self._saver is not None
+        self._training.session.run(self._training._to_masters)
+        path = os.path.join(directory, CHECKPOINT_NAME)
+        with self._training.graph.as_default():
+            saved = self._saver.save(
+                self._training.session, path, global_step=step, write_meta_graph=False
+            )
+        assert saved is not None
+        return saved
+
+    def _restore(self, program: _Program, saver: Saver, path: str) -> None:
+        """Restores a checkpoint, and goes on with the list of those that are kept."""
+        if self._placing.cluster is None:
+            with program.graph.as_default():
+                saver.restore(program.session, path)
+            program.session.run(program._to_slices)
+        known = tf.train.get_checkpoint_state(os.path.dirname(path) or ".")
+        if known is not None:
+            saver.recover_last_checkpoints(known.all_model_checkpoint_paths)
+
+    def stops(self, step: int, wanted: bool) -> bool:
+        """Returns whether to stop after this step; several processes agree on one."""
+        if self._training is None or self._training.agreement is None:
+            return wanted
+        return self._training.agreement.agreed(self._training.session, step, wanted)
+
+    def settle(self, step: int) -> None:
+        """Waits at the end of a run until the process that saves has done so."""
+        if self._training is not None and self._training.agreement is not None:
+            self._training.agreement.settle(self._training.session, step)
+
+    def finish(self) -> None:
+        """Waits for the other processes."""
+        if self._placing.cluster is not None:
+            self._placing.cluster.finish()
+
+    def values(self) -> dict[str, np.ndarray]:
+        """Returns the whole values of all variables, by name."""
+        assert self._training is not None
+        return self._training.values()
+
+    def close(self) -> None:
+        """Closes the sessions."""
+        programs: Sequence[Optional[_Program]] = [self._training, *self._evaluations.values()]
+        for program in programs:
+            if program is not None:
+                program.session.close()

@@ -1,0 +1,252 @@
+"""fit: trains a model on a mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.layout import LayoutLike
+from mesh_tensorflow._core.shape import ShapeLike
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.variables.store import VariableStore
+from mesh_tensorflow.auto_mtf.hardware import Hardware
+from mesh_tensorflow.ops import Precision
+from mesh_tensorflow.optimize import ExponentialMovingAverage
+from mesh_tensorflow.train._engine import Engine, SessionEngine
+from mesh_tensorflow.train._input.data import Part, Source, opened, source_of
+from mesh_tensorflow.train._input.features import Features
+from mesh_tensorflow.train._loop import Loop
+from mesh_tensorflow.train._model import Model
+from mesh_tensorflow.train._placing import Placing, placing_of
+from mesh_tensorflow.train._rates import Rates
+from mesh_tensorflow.train._result import Result
+from mesh_tensorflow.train._step_engine import StepEngine
+from mesh_tensorflow.train.callbacks import Callback, Run, TensorBoard
+from mesh_tensorflow.visualize import training_report
+
+__all__ = ["fit"]
+
+
+def fit(
+    model_fn: Callable[..., Any],
+    data: Any,
+    steps: int,
+    *,
+    optimizer: Any = None,
+    dims: Any = None,
+    learning_rate: Any = None,
+    clip_norm: Optional[float] = None,
+    microbatches: int = 1,
+    average: Union[float, ExponentialMovingAverage, None] = None,
+    precision: Union[str, Precision, None] = None,
+    mesh_shape: ShapeLike = "all:1",
+    layout: LayoutLike = "",
+    devices: Optional[Sequence[str]] = None,
+    simd: bool = False,
+    mesh_impl: Optional[MeshImpl] = None,
+    eval_data: Any = None,
+    eval_every: Optional[int] = None,
+    eval_fn: Optional[Callable[..., Any]] = None,
+    store: Optional[VariableStore] = None,
+    directory: Optional[str] = None,
+    save_every: int = 1000,
+    keep: int = 5,
+    resume: bool = True,
+    callbacks: Sequence[Callback] = (),
+    log_every: int = 10,
+    logdir: Optional[str] = None,
+    shuffle: bool = False,
+    seed: Optional[int] = 0,
+    tokens_per_batch: Optional[int] = None,
+    hardware: Union[str, Hardware, None] = None,
+    progress: bool = True,
+) -> Result:
+    """Trains a model, with progress, evaluation, checkpoints and resume.
+
+    >>> batch, d_in, d_out = mtf.Dimension("batch", 4), mtf.Dimension("i", 3), mtf.Dimension("o", 1)
+    >>> def model_fn(mesh, features):
+    ...     y = mtf.layers.dense(features["x"], [d_out], reduced_dims=[d_in], name="linear")
+    ...     return mtf.reduce_mean(mtf.square(y - features["y"]))
+    >>> x = np.linspace(-1, 1, 24).reshape(8, 3)
+    >>> result = mtf.train.fit(
+    ...     model_fn,
+    ...     {"x": x, "y": x.sum(1, keepdims=True)},
+    ...     steps=20,
+    ...     dims={"x": [batch, d_in], "y": [batch, d_out]},
+    ...     optimizer=mtf.optimize.SgdOptimizer(0.1),
+    ...     mesh_shape="rows:2",
+    ...     layout="batch:rows",
+    ...     progress=False,
+    ... )
+    >>> result.step, result.losses[-1] < result.losses[0], sorted(result.variables)
+    (20, True, ['global_step', 'linear/bias', 'linear/kernel'])
+
+    Args:
+      model_fn: a function of a Mesh and of the features, as mtf Tensors, in the structure of
+        `dims`: `model_fn(mesh, x)`, `model_fn(mesh, x, y)` for a tuple, or `model_fn(mesh,
+        features)` for a dictionary. If it has a parameter `training`, that is whether weights are
+        updated. It returns the loss, or a dictionary with "loss" and metrics, or a pair (loss,
+        metrics). Each is a scalar, the mean of the batch; a Tensor with one value for each example;
+        a pair (sum, weight); or one of mtf.train.metrics. Without an optimizer, it is a step
+        function: an @mtf.function of the features, as tf.Tensors, that trains and returns the loss,
+        or a dictionary with "loss" and metrics, as tf scalars.
+      data: a tf.data.Dataset, of examples or of batches; NumPy arrays, one, or a tuple or a
+        dictionary of them, with the examples along the first axis; a Hugging Face dataset, or the
+        path of one on disk; an iterable of examples or batches; or a function without arguments
+        that returns one of these. float64 becomes float32.
+      steps: the number of steps, those of earlier runs in `directory` included.
+      optimizer: an mtf.optimize.Optimizer, or a function that returns one, called within the
+        program, with `learning_rate` if that is given: an optimizer class will do.
+      dims: the dimensions of the features, batch first, such as [batch, pixels], in the structure
+        of the data. If None, `model_fn` is given tf.Tensors of whole batches.
+      learning_rate: a number, or a function of the step, an integer tf scalar.
+      clip_norm: the largest Euclidean norm of all gradients together; larger ones are scaled down.
+        The norm is reported as "gradient_norm".
+      microbatches: the number of equal parts of a batch that are computed one after the other, with
+        the memory of one; gradients are those of the whole batch. Only the loss is reported.
+      average: the decay of moving averages of the weights, such as 0.999, or an
+        mtf.optimize.ExponentialMovingAverage. Evaluations use the averages.
+      precision: "mixed_bfloat16" or an mtf.Precision; see mtf.precision.
+      mesh_shape: the shape of the mesh, such as "rows:2,cols:2".
+      layout: the layout rules, such as "batch:rows,hidden:cols".
+      devices: a device for each processor. If None, the GPUs; or the logical CPUs, if there are
+        enough of them; or one CPU for all processors.
+      simd: whether all processors run one program (see SimdMeshImpl), on logical CPUs or GPUs.
+      mesh_impl: a PlacementMeshImpl, in place of `mesh_shape`, `layout` and `devices`.
+      eval_data: data to evaluate, of the same kinds as `data`. All of it is used: the last batch
+        may be smaller.
+      eval_every: the number of steps between evaluations; if None, there is one at the end.
+      eval_fn: the model function of evaluations; `model_fn` if None. For a step function, a
+        function of a batch.
+      store: the VariableStore of a step function that is not an @mtf.function.
+      directory: where to save checkpoints; None saves none.
+      save_every: the number of steps between checkpoints. There is one at the end, too.
+      keep: the number of checkpoints to keep.
+      resume: whether to go on from the last checkpoint in `directory`, with the next batch of the
+        data. Data that are read in the same order give the losses of an uninterrupted run.
+      callbacks: objects of class mtf.train.Callback.
+      log_every: the number of steps between records of `Result.history`.
+      logdir: where to write logs for TensorBoard; None writes none.
+      shuffle: whether to shuffle arrays and Hugging Face datasets, differently in each epoch. A
+        tf.data.Dataset shuffles by itself: give it a seed.
+      seed: the seed of initial values, of random operations and of `shuffle`; None for another one
+        in each run. For a step function it is set by tf.random.set_seed.
+      tokens_per_batch: the number of tokens of a batch, for a rate of tokens per second.
+      hardware: the profile of a processor, such as "tpu_v3" (see auto_mtf.hardware_profile), for
+        the share of its compute rate that the model uses.
+      progress: whether to write a progress line and messages, to the standard error stream.
+
+    Returns:
+      A Result.
+
+    Raises:
+      ValueError: an argument is wrong, or the layout does not fit.
+      NotANumberError: the loss is not a number.
+      KeyboardInterrupt: the user pressed Ctrl-C; a checkpoint is saved first.
+    """
+    _check_numbers(
+        steps=steps,
+        save_every=save_every,
+        keep=keep,
+        log_every=log_every,
+        microbatches=microbatches,
+    )
+    placing = placing_of(mesh_shape, layout, devices, simd, mesh_impl)
+    features, source = _features_and_source(data, dims, placing, shuffle, seed)
+    engine: Engine
+    if optimizer is None:
+        engine = StepEngine(model_fn, eval_fn, store, features, keep, seed)
+    else:
+        if isinstance(average, float):
+            average = ExponentialMovingAverage(average)
+        if average is not None and placing.cluster is not None:
+            raise ValueError(
+                "fit: average is offered in one process only: several have one copy of the "
+                "weights, so evaluations would not see the averages"
+            )
+        model = Model(
+            model_fn, optimizer, learning_rate, clip_norm, microbatches, average, precision
+        )
+        eval_model = model if eval_fn is None else dataclasses.replace(model, fn=eval_fn)
+        engine = SessionEngine(model, eval_model, placing, features, seed, keep)
+    chief = placing.cluster is None or placing.cluster.is_chief
+    run = Run(steps, directory, logdir)
+    loop = Loop(
+        engine,
+        run,
+        source,
+        None if eval_data is None else source_of(eval_data, features),
+        chief,
+        eval_every,
+        save_every,
+        log_every,
+        [*callbacks, *([TensorBoard(logdir)] if logdir else [])] if chief else [],
+        progress and chief,
+        Rates(engine, features, tokens_per_batch, hardware),
+    )
+    try:
+        return _run(loop, engine, source, resume)
+    finally:
+        engine.close()
+
+
+def _check_numbers(**numbers: Any) -> None:
+    """Raises ValueError for a number that is less than one."""
+    for name, value in numbers.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"fit: {name} should be an integer of at least 1, but is {value!r}")
+
+
+def _features_and_source(
+    data: Any, dims: Any, placing: Placing, shuffle: bool, seed: Optional[int]
+) -> tuple[Features, Source]:
+    """Returns the features, which without `dims` are those of the first batch, and the source."""
+    data = opened(data)
+    if dims is not None:
+        features = Features.of_dims(dims)
+    elif isinstance(data, tf.data.Dataset):
+        features = Features.of_batch(data.element_spec)
+    elif isinstance(data, Iterable) and not hasattr(data, "__array__"):
+        first = next(iter(data), None)
+        if iter(data) is data and first is not None:  # an iterator gives it only once
+            data = itertools.chain([first], data)
+        features = Features.of_batch(data if isinstance(data, Mapping) else first)
+    else:
+        features = Features.of_batch(data)
+    part = Part() if features.shapes is None else placing.part(features.batch_dim)
+    return features, source_of(data, features, part, shuffle, seed)
+
+
+def _run(loop: Loop, engine: Engine, source: Source, resume: bool) -> Result:
+    """Restores or begins, trains, and returns the result."""
+    run = loop.run
+    last = tf.train.latest_checkpoint(run.directory) if run.directory and resume else None
+    if last is not None:
+        run.step = int(tf.train.load_checkpoint(last).get_tensor("global_step"))
+        run.checkpoint = last
+    batches = source.training(run.step)
+    first = next(batches, None)
+    if first is None:
+        raise ValueError(
+            "fit: the data have no batch"
+            + (f" after step {run.step}, where this run goes on" if run.step else "")
+            + ": there are too few examples, or the data can be read only once"
+        )
+    engine.prepare(first, last)
+    if engine.lowered is not None:
+        places = {"checkpoints": run.directory, "logs": run.logdir}
+        known = {name: place for name, place in places.items() if place}
+        loop.say(training_report(engine.lowered.lowering, places=known))
+    if last is not None:
+        loop.say(f"going on from step {run.step}, {last}")
+    if run.step < run.steps:
+        loop.train(itertools.chain([first], batches))
+    else:
+        loop.say(f"nothing to do: step {run.step} of {run.steps} is done. Give fit more steps")
+    return Result(
+        run.step, loop.history, loop.evaluations, run.stopped, run.checkpoint, engine.values()
+    )

@@ -1,0 +1,1 @@
+"""The data of a run: batches of NumPy arrays, and what their dimensions are."""

@@ -1,0 +1,342 @@
+"""Data: batches of NumPy arrays from arrays, tf.data, Hugging Face datasets and iterables.
+
+Every kind of data is a Source. A source can begin at any batch, so that a run that is resumed
+continues with the batch that it would have had next, and can read the rows of one process only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow.train._input.features import Features, as_array
+
+__all__ = ["Part", "Source", "opened", "source_of"]
+
+Batch = list[np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The rows of each batch that a process reads: part `index` of `count` equal parts."""
+
+    index: int = 0
+    count: int = 1
+
+    def rows(self, size: int) -> slice:
+        """Returns the rows of a batch of this size."""
+        own = size // self.count
+        return slice(self.index * own, (self.index + 1) * own)
+
+    def whole(self, arrays: Sequence[np.ndarray], size: int) -> Batch:
+        """Returns arrays of the whole batch, which are zero where other processes read."""
+        if self.count == 1:
+            return list(arrays)
+        batch = []
+        for array in arrays:
+            filled = np.zeros((size, *array.shape[1:]), array.dtype)
+            filled[self.rows(size)] = array
+            batch.append(filled)
+        return batch
+
+
+class Source:
+    """Batches of data. A subclass has `training` and `once`."""
+
+    def __init__(self, features: Features, part: Part):
+        """Creates a source.
+
+        Args:
+          features: the structure and the dimensions of the batches.
+          part: the rows to read of each batch.
+        """
+        self._features, self._part = features, part
+
+    @property
+    def _size(self) -> int:
+        return self._features.batch_dim.size
+
+    def _arrays(self, item: Any) -> Batch:
+        names = self._features.names
+        return [as_array(v, name) for name, v in zip(names, self._features.values(item))]
+
+    def _is_batched(self, arrays: Sequence[np.ndarray]) -> bool:
+        """Returns whether an item is a batch, by its ranks; without dimensions it is."""
+        shapes = self._features.shapes
+        return shapes is None or arrays[0].ndim == len(shapes[0])
+
+    def training(self, start: int) -> Iterator[Batch]:
+        """Yields whole batches, endlessly if the data can be read again.
+
+        Args:
+          start: the number of batches to leave out.
+        """
+        raise NotImplementedError
+
+    def once(self) -> Iterator[Batch]:
+        """Yields all rows once; the last batch may be smaller."""
+        raise NotImplementedError
+
+
+class Rows(Source):
+    """Data with a length and random access: arrays, Hugging Face datasets."""
+
+    def __init__(
+        self,
+        features: Features,
+        part: Part,
+        length: int,
+        take: Callable[[np.ndarray], Any],
+        shuffle: bool,
+        seed: Optional[int],
+    ):
+        """Creates a source.
+
+        Args:
+          features: the features.
+          part: the rows to read of each batch.
+          length: the number of rows.
+          take: returns the rows of the given numbers.
+          shuffle: whether each epoch has its own order.
+          seed: the seed of the orders.
+        """
+        super().__init__(features, part)
+        if length < self._size:
+            raise ValueError(
+                f"fit: the data have {length} rows, fewer than one batch, "
+                f"{self._features.batch_dim.name}={self._size}: make the batch smaller"
+            )
+        self._length, self._take, self._shuffle = length, take, shuffle
+        self._seed: Any = np.random.SeedSequence(seed).entropy
+
+    def training(self, start: int) -> Iterator[Batch]:
+        """Yields whole batches in the order of each epoch, from number `start` on."""
+        per_epoch = self._length // self._size
+        for epoch in itertools.count(start // per_epoch):
+            order = np.arange(self._length)
+            if self._shuffle:
+                np.random.default_rng([self._seed, epoch]).shuffle(order)
+            first = start % per_epoch if epoch == start // per_epoch else 0
+            for i in range(first, per_epoch):
+                rows = order[i * self._size : (i + 1) * self._size]
+                arrays = self._arrays(self._take(rows[self._part.rows(self._size)]))
+                yield self._part.whole(arrays, self._size)
+
+    def once(self) -> Iterator[Batch]:
+        """Yields all rows once; the last batch may be smaller."""
+        for first in range(0, self._length, self._size):
+            yield self._arrays(self._take(np.arange(first, min(first + self._size, self._length))))
+
+
+class Iterated(Source):
+    """An iterable of batches or of examples."""
+
+    def __init__(self, features: Features, part: Part, items: Iterable[Any]):
+        """Creates a source.
+
+        Args:
+          features: the features.
+          part: the rows of each batch that this process keeps.
+          items: an iterable; an iterator gives each of its items once.
+        """
+        super().__init__(features, part)
+        self._items = items
+
+    def _batches(self, items: Iterator[Any], partial: bool) -> Iterator[Batch]:
+        arrays: Iterator[Batch] = (self._arrays(item) for item in items)
+        first = next(arrays, None)
+        if first is None:
+            return
+        arrays = itertools.chain([first], arrays)
+        if self._is_batched(first):
+            for batch in arrays:
+                if partial or self._features.shapes is None or len(batch[0]) == self._size:
+                    yield batch
+            return
+        while examples := list(itertools.islice(arrays, self._size)):
+            if partial or len(examples) == self._size:
+                yield [np.stack(column) for column in zip(*examples)]
+
+    def _endless(self) -> Iterator[Batch]:
+        read = True
+        while read:
+            items = iter(self._items)
+            read = False
+            for batch in self._batches(items, False):
+                read = True
+                yield batch
+            if items is self._items:
+                return  # an iterator can't be read again
+
+    def training(self, start: int) -> Iterator[Batch]:
+        """Yields whole batches in the order of the iterable, from number `start` on."""
+        for batch in itertools.islice(self._endless(), start, None):
+            size = len(batch[0]) if batch and batch[0].ndim else 1
+            rows = self._part.rows(size)
+            own = batch if self._part.count == 1 else [array[rows] for array in batch]
+            yield self._part.whole(own, size)
+
+    def once(self) -> Iterator[Batch]:
+        """Yields all rows once; the last batch may be smaller."""
+        return self._batches(iter(self._items), True)
+
+
+class Dataset(Source):
+    """A tf.data.Dataset of batches or of examples, of eager code or of a TensorFlow 1 graph."""
+
+    def __init__(self, features: Features, part: Part, dataset: tf.data.Dataset):
+        """Creates a source.
+
+        Args:
+          features: the features.
+          part: the rows of each batch to read.
+          dataset: the tf.data.Dataset.
+        """
+        super().__init__(features, part)
+        self._dataset = dataset
+        shapes = features.shapes
+        spec = features.values(dataset.element_spec)
+        rank = spec[0].shape.rank if shapes else None
+        self._examples = shapes is not None and rank == len(shapes[0]) - 1
+        self._graph = None if tf.executing_eagerly() else tf.get_default_graph()
+
+    def training(self, start: int) -> Iterator[Batch]:
+        """Yields whole batches in the order of the dataset, from number `start` on."""
+        dataset = self._dataset
+        size = None
+        if self._examples:
+            size = self._size
+            # Shards have every n-th example, so that a batch has the same examples in all.
+            dataset = dataset.shard(self._part.count, self._part.index)
+            dataset = dataset.batch(size // self._part.count, drop_remainder=True)
+        if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
+            dataset = dataset.repeat()
+        for item in self._iterate(dataset.skip(start).prefetch(2)):
+            batch = self._arrays(item)
+            if size is None and self._features.shapes is not None:
+                if len(batch[0]) < self._size:
+                    continue  # the last one of an epoch
+                if self._part.count > 1:
+                    batch = [array[self._part.rows(self._size)] for array in batch]
+            yield self._part.whole(batch, size or self._part.count * len(batch[0]))
+
+    def once(self) -> Iterator[Batch]:
+        """Yields all rows once; the last batch may be smaller."""
+        dataset = self._dataset.batch(self._size) if self._examples else self._dataset
+        for item in self._iterate(dataset):
+            yield self._arrays(item)
+
+    def _iterate(self, dataset: tf.data.Dataset) -> Iterator[Any]:
+        if self._graph is None:
+            yield from dataset.as_numpy_iterator()
+            return
+        with self._graph.as_default():
+            iterator = tf.data.make_initializable_iterator(dataset)
+            item = iterator.get_next()
+        with tf.Session(graph=self._graph) as session:
+            session.run(iterator.initializer)
+            while True:
+                try:
+                    yield session.run(item)
+                except tf.errors.OutOfRangeError:
+                    return
+
+
+def source_of(
+    data: Any,
+    features: Features,
+    part: Part = Part(),
+    shuffle: bool = False,
+    seed: Optional[int] = None,
+) -> Source:
+    """Returns the Source of any kind of data.
+
+    Args:
+      data: see `mtf.train.fit`.
+      features: the features of the model.
+      part: the rows of each batch to read.
+      shuffle: whether the rows of arrays and of Hugging Face datasets are shuffled.
+      seed: the seed of their orders.
+
+    Raises:
+      ValueError: the data have another structure than the features, or fewer rows than a batch.
+      TypeError: the data are of no known kind.
+    """
+    data = opened(data)
+    if isinstance(data, tf.data.Dataset):
+        return Dataset(features, part, data)
+    if _is_hugging_face(data):
+        rows = data.with_format("numpy")
+        return Rows(features, part, len(rows), lambda i: rows[i], shuffle, seed)
+    if _is_arrays(data):
+        if features.shapes is None:
+            raise ValueError(
+                "fit: dims is missing: to take batches of arrays, their dimensions have to be "
+                'known. Give for instance dims={"image": [batch, pixels], "label": [batch]}'
+            )
+        arrays = features.values(data)
+        lengths = {name: len(array) for name, array in zip(features.names, arrays)}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"fit: the arrays of the data have several lengths: {lengths}")
+
+        def take(i: np.ndarray) -> Any:
+            return features.item([np.asarray(array)[i] for array in arrays])
+
+        return Rows(features, part, len(arrays[0]), take, shuffle, seed)
+    if isinstance(data, Iterable) and not isinstance(data, (str, bytes, Mapping)):
+        return Iterated(features, part, data)
+    raise TypeError(
+        "fit: data should be a tf.data.Dataset, NumPy arrays (one, or a tuple or dictionary), a "
+        "Hugging Face dataset or the path of one on disk, an iterable of batches or examples, or "
+        f"a function that returns one of these; it is a {type(data).__name__}"
+    )
+
+
+def opened(data: Any) -> Any:
+    """Returns the data that a function without arguments or a path stands for."""
+    if callable(data) and not isinstance(data, Iterable):
+        data = data()
+    if isinstance(data, (str, os.PathLike)):
+        return _from_disk(os.fspath(data))
+    return data
+
+
+def _from_disk(path: str) -> Any:
+    if not os.path.isdir(path):
+        raise ValueError(
+            f"fit: data is {path!r}, and there is no such directory: a path is that of a Hugging "
+            "Face dataset that save_to_disk has written"
+        )
+    try:
+        import datasets
+    except ImportError as e:
+        raise ImportError(
+            f"fit: to read {path}, a dataset that Hugging Face's save_to_disk has written, "
+            "datasets is needed: pip install datasets"
+        ) from e
+    return datasets.load_from_disk(path)
+
+
+def _is_hugging_face(data: Any) -> bool:
+    module = sys.modules.get("datasets")
+    kind = getattr(module, "Dataset", None)
+    return isinstance(kind, type) and isinstance(data, kind)
+
+
+def _is_array(data: Any) -> bool:
+    return hasattr(data, "__array__") and len(getattr(data, "shape", ())) > 0
+
+
+def _is_arrays(data: Any) -> bool:
+    if isinstance(data, Mapping):
+        return bool(data) and all(_is_array(v) or isinstance(v, list) for v in data.values())
+    if isinstance(data, tuple):
+        return bool(data) and all(map(_is_array, data))
+    return _is_array(data)

@@ -1,0 +1,213 @@
+"""The program of a model: its features, loss, metrics, gradients and updates, lowered."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.slices.random_values import keys_by_step
+from mesh_tensorflow.optimize import (
+    ExponentialMovingAverage,
+    Optimizer,
+    accumulate_gradients,
+    clip_by_global_norm,
+)
+from mesh_tensorflow.train._input.features import Features
+from mesh_tensorflow.train._outputs import Afters, Output, call_model, outputs_of
+from mesh_tensorflow.utils import counted_steps
+
+__all__ = ["Lowered", "Model"]
+
+
+@dataclasses.dataclass
+class Lowered:
+    """A program that has been lowered.
+
+    Attributes:
+      graph: the mtf Graph.
+      lowering: the Lowering.
+      afters: for each loss or metric, a function of its mean, or None.
+      averages: the names of the averages of weights, by the names of the weights.
+    """
+
+    graph: mtf.Graph
+    lowering: mtf.Lowering
+    afters: Afters
+    averages: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model function and how it is trained.
+
+    Attributes:
+      fn: the model function.
+      optimizer: an Optimizer, or a function that returns one.
+      learning_rate: a number or a function of the step that the optimizer's function is given.
+      clip_norm: the largest norm of all gradients together, or None.
+      microbatches: the number of parts of a batch that are computed one after the other.
+      average: moving averages of the weights, or None.
+      precision: the precision of activations and variables, or None.
+    """
+
+    fn: Callable[..., Any]
+    optimizer: Any
+    learning_rate: Any = None
+    clip_norm: Optional[float] = None
+    microbatches: int = 1
+    average: Optional[ExponentialMovingAverage] = None
+    precision: Union[str, mtf.Precision, None] = None
+
+    def build(
+        self,
+        features: Features,
+        tensors: Sequence[tf.Tensor],
+        make_impl: Callable[[], MeshImpl],
+        step: tf.Variable,
+        before: tf.Tensor,
+        training: bool,
+    ) -> tuple[Lowered, dict[str, Any]]:
+        """Builds and lowers the program of a batch.
+
+        Args:
+          features: the features.
+          tensors: a tf.Tensor for each of them.
+          make_impl: returns the mesh implementation.
+          step: the global step, which a training program increments.
+          before: its value before the step, read outside of the program.
+          training: whether to update the weights.
+
+        Returns:
+          (the lowered program, what it gives: for each name "output/i" an exported tf.Tensor, and
+          "step", the number of steps that are done after it).
+        """
+        extra: dict[str, Any] = {}
+        updates: list[mtf.Operation] = []
+        averages: dict[str, str] = {}
+        setting = "float32" if self.precision is None else self.precision
+        with counted_steps(before), keys_by_step(before), mtf.precision(setting):
+            graph = mtf.Graph()
+            mesh = mtf.Mesh(graph, "mesh")
+            arguments = features.imported(mesh, tensors)
+            if training:
+                outputs, grads = self._gradients(features, mesh, arguments)
+                variables = graph.trainable_variables
+                with mtf.precision("float32"):  # learning rates and slots are no activations
+                    updates, extra = self._updates(grads, variables, before)
+                    if self.average is not None:
+                        averages = {v.name: self.average.average_name(v) for v in variables}
+                        updates = updates + self.average.apply(variables, after=updates)
+            else:
+                outputs = self._outputs(features, mesh, arguments, training)
+            lowering = mtf.Lowering(graph, {mesh: make_impl()})
+        extra = {
+            f"{name}/0": lowering.export_to_tf_tensor(x) if isinstance(x, mtf.Tensor) else x
+            for name, x in extra.items()
+        }
+        given: dict[str, Any] = dict(extra)
+        for name, output in outputs.items():
+            for i, part in enumerate(output.parts):
+                given[f"{name}/{i}"] = lowering.export_to_tf_tensor(part)
+        after = before
+        if training:
+            done = [lowering.lowered_operation(op) for op in updates]
+            with tf.control_dependencies([*done, *given.values()]):
+                after = tf.identity(step.assign_add(1))
+        afters = {name: output.after for name, output in outputs.items()}
+        return Lowered(graph, lowering, afters, averages), {**given, "step": after}
+
+    def _outputs(
+        self, features: Features, mesh: mtf.Mesh, arguments: tuple, training: bool
+    ) -> dict[str, Output]:
+        batch_dim = None if features.shapes is None else features.batch_dim
+        if features.shapes is not None and self.microbatches > 1 and training:
+            size = features.batch_dim.size // self.microbatches
+            batch_dim = mtf.Dimension(features.batch_dim.name, size)
+        return outputs_of(call_model(self.fn, mesh, arguments, training), batch_dim)
+
+    def _gradients(
+        self, features: Features, mesh: mtf.Mesh, arguments: tuple
+    ) -> tuple[dict[str, Output], list[Optional[mtf.Tensor]]]:
+        """Returns the outputs of the model, and the gradients of the loss for its variables."""
+        graph = mesh.graph
+        if self.microbatches > 1:
+            if features.shapes is None:
+                raise ValueError("fit: microbatches need dims, to know the dimension of the batch")
+
+            def loss_fn(small: Sequence[mtf.Tensor]) -> Any:
+                outputs = self._outputs(features, mesh, features.packed(small), True)
+                loss = outputs["loss"]
+                return loss.mean() if loss.weight is None else (loss.value, loss.weight)
+
+            inputs = features.values(arguments if len(arguments) > 1 else arguments[0])
+            found = accumulate_gradients(loss_fn, inputs, features.batch_dim, self.microbatches)
+            _check_variables(graph)
+            return {"loss": Output(found.loss)}, found.grads
+        outputs = self._outputs(features, mesh, arguments, True)
+        _check_variables(graph)
+        weights = [v.value for v in graph.trainable_variables]
+        return outputs, mtf.gradients([outputs["loss"].mean()], weights)
+
+    def _updates(
+        self,
+        grads: Sequence[Optional[mtf.Tensor]],
+        variables: Sequence[mtf.Variable],
+        step: tf.Tensor,
+    ) -> tuple[list[mtf.Operation], dict[str, Any]]:
+        """Returns the updates of the weights, and further scalars to report, by name."""
+        optimizer, extra = self._make_optimizer(step)
+        if self.clip_norm is not None:
+            grads, extra["gradient_norm"] = clip_by_global_norm(grads, self.clip_norm)
+        return optimizer.apply_grads(grads, variables), extra
+
+    def _make_optimizer(self, step: tf.Tensor) -> tuple[Optimizer, dict[str, Any]]:
+        """Returns the optimizer, and the learning rate to report if it changes."""
+        if isinstance(self.optimizer, Optimizer):
+            if self.learning_rate is not None:
+                raise ValueError(
+                    "fit: learning_rate is given besides an optimizer that has one. Give it to "
+                    f"{type(self.optimizer).__name__}, a number or a schedule; or give fit the "
+                    "class of the optimizer"
+                )
+            _check_has_no_tensors(self.optimizer)
+            return self.optimizer, {}
+        named: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
+        if self.learning_rate is not None:
+            rate = self.learning_rate
+            if callable(rate):
+                rate = tf.cast(rate(step), tf.float32)
+                extra["learning_rate"] = rate
+            named["learning_rate"] = rate
+        made = self.optimizer(**named)
+        if not isinstance(made, Optimizer):
+            raise TypeError(
+                f"fit: optimizer should return an mtf.optimize.Optimizer, but returned {made!r}"
+            )
+        return made, extra
+
+
+def _check_variables(graph: mtf.Graph) -> None:
+    """Raises ValueError for a model that has nothing to train."""
+    if not graph.trainable_variables:
+        raise ValueError(
+            "fit: the model has no trainable variables: make them with mtf.get_variable or "
+            "layers, on the mesh that the model function is given"
+        )
+
+
+def _check_has_no_tensors(optimizer: Optimizer) -> None:
+    """Raises ValueError for an optimizer with tensors of another graph or of eager code."""
+    held = [name for name, value in vars(optimizer).items() if tf.is_tensor(value)]
+    if held:
+        raise ValueError(
+            f"fit: the optimizer {type(optimizer).__name__} was made outside of the program, with "
+            f"a tf.Tensor in it ({', '.join(held)}), which would not change from step to step. "
+            "Give fit a function that makes it, such as optimizer=mtf.optimize."
+            f"{type(optimizer).__name__}, or lambda: mtf.optimize.{type(optimizer).__name__}(...)"
+        )

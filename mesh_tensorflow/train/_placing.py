@@ -1,0 +1,157 @@
+"""Where a program runs: on a mesh of devices, or as one program on each processor."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.layout import LayoutLike, LayoutRules, convert_to_layout_rules
+from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
+from mesh_tensorflow._core.shape import ShapeLike
+from mesh_tensorflow._mesh.devices import default_devices, device_spec
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
+from mesh_tensorflow.train._cluster import Cluster, check_connected, find_cluster
+from mesh_tensorflow.train._input.data import Part
+
+__all__ = ["Placing", "placing_of"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Placing:
+    """A mesh, its layout, its devices, and how programs are run on it.
+
+    Attributes:
+      shape: the Shape of the mesh.
+      rules: the LayoutRules.
+      devices: a device string for each processor.
+      simd: whether all processors run one program.
+      given: the mesh implementation of the user, or None.
+      cluster: the processes that share the processors, or None.
+    """
+
+    shape: mtf.Shape
+    rules: LayoutRules
+    devices: tuple[str, ...]
+    simd: bool = False
+    given: Optional[MeshImpl] = None
+    cluster: Optional[Cluster] = None
+
+    def make_impl(self) -> MeshImpl:
+        """Returns the mesh implementation; on a SIMD mesh within a program."""
+        if self.given is not None:
+            return self.given
+        if self.simd:
+            return SimdMeshImpl(self.shape, self.rules)
+        return PlacementMeshImpl(self.shape, self.rules, list(self.devices))
+
+    def run(self, program: Callable[..., Any], inputs: Sequence[tf.Tensor]) -> Any:
+        """Returns what a program returns, as tensors and operations of the tf graph.
+
+        Args:
+          program: a function of the inputs that makes a Lowering.
+          inputs: tf.Tensors.
+        """
+        if self.simd:
+            local = None if self.cluster is None else self.cluster.local
+            return replicate(program, inputs, devices=list(self.devices), local=local)
+        return program(*inputs)
+
+    def session(self, graph: tf.Graph) -> tf.Session:
+        """Returns a session that has the devices.
+
+        Args:
+          graph: its tf graph.
+        """
+        if self.cluster is not None:
+            return self.cluster.session(graph)
+        specs = [device_spec(device) for device in self.devices]
+        cpus = [spec.device_index or 0 for spec in specs if spec.device_type in (None, "CPU")]
+        config = tf.ConfigProto(allow_soft_placement=not self.simd)
+        config.device_count["CPU"] = 1 + max(cpus, default=0)
+        return tf.Session(graph=graph, config=config)
+
+    def parts_of_batch(self, batch_dim: mtf.Dimension) -> int:
+        """Returns how many parts the layout splits the batch dimension into."""
+        axis = self.rules.tensor_dimension_to_mesh_axis(batch_dim, self.shape)
+        return 1 if axis is None else self.shape[axis].size
+
+    def part(self, batch_dim: mtf.Dimension) -> Part:
+        """Returns the rows of each batch that this process reads: those of its processors.
+
+        Args:
+          batch_dim: the dimension of the batch.
+        """
+        axis = self.rules.tensor_dimension_to_mesh_axis(batch_dim, self.shape)
+        if self.cluster is None or axis is None:
+            return Part()
+        count = self.shape[axis].size
+        own = [pnum_to_processor_coordinates(self.shape, n)[axis] for n in self.cluster.local]
+        first, last = min(own), max(own)
+        if count % (last - first + 1) or first % (last - first + 1):
+            return Part()  # its rows are no equal part
+        return Part(first // (last - first + 1), count // (last - first + 1))
+
+
+def placing_of(
+    mesh_shape: ShapeLike,
+    layout: LayoutLike,
+    devices: Optional[Sequence[str]],
+    simd: bool,
+    mesh_impl: Union[MeshImpl, None],
+) -> Placing:
+    """Returns the Placing that the arguments of `fit` describe.
+
+    Args:
+      mesh_shape: the shape of the mesh.
+      layout: its layout rules.
+      devices: a device for each processor, or None.
+      simd: whether all processors run one program.
+      mesh_impl: a PlacementMeshImpl in place of the others, or None.
+
+    Raises:
+      ValueError: there are too few devices, or `mesh_impl` is given besides the others.
+      TypeError: `mesh_impl` is no mesh implementation.
+    """
+    if mesh_impl is not None:
+        if isinstance(mesh_impl, SimdMeshImpl):
+            raise ValueError(
+                "fit: a SimdMeshImpl belongs to one program: give fit(mesh_shape=..., layout=..., "
+                "simd=True), which makes it within the program"
+            )
+        if not isinstance(mesh_impl, MeshImpl):
+            raise TypeError(
+                f"fit: mesh_impl should be a mesh implementation, but is {mesh_impl!r}. Give "
+                "mtf.placement_mesh_impl.PlacementMeshImpl(...), or mesh_shape and layout"
+            )
+        check_connected()
+        own = tuple(getattr(mesh_impl, "devices", ()))
+        return Placing(mesh_impl.shape, mesh_impl.layout_rules, own, False, mesh_impl)
+    shape, rules = mtf.convert_to_shape(mesh_shape), convert_to_layout_rules(layout)
+    cluster = find_cluster(simd, shape.size)
+    if cluster is not None:
+        return Placing(shape, rules, tuple(cluster.devices), simd, None, cluster)
+    return Placing(shape, rules, _devices(shape, devices, simd), simd)
+
+
+def _devices(shape: mtf.Shape, devices: Optional[Sequence[str]], simd: bool) -> tuple[str, ...]:
+    """Returns a device for each processor."""
+    if devices is not None:
+        return tuple(devices)
+    found = default_devices()
+    if len(found) >= shape.size:
+        return tuple(found[: shape.size])
+    if any("GPU" in device for device in found):
+        raise ValueError(
+            f"fit: the mesh [{dims_text(shape)}] has {shape.size} processors, but there are "
+            f"{len(found)} GPUs. Name the devices, or make the mesh smaller"
+        )
+    if simd:  # the session has as many logical CPUs
+        return tuple(f"/device:CPU:{i}" for i in range(shape.size))
+    return ("/device:CPU:0",) * shape.size

@@ -1,0 +1,343 @@
+"""Callbacks: what is done at steps, evaluations and checkpoints of a training run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+__all__ = ["Callback", "CsvLog", "EarlyStopping", "JsonLinesLog", "Run", "TensorBoard"]
+
+
+class Run:
+    """The state of a training run, which callbacks see.
+
+    >>> run = mtf.train.Run(10, None, None)
+    >>> run.stop("enough")
+    >>> run.stopped
+    'enough'
+
+    Attributes:
+      step: the number of steps that are done.
+      steps: the number of steps to do.
+      directory: where checkpoints are, or None.
+      logdir: where logs are, or None.
+      stopped: why the run ends before `steps`, or None.
+      checkpoint: the path of the last checkpoint, or None.
+    """
+
+    def __init__(self, steps: int, directory: Optional[str], logdir: Optional[str]):
+        """Creates the state of a run that has not begun.
+
+        Args:
+          steps: the number of steps to do.
+          directory: where checkpoints are, or None.
+          logdir: where logs are, or None.
+        """
+        self.step, self.steps = 0, steps
+        self.directory, self.logdir = directory, logdir
+        self.stopped: Optional[str] = None
+        self.checkpoint: Optional[str] = None
+
+    def stop(self, reason: str) -> None:
+        """Ends the run after this step; a checkpoint is saved.
+
+        Args:
+          reason: what the result and the log say, such as "no improvement".
+        """
+        self.stopped = self.stopped or reason
+
+
+class Callback:
+    """Base class of callbacks; a subclass overrides what it needs.
+
+    >>> class Losses(mtf.train.Callback):
+    ...     def on_step(self, run, values):
+    ...         print(run.step, sorted(values))
+    >>> Losses().on_step(mtf.train.Run(10, None, None), {"loss": 0.5})
+    0 ['loss']
+    """
+
+    def on_begin(self, run: Run) -> None:
+        """Is called before the first step, with the number of steps of a resumed run.
+
+        Args:
+          run: the Run.
+        """
+
+    def on_step(self, run: Run, values: Mapping[str, float]) -> None:
+        """Is called after each step.
+
+        Args:
+          run: the Run.
+          values: the loss and the metrics of the step's batch.
+        """
+
+    def on_log(self, run: Run, values: Mapping[str, float]) -> None:
+        """Is called every `log_every` steps and after the last.
+
+        Args:
+          run: the Run.
+          values: those of the step, with the rates since the last call.
+        """
+
+    def on_evaluation(self, run: Run, values: Mapping[str, float]) -> None:
+        """Is called after each evaluation.
+
+        Args:
+          run: the Run.
+          values: the means of the loss and the metrics over the evaluation data.
+        """
+
+    def on_checkpoint(self, run: Run, path: str) -> None:
+        """Is called after a checkpoint has been saved.
+
+        Args:
+          run: the Run.
+          path: the path of the checkpoint.
+        """
+
+    def on_end(self, run: Run) -> None:
+        """Is called after the last step, also if the run ends by an error.
+
+        Args:
+          run: the Run.
+        """
+
+
+class EarlyStopping(Callback):
+    """Stops a run whose metric does not improve any more.
+
+    >>> stopping = mtf.train.EarlyStopping("loss", patience=1)
+    >>> run = mtf.train.Run(10, None, None)
+    >>> for loss in (3.0, 2.0, 2.5):
+    ...     stopping.on_evaluation(run, {"loss": loss})
+    >>> run.stopped
+    'loss has not improved on 2 for 1 evaluation'
+    """
+
+    def __init__(
+        self, metric: str = "loss", patience: int = 3, min_delta: float = 0.0, mode: str = "min"
+    ):
+        """Creates the callback.
+
+        Args:
+          metric: the name of the metric of evaluations.
+          patience: the number of evaluations without an improvement after which to stop.
+          min_delta: the least difference that is an improvement.
+          mode: "min" if less is better, or "max".
+
+        Raises:
+          ValueError: `patience` is less than 1, or `mode` is unknown.
+        """
+        if patience < 1 or mode not in ("min", "max"):
+            raise ValueError(
+                f'EarlyStopping: patience is at least 1, and mode "min" or "max"; got {patience} '
+                f"and {mode!r}"
+            )
+        self.metric, self.patience, self.min_delta, self.mode = metric, patience, min_delta, mode
+        self.best: Optional[float] = None
+        self.waited = 0
+
+    def on_begin(self, run: Run) -> None:
+        """Begins anew, or goes on from what the evaluations before a checkpoint have shown."""
+        kept = _read_json(_state_path(run))
+        self.best, self.waited = kept.get("best"), kept.get("waited", 0)
+        if kept.get("step", 0) > run.step:
+            self.best, self.waited = None, 0
+
+    def on_evaluation(self, run: Run, values: Mapping[str, float]) -> None:
+        """Stops the run if the metric has not improved for `patience` evaluations."""
+        if self.metric not in values:
+            raise ValueError(
+                f"EarlyStopping: an evaluation has no {self.metric!r}, only "
+                f"{', '.join(values) or 'nothing'}"
+            )
+        value = values[self.metric]
+        sign = 1 if self.mode == "min" else -1
+        if self.best is None or sign * (self.best - value) > self.min_delta:
+            self.best, self.waited = value, 0
+        else:
+            self.waited += 1
+        if self.waited >= self.patience:
+            times = "1 evaluation" if self.patience == 1 else f"{self.patience} evaluations"
+            run.stop(f"{self.metric} has not improved on {self.best:.4g} for {times}")
+
+    def on_checkpoint(self, run: Run, path: str) -> None:
+        """Keeps what a resumed run has to know."""
+        state = {"step": run.step, "best": self.best, "waited": self.waited}
+        _write_json(_state_path(run), state)
+
+
+def _state_path(run: Run) -> Optional[str]:
+    return run.directory and os.path.join(run.directory, "early_stopping.json")
+
+
+def _read_json(path: Optional[str]) -> dict[str, Any]:
+    if path is None or not os.path.exists(path):
+        return {}
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def _write_json(path: Optional[str], state: Mapping[str, Any]) -> None:
+    if path is not None:
+        with open(path + ".new", "w", encoding="utf-8") as file:
+            json.dump(state, file)
+        os.replace(path + ".new", path)
+
+
+class TensorBoard(Callback):
+    """Writes the loss, the metrics and the rates for TensorBoard.
+
+    Values of steps are under "train", those of evaluations under "eval".
+
+    >>> board = mtf.train.TensorBoard("logs")  # for fit(callbacks=[board])
+    """
+
+    def __init__(self, logdir: Optional[str] = None):
+        """Creates the callback.
+
+        Args:
+          logdir: where to write; that of the run if None.
+        """
+        self._logdir = logdir
+        self._writers: dict[str, Any] = {}
+
+    def _write(self, run: Run, part: str, values: Mapping[str, float]) -> None:
+        logdir = self._logdir or run.logdir or run.directory
+        if logdir is None:
+            raise ValueError("TensorBoard: no logdir: give fit(logdir=...) or TensorBoard(logdir)")
+        if part not in self._writers:
+            # Runs that begin within a second would otherwise write to one file.
+            suffix = f".{os.getpid()}.{run.step}"
+            with tf.Graph().as_default():  # eager code has no such writer
+                self._writers[part] = tf.summary.FileWriter(
+                    os.path.join(logdir, part), filename_suffix=suffix
+                )
+            # What a run wrote after the checkpoint that this one goes on from is left out.
+            start = tf.SessionLog(status=tf.SessionLog.START)
+            self._writers[part].add_session_log(start, run.step)
+        scalars = [tf.Summary.Value(tag=n, simple_value=v) for n, v in values.items()]
+        self._writers[part].add_summary(tf.Summary(value=scalars), run.step)
+        self._writers[part].flush()
+
+    def on_log(self, run: Run, values: Mapping[str, float]) -> None:
+        """Writes the values of a step."""
+        self._write(run, "train", values)
+
+    def on_evaluation(self, run: Run, values: Mapping[str, float]) -> None:
+        """Writes the means of an evaluation."""
+        self._write(run, "eval", values)
+
+    def on_end(self, run: Run) -> None:
+        """Closes the files."""
+        for writer in self._writers.values():
+            writer.close()
+        self._writers = {}
+
+
+class _FileLog(Callback):
+    """A file with a record for each log and each evaluation; a resumed run goes on with it."""
+
+    _name = ""
+
+    def __init__(self, path: Optional[str] = None):
+        """Creates the callback.
+
+        Args:
+          path: the path of the file; if None, one in the directory of the run's logs.
+        """
+        self.path = path
+        self._records: list[dict[str, Any]] = []
+
+    def on_begin(self, run: Run) -> None:
+        """Opens the file, and leaves out records after the step that the run goes on from."""
+        self.path = self.path or os.path.join(run.logdir or run.directory or "", self._name)
+        os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
+        kept = self._read() if run.step and os.path.exists(self.path) else []
+        self._records = [record for record in kept if int(record["step"]) <= run.step]
+        self._write_all()
+
+    def on_log(self, run: Run, values: Mapping[str, float]) -> None:
+        """Adds a record."""
+        self._add({"step": run.step, **values})
+
+    def on_evaluation(self, run: Run, values: Mapping[str, float]) -> None:
+        """Adds a record, whose names begin with "eval_"."""
+        self._add({"step": run.step, **{f"eval_{n}": v for n, v in values.items()}})
+
+    def _add(self, record: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _read(self) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    def _write_all(self) -> None:
+        raise NotImplementedError
+
+
+class JsonLinesLog(_FileLog):
+    """Writes a JSON object for each log and each evaluation, one a line: `log.jsonl`.
+
+    >>> mtf.train.JsonLinesLog("run.jsonl").path
+    'run.jsonl'
+    """
+
+    _name = "log.jsonl"
+
+    def _add(self, record: dict[str, Any]) -> None:
+        assert self.path is not None
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def _read(self) -> list[dict[str, Any]]:
+        assert self.path is not None
+        with open(self.path, encoding="utf-8") as file:
+            # A process that was killed may have left half a line.
+            return [json.loads(line) for line in file if line.endswith("}\n")]
+
+    def _write_all(self) -> None:
+        assert self.path is not None
+        with open(self.path, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(record) + "\n" for record in self._records)
+
+
+class CsvLog(_FileLog):
+    """Writes a row for each log and each evaluation: `log.csv`, with a column for each name.
+
+    >>> mtf.train.CsvLog("run.csv").path
+    'run.csv'
+    """
+
+    _name = "log.csv"
+
+    def _add(self, record: dict[str, Any]) -> None:
+        assert self.path is not None
+        columns = self._columns()
+        self._records.append(record)
+        if set(record) <= set(columns):
+            with open(self.path, "a", encoding="utf-8", newline="") as file:
+                csv.DictWriter(file, columns).writerow(record)
+        else:
+            self._write_all()
+
+    def _columns(self) -> list[str]:
+        return list(dict.fromkeys(name for record in self._records for name in record))
+
+    def _read(self) -> list[dict[str, Any]]:
+        assert self.path is not None
+        with open(self.path, encoding="utf-8", newline="") as file:
+            rows = [dict(row) for row in csv.DictReader(file)]
+        return [{n: v for n, v in row.items() if n and v} for row in rows if row.get("step")]
+
+    def _write_all(self) -> None:
+        assert self.path is not None
+        with open(self.path, "w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, self._columns())
+            writer.writeheader()
+            writer.writerows(self._records)

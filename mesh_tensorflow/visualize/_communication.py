@@ -1,0 +1,349 @@
+"""What a program communicates in a step: by collective, mesh axes and layer."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import NamedTuple, Optional, Union
+
+from mesh_tensorflow._core.cost import Collective
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
+from mesh_tensorflow._core.pending import Walk
+from mesh_tensorflow._core.tables import text_table
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._units import bytes_text
+from mesh_tensorflow.visualize import _charts
+from mesh_tensorflow.visualize._picture import Picture
+from mesh_tensorflow.visualize._subject import Impls, Program, Subject, subject_of
+
+__all__ = ["Communication", "Item", "communication", "layer_of", "sum_of"]
+
+_GRADIENTS = "gradients"
+_MOST_LAYERS = 20
+_DEEPEST = 8
+_NEARLY_ALL = 0.98  # of the bytes
+_NUMBER = re.compile(r"_?\d+(?=/|$)")
+
+
+class Item(NamedTuple):
+    """One or more collectives that are alike.
+
+    Attributes:
+      operation: the name of the operation whose value is communicated.
+      collective: "allreduce", "allconcat", "alltoall" or "shift".
+      mesh_axes: the mesh dimensions as text, such as "cols=2".
+      times: the number of collectives.
+      elements: the number of elements, over all processors; see `mtf.Lowering.collectives`.
+      bytes: the bytes of these elements, over all processors.
+      processors: the number of processors of the mesh.
+    """
+
+    operation: str
+    collective: str
+    mesh_axes: str
+    times: int
+    elements: int
+    bytes: int
+    processors: int
+
+    @property
+    def bytes_per_processor(self) -> int:
+        """The bytes that each processor contributes, or receives in an allconcat."""
+        return self.bytes // self.processors
+
+    def cells(self) -> list[str]:
+        """Returns what tables say of it, without its operation."""
+        sizes = [bytes_text(self.bytes_per_processor), bytes_text(self.bytes)]
+        return [self.collective, self.mesh_axes, str(self.times), *sizes]
+
+
+def layer_of(operation: str, depth: int = _DEEPEST) -> str:
+    """Returns the layer of an operation: the scopes of its name, without those of its gradient.
+
+    Args:
+      operation: the name of an operation, such as "block_1/wi/einsum/gradients/einsum_2".
+      depth: the number of scopes to keep.
+
+    >>> layer_of("block_1/wi/einsum/gradients/einsum_2")
+    'block_1/wi'
+    """
+    scopes = operation.split("/")
+    if _GRADIENTS in scopes:
+        scopes = scopes[: scopes.index(_GRADIENTS)]
+    kept = scopes[:-1][:depth]
+    return "/".join(kept) or "(no scope)"
+
+
+def _at_depth(depth: int) -> Callable[[str], str]:
+    return functools.partial(layer_of, depth=depth)
+
+
+def _kind_of_layer(operation: str, depth: int) -> str:
+    """Returns the layer of an operation without its numbers, such as "block_*/layer_*"."""
+    return _NUMBER.sub("_*", layer_of(operation, depth))
+
+
+class _NamedSums(Walk):
+    """A walk over operations that records whose values collectives are of."""
+
+    def __init__(self, mesh_impl: MeshImpl):
+        super().__init__(mesh_impl)
+        self.found: list[tuple[str, Collective]] = []
+        self._begun_by: dict[Tensor, str] = {}
+
+    def need(self, x: Tensor) -> list[Collective]:
+        """Records the sum of a Tensor, under the name of the operation that began it."""
+        asked = super().need(x)
+        self.found += [(self._begun_by[x], collective) for collective in asked]
+        return asked
+
+    def ask(self, op: Operation) -> list[Collective]:
+        """Visits the sums of one operation; those that it delays keep their names."""
+        before = [x for x in op.inputs if self.pending_axes(x)]
+        asked = super().ask(op)
+        delayed = [self._begun_by[x] for x in before if self.pending_axes(x)]
+        for y in op.outputs:
+            if self.pending_axes(y):
+                self._begun_by[y] = (delayed or [op.name])[0]
+        return asked
+
+    def visit(self, op: Operation) -> None:
+        """Visits one operation."""
+        self.found += [(op.name, c) for c in op.cost(self._mesh_impl).collectives]
+        self.ask(op)
+
+
+def _predicted(subject: Subject, outputs: Sequence[Tensor]) -> list[Item]:
+    """Returns the collectives of a graph, from the costs of its operations."""
+    items = []
+    for mesh, impl in subject.impls.items():
+        walk = _NamedSums(impl)
+        for op in subject.graph.operations:
+            if op.mesh is mesh:
+                walk.visit(op)
+        for x in outputs:
+            if x.mesh is mesh:
+                walk.need(x)
+        items += [_item(name, impl, c) for name, c in walk.found]
+    return items
+
+
+def _item(name: str, impl: MeshImpl, collective: Collective) -> Item:
+    axes = dims_text(impl.shape[a] for a in collective.mesh_axes)
+    return Item(name, collective.kind, axes, 1, collective.elements, collective.bytes, impl.size)
+
+
+def sum_of(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[Item]:
+    """Adds up items with equal keys; returns the largest first.
+
+    Args:
+      items: Items.
+      key: a function of an Item.
+
+    Returns:
+      An Item for each key, with the names of the first of its items.
+    """
+    sums: dict[Hashable, Item] = {}
+    for item in items:
+        k = key(item)
+        if k not in sums:
+            sums[k] = item
+            continue
+        s = sums[k]
+        sums[k] = s._replace(
+            times=s.times + item.times,
+            elements=s.elements + item.elements,
+            bytes=s.bytes + item.bytes,
+        )
+    return sorted(sums.values(), key=lambda item: -item.bytes)
+
+
+class Communication:
+    """The communication of one step of a program; `print` it, or `save` a chart.
+
+    Attributes:
+      items: an Item for each collective, in order.
+      has_loops: whether the program has loops, whose bodies are counted once.
+    """
+
+    def __init__(self, items: Sequence[Item], has_loops: bool = False):
+        """Creates a Communication.
+
+        Args:
+          items: Items.
+          has_loops: whether the program has loops.
+        """
+        self.items = list(items)
+        self.has_loops = has_loops
+
+    @property
+    def bytes(self) -> int:
+        """The bytes communicated in a step, over all processors."""
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def bytes_per_processor(self) -> int:
+        """The bytes communicated in a step, on average over processors."""
+        return sum(item.bytes_per_processor for item in self.items)
+
+    def by_collective(self) -> list[Item]:
+        """Returns a sum for each collective and mesh axes, largest first."""
+        return sum_of(self.items, lambda item: (item.collective, item.mesh_axes))
+
+    def _needed(self, layer: Callable[[str], str]) -> int:
+        """Returns how many layers have nearly all bytes, if operations are in these layers."""
+        sizes: collections.Counter[str] = collections.Counter()
+        for item in self.items:
+            sizes[layer(item.operation)] += item.bytes
+        rest, number = self.bytes * (1 - _NEARLY_ALL), len(sizes)
+        for size in sorted(sizes.values()):
+            rest -= size
+            if rest < 0:
+                break
+            number -= 1
+        return number
+
+    def _layers(self, most_layers: int) -> Callable[[str], str]:
+        """Returns a function from operations to layers, as fine as so many layers allow."""
+        found: Callable[[str], str] = _at_depth(1)
+        for depth in range(2, _DEEPEST + 1):
+            finer = _at_depth(depth)
+            if self._needed(finer) > most_layers:
+                break
+            found = finer
+        if self._needed(found) > 2:
+            return found
+        for depth in range(_DEEPEST, 1, -1):  # too many blocks for a row each: equal ones together
+            alike = functools.partial(_kind_of_layer, depth=depth)
+            if self._needed(alike) <= most_layers:
+                return alike
+        return found
+
+    def by_layer(
+        self, depth: Optional[int] = None, most_layers: int = _MOST_LAYERS
+    ) -> dict[str, list[Item]]:
+        """Returns for each layer a sum for each collective and mesh axes.
+
+        The layer of an operation is the variable scopes that it was made in. Gradients belong to
+        the layer whose gradients they are.
+
+        Args:
+          depth: the number of scopes that make a layer. If None, as many as `most_layers` allows;
+            "block_*" then stands for all blocks if each of them would be too many, and the layers
+            that communicate least are added up as the last one.
+          most_layers: a number of layers.
+
+        Returns:
+          A dictionary from layers, in the order of the program, to lists of Items.
+        """
+        layer = self._layers(most_layers) if depth is None else _at_depth(depth)
+        found: dict[str, list[Item]] = {}
+        for item in self.items:
+            found.setdefault(layer(item.operation), []).append(item)
+        if depth is None and len(found) > most_layers:
+            by_size = sorted(found, key=lambda name: -sum(item.bytes for item in found[name]))
+            small = by_size[most_layers - 1 :]
+            rest = [item for name in small for item in found.pop(name)]
+            found[f"{len(small)} others"] = rest
+        return {
+            name: sum_of(items, lambda item: (item.collective, item.mesh_axes))
+            for name, items in found.items()
+        }
+
+    def picture(self, depth: Optional[int] = None) -> Picture:
+        """Returns a chart with a bar for each layer.
+
+        Args:
+          depth: see `by_layer`.
+        """
+        kinds = [f"{item.collective} over {item.mesh_axes}" for item in self.by_collective()]
+        rows = {
+            layer: {
+                f"{i.collective} over {i.mesh_axes}": float(i.bytes_per_processor) for i in sums
+            }
+            for layer, sums in self.by_layer(depth).items()
+        }
+        size = bytes_text(self.bytes_per_processor)
+        title = f"communication of a step by layer, {size} of each processor"
+        return _charts.bars(title, rows, kinds, "of each processor in a step")
+
+    def save(self, path: Union[str, os.PathLike[str]]) -> None:
+        """Writes a chart with a bar for each layer, its parts colored by collective and mesh axes.
+
+        Args:
+          path: the path of an SVG file; or of a PNG or PDF file, which needs matplotlib.
+
+        Raises:
+          ValueError: the name of the file ends otherwise.
+          ImportError: matplotlib is not installed.
+        """
+        self.picture().save(path)
+
+    def _rows(self) -> list[list[str]]:
+        rows = [["layer", "collective", "mesh axes", "count", "per processor", "all processors"]]
+        for layer, items in self.by_layer().items():
+            for i, item in enumerate(items):
+                rows.append([layer if i == 0 else "", *item.cells()])
+        for i, item in enumerate(self.by_collective()):
+            rows.append(["in all" if i == 0 else "", *item.cells()])
+        return rows
+
+    def __str__(self) -> str:
+        if not self.items:
+            return "no communication"
+        lines = text_table(self._rows(), left=(0, 1, 2))
+        if self.has_loops:
+            lines.append("The bodies of loops are counted once.")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def communication_of(subject: Subject, outputs: Sequence[Tensor] = ()) -> Communication:
+    """Returns the Communication of a Subject; see `communication`."""
+    loops = any(op.loop is not None for op in with_inner_operations(subject.graph.operations))
+    lowering = subject.lowering
+    if lowering is None:
+        return Communication(_predicted(subject, outputs), loops)
+    counted = zip(lowering.communicated, lowering.collectives)
+    return Communication([_item(name, impl, c) for name, (_, impl, c) in counted], loops)
+
+
+def communication(
+    program: Program, mesh_impl: Impls = None, outputs: Sequence[Tensor] = ()
+) -> Communication:
+    """Returns what a program communicates in a step: by collective, mesh axes and layer.
+
+    For a Lowering it is what was counted while it was lowered and exported; for a Graph, what the
+    costs of its operations predict, which is the same. The body of a loop is counted once.
+
+    Args:
+      program: a Graph, or a Lowering.
+      mesh_impl: for a Graph: a MeshImpl, or a dictionary from Mesh to MeshImpl; one processor if
+        None.
+      outputs: for a Graph: Tensors whose values are needed after the step, such as the loss.
+
+    Returns:
+      A Communication, which prints as a table.
+
+    Raises:
+      WrongTypeError: `program` or `mesh_impl` has another type.
+      ValueError: a tensor cannot be split in this layout.
+
+    >>> import mesh_tensorflow as mtf
+    >>> mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    >>> x = mtf.ones(mesh, mtf.Shape([("batch", 8), ("d", 4)]))
+    >>> total = mtf.reduce_sum(x, reduced_dim=mtf.Dimension("batch", 8))
+    >>> mesh_impl = mtf.placement_mesh_impl.PlacementMeshImpl("all:2", "batch:all", ["cpu:0"] * 2)
+    >>> found = mtf.visualize.communication(mesh.graph, mesh_impl, [total])
+    >>> found.bytes
+    32
+    """
+    subject = subject_of("mtf.visualize.communication", program, mesh_impl)
+    return communication_of(subject, outputs)

@@ -1,0 +1,284 @@
+"""The table of a program's variables: shapes, slices, parameters and bytes of a processor."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple, Optional
+
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.tables import text_table
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._units import bytes_text, count_text, shortened
+from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow.visualize._subject import (
+    Impls,
+    Program,
+    Subject,
+    layout_text,
+    mesh_text,
+    subject_of,
+)
+
+__all__ = ["KINDS", "Summary", "VariableRow", "summary", "variable_rows"]
+
+# Kinds of variables, in the order of the table, with the label of their totals.
+KINDS = {
+    "weights": "trainable",
+    "slots": "optimizer slots",
+    "others": "other variables",
+}
+_MIN_NAME = 32
+_DEFAULT_WIDTH = 120  # where there is no terminal
+
+
+class VariableRow(NamedTuple):
+    """A variable of a program.
+
+    Attributes:
+      name: its full name.
+      kind: "weights" if it is trainable; "slots" if it is untrainable and its name is that of a
+        trainable variable and more, as optimizers name their slots; otherwise "others".
+      shape: its Shape.
+      slice_shape: the sizes of the slice that each processor holds.
+      split: pairs (dimension name, mesh dimension name) of the dimensions that are split.
+      copies: the number of processors that hold the same slice.
+      parameters: the number of its elements.
+      dtype: the name of the dtype of its slices.
+      bytes_per_processor: the bytes of its slice on one processor.
+      bytes: the bytes of its whole value.
+    """
+
+    name: str
+    kind: str
+    shape: Shape
+    slice_shape: tuple[int, ...]
+    split: tuple[tuple[str, str], ...]
+    copies: int
+    parameters: int
+    dtype: str
+    bytes_per_processor: int
+    bytes: int
+
+    @property
+    def split_text(self) -> str:
+        """The split dimensions as "d_ff:cols", or "-" if each processor holds a copy."""
+        return ", ".join(f"{d}:{m}" for d, m in self.split) or "-"
+
+    @property
+    def shape_text(self) -> str:
+        """The shape as "[d_in=4, hidden=16]"."""
+        return f"[{', '.join(f'{d.name}={d.size}' for d in self.shape)}]"
+
+
+def _kind(variable: Variable, weights: Collection[str]) -> str:
+    if variable.trainable:
+        return "weights"
+    scopes = variable.name.split("/")
+    # A slot of x/w is "x/w/adam_m" or "x/w_slot_v", perhaps in the scope of the optimizer.
+    for start in range(len(scopes)):
+        name = "/".join(scopes[start:])
+        ends = [i for i, letter in enumerate(name) if letter in "/_"]
+        if any(name[:end] in weights for end in ends):
+            return "slots"
+    return "others"
+
+
+def _row(variable: Variable, kind: str, impl: MeshImpl) -> VariableRow:
+    slice_shape = tuple(impl.slice_shape(variable.shape))
+    axes = [(d, impl.splitting_axis(d)) for d in variable.shape]
+    split = tuple((d.name, impl.shape[a].name) for d, a in axes if a is not None)
+    parts = math.prod(impl.shape[a].size for _, a in axes if a is not None)
+    size = variable.slice_dtype.size
+    return VariableRow(
+        variable.name,
+        kind,
+        variable.shape,
+        slice_shape,
+        split,
+        impl.size // parts,
+        variable.size,
+        variable.slice_dtype.name,
+        math.prod(slice_shape) * size,
+        variable.size * size,
+    )
+
+
+def _all_parts(variables: Iterable[Variable]) -> Iterator[Variable]:
+    """Yields Variables, with those of which stacked ones consist in their place."""
+    for v in variables:
+        yield from v.parts
+
+
+def variable_rows(subject: Subject) -> list[VariableRow]:
+    """Returns a row for each variable, weights first, in order of creation.
+
+    Args:
+      subject: a Subject.
+    """
+    variables = list(_all_parts(subject.graph.all_variables))
+    weights = {v.name for v in variables if v.trainable}
+    rows = [_row(v, _kind(v, weights), subject.impl_of(v.mesh)) for v in variables]
+    # Variables that have been stacked are still known by name, in order of creation.
+    made = {name: i for i, name in enumerate(subject.graph.name_to_variable)}
+    return sorted(rows, key=lambda row: (list(KINDS).index(row.kind), made[row.name]))
+
+
+class Summary:
+    """The variables of a program and their totals; `print` it.
+
+    Attributes:
+      rows: a VariableRow for each variable: weights, optimizer slots, others.
+      mesh: the mesh as text, such as "rows=2, cols=2: 4 processors".
+      layout: the layout rules as text, such as "batch:rows, hidden:cols".
+      width: the width of the text in characters, or None; see `summary`.
+      slots: whether the text lists optimizer slots one by one.
+    """
+
+    def __init__(self, subject: Subject, width: Optional[int] = None, slots: bool = False):
+        """Creates a Summary.
+
+        Args:
+          subject: a Subject.
+          width: see `summary`.
+          slots: see `summary`.
+        """
+        self.rows = variable_rows(subject)
+        self.mesh = mesh_text(subject.impl)
+        self.layout = layout_text(subject.impl)
+        self.width = width
+        self.slots = slots
+
+    def of_kind(self, kind: str) -> list[VariableRow]:
+        """Returns the rows of a kind: "weights", "slots" or "others"."""
+        return [row for row in self.rows if row.kind == kind]
+
+    def _total(self, field: str, kind: Optional[str]) -> int:
+        rows = self.rows if kind is None else self.of_kind(kind)
+        return sum(getattr(row, field) for row in rows)
+
+    def parameters(self, kind: Optional[str] = "weights") -> int:
+        """Returns the number of parameters.
+
+        Args:
+          kind: "weights", "slots" or "others"; all variables if None.
+        """
+        return self._total("parameters", kind)
+
+    def bytes_per_processor(self, kind: Optional[str] = None) -> int:
+        """Returns the bytes of variables that one processor holds.
+
+        Args:
+          kind: "weights", "slots" or "others"; all variables if None.
+        """
+        return self._total("bytes_per_processor", kind)
+
+    def bytes(self, kind: Optional[str] = None) -> int:
+        """Returns the bytes of the whole values of variables, each counted once.
+
+        Args:
+          kind: "weights", "slots" or "others"; all variables if None.
+        """
+        return self._total("bytes", kind)
+
+    def _width(self) -> int:
+        if self.width is not None:
+            return self.width
+        return shutil.get_terminal_size().columns if sys.stdout.isatty() else _DEFAULT_WIDTH
+
+    def _table(self) -> list[str]:
+        header = ["variable", "shape", "slice", "split", "parameters", "per processor"]
+        rows = [
+            [
+                row.name,
+                row.shape_text,
+                str(list(row.slice_shape)),
+                row.split_text,
+                f"{row.parameters:,}",
+                bytes_text(row.bytes_per_processor),
+            ]
+            for row in self.rows
+            if self.slots or row.kind != "slots"
+        ]
+        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(1, len(header))]
+        room = max(_MIN_NAME, self._width() - sum(widths) - 2 * len(widths))
+        rows = [[shortened(row[0], room), *row[1:]] for row in rows]
+        return text_table([header, *rows], left=(0, 1, 2, 3))
+
+    def _totals(self) -> list[str]:
+        rows = []
+        for kind, label in KINDS.items():
+            if self.of_kind(kind) or kind == "weights":
+                rows.append(self._total_row(label, kind))
+        if len(rows) > 1:
+            rows.append(self._total_row("in all", None))
+        header = ["", "variables", "parameters", "", "whole", "per processor"]
+        return text_table([header, *rows])
+
+    def _total_row(self, label: str, kind: Optional[str]) -> list[str]:
+        count = len(self.rows) if kind is None else len(self.of_kind(kind))
+        parameters = self.parameters(kind)
+        words = f"({count_text(parameters)})" if parameters >= 1000 else ""
+        cells = [bytes_text(self.bytes(kind)), bytes_text(self.bytes_per_processor(kind))]
+        return [label, str(count), f"{parameters:,}", words, *cells]
+
+    def __str__(self) -> str:
+        lines = [f"mesh    {self.mesh}", f"layout  {self.layout}", ""]
+        if not self.rows:
+            return "\n".join([*lines, "no variables"])
+        return "\n".join([*lines, *self._table(), "", *self._totals()])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def summary(
+    program: Program,
+    mesh_impl: Impls = None,
+    width: Optional[int] = None,
+    slots: bool = False,
+) -> Summary:
+    """Returns a table of the variables of a program, and their totals.
+
+    Bytes are those of the slices that a processor of the mesh holds and updates. Where several
+    processors share a memory, equal slices are stored once, so that less may be in use.
+
+    Args:
+      program: a Graph, or a Lowering.
+      mesh_impl: for a Graph: a MeshImpl, or a dictionary from Mesh to MeshImpl; one processor if
+        None.
+      width: the width of the text in characters; where it is exceeded, names are shortened, but not
+        below 32 characters. That of the terminal if None, or 120 without one.
+      slots: whether to list optimizer slots one by one; otherwise only their totals are shown.
+
+    Returns:
+      A Summary, which prints as a table, and has the numbers as `rows`, `parameters()`,
+      `bytes_per_processor()` and `bytes()`.
+
+    Raises:
+      WrongTypeError: `program` or `mesh_impl` has another type.
+      ValueError: a variable cannot be split in this layout.
+
+    >>> import mesh_tensorflow as mtf
+    >>> mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    >>> w = mtf.get_variable(mesh, "w", mtf.Shape([("d_in", 256), ("d_out", 1024)]))
+    >>> mesh_impl = mtf.placement_mesh_impl.PlacementMeshImpl(
+    ...     "rows:2,cols:2", "d_out:cols", ["cpu:0"] * 4)
+    >>> found = mtf.summary(mesh.graph, mesh_impl)
+    >>> print(found)
+    mesh    rows=2, cols=2: 4 processors
+    layout  d_out:cols
+    <BLANKLINE>
+    variable  shape                   slice       split       parameters  per processor
+    --------  ----------------------  ----------  ----------  ----------  -------------
+    w         [d_in=256, d_out=1024]  [256, 512]  d_out:cols     262,144        512 KiB
+    <BLANKLINE>
+               variables  parameters          whole  per processor
+    ---------  ---------  ----------  ------  -----  -------------
+    trainable          1     262,144  (262K)  1 MiB        512 KiB
+    >>> found.bytes_per_processor()
+    524288
+    """
+    return Summary(subject_of("mtf.summary", program, mesh_impl), width, slots)

@@ -1,0 +1,1 @@
+"""Models, data and processes for tests of the trainer."""

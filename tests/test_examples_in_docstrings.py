@@ -1,0 +1,98 @@
+"""The examples in docstrings run and print what they say, and every public function has one.
+
+An example is an eager program. It has `mtf`, `np`, `tf` (TensorFlow itself), and `graph` and `mesh`,
+which are new for each docstring.
+"""
+
+import doctest
+import inspect
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import auto_mtf, layers, ops, optimize, schedules
+
+FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+MODULES = {
+    "ops": ops,
+    "layers": layers,
+    "optimize": optimize,
+    "schedules": schedules,
+    "auto_mtf": auto_mtf,
+}
+# Functions for those who write operations or meshes, which guides and tests of their own show.
+WITHOUT = {
+    "binary_reduction_fn",
+    "convert_args_to_laid_out_tensors",
+    "compatible_lazy_allreduce_sums",
+    "pool_backprop",
+    "pool_fn",
+    "reduction_fn",
+    "assign_slice",
+    "assign_add_slice",
+    "assign_sub_slice",
+}
+
+
+def documented(module):
+    """Returns (name, object) of the public functions and, outside of `ops`, classes."""
+    names = getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]
+    found = [(n, getattr(module, n)) for n in names]
+    kinds = (types.FunctionType,) if module is ops else (types.FunctionType, type)
+    return [
+        (n, inspect.unwrap(x))
+        for n, x in found
+        if isinstance(x, kinds) and inspect.unwrap(x).__module__.startswith("mesh_tensorflow")
+    ]
+
+
+def in_operations(name, function):
+    """Whether a function of `ops` is on the reference page of operations."""
+    file = function.__module__.removeprefix("mesh_tensorflow.")
+    return file.startswith("ops._") and name not in WITHOUT and "backprop" not in name
+
+
+def examples(module):
+    """Returns the doctests of a module's public names."""
+    parser = doctest.DocTestParser()
+    tests = []
+    for name, thing in documented(module):
+        docs = inspect.getdoc(thing) or ""
+        if isinstance(thing, type) and "__init__" in vars(thing):
+            docs += "\n\n" + (inspect.getdoc(thing.__init__) or "")
+        tests.append((name, thing, parser.get_doctest(docs, {}, name, name, 0)))
+    return tests
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name):
+    failed = []
+    for function, _, test in examples(MODULES[name]):
+        printed = []
+        with mtf.VariableStore().scope():
+            graph = mtf.Graph()
+            test.globs = {
+                "mtf": mtf,
+                "np": np,
+                "tf": tf,
+                "graph": graph,
+                "mesh": mtf.Mesh(graph, "mesh"),
+            }
+            doctest.DocTestRunner(verbose=False, optionflags=FLAGS).run(test, out=printed.append)
+        if printed:
+            failed.append(f"{function}:\n{''.join(printed)}")
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_function_has_one(name):
+    module = MODULES[name]
+    bare = [
+        function
+        for function, thing, test in examples(module)
+        if not test.examples and (module is not ops or in_operations(function, thing))
+    ]
+    assert not bare, bare

@@ -1,0 +1,134 @@
+"""Callbacks: their order, early stopping, and the files of logs."""
+
+import csv
+import json
+
+import pytest
+import tensorflow.compat.v1 as tf
+from helpers.train import linear
+
+import mesh_tensorflow as mtf
+
+SMALL = {name: array[:4] for name, array in linear.DATA.items()}
+
+
+class Events(mtf.train.Callback):
+    """Notes what it is told."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_begin(self, run):
+        self.seen.append(("begin", run.step))
+
+    def on_step(self, run, values):
+        self.seen.append(("step", run.step))
+
+    def on_evaluation(self, run, values):
+        self.seen.append(("evaluation", run.step))
+
+    def on_checkpoint(self, run, path):
+        self.seen.append(("checkpoint", run.step))
+
+    def on_end(self, run):
+        self.seen.append(("end", run.step))
+
+
+def events(steps, **arguments):
+    callback = Events()
+    linear.fit(steps, callbacks=[callback], **arguments)
+    return callback.seen
+
+
+def test_order(tmp_path):
+    found = events(3, eval_data=SMALL, eval_every=2, directory=str(tmp_path), save_every=2)
+    assert found == [
+        ("begin", 0),
+        ("step", 1),
+        ("step", 2),
+        ("evaluation", 2),
+        ("checkpoint", 2),
+        ("step", 3),
+        ("evaluation", 3),
+        ("checkpoint", 3),
+        ("end", 3),
+    ]
+
+
+def test_on_end_is_called_after_an_error():
+    class Failing(Events):
+        def on_step(self, run, values):
+            raise RuntimeError("on purpose")
+
+    callback = Failing()
+    with pytest.raises(RuntimeError, match="on purpose"):
+        linear.fit(3, callbacks=[callback])
+    assert callback.seen == [("begin", 0), ("end", 0)] or callback.seen[-1][0] == "end"
+
+
+def stopped(losses, **arguments):
+    """Returns the number of evaluations after which early stopping ends a run, and why."""
+    callback = mtf.train.EarlyStopping(**arguments)
+    run = mtf.train.Run(100, None, None)
+    callback.on_begin(run)
+    for i, loss in enumerate(losses, 1):
+        callback.on_evaluation(run, {"loss": loss})
+        if run.stopped:
+            return i, run.stopped
+    return None
+
+
+def test_early_stopping():
+    assert stopped([3, 2, 1, 0.5]) is None
+    assert stopped([3, 2, 2.5, 2.1, 2.0], patience=3)[0] == 5
+    assert stopped([3, 2.95, 2.92], patience=2, min_delta=0.1)[0] == 3
+    assert stopped([1, 2, 3, 2, 1], patience=2, mode="max")[0] == 5
+    with pytest.raises(ValueError, match="an evaluation has no 'f1', only loss"):
+        stopped([1], metric="f1")
+    with pytest.raises(ValueError, match="patience is at least 1"):
+        mtf.train.EarlyStopping(patience=0)
+
+
+def test_a_run_that_stops_early_saves_and_says_why(tmp_path, capsys):
+    result = linear.fit(
+        50,
+        optimizer=mtf.optimize.SgdOptimizer(0.0),
+        eval_data=SMALL,
+        eval_every=2,
+        directory=str(tmp_path),
+        callbacks=[mtf.train.EarlyStopping(patience=2)],
+        progress=True,
+    )
+    assert result.step == 6 and result.checkpoint.endswith("model.ckpt-6")
+    assert result.stopped.startswith("loss has not improved on") and "stopped='loss" in repr(result)
+    assert "stopped at step 6 of 50: loss has not improved" in capsys.readouterr().err
+
+
+def test_files_of_logs(tmp_path):
+    """A resumed run goes on with them, and leaves out what the checkpoint does not have."""
+    arguments = {"directory": str(tmp_path), "eval_data": SMALL, "eval_every": 2}
+
+    def run(steps):
+        logs = [mtf.train.CsvLog(), mtf.train.JsonLinesLog()]
+        return linear.fit(steps, callbacks=logs, logdir=str(tmp_path / "logs"), **arguments)
+
+    run(3)
+    path = tmp_path / "logs" / "log.jsonl"
+    path.write_text(path.read_text() + '{"step": 4, "loss": 9.0}\n{"step": 5, "lo')
+    result = run(5)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    steps = [(record["step"], "eval_loss" in record) for record in records]
+    expected = [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (4, 0), (4, 1), (5, 0), (5, 1)]
+    assert steps == expected
+    assert records[-2]["loss"] == result.losses[-1]
+    with open(tmp_path / "logs" / "log.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(int(row["step"]), bool(row["eval_loss"])) for row in rows] == expected
+    assert float(rows[-1]["eval_loss"]) == result.evaluations[-1]["loss"]
+    events = {"train": [], "eval": []}
+    for part, found in events.items():
+        for file in sorted((tmp_path / "logs" / part).glob("events*")):
+            for event in tf.train.summary_iterator(str(file)):
+                found += [(event.step, v.tag) for v in event.summary.value if v.tag == "loss"]
+    assert events["train"] == [(step, "loss") for step in (1, 2, 3, 4, 5)]
+    assert events["eval"] == [(step, "loss") for step in (2, 3, 4, 5)]

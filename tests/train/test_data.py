@@ -1,0 +1,124 @@
+"""Kinds of data: the same batches from each, from any position, and in parts."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow.train._input.data import Part, source_of
+from mesh_tensorflow.train._input.features import Features
+
+ROWS = 10
+X = np.arange(ROWS * 3, dtype=np.float32).reshape(ROWS, 3)
+Y = np.arange(ROWS)
+FEATURES = Features.of_dims({"x": "batch:4,d:3", "y": "batch:4"})
+
+
+def examples():
+    return [{"x": x, "y": y, "unused": "text"} for x, y in zip(X, Y)]
+
+
+class Again:
+    """An iterable that can be read again."""
+
+    def __init__(self, items):
+        self._items = items
+
+    def __iter__(self):
+        return iter(self._items)
+
+
+KINDS = {
+    "arrays": lambda: {"x": X.astype(np.float64), "y": Y, "unused": X},
+    "examples of tf.data": lambda: tf2.data.Dataset.from_tensor_slices({"x": X, "y": Y}),
+    "batches of tf.data": lambda: tf2.data.Dataset.from_tensor_slices({"x": X, "y": Y}).batch(4),
+    "iterable of examples": lambda: Again(examples()),
+    "iterable of batches": lambda: Again([{"x": X[i : i + 4], "y": Y[i : i + 4]} for i in (0, 4)]),
+    "iterator": lambda: itertools.cycle(examples()[:8]),
+    "function": lambda: lambda: {"x": X, "y": Y},
+}
+
+
+def take(source, n, start=0):
+    return [[a.tolist() for a in b] for b in itertools.islice(source.training(start), n)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches(kind):
+    """An epoch has two whole batches; a run may begin at any of them."""
+    expected = [[X[i : i + 4].tolist(), Y[i : i + 4].tolist()] for i in (0, 4, 0, 4, 0)]
+    assert take(source_of(KINDS[kind](), FEATURES), 5) == expected
+    assert take(source_of(KINDS[kind](), FEATURES), 2, start=3) == expected[3:]
+    first = next(source_of(KINDS[kind](), FEATURES).training(0))
+    assert [a.dtype for a in first] == [np.float32, np.int64]
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"iterator", "iterable of batches"}))
+def test_all_rows_once(kind):
+    batches = list(source_of(KINDS[kind](), FEATURES).once())
+    assert [len(b[0]) for b in batches] == [4, 4, 2]
+    np.testing.assert_array_equal(np.concatenate([b[1] for b in batches]), Y)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_a_batch(kind):
+    """Two processes have the rows of the same batches; each has zeros in place of the other's."""
+    own = [source_of(KINDS[kind](), FEATURES, Part(i, 2)) for i in range(2)]
+    whole = take(source_of(KINDS[kind](), FEATURES), 3)
+    for first, second, (x, y) in zip(take(own[0], 3), take(own[1], 3), whole):
+        assert first[0][2:] == second[0][:2] == [[0.0] * 3] * 2
+        joined = sorted(map(tuple, first[0][:2] + second[0][2:]))
+        assert joined == sorted(map(tuple, x))
+        assert sorted(first[1][:2] + second[1][2:]) == sorted(y)
+
+
+def test_orders_of_epochs():
+    """They differ, hold each row once, and are the same wherever a run begins."""
+    data = {"x": X[:8], "y": Y[:8]}
+    batches = take(source_of(data, FEATURES, shuffle=True, seed=3), 8)
+    epochs = [batches[i][1] + batches[i + 1][1] for i in range(0, 8, 2)]
+    assert all(sorted(epoch) == list(range(8)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    assert take(source_of(data, FEATURES, shuffle=True, seed=3), 3, start=5) == batches[5:]
+    assert take(source_of(data, FEATURES, shuffle=True, seed=4), 8) != batches
+
+
+def test_a_dataset_of_a_tensorflow_1_graph():
+    with tf.Graph().as_default():
+        dataset = tf.data.Dataset.from_tensor_slices({"x": X, "y": Y})
+        source = source_of(dataset, FEATURES)
+        assert take(source, 3)[2] == [X[:4].tolist(), Y[:4].tolist()]
+        assert [len(b[0]) for b in source.once()] == [4, 4, 2]
+
+
+def test_hugging_face(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict({"x": X.tolist(), "y": Y.tolist()})
+    expected = take(source_of({"x": X, "y": Y}, FEATURES, shuffle=True, seed=1), 4)
+    assert take(source_of(data, FEATURES, shuffle=True, seed=1), 4) == expected
+    data.save_to_disk(str(tmp_path / "data"))
+    assert take(source_of(str(tmp_path / "data"), FEATURES, shuffle=True, seed=1), 4) == expected
+
+
+def test_without_hugging_face(tmp_path):
+    try:
+        import datasets  # noqa: F401
+    except ImportError:
+        with pytest.raises(ImportError, match="pip install datasets"):
+            source_of(str(tmp_path), FEATURES)
+    else:
+        with pytest.raises(Exception, match="is neither a"):
+            source_of(str(tmp_path), FEATURES)
+
+
+def test_structures():
+    one = Features.of_dims("batch:2,d:3")
+    assert one.values(X[:2])[0] is not None and one.packed([1]) == (1,)
+    pair = Features.of_dims((one.shapes[0], "batch:2"))
+    assert pair.packed([1, 2]) == (1, 2) and pair.values((1, 2)) == [1, 2]
+    assert FEATURES.packed([1, 2]) == ({"x": 1, "y": 2},)
+    assert Features.of_batch({"a": 1}).names == ["a"]
+    with pytest.raises(ValueError, match="dims has 2 features, but the data gives a tuple of 3"):
+        pair.values((1, 2, 3))

@@ -1,0 +1,356 @@
+"""mtf.train.fit: meshes, evaluation, checkpoints, resume, errors."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from helpers.train import linear
+
+import mesh_tensorflow as mtf
+
+PLACES = {
+    "batch": {"mesh_shape": "rows:2", "layout": "batch:rows"},
+    "both": {"mesh_shape": "rows:2,cols:2", "layout": "batch:rows,in:cols"},
+    "simd": {"mesh_shape": "rows:2,cols:2", "layout": "batch:rows,out:cols", "simd": True},
+}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Four steps on one processor, with an evaluation after every second one."""
+    evaluation = {name: array[:10] for name, array in linear.DATA.items()}
+    return linear.fit(4, eval_data=evaluation, eval_every=2)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_meshes_give_the_same_numbers(place, alone):
+    evaluation = {name: array[:10] for name, array in linear.DATA.items()}
+    result = linear.fit(4, eval_data=evaluation, eval_every=2, **PLACES[place])
+    np.testing.assert_allclose(result.losses, alone.losses, rtol=1e-5)
+    assert [e["step"] for e in result.evaluations] == [2, 4]
+    for found, expected in zip(result.evaluations, alone.evaluations):
+        np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
+    assert set(result.variables) == set(alone.variables)
+    for name, value in alone.variables.items():
+        np.testing.assert_allclose(result.variables[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_mesh_implementation_that_is_given(alone):
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl("rows:2", "batch:rows", ["cpu:0"] * 2)
+    np.testing.assert_allclose(linear.fit(4, mesh_impl=impl).losses, alone.losses, rtol=1e-5)
+
+
+def test_evaluation_counts_every_row_once(alone):
+    """The last batch has two rows of four; dropout is off."""
+    kernel, bias = (alone.variables[f"linear/{name}"] for name in ("kernel", "bias"))
+    x, y = linear.DATA["x"][:10], linear.DATA["y"][:10]
+    expected = np.mean(np.square(x @ kernel + bias - y))
+    np.testing.assert_allclose(alone.evaluations[-1]["error"], expected, rtol=1e-5)
+    np.testing.assert_allclose(alone.evaluations[-1]["loss"], expected, rtol=1e-5)
+    assert alone.final["eval_loss"] == alone.evaluations[-1]["loss"]
+
+
+def test_sums_and_weights_over_batches():
+    """The mean of tokens is that of all tokens, not that of the means of batches."""
+    length = mtf.Dimension("length", 3)
+    data = {
+        "loss": np.arange(18, dtype=np.float32).reshape(6, 3) / 10,
+        "weight": np.array([[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0]]),
+    }
+
+    def model_fn(mesh, features):
+        scale = mtf.get_variable(mesh, "scale", [], initializer=tf.ones_initializer())
+        losses = features["loss"] * scale
+        weights = mtf.cast(features["weight"], tf.float32)
+        metrics = mtf.train.metrics
+        return (
+            metrics.mean(losses, weights),
+            {
+                "pair": (mtf.reduce_sum(losses * weights), mtf.reduce_sum(weights)),
+                "perplexity": metrics.perplexity(losses, weights),
+            },
+        )
+
+    result = mtf.train.fit(
+        model_fn,
+        data,
+        1,
+        dims={"loss": [linear.BATCH, length], "weight": [linear.BATCH, length]},
+        optimizer=mtf.optimize.SgdOptimizer(0.0),
+        eval_data=data,
+        progress=False,
+        mesh_shape="rows:2",
+        layout="batch:rows",
+    )
+    mean = np.average(data["loss"], weights=data["weight"])
+    [found] = result.evaluations
+    np.testing.assert_allclose([found["loss"], found["pair"]], mean, rtol=1e-6)
+    np.testing.assert_allclose(found["perplexity"], np.exp(mean), rtol=1e-6)
+    first = np.average(data["loss"][:4], weights=data["weight"][:4])
+    np.testing.assert_allclose(result.history[-1]["perplexity"], np.exp(first), rtol=1e-6)
+
+
+def test_resume_is_exact(tmp_path):
+    """Also the dropout and the order of the data, in the middle of an epoch."""
+    whole = linear.fit(7, shuffle=True)
+    for steps in (2, 5, 7):
+        part = linear.fit(
+            steps, shuffle=True, directory=str(tmp_path), mesh_shape="rows:2", layout=""
+        )
+        done = part.history[-1]["step"]
+        assert done == steps and part.checkpoint.endswith(f"model.ckpt-{steps}")
+        first = part.history[0]["step"]
+        assert part.losses == whole.losses[first - 1 : steps]
+    for name, value in whole.variables.items():
+        np.testing.assert_array_equal(part.variables[name], value)
+    again = linear.fit(7, directory=str(tmp_path))
+    assert again.history == [] and again.step == 7
+
+
+def test_resume_in_another_layout(tmp_path, alone):
+    linear.fit(2, directory=str(tmp_path), **PLACES["both"])
+    rest = linear.fit(4, directory=str(tmp_path), **PLACES["simd"])
+    np.testing.assert_allclose(rest.losses, alone.losses[2:], rtol=1e-5)
+    names = [name for name, _ in tf.train.list_variables(rest.checkpoint)]
+    assert sorted(alone.variables) == names
+    reader = tf.train.load_checkpoint(rest.checkpoint)
+    np.testing.assert_array_equal(
+        reader.get_tensor("linear/kernel"), rest.variables["linear/kernel"]
+    )
+    fresh = linear.fit(1, directory=str(tmp_path), resume=False)
+    assert fresh.losses == pytest.approx(alone.losses[:1], rel=1e-5)
+
+
+def test_checkpoints_are_kept_as_asked(tmp_path):
+    linear.fit(3, directory=str(tmp_path), save_every=1, keep=2)
+    linear.fit(4, directory=str(tmp_path), save_every=1, keep=2)
+    assert sorted(p.name for p in tmp_path.glob("*.index")) == [
+        "model.ckpt-3.index",
+        "model.ckpt-4.index",
+    ]
+
+
+def test_schedules_and_functions_that_make_optimizers():
+    result = linear.fit(
+        3,
+        optimizer=mtf.optimize.SgdOptimizer,
+        learning_rate=lambda step: 0.1 / (1.0 + tf.cast(step, tf.float32)),
+    )
+    rates = [record["learning_rate"] for record in result.history]
+    np.testing.assert_allclose(rates, [0.1, 0.05, 0.1 / 3], rtol=1e-6)
+    assert linear.fit(1, optimizer=mtf.optimize.AdafactorOptimizer).step == 1
+
+
+def _numpy_run(steps, decay=None, clip=None):
+    """Returns (losses, norms, evaluations) of gradient descent in NumPy, without dropout."""
+    w, b = np.zeros((6, 2)), np.zeros(2)
+    means = [w, b]
+    losses, norms = [], []
+    for step in range(steps):
+        x, y = (linear.DATA[n][step % 3 * 4 : step % 3 * 4 + 4].astype(float) for n in "xy")
+        error = x @ w + b - y
+        losses.append(np.mean(error**2))
+        grads = [x.T @ error / 4, error.mean(0)]
+        norms.append(np.sqrt(sum(np.sum(g**2) for g in grads)))
+        scale = 1 if clip is None else min(1, clip / norms[-1])
+        w, b = w - 0.1 * scale * grads[0], b - 0.1 * scale * grads[1]
+        if decay is not None:
+            means = [decay * m + (1 - decay) * v for m, v in zip(means, (w, b))]
+    w, b = (w, b) if decay is None else means
+    x, y = linear.DATA["x"], linear.DATA["y"]
+    return losses, norms, np.mean((x @ w + b - y) ** 2)
+
+
+def _plain(mesh, features):
+    """The linear model without dropout, from zero weights."""
+    zeros = tf.zeros_initializer()
+    y = mtf.layers.dense(
+        features["x"],
+        [linear.OUT],
+        reduced_dims=[linear.IN],
+        name="linear",
+        kernel_initializer=zeros,
+    )
+    return mtf.reduce_mean(mtf.square(y - features["y"]))
+
+
+@pytest.mark.parametrize("place", [{}, PLACES["both"], PLACES["simd"]])
+def test_clipping_microbatches_and_averages(place):
+    """Against NumPy; evaluations use the averages."""
+    losses, norms, evaluation = _numpy_run(5, decay=0.8, clip=1.5)
+    result = linear.fit(
+        5,
+        model_fn=_plain,
+        optimizer=mtf.optimize.SgdOptimizer(0.1),
+        clip_norm=1.5,
+        microbatches=2,
+        average=0.8,
+        eval_data=linear.DATA,
+        **place,
+    )
+    np.testing.assert_allclose(result.losses, losses, rtol=1e-5)
+    found = [record["gradient_norm"] for record in result.history]
+    np.testing.assert_allclose(found, norms, rtol=1e-5)
+    assert max(norms) > 1.5 > min(norms) or min(norms) > 1.5
+    assert result.final["eval_loss"] == pytest.approx(evaluation, rel=1e-5)
+    assert "linear/kernel/ExponentialMovingAverage" in result.variables
+
+
+def test_precision():
+    """Activations are bfloat16, weights float32."""
+    seen = []
+
+    def model_fn(mesh, features):
+        y = mtf.layers.dense(features["x"], [linear.OUT], reduced_dims=[linear.IN], name="linear")
+        seen.append(y.dtype)
+        return mtf.reduce_mean(mtf.square(mtf.to_float(y - features["y"])))
+
+    result = linear.fit(3, model_fn=model_fn, precision="mixed_bfloat16", **PLACES["batch"])
+    assert seen == [tf.bfloat16] and result.variables["linear/kernel"].dtype == np.float32
+    rate = mtf.schedules.constant(0.01)
+    adam = {"optimizer": mtf.optimize.AdamWOptimizer, "learning_rate": rate, "average": 0.5}
+    linear.fit(1, model_fn=model_fn, precision="mixed_bfloat16", **adam)
+    plain = linear.fit(3, model_fn=model_fn, **PLACES["batch"])
+    np.testing.assert_allclose(result.losses, plain.losses, rtol=0.05)
+    assert result.losses != plain.losses
+
+
+def test_what_is_said(tmp_path, capsys):
+    """At the start: mesh, layout, parameters, memory, communication, places; then few lines."""
+    linear.fit(2, progress=True, directory=str(tmp_path), eval_data=linear.DATA, **PLACES["both"])
+    lines = capsys.readouterr().err.splitlines()
+    said = "\n".join(lines)
+    for words in (
+        "rows=2",
+        "batch:rows",
+        "14 in 2 variables",
+        "allreduce",
+        f"checkpoints     {tmp_path}",
+    ):
+        assert words in said, said
+    assert "step 2: evaluation: loss " in said and lines[-1].startswith("train: 2/2 steps in")
+    assert len(lines) < 20, said
+
+
+def test_rates():
+    result = linear.fit(4, log_every=2, tokens_per_batch=40, hardware="tpu_v3", mesh_shape="x:2")
+    assert [record["step"] for record in result.history] == [2, 4]
+    last = result.history[-1]
+    rate = last["steps_per_second"]
+    assert last["examples_per_second"] == pytest.approx(4 * rate)
+    assert last["tokens_per_second"] == pytest.approx(40 * rate)
+    assert 0 < last["model_flops_utilization"] < 1
+
+
+def test_tensors_without_dimensions():
+    """The model imports batches by itself."""
+
+    def model_fn(mesh, x, y):
+        x = mtf.import_tf_tensor(mesh, x, [linear.BATCH, linear.IN])
+        y = mtf.import_tf_tensor(mesh, y, [linear.BATCH, linear.OUT])
+        found = mtf.layers.dense(x, [linear.OUT], reduced_dims=[linear.IN], name="linear")
+        return mtf.reduce_mean(mtf.square(found - y))
+
+    batches = [(linear.DATA["x"][i : i + 4], linear.DATA["y"][i : i + 4]) for i in (0, 4, 8)]
+    result = linear.fit(4, batches, dims=None, model_fn=model_fn)
+    assert len(result.losses) == 4
+    whole = linear.fit(
+        4,
+        (linear.DATA["x"], linear.DATA["y"]),
+        dims=tuple(linear.DIMS.values()),
+        model_fn=lambda mesh, x, y: linear.model_fn(mesh, {"x": x, "y": y}, False)["loss"],
+    )
+    np.testing.assert_allclose(result.losses, whole.losses, rtol=1e-6)
+
+
+def test_a_loss_that_is_not_a_number(tmp_path):
+    with pytest.raises(mtf.train.NotANumberError, match=r"the loss is (inf|nan) at step \d+") as e:
+        linear.fit(
+            400, optimizer=mtf.optimize.SgdOptimizer(1e6), directory=str(tmp_path), save_every=1
+        )
+    assert "mtf.debug.nan_checks()" in str(e.value) and "model.ckpt-" in str(e.value)
+
+
+@pytest.mark.parametrize("place", [PLACES["both"], PLACES["simd"]])
+def test_nan_checks_name_the_line_of_the_model(place):
+    def model_fn(mesh, features):
+        y = mtf.layers.dense(features["x"], [linear.OUT], reduced_dims=[linear.IN], name="linear")
+        return mtf.reduce_mean(mtf.log(-mtf.square(y)))  # the culprit
+
+    with mtf.debug.nan_checks(), pytest.raises(mtf.debug.NonFiniteError) as e:
+        linear.fit(1, model_fn=model_fn, **place)
+    assert "log" in str(e.value) and "# the culprit" in str(e.value)
+
+
+def test_the_data_end():
+    batches = ((linear.DATA["x"][:4], linear.DATA["y"][:4]) for _ in range(2))
+    result = linear.fit(
+        5,
+        batches,
+        dims=tuple(linear.DIMS.values()),
+        model_fn=lambda mesh, x, y: linear.model_fn(mesh, {"x": x, "y": y}, True),
+    )
+    assert result.step == 2 and result.stopped == "the data ended after 2 steps"
+
+
+def _fit_with(**arguments):
+    return lambda: linear.fit(1, **arguments)
+
+
+SCALAR = mtf.Shape([])
+ERRORS = {
+    "steps": (lambda: linear.fit(0), "steps should be an integer of at least 1, but is 0"),
+    "names": (
+        _fit_with(dims={"x": "batch:4,in:6", "z": "batch:4"}),
+        "dims has 'z', which is not in the data: it has x, y",
+    ),
+    "structure": (_fit_with(dims="batch:4,in:6"), "dims has one feature, but the data gives a dic"),
+    "batch": (
+        _fit_with(dims={"x": "batch:4,in:6", "y": "other:4,out:2"}),
+        "all features begin with the same dimension",
+    ),
+    "sizes": (
+        _fit_with(dims={"x": "batch:4,in:5", "y": "batch:4,out:2"}),
+        r"x should be \[batch=4, in=5\], but a batch of the data has the shape \[4, 6\]",
+    ),
+    "few rows": (
+        _fit_with(dims={"x": "batch:16,in:6", "y": "batch:16,out:2"}),
+        "the data have 12 rows, fewer than one batch, batch=16",
+    ),
+    "no dims": (_fit_with(dims=None), "dims is missing"),
+    "kind": (_fit_with(data=7), "data should be a tf.data.Dataset, NumPy arrays"),
+    "path": (_fit_with(data="/no/such"), "there is no such directory"),
+    "loss": (_fit_with(model_fn=lambda mesh, features: 3.0), "should return mtf Tensors, but loss"),
+    "shape": (
+        _fit_with(model_fn=lambda mesh, features: features["x"]),
+        r"loss of the model function has the dimensions \[batch=4, in=6\]",
+    ),
+    "no loss": (_fit_with(model_fn=lambda mesh, features: {}), "a dictionary without 'loss'"),
+    "no variables": (
+        _fit_with(model_fn=lambda mesh, features: mtf.reduce_sum(features["x"])),
+        "no trainable variables",
+    ),
+    "optimizer": (_fit_with(optimizer=lambda: 3), "optimizer should return an mtf.optimize.Opt"),
+    "no step function": (_fit_with(optimizer=None), "decorate it with @mtf.function"),
+    "two rates": (_fit_with(learning_rate=0.1), "learning_rate is given besides an optimizer"),
+    "microbatches": (_fit_with(microbatches=3), "batch=4 is not divisible by num_microbatches=3"),
+    "mesh_impl": (_fit_with(mesh_impl="all:1"), "mesh_impl should be a mesh implementation"),
+    "rows": (
+        _fit_with(
+            eval_data={n: a[:7] for n, a in linear.DATA.items()},
+            mesh_shape="rows:2",
+            layout="batch:rows",
+        ),
+        "the last batch of eval_data has 3 rows, which the layout splits into 2 parts",
+    ),
+    "dtype": (
+        _fit_with(data={**linear.DATA, "y": np.array([["a", "b"]] * 12)}),
+        "y has the dtype <U1, which no mtf Tensor can have",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_say_what_to_do(case):
+    call, text = ERRORS[case]
+    with pytest.raises((ValueError, TypeError), match=text):
+        call()

@@ -1,0 +1,69 @@
+"""Ctrl-C saves and says how to go on; a run that is killed goes on from its last checkpoint."""
+
+import os
+import signal
+import time
+
+import pytest
+import tensorflow.compat.v1 as tf
+from helpers import processes
+from helpers.train import linear
+
+
+class Training:
+    """A process that trains until it is ended."""
+
+    def __init__(self, directory, **arguments):
+        self.directory = str(directory / "model")
+        self._steps, self._errors = directory / "steps", directory / "errors"
+        self._process = processes.context().Process(
+            target=linear.train_and_note,
+            args=(self.directory, str(self._steps), str(self._errors)),
+            kwargs=arguments,
+        )
+        self._process.start()
+
+    def steps(self):
+        lines = self._steps.read_text().split("\n")[:-1] if self._steps.exists() else []
+        return len(lines)
+
+    def end(self, number, after):
+        """Sends a signal after a step; returns (exit code, steps that were done, stderr)."""
+        deadline = time.monotonic() + 120
+        while self.steps() < after:
+            assert self._process.is_alive() and time.monotonic() < deadline, (
+                self._errors.read_text()
+            )
+            time.sleep(0.01)
+        os.kill(self._process.pid, number)
+        self._process.join(60)
+        return self._process.exitcode, self.steps(), self._errors.read_text()
+
+
+def last_step(directory):
+    return int(tf.train.latest_checkpoint(directory).rpartition("-")[2])
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_saves(name, tmp_path):
+    training = Training(tmp_path)
+    code, steps, errors = training.end(getattr(signal, name), after=3)
+    assert last_step(training.directory) == steps
+    key = "Ctrl-C" if name == "SIGINT" else "SIGTERM"
+    assert f"{key}: stopped at step {steps} of 1000000, saved as" in errors
+    assert "Run the same program again to go on from there" in errors
+    assert code == (1 if name == "SIGINT" else 143)
+    assert ("KeyboardInterrupt" in errors) == (name == "SIGINT")
+    whole = linear.fit(steps + 2)
+    rest = linear.fit(steps + 2, directory=training.directory)
+    assert rest.losses == whole.losses[steps:]
+
+
+def test_a_killed_run_loses_the_steps_since_its_last_checkpoint(tmp_path):
+    training = Training(tmp_path, save_every=2)
+    code, steps, _ = training.end(signal.SIGKILL, after=5)
+    assert code == -signal.SIGKILL
+    last = last_step(training.directory)
+    assert last % 2 == 0 and steps - last <= 2
+    rest = linear.fit(last + 3, directory=training.directory)
+    assert rest.losses == linear.fit(last + 3).losses[last:]

@@ -1,0 +1,90 @@
+"""mtf.train.fit with a step function: @mtf.function, plain eager code, a session."""
+
+import numpy as np
+import pytest
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+from helpers.train import linear
+
+import mesh_tensorflow as mtf
+
+
+def program(features, training, layout="batch:rows"):
+    """Builds and lowers one step of the linear model; returns its loss."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    arrays = {n: mtf.import_tf_tensor(mesh, features[n], d) for n, d in linear.DIMS.items()}
+    loss = linear.model_fn(mesh, arrays, training)["loss"]
+    updates = []
+    if training:
+        grads = mtf.gradients([loss], [v.value for v in graph.trainable_variables])
+        optimizer = mtf.optimize.MomentumOptimizer(0.05, 0.9)
+        updates = optimizer.apply_grads(grads, graph.trainable_variables)
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl("rows:2", layout, ["cpu:0"] * 2)
+    lowering = mtf.Lowering(graph, {mesh: impl})
+    done = [lowering.lowered_operation(op) for op in updates]
+    with tf.control_dependencies([op for op in done if op is not None]):
+        return tf.identity(lowering.export_to_tf_tensor(loss))
+
+
+def compiled(layout="batch:rows"):
+    """Returns a training and an evaluation function with one store."""
+
+    @mtf.function
+    def step_fn(features):
+        return {"loss": program(features, True, layout)}
+
+    @tf2.function(autograph=False)
+    def eval_fn(features):
+        with step_fn.store.scope():
+            return program(features, False, layout)
+
+    return step_fn, eval_fn
+
+
+def fit(steps, step_fn, **arguments):
+    return linear.fit(steps, model_fn=step_fn, optimizer=None, **arguments)
+
+
+def test_compiled(tmp_path):
+    """The same numbers as with a model function, and exact after a resume in another layout."""
+    step_fn, eval_fn = compiled()
+    small = {name: array[:8] for name, array in linear.DATA.items()}
+    whole = fit(6, step_fn, eval_fn=eval_fn, eval_data=small)
+    np.testing.assert_allclose(whole.losses, linear.fit(6).losses, rtol=1e-5)
+    np.testing.assert_allclose(
+        whole.evaluations[-1]["loss"],
+        linear.fit(6, eval_data=small).evaluations[-1]["loss"],
+        rtol=1e-5,
+    )
+    fit(3, compiled()[0], directory=str(tmp_path))
+    rest = fit(6, compiled("in:rows")[0], directory=str(tmp_path))
+    np.testing.assert_allclose(rest.losses, whole.losses[3:], rtol=1e-5)
+    names = [name for name, _ in tf.train.list_variables(rest.checkpoint)]
+    assert names == sorted(linear.fit(1).variables)
+    by_model = linear.fit(7, directory=str(tmp_path))
+    assert [record["step"] for record in by_model.history] == [7]
+
+
+def test_eager(tmp_path):
+    store = mtf.VariableStore()
+
+    def step_fn(features):
+        with store.scope():
+            return program(features, True)
+
+    whole = fit(4, step_fn, store=store)
+    assert whole.losses[-1] < whole.losses[0]
+    store = mtf.VariableStore()
+    fit(2, step_fn, store=store, directory=str(tmp_path))
+    store = mtf.VariableStore()
+    rest = fit(4, step_fn, store=store, directory=str(tmp_path))
+    assert rest.losses == whole.losses[2:]
+
+
+def test_errors():
+    step_fn, _ = compiled()
+    with pytest.raises(ValueError, match=r"give fit\(eval_fn=...\), a function of a batch"):
+        fit(1, step_fn, eval_data=linear.DATA)
+    with pytest.raises(ValueError, match="loss of the step function has the shape"):
+        fit(1, lambda features: features["x"], store=mtf.VariableStore())

@@ -1,0 +1,66 @@
+"""A language model of mesh_tensorflow.transformer, trained by mtf.train.fit."""
+
+import numpy as np
+import pytest
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.transformer import transformer, transformer_layers
+
+BATCH, LENGTH = mtf.Dimension("batch", 4), mtf.Dimension("length", 8)
+IDS = (np.arange(64).reshape(8, 8) * 7 % 13 + 3).astype(np.int32)
+FOUR = {"mesh_shape": "rows:2,cols:2", "layout": "batch:rows,heads:cols,d_ff:cols"}
+
+
+def model_fn(mesh, ids, training):
+    """The loss of a very small language model, and its perplexity."""
+    layers = [
+        transformer_layers.SelfAttention(num_heads=2, key_value_size=4),
+        transformer_layers.DenseReluDense(hidden_size=16),
+    ]
+    model = transformer.Unitransformer(
+        transformer.LayerStack(
+            layers,
+            sublayers_initial=[],
+            sublayers_per_layer=[
+                transformer.sublayer_rms_norm,
+                transformer.sublayer_call_layer,
+                transformer.sublayer_residual,
+            ],
+            sublayers_final=[transformer.sublayer_rms_norm],
+        ),
+        d_model=8,
+        input_vocab_size=16,
+        output_vocab_size=16,
+        autoregressive=True,
+        max_length=8,
+        vocab_divisor=16,
+    )
+    _, loss = model.call_simple(
+        transformer.autoregressive_inputs(ids),
+        ids,
+        compute_loss=True,
+        mode="train" if training else "eval",
+    )
+    return loss
+
+
+def test_a_language_model():
+    losses = []
+    for place in ({}, FOUR, {**FOUR, "simd": True}):
+        result = mtf.train.fit(
+            model_fn,
+            IDS,
+            3,
+            dims=[BATCH, LENGTH],
+            optimizer=mtf.optimize.AdafactorOptimizer,
+            learning_rate=0.05,
+            eval_data=IDS,
+            log_every=1,
+            tokens_per_batch=32,
+            progress=False,
+            **place,
+        )
+        losses.append([*result.losses, result.final["eval_loss"]])
+    assert losses[0][-1] < losses[0][0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-4)
