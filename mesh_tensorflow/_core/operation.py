@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.loop import Loop
-from mesh_tensorflow._core.tensor import Tensor, check_tensors
+from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
 from mesh_tensorflow._site import Site, caller_site
 
 if TYPE_CHECKING:
@@ -241,9 +241,9 @@ class Operation(metaclass=_LeavesNothingBehind):
 
     @property
     def has_gradient(self) -> bool:
-        """Whether some input and some output are floating."""
-        return any(x.dtype.is_floating for x in self._inputs) and any(
-            y.dtype.is_floating for y in self._outputs
+        """Whether some input and some output are floating or complex."""
+        return any(is_differentiable(x.dtype) for x in self._inputs) and any(
+            is_differentiable(y.dtype) for y in self._outputs
         )
 
     def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Graph, Mesh
     from mesh_tensorflow._core.operation import Operation
 
-__all__ = ["ArrayLike", "Operand", "Tensor", "check_tensors"]
+__all__ = ["ArrayLike", "Operand", "Tensor", "check_tensors", "is_differentiable"]
 
 # What other libraries' tensors have, and what does it here.
 _INSTEAD = {
@@ -156,6 +156,7 @@ class Tensor:
             self, dtype: Optional[npt.DTypeLike] = None, copy: Optional[bool] = None
         ) -> np.ndarray: ...
         def __float__(self) -> float: ...
+        def __complex__(self) -> complex: ...
         def __int__(self) -> int: ...
         def __bool__(self) -> bool: ...
 
@@ -208,6 +209,11 @@ def _has_no_value(
 
 
 tf.register_tensor_conversion_function(Tensor, _has_no_value)
+
+
+def is_differentiable(dtype: tf.DType) -> bool:
+    """Returns whether gradients flow through values of a dtype: floating or complex numbers."""
+    return dtype.is_floating or dtype.is_complex
 
 
 def check_tensors(what: str, xs: Iterable[object]) -> None:

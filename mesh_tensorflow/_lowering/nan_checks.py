@@ -10,9 +10,10 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum, LazyLaidOutTensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.slices.complex_view import real_view
 from mesh_tensorflow._watching.node_names import site_text
 from mesh_tensorflow._watching.nonfinite import STATE, NonFiniteError, nonfinite_message
 from mesh_tensorflow._watching.requests import NanChecks
@@ -54,7 +55,7 @@ def check_outputs(lowering: Lowering, op: Operation, checks: NanChecks) -> None:
         return
     for y in op.outputs:
         value = lowering.tensors.get(y)
-        if value is None or not y.dtype.is_floating or isinstance(value, LazyLaidOutTensor):
+        if value is None or not is_differentiable(y.dtype) or isinstance(value, LazyLaidOutTensor):
             continue
         laid_out = _slices(value)
         if not y.size or all(id(t) in lowering.checked for t in laid_out.all_slices):
@@ -83,7 +84,7 @@ def _checked(
     """Returns the same slices, each of which waits for its check."""
     mesh_impl, requested = lowering.mesh_impl(y), lowering.requested_impl(y)
     parts = _parts(y, mesh_impl, requested)
-    known = [x for x in y.operation.inputs if x in lowering.tensors and x.dtype.is_floating]
+    known = [x for x in y.operation.inputs if x in lowering.tensors and is_differentiable(x.dtype)]
     inputs = known[:_MOST_INPUTS]
     values = [_slices(lowering.tensors[x]) for x in inputs]
     head = f"NaN or Inf in {_tensor_text(y)} of {type(y.operation).__name__} {y.operation.name}"
@@ -144,7 +145,11 @@ def _require_finite(
 
 
 def _state(t: tf.Tensor) -> tf.Tensor:
-    """Returns the numbers of NaNs, infinities and zeros, the least, the largest and the size."""
+    """Returns the numbers of NaNs, infinities and zeros, the least, the largest and the size.
+
+    Of complex numbers those of their parts.
+    """
+    t = real_view(t)
     t = tf.cast(t, tf.float32) if t.dtype.size < 4 else t
 
     def count(flags: tf.Tensor) -> tf.Tensor:

@@ -228,6 +228,11 @@ def _array(
 
 def _number(self: Tensor, what: str) -> Any:
     values = _looked_at(self)
+    if self.dtype.is_complex and what != "complex":
+        raise NoValueError(
+            f"{what}(x): {self.name} {self.shape} is {self.dtype.name}. Write complex(x), or "
+            f"{what}(mtf.real(x)) or {what}(mtf.abs(x))"
+        )
     if self.size != 1:
         raise NoValueError(
             f"{what}(x): {self.name} {self.shape} has {self.size} elements. Reduce it to one, as "
@@ -238,6 +243,10 @@ def _number(self: Tensor, what: str) -> Any:
 
 def _float(self: Tensor) -> float:
     return float(_number(self, "float"))
+
+
+def _complex(self: Tensor) -> complex:
+    return complex(_number(self, "complex"))
 
 
 def _int(self: Tensor) -> int:
@@ -296,6 +305,7 @@ _METHODS = {
     "numpy": _numpy,
     "__array__": _array,
     "__float__": _float,
+    "__complex__": _complex,
     "__int__": _int,
     "__bool__": _bool,
     "__format__": _format,

@@ -17,6 +17,7 @@ from mesh_tensorflow._core.tensor import ArrayLike
 
 __all__ = ["at_device", "constant", "inside_loop", "remember_reshaped", "reshaped"]
 
+_WIDE = [("is_floating", np.float64), ("is_complex", np.complex128)]
 _POOL = "_mtf_constants"  # an attribute of tf.Graph, so that the pool is freed with the graph
 # Separate for each thread: several may build programs, each in its own tf graph.
 _device: contextvars.ContextVar[Optional[str]] = contextvars.ContextVar("device", default=None)
@@ -66,7 +67,8 @@ def constant(value: ArrayLike, dtype: tf.DType = tf.int32) -> tf.Tensor:
     if _device.get() is None or tf.executing_eagerly():
         return tf.constant(value, dtype)
     pool, place = _pool()
-    array = np.asarray(value, np.float64 if dtype.is_floating else np.int64)
+    wide = next((w for kind, w in _WIDE if getattr(dtype, kind)), np.int64)
+    array = np.asarray(value, wide)
     key = (*place, dtype, array.shape, array.tobytes())
     if key not in pool:
         with tf.control_dependencies([]):

@@ -57,6 +57,7 @@ from mesh_tensorflow.ops._control.while_loop import *
 from mesh_tensorflow.ops._debug import *
 from mesh_tensorflow.ops._elementwise.binary import *
 from mesh_tensorflow.ops._elementwise.compare import *
+from mesh_tensorflow.ops._elementwise.complex_numbers import *
 from mesh_tensorflow.ops._elementwise.operators import *
 from mesh_tensorflow.ops._elementwise.scalar import *
 from mesh_tensorflow.ops._elementwise.slicewise import *

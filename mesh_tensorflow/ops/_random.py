@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.dimension import Dimension
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
@@ -40,12 +40,17 @@ class RandomOperation(Operation):
           tf_fn: a function of a shape, such as tf.random.uniform.
           **kwargs: keyword arguments of `tf_fn`.
         """
+        dtype = tf.as_dtype(kwargs.get("dtype", tf.float32))  # type: ignore[arg-type]
+        if dtype.is_complex:
+            raise WrongTypeError(
+                f"random values of dtype {dtype.name}: of complex numbers the parts are random. "
+                "Write mtf.complex(mtf.random_normal(...), mtf.random_normal(...))"
+            )
         super().__init__([], mesh=mesh, name=kwargs.get("name") or "random")
         self._tf_fn = tf_fn
         self._kwargs = {key: value for key, value in kwargs.items() if key != "name"}
         self._number = self.graph.next_random_operation()
-        dtype = tf.as_dtype(kwargs.get("dtype", tf.float32))
-        self._outputs = [Tensor(self, convert_to_shape(shape), dtype)]  # type: ignore[arg-type]
+        self._outputs = [Tensor(self, convert_to_shape(shape), dtype)]
 
     def seed(self) -> Optional[int]:
         """Returns its seed; None if neither the operation nor the program has one."""

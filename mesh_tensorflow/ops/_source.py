@@ -58,9 +58,15 @@ class Constant(Operation):
           dtype: a dtype.
           name: a string or None.
         """
+        dtype = tf.as_dtype(dtype)
+        if isinstance(value, complex) and not dtype.is_complex:
+            raise WrongTypeError(
+                f"{name or 'constant'}: {value!r} is complex, and the dtype is {dtype.name}; "
+                "write dtype=tf.complex64"
+            )
         super().__init__([], mesh=mesh, name=name or "constant")
         self._value = value
-        self._outputs = [Tensor(self, shape, tf.as_dtype(dtype))]
+        self._outputs = [Tensor(self, shape, dtype)]
 
     def lower(self, lowering: LoweringLike) -> None:
         """Fills slices at each use, which is cheaper than keeping them."""

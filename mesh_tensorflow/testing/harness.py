@@ -343,7 +343,9 @@ def assert_close(
     if actual.dtype == bool or np.issubdtype(actual.dtype, np.integer):
         np.testing.assert_array_equal(actual, expected, err_msg=what)
         return
-    actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+    is_complex = np.iscomplexobj(actual) or np.iscomplexobj(expected)
+    wide: type = np.complex128 if is_complex else np.float64
+    actual, expected = actual.astype(wide), expected.astype(wide)
     scale = np.max(np.abs(expected), initial=0.0)
     np.testing.assert_allclose(
         actual, expected, rtol=tolerance, atol=tolerance * max(scale, 1e-3), err_msg=what

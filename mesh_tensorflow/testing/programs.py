@@ -9,13 +9,14 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow._core.tensor import is_differentiable
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.cases import Case, table
 
 __all__ = ["TOLERANCE", "Program", "check_gradients", "check_results"]
 
 # Factors of the tolerance of a case. float32 results differ by rounding only; bfloat16 has 8 bits.
-TOLERANCE = {"float32": 1.0, "bfloat16": 3000.0, "int32": 1.0}
+TOLERANCE = {"float32": 1.0, "float64": 1e-6, "bfloat16": 3000.0, "int32": 1.0}
 
 
 class Program:
@@ -66,17 +67,17 @@ class Program:
 
     def _differentiable(self) -> list[int]:
         if self.case.grads is not None:
-            return [i for i in self.case.grads if self.xs[i].dtype.is_floating]
-        if not any(y.dtype.is_floating for y in self.ys):
+            return [i for i in self.case.grads if is_differentiable(self.xs[i].dtype)]
+        if not any(is_differentiable(y.dtype) for y in self.ys):
             return []
-        return [i for i, x in enumerate(self.xs) if x.dtype.is_floating]
+        return [i for i, x in enumerate(self.xs) if is_differentiable(x.dtype)]
 
     def _make_gradients(self) -> None:
         rng = np.random.default_rng(1)
-        floating = [y for y in self.ys if y.dtype.is_floating]
+        floating = [y for y in self.ys if is_differentiable(y.dtype)]
         for y in floating:
-            dtype = y.dtype.as_numpy_dtype
-            self.dys.append(rng.normal(size=y.shape.to_integer_list).astype(dtype))
+            dy = _normal(rng, y.shape.to_integer_list, y.dtype.is_complex)
+            self.dys.append(dy.astype(y.dtype.as_numpy_dtype))
         grad_ys = [self._fed(dy, y.shape) for y, dy in zip(floating, self.dys)]
         grads = mtf.gradients(floating, [self.xs[i] for i in self.wrt], grad_ys=grad_ys)
         missing = [i for i, g in zip(self.wrt, grads) if g is None]
@@ -98,6 +99,16 @@ class Program:
         return list(zip(lowered, values))
 
 
+def _normal(rng: np.random.Generator, size: Sequence[int], is_complex: bool) -> np.ndarray:
+    x = rng.normal(size=size)
+    return x + 1j * rng.normal(size=size) if is_complex else x
+
+
+def _product(g: np.ndarray, v: np.ndarray) -> Any:
+    """Returns how much a function with gradient `g` grows along `v`, in TensorFlow's convention."""
+    return np.sum(np.real(np.conj(g) * v))
+
+
 def _directional(program: Program, direction: Sequence[np.ndarray], step: float) -> float:
     """Returns the directional derivative of the weighted sum of the oracle's outputs."""
     case, at = program.case, [table.wide(x) for x in program.arrays]
@@ -110,8 +121,8 @@ def _directional(program: Program, direction: Sequence[np.ndarray], step: float)
             ys = case.surrogate(*moved, at=at)
         else:
             ys = case.oracle(*moved)
-        ys = [y for y in map(np.asarray, harness.as_list(ys)) if y.dtype == np.float64]
-        return sum(np.sum(y * table.wide(dy)) for y, dy in zip(ys, program.dys, strict=True))
+        ys = [y for y in map(np.asarray, harness.as_list(ys)) if y.dtype.kind in "fc"]
+        return sum(_product(table.wide(dy), y) for y, dy in zip(ys, program.dys, strict=True))
 
     return (weighted(1) - weighted(-1)) / (2 * step)
 
@@ -125,10 +136,10 @@ def check_gradients(program: Program, grads: Sequence[np.ndarray]) -> None:
     rng = np.random.default_rng(2)
     wide = [table.wide(g) for g in grads]
     for _ in range(3):
-        direction = [rng.normal(size=g.shape) for g in wide]
+        direction = [_normal(rng, g.shape, np.iscomplexobj(g)) for g in wide]
         expected = _directional(program, direction, 1e-6)
-        found = sum(np.sum(g * v) for g, v in zip(wide, direction))
-        scale = np.sqrt(sum(np.sum(g * g) for g in wide)) + 1e-3
+        found = sum(_product(g, v) for g, v in zip(wide, direction))
+        scale = np.sqrt(sum(_product(g, g) for g in wide)) + 1e-3
         assert abs(found - expected) < 2e-4 * scale, (found, expected)
 
 

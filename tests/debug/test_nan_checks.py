@@ -129,6 +129,18 @@ def test_what_is_checked(monkeypatch):
             pass
 
 
+def test_complex_numbers():
+    data = np.array([1, 2 + 1j * np.inf, np.nan, 4], np.complex64)
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    mtf.import_tf_tensor(mesh, tf.constant(data), "a:4")
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:2", "a:x", ["", ""], merge="none")
+    with mtf.debug.nan_checks(), pytest.raises(mtf.debug.NonFiniteError) as caught:
+        mtf.Lowering(mesh.graph, {mesh: impl})
+    assert "import:0 (a=4, complex64)" in str(caught.value)
+    assert "processor 0 (x=0)" in str(caught.value)
+    assert "1 Inf of 4 elements" in str(caught.value)  # two numbers of two parts
+
+
 def test_in_loops_and_gradients(tf_graph):
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     fed = tf.placeholder(tf.bfloat16, [4])

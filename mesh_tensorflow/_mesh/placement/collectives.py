@@ -14,6 +14,7 @@ from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tables import table_lookup
 from mesh_tensorflow._mesh.placement.rings import allreduce_ring
 from mesh_tensorflow._mesh.reducer import Reducer
+from mesh_tensorflow._mesh.slices.complex_view import complex_view, real_view
 from mesh_tensorflow._mesh.slices.functions import binary_reduction_fn
 
 __all__ = ["PlacedReducer"]
@@ -141,7 +142,7 @@ def allreduce_collective(
         with tf.device(device):
             reduced.append(
                 tf.raw_ops.CollectiveReduceV2(
-                    input=x,
+                    input=real_view(x),
                     group_size=len(xs),
                     group_key=group,
                     instance_key=instance_key,
@@ -153,7 +154,7 @@ def allreduce_collective(
                 )
             )
     out = []
-    for value, device in zip(reduced, devices):
+    for x, value, device in zip(xs, reduced, devices):
         with tf.device(device), tf.control_dependencies(reduced):
-            out.append(tf.identity(value))
+            out.append(complex_view(tf.identity(value), x.dtype))
     return out

@@ -14,6 +14,7 @@ from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.reducer import Reducer
 from mesh_tensorflow._mesh.simd.exchanges import ALLGATHER, ALLTOALL, PERMUTE, Exchange
 from mesh_tensorflow._mesh.simd.program import SimdProgram
+from mesh_tensorflow._mesh.slices.complex_view import complex_view, real_view
 
 __all__ = ["TfCollectives"]
 
@@ -154,6 +155,7 @@ class TfCollectives(Reducer[tf.Tensor]):
         """
         if _is_empty(x):
             return x
+        dtype, x = x.dtype, real_view(x)
         wide = x if x.dtype in _REDUCED else tf.cast(x, tf.int32)
         y = tf.raw_ops.CollectiveReduceV2(
             input=wide,
@@ -164,16 +166,17 @@ class TfCollectives(Reducer[tf.Tensor]):
         )
         y.set_shape(x.shape)
         self._record(y, reduction, self._members(self._groups(mesh_axes)))
-        return y if wide is x else tf.cast(y, x.dtype)
+        return complex_view(y if wide is x else tf.cast(y, x.dtype), dtype)
 
     def allgather(self, x: tf.Tensor, mesh_axis: int) -> tf.Tensor:
         """Returns the slices of the processors along a mesh axis, stacked by coordinate."""
         if _is_empty(x):
             return tf.zeros([self._shape[mesh_axis].size, *x.shape], x.dtype)
+        moved = _movable(x)
         y = tf.raw_ops.CollectiveGatherV2(
-            input=_movable(x)[None], ordering_token=[], **self._keys([mesh_axis])
+            input=moved[None], ordering_token=[], **self._keys([mesh_axis])
         )
-        y.set_shape([self._shape[mesh_axis].size, *x.shape])
+        y.set_shape([self._shape[mesh_axis].size, *moved.shape])
         self._record(y, ALLGATHER, self._members(self._ranked_groups(mesh_axis)))
         ranks = self._ranks(mesh_axis)
         if ranks is not None:
@@ -263,12 +266,12 @@ class TfCollectives(Reducer[tf.Tensor]):
             instance_key=instance,
             T=moved.dtype,
             group_key=self.own([first + sender for sender in senders]),
-            shape=constant(x.shape.as_list()),
+            shape=constant(moved.shape.as_list()),
         )
         self._record(y, PERMUTE, {p: [sender] for p, sender in enumerate(senders)}, sent.op)
         with tf.control_dependencies([sent]):  # else nothing would run the send
             y = tf.identity(y)
-        y.set_shape(x.shape)
+        y.set_shape(moved.shape)
         return _moved(y, x.dtype)
 
 
@@ -299,6 +302,7 @@ def _movable(x: tf.Tensor) -> tf.Tensor:
     """Converts to a dtype that collectives can move; `_moved` converts back."""
     if x.dtype == tf.bfloat16:
         return tf.bitcast(x, tf.float16)
+    x = real_view(x)
     return x if x.dtype in _MOVED else tf.cast(x, tf.int32)
 
 
@@ -306,6 +310,8 @@ def _moved(y: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Undoes `_movable`."""
     if dtype == tf.bfloat16:
         return tf.bitcast(y, dtype)
+    if dtype.is_complex:
+        return complex_view(y, dtype)
     return y if y.dtype == dtype else tf.cast(y, dtype)
 
 

@@ -96,10 +96,13 @@ class EinsumOperation(Operation):
         return list(dict.fromkeys(d for x in self._inputs for d in x.shape))
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Returns, for each input, the einsum of dy with the other inputs."""
+        """Returns, for each input, the einsum of dy with the other inputs, conjugate if complex."""
         dy = grad_ys[0]
         xs = self.inputs
-        return [product([dy, *xs[:i], *xs[i + 1 :]], x.shape) for i, x in enumerate(xs)]
+        return [
+            product([dy, *map(mtf.conj, [*xs[:i], *xs[i + 1 :]])], x.shape)
+            for i, x in enumerate(xs)
+        ]
 
     def _plan(self, mesh_impl: MeshImpl) -> tuple[dict[Dimension, int], list[int]]:
         """Returns the dimensions to gather first, with their mesh axes, and the axes to sum.

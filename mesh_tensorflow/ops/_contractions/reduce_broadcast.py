@@ -20,6 +20,7 @@ from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slices.functions import reduction_fn, transpose_slice
+from mesh_tensorflow.ops._elementwise.dtypes import check_real
 from mesh_tensorflow.ops._source import check_dimension
 
 __all__ = [
@@ -295,6 +296,7 @@ def reduce_mean(
 def _extreme(x: Tensor, shape: Shape, reduction: str, name: Optional[str], default: str) -> Tensor:
     if shape == x.shape:
         return x
+    check_real(default, [x])
     return ReduceOperation(x, shape, reduction, name=name or default).outputs[0]
 
 

@@ -12,7 +12,7 @@ from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._variables.assign import ReadVariable
 from mesh_tensorflow.ops._variables.variable import Variable
@@ -187,7 +187,7 @@ class CustomGradientOperation(Operation):
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Calls the user's gradient function with zeros for missing gradients."""
         grads = [
-            mtf.zeros_like(y) if dy is None and y.dtype.is_floating else dy
+            mtf.zeros_like(y) if dy is None and is_differentiable(y.dtype) else dy
             for y, dy in zip(self.outputs, grad_ys)
         ]
         variables = len(self.graph.all_variables)
@@ -309,7 +309,7 @@ def custom_gradient(fn: Callable, grad_fn: Callable, explicit_inputs: Sequence[T
     graph.operations.extend(forward)
     several = isinstance(outputs, (tuple, list))
     outputs = list(outputs) if several else [outputs]
-    external = [x for x in external_inputs(forward, explicit_inputs) if x.dtype.is_floating]
+    external = [x for x in external_inputs(forward, explicit_inputs) if is_differentiable(x.dtype)]
     # Variables that the function creates are inputs of it.
     external += [
         y for op in forward if isinstance(op, Variable) for y in op.outputs if y not in external

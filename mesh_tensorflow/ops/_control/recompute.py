@@ -12,7 +12,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum, convert_args_to_laid_out_tensors
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._control.control import custom_gradient
@@ -78,11 +78,14 @@ class DelayOperation(Operation):
         xs, after = slices[: self._num], slices[self._num :]
 
         def late(x: tf.Tensor, *dys: tf.Tensor) -> tf.Tensor:
-            if wait or not x.dtype.is_floating:
+            if wait or not is_differentiable(x.dtype):
                 with tf.control_dependencies(dys if wait else []):
                     return tf.identity(x)
             # Compilers that drop control dependencies keep data dependencies.
-            tiny = tf.add_n([tf.reduce_sum(tf.cast(dy, tf.float32)) for dy in dys]) * 1e-30
+            tiny = (
+                tf.add_n([tf.reduce_sum(tf.cast(tf.math.real(dy), tf.float32)) for dy in dys])
+                * 1e-30
+            )
             return x + tf.cast(tiny, x.dtype)
 
         for y, x, p in zip(self.outputs, xs, pending):

@@ -13,7 +13,7 @@ from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.loop import Loop
 from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.pending import walk
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.constants import inside_loop
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._control.control import external_inputs
@@ -46,7 +46,7 @@ class WhileGradientOperation(Operation):
           grad_ys: a Tensor or None for each of its outputs.
         """
         n = forward.num_vars
-        floating = [i for i, p in enumerate(forward.placeholders) if p.dtype.is_floating]
+        floating = [i for i, p in enumerate(forward.placeholders) if is_differentiable(p.dtype)]
         first: list[Any] = [
             mtf.zeros_like(forward.outputs[i]) if grad_ys[i] is None else grad_ys[i]
             for i in floating
@@ -55,7 +55,7 @@ class WhileGradientOperation(Operation):
         sums = [i for i in range(n, len(grad_ys)) if grad_ys[i] is not None]
         ys = [forward.body_outputs[i] for i in floating + sums]
         dys = carried + [grad_ys[i] for i in sums]
-        external = [x for x in forward.inputs[n:] if x.dtype.is_floating]
+        external = [x for x in forward.inputs[n:] if is_differentiable(x.dtype)]
         starts = [forward.placeholders[i] for i in floating]
 
         def build() -> tuple[list[Tensor], list[Optional[Tensor]]]:

@@ -77,7 +77,13 @@ def _as_array(what: str, x: Tensor, value: Operand) -> np.ndarray:
     except (TypeError, ValueError):  # ragged lists
         array = np.empty([0], object)
     real = array.dtype.kind in "biuf" or array.dtype.name == "bfloat16"
-    if not real and not (array.dtype.kind == "c" and x.dtype.is_complex):
+    is_complex = array.dtype.kind == "c"
+    if is_complex and not x.dtype.is_complex:
+        raise TypeError(
+            f"{what}: complex numbers stand beside {tensors_text([x])}. Nothing is converted by "
+            "itself; write mtf.cast(x, tf.complex64)"
+        )
+    if not real and not is_complex:
         raise TypeError(
             f"{what}: {value!r} beside {x.name} {x.shape} is a {type(value).__name__}, neither a "
             "number nor a mtf.Tensor. mtf.import_tf_tensor or mtf.constant makes a Tensor"

@@ -24,6 +24,7 @@ from mesh_tensorflow._mesh.laid_out import compatible_lazy_allreduce_sums
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slices.functions import broadcast_slice, tile_slice
 from mesh_tensorflow.ops._elementwise.beside import beside
+from mesh_tensorflow.ops._elementwise.dtypes import check_real
 from mesh_tensorflow.ops._elementwise.scalar import ScalarAddOperation, ScalarMultiplyOperation
 
 __all__ = [
@@ -42,6 +43,17 @@ __all__ = [
     "multiply",
     "sub",
 ]
+
+
+# TensorFlow's functions that are not defined for complex numbers.
+_OF_REAL = {
+    tf.less: "less",
+    tf.less_equal: "less_equal",
+    tf.greater: "greater",
+    tf.greater_equal: "greater_equal",
+    tf.floordiv: "floordiv",
+    tf.math.floormod: "mod",
+}
 
 
 def check_dtypes(what: str, tensors: Sequence[Tensor]) -> None:
@@ -253,6 +265,8 @@ def binary_op_with_broadcasting(
       ValueError: the dtypes differ, or the output shape lacks a dimension.
     """
     x1, x2 = binary_arguments_to_tensors(x1, x2)
+    if tf_fn in _OF_REAL:
+        check_real(_OF_REAL[tf_fn], [x1, x2])
     return BinaryOpWithBroadcasting(
         tf_fn, x1, x2, output_shape, x1.dtype if output_dtype is None else output_dtype
     ).outputs[0]
@@ -406,6 +420,7 @@ def minimum(
     [1. 5. 6.]
     """
     x1, x2 = binary_arguments_to_tensors(x1, x2)
+    check_real("minimum", [x1, x2])
     return MinMaxOperation(tf.minimum, x1, x2, output_shape, name=name).outputs[0]
 
 
@@ -421,4 +436,5 @@ def maximum(
     [2. 5. 7.]
     """
     x1, x2 = binary_arguments_to_tensors(x1, x2)
+    check_real("maximum", [x1, x2])
     return MinMaxOperation(tf.maximum, x1, x2, output_shape, name=name).outputs[0]

@@ -19,7 +19,14 @@ __all__ = ["ScalarAddOperation", "ScalarMultiplyOperation"]
 
 def _as_operand(scalar: Number, x: tf.Tensor) -> Number:
     """Returns a Python number as a constant of the dtype of `x`; others as they are."""
-    return constant(scalar, x.dtype) if isinstance(scalar, (int, float)) else scalar
+    return constant(scalar, x.dtype) if isinstance(scalar, (int, float, complex)) else scalar
+
+
+def _conjugate(scalar: Number) -> Number:
+    """Returns the conjugate of a number; real ones as they are."""
+    if tf.is_tensor(scalar):
+        return tf.math.conj(scalar)
+    return scalar.conjugate() if isinstance(scalar, complex) else scalar
 
 
 class _ScalarOperation(Operation):
@@ -59,8 +66,8 @@ class ScalarMultiplyOperation(_ScalarOperation):
     _verb, _default_name = "multiply", "scalar_mul"
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Multiplies dy by the scalar."""
-        return [grad_ys[0] * self._scalar]
+        """Multiplies dy by the scalar, or by its conjugate if it is complex."""
+        return [grad_ys[0] * _conjugate(self._scalar)]
 
     def lower(self, lowering: LoweringLike) -> None:
         """Multiplies each slice by the scalar."""

@@ -12,7 +12,7 @@ from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.strictness import slip
-from mesh_tensorflow._core.tensor import Tensor, check_tensors
+from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 __all__ = ["GenericGradOperation", "SlicewiseOperation", "cwise", "slicewise"]
@@ -138,7 +138,11 @@ class GenericGradOperation(Operation):
         """Returns the mesh axes to sum over: those that split outputs but not `x`."""
         ys = self._forward_op.outputs
         over: set[int] = set().union(*(self._split_over(mesh_impl, y.shape) for y in ys))
-        return sorted(over - self._split_over(mesh_impl, x.shape)) if x.dtype.is_floating else []
+        return (
+            sorted(over - self._split_over(mesh_impl, x.shape))
+            if is_differentiable(x.dtype)
+            else []
+        )
 
     def lower(self, lowering: LoweringLike) -> None:
         """Differentiates the TensorFlow function slice by slice."""
@@ -188,17 +192,17 @@ def _tf_gradients(
     grads: list = [None] * len(xs)
     if distinct and not tf.executing_eagerly():
         grads = tf.gradients(ys, xs, grad_ys=list(dys), stop_gradients=xs)
-    if any(g is None and x.dtype.is_floating for g, x in zip(grads, xs)):
+    if any(g is None and is_differentiable(x.dtype) for g, x in zip(grads, xs)):
         # The forward value was computed from other copies of them (a constant, a cloned input).
-        floating = [x for x in xs if x.dtype.is_floating]
+        floating = [x for x in xs if is_differentiable(x.dtype)]
         copies = floating if distinct else [tf.identity(x) for x in floating]
         with tf.GradientTape() as tape:
             tape.watch(copies)
             values = iter(copies)
-            again = fn(*[next(values) if x.dtype.is_floating else x for x in xs])
+            again = fn(*[next(values) if is_differentiable(x.dtype) else x for x in xs])
         again = again if isinstance(again, tuple) else (again,)
         found = iter(tape.gradient([again[i] for i in given], copies, list(dys)))
-        again_grads = [next(found) if x.dtype.is_floating else None for x in xs]
+        again_grads = [next(found) if is_differentiable(x.dtype) else None for x in xs]
         grads = [a if g is None else g for a, g in zip(again_grads, grads)]
     return [tf.zeros_like(x) if g is None else g for x, g in zip(xs, grads)]
 

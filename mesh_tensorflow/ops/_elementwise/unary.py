@@ -9,8 +9,10 @@ from typing import Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.constants import constant
+from mesh_tensorflow.ops._elementwise.complex_numbers import conj, modulus
+from mesh_tensorflow.ops._elementwise.dtypes import check_real, is_complex
 from mesh_tensorflow.ops._elementwise.slicewise import SlicewiseOperation, cwise
 
 __all__ = [
@@ -46,7 +48,10 @@ __all__ = [
 
 
 def _from_output(grad_kernel: Callable, name: str) -> Callable:
-    """Returns a gradient function that applies a kernel to the output and its gradient."""
+    """Returns a gradient function that applies a kernel to the output and its gradient.
+
+    The kernel conjugates complex outputs.
+    """
 
     def grad_function(op: SlicewiseOperation, dy: Tensor) -> list[Tensor]:
         return [cwise(grad_kernel, [op.outputs[0], dy], name=name)]
@@ -55,12 +60,20 @@ def _from_output(grad_kernel: Callable, name: str) -> Callable:
 
 
 def _from_input(grad_kernel: Callable, name: str) -> Callable:
-    """Returns a gradient function that applies a kernel to the input and the output's gradient."""
+    """Returns a gradient function that applies a kernel to the input and the output's gradient.
+
+    A complex input is conjugated for it, as in TensorFlow's gradients.
+    """
 
     def grad_function(op: SlicewiseOperation, dy: Tensor) -> list[Tensor]:
-        return [cwise(grad_kernel, [op.inputs[0], dy], name=name)]
+        return [cwise(_conjugated(grad_kernel), [op.inputs[0], dy], name=name)]
 
     return grad_function
+
+
+def _conjugated(kernel: Callable) -> Callable:
+    """Returns a kernel that conjugates its first argument; tf.math.conj leaves real ones alone."""
+    return lambda t, dy: kernel(tf.math.conj(t), dy)
 
 
 _raw = tf.raw_ops
@@ -112,7 +125,7 @@ def square(x: Tensor, name: Optional[str] = "square") -> Tensor:
     [ 1.  4. 16.]
     """
     return cwise(
-        tf.square, [x], name=name, grad_function=lambda op, dy: [dy * (op.inputs[0] * 2.0)]
+        tf.square, [x], name=name, grad_function=lambda op, dy: [dy * (conj(op.inputs[0]) * 2.0)]
     )
 
 
@@ -156,7 +169,7 @@ def exp(x: Tensor, name: Optional[str] = "exp") -> Tensor:
     >>> print(np.round(mtf.exp(x).numpy(), 3))
     [ 2.718  7.389 54.598]
     """
-    return cwise(tf.exp, [x], name=name, grad_function=lambda op, dy: [dy * op.outputs[0]])
+    return cwise(tf.exp, [x], name=name, grad_function=lambda op, dy: [dy * conj(op.outputs[0])])
 
 
 def sigmoid(x: Tensor, name: Optional[str] = "sigmoid") -> Tensor:
@@ -166,7 +179,7 @@ def sigmoid(x: Tensor, name: Optional[str] = "sigmoid") -> Tensor:
     >>> print(np.round(mtf.sigmoid(x).numpy(), 3))
     [0.269 0.5   0.881]
     """
-    kernel = _from_output(lambda y, dy: _raw.SigmoidGrad(y=y, dy=dy), "sigmoid_grad")
+    kernel = _from_output(lambda y, dy: _raw.SigmoidGrad(y=tf.math.conj(y), dy=dy), "sigmoid_grad")
     return cwise(tf.sigmoid, [x], name=name, grad_function=kernel)
 
 
@@ -177,7 +190,7 @@ def tanh(x: Tensor, name: Optional[str] = "tanh") -> Tensor:
     >>> print(np.round(mtf.tanh(x).numpy(), 3))
     [-0.762  0.     0.964]
     """
-    kernel = _from_output(lambda y, dy: _raw.TanhGrad(y=y, dy=dy), "tanh_grad")
+    kernel = _from_output(lambda y, dy: _raw.TanhGrad(y=tf.math.conj(y), dy=dy), "tanh_grad")
     return cwise(tf.tanh, [x], name=name, grad_function=kernel)
 
 
@@ -253,6 +266,7 @@ def _gelu_grad(x: tf.Tensor, t: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
 
 def _with_saved(x: Tensor, forward: Callable, grad: Callable, name: str) -> Tensor:
     """Applies a function with a second output that is saved for its gradient."""
+    check_real(name, [x])
 
     def grad_function(
         op: SlicewiseOperation, dy: Optional[Tensor], unused: Optional[Tensor]
@@ -274,6 +288,7 @@ def elu(x: Tensor) -> Tensor:
     >>> print(np.round(mtf.elu(x).numpy(), 3))
     [-0.632  0.     2.   ]
     """
+    check_real("elu", [x])
     kernel = _from_output(lambda y, dy: _raw.EluGrad(gradients=dy, outputs=y), "elu_grad")
     return cwise(tf.nn.elu, [x], name="elu", grad_function=kernel)
 
@@ -285,6 +300,7 @@ def selu(x: Tensor) -> Tensor:
     >>> print(np.round(mtf.selu(x).numpy(), 3))
     [-1.111  0.     2.101]
     """
+    check_real("selu", [x])
     kernel = _from_output(lambda y, dy: _raw.SeluGrad(gradients=dy, outputs=y), "selu_grad")
     return cwise(tf.nn.selu, [x], name="selu", grad_function=kernel)
 
@@ -296,6 +312,7 @@ def softplus(x: Tensor) -> Tensor:
     >>> print(np.round(mtf.softplus(x).numpy(), 3))
     [0.313 0.693 2.127]
     """
+    check_real("softplus", [x])
     kernel = _from_input(lambda x, dy: _raw.SoftplusGrad(gradients=dy, features=x), "softplus_grad")
     return cwise(tf.math.softplus, [x], name="softplus", grad_function=kernel)
 
@@ -318,6 +335,7 @@ def relu(x: Tensor, name: Optional[str] = "relu") -> Tensor:
     >>> print(np.round(mtf.relu(x).numpy(), 3))
     [0. 0. 2.]
     """
+    check_real("relu", [x])
     kernel = _from_output(lambda y, dy: _raw.ReluGrad(gradients=dy, features=y), "relu_grad")
     return cwise(tf.nn.relu, [x], name=name, grad_function=kernel)
 
@@ -340,6 +358,7 @@ def leaky_relu(x: Tensor, alpha: float = 0.2, name: Optional[str] = "leaky_relu"
     >>> print(np.round(mtf.leaky_relu(x).numpy(), 3))
     [-0.2  0.   2. ]
     """
+    check_real("leaky_relu", [x])
 
     def kernel(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
         return _raw.LeakyReluGrad(gradients=dy, features=x, alpha=alpha)
@@ -359,18 +378,21 @@ def sign(x: Tensor, name: Optional[str] = "sign") -> Tensor:
     >>> print(np.round(mtf.sign(x).numpy(), 3))
     [-1.  0.  1.]
     """
+    check_real("sign", [x])
     return cwise(tf.sign, [x], name=name, grad_function=lambda op, dy: [None])
 
 
 @leaves_no_node
 def mtf_abs(x: Tensor) -> Tensor:
-    """Returns the absolute value of each element of `x`; its gradient at 0 is 0.
+    """Returns the absolute value of each element of `x`, real if `x` is complex.
+
+    Its gradient at 0 is 0.
 
     >>> x = mtf.constant(mesh, [-1.0, 0.0, 2.0], "d:3")
     >>> print(np.round(mtf.abs(x).numpy(), 3))
     [1. 0. 2.]
     """
-    return x * sign(x)
+    return modulus(x) if is_complex(x) else x * sign(x)
 
 
 @leaves_no_node
@@ -390,11 +412,14 @@ def mtf_pow(x: Tensor, y: Union[Tensor, float]) -> Tensor:
 
 def _cast_grad(op: SlicewiseOperation, dy: Tensor) -> list[Optional[Tensor]]:
     x = op.inputs[0]
-    return [cast(dy, x.dtype) if x.dtype.is_floating and dy.dtype.is_floating else None]
+    known = is_differentiable(x.dtype) and is_differentiable(dy.dtype)
+    return [cast(dy, x.dtype) if known else None]
 
 
 def cast(x: Tensor, dtype: tf.DType, name: Optional[str] = "cast") -> Tensor:
     """Returns `x` cast to `dtype`; `x` itself if it has that dtype already.
+
+    The real part of complex numbers is cast to other dtypes; to booleans, whether they are not 0.
 
     >>> x = mtf.constant(mesh, [1.5, 2.5], "d:2")
     >>> print(mtf.cast(x, tf.int32).numpy())
@@ -403,8 +428,13 @@ def cast(x: Tensor, dtype: tf.DType, name: Optional[str] = "cast") -> Tensor:
     dtype = tf.as_dtype(dtype)
     if dtype == x.dtype:
         return x
+    real_part = is_complex(x) and not dtype.is_complex and not dtype.is_bool
     return cwise(
-        lambda t: tf.cast(t, dtype), [x], output_dtype=dtype, name=name, grad_function=_cast_grad
+        lambda t: tf.cast(tf.math.real(t) if real_part else t, dtype),
+        [x],
+        output_dtype=dtype,
+        name=name,
+        grad_function=_cast_grad,
     )
 
 

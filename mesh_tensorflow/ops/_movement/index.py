@@ -19,6 +19,7 @@ from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow.ops._elementwise.dtypes import check_real
 from mesh_tensorflow.ops._elementwise.slicewise import check_not_split
 from mesh_tensorflow.ops._movement import gather as _gather
 from mesh_tensorflow.ops._source import check_dimension, given_dimension, scalar_indices
@@ -215,6 +216,7 @@ class TopKOperation(Operation):
     ):
         """Creates the operation; see `top_k`."""
         check_dimension(name or "top_k", x, reduced_dim)
+        check_real(name or "top_k", [x])
         if not 1 <= k_dim.size <= reduced_dim.size:
             raise ValueError(
                 f"{name or 'top_k'}: {dims_text([k_dim])} must be between 1 and "

@@ -15,6 +15,7 @@ from mesh_tensorflow.testing.cases import (
     reshaping,
     shifting,
 )
+from mesh_tensorflow.testing.cases.complex import numbers
 from mesh_tensorflow.testing.cases.table import Case
 
 __all__ = ["CASES", "Case"]
@@ -22,6 +23,7 @@ __all__ = ["CASES", "Case"]
 _FAMILIES = [
     elementwise,
     binary,
+    numbers,
     contraction,
     reductions,
     reshaping,

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow as mtf
 
 __all__ = [
-    "ALL", "FLOATS", "INT", "SIZES", "Case", "aligned", "case", "dim", "dims", "input_data", "on", "shape", "wide",
+    "ALL", "FLOATS", "INT", "SIZES", "WIDE", "Case", "aligned", "case", "dim", "dims", "input_data", "on", "shape", "wide",
 ]
 
 # Sizes of the dimensions that cases name by a letter; most are divisible by 8 processors.
@@ -55,7 +55,7 @@ class Case:
       grads: indices of the inputs that have a gradient; all floating-point ones if None.
       surrogate: a function of arrays whose derivative is the gradient, if that of `oracle` is
         not. Also takes `at`, the list of the input arrays themselves.
-      dtypes: the dtypes to try for the floating-point inputs.
+      dtypes: the dtypes to try for the floating-point inputs, and for the parts of complex ones.
       tolerance: the error allowed in float32, relative to the largest element.
       whole: names of dimensions that are not split, although the operations allow it.
       thorough: whether to try every layout; a few are enough if a similar case tries them all.
@@ -84,10 +84,15 @@ def case(
 
 ALL = ("float32", "bfloat16", "int32")
 FLOATS = ("float32", "bfloat16")
+WIDE = ("float32", "float64")
 INT = ("int32",)
 
 _KINDS = {
     "normal": lambda rng, size: rng.normal(size=size),
+    # complex64, or complex128 if other inputs are float64
+    "complex": lambda rng, size: rng.normal(size=size) + 1j * rng.normal(size=size),
+    # Complex numbers away from 0, and from the negative real axis.
+    "ring": lambda rng, size: rng.uniform(0.5, 2, size) * np.exp(1j * rng.uniform(-3, 3, size)),
     "positive": lambda rng, size: rng.uniform(0.5, 2.0, size),
     # No element is so close to 0 that a finite difference would cross it.
     "away": lambda rng, size: np.where(rng.random(size) < 0.5, -1, 1) * rng.uniform(0.2, 2, size),
@@ -115,14 +120,18 @@ def input_data(case: Case, dtype: str) -> list[np.ndarray]:
             x = np.asarray(_KINDS[kind or "normal"](rng, size))
         if x.dtype == np.float64:
             x = x.astype(tf.as_dtype(dtype).as_numpy_dtype)
+        if x.dtype == np.complex128 and dtype != "float64":
+            x = x.astype(np.complex64)
         arrays.append(x)
     return arrays
 
 
 def wide(x: np.ndarray) -> np.ndarray:
-    """Converts floating-point arrays to float64 and integer arrays to int64."""
+    """Converts floating-point arrays to float64, complex ones to complex128, integers to int64."""
     if x.dtype == bool:
         return x
+    if np.iscomplexobj(x):
+        return x.astype(np.complex128)
     return x.astype(np.int64 if np.issubdtype(x.dtype, np.integer) else np.float64)
 
 

@@ -1,0 +1,1 @@
+"""Cases of complex numbers and of Fourier transforms."""
