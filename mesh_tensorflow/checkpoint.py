@@ -231,7 +231,7 @@ def check_checkpoint(
     if not isinstance(wanted, Mapping) or not all(isinstance(w, Wanted) for w in wanted.values()):
         wanted = _wanted(wanted)
     path = os.fspath(path)
-    if not tf.train.checkpoint_exists(path):
+    if not tf.gfile.Exists(f"{path}.index") and not tf.gfile.Glob(path):  # of format 2 or 1
         raise CheckpointError(f"there is no checkpoint {path}.{_others(path, 'Checkpoints')}")
     try:
         reader = tf.train.load_checkpoint(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional, Protocol
@@ -9,7 +10,6 @@ from typing import Any, Optional, Protocol
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.checkpoint import Saver
 from mesh_tensorflow.debug import user_errors
 from mesh_tensorflow.train._cluster import Agreement
@@ -79,6 +79,7 @@ class _Program:
             # Read here, the step is that before the program increments it.
             before = tf.identity(self.step.read_value())
             feeds = [tf.placeholder(array.dtype, array.shape) for array in batch]
+            self._shapes = [array.shape for array in batch]
 
             def program(*tensors: tf.Tensor) -> dict[str, Any]:
                 made, given = model.build(
@@ -121,6 +122,17 @@ class _Program:
             return
         self.session.run(self._initialize)
         self.session.run(self._to_slices)
+
+    def check(self, batch: Batch) -> None:
+        """Raises ValueError for a batch of other shapes than the first one."""
+        for array, shape in zip(batch, self._shapes):
+            if array.shape != shape:
+                raise ValueError(
+                    f"fit: a batch of the data has the shape {list(array.shape)}, but the first "
+                    f"one had {list(shape)}. Without dims, all batches for training have to be of "
+                    "one size: leave the last one of an epoch out, as batch(drop_remainder=True) "
+                    "does, or give fit dims"
+                )
 
     def run(self, batch: Batch) -> dict[str, list[Any]]:
         """Runs the program on a batch; returns the parts of each output."""
@@ -190,23 +202,26 @@ class SessionEngine:
     def prepare(self, batch: Batch, checkpoint: Optional[str]) -> None:
         """Builds the training program, and initializes or restores its variables."""
         self._features.check(batch)
-        self._training = self._program(self._model, self._features, batch, training=True)
+        self._training = self._program(
+            self._model, self._placing, self._features, batch, training=True
+        )
         self.lowered = self._training.lowered
         with self._training.graph.as_default():
-            self._saver = Saver(max_to_keep=self._keep, sharded=True)
+            self._saver = Saver(max_to_keep=self._keep, sharded=True, save_relative_paths=True)
         self._training.initialize(checkpoint)
         if checkpoint is not None:
             self._restore(self._training, self._saver, checkpoint)
 
-    def _program(self, model: Model, features: Features, batch: Batch, training: bool) -> _Program:
-        return _Program(
-            model, self._placing, features, batch, self._seed, training, self._container
-        )
+    def _program(
+        self, model: Model, placing: Placing, features: Features, batch: Batch, training: bool
+    ) -> _Program:
+        return _Program(model, placing, features, batch, self._seed, training, self._container)
 
     def train(self, batch: Batch) -> dict[str, float]:
         """Does a step; returns the loss and the metrics."""
         assert self._training is not None
         self._features.check(batch)
+        self._training.check(batch)
         outputs = self._training.run(batch)
         outputs.pop("step")
         means = {name: single(values) for name, values in outputs.items()}
@@ -223,7 +238,7 @@ class SessionEngine:
         means = Means()
         afters: Afters = {}
         fresh: set[tuple] = set()
-        for batch in batches:
+        for batch in itertools.chain.from_iterable(map(self._pieces, batches)):
             key = tuple((array.shape, array.dtype.name) for array in batch)
             if key not in self._evaluations:
                 self._evaluations[key] = self._evaluation(batch)
@@ -237,25 +252,42 @@ class SessionEngine:
             afters = program.lowered.afters
         return means.result(afters)
 
+    def _pieces(self, batch: Batch) -> list[Batch]:
+        """Returns a batch in pieces that can be computed: rows that the layout splits equally, and
+        the others.
+        """
+        if self._features.shapes is None:
+            return [batch]
+        rows = len(batch[0])
+        left = rows % self._placing.parts_of_batch(self._features.with_batch(rows).batch_dim)
+        if left and self._placing.given is not None:
+            raise ValueError(
+                f"fit: the last batch of eval_data has {rows} rows, which the layout of mesh_impl "
+                f"does not split equally. Leave the last {left} rows out, or give fit mesh_shape "
+                "and layout in place of mesh_impl"
+            )
+        pieces = [slice(0, rows - left), slice(rows - left, rows)]
+        return [[array[p] for array in batch] for p in pieces if p.start < p.stop]
+
     def _evaluation(self, batch: Batch) -> _Program:
-        features = self._features
+        assert self._training is not None
+        features, placing = self._features, self._placing
         if features.shapes is not None:
             features = self._features.with_batch(len(batch[0]))
-            self._check_parts(features.batch_dim)
             features.check(batch)
-        program = self._program(self._eval_model, features, batch, training=False)
-        if self._placing.cluster is None:
+            if features.batch_dim.size % placing.parts_of_batch(features.batch_dim):
+                placing = placing.whole(features.batch_dim)
+        program = self._program(self._eval_model, placing, features, batch, training=False)
+        unknown = {v.name for v in program.lowered.graph.trainable_variables}
+        unknown -= set(self._training.variables)
+        if unknown:
+            raise ValueError(
+                f"fit: eval_fn has the variables {', '.join(sorted(unknown))}, which the model "
+                "does not train. Give them the same names and variable scopes in both"
+            )
+        if placing.cluster is None:
             program.initialize()
         return program
-
-    def _check_parts(self, batch_dim: mtf.Dimension) -> None:
-        parts = self._placing.parts_of_batch(batch_dim)
-        if batch_dim.size % parts:
-            raise ValueError(
-                f"fit: the last batch of eval_data has {batch_dim.size} rows, which the layout "
-                f"splits into {parts} parts. Give eval_data a number of rows that {parts} divides, "
-                f"or leave the last {batch_dim.size % parts} rows out"
-            )
 
     def save(self, directory: str, step: int) -> str:
         """Saves a checkpoint; returns its path."""
@@ -277,7 +309,10 @@ class SessionEngine:
             program.session.run(program._to_slices)
         known = tf.train.get_checkpoint_state(os.path.dirname(path) or ".")
         if known is not None:
-            saver.recover_last_checkpoints(known.all_model_checkpoint_paths)
+            # The times are those of `keep_checkpoint_every_n_hours`, which is not used.
+            saver.set_last_checkpoints_with_time(
+                [(p, 0.0) for p in known.all_model_checkpoint_paths]
+            )
 
     def stops(self, step: int, wanted: bool) -> bool:
         """Returns whether to stop after this step; several processes agree on one."""

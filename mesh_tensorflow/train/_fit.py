@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -17,7 +19,7 @@ from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
 from mesh_tensorflow.train._engine import Engine, SessionEngine
-from mesh_tensorflow.train._input.data import Part, Source, opened, source_of
+from mesh_tensorflow.train._input.data import AnyDataset, Part, Source, opened, source_of
 from mesh_tensorflow.train._input.features import Features
 from mesh_tensorflow.train._loop import Loop
 from mesh_tensorflow.train._model import Model
@@ -97,7 +99,8 @@ def fit(
       data: a tf.data.Dataset, of examples or of batches; NumPy arrays, one, or a tuple or a
         dictionary of them, with the examples along the first axis; a Hugging Face dataset, or the
         path of one on disk; an iterable of examples or batches; or a function without arguments
-        that returns one of these. float64 becomes float32.
+        that returns one of these. Data are read again and again; an iterator can be read only once,
+        but a function that returns one is called again. float64 becomes float32.
       steps: the number of steps, those of earlier runs in `directory` included.
       optimizer: an mtf.optimize.Optimizer, or a function that returns one, called within the
         program, with `learning_rate` if that is given: an optimizer class will do.
@@ -110,7 +113,8 @@ def fit(
         the memory of one; gradients are those of the whole batch. Only the loss is reported.
       average: the decay of moving averages of the weights, such as 0.999, or an
         mtf.optimize.ExponentialMovingAverage. Evaluations use the averages.
-      precision: "mixed_bfloat16" or an mtf.Precision; see mtf.precision.
+      precision: "mixed_bfloat16" or an mtf.Precision; see mtf.precision. If None, that of a `with
+        mtf.precision(...)` around the call, if there is one.
       mesh_shape: the shape of the mesh, such as "rows:2,cols:2".
       layout: the layout rules, such as "batch:rows,hidden:cols".
       devices: a device for each processor. If None, the GPUs; or the logical CPUs, if there are
@@ -118,7 +122,7 @@ def fit(
       simd: whether all processors run one program (see SimdMeshImpl), on logical CPUs or GPUs.
       mesh_impl: a PlacementMeshImpl, in place of `mesh_shape`, `layout` and `devices`.
       eval_data: data to evaluate, of the same kinds as `data`. All of it is used: the last batch
-        may be smaller.
+        may be smaller, and rows that the layout does not split equally are computed unsplit.
       eval_every: the number of steps between evaluations; if None, there is one at the end.
       eval_fn: the model function of evaluations; `model_fn` if None. For a step function, a
         function of a batch.
@@ -154,42 +158,53 @@ def fit(
         keep=keep,
         log_every=log_every,
         microbatches=microbatches,
+        **({} if eval_every is None else {"eval_every": eval_every}),
     )
     placing = placing_of(mesh_shape, layout, devices, simd, mesh_impl)
+    _check_several(placing, average, seed)
     features, source = _features_and_source(data, dims, placing, shuffle, seed)
     engine: Engine
     if optimizer is None:
+        _check_unused(
+            "only a model function, with an optimizer, can have",
+            learning_rate=learning_rate,
+            clip_norm=clip_norm,
+            microbatches=None if microbatches == 1 else microbatches,
+            average=average,
+            precision=precision,
+            mesh_shape=None if mesh_shape == "all:1" else mesh_shape,
+            layout=layout or None,
+            devices=devices,
+            simd=simd or None,
+            mesh_impl=mesh_impl,
+        )
         engine = StepEngine(model_fn, eval_fn, store, features, keep, seed)
     else:
-        if isinstance(average, float):
-            average = ExponentialMovingAverage(average)
-        if average is not None and placing.cluster is not None:
-            raise ValueError(
-                "fit: average is offered in one process only: several have one copy of the "
-                "weights, so evaluations would not see the averages"
-            )
+        _check_unused("only a step function, without an optimizer, can have", store=store)
         model = Model(
             model_fn, optimizer, learning_rate, clip_norm, microbatches, average, precision
         )
         eval_model = model if eval_fn is None else dataclasses.replace(model, fn=eval_fn)
         engine = SessionEngine(model, eval_model, placing, features, seed, keep)
     chief = placing.cluster is None or placing.cluster.is_chief
-    run = Run(steps, directory, logdir)
+    if logdir and not any(isinstance(callback, TensorBoard) for callback in callbacks):
+        callbacks = [*callbacks, TensorBoard(logdir)]
     loop = Loop(
-        engine,
-        run,
-        source,
-        None if eval_data is None else source_of(eval_data, features),
-        chief,
-        eval_every,
-        save_every,
-        log_every,
-        [*callbacks, *([TensorBoard(logdir)] if logdir else [])] if chief else [],
-        progress and chief,
-        Rates(engine, features, tokens_per_batch, hardware),
+        engine=engine,
+        run=Run(steps, directory, logdir),
+        source=source,
+        eval_source=None if eval_data is None else source_of(eval_data, features),
+        saves=chief,
+        alone=placing.cluster is None,
+        eval_every=eval_every,
+        save_every=save_every,
+        log_every=log_every,
+        callbacks=callbacks if chief else [],
+        show=progress and chief,
+        rates=Rates(engine, features, tokens_per_batch, hardware),
     )
     try:
-        return _run(loop, engine, source, resume)
+        return _run(loop, resume)
     finally:
         engine.close()
 
@@ -197,8 +212,32 @@ def fit(
 def _check_numbers(**numbers: Any) -> None:
     """Raises ValueError for a number that is less than one."""
     for name, value in numbers.items():
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, Integral) or value < 1:
             raise ValueError(f"fit: {name} should be an integer of at least 1, but is {value!r}")
+
+
+def _check_unused(which: str, **arguments: Any) -> None:
+    """Raises ValueError for arguments that are given, but would have no effect."""
+    given = [name for name, value in arguments.items() if value is not None]
+    if given:
+        raise ValueError(
+            f"fit: {', '.join(given)} would have no effect here: it is something that {which}. "
+            "Leave it out, or see mtf.train.fit for the two kinds of functions"
+        )
+
+
+def _check_several(placing: Placing, average: Any, seed: Optional[int]) -> None:
+    """Raises ValueError for arguments that several processes can't have."""
+    if placing.cluster is not None and average is not None:
+        raise ValueError(
+            "fit: average is offered in one process only: several have one copy of the weights, "
+            "so evaluations would not see the averages"
+        )
+    if placing.cluster is not None and seed is None:
+        raise ValueError(
+            "fit: seed is None, so each process would draw one of its own, and they would not "
+            "agree. Give all of them the same seed"
+        )
 
 
 def _features_and_source(
@@ -208,7 +247,7 @@ def _features_and_source(
     data = opened(data)
     if dims is not None:
         features = Features.of_dims(dims)
-    elif isinstance(data, tf.data.Dataset):
+    elif isinstance(data, AnyDataset):
         features = Features.of_batch(data.element_spec)
     elif isinstance(data, Iterable) and not hasattr(data, "__array__"):
         first = next(iter(data), None)
@@ -221,14 +260,31 @@ def _features_and_source(
     return features, source_of(data, features, part, shuffle, seed)
 
 
-def _run(loop: Loop, engine: Engine, source: Source, resume: bool) -> Result:
+def _last_checkpoint(directory: Optional[str]) -> Optional[str]:
+    """Returns the path of the last checkpoint of a directory, which may have been moved."""
+    state = tf.train.get_checkpoint_state(directory) if directory else None
+    if directory is None or state is None:
+        return None
+    path = state.model_checkpoint_path
+    for found in (path, os.path.join(directory, os.path.basename(path))):
+        if tf.gfile.Exists(f"{found}.index"):
+            return found
+    raise ValueError(
+        f"fit: the last checkpoint of {directory} is {path}, whose files are missing. Bring them "
+        "back, name another checkpoint in the file 'checkpoint' there, or begin anew with "
+        "resume=False"
+    )
+
+
+def _run(loop: Loop, resume: bool) -> Result:
     """Restores or begins, trains, and returns the result."""
-    run = loop.run
-    last = tf.train.latest_checkpoint(run.directory) if run.directory and resume else None
+    run, engine = loop.run, loop.engine
+    last = _last_checkpoint(run.directory) if resume else None
     if last is not None:
         run.step = int(tf.train.load_checkpoint(last).get_tensor("global_step"))
         run.checkpoint = last
-    batches = source.training(run.step)
+    done = run.step >= run.steps  # then a batch is needed for its shape only
+    batches = loop.source.training(0 if done else run.step)
     first = next(batches, None)
     if first is None:
         raise ValueError(
@@ -243,10 +299,9 @@ def _run(loop: Loop, engine: Engine, source: Source, resume: bool) -> Result:
         loop.say(training_report(engine.lowered.lowering, places=known))
     if last is not None:
         loop.say(f"going on from step {run.step}, {last}")
-    if run.step < run.steps:
-        loop.train(itertools.chain([first], batches))
-    else:
+    if done:
         loop.say(f"nothing to do: step {run.step} of {run.steps} is done. Give fit more steps")
+    loop.train(itertools.chain([first], batches))
     return Result(
         run.step, loop.history, loop.evaluations, run.stopped, run.checkpoint, engine.values()
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import math
@@ -13,16 +14,13 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._progress import Progress
+from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.train._engine import Engine
 from mesh_tensorflow.train._input.data import Batch, Source
 from mesh_tensorflow.train._rates import SHORT_NAMES
-from mesh_tensorflow.train._signals import Signals
 from mesh_tensorflow.train.callbacks import Callback, Run
 
 __all__ = ["Loop", "NotANumberError"]
-
-
-_NO_DATA = "the data ended"
 
 
 class NotANumberError(ValueError, ArithmeticError):
@@ -43,6 +41,7 @@ class Loop:
       source: the training data.
       eval_source: the evaluation data, or None.
       saves: whether this process saves checkpoints.
+      alone: whether there is one process.
       eval_every: steps between evaluations, or None: only at the end.
       save_every: steps between checkpoints.
       log_every: steps between logs.
@@ -58,6 +57,7 @@ class Loop:
     source: Source
     eval_source: Optional[Source]
     saves: bool
+    alone: bool
     eval_every: Optional[int]
     save_every: int
     log_every: int
@@ -66,6 +66,10 @@ class Loop:
     rates: Callable[[int, float], Mapping[str, float]]
     history: list[dict[str, float]] = dataclasses.field(default_factory=list)
     evaluations: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    # The step of the last checkpoint, that of the last log, and when that was.
+    _saved: Optional[int] = dataclasses.field(default=None, init=False)
+    _logged: int = dataclasses.field(default=0, init=False)
+    _since: float = dataclasses.field(default=0.0, init=False)
 
     def say(self, text: str) -> None:
         """Writes a message to the standard error stream, unless the run is silent."""
@@ -88,11 +92,21 @@ class Loop:
           KeyboardInterrupt: the user pressed Ctrl-C; a checkpoint is saved first.
         """
         run = self.run
+        self._saved = run.step if run.checkpoint else None
         self.call("on_begin")
         try:
-            with Signals() as signals, self._progress() as progress:
-                self._steps(batches, signals, progress)
-                self._end()
+            with StopSignals() as signals:
+                asked = self._asked_to_stop(signals)
+                if run.step < run.steps and not asked:
+                    with self._progress() as progress:
+                        asked = self._steps(batches, signals, progress)
+                # Saved before the evaluation, so that nothing is lost if that fails.
+                self._save()
+                if not asked:
+                    self._evaluate_at_the_end(signals)
+                self.engine.settle(run.step)
+                if run.directory is not None and not self.saves:
+                    run.checkpoint = tf.train.latest_checkpoint(run.directory)
         finally:
             self.call("on_end")
         if signals.received is not None:
@@ -106,56 +120,47 @@ class Loop:
         stream = None if self.show else io.StringIO()
         return Progress(self.run.steps, "train", start=self.run.step, stream=stream)
 
-    def _steps(self, batches: Iterator[Batch], signals: Signals, progress: Progress) -> None:
+    def _steps(self, batches: Iterator[Batch], signals: StopSignals, progress: Progress) -> bool:
+        """Does the steps; returns whether the run was asked to stop."""
         run = self.run
         values: Mapping[str, float] = {}
-        logged, since, ended = run.step, time.monotonic(), False
-        while run.step < run.steps and not ended:
+        self._logged, self._since, asked = run.step, time.monotonic(), False
+        while run.step < run.steps and not asked:
             batch = next(batches, None)
             if batch is None:
-                run.stop(f"{_NO_DATA} after {run.step} steps")
-                ended = True
-            else:
-                values = self.engine.train(batch)
-                run.step += 1
-                self._check(values)
-                self.call("on_step", values)
-                ended = self._ends(signals)
-            last = ended or run.step == run.steps
-            if logged < run.step and (run.step % self.log_every == 0 or last):
-                now = time.monotonic()
-                rates = self.rates(run.step - logged, max(now - since, 1e-9))
-                logged, since = run.step, now
-                self._log(values, rates)
-                shown = {SHORT_NAMES[n]: v for n, v in rates.items() if n in SHORT_NAMES}
-                progress.update(0, **shown)
-            if batch is not None:
-                progress.update(1, **{n: v for n, v in values.items() if n != "learning_rate"})
+                run.stop(f"the data ended after {run.step} steps")
+                break
+            values = self.engine.train(batch)
+            run.step += 1
+            self._check(values)
+            self.call("on_step", values)
+            asked = self._asked_to_stop(signals)
+            last = asked or run.step == run.steps
+            if run.step % self.log_every == 0 or last:
+                self._log(values, progress)
+            progress.update(1, **{n: v for n, v in values.items() if n != "learning_rate"})
             if not last and self.eval_every and run.step % self.eval_every == 0:
-                since += self._evaluate()
-                ended = self._ends(signals)
-            if run.step % self.save_every == 0 and run.step < run.steps and not ended:
-                since += self._save()
+                self._evaluate(signals)
+                asked = self._asked_to_stop(signals)
+            if not last and not asked and run.step % self.save_every == 0:
+                self._save()
+        if self._logged < run.step:
+            self._log(values, progress)
+        return asked
 
-    def _ends(self, signals: Signals) -> bool:
-        """Returns whether the run ends after this step; several processes agree on one."""
+    def _asked_to_stop(self, signals: StopSignals) -> bool:
+        """Returns whether the run was asked to stop after this step; processes agree on one."""
         if signals.received is not None:
             self.run.stop(signals.name)
-        ends = self.engine.stops(self.run.step, bool(self.run.stopped))
-        if ends:
+        asked = self.engine.stops(self.run.step, bool(self.run.stopped))
+        if asked:
             self.run.stop("another process was asked to stop")
-        return ends
+        return asked
 
-    def _end(self) -> None:
-        """Evaluates at the end, unless something stopped the run, and saves."""
-        stopped = self.run.stopped
-        evaluated = bool(self.evaluations) and self.evaluations[-1]["step"] == self.run.step
-        if not evaluated and (not stopped or stopped.startswith(_NO_DATA)):
-            self._evaluate()
-        self._save()
-        self.engine.settle(self.run.step)
-        if self.run.directory is not None and not self.saves:
-            self.run.checkpoint = tf.train.latest_checkpoint(self.run.directory)
+    def _evaluate_at_the_end(self, signals: StopSignals) -> None:
+        """Evaluates, unless that was done after the last step."""
+        if not self.evaluations or self.evaluations[-1]["step"] != self.run.step:
+            self._evaluate(signals)
 
     def _check(self, values: Mapping[str, float]) -> None:
         loss = values.get("loss", 0.0)
@@ -172,42 +177,66 @@ class Loop:
             "value that is not a number; often a smaller learning rate or clip_norm helps"
         )
 
-    def _log(self, values: Mapping[str, float], rates: Mapping[str, float]) -> None:
+    def _log(self, values: Mapping[str, float], progress: Progress) -> None:
+        now = time.monotonic()
+        rates = self.rates(self.run.step - self._logged, max(now - self._since, 1e-9))
+        self._logged, self._since = self.run.step, now
+        shown = {SHORT_NAMES[n]: v for n, v in rates.items() if n in SHORT_NAMES}
+        progress.update(0, **shown)
         record = {**values, **rates}
         self.history.append({"step": self.run.step, **record})
         self.call("on_log", record)
 
-    def _evaluate(self) -> float:
-        """Evaluates if there are data for it; returns the seconds that it took."""
-        if self.eval_source is None:
-            return 0.0
+    @contextlib.contextmanager
+    def _not_timed(self) -> Iterator[None]:
+        """Leaves out what is done within from the time of steps."""
         start = time.monotonic()
+        yield
+        self._since += time.monotonic() - start
+
+    def _evaluate(self, signals: StopSignals) -> None:
+        """Evaluates if there are data for it.
+
+        A signal ends it without a result, if there is one process; several would have to agree.
+        """
+        if self.eval_source is None:
+            return
+        with self._not_timed():
+            values = self._evaluation(self.eval_source.once(), signals)
+            if self.alone and signals.received is not None:
+                return
+            if not values:
+                raise ValueError(
+                    "fit: eval_data gave no batch. An iterator can be read only once: give a "
+                    "function that returns it"
+                )
+            self.evaluations.append({"step": self.run.step, **values})
+            text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+            self.say(f"step {self.run.step}: evaluation: {text}")
+            self.call("on_evaluation", values)
+
+    def _evaluation(self, batches: Iterator[Batch], signals: StopSignals) -> dict[str, float]:
         stream = None if self.show else io.StringIO()
         with Progress(None, "evaluate", unit="batch", stream=stream, leave=False) as progress:
 
-            def counted(batches: Iterator[Batch]) -> Iterator[Batch]:
+            def counted() -> Iterator[Batch]:
                 for batch in batches:
+                    if self.alone and signals.received is not None:
+                        return
                     yield batch
                     progress.update()
 
-            values = self.engine.evaluate(counted(self.eval_source.once()))
-        if not values:
-            raise ValueError("fit: eval_data has no batches")
-        self.evaluations.append({"step": self.run.step, **values})
-        text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-        self.say(f"step {self.run.step}: evaluation: {text}")
-        self.call("on_evaluation", values)
-        return time.monotonic() - start
+            return self.engine.evaluate(counted())
 
-    def _save(self) -> float:
-        """Saves a checkpoint if there is a directory; returns the seconds that it took."""
-        if self.run.directory is None or not self.saves:
-            return 0.0
-        start = time.monotonic()
-        tf.gfile.MakeDirs(self.run.directory)
-        self.run.checkpoint = self.engine.save(self.run.directory, self.run.step)
-        self.call("on_checkpoint", self.run.checkpoint)
-        return time.monotonic() - start
+    def _save(self) -> None:
+        """Saves a checkpoint of a new step, if there is a directory."""
+        if self.run.directory is None or not self.saves or self._saved == self.run.step:
+            return
+        with self._not_timed():
+            tf.gfile.MakeDirs(self.run.directory)
+            self.run.checkpoint = self.engine.save(self.run.directory, self.run.step)
+            self._saved = self.run.step
+            self.call("on_checkpoint", self.run.checkpoint)
 
     def _how_to_go_on(self, name: str) -> str:
         run = self.run

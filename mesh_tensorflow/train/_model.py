@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
@@ -51,7 +52,7 @@ class Model:
       learning_rate: a number or a function of the step that the optimizer's function is given.
       clip_norm: the largest norm of all gradients together, or None.
       microbatches: the number of parts of a batch that are computed one after the other.
-      average: moving averages of the weights, or None.
+      average: moving averages of the weights, or their decay; or None.
       precision: the precision of activations and variables, or None.
     """
 
@@ -60,7 +61,7 @@ class Model:
     learning_rate: Any = None
     clip_norm: Optional[float] = None
     microbatches: int = 1
-    average: Optional[ExponentialMovingAverage] = None
+    average: Union[float, ExponentialMovingAverage, None] = None
     precision: Union[str, mtf.Precision, None] = None
 
     def build(
@@ -89,8 +90,11 @@ class Model:
         extra: dict[str, Any] = {}
         updates: list[mtf.Operation] = []
         averages: dict[str, str] = {}
-        setting = "float32" if self.precision is None else self.precision
-        with counted_steps(before), keys_by_step(before), mtf.precision(setting):
+        # Without a precision, that of a context around fit is in force.
+        chosen = (
+            contextlib.nullcontext() if self.precision is None else mtf.precision(self.precision)
+        )
+        with counted_steps(before), keys_by_step(before), chosen:
             graph = mtf.Graph()
             mesh = mtf.Mesh(graph, "mesh")
             arguments = features.imported(mesh, tensors)
@@ -100,8 +104,9 @@ class Model:
                 with mtf.precision("float32"):  # learning rates and slots are no activations
                     updates, extra = self._updates(grads, variables, before)
                     if self.average is not None:
-                        averages = {v.name: self.average.average_name(v) for v in variables}
-                        updates = updates + self.average.apply(variables, after=updates)
+                        average = _average_of(self.average)
+                        averages = {v.name: average.average_name(v) for v in variables}
+                        updates = updates + average.apply(variables, after=updates)
             else:
                 outputs = self._outputs(features, mesh, arguments, training)
             lowering = mtf.Lowering(graph, {mesh: make_impl()})
@@ -109,17 +114,17 @@ class Model:
             f"{name}/0": lowering.export_to_tf_tensor(x) if isinstance(x, mtf.Tensor) else x
             for name, x in extra.items()
         }
-        given: dict[str, Any] = dict(extra)
+        gives: dict[str, Any] = dict(extra)
         for name, output in outputs.items():
             for i, part in enumerate(output.parts):
-                given[f"{name}/{i}"] = lowering.export_to_tf_tensor(part)
+                gives[f"{name}/{i}"] = lowering.export_to_tf_tensor(part)
         after = before
         if training:
             done = [lowering.lowered_operation(op) for op in updates]
-            with tf.control_dependencies([*done, *given.values()]):
+            with tf.control_dependencies([*done, *gives.values()]):
                 after = tf.identity(step.assign_add(1))
         afters = {name: output.after for name, output in outputs.items()}
-        return Lowered(graph, lowering, afters, averages), {**given, "step": after}
+        return Lowered(graph, lowering, afters, averages), {**gives, "step": after}
 
     def _outputs(
         self, features: Features, mesh: mtf.Mesh, arguments: tuple, training: bool
@@ -190,6 +195,13 @@ class Model:
                 f"fit: optimizer should return an mtf.optimize.Optimizer, but returned {made!r}"
             )
         return made, extra
+
+
+def _average_of(
+    average: Union[float, ExponentialMovingAverage],
+) -> ExponentialMovingAverage:
+    is_number = isinstance(average, (int, float))
+    return ExponentialMovingAverage(average) if is_number else average  # type: ignore
 
 
 def _check_variables(graph: mtf.Graph) -> None:

@@ -82,6 +82,15 @@ class Placing:
         axis = self.rules.tensor_dimension_to_mesh_axis(batch_dim, self.shape)
         return 1 if axis is None else self.shape[axis].size
 
+    def whole(self, batch_dim: mtf.Dimension) -> Placing:
+        """Returns the same mesh, with a layout that does not split the batch dimension.
+
+        Args:
+          batch_dim: the dimension of the batch.
+        """
+        pairs = [pair for pair in self.rules.pairs if pair[0] != batch_dim.name]
+        return dataclasses.replace(self, rules=LayoutRules(pairs))
+
     def part(self, batch_dim: mtf.Dimension) -> Part:
         """Returns the rows of each batch that this process reads: those of its processors.
 
@@ -120,6 +129,11 @@ def placing_of(
       TypeError: `mesh_impl` is no mesh implementation.
     """
     if mesh_impl is not None:
+        if mesh_shape != "all:1" or layout != "" or devices is not None or simd:
+            raise ValueError(
+                "fit: mesh_impl is given besides mesh_shape, layout, devices or simd, which it "
+                "takes the place of: leave them out"
+            )
         if isinstance(mesh_impl, SimdMeshImpl):
             raise ValueError(
                 "fit: a SimdMeshImpl belongs to one program: give fit(mesh_shape=..., layout=..., "

@@ -47,6 +47,7 @@ class Result:
         return [record["loss"] for record in self.history if "loss" in record]
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{n}={v:.4g}" for n, v in self.final.items() if n != "step")
-        stopped = f", stopped={self.stopped!r}" if self.stopped else ""
-        return f"Result(step={self.step}, {values}, checkpoint={self.checkpoint!r}{stopped})"
+        values = [f"{n}={v:.4g}" for n, v in self.final.items() if n != "step"]
+        stopped = [f"stopped={self.stopped!r}"] if self.stopped else []
+        parts = [f"step={self.step}", *values, f"checkpoint={self.checkpoint!r}", *stopped]
+        return f"Result({', '.join(parts)})"

@@ -183,7 +183,8 @@ def _traced(fn: Callable[..., Any]) -> Any:
 
 def _list_checkpoints(directory: str, paths: list[str]) -> None:
     """Writes the file that lists the checkpoints of a directory, the latest last."""
-    state = tf.train.generate_checkpoint_state_proto(directory, paths[-1], paths)
+    names = [os.path.basename(path) for path in paths]  # so that the directory can be moved
+    state = tf.train.generate_checkpoint_state_proto(os.path.abspath(directory), names[-1], names)
     written = os.path.join(directory, "checkpoint.new")
     with tf.gfile.GFile(written, "w") as file:
         file.write(text_format.MessageToString(state))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any, Optional
@@ -142,13 +144,15 @@ class EarlyStopping(Callback):
         self.metric, self.patience, self.min_delta, self.mode = metric, patience, min_delta, mode
         self.best: Optional[float] = None
         self.waited = 0
+        self._judged: list[tuple[int, float]] = []  # the step and the value of each evaluation
 
     def on_begin(self, run: Run) -> None:
-        """Begins anew, or goes on from what the evaluations before a checkpoint have shown."""
-        kept = _read_json(_state_path(run))
-        self.best, self.waited = kept.get("best"), kept.get("waited", 0)
-        if kept.get("step", 0) > run.step:
-            self.best, self.waited = None, 0
+        """Begins anew, or goes on from what the evaluations of a resumed run have shown."""
+        self.best, self.waited, self._judged = None, 0, []
+        known = _read_json(_state_path(run)).get(self._key, []) if run.step else []
+        for step, value in known:
+            if step <= run.step:  # the others came after the checkpoint
+                self._judge(run, step, value)
 
     def on_evaluation(self, run: Run, values: Mapping[str, float]) -> None:
         """Stops the run if the metric has not improved for `patience` evaluations."""
@@ -157,20 +161,31 @@ class EarlyStopping(Callback):
                 f"EarlyStopping: an evaluation has no {self.metric!r}, only "
                 f"{', '.join(values) or 'nothing'}"
             )
-        value = values[self.metric]
+        if run.step >= run.steps and (run.step, values[self.metric]) in self._judged:
+            return  # a finished run is evaluated again
+        self._judge(run, run.step, values[self.metric])
+        path = _state_path(run)
+        if path is not None:
+            tf.gfile.MakeDirs(os.path.dirname(path))
+            _write_whole(path, json.dumps({**_read_json(path), self._key: self._judged}))
+
+    @property
+    def _key(self) -> str:
+        """The name of its values in a file that it may share with others."""
+        return f"{self.mode} {self.metric}"
+
+    def _judge(self, run: Run, step: int, value: float) -> None:
+        self._judged.append((step, value))
         sign = 1 if self.mode == "min" else -1
-        if self.best is None or sign * (self.best - value) > self.min_delta:
+        is_first = self.best is None and not math.isnan(value)
+        if is_first or (self.best is not None and sign * (self.best - value) > self.min_delta):
             self.best, self.waited = value, 0
         else:
             self.waited += 1
         if self.waited >= self.patience:
             times = "1 evaluation" if self.patience == 1 else f"{self.patience} evaluations"
-            run.stop(f"{self.metric} has not improved on {self.best:.4g} for {times}")
-
-    def on_checkpoint(self, run: Run, path: str) -> None:
-        """Keeps what a resumed run has to know."""
-        state = {"step": run.step, "best": self.best, "waited": self.waited}
-        _write_json(_state_path(run), state)
+            on = "" if self.best is None else f" on {self.best:.4g}"
+            run.stop(f"{self.metric} has not improved{on} for {times}")
 
 
 def _state_path(run: Run) -> Optional[str]:
@@ -178,17 +193,17 @@ def _state_path(run: Run) -> Optional[str]:
 
 
 def _read_json(path: Optional[str]) -> dict[str, Any]:
-    if path is None or not os.path.exists(path):
+    if path is None or not tf.gfile.Exists(path):
         return {}
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
+    with tf.gfile.GFile(path) as file:
+        return json.loads(file.read())
 
 
-def _write_json(path: Optional[str], state: Mapping[str, Any]) -> None:
-    if path is not None:
-        with open(path + ".new", "w", encoding="utf-8") as file:
-            json.dump(state, file)
-        os.replace(path + ".new", path)
+def _write_whole(path: str, text: str) -> None:
+    """Writes a file that a process which is killed leaves as it was before, or whole."""
+    with tf.gfile.GFile(path + ".new", "w") as file:
+        file.write(text)
+    tf.gfile.Rename(path + ".new", path, overwrite=True)
 
 
 class TensorBoard(Callback):
@@ -253,15 +268,17 @@ class _FileLog(Callback):
           path: the path of the file; if None, one in the directory of the run's logs.
         """
         self.path = path
-        self._records: list[dict[str, Any]] = []
+        self._open = ""
 
     def on_begin(self, run: Run) -> None:
         """Opens the file, and leaves out records after the step that the run goes on from."""
-        self.path = self.path or os.path.join(run.logdir or run.directory or "", self._name)
-        os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
-        kept = self._read() if run.step and os.path.exists(self.path) else []
-        self._records = [record for record in kept if int(record["step"]) <= run.step]
-        self._write_all()
+        self._open = self.path or os.path.join(run.logdir or run.directory or "", self._name)
+        os.makedirs(os.path.dirname(self._open) or ".", exist_ok=True)
+        kept = self._read() if run.step and os.path.exists(self._open) else []
+        kept = [record for record in kept if int(record["step"]) <= run.step]
+        if run.step >= run.steps:  # a finished run is only evaluated again
+            kept = [r for r in kept if int(r["step"]) < run.step or not _is_eval(r)]
+        self._begin(kept)
 
     def on_log(self, run: Run, values: Mapping[str, float]) -> None:
         """Adds a record."""
@@ -271,14 +288,22 @@ class _FileLog(Callback):
         """Adds a record, whose names begin with "eval_"."""
         self._add({"step": run.step, **{f"eval_{n}": v for n, v in values.items()}})
 
+    def _append(self, text: str) -> None:
+        with open(self._open, "a", encoding="utf-8", newline="") as file:
+            file.write(text)
+
+    def _begin(self, records: list[dict[str, Any]]) -> None:
+        raise NotImplementedError
+
     def _add(self, record: dict[str, Any]) -> None:
         raise NotImplementedError
 
     def _read(self) -> list[dict[str, Any]]:
         raise NotImplementedError
 
-    def _write_all(self) -> None:
-        raise NotImplementedError
+
+def _is_eval(record: Mapping[str, Any]) -> bool:
+    return any(name.startswith("eval_") for name in record)
 
 
 class JsonLinesLog(_FileLog):
@@ -290,21 +315,16 @@ class JsonLinesLog(_FileLog):
 
     _name = "log.jsonl"
 
+    def _begin(self, records: list[dict[str, Any]]) -> None:
+        _write_whole(self._open, "".join(json.dumps(record) + "\n" for record in records))
+
     def _add(self, record: dict[str, Any]) -> None:
-        assert self.path is not None
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        self._append(json.dumps(record) + "\n")
 
     def _read(self) -> list[dict[str, Any]]:
-        assert self.path is not None
-        with open(self.path, encoding="utf-8") as file:
+        with open(self._open, encoding="utf-8") as file:
             # A process that was killed may have left half a line.
             return [json.loads(line) for line in file if line.endswith("}\n")]
-
-    def _write_all(self) -> None:
-        assert self.path is not None
-        with open(self.path, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(record) + "\n" for record in self._records)
 
 
 class CsvLog(_FileLog):
@@ -316,28 +336,37 @@ class CsvLog(_FileLog):
 
     _name = "log.csv"
 
-    def _add(self, record: dict[str, Any]) -> None:
-        assert self.path is not None
-        columns = self._columns()
-        self._records.append(record)
-        if set(record) <= set(columns):
-            with open(self.path, "a", encoding="utf-8", newline="") as file:
-                csv.DictWriter(file, columns).writerow(record)
-        else:
-            self._write_all()
+    def __init__(self, path: Optional[str] = None):
+        """Creates the callback.
 
-    def _columns(self) -> list[str]:
-        return list(dict.fromkeys(name for record in self._records for name in record))
+        Args:
+          path: the path of the file; if None, one in the directory of the run's logs.
+        """
+        super().__init__(path)
+        self._records: list[dict[str, Any]] = []
+        self._columns: dict[str, None] = {}
+
+    def _begin(self, records: list[dict[str, Any]]) -> None:
+        self._records = records
+        self._columns = dict.fromkeys(name for record in records for name in record)
+        _write_whole(self._open, self._text(records, header=True))
+
+    def _add(self, record: dict[str, Any]) -> None:
+        self._records.append(record)
+        if record.keys() <= self._columns.keys():
+            self._append(self._text([record], header=False))
+        else:
+            self._begin(self._records)
+
+    def _text(self, records: list[dict[str, Any]], header: bool) -> str:
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, list(self._columns))
+        if header:
+            writer.writeheader()
+        writer.writerows(records)
+        return text.getvalue()
 
     def _read(self) -> list[dict[str, Any]]:
-        assert self.path is not None
-        with open(self.path, encoding="utf-8", newline="") as file:
+        with open(self._open, encoding="utf-8", newline="") as file:
             rows = [dict(row) for row in csv.DictReader(file)]
         return [{n: v for n, v in row.items() if n and v} for row in rows if row.get("step")]
-
-    def _write_all(self) -> None:
-        assert self.path is not None
-        with open(self.path, "w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, self._columns())
-            writer.writeheader()
-            writer.writerows(self._records)

@@ -49,10 +49,12 @@ def test_order(tmp_path):
         ("evaluation", 2),
         ("checkpoint", 2),
         ("step", 3),
-        ("evaluation", 3),
         ("checkpoint", 3),
+        ("evaluation", 3),
         ("end", 3),
     ]
+    again = events(3, eval_data=SMALL, directory=str(tmp_path))
+    assert again == [("begin", 3), ("evaluation", 3), ("end", 3)]
 
 
 def test_on_end_is_called_after_an_error():
@@ -104,12 +106,51 @@ def test_a_run_that_stops_early_saves_and_says_why(tmp_path, capsys):
     assert "stopped at step 6 of 50: loss has not improved" in capsys.readouterr().err
 
 
+def test_a_callback_that_stops_the_run_before_its_first_step():
+    class Stopping(Events):
+        def on_begin(self, run):
+            run.stop("at once")
+
+    callback = Stopping()
+    result = linear.fit(3, callbacks=[callback])
+    assert repr(result) == "Result(step=0, checkpoint=None, stopped='at once')"
+    assert callback.seen == [("end", 0)]
+
+
+def judged(directory, values, **arguments):
+    """Returns early stopping after some evaluations of a run, which goes on if there was one."""
+    callback = mtf.train.EarlyStopping("loss", **arguments)
+    run = mtf.train.Run(100, str(directory), None)
+    first, *rest = sorted(values)
+    run.step = first - 1
+    callback.on_begin(run)
+    for run.step in (first, *rest):
+        callback.on_evaluation(run, {"loss": values[run.step]})
+    return callback, run.stopped
+
+
+def test_early_stopping_of_resumed_runs(tmp_path):
+    """Several share a file; what was evaluated after the checkpoint does not count."""
+    nan = float("nan")
+    low, _ = judged(tmp_path, {1: nan, 2: 5.0, 3: 6.0, 4: 1.0})
+    high, _ = judged(tmp_path, {1: 7.0, 2: 6.0}, mode="max", patience=9)
+    assert (low.best, low.waited, high.best, high.waited) == (1.0, 0, 7.0, 1)
+    low, stopped = judged(tmp_path, {4: 5.5})
+    assert (low.best, low.waited, stopped) == (5.0, 2, None)
+    low, stopped = judged(tmp_path, {5: 7.0})
+    assert (low.best, stopped) == (5.0, "loss has not improved on 5 for 3 evaluations")
+    high, _ = judged(tmp_path, {3: 6.5}, mode="max", patience=9)
+    assert (high.best, high.waited) == (7.0, 2)
+    _, stopped = judged(tmp_path / "other", {1: nan, 2: nan}, patience=2)
+    assert stopped == "loss has not improved for 2 evaluations"
+
+
 def test_files_of_logs(tmp_path):
     """A resumed run goes on with them, and leaves out what the checkpoint does not have."""
     arguments = {"directory": str(tmp_path), "eval_data": SMALL, "eval_every": 2}
 
     def run(steps):
-        logs = [mtf.train.CsvLog(), mtf.train.JsonLinesLog()]
+        logs = [mtf.train.CsvLog(), mtf.train.JsonLinesLog(), mtf.train.TensorBoard()]
         return linear.fit(steps, callbacks=logs, logdir=str(tmp_path / "logs"), **arguments)
 
     run(3)
@@ -125,10 +166,12 @@ def test_files_of_logs(tmp_path):
         rows = list(csv.DictReader(file))
     assert [(int(row["step"]), bool(row["eval_loss"])) for row in rows] == expected
     assert float(rows[-1]["eval_loss"]) == result.evaluations[-1]["loss"]
+    run(5)  # is evaluated again, and notes it once
+    assert len(path.read_text().splitlines()) == len(expected)
     events = {"train": [], "eval": []}
     for part, found in events.items():
         for file in sorted((tmp_path / "logs" / part).glob("events*")):
             for event in tf.train.summary_iterator(str(file)):
                 found += [(event.step, v.tag) for v in event.summary.value if v.tag == "loss"]
     assert events["train"] == [(step, "loss") for step in (1, 2, 3, 4, 5)]
-    assert events["eval"] == [(step, "loss") for step in (2, 3, 4, 5)]
+    assert events["eval"] == [(step, "loss") for step in (2, 3, 4, 5, 5)]

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow.train._input.data import Part, source_of
+from mesh_tensorflow.train._input.data import Dataset, Part, source_of
 from mesh_tensorflow.train._input.features import Features
 
 ROWS = 10
@@ -100,6 +100,24 @@ def test_hugging_face(tmp_path):
     assert take(source_of(data, FEATURES, shuffle=True, seed=1), 4) == expected
     data.save_to_disk(str(tmp_path / "data"))
     assert take(source_of(str(tmp_path / "data"), FEATURES, shuffle=True, seed=1), 4) == expected
+
+
+def test_a_function_that_returns_an_iterator_is_called_for_each_pass():
+    def rows():
+        yield from examples()[:8]
+
+    source = source_of(rows, FEATURES)
+    expected = [X[i : i + 4].tolist() for i in (0, 4, 0)]
+    assert [batch[0] for batch in take(source, 3)] == expected
+    assert [len(list(source.once())) for _ in range(2)] == [2, 2]
+
+
+def test_datasets_of_eager_code_are_read_by_tf_data():
+    dataset = tf2.data.Dataset.from_tensor_slices({"x": X, "y": Y})
+    assert isinstance(source_of(dataset, FEATURES), Dataset)
+    pairs = tf2.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    pair = Features.of_dims(("batch:4,d:3", "batch:4"))
+    assert take(source_of(pairs, pair), 1, start=3) == [[X[4:8].tolist(), Y[4:8].tolist()]]
 
 
 def test_without_hugging_face(tmp_path):

@@ -35,8 +35,7 @@ def test_meshes_give_the_same_numbers(place, alone):
 
 
 def test_a_mesh_implementation_that_is_given(alone):
-    impl = mtf.placement_mesh_impl.PlacementMeshImpl("rows:2", "batch:rows", ["cpu:0"] * 2)
-    np.testing.assert_allclose(linear.fit(4, mesh_impl=impl).losses, alone.losses, rtol=1e-5)
+    np.testing.assert_allclose(linear.fit(4, mesh_impl=IMPL).losses, alone.losses, rtol=1e-5)
 
 
 def test_evaluation_counts_every_row_once(alone):
@@ -47,6 +46,14 @@ def test_evaluation_counts_every_row_once(alone):
     np.testing.assert_allclose(alone.evaluations[-1]["error"], expected, rtol=1e-5)
     np.testing.assert_allclose(alone.evaluations[-1]["loss"], expected, rtol=1e-5)
     assert alone.final["eval_loss"] == alone.evaluations[-1]["loss"]
+
+
+@pytest.mark.parametrize("simd", [False, True])
+def test_rows_that_the_layout_does_not_split_equally_are_evaluated(simd):
+    result = linear.fit(1, eval_data=UNEVEN, mesh_shape="rows:4", layout="batch:rows", simd=simd)
+    kernel, bias = (result.variables[f"linear/{name}"] for name in ("kernel", "bias"))
+    expected = np.mean(np.square(UNEVEN["x"] @ kernel + bias - UNEVEN["y"]))
+    assert result.final["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_sums_and_weights_over_batches():
@@ -102,8 +109,14 @@ def test_resume_is_exact(tmp_path):
         assert part.losses == whole.losses[first - 1 : steps]
     for name, value in whole.variables.items():
         np.testing.assert_array_equal(part.variables[name], value)
-    again = linear.fit(7, directory=str(tmp_path))
-    assert again.history == [] and again.step == 7
+    few = [{name: array[:4] for name, array in linear.DATA.items()}]
+    moved = tmp_path.rename(tmp_path.with_name("moved"))
+    again = linear.fit(7, iter(few), directory=str(moved), eval_data=linear.DATA)
+    assert again.history == [] and again.step == 7 and len(again.evaluations) == 1
+    for file in moved.glob("model.ckpt-7.*"):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"model\.ckpt-7, whose files are missing.*resume=False"):
+        linear.fit(8, directory=str(moved))
 
 
 def test_resume_in_another_layout(tmp_path, alone):
@@ -214,6 +227,19 @@ def test_precision():
     assert result.losses != plain.losses
 
 
+def test_a_precision_around_the_call():
+    seen = []
+
+    def model_fn(mesh, features):
+        seen.append(features["x"].dtype)
+        return linear.model_fn(mesh, features, False)["loss"]
+
+    with mtf.precision("mixed_bfloat16"):
+        linear.fit(1, model_fn=model_fn)
+        linear.fit(1, model_fn=model_fn, precision="float32")
+    assert seen == [tf.bfloat16, tf.float32]
+
+
 def test_what_is_said(tmp_path, capsys):
     """At the start: mesh, layout, parameters, memory, communication, places; then few lines."""
     linear.fit(2, progress=True, directory=str(tmp_path), eval_data=linear.DATA, **PLACES["both"])
@@ -227,7 +253,8 @@ def test_what_is_said(tmp_path, capsys):
         f"checkpoints     {tmp_path}",
     ):
         assert words in said, said
-    assert "step 2: evaluation: loss " in said and lines[-1].startswith("train: 2/2 steps in")
+    assert lines[-2].startswith("train: 2/2 steps in")
+    assert lines[-1].startswith("step 2: evaluation: loss ")
     assert len(lines) < 20, said
 
 
@@ -290,13 +317,30 @@ def test_the_data_end():
         model_fn=lambda mesh, x, y: linear.model_fn(mesh, {"x": x, "y": y}, True),
     )
     assert result.step == 2 and result.stopped == "the data ended after 2 steps"
+    assert [record["step"] for record in result.history] == [1, 2]
+
+
+def test_batches_of_two_sizes_without_dimensions():
+    def model_fn(mesh, x):
+        x = mtf.import_tf_tensor(mesh, x, mtf.Shape([("batch", x.shape[0]), linear.IN]))
+        return mtf.reduce_mean(mtf.layers.dense(x, [linear.OUT], reduced_dims=[linear.IN]))
+
+    batches = [linear.DATA["x"][:4], linear.DATA["x"][4:7]]
+    with pytest.raises(ValueError, match=r"shape \[3, 6\], but the first one had \[4, 6\]"):
+        linear.fit(3, batches, dims=None, model_fn=model_fn)
 
 
 def _fit_with(**arguments):
     return lambda: linear.fit(1, **arguments)
 
 
-SCALAR = mtf.Shape([])
+def _elsewhere(mesh, features):
+    with tf.variable_scope("other"):
+        return linear.model_fn(mesh, features, False)
+
+
+UNEVEN = {name: array[:7] for name, array in linear.DATA.items()}
+IMPL = mtf.placement_mesh_impl.PlacementMeshImpl("rows:2", "batch:rows", ["cpu:0"] * 2)
 ERRORS = {
     "steps": (lambda: linear.fit(0), "steps should be an integer of at least 1, but is 0"),
     "names": (
@@ -335,12 +379,29 @@ ERRORS = {
     "microbatches": (_fit_with(microbatches=3), "batch=4 is not divisible by num_microbatches=3"),
     "mesh_impl": (_fit_with(mesh_impl="all:1"), "mesh_impl should be a mesh implementation"),
     "rows": (
-        _fit_with(
-            eval_data={n: a[:7] for n, a in linear.DATA.items()},
-            mesh_shape="rows:2",
-            layout="batch:rows",
-        ),
-        "the last batch of eval_data has 3 rows, which the layout splits into 2 parts",
+        _fit_with(eval_data=UNEVEN, mesh_impl=IMPL),
+        "the last batch of eval_data has 3 rows, which the layout of mesh_impl does not split",
+    ),
+    "two meshes": (
+        _fit_with(mesh_impl=IMPL, simd=True),
+        "mesh_impl is given besides mesh_shape, layout, devices or simd",
+    ),
+    "eval_every": (_fit_with(eval_every=0), "eval_every should be an integer of at least 1"),
+    "unused": (
+        _fit_with(optimizer=None, clip_norm=1.0, layout="batch:rows"),
+        "clip_norm, layout would have no effect here: it is something that only a model function",
+    ),
+    "store": (
+        _fit_with(store=mtf.VariableStore()),
+        "store would have no effect here: it is something that only a step function",
+    ),
+    "eval_fn": (
+        _fit_with(eval_data=linear.DATA, eval_fn=_elsewhere),
+        "eval_fn has the variables other/linear/bias, other/linear/kernel, which the model does",
+    ),
+    "eval_data": (
+        _fit_with(eval_data=iter([])),
+        "eval_data gave no batch. An iterator can be read only once",
     ),
     "dtype": (
         _fit_with(data={**linear.DATA, "y": np.array([["a", "b"]] * 12)}),

@@ -67,3 +67,38 @@ def test_a_killed_run_loses_the_steps_since_its_last_checkpoint(tmp_path):
     assert last % 2 == 0 and steps - last <= 2
     rest = linear.fit(last + 3, directory=training.directory)
     assert rest.losses == linear.fit(last + 3).losses[last:]
+
+
+def interrupted_evaluation(directory, signals):
+    """Sends signals while the first batch of the first evaluation is read; returns the batches."""
+    read = []
+
+    def batches():
+        for i in (0, 4, 8):
+            read.append(i)
+            for _ in range(signals):
+                signal.raise_signal(signal.SIGINT)
+            yield {name: array[i : i + 4] for name, array in linear.DATA.items()}
+
+    with pytest.raises(KeyboardInterrupt) as e:
+        linear.fit(9, eval_data=batches, eval_every=2, directory=str(directory))
+    return read, str(e.value)
+
+
+def test_a_signal_ends_an_evaluation(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    read, text = interrupted_evaluation(tmp_path, signals=1)
+    assert (read, text) == ([0], "training stopped at step 2 of 9")
+    assert last_step(tmp_path) == 2 and signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_signal_ends_at_once(tmp_path):
+    read, text = interrupted_evaluation(tmp_path, signals=2)
+    assert (read, text) == ([0], "stopped at once by a second SIGINT")
+    assert tf.train.latest_checkpoint(str(tmp_path)) is None
+
+
+def test_a_failed_evaluation_at_the_end_loses_no_step(tmp_path):
+    with pytest.raises(ValueError, match="eval_data gave no batch"):
+        linear.fit(3, eval_data=iter([]), directory=str(tmp_path))
+    assert last_step(tmp_path) == 3

@@ -20,7 +20,7 @@ def test_two_processes(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads((tmp_path / f"out.{i}").read_text()) for i in range(2)]
-    alone = linear.fit(5, eval_data=linear.DATA, eval_every=2)
+    alone = linear.fit(5, eval_data=several.EVALUATION, eval_every=2)
     for record in found:
         np.testing.assert_allclose(record["losses"], alone.losses, rtol=1e-5)
         expected = [e["loss"] for e in alone.evaluations]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.slices.random_values import keys_by_step
+from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching.node_names import told_to_user
 from mesh_tensorflow.checkpoint import Saver, check_checkpoint
 from mesh_tensorflow.estimator._cluster.run_cluster import in_cluster, session_creator_for
-from mesh_tensorflow.estimator._cluster.signals import StopSignals
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator._running.checkpoints import WarmStartSettings, warm_start
 from mesh_tensorflow.estimator._running.hooks import (
@@ -68,7 +69,8 @@ def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -
       KeyboardInterrupt: SIGINT was received.
     """
     config = model.config
-    with tf.Graph().as_default() as graph, StopSignals() as signals, tf.device(device_fn(config)):
+    signals = StopSignals(_say_that_it_stops)
+    with tf.Graph().as_default() as graph, signals, tf.device(device_fn(config)):
         tf.set_random_seed(config.effective_seed)
         global_step = make_global_step(graph)
         inputs = model.inputs(input_fn, ModeKeys.TRAIN)
@@ -88,8 +90,19 @@ def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -
         finally:
             progress.close(stopped=True)  # no more than an end that came before
         saved = tf.train.latest_checkpoint(model.model_dir)
-        signals.raise_if_received(number, saved)
+        if signals.received is not None:
+            kept = f"the latest checkpoint is {saved}" if saved else "nothing was saved"
+            text = f"training stopped by {signals.received.name} after step {number}; {kept}"
+            tf.logging.warning("%s", text)
+            raise signals.error(text)
     return loss
+
+
+def _say_that_it_stops(number: signal.Signals) -> None:
+    tf.logging.warning(
+        "%s: training stops after this step and saves. A second signal stops it at once.",
+        number.name,
+    )
 
 
 def device_fn(config: RunConfig) -> Optional[Callable[[tf.Operation], str]]:

@@ -14,13 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.train._input.features import Features, as_array
 
-__all__ = ["Part", "Source", "opened", "source_of"]
+__all__ = ["AnyDataset", "Batch", "Part", "Source", "opened", "source_of"]
 
 Batch = list[np.ndarray]
+# The class of tf.data in tensorflow.compat.v1 is a subclass of this one.
+AnyDataset = tf2.data.Dataset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,16 +219,20 @@ class Dataset(Source):
             # Shards have every n-th example, so that a batch has the same examples in all.
             dataset = dataset.shard(self._part.count, self._part.index)
             dataset = dataset.batch(size // self._part.count, drop_remainder=True)
+        elif self._features.shapes is not None:
+            dataset = dataset.filter(self._is_whole)  # before batches are counted
         if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
             dataset = dataset.repeat()
         for item in self._iterate(dataset.skip(start).prefetch(2)):
             batch = self._arrays(item)
-            if size is None and self._features.shapes is not None:
-                if len(batch[0]) < self._size:
-                    continue  # the last one of an epoch
-                if self._part.count > 1:
-                    batch = [array[self._part.rows(self._size)] for array in batch]
+            if size is None and self._part.count > 1:
+                batch = [array[self._part.rows(len(array))] for array in batch]
             yield self._part.whole(batch, size or self._part.count * len(batch[0]))
+
+    def _is_whole(self, *item: Any) -> tf.Tensor:
+        """Returns whether a batch is not a smaller one, as the last one of an epoch may be."""
+        first = self._features.values(item if len(item) > 1 else item[0])[0]
+        return tf.shape(first)[0] >= self._size
 
     def once(self) -> Iterator[Batch]:
         """Yields all rows once; the last batch may be smaller."""
@@ -270,7 +277,7 @@ def source_of(
       TypeError: the data are of no known kind.
     """
     data = opened(data)
-    if isinstance(data, tf.data.Dataset):
+    if isinstance(data, AnyDataset):
         return Dataset(features, part, data)
     if _is_hugging_face(data):
         rows = data.with_format("numpy")
@@ -299,10 +306,21 @@ def source_of(
     )
 
 
+class _Again:
+    """An iterable that calls a function for a new iterator each time that it is read."""
+
+    def __init__(self, function: Callable[[], Iterator[Any]], first: Iterator[Any]):
+        self._function, self._first = function, [first]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._first.pop() if self._first else self._function()
+
+
 def opened(data: Any) -> Any:
     """Returns the data that a function without arguments or a path stands for."""
     if callable(data) and not isinstance(data, Iterable):
-        data = data()
+        made = data()
+        data = _Again(data, made) if isinstance(made, Iterator) else made
     if isinstance(data, (str, os.PathLike)):
         return _from_disk(os.fspath(data))
     return data

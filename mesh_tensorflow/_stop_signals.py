@@ -1,0 +1,96 @@
+"""Ctrl-C and SIGTERM: training ends after the step, and saves."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Optional
+
+__all__ = ["StopSignals", "StoppedBySignal"]
+
+# What the user did or sent.
+_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
+
+class StoppedBySignal(SystemExit):
+    """Ends the program with an exit code and a message."""
+
+    def __init__(self, code: int, text: str) -> None:
+        """Creates a StoppedBySignal.
+
+        Args:
+          code: the exit code.
+          text: the message.
+        """
+        super().__init__(code)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class StopSignals:
+    """A context that notes SIGTERM and SIGINT instead of letting them end the process.
+
+    A second signal ends the process at once. Outside of the main thread, where Python handles no
+    signals, the context does nothing; nor for a signal whose handler is not Python's, which could
+    not be put back.
+
+    Attributes:
+      received: the first signal, or None.
+    """
+
+    def __init__(self, noted: Optional[Callable[[signal.Signals], None]] = None) -> None:
+        """Creates a StopSignals.
+
+        Args:
+          noted: is called with the first signal; or None.
+        """
+        self.received: Optional[signal.Signals] = None
+        self._noted = noted
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in _NAMES:
+                if signal.getsignal(number) is not None:
+                    self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    def _note(self, number: int, frame: Optional[FrameType]) -> None:
+        given = signal.Signals(number)
+        if self.received is not None:
+            raise _error(given, f"stopped at once by a second {given.name}")
+        self.received = given
+        if self._noted is not None:
+            self._noted(given)
+
+    @property
+    def name(self) -> str:
+        """What the user did or sent, such as "Ctrl-C"; empty if there was nothing."""
+        return "" if self.received is None else _NAMES[self.received]
+
+    def error(self, text: str) -> BaseException:
+        """Returns the exception that ends the program for the signal that was received.
+
+        Args:
+          text: its message.
+
+        Returns:
+          a KeyboardInterrupt for SIGINT; a SystemExit with the exit code 143 for SIGTERM.
+        """
+        assert self.received is not None
+        return _error(self.received, text)
+
+
+def _error(number: signal.Signals, text: str) -> BaseException:
+    if number == signal.SIGINT:
+        return KeyboardInterrupt(text)
+    return StoppedBySignal(128 + number, text)
