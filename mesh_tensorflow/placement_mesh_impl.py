@@ -245,11 +245,15 @@ class PlacementMeshImpl(MeshImpl):
         self, x: PlacedTensor, mesh_axes: Sequence[int], reduction_fn_string: str
     ) -> PlacedTensor:
         """Reduces slices over groups of processors; see MeshImpl."""
-        x = self._own(x)
+        slices = self._own(x).tensor_list
         mesh_axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
-        if not mesh_axes:
-            return x
-        return PlacedTensor(self._reducer.allreduce(x.tensor_list, mesh_axes, reduction_fn_string))
+        return PlacedTensor(self._reducer.allreduce(slices, mesh_axes, reduction_fn_string))
+
+    @named_collective
+    def reduce_scatter(self, x: PlacedTensor, mesh_axis: int, split_axis: int) -> PlacedTensor:
+        """Sums slices over the processors along a mesh axis, and splits the sum; see MeshImpl."""
+        slices = self._own(x).tensor_list
+        return PlacedTensor(self._reducer.reduce_scatter(slices, mesh_axis, split_axis))
 
     def allsplit(
         self, x: PlacedTensor, mesh_axis: int, split_axis: int, which: Optional[PlacedTensor] = None
@@ -259,15 +263,10 @@ class PlacementMeshImpl(MeshImpl):
             return x
         if which is not None:
             return super().allsplit(x, mesh_axis, split_axis, which)
-        parts = self.slicewise(
-            lambda t: tuple(tf.split(t, self.shape[mesh_axis].size, split_axis)), x
-        )
-        return PlacedTensor(
-            [
-                parts[self._coordinate(pnum, mesh_axis)].tensor_list[pnum]
-                for pnum in range(self.size)
-            ]
-        )
+        n = self.shape[mesh_axis].size
+        parts = self.slicewise(lambda t: tuple(tf.split(t, n, split_axis)), x)
+        own = [parts[self._coordinate(p, mesh_axis)].tensor_list[p] for p in range(self.size)]
+        return PlacedTensor(own)
 
     @named_collective
     def allconcat(self, x: PlacedTensor, mesh_axis: int, concat_axis: int) -> PlacedTensor:

@@ -13,7 +13,7 @@ class Collective:
     """One collective communication.
 
     Attributes:
-      kind: "allreduce", "allconcat", "alltoall" or "shift".
+      kind: "allreduce", "reduce_scatter", "allconcat", "alltoall" or "shift".
       mesh_axes: the mesh axes that processors communicate along.
       elements: number of input elements, or for an allconcat of output elements, over all
         processors.

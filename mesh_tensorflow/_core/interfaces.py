@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
 
     from mesh_tensorflow._core.graph import Mesh
-    from mesh_tensorflow._core.operation import Operation
+    from mesh_tensorflow._core.operation import Operation, PendingSums
     from mesh_tensorflow._core.tensor import Tensor
     from mesh_tensorflow._mesh.laid_out import LaidOutTensor
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -90,8 +90,10 @@ class LoweringLike(Protocol):
     def add_counter(self, key: str, value: int) -> None:
         """Adds a pair to the counters."""
 
-    def count_collectives(self, op: Operation, label: Optional[str]) -> None:
-        """Counts the collectives of an operation."""
+    def count_collectives(
+        self, op: Operation, label: Optional[str], pending: Optional[PendingSums] = None
+    ) -> None:
+        """Counts the collectives of an operation, given the inputs that are partial sums."""
 
     def allreduce_counter(
         self, mesh_axes: Sequence[int], x: Tensor, label: str

@@ -1,14 +1,15 @@
-"""Loop: the contents of a loop operation."""
+"""Loop: the contents of a loop operation; operations within operations."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.operation import Operation
     from mesh_tensorflow._core.tensor import Tensor
 
-__all__ = ["Loop"]
+__all__ = ["Loop", "with_inner_operations"]
 
 
 class Loop(NamedTuple):
@@ -29,3 +30,14 @@ class Loop(NamedTuple):
     iterations: float
     tape: list[Tensor]
     tape_of: Optional[Operation]
+
+
+def with_inner_operations(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Yields operations, each followed by its inner operations.
+
+    Args:
+      operations: Operations.
+    """
+    for op in operations:
+        yield op
+        yield from with_inner_operations(op.inner_operations)

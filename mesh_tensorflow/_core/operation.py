@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
-from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.loop import Loop
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from mesh_tensorflow._core.interfaces import LoweringLike
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
-__all__ = ["Operation", "with_inner_operations"]
+__all__ = ["Operation"]
 
 # The methods whose results `cost_key` stands for.
-_COSTS = frozenset(["cost", "delays_sums", "pending_sums"])
+_COSTS = frozenset(["cost", "delays_sums", "pending_sums", "scatters"])
 
 PendingSums = Mapping[Tensor, tuple[int, ...]]
 
@@ -372,6 +372,16 @@ class Operation(metaclass=_LeavesNothingBehind):
         """
         return {}
 
+    def scatters(
+        self, mesh_impl: MeshImpl, pending: PendingSums
+    ) -> Mapping[Tensor, Sequence[Collective]]:
+        """Returns its collectives that sum inputs and split the sums in one step.
+
+        They are in addition to those of `cost`, which assumes that no input is a partial sum.
+        `pending` is that of `pending_sums`.
+        """
+        return {}
+
     def may_begin_sum(self, split: Collection[str]) -> bool:
         """Returns whether an output may be a partial sum, under some layout, if no input is.
 
@@ -387,14 +397,3 @@ class Operation(metaclass=_LeavesNothingBehind):
           pending: the number of inputs that are.
         """
         return self._has_own("delays_sums")
-
-
-def with_inner_operations(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Yields operations, each followed by its inner operations.
-
-    Args:
-      operations: Operations.
-    """
-    for op in operations:
-        yield op
-        yield from with_inner_operations(op.inner_operations)

@@ -46,14 +46,21 @@ class Walk:
         elements = self._mesh_impl.laid_out_size(x.shape)
         return [Collective("allreduce", axes, elements, elements * x.dtype.size)]
 
+    def scatter(self, x: Tensor, collectives: Sequence[Collective]) -> list[Collective]:
+        """Records that a partial sum is summed and split; returns the collectives that do it."""
+        return list(collectives)
+
     def ask(self, op: Operation) -> list[Collective]:
-        """Visits one operation; returns the allreduces of the inputs whose values it needs."""
+        """Visits one operation; returns the collectives that sum its inputs where it needs that."""
         given = {x: self.pending_axes(x) for x in op.inputs if self.pending_axes(x)}
         asked: list[Collective] = []
         if given and not op.delays_sums(self._mesh_impl, given):
             for x in op.inputs:
                 asked += self.need(x)
             given = {}
+        elif given:
+            for x, collectives in op.scatters(self._mesh_impl, given).items():
+                asked += self.scatter(x, collectives)
         for y, what in op.pending_sums(self._mesh_impl, given).items():
             self._pending[y] = self._pending[what] if isinstance(what, Tensor) else _Pending(what)
         return asked

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from mesh_tensorflow._core.operation import Operation, with_inner_operations
+from mesh_tensorflow._core.loop import with_inner_operations
+from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 __all__ = ["all_of_package", "check_impls", "check_processors"]

@@ -37,6 +37,7 @@ CPU, the program above is one matrix product, and its counters are still those o
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
@@ -47,7 +48,7 @@ from mesh_tensorflow._core.cost import Collective
 from mesh_tensorflow._core.errors import NotInLoweringError
 from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._lowering.checks import all_of_package, check_impls, check_processors
 from mesh_tensorflow._lowering.copies import copy_in_sequence
@@ -263,13 +264,9 @@ class Lowering:
 
     def autostack(self) -> None:
         """Stacks small variables that are similar, if a mesh has more than one processor."""
-        num_slices = 0
-        if self.graph.is_stacked:
+        if self.graph.is_stacked or any(v.store is not None for v in self.graph.all_variables):
             return
-        for v in self.graph.all_variables:
-            if v.store is not None:
-                return
-            num_slices += self.mesh_impl(v.mesh).size
+        num_slices = sum(self.mesh_impl(v.mesh).size for v in self.graph.all_variables)
         largest = _LARGE_STACKED_SLICE if num_slices >= _MANY_SLICES else _MAX_STACKED_SLICE
         self.graph.rewrite_stack_variables(
             mesh_to_impl={mesh: pair.executed for mesh, pair in self._pairs.items()},
@@ -350,15 +347,19 @@ class Lowering:
         assert isinstance(value, int)
         self._counters.append((key, value))
 
-    def count_collectives(self, op: Operation, label: Optional[str]) -> None:
+    def count_collectives(
+        self, op: Operation, label: Optional[str], pending: Optional[PendingSums] = None
+    ) -> None:
         """Counts the collectives of an operation, on the requested mesh.
 
         Args:
           op: an operation.
           label: the label of the counters, such as "einsum_op"; None if they are added elsewhere.
+          pending: the inputs that are partial sums, each with the mesh axes to sum over.
         """
         requested = self.requested_impl(op)
-        for collective in op.cost(requested).collectives:
+        scattered = itertools.chain(*op.scatters(requested, pending or {}).values())
+        for collective in (*scattered, *op.cost(requested).collectives):
             self._count_collective(requested, collective, label, op)
 
     def _count_collective(

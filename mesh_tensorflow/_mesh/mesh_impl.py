@@ -3,8 +3,8 @@
 Operations know shapes, layouts and this interface, and nothing about devices:
 
 - *compute*: `slicewise(fn, *inputs)` calls a function of tf.Tensors on each processor's slices;
-- *communicate*: `allreduce`, `allconcat`, `alltoall` and `receive` (shifts) over mesh axes;
-  `allsplit` keeps each processor's own part;
+- *communicate*: `allreduce`, `reduce_scatter`, `allconcat`, `alltoall` and `receive` (shifts) over
+  mesh axes; `allsplit` keeps each processor's own part;
 - *locate*: `laid_out_pnum` and `laid_out_pcoord` are a processor's number and coordinates;
 - *convert*: `import_tf_tensor` slices a whole tensor, `export_to_tf_tensor` joins slices, `random`
   generates the slices of a random tensor;
@@ -34,6 +34,7 @@ Results must not depend on the layout, so that a layout affects performance alon
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional, Union
 
@@ -58,6 +59,7 @@ from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.devices import mesh_text
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor as Slices
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
+from mesh_tensorflow._mesh.naming import named_collective
 from mesh_tensorflow._mesh.slices import cutting, functions
 from mesh_tensorflow._mesh.slices.random_values import new_key
 
@@ -121,8 +123,8 @@ class MeshImpl:
         return self._shape.size
 
     def __repr__(self) -> str:
-        devices = getattr(self, "_devices", ())
-        return f"<{type(self).__name__} {mesh_text(self._shape, self._layout_rules, devices)}>"
+        text = mesh_text(self._shape, self._layout_rules, getattr(self, "_devices", ()))
+        return f"<{type(self).__name__} {text}>"
 
     @property
     def supports_control_dependencies(self) -> bool:
@@ -140,7 +142,7 @@ class MeshImpl:
 
     def splitting_axes(self, tensor_dimensions: Iterable[Dimension]) -> list[int]:
         """Returns the mesh axes that split tensor dimensions, in the order of the dimensions."""
-        axes = [self.tensor_dimension_to_mesh_axis(d) for d in tensor_dimensions]
+        axes = map(self.tensor_dimension_to_mesh_axis, tensor_dimensions)
         return [axis for axis in axes if axis is not None]
 
     def tensor_layout(self, arg: Union[Tensor, Shape]) -> TensorLayout:
@@ -259,6 +261,13 @@ class MeshImpl:
         """
         raise NotImplementedError(f"{type(self).__name__} has no allreduce")
 
+    @named_collective
+    def reduce_scatter(self, x: Slices, mesh_axis: int, split_axis: int) -> Any:
+        """Sums slices along a mesh axis, and keeps each processor's part, as `allsplit` does."""
+        parts = functools.partial(functions.parts_of, split_axis, self.shape[mesh_axis].size)
+        received = self.alltoall(self.slicewise(parts, x), mesh_axis, 0, 0)
+        return self.slicewise(lambda t: tf.reduce_sum(t, 0), received)
+
     def allsplit(
         self, x: Slices, mesh_axis: int, split_axis: int, which: Optional[Slices] = None
     ) -> Any:
@@ -273,16 +282,8 @@ class MeshImpl:
         """
         if which is None:
             which = self.laid_out_pcoord(mesh_axis)
-        parts = self._shape[mesh_axis].size
-
-        def keep(piece: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
-            sizes = piece.shape.as_list()
-            sizes[split_axis] //= parts
-            begin = [0] * len(sizes)
-            begin[split_axis] = part * sizes[split_axis]  # type: ignore[call-overload]
-            return tf.slice(piece, begin, sizes)
-
-        return self.slicewise(keep, x, which)
+        part_of = functools.partial(functions.part_of, split_axis, self._shape[mesh_axis].size)
+        return self.slicewise(part_of, x, which)
 
     def allconcat(self, x: Slices, mesh_axis: int, concat_axis: int) -> Any:
         """Concatenates the slices of the processors along `mesh_axis`, on each of them.

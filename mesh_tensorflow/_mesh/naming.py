@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 __all__ = ["COLLECTIVES", "named_collective"]
 
 # Methods of MeshImpl that communicate, and the parts of names that their nodes have.
-COLLECTIVES = ("allreduce", "allconcat", "alltoall", "receive")
+COLLECTIVES = ("allreduce", "reduce_scatter", "allconcat", "alltoall", "receive")
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -11,7 +11,8 @@ from typing import NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.cost import Collective
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.operation import Operation, with_inner_operations
+from mesh_tensorflow._core.loop import with_inner_operations
+from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.pending import Walk
 from mesh_tensorflow._core.tables import text_table
 from mesh_tensorflow._core.tensor import Tensor
@@ -35,7 +36,7 @@ class Item(NamedTuple):
 
     Attributes:
       operation: the name of the operation whose value is communicated.
-      collective: "allreduce", "allconcat", "alltoall" or "shift".
+      collective: "allreduce", "reduce_scatter", "allconcat", "alltoall" or "shift".
       mesh_axes: the mesh dimensions as text, such as "cols=2".
       times: the number of collectives.
       elements: the number of elements, over all processors; see `mtf.Lowering.collectives`.
@@ -99,6 +100,12 @@ class _NamedSums(Walk):
     def need(self, x: Tensor) -> list[Collective]:
         """Records the sum of a Tensor, under the name of the operation that began it."""
         asked = super().need(x)
+        self.found += [(self._begun_by[x], collective) for collective in asked]
+        return asked
+
+    def scatter(self, x: Tensor, collectives: Sequence[Collective]) -> list[Collective]:
+        """Records that a sum is made and split, under the name of the operation that began it."""
+        asked = super().scatter(x, collectives)
         self.found += [(self._begun_by[x], collective) for collective in asked]
         return asked
 

@@ -1,5 +1,6 @@
 """Rings, reducers and the collectives of PlacementMeshImpl against NumPy."""
 
+import functools
 import itertools
 import types
 
@@ -100,6 +101,26 @@ def test_reducer(method, reduction, domains, tf_graph):
                 np.testing.assert_allclose(values[p], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("domains", [["m"] * 4, ["m0", "m1", "m2", "m3"], ["m0", "m0", "m1", "m1"]])
+def test_reduce_scatter_of_memories(domains, tf_graph):
+    """What goes from one memory to another is parts of slices, never whole ones."""
+    xs = arrays(4, [5, 8])
+    reducer = PlacedReducer(mtf.convert_to_shape("a:1,b:4"), cpus(4), domains, "auto")
+    assert reducer.reduce_scatter(xs, 0, 1) == xs
+    parts = reducer.reduce_scatter(on_devices(xs), 1, 1)
+    for p, (value, part) in enumerate(zip(evaluate(parts), parts, strict=True)):
+        np.testing.assert_allclose(value, np.split(sum(xs), 4, 1)[p], rtol=1e-5, atol=1e-6)
+        for operation in tf_graph.get_operations():
+            for x in operation.inputs:
+                memories = {domains[device(t)] for t in (x, operation) if t.device}
+                assert len(memories) < 2 or x.shape.num_elements() <= 10, operation
+        assert device(part) == p or domains == ["m"] * 4
+
+
+def device(x):
+    return tf.DeviceSpec.from_string(x.device).device_index
+
+
 def test_reducer_shares_equal_work(tf_graph):
     x, y = on_devices(arrays(2, [3]))
     reducer = PlacedReducer(mtf.convert_to_shape("a:2,b:2"), cpus(4), ["m"] * 4, "auto")
@@ -158,6 +179,20 @@ def test_allreduce(impl, axes):
         np.testing.assert_allclose(
             slices_of(impl.allreduce(x, axes, name)), expected, rtol=1e-5, atol=1e-6
         )
+
+
+@pytest.mark.parametrize("mesh_axis", [0, 1])
+@pytest.mark.parametrize("of", ["placement", "base class"])
+def test_reduce_scatter(impl, mesh_axis, of):
+    """The base class builds it of other collectives, for mesh implementations that have none."""
+    xs, x = laid_out(impl)
+    base = functools.partial(mtf.MeshImpl.reduce_scatter, impl)
+    method = {"placement": impl.reduce_scatter, "base class": base}[of]
+    parts = slices_of(method(x, mesh_axis, 1))
+    for group in mtf.processor_groups(impl.shape, [mesh_axis]):
+        total = sum(xs[p] for p in group)
+        for p, expected in zip(group, np.split(total, len(group), 1), strict=True):
+            np.testing.assert_allclose(parts[p], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("mesh_axis", [0, 1])

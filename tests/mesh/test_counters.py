@@ -1,10 +1,13 @@
 """What lowering counts, and how it is told."""
 
+import collections
+
 import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core.cost import Collective, Cost
+from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow.testing.harness import Placing
 
 A, B, C = mtf.Dimension("a", 8), mtf.Dimension("b", 16), mtf.Dimension("c", 4)
@@ -122,6 +125,32 @@ def test_reshape(tf_graph):
     assert total(lowering, "alltoall/0/reshape_op") == 128
     lowering = lowered(lambda x, y: [mtf.rename_dimension(x, "b", "z")], "x:4", "z:x")
     assert lowering.collectives == []  # cutting needs no communication
+
+
+# By layout on x:4,y:2: the sum over b of a product, split by another name of c, and what it sends.
+SPLIT_SUMS = {
+    "b:x,p:x": ["reduce_scatter/0/reshape_op 256"],
+    "b:x,p:y": ["allreduce/[0]/reshape_op 128"],  # each has half of the sum to make
+    "b:x,a:y,p:x": ["reduce_scatter/0/reshape_op 128"],
+    "b:x,a:y": ["allreduce/[0]/einsum_op 128"],
+    "b:x,a:y,q:x,p:y": ["allreduce/[0]/einsum_op 128", "alltoall/1/reshape_op 128"],
+}
+
+
+@pytest.mark.parametrize("layout", SPLIT_SUMS)
+def test_a_sum_that_is_split(tf_graph, layout):
+    """It is not made whole first, if each processor keeps what it has a part of."""
+
+    def build(x, y):
+        names = ("q", "p") if "q:" in layout else ("a", "p")
+        return [mtf.relu(mtf.reshape(mtf.einsum([x, y]), list(zip(names, (8, 4)))))]
+
+    lowering = lowered(build, "x:4,y:2", layout)
+    sent = [f"{k} {n}" for k, n in lowering.counters if k.endswith(("einsum_op", "reshape_op"))]
+    assert sorted(sent) == SPLIT_SUMS[layout]
+    predicted = walk(lowering.graph.operations, Placing("x:4,y:2", layout).impl())
+    asked = [c for _, cost in predicted.costs for c in cost.collectives]
+    assert collections.Counter(asked) == collections.Counter(c for *_, c in lowering.collectives)
 
 
 def test_shift(tf_graph):

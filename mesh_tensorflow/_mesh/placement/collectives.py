@@ -80,17 +80,71 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
         self, slices: Sequence[tf.Tensor], group: Sequence[int], reduction: str
     ) -> dict[str, tf.Tensor]:
         """Returns the reduced value for each memory domain of the group."""
+        leaders, partial = self._reduced_in_memory(slices, group, reduction)
+        if len(partial) > 1:
+            reduced = self._method(list(leaders.values()))(partial, [*leaders.values()], reduction)
+            return dict(zip(leaders, reduced))
+        return dict(zip(leaders, partial))
+
+    def _reduced_in_memory(
+        self, slices: Sequence[tf.Tensor], group: Sequence[int], reduction: str
+    ) -> tuple[dict[str, str], list[tf.Tensor]]:
+        """Reduces the slices of each memory domain of a group.
+
+        Returns:
+          The device of each domain, and the reduced value there.
+        """
         members: dict[str, list[int]] = {}
         for p in group:
             members.setdefault(self._domains[p], []).append(p)
-        leaders = [self._devices[ps[0]] for ps in members.values()]
+        leaders = {domain: self._devices[ps[0]] for domain, ps in members.items()}
         partial = []
-        for ps, device in zip(members.values(), leaders):
-            with tf.device(device):
+        for domain, ps in members.items():
+            with tf.device(leaders[domain]):
                 partial.append(reduce_here([slices[p] for p in ps], reduction))
-        if len(partial) > 1:
-            partial = self._method(leaders)(partial, leaders, reduction)
-        return dict(zip(members, partial))
+        return leaders, partial
+
+    def reduce_scatter(
+        self, x: Sequence[tf.Tensor], mesh_axis: int, split_axis: int
+    ) -> list[tf.Tensor]:
+        """Sums over the processors along a mesh axis, of which each keeps its own part.
+
+        Memory domains send each other the parts that are needed there, and nothing else.
+
+        Args:
+          x: a tf.Tensor for each processor.
+          mesh_axis: the mesh axis to sum over.
+          split_axis: the axis of the slices to split.
+
+        Returns:
+          The part of each processor.
+        """
+        if self._mesh_shape[mesh_axis].size == 1:
+            return list(x)
+        out: list[Any] = [None] * len(x)
+        done: dict[tuple, list[tf.Tensor]] = {}
+        for group in processor_groups(self._mesh_shape, [mesh_axis]):
+            key = tuple((self._domains[p], id(x[p])) for p in group)
+            if key not in done:
+                done[key] = self._scatter_group(x, group, split_axis)
+            for p, part in zip(group, done[key]):
+                out[p] = part
+        return out
+
+    def _scatter_group(
+        self, slices: Sequence[tf.Tensor], group: Sequence[int], split_axis: int
+    ) -> list[tf.Tensor]:
+        """Returns the part of the sum of each member of a group."""
+        leaders, partial = self._reduced_in_memory(slices, group, "SUM")
+        columns = []
+        for value, device in zip(partial, leaders.values()):
+            with tf.device(device):
+                columns.append(tf.split(value, len(group), split_axis))
+        parts = []
+        for p, column in zip(group, zip(*columns)):
+            with tf.device(self._devices[p]):
+                parts.append(reduce_here(column, "SUM"))
+        return parts
 
     def _method(self, leaders: Sequence[str]) -> Callable[..., list[tf.Tensor]]:
         if self._across is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -18,6 +18,8 @@ __all__ = [
     "broadcast_slice",
     "einsum_equation",
     "einsum_slice",
+    "part_of",
+    "parts_of",
     "reduction_fn",
 ]
 
@@ -147,6 +149,33 @@ def transpose_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tens
     """Transposes a slice to the order of `new_shape`, which has the same dimensions."""
     perm = [old_shape.dims.index(d) for d in new_shape]
     return x if perm == sorted(perm) else tf.transpose(x, constant(perm))
+
+
+def parts_of(axis: int, parts: int, x: tf.Tensor) -> tf.Tensor:
+    """Returns equal parts of a slice, stacked.
+
+    Args:
+      axis: the axis along which it is cut.
+      parts: the number of parts.
+      x: a tf.Tensor.
+    """
+    return tf.stack(tf.split(x, parts, axis))
+
+
+def part_of(axis: int, parts: int, x: tf.Tensor, part: Union[int, tf.Tensor]) -> tf.Tensor:
+    """Returns one of equal parts of a slice.
+
+    Args:
+      axis: the axis along which it is cut.
+      parts: the number of parts.
+      x: a tf.Tensor.
+      part: the number of the part.
+    """
+    sizes = x.shape.as_list()
+    sizes[axis] //= parts
+    begin: list[Any] = [0] * len(sizes)
+    begin[axis] = part * sizes[axis]
+    return tf.slice(x, begin, sizes)
 
 
 def tile_slice(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:

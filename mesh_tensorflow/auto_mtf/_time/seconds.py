@@ -144,7 +144,7 @@ class CostModel:
         seconds = 0.0
         for count, link in levels:
             seconds += _COLLECTIVES[collective.kind](moved, count, link)
-            if collective.kind in ("allreduce", "allconcat"):
+            if collective.kind in ("allreduce", "reduce_scatter", "allconcat"):
                 moved /= count
         return seconds
 
@@ -157,9 +157,10 @@ class CostModel:
         if count == 1:
             return 0.0
         link, read = self.hardware.link, moved * parts
-        if collective.kind == "allreduce":
+        sums = collective.kind in ("allreduce", "reduce_scatter")
+        if sums:
             read *= count + 1
-        copies = parts * count if collective.kind == "allreduce" else parts
+        copies = parts * count if sums else parts
         return read / link.bandwidth + copies * link.latency
 
 
@@ -189,6 +190,7 @@ def _shift(moved: float, count: int, link: Link) -> float:
 # workstations", 2009; for short sums a tree.
 _COLLECTIVES = {
     "allreduce": _allreduce,
+    "reduce_scatter": _allconcat,  # the same parts travel around the ring
     "allconcat": _allconcat,
     "alltoall": _alltoall,
     "shift": _shift,

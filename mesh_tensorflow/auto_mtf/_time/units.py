@@ -120,6 +120,11 @@ class _AskedSums(Walk):
         self.asked += [(x, collective) for collective in asked]
         return asked
 
+    def scatter(self, x: Tensor, collectives: Sequence[Collective]) -> list[Collective]:
+        asked = super().scatter(x, collectives)
+        self.asked += [(x, collective) for collective in asked]
+        return asked
+
 
 class _Sums:
     """The operations that begin, delay and need a group of pending sums."""

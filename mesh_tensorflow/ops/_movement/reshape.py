@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Optional, Union, overload
 
@@ -42,14 +43,16 @@ DimOrDims = Union[Dimension, Sequence[Dimension]]
 class _Move(NamedTuple):
     """One communication step of a reshape."""
 
-    kind: str  # "allsplit", "alltoall" or "allconcat", a method of MeshImpl
+    kind: str  # "allsplit", "reduce_scatter", "alltoall" or "allconcat": methods of MeshImpl
     mesh_axis: int
     tensor_axes: tuple[Any, ...]  # the axis to split, then the one to concatenate
     late: bool = False  # whether it follows the local reshape
 
     def made(self, mesh_impl: MeshImpl, value: LaidOutLike) -> LaidOutLike:
         """Applies this step to a laid-out value."""
-        step = getattr(mesh_impl, self.kind)
+        # A mesh implementation from elsewhere may not have all that the base class builds.
+        step = getattr(mesh_impl, self.kind, None)
+        step = step or functools.partial(getattr(MeshImpl, self.kind), mesh_impl)
         return step(value.to_laid_out_tensor(), self.mesh_axis, *self.tensor_axes)
 
 
@@ -92,6 +95,25 @@ def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl) -> li
             taken.add(begins)
             alltoalls.append(_Move("alltoall", mesh_axis, (begins, old_axes[mesh_axis])))
     return splits + alltoalls + concats + late
+
+
+def _only_splits(moves: Sequence[_Move]) -> bool:
+    """Returns whether each processor keeps elements that it has: true also of no moves."""
+    return all(move.kind == "allsplit" for move in moves)
+
+
+def _scattering(moves: Sequence[_Move], sum_axes: Sequence[int]) -> list[_Move]:
+    """Returns the moves of a partial sum, of which those along axes of the sum also sum it."""
+    return [
+        move._replace(kind="reduce_scatter") if move.mesh_axis in sum_axes else move
+        for move in moves
+    ]
+
+
+def _left(moves: Sequence[_Move], sum_axes: Sequence[int]) -> tuple[int, ...]:
+    """Returns the axes of a partial sum that moves do not sum over."""
+    summed = {move.mesh_axis for move in moves if move.kind == "reduce_scatter"}
+    return tuple(axis for axis in sum_axes if axis not in summed)
 
 
 def _check_order(what: str, x: Tensor, new_shape: Shape) -> None:
@@ -146,10 +168,30 @@ class ReshapeOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         x, y = self.inputs[0], self.outputs[0]
         moves = self._moves(mesh_impl)
-        lowering.count_collectives(self, "reshape_op")
         value = lowering.tensors[x]
-        if moves and isinstance(value, LazyAllreduceSum):
+        sums = self._sums_to_split(mesh_impl, value)
+        lowering.count_collectives(self, "reshape_op", {x: tuple(sums)})
+        if sums:
+            moves = _scattering(moves, sums)
+            value = value.laid_out_input
+        elif moves and isinstance(value, LazyAllreduceSum):
             value = value.to_laid_out_tensor()
+        value = self._moved(mesh_impl, moves, value)
+        if sums:
+            lowering.set_partial_sum(y, value, _left(moves, sums), "reshape_op")
+        else:
+            lowering.set_tensor_lowering(y, value)
+
+    def _sums_to_split(self, mesh_impl: MeshImpl, value: LaidOutLike) -> list[int]:
+        """Returns the mesh axes of a partial sum that is split before it is summed."""
+        if not isinstance(value, LazyAllreduceSum) or value.is_summed:
+            return []
+        moves = self._moves(mesh_impl)
+        return value.mesh_axes if moves and _only_splits(moves) else []
+
+    def _moved(self, mesh_impl: MeshImpl, moves: Sequence[_Move], value: LaidOutLike) -> Any:
+        """Returns the laid-out output, of a laid-out input."""
+        y = self.outputs[0]
         late = [move for move in moves if move.late]
         for move in moves:
             if not move.late:
@@ -163,7 +205,7 @@ class ReshapeOperation(Operation):
             )
         for move in late:
             value = move.made(mesh_impl, value)
-        lowering.set_tensor_lowering(y, value)
+        return value
 
     def _collectives(self, mesh_impl: MeshImpl) -> list[Collective]:
         x = self._inputs[0]
@@ -203,14 +245,35 @@ class ReshapeOperation(Operation):
         return False
 
     def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
-        """Whether the input is pending and nothing moves between processors."""
-        return self._inputs[0] in pending and not self._moves(mesh_impl)
+        """Whether the input is pending, and no processor needs elements that others have."""
+        return self._inputs[0] in pending and _only_splits(self._moves(mesh_impl))
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
-        """The output is pending as the input is, unless elements move."""
-        if self.delays_sums(mesh_impl, pending):
-            return {self._outputs[0]: pending[self._inputs[0]]}
-        return {}
+        """The output is pending as the input is, but over axes that split it."""
+        if not self.delays_sums(mesh_impl, pending):
+            return {}
+        left = _left(self._scattering(mesh_impl, pending), pending[self._inputs[0]])
+        return {self._outputs[0]: left} if left else {}
+
+    def _scattering(self, mesh_impl: MeshImpl, pending: PendingSums) -> list[_Move]:
+        return _scattering(self._moves(mesh_impl), pending[self._inputs[0]])
+
+    def scatters(
+        self, mesh_impl: MeshImpl, pending: PendingSums
+    ) -> dict[Tensor, Sequence[Collective]]:
+        """A sum over an axis that splits the output is a reduce-scatter."""
+        if not self.delays_sums(mesh_impl, pending):
+            return {}
+        x = self._inputs[0]
+        elements = mesh_impl.laid_out_size(x.shape)
+        found = []
+        for move in self._scattering(mesh_impl, pending):
+            if move.kind == "reduce_scatter":
+                found.append(
+                    Collective(move.kind, (move.mesh_axis,), elements, elements * x.dtype.size)
+                )
+            elements //= mesh_impl.shape[move.mesh_axis].size
+        return {x: found}
 
 
 def reshape(x: Tensor, new_shape: ShapeLike, name: str = "reshape") -> Tensor:

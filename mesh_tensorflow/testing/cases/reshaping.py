@@ -3,7 +3,7 @@
 import numpy as np
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.testing.cases.table import ALL, case, dim, dims, shape
+from mesh_tensorflow.testing.cases.table import ALL, FLOATS, case, dim, dims, shape
 
 __all__ = ["CASES"]
 
@@ -51,6 +51,12 @@ CASES = [
     case("reshape_lazy_merge", "n a b, b c",
          lambda x, w: mtf.tanh(mtf.reshape(mtf.einsum([x, w], shape("n a c")), shape("p:64 c"))),
          lambda x, w: np.tanh((x @ w).reshape(64, 24))),
+    case("split_sum", "a b",
+         lambda x: mtf.sin(mtf.rename_dimension(mtf.reduce_sum(x, reduced_dim=dim("a")), "b", "p")),
+         lambda x: np.sin(x.sum(0)), dtypes=FLOATS),
+    case("split_sum_of_two_dims", "a b s, a c b",
+         lambda x, w: mtf.tanh(mtf.reshape(mtf.einsum([x, w], shape("s c")), shape("p:4 q:24"))),
+         lambda x, w: np.tanh(np.einsum("abs,acb->sc", x, w))),
     case("reshape_there_and_back", "a b",
          lambda x: mtf.reshape(mtf.sin(mtf.reshape(x, shape("b:8 a:16"))), shape("a b")),
          np.sin),
