@@ -14,7 +14,11 @@ from mesh_tensorflow.optimize._base import Optimizer
 from mesh_tensorflow.optimize._choose import make_optimizer
 from mesh_tensorflow.optimize._clip import clip_by_global_norm, global_norm
 from mesh_tensorflow.optimize._decoupled import AdamWOptimizer, LionOptimizer
-from mesh_tensorflow.optimize._elementwise import ElementwiseOptimizer, elementwise
+from mesh_tensorflow.optimize._elementwise import (
+    ElementwiseOptimizer,
+    ElementwiseStep,
+    elementwise,
+)
 from mesh_tensorflow.optimize._keras import from_keras
 from mesh_tensorflow.optimize._multi_rate import (
     AdafactorWithMultiLRSchedule,
@@ -31,6 +35,7 @@ __all__ = [
     "AdamWeightDecayOptimizer",
     "AdamWithMultiLRSchedule",
     "ElementwiseOptimizer",
+    "ElementwiseStep",
     "ExponentialMovingAverage",
     "LionOptimizer",
     "MomentumOptimizer",

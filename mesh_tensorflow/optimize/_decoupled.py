@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Optional, Union
+from typing import Union
 
 import gin
 import tensorflow.compat.v1 as tf
 
-import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.optimize._base import Rate
 from mesh_tensorflow.optimize._elementwise import (
+    Change,
     ElementwiseOptimizer,
+    ElementwiseStep,
     NoDecay,
-    State,
     check_no_decay,
     decays,
 )
@@ -55,10 +55,11 @@ class _Decoupled(ElementwiseOptimizer):
         self.beta_2 = beta_2
         self.exclude_from_weight_decay = exclude_from_weight_decay
 
-    def _with_decay(self, direction: tf.Tensor, value: tf.Tensor, var: mtf.Variable) -> tf.Tensor:
-        if decays(var, self.weight_decay_rate, self.exclude_from_weight_decay):
-            return direction + self.weight_decay_rate * value
-        return direction
+    def _along(self, direction: tf.Tensor, x: ElementwiseStep) -> tf.Tensor:
+        """Returns the change against a direction, with weight decay."""
+        if decays(x.var, self.weight_decay_rate, self.exclude_from_weight_decay):
+            direction += self.weight_decay_rate * x.value
+        return -x.learning_rate * direction
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
@@ -121,23 +122,14 @@ class AdamWOptimizer(_Decoupled):
         )
         self.epsilon = epsilon
 
-    def update(
-        self,
-        grad: tf.Tensor,
-        state: State,
-        value: tf.Tensor,
-        learning_rate: Union[float, tf.Tensor],
-        step: Optional[tf.Tensor],
-        var: mtf.Variable,
-    ) -> tuple[tf.Tensor, Mapping[str, tf.Tensor]]:
+    def update(self, x: ElementwiseStep) -> Change:
         """Returns the change and the new moments of a slice; see `ElementwiseOptimizer`."""
-        m = self.beta_1 * state["m"] + (1.0 - self.beta_1) * grad
-        v = self.beta_2 * state["v"] + (1.0 - self.beta_2) * tf.square(grad)
-        assert step is not None
-        mean = m / _one_less_power(self.beta_1, step)
-        square = v / _one_less_power(self.beta_2, step)
-        direction = mean / (tf.sqrt(square) + self.epsilon)
-        return -learning_rate * self._with_decay(direction, value, var), {"m": m, "v": v}
+        m = self.beta_1 * x.state["m"] + (1.0 - self.beta_1) * x.grad
+        v = self.beta_2 * x.state["v"] + (1.0 - self.beta_2) * tf.square(x.grad)
+        assert x.step is not None
+        mean = m / _one_less_power(self.beta_1, x.step)
+        square = v / _one_less_power(self.beta_2, x.step)
+        return self._along(mean / (tf.sqrt(square) + self.epsilon), x), {"m": m, "v": v}
 
 
 def _one_less_power(beta: float, step: tf.Tensor) -> Union[float, tf.Tensor]:
@@ -197,17 +189,8 @@ class LionOptimizer(_Decoupled):
             learning_rate, weight_decay_rate, beta_1, beta_2, exclude_from_weight_decay
         )
 
-    def update(
-        self,
-        grad: tf.Tensor,
-        state: State,
-        value: tf.Tensor,
-        learning_rate: Union[float, tf.Tensor],
-        step: Optional[tf.Tensor],
-        var: mtf.Variable,
-    ) -> tuple[tf.Tensor, Mapping[str, tf.Tensor]]:
+    def update(self, x: ElementwiseStep) -> Change:
         """Returns the change and the new average of a slice; see `ElementwiseOptimizer`."""
-        m = state["m"]
-        direction = tf.sign(self.beta_1 * m + (1.0 - self.beta_1) * grad)
-        new_m = self.beta_2 * m + (1.0 - self.beta_2) * grad
-        return -learning_rate * self._with_decay(direction, value, var), {"m": new_m}
+        m = x.state["m"]
+        direction = tf.sign(self.beta_1 * m + (1.0 - self.beta_1) * x.grad)
+        return self._along(direction, x), {"m": self.beta_2 * m + (1.0 - self.beta_2) * x.grad}

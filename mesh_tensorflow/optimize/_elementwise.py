@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Optional, TypeAlias, Union
+from typing import Any, NamedTuple, Optional, TypeAlias, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -20,14 +20,46 @@ from mesh_tensorflow.optimize._base import (
 )
 from mesh_tensorflow.optimize._stored import stored_value
 
-__all__ = ["ElementwiseOptimizer", "NoDecay", "check_no_decay", "decays", "elementwise"]
+__all__ = [
+    "Change",
+    "ElementwiseOptimizer",
+    "ElementwiseStep",
+    "NoDecay",
+    "check_no_decay",
+    "decays",
+    "elementwise",
+]
 
-# State of one variable: slot names to tensors of its shape.
-State: TypeAlias = dict[str, tf.Tensor]
+# What is added to a variable, and its new slots by name.
+Change: TypeAlias = tuple[tf.Tensor, Mapping[str, tf.Tensor]]
 # Takes (gradient, state, value, learning_rate, step); returns (change, new state).
-Update: TypeAlias = Callable[..., tuple[tf.Tensor, Mapping[str, tf.Tensor]]]
+Update: TypeAlias = Callable[..., Change]
 # Which variables have no weight decay: regular expressions of their names, or a function of them.
 NoDecay: TypeAlias = Optional[Union[Sequence[str], Callable[[mtf.Variable], bool]]]
+
+
+class ElementwiseStep(NamedTuple):
+    """What the rule of an `ElementwiseOptimizer` is given: the same slice of several tensors.
+
+    >>> step = mtf.optimize.ElementwiseStep(tf.ones([2]), {}, tf.zeros([2]), 0.1, None, None)
+    >>> print((-step.learning_rate * step.grad).numpy())
+    [-0.1 -0.1]
+
+    Attributes:
+      grad: the gradient, float32.
+      state: each slot by name, float32.
+      value: the variable, float32.
+      learning_rate: a number or a float32 tf scalar.
+      step: the number of this update from 1, a float32 tf scalar; None without `counts_steps`.
+      var: the Variable.
+    """
+
+    grad: tf.Tensor
+    state: Mapping[str, tf.Tensor]
+    value: tf.Tensor
+    learning_rate: Any
+    step: Optional[tf.Tensor]
+    var: mtf.Variable
 
 
 class ElementwiseOptimizer(Optimizer):
@@ -42,8 +74,8 @@ class ElementwiseOptimizer(Optimizer):
 
     >>> class SignDescent(mtf.optimize.ElementwiseOptimizer):
     ...     name = "signs"
-    ...     def update(self, grad, state, value, learning_rate, step, var):
-    ...         return -learning_rate * tf.sign(grad), {}
+    ...     def update(self, x):
+    ...         return -x.learning_rate * tf.sign(x.grad), {}
     >>> optimizer = SignDescent(0.01)
     >>> w = mtf.get_variable(mesh, "w", "d:4")
     >>> updates = optimizer.apply_grads([mtf.ones_like(w)], graph.trainable_variables)
@@ -67,24 +99,11 @@ class ElementwiseOptimizer(Optimizer):
         """
         self.learning_rate = learning_rate
 
-    def update(
-        self,
-        grad: tf.Tensor,
-        state: State,
-        value: tf.Tensor,
-        learning_rate: Union[float, tf.Tensor],
-        step: Optional[tf.Tensor],
-        var: mtf.Variable,
-    ) -> tuple[tf.Tensor, Mapping[str, tf.Tensor]]:
-        """Returns (what is added to the value, the new state), all of the shape of `grad`.
+    def update(self, x: ElementwiseStep) -> Change:
+        """Returns (what is added to the value, the new slots by name), of the shape of `x.grad`.
 
         Args:
-          grad: a float32 slice of the gradient.
-          state: the same slice of each slot, float32.
-          value: the same slice of the variable, float32.
-          learning_rate: a number or a float32 tf scalar.
-          step: the number of this update from 1, a float32 tf scalar; None without `counts_steps`.
-          var: the Variable.
+          x: slices of the gradient, the slots and the value, and what the rule depends on besides.
         """
         raise NotImplementedError(f"{type(self).__name__} has no update")
 
@@ -105,14 +124,9 @@ class ElementwiseOptimizer(Optimizer):
 
         def on_slices(g: tf.Tensor, w: tf.Tensor, *rest: tf.Tensor) -> tuple[tf.Tensor, ...]:
             given = dict(zip(scalars, rest[len(names) :]))
-            change, new = self.update(
-                g,
-                dict(zip(names, rest)),
-                w,
-                given.get("learning_rate", rate),
-                given.get("step"),
-                var,
-            )
+            step, lr = given.get("step"), given.get("learning_rate", rate)
+            x = ElementwiseStep(g, dict(zip(names, rest)), w, lr, step, var)
+            change, new = self.update(x)
             return self._checked(g, [change, *(new[n] for n in names)], var)
 
         op = mtf.SlicewiseOperation(
@@ -169,17 +183,9 @@ class _Rule(ElementwiseOptimizer):
         self.counts_steps = counts_steps
         self._function = function
 
-    def update(
-        self,
-        grad: tf.Tensor,
-        state: State,
-        value: tf.Tensor,
-        learning_rate: Union[float, tf.Tensor],
-        step: Optional[tf.Tensor],
-        var: mtf.Variable,
-    ) -> tuple[tf.Tensor, Mapping[str, tf.Tensor]]:
+    def update(self, x: ElementwiseStep) -> Change:
         """Calls the function."""
-        return self._function(grad, state, value, learning_rate, step)
+        return self._function(x.grad, x.state, x.value, x.learning_rate, x.step)
 
 
 def elementwise(

@@ -4,117 +4,101 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from tensorflow.python.eager import context
 
-import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import WrongTypeError
 from mesh_tensorflow.optimize._base import Rate
-from mesh_tensorflow.optimize._elementwise import ElementwiseOptimizer, State
+from mesh_tensorflow.optimize._elementwise import Change, ElementwiseOptimizer, ElementwiseStep
 
 __all__ = ["from_keras"]
 
-# The change of a variable and its new slots.
-Step = tuple[tf.Tensor, dict[str, tf.Tensor]]
-
-
-class _Gradient(NamedTuple):
-    """What a rule computes with.
-
-    Attributes:
-      g: a slice of the gradient.
-      rate: the learning rate.
-      t: the number of the update, from 1.
-      config: the hyperparameters, by Keras' names.
-    """
-
-    g: tf.Tensor
-    rate: Any
-    t: Any
-    config: Mapping[str, Any]
+# The hyperparameters of an optimizer, by Keras' names.
+Config = Mapping[str, Any]
 
 
 def _moved(old: tf.Tensor, new: tf.Tensor, share: float) -> tf.Tensor:
     return old + (new - old) * (1.0 - share)
 
 
-def _sgd(x: _Gradient, s: State) -> Step:
-    momentum = x.config["momentum"]
+def _sgd(x: ElementwiseStep, config: Config) -> Change:
+    momentum = config["momentum"]
     if not momentum:
-        return -x.rate * x.g, {}
-    m = momentum * s["m"] - x.rate * x.g
-    return (momentum * m - x.rate * x.g if x.config["nesterov"] else m), {"m": m}
+        return -x.learning_rate * x.grad, {}
+    m = momentum * x.state["m"] - x.learning_rate * x.grad
+    return (momentum * m - x.learning_rate * x.grad if config["nesterov"] else m), {"m": m}
 
 
-def _adam(x: _Gradient, s: State) -> Step:
-    beta_1, beta_2 = x.config["beta_1"], x.config["beta_2"]
-    m, v = _moved(s["m"], x.g, beta_1), _moved(s["v"], tf.square(x.g), beta_2)
+def _adam(x: ElementwiseStep, config: Config) -> Change:
+    beta_1, beta_2 = config["beta_1"], config["beta_2"]
+    m, v = _moved(x.state["m"], x.grad, beta_1), _moved(x.state["v"], tf.square(x.grad), beta_2)
     new = {"m": m, "v": v}
-    if x.config["amsgrad"]:
-        v = new["v_hat"] = tf.maximum(s["v_hat"], v)
-    rate = x.rate * tf.sqrt(1.0 - tf.pow(beta_2, x.t)) / (1.0 - tf.pow(beta_1, x.t))
-    return -m * rate / (tf.sqrt(v) + x.config["epsilon"]), new
+    if config["amsgrad"]:
+        v = new["v_hat"] = tf.maximum(x.state["v_hat"], v)
+    rate = x.learning_rate * tf.sqrt(1.0 - tf.pow(beta_2, x.step)) / (1.0 - tf.pow(beta_1, x.step))
+    return -m * rate / (tf.sqrt(v) + config["epsilon"]), new
 
 
-def _lion(x: _Gradient, s: State) -> Step:
-    beta_1, beta_2 = x.config["beta_1"], x.config["beta_2"]
-    direction = tf.sign(s["m"] * beta_1 + x.g * (1.0 - beta_1))
-    return -x.rate * direction, {"m": s["m"] * beta_2 + x.g * (1.0 - beta_2)}
+def _lion(x: ElementwiseStep, config: Config) -> Change:
+    beta_1, beta_2 = config["beta_1"], config["beta_2"]
+    direction = tf.sign(x.state["m"] * beta_1 + x.grad * (1.0 - beta_1))
+    return -x.learning_rate * direction, {"m": x.state["m"] * beta_2 + x.grad * (1.0 - beta_2)}
 
 
-def _rmsprop(x: _Gradient, s: State) -> Step:
-    rho = x.config["rho"]
-    new = {"v": rho * s["v"] + (1.0 - rho) * tf.square(x.g)}
-    below = new["v"] + x.config["epsilon"]
-    if x.config["centered"]:
-        new["mean"] = rho * s["mean"] + (1.0 - rho) * x.g
+def _rmsprop(x: ElementwiseStep, config: Config) -> Change:
+    rho = config["rho"]
+    new = {"v": rho * x.state["v"] + (1.0 - rho) * tf.square(x.grad)}
+    below = new["v"] + config["epsilon"]
+    if config["centered"]:
+        new["mean"] = rho * x.state["mean"] + (1.0 - rho) * x.grad
         below -= tf.square(new["mean"])
-    change = -x.rate * x.g / tf.sqrt(below)
-    if x.config["momentum"]:
-        change = new["m"] = x.config["momentum"] * s["m"] + change
+    change = -x.learning_rate * x.grad / tf.sqrt(below)
+    if config["momentum"]:
+        change = new["m"] = config["momentum"] * x.state["m"] + change
     return change, new
 
 
-def _adagrad(x: _Gradient, s: State) -> Step:
-    v = s["v"] + tf.square(x.g)
-    return -x.rate * x.g / tf.sqrt(v + x.config["epsilon"]), {"v": v}
+def _adagrad(x: ElementwiseStep, config: Config) -> Change:
+    v = x.state["v"] + tf.square(x.grad)
+    return -x.learning_rate * x.grad / tf.sqrt(v + config["epsilon"]), {"v": v}
 
 
-def _adadelta(x: _Gradient, s: State) -> Step:
-    rho, epsilon = x.config["rho"], x.config["epsilon"]
-    v = rho * s["v"] + (1.0 - rho) * tf.square(x.g)
-    delta = -tf.sqrt(s["delta"] + epsilon) * x.g / tf.sqrt(v + epsilon)
-    return x.rate * delta, {"v": v, "delta": rho * s["delta"] + (1.0 - rho) * tf.square(delta)}
+def _adadelta(x: ElementwiseStep, config: Config) -> Change:
+    rho, epsilon = config["rho"], config["epsilon"]
+    v = rho * x.state["v"] + (1.0 - rho) * tf.square(x.grad)
+    delta = -tf.sqrt(x.state["delta"] + epsilon) * x.grad / tf.sqrt(v + epsilon)
+    new = {"v": v, "delta": rho * x.state["delta"] + (1.0 - rho) * tf.square(delta)}
+    return x.learning_rate * delta, new
 
 
-def _adamax(x: _Gradient, s: State) -> Step:
-    beta_1, beta_2 = x.config["beta_1"], x.config["beta_2"]
-    m, u = _moved(s["m"], x.g, beta_1), tf.maximum(beta_2 * s["u"], tf.abs(x.g))
-    rate = x.rate / (1.0 - tf.pow(beta_1, x.t))
-    return -rate * m / (u + x.config["epsilon"]), {"m": m, "u": u}
+def _adamax(x: ElementwiseStep, config: Config) -> Change:
+    beta_1, beta_2 = config["beta_1"], config["beta_2"]
+    m, u = _moved(x.state["m"], x.grad, beta_1), tf.maximum(beta_2 * x.state["u"], tf.abs(x.grad))
+    rate = x.learning_rate / (1.0 - tf.pow(beta_1, x.step))
+    return -rate * m / (u + config["epsilon"]), {"m": m, "u": u}
 
 
 class _Kind(NamedTuple):
     """A class of Keras.
 
     Attributes:
-      rule: takes a _Gradient and the slots; returns the change and the new slots.
+      rule: takes an ElementwiseStep and the hyperparameters; returns the change and the new slots.
       slots: takes the hyperparameters; returns the initial value of each slot.
       counts_steps: whether the rule depends on the number of updates.
     """
 
-    rule: Callable[[_Gradient, State], Step]
-    slots: Callable[[Mapping[str, Any]], dict[str, float]]
+    rule: Callable[[ElementwiseStep, Config], Change]
+    slots: Callable[[Config], dict[str, float]]
     counts_steps: bool = False
 
 
-def _zeros(*names: str, **conditional: str) -> Callable[[Mapping[str, Any]], dict[str, float]]:
+def _zeros(*names: str, **conditional: str) -> Callable[[Config], dict[str, float]]:
     """Returns slots of zeros: always `names`, and each slot whose hyperparameter is true."""
 
-    def slots(config: Mapping[str, Any]) -> dict[str, float]:
+    def slots(config: Config) -> dict[str, float]:
         chosen = [slot for key, slot in conditional.items() if config[key]]
         return dict.fromkeys([*names, *chosen], 0.0)
 
@@ -150,9 +134,7 @@ _OTHERS = {
 class _KerasOptimizer(ElementwiseOptimizer):
     """An optimizer with the rule of one of Keras'; see `from_keras`."""
 
-    def __init__(
-        self, kind: _Kind, name: str, rate: Rate, config: Mapping[str, Any], excluded: Any
-    ):
+    def __init__(self, kind: _Kind, name: str, rate: Rate, config: Config, excluded: Any):
         super().__init__(rate)
         self.name = name
         self.config = dict(config)
@@ -161,22 +143,14 @@ class _KerasOptimizer(ElementwiseOptimizer):
         self._rule = kind.rule
         self._excluded = excluded
 
-    def update(
-        self,
-        grad: tf.Tensor,
-        state: State,
-        value: tf.Tensor,
-        learning_rate: Union[float, tf.Tensor],
-        step: Optional[tf.Tensor],
-        var: mtf.Variable,
-    ) -> tuple[tf.Tensor, Mapping[str, tf.Tensor]]:
+    def update(self, x: ElementwiseStep) -> Change:
         """Returns the change and the new slots of a slice; see `ElementwiseOptimizer`."""
         clip, decay = self.config["clipvalue"], self.config["weight_decay"]
         if clip is not None:
-            grad = tf.clip_by_value(grad, -clip, clip)
-        change, new = self._rule(_Gradient(grad, learning_rate, step, self.config), state)
-        if decay and not (self._excluded is not None and re.search(self._excluded, var.name)):
-            change -= value * (decay * learning_rate)
+            x = x._replace(grad=tf.clip_by_value(x.grad, -clip, clip))
+        change, new = self._rule(x, self.config)
+        if decay and not (self._excluded is not None and re.search(self._excluded, x.var.name)):
+            change -= x.value * (decay * x.learning_rate)
         return change, new
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import gin
@@ -26,9 +27,24 @@ def _progress(step: Any, warmup_steps: float, total_steps: float, of: Arithmetic
     return of.minimum(of.maximum(part, 0.0), 1.0)
 
 
-def _check_decay(
-    function: str, peak: float, total_steps: float, warmup_steps: float, floor: float
-) -> None:
+def _decay(
+    function: str,
+    height: Callable[[Any, Arithmetic], Any],
+    peak: float,
+    total_steps: float,
+    warmup_steps: float,
+    floor: float,
+) -> Schedule:
+    """Returns a linear warmup and a decay of a certain shape.
+
+    Args:
+      function: the name of the schedule.
+      height: a function of the progress of the decay from 0 to 1, which falls from 1 to 0.
+      peak: the value between the warmup and the decay.
+      total_steps: the step at which the decay ends.
+      warmup_steps: the step at which it begins.
+      floor: the last value.
+    """
     for name, value in (("peak", peak), ("warmup_steps", warmup_steps), ("floor", floor)):
         check_number(function, name, value)
     check_number(function, "total_steps", total_steps, 1)
@@ -42,6 +58,19 @@ def _check_decay(
             f"schedules.{function}: floor={floor!r} must not be above peak={peak!r}; both are "
             "learning rates, the floor is no fraction of the peak"
         )
+
+    def formula(step: Any, of: Arithmetic) -> Any:
+        left = height(_progress(step, warmup_steps, total_steps, of), of)
+        rising = _ramp(step, warmup_steps, of)
+        return rising * (float(floor) + float(peak - floor) * left)
+
+    arguments = {
+        "peak": peak,
+        "total_steps": total_steps,
+        "warmup_steps": warmup_steps,
+        "floor": floor,
+    }
+    return Schedule(function, arguments, formula)
 
 
 @gin.configurable("constant_schedule", module=_MODULE)
@@ -98,20 +127,7 @@ def linear_decay(
     Raises:
       ValueError: the warmup is not shorter than the whole, or the floor is above the peak.
     """
-    _check_decay("linear_decay", peak, total_steps, warmup_steps, floor)
-
-    def formula(step: Any, of: Arithmetic) -> Any:
-        left = 1.0 - _progress(step, warmup_steps, total_steps, of)
-        rising = _ramp(step, warmup_steps, of)
-        return rising * (float(floor) + float(peak - floor) * left)
-
-    arguments = {
-        "peak": peak,
-        "total_steps": total_steps,
-        "warmup_steps": warmup_steps,
-        "floor": floor,
-    }
-    return Schedule("linear_decay", arguments, formula)
+    return _decay("linear_decay", lambda x, of: 1.0 - x, peak, total_steps, warmup_steps, floor)
 
 
 @gin.configurable("cosine_schedule", module=_MODULE)
@@ -136,20 +152,11 @@ def cosine(
     Raises:
       ValueError: the warmup is not shorter than the whole, or the floor is above the peak.
     """
-    _check_decay("cosine", peak, total_steps, warmup_steps, floor)
 
-    def formula(step: Any, of: Arithmetic) -> Any:
-        angle = math.pi * _progress(step, warmup_steps, total_steps, of)
-        height = (of.cos(angle) + 1.0) * 0.5
-        return _ramp(step, warmup_steps, of) * (float(floor) + float(peak - floor) * height)
+    def height(progress: Any, of: Arithmetic) -> Any:
+        return (of.cos(math.pi * progress) + 1.0) * 0.5
 
-    arguments = {
-        "peak": peak,
-        "total_steps": total_steps,
-        "warmup_steps": warmup_steps,
-        "floor": floor,
-    }
-    return Schedule("cosine", arguments, formula)
+    return _decay("cosine", height, peak, total_steps, warmup_steps, floor)
 
 
 @gin.configurable("rsqrt_schedule", module=_MODULE)
