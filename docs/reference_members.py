@@ -21,6 +21,7 @@ PUBLIC_MODULES = (
     "layers",
     "optimize",
     "schedules",
+    "signal",
     "train",
     "visualize",
     "debug",

@@ -19,6 +19,7 @@ from mesh_tensorflow import debug as debug  # isort: skip
 from mesh_tensorflow.debug import inspect as inspect  # isort: skip
 from mesh_tensorflow import layers as layers  # isort: skip
 from mesh_tensorflow import schedules as schedules  # isort: skip
+from mesh_tensorflow import signal as signal  # isort: skip
 from mesh_tensorflow import optimize as optimize  # isort: skip
 from mesh_tensorflow import visualize as visualize  # isort: skip
 from mesh_tensorflow import train as train  # isort: skip

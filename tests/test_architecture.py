@@ -26,7 +26,7 @@ ORDER = [
     ["tpu_variables", "ops_with_redefined_builtins"],
     ["simd_mesh_impl", "test_utils", "launch"],
     ["debug"],
-    ["layers", "schedules"],
+    ["layers", "schedules", "signal"],
     ["optimize", "beam_search", "checkpoint"],
     ["estimator"],
     ["auto_mtf"],

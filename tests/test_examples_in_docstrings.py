@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import auto_mtf, layers, ops, optimize, schedules
+from mesh_tensorflow import auto_mtf, layers, ops, optimize, schedules, signal
 
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 MODULES = {
@@ -21,6 +21,7 @@ MODULES = {
     "layers": layers,
     "optimize": optimize,
     "schedules": schedules,
+    "signal": signal,
     "auto_mtf": auto_mtf,
 }
 # Functions for those who write operations or meshes, which guides and tests of their own show.

@@ -107,6 +107,8 @@ def _constant_array(
             f"{tuple(sizes)}; "
             "mtf.import_tf_tensor and mtf.broadcast make a Tensor of smaller ones"
         )
+    if dtype.is_complex and not tf.is_tensor(value):
+        value = np.asarray(value)  # lists may have both real and complex numbers
     value = tf.cast(value, dtype) if tf.is_tensor(value) else tf.constant(value, dtype)
     return import_tf_tensor(mesh, value, shape, name="constant")
 

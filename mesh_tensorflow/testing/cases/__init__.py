@@ -15,7 +15,7 @@ from mesh_tensorflow.testing.cases import (
     reshaping,
     shifting,
 )
-from mesh_tensorflow.testing.cases.complex import numbers
+from mesh_tensorflow.testing.cases.complex import fourier, numbers
 from mesh_tensorflow.testing.cases.table import Case
 
 __all__ = ["CASES", "Case"]
@@ -35,6 +35,7 @@ _FAMILIES = [
     conv,
     layers,
     layers_attention,
+    fourier,
 ]
 
 CASES: list[Case] = [c for family in _FAMILIES for c in family.CASES]

@@ -1,0 +1,277 @@
+"""FourierOperation: discrete Fourier transforms along dimensions that may be split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.cost import Collective, Cost
+from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
+from mesh_tensorflow._core.errors import WrongTypeError, dims_text, tensors_text
+from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape, check_names_differ
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow.ops._source import check_dimension
+from mesh_tensorflow.signal._plan import Plan, Problem, Step, plan_of
+
+__all__ = ["FourierOperation"]
+
+_COMPLEX = (tf.complex64, tf.complex128)
+_WHOLE = {tf.float32: tf.complex64, tf.float64: tf.complex128}
+_PART = {whole: part for part, whole in _WHOLE.items()}
+
+
+class _Kind(NamedTuple):
+    """A kind of transform.
+
+    Attributes:
+      functions: TensorFlow's functions along the last one, two and three axes.
+      dtypes: from the dtypes that it takes to those that it gives.
+      instead: what to write if the input has another dtype.
+      is_real: whether the input or the output is real.
+    """
+
+    functions: tuple
+    dtypes: dict
+    instead: str
+    is_real: bool = False
+
+
+_KINDS = {
+    "fft": _Kind(
+        (tf.signal.fft, tf.signal.fft2d, tf.signal.fft3d),
+        {dtype: dtype for dtype in _COMPLEX},
+        "mtf.cast(x, tf.complex64), or for real numbers mtf.signal.rfft(x, dim)",
+    ),
+    "ifft": _Kind(
+        (tf.signal.ifft, tf.signal.ifft2d, tf.signal.ifft3d),
+        {dtype: dtype for dtype in _COMPLEX},
+        "mtf.cast(x, tf.complex64)",
+    ),
+    "rfft": _Kind(
+        (tf.signal.rfft,),
+        _WHOLE,
+        "mtf.cast(x, tf.float32), or for complex numbers mtf.signal.fft(x, dim)",
+        is_real=True,
+    ),
+    "irfft": _Kind((tf.signal.irfft,), _PART, "mtf.cast(x, tf.complex64)", is_real=True),
+}
+
+
+def fourier_shape(
+    what: str, x: Tensor, dims: Sequence[Dimension], new_dims: Sequence[Dimension]
+) -> Shape:
+    """Returns the output shape: that of `x` with new dimensions in place of those transformed.
+
+    Raises:
+      ValueError: a dimension is not there, occurs twice, is empty, or a new one does not fit.
+    """
+    for d in dims:
+        check_dimension(what, x, d)
+    if not dims or len(set(dims)) < len(dims):
+        raise ValueError(
+            f"{what}: the dimensions to transform are {dims_text(dims) or 'none'}; name each "
+            f"once, of {x.name} {x.shape}"
+        )
+    if len(new_dims) != len(dims):
+        raise ValueError(
+            f"{what}: {dims_text(dims)} cannot become {dims_text(new_dims) or 'none'}; give as "
+            "many new dimensions as there are to transform, in the same order"
+        )
+    for d, new in zip(dims, new_dims):
+        if not d.size:
+            raise ValueError(
+                f"{what}: {dims_text([d])} of {x.name} {x.shape} is empty; a transform takes at "
+                "least one element"
+            )
+        _check_size(what, d, new)
+    replaced = dict(zip(dims, new_dims))
+    shape = Shape([replaced.get(d, d) for d in x.shape])
+    check_names_differ(what, shape, x.shape)
+    return shape
+
+
+def _check_size(what: str, d: Dimension, new: Dimension) -> None:
+    """Checks the size of the dimension that a transform gives."""
+    if what == "irfft":
+        if new.size < 1 or new.size // 2 + 1 != d.size:
+            sizes = " or ".join(str(n) for n in (2 * d.size - 2, 2 * d.size - 1) if n > 0)
+            raise ValueError(
+                f"{what}: the {dims_text([d])} frequencies are those of a real signal of size "
+                f"{sizes}, not of {dims_text([new])}. Give the new dimension the size that the "
+                "signal had"
+            )
+        return
+    size = d.size // 2 + 1 if what == "rfft" else d.size
+    if new.size != size:
+        raise ValueError(
+            f"{what}: {dims_text([d])} has {size} frequencies, which do not fit "
+            f"{dims_text([new])}. Write mtf.Dimension({new.name!r}, {size})"
+        )
+
+
+class FourierOperation(Operation):
+    """Discrete Fourier transforms along dimensions, which are moved between processors for it."""
+
+    def __init__(
+        self,
+        kind: str,
+        x: Tensor,
+        dims: Sequence[Dimension],
+        new_dims: Sequence[Dimension],
+        name: Optional[str] = None,
+    ):
+        """Creates the operation.
+
+        Args:
+          kind: "fft", "ifft", "rfft" or "irfft"; the last two are along one dimension.
+          x: a Tensor.
+          dims: the Dimensions to transform.
+          new_dims: the Dimensions of the output in their places.
+          name: a string or None.
+
+        Raises:
+          ValueError: a dimension is not there, or a new one does not fit.
+          WrongTypeError: the dtype is not one that is transformed.
+        """
+        shape = fourier_shape(kind, x, dims, new_dims)
+        dtypes = _KINDS[kind].dtypes
+        if x.dtype not in dtypes:
+            names = " or ".join(dtype.name for dtype in dtypes)
+            raise WrongTypeError(
+                f"{kind}: {tensors_text([x])} must be {names}. Write {_KINDS[kind].instead}"
+            )
+        super().__init__([x], name=name or kind)
+        self._kind = kind
+        self._dims = [convert_to_dimension(d) for d in dims]
+        self._new_dims = [convert_to_dimension(d) for d in new_dims]
+        self._outputs = [Tensor(self, shape, dtypes[x.dtype])]
+
+    # -- gradient
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Applies the adjoint, which is the inverse but for factors."""
+        dy = grad_ys[0]
+        points = math.prod(d.size for d in self._dims)
+        back = self._new_dims, self._dims
+        if self._kind == "fft":
+            return [FourierOperation("ifft", dy, *back).outputs[0] * float(points)]
+        if self._kind == "ifft":
+            return [FourierOperation("fft", dy, *back).outputs[0] * (1.0 / points)]
+        if self._kind == "rfft":
+            # Each frequency but the outer ones stands for two of a complex transform, of which
+            # irfft adds up both.
+            half = dy * self._outer(dy, self._new_dims[0], points, 1.0, 0.5)
+            return [FourierOperation("irfft", half, *back).outputs[0] * float(points)]
+        [size] = [d.size for d in self._new_dims]
+        dx = FourierOperation("rfft", dy, *back).outputs[0]
+        return [dx * self._outer(dx, self._dims[0], size, 1.0 / size, 2.0 / size)]
+
+    @staticmethod
+    def _outer(x: Tensor, dim: Dimension, size: int, outer: float, inner: float) -> Tensor:
+        """Returns factors along frequencies: of 0 and the highest of an even size, and others."""
+        k = mtf.mtf_range(x.mesh, dim, tf.int32)
+        is_outer = mtf.logical_or(mtf.equal(k, 0), mtf.equal(k * 2, size))
+        return mtf.cast(is_outer, x.dtype) * (outer - inner) + inner
+
+    # -- lowering
+
+    def _plan(self, mesh_impl: MeshImpl) -> Plan:
+        x, y = self._inputs[0], self._outputs[0]
+        return plan_of(
+            Problem(
+                tuple(x.shape.to_integer_list),
+                tuple(y.shape.to_integer_list),
+                (x.dtype.size, y.dtype.size),
+                frozenset(x.shape.dims.index(d) for d in self._dims),
+                tuple(mesh_impl.shape.to_integer_list),
+                _split_axes(mesh_impl, x.shape),
+                _split_axes(mesh_impl, y.shape),
+            )
+        )
+
+    def lower(self, lowering: LoweringLike) -> None:
+        """Carries out the steps of the plan."""
+        mesh_impl = lowering.mesh_impl(self)
+        x, y = self.inputs[0], self.outputs[0]
+        mesh_impl.slice_shape(y.shape)  # checks that it can be split
+        lowering.count_collectives(self, "fft_op")
+        value = lowering.tensors[x].to_laid_out_tensor()
+        for step in self._plan(mesh_impl):
+            if step.kind == "transform":
+                value = mesh_impl.slicewise(lambda t, s=step: self._transform(t, s.axes), value)
+            else:
+                value = _moved(mesh_impl, value, step)
+        lowering.set_tensor_lowering(y, value)
+
+    def _transform(self, t: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+        """Transforms a slice along some axes, each whole in it."""
+        functions = _KINDS[self._kind].functions
+        rank = t.shape.ndims
+        for first in range(0, len(axes), len(functions)):
+            last = list(axes[first : first + len(functions)])
+            perm = [axis for axis in range(rank) if axis not in last] + last
+            t = tf.transpose(t, perm) if perm != sorted(perm) else t
+            lengths = [self._outputs[0].shape[axis].size for axis in last]
+            further = {"fft_length": lengths} if self._kind == "irfft" else {}
+            sizes = t.shape.as_list()[: rank - len(last)]
+            t = functions[len(last) - 1](t, **further)
+            t.set_shape([*sizes, *lengths])
+            if perm != sorted(perm):
+                t = tf.transpose(t, [perm.index(axis) for axis in range(rank)])
+        return t
+
+    # -- cost
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """5 n log2(n) flops for each transform, half of them if it is real; and the collectives."""
+        flops, moved, found = 0.0, 0, []
+        x = self._inputs[0]
+        sizes = [max(a.size, b.size) for a, b in zip(x.shape, self._outputs[0].shape)]
+        mesh_impl.slice_shape(self._outputs[0].shape)  # checks that it can be split
+        for step in self._plan(mesh_impl):
+            moved += 2 * step.elements * step.itemsize
+            if step.kind == "transform":
+                each = 2.5 if _KINDS[self._kind].is_real else 5
+                flops += each * step.elements * sum(math.log2(sizes[axis]) for axis in step.axes)
+            elif step.moved_bytes:
+                found.append(
+                    Collective(step.kind, (step.mesh_axis,), step.elements, step.moved_bytes)
+                )
+        return Cost(int(flops), moved, tuple(found))
+
+    def cost_key(self) -> tuple:
+        """The kind of transform, and the dimensions."""
+        return self._kind, tuple(self._dims), tuple(self._new_dims)
+
+
+def _split_axes(mesh_impl: MeshImpl, shape: Shape) -> tuple[Optional[int], ...]:
+    """Returns, for each mesh axis of more than one processor, the axis that it splits, or None."""
+    axes = mesh_impl.tensor_layout(shape).mesh_axis_to_tensor_axis(mesh_impl.ndims)
+    return tuple(a if d.size > 1 else None for a, d in zip(axes, mesh_impl.shape))
+
+
+def _moved(mesh_impl: MeshImpl, value: LaidOutLike, step: Step) -> LaidOutLike:
+    """Applies a collective, with zeros appended before it, and those of earlier steps removed."""
+    if step.padding:
+        value = mesh_impl.slicewise(lambda t: _padded(t, step.split, step.padding), value)
+    axes = [axis for axis in (step.split, step.joined) if axis is not None]
+    value = getattr(mesh_impl, step.kind)(value, step.mesh_axis, *axes)
+    if step.joined is not None and value.slice_shape[step.joined] > step.size:
+        value = mesh_impl.slicewise(lambda t: _cut(t, step.joined, step.size), value)
+    return value
+
+
+def _padded(t: tf.Tensor, axis: Optional[int], padding: int) -> tf.Tensor:
+    return tf.pad(t, [[0, padding if i == axis else 0] for i in range(t.shape.ndims)])
+
+
+def _cut(t: tf.Tensor, axis: Optional[int], size: int) -> tf.Tensor:
+    sizes = [size if i == axis else n for i, n in enumerate(t.shape.as_list())]
+    return tf.slice(t, [0] * len(sizes), sizes)
