@@ -19,6 +19,7 @@ SMALL_TRANSFORMER = [
 ]
 # Of each example: arguments with which it is short, and what its last lines are like.
 ROWS = {
+    "gaussian_random_field": (["--quick"], r"^measured and given spectrum differ by \d\.\d+ "),
     "mesh_impl_of_your_own": ([], r"rows:2,cols:3 +d_in:rows,d_out:cols"),
     "mnist": (
         ["--train_epochs=2", "--hidden_size=8", "--batch_size=600", "--mesh_shape=b1:2;b2:1"],
