@@ -13,6 +13,7 @@ from mesh_tensorflow import layers
 from mesh_tensorflow.bert._config import BertConfig
 from mesh_tensorflow.bert._dims import BertDims, check_config
 from mesh_tensorflow.bert._layers import get_activation, layer_norm
+from mesh_tensorflow.ops._variables.precision import widened
 from mesh_tensorflow.transformer import moe as moe_lib
 from mesh_tensorflow.transformer.transformer_layers._attention.relative import (
     relative_position_bucket,
@@ -165,10 +166,8 @@ class BertModel(BertDims):
         """Returns the attention bias, or None."""
         bias = None
         if input_mask is not None:
-            seen = mtf.to_float(
-                mtf.rename_dimension(input_mask, self.seq_dim.name, self.memory_seq_dim.name)
-            )
-            bias = (1.0 - seen) * _MASKED_LOGIT
+            seen = mtf.rename_dimension(input_mask, self.seq_dim.name, self.memory_seq_dim.name)
+            bias = (1.0 - mtf.to_float(seen)) * _MASKED_LOGIT
         if self.config.position_signal != "relative_attention_bias":
             return bias
         mesh = self._input_ids.mesh
@@ -185,7 +184,7 @@ class BertModel(BertDims):
         by_distance = mtf.gather(
             table, relative_position_bucket(distance, num_buckets=_BUCKETS), buckets_dim
         )
-        return by_distance if bias is None else bias + by_distance
+        return by_distance if bias is None else bias + mtf.to_float(by_distance)
 
     @property
     def _softmax_heads(self) -> list[mtf.Dimension]:
@@ -236,7 +235,7 @@ class BertModel(BertDims):
             output_shape=kept + self.memory_seq_dim,
         )
         if attention_bias is not None:
-            logits += attention_bias
+            logits += mtf.cast(attention_bias, logits.dtype)
         weights = self._dropped(
             mtf.softmax(logits, self.memory_seq_dim), self.config.attention_probs_dropout_prob
         )
@@ -397,4 +396,4 @@ class BertModel(BertDims):
 
     def get_extra_loss(self) -> Union[mtf.Tensor, float]:
         """Returns the sum of the losses of mixtures of experts, a scalar Tensor, or 0."""
-        return mtf.add_n(self._extra_losses)
+        return mtf.add_n([widened(loss) for loss in self._extra_losses])

@@ -110,7 +110,7 @@ def _constant_array(
     if dtype.is_complex and not tf.is_tensor(value):
         value = np.asarray(value)  # lists may have both real and complex numbers
     value = tf.cast(value, dtype) if tf.is_tensor(value) else tf.constant(value, dtype)
-    return import_tf_tensor(mesh, value, shape, name="constant")
+    return import_unchanged(mesh, value, shape, name="constant")
 
 
 def _sizes(value: Any) -> list[Optional[int]]:
@@ -311,9 +311,15 @@ def import_tf_tensor(
     dtype = imported_dtype(tf_tensor.dtype)
     if dtype != tf_tensor.dtype:
         tf_tensor = tf.cast(tf_tensor, dtype)
-    return ImportOperation(
-        mesh, tf_tensor, _anonymous_if_none(tf_tensor, shape), name=name
-    ).outputs[0]
+    return import_unchanged(mesh, tf_tensor, shape, name)
+
+
+def import_unchanged(
+    mesh: Mesh, tf_tensor: tf.Tensor, shape: Optional[ShapeLike], name: Optional[str] = None
+) -> Tensor:
+    """Returns a Tensor that has the dtype of a tf.Tensor in any precision in force."""
+    whole = _anonymous_if_none(tf_tensor, shape)
+    return ImportOperation(mesh, tf_tensor, whole, name=name).outputs[0]
 
 
 @leaves_no_node

@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import MissingMethodError
 from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow.ops._source import import_unchanged
 from mesh_tensorflow.utils import steps_done
 
 __all__ = ["Optimizer"]
@@ -127,7 +128,7 @@ def scalar_like(value: Rate, x: mtf.Tensor) -> Union[float, mtf.Tensor]:
     if isinstance(value, mtf.Tensor):
         return mtf.cast(value, x.dtype)
     if tf.is_tensor(value):
-        return mtf.import_tf_tensor(x.mesh, tf.cast(value, x.dtype), mtf.Shape([]))
+        return import_unchanged(x.mesh, tf.cast(value, x.dtype), mtf.Shape([]))
     return value
 
 

@@ -122,6 +122,11 @@ def test_what_is_imported_and_asked_for(tf_graph):
             tf.int32,
             tf.float64,
         ]
+        wide = mtf.zeros(mesh, [BATCH], tf.float32)
+        array = np.ones(4, np.float32)
+        beside = [1.0 - wide, mtf.maximum(wide, 1.0), wide * array, array - wide]
+        constant = mtf.constant(mesh, array, [BATCH], tf.float32)
+        assert [y.dtype for y in [*beside, constant]] == [tf.float32] * 5
         assert made("a") == ("float32", "bfloat16", "bfloat16")
         assert made("b", trainable=False) == ("float32",) * 3
         assert made("c", dtype=tf.float64) == ("float64",) * 3

@@ -7,9 +7,9 @@ from typing import Any, Union
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.tensor import Operand, Tensor, check_tensors
+from mesh_tensorflow.ops._source import import_unchanged
 
 __all__: list[str] = []
 
@@ -68,7 +68,7 @@ def _array_beside(what: str, x: Tensor, value: Any) -> Union[Tensor, Number]:
             f"{what}: {found} is {value.dtype.base_dtype.name}, beside {tensors_text([x])}; bring "
             "it to that type with tf.cast"
         )
-    return mtf.import_tf_tensor(x.mesh, value, x.shape)
+    return import_unchanged(x.mesh, value, x.shape)
 
 
 def _as_array(what: str, x: Tensor, value: Operand) -> np.ndarray:

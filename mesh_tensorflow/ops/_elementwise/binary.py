@@ -26,6 +26,7 @@ from mesh_tensorflow._mesh.slices.functions import broadcast_slice, tile_slice
 from mesh_tensorflow.ops._elementwise.beside import beside
 from mesh_tensorflow.ops._elementwise.dtypes import check_real
 from mesh_tensorflow.ops._elementwise.scalar import ScalarAddOperation, ScalarMultiplyOperation
+from mesh_tensorflow.ops._source import import_unchanged
 
 __all__ = [
     "AddOperation",
@@ -232,7 +233,7 @@ def _import_beside(x: Tensor, value: Operand) -> Tensor:
     if isinstance(value, Tensor):
         return value
     value = tf.cast(value, x.dtype) if tf.is_tensor(value) else tf.constant(value, x.dtype)
-    return mtf.import_tf_tensor(x.mesh, value, [])
+    return import_unchanged(x.mesh, value, [])
 
 
 @leaves_no_node
