@@ -193,6 +193,13 @@ def test_every_part_has_its_place():
         assert inner - {"__init__"} == {name for level in order for name in level}
 
 
+def test_page_of_modules_shows_the_order():
+    page = (PACKAGE.parent / "docs" / "design" / "modules.md").read_text(encoding="utf-8")
+    shown = page.split("```text\n")[1].split("\n\n")[0]
+    parts = [[part.strip() for part in step.split("|")] for step in shown.split("→")]
+    assert [sorted(step) for step in parts] == [sorted(step) for step in ORDER]
+
+
 def test_exceptions_are_all_in_use():
     found = {(i.module, i.target) for i in all_imports()}
     assert set(AGAINST_THE_ORDER) | set(LATE) <= found
