@@ -87,6 +87,8 @@ class AdafactorOptimizer(Optimizer):
     ['w', 'w_slot_vr', 'w_slot_vc']
     """
 
+    takes_complex = False
+
     def __init__(
         self,
         multiply_by_parameter_scale: bool = True,

@@ -36,6 +36,8 @@ class AdamWeightDecayOptimizer(Optimizer):
         them are not decayed.
     """
 
+    takes_complex = False
+
     def __init__(
         self,
         learning_rate: Rate,

@@ -10,7 +10,7 @@ from typing import Any, Optional, TypeAlias, Union
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import MissingMethodError
+from mesh_tensorflow._core.errors import MissingMethodError, WrongTypeError
 from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow.ops._source import import_unchanged
 from mesh_tensorflow.utils import steps_done
@@ -66,7 +66,12 @@ class Optimizer:
     >>> updates = mtf.optimize.SgdOptimizer(0.1).apply_grads(grads, variables)
     >>> print([v.name for update in updates for v in update.variables])
     ['w']
+
+    Attributes:
+      takes_complex: whether it updates complex variables; False for rules of real numbers.
     """
+
+    takes_complex = True
 
     def apply_grads(
         self, grads: Sequence[Optional[mtf.Tensor]], variables: Sequence[mtf.Variable]
@@ -80,6 +85,9 @@ class Optimizer:
 
         Returns:
           A list of Assign operations, combined where possible.
+
+        Raises:
+          WrongTypeError: a variable is complex, and the rule is one of real numbers.
         """
         assignments: list[mtf.Operation] = []
         if len(grads) != len(variables):
@@ -92,10 +100,19 @@ class Optimizer:
         # Learning rates and slots are no activations.
         with _schedules_called_once(), mtf.precision("float32"):
             for grad, var in zip(grads, variables):
+                self._check_dtype(var)
                 assignments += self.apply_grad(grad, var)
         if not assignments:
             return []
         return variables[0].graph.combine_assignments(assignments)
+
+    def _check_dtype(self, var: mtf.Variable) -> None:
+        if var.master_dtype.is_complex and not self.takes_complex:
+            raise WrongTypeError(
+                f"{type(self).__name__} has a rule for real numbers, and variable {var.name!r} "
+                f"is {var.master_dtype.name}. Make variables of the two parts, which "
+                "mtf.complex joins, or train it by mtf.optimize.SgdOptimizer"
+            )
 
     def apply_grad(self, grad: Optional[mtf.Tensor], var: mtf.Variable) -> list[mtf.Operation]:
         """Returns operations that update one variable.

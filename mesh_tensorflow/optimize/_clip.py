@@ -50,7 +50,9 @@ def global_norm(tensors: Sequence[Optional[mtf.Tensor]]) -> mtf.Tensor:
     Raises:
       ValueError: there is no Tensor.
     """
-    squares = [mtf.reduce_sum(mtf.square(mtf.to_float(x))) for x in _given("global_norm", tensors)]
+    given = _given("global_norm", tensors)
+    lengths = [mtf.abs(x) if x.dtype.is_complex else x for x in given]
+    squares = [mtf.reduce_sum(mtf.square(mtf.to_float(x))) for x in lengths]
     return mtf.sqrt(mtf.add_n(squares))
 
 
@@ -87,8 +89,14 @@ def clip_by_global_norm(
     if not isinstance(bound, mtf.Tensor):
         bound = mtf.constant(norm.mesh, float(bound), mtf.Shape([]), tf.float32)
     factor = mtf.cwise(_factor, [norm, bound], name="clip_factor")
-    clipped = [None if g is None else mtf.cast(mtf.to_float(g) * factor, g.dtype) for g in grads]
-    return clipped, norm
+    return [None if g is None else _scaled(g, factor) for g in grads], norm
+
+
+def _scaled(g: mtf.Tensor, factor: mtf.Tensor) -> mtf.Tensor:
+    """Returns a gradient times a float32 factor, in the dtype that it has."""
+    if g.dtype.is_complex:
+        return g * mtf.cast(factor, g.dtype)
+    return mtf.cast(mtf.to_float(g) * factor, g.dtype)
 
 
 def _factor(norm: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:

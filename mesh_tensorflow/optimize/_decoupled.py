@@ -38,6 +38,8 @@ def _check_between(optimizer: str, **numbers: float) -> None:
 class _Decoupled(ElementwiseOptimizer):
     """What AdamW and Lion share: the weight decay, and the variables that have none."""
 
+    takes_complex = False
+
     def __init__(
         self,
         learning_rate: Rate,

@@ -134,6 +134,8 @@ _OTHERS = {
 class _KerasOptimizer(ElementwiseOptimizer):
     """An optimizer with the rule of one of Keras'; see `from_keras`."""
 
+    takes_complex = False
+
     def __init__(self, kind: _Kind, name: str, rate: Rate, config: Config, excluded: Any):
         super().__init__(rate)
         self.name = name
