@@ -51,6 +51,15 @@ class Saver(tf.train.Saver):
 
     It first compares the names, shapes and dtypes in the checkpoint with those of the program, and
     reports the differences.
+
+    >>> w = mtf.get_variable(mesh, "w", "d:2", initializer=tf.ones_initializer())
+    >>> master = w.operation.get_master()
+    >>> saver = mtf.checkpoint.Saver([master])
+    >>> path = saver.save(None, "model.ckpt", global_step=10)  # in eager code, without a session
+    >>> _ = master.assign([5.0, 5.0])
+    >>> saver.restore(None, path)
+    >>> print(path, master.numpy())
+    model.ckpt-10 [1. 1.]
     """
 
     def __init__(self, var_list: Optional[VarList] = None, **kwargs: object):
@@ -172,7 +181,14 @@ def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
     """Makes variables be initialized with the values in a checkpoint.
 
     Like `tf.train.init_from_checkpoint`, but also for variables with slices in several processes.
-    Call it before they are initialized.
+    Call it before they are initialized; in eager code, they get the values at once.
+
+    >>> old = mtf.get_variable(mesh, "old", "d:2", initializer=tf.ones_initializer())
+    >>> path = mtf.checkpoint.Saver([old.operation.get_master()]).save(None, "model.ckpt")
+    >>> new = mtf.get_variable(mesh, "new", "d:2", initializer=tf.zeros_initializer())
+    >>> mtf.checkpoint.init_from_checkpoint(path, {"old": new.operation.get_master()})
+    >>> print(new.numpy())
+    [1. 1.]
 
     Args:
       path: the path of a checkpoint, as returned by `Saver.save`; or a directory, for its latest
@@ -219,6 +235,16 @@ def check_checkpoint(
     read: bool = False,
 ) -> None:
     """Checks that a checkpoint has the variables of a program.
+
+    >>> w = mtf.get_variable(mesh, "w", "d:2").operation.get_master()
+    >>> path = mtf.checkpoint.Saver([w]).save(None, "model.ckpt")
+    >>> bias = mtf.get_variable(mesh, "bias", "d:2").operation.get_master()
+    >>> mtf.checkpoint.check_checkpoint(path, [w, bias])
+    Traceback (most recent call last):
+    mesh_tensorflow.checkpoint.CheckpointError: checkpoint model.ckpt is not of this program...
+      Missing in the file (1):
+        bias [2]
+    ...
 
     Args:
       path: the path of a checkpoint, as returned by `Saver.save`.

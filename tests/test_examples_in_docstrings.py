@@ -4,6 +4,7 @@ An example is an eager program. It has `mtf`, `np`, `tf` (TensorFlow itself), an
 which are new for each docstring.
 """
 
+import contextlib
 import doctest
 import inspect
 import types
@@ -13,7 +14,19 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import auto_mtf, layers, ops, optimize, schedules, signal
+from mesh_tensorflow import (
+    auto_mtf,
+    checkpoint,
+    debug,
+    layers,
+    ops,
+    optimize,
+    schedules,
+    signal,
+    train,
+    visualize,
+)
+from mesh_tensorflow.train import metrics
 
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 MODULES = {
@@ -23,7 +36,15 @@ MODULES = {
     "schedules": schedules,
     "signal": signal,
     "auto_mtf": auto_mtf,
+    "train": train,
+    "train.metrics": metrics,
+    "visualize": visualize,
+    "checkpoint": checkpoint,
 }
+# Modules whose functions need an example, and whose classes are what these functions return.
+FUNCTIONS = ("ops", "train.metrics", "visualize", "debug")
+# tests/debug/test_examples_of_debug.py runs those of debug.
+DOCUMENTED = {**MODULES, "debug": debug}
 # Functions for those who write operations or meshes, which guides and tests of their own show.
 WITHOUT = {
     "binary_reduction_fn",
@@ -39,14 +60,17 @@ WITHOUT = {
 
 
 def documented(module):
-    """Returns (name, object) of the public functions and, outside of `ops`, classes."""
+    """Returns (name, object) of the public functions and, but for FUNCTIONS, classes."""
     names = getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]
     found = [(n, getattr(module, n)) for n in names]
-    kinds = (types.FunctionType,) if module is ops else (types.FunctionType, type)
+    functions_only = any(module is DOCUMENTED[name] for name in FUNCTIONS)
+    kinds = (types.FunctionType,) if functions_only else (types.FunctionType, type)
     return [
         (n, inspect.unwrap(x))
         for n, x in found
-        if isinstance(x, kinds) and inspect.unwrap(x).__module__.startswith("mesh_tensorflow")
+        if isinstance(x, kinds)
+        and inspect.unwrap(x).__module__.startswith("mesh_tensorflow")
+        and not (isinstance(x, type) and issubclass(x, Exception))
     ]
 
 
@@ -69,11 +93,14 @@ def examples(module):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples(name):
+def test_examples(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write files
     failed = []
     for function, _, test in examples(MODULES[name]):
         printed = []
-        with mtf.VariableStore().scope():
+        # fit keeps variables of its own.
+        fits = function == "fit"
+        with contextlib.nullcontext() if fits else mtf.VariableStore().scope():
             graph = mtf.Graph()
             test.globs = {
                 "mtf": mtf,
@@ -88,9 +115,9 @@ def test_examples(name):
     assert not failed, "\n".join(failed)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", DOCUMENTED)
 def test_every_function_has_one(name):
-    module = MODULES[name]
+    module = DOCUMENTED[name]
     bare = [
         function
         for function, thing, test in examples(module)

@@ -121,6 +121,10 @@ def print_training_report(
 
     Trainers that build their program again, for instance after each evaluation, print it once.
 
+    >>> w = mtf.get_variable(mesh, "w", "d_model:4,d_ff:8")
+    >>> mesh_impl = mtf.MeshImpl("cols:2", "d_ff:cols")
+    >>> mtf.visualize.print_training_report(graph, mesh_impl, {"checkpoints": "model"})
+
     Args:
       program: see `training_report`.
       mesh_impl: see `training_report`.
