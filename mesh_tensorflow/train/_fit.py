@@ -23,7 +23,7 @@ from mesh_tensorflow.train._input.data import AnyDataset, Part, Source, opened, 
 from mesh_tensorflow.train._input.features import Features
 from mesh_tensorflow.train._loop import Loop
 from mesh_tensorflow.train._model import Model
-from mesh_tensorflow.train._placing import Placing, placing_of
+from mesh_tensorflow.train._placing import Given, Placing, placing_of
 from mesh_tensorflow.train._rates import Rates
 from mesh_tensorflow.train._result import Result
 from mesh_tensorflow.train._step_engine import StepEngine
@@ -160,29 +160,22 @@ def fit(
         microbatches=microbatches,
         **({} if eval_every is None else {"eval_every": eval_every}),
     )
-    placing = placing_of(mesh_shape, layout, devices, simd, mesh_impl)
+    model = Model(model_fn, optimizer, learning_rate, clip_norm, microbatches, average, precision)
+    mesh = Given(mesh_shape, layout, devices, simd, mesh_impl)
+    placing = placing_of(mesh)
     _check_several(placing, average, seed)
     features, source = _features_and_source(data, dims, placing, shuffle, seed)
     engine: Engine
     if optimizer is None:
         _check_unused(
             "only a model function, with an optimizer, can have",
-            learning_rate=learning_rate,
-            clip_norm=clip_norm,
-            microbatches=None if microbatches == 1 else microbatches,
-            average=average,
-            precision=precision,
-            mesh_shape=None if mesh_shape == "all:1" else mesh_shape,
-            layout=layout or None,
-            devices=devices,
-            simd=simd or None,
-            mesh_impl=mesh_impl,
+            {**_changed(model), **_changed(mesh)},
         )
         engine = StepEngine(model_fn, eval_fn, store, features, keep, seed)
     else:
-        _check_unused("only a step function, without an optimizer, can have", store=store)
-        model = Model(
-            model_fn, optimizer, learning_rate, clip_norm, microbatches, average, precision
+        _check_unused(
+            "only a step function, without an optimizer, can have",
+            {} if store is None else {"store": store},
         )
         eval_model = model if eval_fn is None else dataclasses.replace(model, fn=eval_fn)
         engine = SessionEngine(model, eval_model, placing, features, seed, keep)
@@ -216,9 +209,19 @@ def _check_numbers(**numbers: Any) -> None:
             raise ValueError(f"fit: {name} should be an integer of at least 1, but is {value!r}")
 
 
-def _check_unused(which: str, **arguments: Any) -> None:
+def _changed(settings: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass that have other values than by default."""
+    return {
+        field.name: value
+        for field in dataclasses.fields(settings)
+        if field.default is not dataclasses.MISSING
+        and (value := getattr(settings, field.name)) is not field.default
+        and value != field.default
+    }
+
+
+def _check_unused(which: str, given: Mapping[str, Any]) -> None:
     """Raises ValueError for arguments that are given, but would have no effect."""
-    given = [name for name, value in arguments.items() if value is not None]
     if given:
         raise ValueError(
             f"fit: {', '.join(given)} would have no effect here: it is something that {which}. "

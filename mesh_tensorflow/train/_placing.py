@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -20,7 +20,7 @@ from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 from mesh_tensorflow.train._cluster import Cluster, check_connected, find_cluster
 from mesh_tensorflow.train._input.data import Part
 
-__all__ = ["Placing", "placing_of"]
+__all__ = ["Given", "Placing", "placing_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,28 +108,38 @@ class Placing:
         return Part(first // (last - first + 1), count // (last - first + 1))
 
 
-def placing_of(
-    mesh_shape: ShapeLike,
-    layout: LayoutLike,
-    devices: Optional[Sequence[str]],
-    simd: bool,
-    mesh_impl: Union[MeshImpl, None],
-) -> Placing:
-    """Returns the Placing that the arguments of `fit` describe.
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What the user says about the mesh.
 
-    Args:
+    Attributes:
       mesh_shape: the shape of the mesh.
       layout: its layout rules.
       devices: a device for each processor, or None.
       simd: whether all processors run one program.
       mesh_impl: a PlacementMeshImpl in place of the others, or None.
+    """
+
+    mesh_shape: ShapeLike = "all:1"
+    layout: LayoutLike = ""
+    devices: Optional[Sequence[str]] = None
+    simd: bool = False
+    mesh_impl: Optional[MeshImpl] = None
+
+
+def placing_of(given: Given) -> Placing:
+    """Returns the Placing that the arguments of `fit` describe.
+
+    Args:
+      given: these arguments.
 
     Raises:
       ValueError: there are too few devices, or `mesh_impl` is given besides the others.
       TypeError: `mesh_impl` is no mesh implementation.
     """
+    mesh_impl = given.mesh_impl
     if mesh_impl is not None:
-        if mesh_shape != "all:1" or layout != "" or devices is not None or simd:
+        if given != Given(mesh_impl=mesh_impl):
             raise ValueError(
                 "fit: mesh_impl is given besides mesh_shape, layout, devices or simd, which it "
                 "takes the place of: leave them out"
@@ -147,11 +157,11 @@ def placing_of(
         check_connected()
         own = tuple(getattr(mesh_impl, "devices", ()))
         return Placing(mesh_impl.shape, mesh_impl.layout_rules, own, False, mesh_impl)
-    shape, rules = mtf.convert_to_shape(mesh_shape), convert_to_layout_rules(layout)
-    cluster = find_cluster(simd, shape.size)
+    shape, rules = mtf.convert_to_shape(given.mesh_shape), convert_to_layout_rules(given.layout)
+    cluster = find_cluster(given.simd, shape.size)
     if cluster is not None:
-        return Placing(shape, rules, tuple(cluster.devices), simd, None, cluster)
-    return Placing(shape, rules, _devices(shape, devices, simd), simd)
+        return Placing(shape, rules, tuple(cluster.devices), given.simd, None, cluster)
+    return Placing(shape, rules, _devices(shape, given.devices, given.simd), given.simd)
 
 
 def _devices(shape: mtf.Shape, devices: Optional[Sequence[str]], simd: bool) -> tuple[str, ...]:

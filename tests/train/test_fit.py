@@ -362,6 +362,10 @@ ERRORS = {
     ),
     "no dims": (_fit_with(dims=None), "dims is missing"),
     "kind": (_fit_with(data=7), "data should be a tf.data.Dataset, NumPy arrays"),
+    "splits": (
+        _fit_with(data={"train": iter([linear.DATA]), "test": None}),
+        r"it is a dict with train, test. If these are splits, give one, such as data\['train'\]",
+    ),
     "path": (_fit_with(data="/no/such"), "there is no such directory"),
     "loss": (_fit_with(model_fn=lambda mesh, features: 3.0), "should return mtf Tensors, but loss"),
     "shape": (

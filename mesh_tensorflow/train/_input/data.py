@@ -302,8 +302,16 @@ def source_of(
     raise TypeError(
         "fit: data should be a tf.data.Dataset, NumPy arrays (one, or a tuple or dictionary), a "
         "Hugging Face dataset or the path of one on disk, an iterable of batches or examples, or "
-        f"a function that returns one of these; it is a {type(data).__name__}"
+        f"a function that returns one of these; it is a {type(data).__name__}{_entries_text(data)}"
     )
+
+
+def _entries_text(data: Any) -> str:
+    """Returns what to do with a dictionary that may be one of datasets."""
+    if not isinstance(data, Mapping) or not data:
+        return ""
+    names = ", ".join(map(str, list(data)[:4]))
+    return f" with {names}. If these are splits, give one, such as data[{next(iter(data))!r}]"
 
 
 class _Again:
