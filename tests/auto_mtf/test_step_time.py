@@ -371,3 +371,25 @@ def test_profiles(tmp_path):
         SLOW.replace(memory_bandwidth=0.0)
     with pytest.raises(ValueError, match='kind is "ring" or "switch"'):
         Link(1.0, 0.0, "mesh")
+
+
+def test_fourier_transforms_are_split_in_pencils(tf_graph):
+    """One mesh dimension may split x before a transform and ky after it."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    space = mtf.convert_to_shape("x:16,y:16,z:16").dims
+    frequencies = mtf.convert_to_shape("kx:16,ky:16,kz:16").dims
+    x = mtf.zeros(mesh, space, tf.complex64)
+    waves = mtf.signal.fft3d(x, space, frequencies)
+    y = mtf.signal.ifft3d(waves * 2.0, frequencies, space)
+    machine = SLOW.replace(link=Link(1e9, 1e-6))
+    estimator = StepEstimator(mesh.graph, "rows:2,cols:2", [y], machine)
+    best = estimator.solve()
+    assert best.seconds.total == pytest.approx(
+        min(estimator.estimate(rules).seconds.total for rules in all_layouts(estimator))
+    )
+    assert len({"x", "y", "z"} & set(best.layout)) == len(best.layout) / 2 == 2
+    impl = CostModel(estimator.mesh_shape, machine).impl(best.layout)
+    kinds = [
+        c.kind for _, cost in walk(mesh.graph.operations, impl).costs for c in cost.collectives
+    ]
+    assert kinds == ["alltoall"] * 4

@@ -16,16 +16,18 @@ from mesh_tensorflow.ops._control.recompute import DelayOperation
 from mesh_tensorflow.ops._control.while_gradient import WhileGradientOperation
 from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
 from mesh_tensorflow.ops._variables.assign import Assign
+from mesh_tensorflow.signal._fft import FourierOperation
 
 __all__ = ["layout_pairs", "layout_space"]
 
 _SEPARATORS = re.compile(r"[;,\s]+")
 
-# Operations that process each of their tensors independently.
+# Operations that process each of their tensors independently, or move from one layout to another.
 _TENSORS_APART = (
     Assign,
     CustomGradientOperation,
     DelayOperation,
+    FourierOperation,
     WhileLoopOperation,
     WhileGradientOperation,
 )
