@@ -11,6 +11,7 @@ from mesh_tensorflow.layers._attention.attention_incremental import (
     multihead_encdec_attention_incremental,
     multihead_self_attention_incremental,
 )
+from mesh_tensorflow.layers._attention.blocked import blocked_attention
 from mesh_tensorflow.layers._attention.compressed import (
     compress_mean,
     multihead_self_attention_memory_compressed,
@@ -81,6 +82,7 @@ __all__ = [
     "avg_pool2d",
     "avg_pool3d",
     "batch_norm",
+    "blocked_attention",
     "clip_activation_gradient",
     "compress_mean",
     "conv1d",

@@ -27,9 +27,11 @@ from mesh_tensorflow._mesh.slices.functions import static_arange
 
 __all__ = [
     "fold_key",
+    "hash_bits",
     "is_known",
     "key_is_of_step",
     "keep_mask",
+    "keep_where",
     "keys_by_step",
     "new_key",
     "program_seed",
@@ -228,16 +230,21 @@ def keep_mask(
     bits = tf.bitcast(
         tf.random.uniform(shape, -(2**31), 2**31 - 1, dtype=tf.int32, seed=seed), tf.uint32
     )
-    return _keep_mask(lambda stream: bits, dtype, keep_prob)
+    return keep_where(bits, dtype, keep_prob)
 
 
 def _keep_mask(bits_fn: Callable, dtype: tf.DType, keep_prob: Number) -> tf.Tensor:
+    return keep_where(bits_fn(0), dtype, keep_prob)
+
+
+def keep_where(bits: tf.Tensor, dtype: tf.DType, keep_prob: Number) -> tf.Tensor:
+    """Returns 1 / keep_prob where uniform uint32 bits are among those to keep, else 0."""
     if tf.is_tensor(keep_prob):
         wide = tf.cast(keep_prob, tf.float64)
         threshold = tf.cast(tf.cast(tf.minimum(wide * 2.0**32, 2.0**32 - 1), tf.int64), tf.uint32)
     else:
         threshold = _u32(min(round(keep_prob * 2**32), 2**32 - 1))
-    return tf.cast(bits_fn(0) < threshold, dtype) * tf.cast(1.0 / keep_prob, dtype)
+    return tf.cast(bits < threshold, dtype) * tf.cast(1.0 / keep_prob, dtype)
 
 
 # By the function's name: tf.random.uniform and tf.compat.v1.random_uniform are one function.

@@ -9,12 +9,13 @@ from mesh_tensorflow.testing.cases import (
     indexing,
     joining,
     layers,
-    layers_attention,
     loops,
     reductions,
     reshaping,
     shifting,
 )
+from mesh_tensorflow.testing.cases.attention import blocked
+from mesh_tensorflow.testing.cases.attention import layers as attention_layers
 from mesh_tensorflow.testing.cases.complex import fourier, numbers
 from mesh_tensorflow.testing.cases.table import Case
 
@@ -34,8 +35,9 @@ _FAMILIES = [
     loops,
     conv,
     layers,
-    layers_attention,
+    attention_layers,
     fourier,
+    blocked,
 ]
 
 CASES: list[Case] = [c for family in _FAMILIES for c in family.CASES]

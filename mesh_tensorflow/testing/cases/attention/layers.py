@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.cases.table import FLOATS, case, dim, dims
 
-__all__ = ["CASES"]
+__all__ = ["CASES", "attend", "causal", "hide"]
 
 _LAYERS = mtf.layers
 _HIDDEN = -1e9
@@ -34,7 +34,8 @@ def _softmax(x, extra=None):
     return np.exp(x - largest) / z
 
 
-def _attend(q, k, v, bias=0.0, extra=None):
+def attend(q, k, v, bias=0.0, extra=None):
+    """Returns attention to values, in NumPy."""
     return _softmax(q @ np.swapaxes(k, -1, -2) + bias, extra) @ v
 
 
@@ -53,15 +54,17 @@ def _qkv(x, memory, qkvo):
 
 def _multihead(x, memory, qkvo, bias=0.0, extra=None):
     q, k, v, wo = _qkv(x, memory, qkvo)
-    return _output(_attend(q, k, v, bias, extra), wo)
+    return _output(attend(q, k, v, bias, extra), wo)
 
 
-def _hide(condition):
+def hide(condition):
+    """Returns what is added to logits to hide positions."""
     return np.where(condition, _HIDDEN, 0.0)
 
 
-def _causal(n):
-    return _hide(np.arange(n)[:, None] < np.arange(n))
+def causal(n):
+    """Returns the mask of later positions."""
+    return hide(np.arange(n)[:, None] < np.arange(n))
 
 
 def _padded(a, before, after=0, axis=-2):
@@ -77,7 +80,7 @@ def _one_step(x, prev_k, prev_v, qkvo, place, replace, visible):
     here = (np.arange(prev_k.shape[-2]) == place).astype(float)
     new_k = prev_k * kept[:, None] + k * here[:, None]
     new_v = prev_v * kept[:, None] + v * here[:, None]
-    return [_output(_attend(q, new_k, new_v, _hide(~visible)), wo)[:, 0], new_k, new_v]
+    return [_output(attend(q, new_k, new_v, hide(~visible)), wo)[:, 0], new_k, new_v]
 
 
 def _local(x, qkvo, window, block):
@@ -87,7 +90,7 @@ def _local(x, qkvo, window, block):
     at, memory = np.arange(n)[:, None], np.arange(-window, n)
     seen = (memory <= at) & (memory > at - block) & (memory >= at // block * block - window)
     k, v = _padded(k, window), _padded(v, window)
-    return _output(_attend(q, k, v, _hide(~seen)), wo)
+    return _output(attend(q, k, v, hide(~seen)), wo)
 
 
 def _neighbors(a, axis, masked):
@@ -103,8 +106,8 @@ def _blocks(x, qkvo, masked):
     q, k, v, wo = _qkv(x, x, qkvo)
     k, v = (np.moveaxis(_neighbors(np.moveaxis(t, 1, 0), -2, masked), 0, 1) for t in (k, v))
     w = x.shape[-2]
-    bias = _hide(np.arange(w)[:, None] + w < np.arange(2 * w)) if masked else 0.0
-    return _output(_attend(q, k, v, bias), wo)
+    bias = hide(np.arange(w)[:, None] + w < np.arange(2 * w)) if masked else 0.0
+    return _output(attend(q, k, v, bias), wo)
 
 
 def _around(a, masked):
@@ -125,7 +128,7 @@ def _blocks_2d(x, qkvo, masked):
     else:
         rows, columns = np.arange(-h, h)[:, None], np.arange(-w, w)
         later = np.arange(h * w).reshape(h, w, 1, 1) < rows * w + columns
-        logits = logits + _hide(later & (rows >= 0) & (columns >= 0))
+        logits = logits + hide(later & (rows >= 0) & (columns >= 0))
         weights = _softmax(logits.reshape(*logits.shape[:-2], -1)).reshape(logits.shape)
     return np.einsum("abhrcmn,abmnhk,hik->abrci", weights, v, wo)
 
@@ -153,7 +156,7 @@ def _compressed_case(factor, masked):
         n = x.shape[1]
         memory = x.reshape(x.shape[0], n // factor, factor, -1).mean(2)
         last = np.arange(n // factor) * factor + factor - 1
-        bias = _hide(np.arange(n)[:, None] < last) if masked else 0.0
+        bias = hide(np.arange(n)[:, None] < last) if masked else 0.0
         return _multihead(x, memory, qkvo, bias, 0.0)
 
     return case(
@@ -196,20 +199,20 @@ CASES = [
          lambda i, j: [_LAYERS.attention_mask_ignore_padding(i),
                        _LAYERS.attention_mask_autoregressive(i),
                        _LAYERS.attention_mask_same_segment(i, j)],
-         lambda i, j: [_hide(i == 0), _hide(i[:, :, None] < i[:, None]),
-                       _hide(i[:, :, None] != j[:, None])]),
+         lambda i, j: [hide(i == 0), hide(i[:, :, None] < i[:, None]),
+                       hide(i[:, :, None] != j[:, None])]),
     case("attention_dot_product",
          "batch:4 heads:4 length:8 k, batch:4 heads:4 memory:8 k, batch:4 heads:4 memory:8 channels:4, "
          "length:8 memory:8", lambda q, k, v, b: _LAYERS.dot_product_attention(q, k, v, b, True),
-         _attend),
+         attend),
     case("attention_extra_logit", "batch:4 length:8 k, batch:4 memory:8 k",
          lambda q, k: _LAYERS.dot_product_attention(q, k, k, None, True, extra_logit=1.0),
-         lambda q, k: _attend(q, k, k, extra=1.0)),
+         lambda q, k: attend(q, k, k, extra=1.0)),
     case("attention_self_causal", f"batch:4 length:8 io:8, {_QKVO}", _self_causal,
-         lambda x, w: _multihead(x, x, w, _causal(8)), dtypes=FLOATS),
+         lambda x, w: _multihead(x, x, w, causal(8)), dtypes=FLOATS),
     case("attention_from_padded", "batch:4 length:4 io:8, batch:4 memory_length:8 io:8, "
          "batch:4 length:8/below3, " + _QKVO, _from_padded,
-         lambda x, m, ids, w: _multihead(x, m, w, _hide(ids == 0)[:, None, None])),
+         lambda x, m, ids, w: _multihead(x, m, w, hide(ids == 0)[:, None, None])),
     case("attention_step", _STEP.format(m="memory_length") + ", /below8",
          lambda x, k, v, w, n: _layer("multihead_self_attention_incremental", x, k, v, n,
                                       tf.float32, tf.float32, weights=w),
@@ -221,7 +224,7 @@ CASES = [
          "batch:4 heads:4 memory_length:8 kv:4, batch:4 memory_length:8",
          lambda x, wq, wo, k, b: _LAYERS.multihead_encdec_attention_incremental(x, wq, wo, k, k, b),
          lambda x, wq, wo, k, b: _output(
-             _attend(_project(x[:, None], wq), k, k, b[:, None, None]), wo)[:, 0]),
+             attend(_project(x[:, None], wq), k, k, b[:, None, None]), wo)[:, 0]),
     case("compress_mean", "a length:16 e", lambda x: _LAYERS.compress_mean(x, x.shape.dims[1], 4),
          lambda x: x.reshape(8, 4, 4, 16).mean(2)),
     _compressed_case(2, True),

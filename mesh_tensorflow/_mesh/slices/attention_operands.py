@@ -1,0 +1,236 @@
+"""The operands of attention on one processor, and the blocks of its logits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._mesh.slices import random_values
+from mesh_tensorflow._mesh.slices.block_loops import Start
+
+__all__ = [
+    "COMPARISONS",
+    "MASKED_LOGIT",
+    "Block",
+    "Noise",
+    "Operands",
+    "arranged",
+    "computed_in",
+    "default_block_sizes",
+    "noise_mask",
+    "restored",
+]
+
+# How an id of a query and one of the memory compare if the one sees the other.
+COMPARISONS: dict[str, Callable] = {
+    "equal": tf.equal,
+    "less_equal": tf.less_equal,
+    "greater_equal": tf.greater_equal,
+}
+
+# Added to a logit, it makes the attention weight exactly 0; representable in bfloat16.
+MASKED_LOGIT = -1e9
+
+# About how many logits a block has, and how many positions at most along each side. Measured by
+# benchmarks/attention.py: larger blocks do not fit into caches, smaller ones are not worth their
+# overhead.
+_BLOCK_ELEMENTS = 2**19
+_LONGEST_BLOCK = 512
+_SHORTEST_BLOCK = 64
+
+
+class Noise(NamedTuple):
+    """Dropout: the key of its random numbers, and the indices that they are a function of.
+
+    Attributes:
+      key: four int32 numbers.
+      rows: an int32 tensor, arranged like a bias, with one index for each row.
+      columns: the same for each position of the memory.
+      keep_prob: a number.
+    """
+
+    key: tf.Tensor
+    rows: tf.Tensor
+    columns: tf.Tensor
+    keep_prob: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """The slices of one processor, arranged.
+
+    Attributes:
+      front: sizes of the dimensions of logits before the length and the memory: those that queries
+        share with keys, then the others.
+      q: queries, [shared, others, length, key].
+      k: keys, [shared, memory, key].
+      v: values, [shared, memory, value].
+      biases: tensors of the shape [*front, length, memory], with 1 for dimensions that they lack.
+      visible: triples (a comparison, ids of queries, ids of the memory), arranged in the same way.
+      noise: a Noise or None.
+      blocks: the number of positions of queries and of the memory in a block.
+    """
+
+    front: Sequence[int]
+    q: tf.Tensor
+    k: tf.Tensor
+    v: tf.Tensor
+    biases: Sequence[tf.Tensor]
+    visible: Sequence[tuple[str, tf.Tensor, tf.Tensor]]
+    noise: Optional[Noise]
+    blocks: tuple[int, int]
+
+    @property
+    def dtype(self) -> tf.DType:
+        """In which logits and sums are computed."""
+        return computed_in(self.q.dtype)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """The numbers of shared and of other positions, the length, and that of the memory."""
+        shared, others, length, _ = self.q.shape.as_list()
+        return shared, others, length, self.k.shape.as_list()[1]
+
+
+def computed_in(dtype: tf.DType) -> tf.DType:
+    """Returns the dtype in which logits of queries of a dtype are computed."""
+    return tf.float64 if dtype == tf.float64 else tf.float32
+
+
+def default_block_sizes(rows: int, length: int, memory: int) -> tuple[int, int]:
+    """Returns the number of positions of queries and of the memory in a block.
+
+    Args:
+      rows: how many logits there are for each pair of positions.
+      length: the number of positions of queries.
+      memory: that of the memory.
+    """
+    columns = min(memory, _LONGEST_BLOCK)
+    while columns > _SHORTEST_BLOCK and rows * columns * columns > _BLOCK_ELEMENTS:
+        columns //= 2
+    wanted = _BLOCK_ELEMENTS // max(1, rows * columns)
+    return min(length, max(_SHORTEST_BLOCK, min(wanted, _LONGEST_BLOCK))), columns
+
+
+# -- arranging
+
+
+def arranged(x: tf.Tensor, names: Sequence[str], order: Sequence[str]) -> tf.Tensor:
+    """Returns a slice with its dimensions in another order, and 1 for those that it lacks.
+
+    Args:
+      x: a tf.Tensor.
+      names: the names of its dimensions.
+      order: names that include them.
+    """
+    held = [name for name in order if name in names]
+    if held != list(names):
+        x = tf.transpose(x, [list(names).index(name) for name in held])
+    if len(held) == len(order):
+        return x
+    sizes = iter(x.shape.as_list())
+    return tf.reshape(x, [next(sizes) if name in held else 1 for name in order])
+
+
+def restored(x: tf.Tensor, order: Sequence[str], names: Sequence[str]) -> tf.Tensor:
+    """Returns a slice with its dimensions as they were before `arranged`.
+
+    Args:
+      x: a tf.Tensor.
+      order: the names of its dimensions, of which those that are not in `names` have size 1.
+      names: the names of the dimensions of the result.
+    """
+    kept = [name for name in order if name in names]
+    if len(kept) < len(order):
+        x = tf.reshape(x, [n for n, name in zip(x.shape.as_list(), order) if name in names])
+    return x if kept == list(names) else tf.transpose(x, [kept.index(name) for name in names])
+
+
+def _part(x: tf.Tensor, starts: Sequence[Optional[Start]], sizes: Sequence[int]) -> tf.Tensor:
+    """Slices the axes for which there is a start."""
+    if all(start is None for start in starts):
+        return x
+    return tf.slice(x, [0 if start is None else start for start in starts], sizes)
+
+
+class Block:
+    """One block of logits."""
+
+    def __init__(self, operands: Operands, start: tuple[Start, Start], size: tuple[int, int]):
+        self._of = operands
+        self._start, self._size = start, size
+
+    def queries(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns the queries of the block, or what there is for each: [shared, rows, ...]."""
+        shared, others, length, channels = x.shape.as_list()
+        if self._size[0] != length:
+            starts = [None, None, self._start[0], None]
+            x = _part(x, starts, [shared, others, self._size[0], channels])
+        return tf.cast(tf.reshape(x, [shared, others * self._size[0], channels]), self._of.dtype)
+
+    def memories(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns the keys or values of the block."""
+        shared, memory, channels = x.shape.as_list()
+        if self._size[1] != memory:
+            x = _part(x, [None, self._start[1], None], [shared, self._size[1], channels])
+        return tf.cast(x, self._of.dtype)
+
+    def term(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns the part of a tensor that is arranged like a bias."""
+        whole = self._of.sizes[2:]
+        *front, rows, columns = x.shape.as_list()
+        starts: list[Optional[Start]] = [None] * len(front)
+        sizes = list(front)
+        for found, n, start, size in zip((rows, columns), whole, self._start, self._size):
+            cut = found == n != size
+            starts.append(start if cut else None)
+            sizes.append(size if cut else found)
+        return _part(x, starts, sizes)
+
+    @property
+    def shape(self) -> list[int]:
+        """The sizes of its logits, with all dimensions."""
+        return [*self._of.front, *self._size]
+
+    def flat(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns logits as matrices."""
+        shared, others, _, _ = self._of.sizes
+        return tf.reshape(x, [shared, others * self._size[0], self._size[1]])
+
+    def logits(self, q: tf.Tensor) -> tf.Tensor:
+        """Returns queries times keys, with biases and masks."""
+        of = self._of
+        s = tf.matmul(q, self.memories(of.k), transpose_b=True)
+        if not of.biases and not of.visible:
+            return s
+        s = tf.reshape(s, self.shape)
+        for bias in of.biases:
+            s = s + tf.cast(self.term(bias), s.dtype)
+        visible: Any = None
+        for comparison, rows, columns in of.visible:
+            seen = COMPARISONS[comparison](self.term(rows), self.term(columns))
+            visible = seen if visible is None else tf.logical_and(visible, seen)
+        if visible is not None:
+            hidden = tf.constant(MASKED_LOGIT, s.dtype)
+            s = s + tf.where_v2(visible, tf.zeros_like(hidden), hidden)
+        return self.flat(s)
+
+    def dropped(self, x: tf.Tensor, noise: Optional[Noise]) -> tf.Tensor:
+        """Returns weights, or their gradients, with dropout."""
+        if noise is None:
+            return x
+        part = noise._replace(rows=self.term(noise.rows), columns=self.term(noise.columns))
+        return self.flat(tf.reshape(x, self.shape) * noise_mask(part, x.dtype))
+
+
+def noise_mask(noise: Noise, dtype: tf.DType) -> tf.Tensor:
+    """Returns 1 / keep_prob with probability keep_prob, else 0, for rows and columns."""
+    key = tf.unstack(tf.bitcast(noise.key, tf.uint32))
+    rows, columns = (tf.bitcast(x, tf.uint32) for x in (noise.rows, noise.columns))
+    # A key for each row, so that there may be more than 2**32 weights.
+    keys = [random_values.hash_bits(rows, *key[i : i + 2]) for i in (0, 2)]
+    bits = random_values.hash_bits(columns, *keys)
+    return random_values.keep_where(bits, dtype, noise.keep_prob)

@@ -1,0 +1,182 @@
+"""What the slices of attention by blocks mean: dimensions, biases, masks and dropout."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._mesh.slices import attention_operands as slices
+
+__all__ = ["Dims", "Form", "Terms"]
+
+
+class Dims(NamedTuple):
+    """The dimensions of logits.
+
+    Attributes:
+      shared: those that queries and keys have.
+      others: those that only queries have, without the length.
+      length: that of queries which is cut into blocks.
+      memory: that of keys and values which is cut into blocks.
+      key: the channels of queries and keys.
+      value: the channels of values.
+    """
+
+    shared: tuple[mtf.Dimension, ...]
+    others: tuple[mtf.Dimension, ...]
+    length: mtf.Dimension
+    memory: mtf.Dimension
+    key: mtf.Dimension
+    value: mtf.Dimension
+
+    @property
+    def front(self) -> list[mtf.Dimension]:
+        """The dimensions of logits before the last two."""
+        return [*self.shared, *self.others]
+
+    @property
+    def logits(self) -> mtf.Shape:
+        """The Shape of the logits."""
+        return mtf.Shape([*self.front, self.length, self.memory])
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What besides products of queries and keys makes weights; Tensors that lack dimensions.
+
+    Attributes:
+      biases: Tensors that are added to logits.
+      visible: triples of a comparison and two Tensors, ids of queries and of the memory.
+      noise: the key of dropout, and the indices of rows and of the memory; or an empty tuple.
+      keep_prob: a number.
+      extra: a Tensor, one more logit of each row, or None.
+      extra_value: the same as a number, or None.
+    """
+
+    biases: Sequence[mtf.Tensor] = ()
+    visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]] = ()
+    noise: Sequence[mtf.Tensor] = ()
+    keep_prob: float = 1.0
+    extra: Optional[mtf.Tensor] = None
+    extra_value: Optional[float] = None
+
+    @property
+    def tensors(self) -> list[mtf.Tensor]:
+        """All Tensors, in the order in which operations have them as inputs."""
+        ids = [x for _, rows, columns in self.visible for x in (rows, columns)]
+        return [*self.biases, *ids, *self.noise, *([] if self.extra is None else [self.extra])]
+
+    def of(self, xs: Sequence[mtf.Tensor]) -> Terms:
+        """Returns the same with other Tensors, in the order of `tensors`."""
+        left = iter(xs)
+        return dataclasses.replace(
+            self,
+            biases=[next(left) for _ in self.biases],
+            visible=[(name, next(left), next(left)) for name, _, _ in self.visible],
+            noise=[next(left) for _ in self.noise],
+            extra=None if self.extra is None else next(left),
+        )
+
+
+class Form(NamedTuple):
+    """What the slices of an operation mean.
+
+    Attributes:
+      dims: Dims.
+      q: the names of the dimensions of queries.
+      k: those of keys.
+      v: those of values.
+      rest: those of each Tensor of the Terms.
+      terms: the Terms, with the index of each Tensor in place of it.
+      block_sizes: the numbers of positions of queries and of the memory in a block, or None.
+    """
+
+    dims: Dims
+    q: tuple[str, ...]
+    k: tuple[str, ...]
+    v: tuple[str, ...]
+    rest: tuple[tuple[str, ...], ...]
+    terms: Terms
+    block_sizes: Optional[tuple[int, int]]
+
+    @classmethod
+    def of(
+        cls,
+        q: mtf.Tensor,
+        k: mtf.Tensor,
+        v: mtf.Tensor,
+        dims: Dims,
+        terms: Terms,
+        block_sizes: Optional[tuple[int, int]],
+    ) -> Form:
+        """Returns the form of an operation with the inputs q, k, v and those of `terms`."""
+        rest = terms.tensors
+        q_names, k_names, v_names, *others = (
+            tuple(x.shape.dimension_names) for x in (q, k, v, *rest)
+        )
+        indices: Any = range(len(rest))
+        return cls(dims, q_names, k_names, v_names, tuple(others), terms.of(indices), block_sizes)
+
+    @property
+    def row(self) -> list[str]:
+        """The names of the dimensions of rows of logits, in order."""
+        return self.dims.logits.dimension_names[:-1]
+
+    @property
+    def column(self) -> list[str]:
+        """The names of the dimensions of keys without the channels, in order."""
+        return [d.name for d in (*self.dims.shared, self.dims.memory)]
+
+    def rows(self, x: tf.Tensor, names: Sequence[str], channel: str) -> tf.Tensor:
+        """Returns what there is for each row as [shared, others, length, channels]."""
+        order = [*self.row, channel]
+        x = slices.arranged(x, names, order)
+        sizes = x.shape.as_list()
+        n = len(self.dims.shared)
+        joined = [mtf.list_product(sizes[:n]), mtf.list_product(sizes[n:-2])]
+        return tf.reshape(x, [*joined, *sizes[-2:]])
+
+    def columns(self, x: tf.Tensor, names: Sequence[str], channel: str) -> tf.Tensor:
+        """Returns keys or values as [shared, memory, channels]."""
+        x = slices.arranged(x, names, [*self.column, channel])
+        sizes = x.shape.as_list()
+        return tf.reshape(x, [mtf.list_product(sizes[:-2]), *sizes[-2:]])
+
+    def front(self, q: tf.Tensor) -> list[int]:
+        """Returns the sizes of the dimensions of logits before the length, from a slice of q."""
+        sizes = dict(zip(self.q, q.shape.as_list()))
+        return [sizes[name] for name in self.row[:-1]]
+
+    def operands(
+        self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, rest: Sequence[tf.Tensor]
+    ) -> slices.Operands:
+        """Returns the Operands made of slices."""
+        front, order = self.front(q), [*self.row, self.dims.memory.name]
+
+        def laid(i: Any) -> tf.Tensor:
+            return slices.arranged(rest[i], self.rest[i], order)
+
+        terms = self.terms
+        noise = None
+        if terms.noise:
+            indices: Any = terms.noise
+            key, rows, columns = indices
+            noise = slices.Noise(rest[key], laid(rows), laid(columns), terms.keep_prob)
+        q = self.rows(q, self.q, self.dims.key.name)
+        k = self.columns(k, self.k, self.dims.key.name)
+        shared, others, length, _ = q.shape.as_list()
+        return slices.Operands(
+            front,
+            q,
+            k,
+            self.columns(v, self.v, self.dims.value.name),
+            [laid(i) for i in terms.biases],
+            [(name, laid(i), laid(j)) for name, i, j in terms.visible],
+            noise,
+            self.block_sizes
+            or slices.default_block_sizes(shared * others, length, k.shape.as_list()[1]),
+        )
