@@ -48,6 +48,12 @@ tr.sum td { font-weight: 600; background: var(--band); }
 pre { margin: 0; padding: 12px; font: 12.5px/1.4 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas,
   monospace; }
 summary { cursor: pointer; color: var(--accent); margin: 8px 0; }
+@media (max-width: 640px) {
+  body { padding: 16px 12px 40px; }
+  .figure svg { max-width: 100%; height: auto; }
+  th, td { padding: 4px 8px; }
+  td.code:first-child { min-width: 16ch; }
+}
 @media print { body { max-width: none; } .wide { overflow: visible; } }
 """.strip()
 
@@ -104,7 +110,7 @@ def table(
 
 
 def figure(svg: str) -> str:
-    """Returns a picture in a box that scrolls if the picture is wider."""
+    """Returns a picture in a box that scrolls if the picture is wider; on phones it shrinks."""
     return f'<div class="wide figure" tabindex="0">\n{svg}</div>'
 
 
