@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Optional, Protocol
 
 import numpy as np
@@ -143,13 +143,14 @@ class _Program:
             outputs.setdefault(name.rpartition("/")[0] or name, []).append(value)
         return outputs
 
-    def values(self) -> dict[str, np.ndarray]:
-        """Returns the whole values of all variables, by name."""
+    def values(self, names: Optional[Iterable[str]] = None) -> dict[str, np.ndarray]:
+        """Returns the whole values of variables, by name: of all, or of those that it has."""
         if not self._reads:
             with self.graph.as_default():
                 self._reads = {n: v.read_value() for n, v in self.variables.items()}
         self.session.run(self._to_masters)
-        return self.session.run(self._reads)
+        names = self._reads if names is None else names
+        return self.session.run({n: self._reads[n] for n in names if n in self._reads})
 
     def assign(self, values: dict[str, np.ndarray]) -> None:
         """Assigns whole values of variables; leaves out those that the program lacks."""
@@ -232,9 +233,6 @@ class SessionEngine:
         assert self._training is not None
         # Programs on the servers of several processes share variables by name.
         shared = self._placing.cluster is not None
-        values = {} if shared else self._training.values()
-        averages = self._training.lowered.averages
-        values.update({name: values[average] for name, average in averages.items()})
         means = Means()
         afters: Afters = {}
         fresh: set[tuple] = set()
@@ -245,12 +243,20 @@ class SessionEngine:
             program = self._evaluations[key]
             if key not in fresh and not shared:
                 fresh.add(key)
-                program.assign(values)
+                program.assign(self._values_for(program))
             outputs = program.run(batch)
             outputs.pop("step")
             means.add(outputs, len(batch[0]))
             afters = program.lowered.afters
         return means.result(afters)
+
+    def _values_for(self, program: _Program) -> dict[str, np.ndarray]:
+        """Returns the values of the variables of an evaluation: averages, where there are any."""
+        assert self._training is not None
+        averages = self._training.lowered.averages
+        sources = {name: averages.get(name, name) for name in program.variables}
+        values = self._training.values(set(sources.values()))
+        return {name: values[source] for name, source in sources.items() if source in values}
 
     def _pieces(self, batch: Batch) -> list[Batch]:
         """Returns a batch in pieces that can be computed: rows that the layout splits equally, and

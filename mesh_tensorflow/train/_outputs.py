@@ -13,7 +13,16 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow.train.metrics import Metric
 
-__all__ = ["Afters", "Means", "Output", "call_model", "finished", "outputs_of", "single"]
+__all__ = [
+    "Afters",
+    "Means",
+    "Output",
+    "call_model",
+    "check_names",
+    "finished",
+    "outputs_of",
+    "single",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +85,21 @@ def outputs_of(returned: Any, batch_dim: Optional[mtf.Dimension]) -> dict[str, O
         raise ValueError(
             f"fit: the model function returned a dictionary without 'loss': {list(named)}"
         )
+    check_names(named)
     return {str(name): _output(str(name), value, batch_dim) for name, value in named.items()}
+
+
+def check_names(named: Mapping[Any, Any]) -> None:
+    """Raises ValueError for a metric with the name of the number of steps.
+
+    Args:
+      named: metrics by name.
+    """
+    if "step" in named:
+        raise ValueError(
+            "fit: a metric has the name 'step', which the records of a run have for the number of "
+            "steps. Give it another name"
+        )
 
 
 def _output(name: str, value: Any, batch_dim: Optional[mtf.Dimension]) -> Output:

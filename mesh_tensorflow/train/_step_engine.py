@@ -18,7 +18,7 @@ from mesh_tensorflow.train._engine import CHECKPOINT_NAME
 from mesh_tensorflow.train._input.data import Batch
 from mesh_tensorflow.train._input.features import Features
 from mesh_tensorflow.train._model import Lowered
-from mesh_tensorflow.train._outputs import Means
+from mesh_tensorflow.train._outputs import Means, check_names
 
 __all__ = ["StepEngine"]
 
@@ -101,6 +101,7 @@ class StepEngine:
             with keys_by_step(self._step):
                 returned = fn(*arguments)
         named = returned if isinstance(returned, Mapping) else {"loss": returned}
+        check_names(named)
         return {str(name): _number(name, value) for name, value in named.items()}
 
     def train(self, batch: Batch) -> dict[str, float]:

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow.auto_mtf._memory.steps import program_steps
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 
 __all__ = [
@@ -123,7 +124,8 @@ def _exp(x: float) -> float:
 def flops_per_step(graph: mtf.Graph, mesh_impl: MeshImpl) -> int:
     """Returns the floating-point operations of a program, over all processors.
 
-    A multiply-add counts as two. The body of a loop is counted once.
+    A multiply-add counts as two. What is in a loop counts as often as it runs: for microbatches,
+    their number; and once where that is not known.
 
     >>> d = mtf.Dimension("d", 4)
     >>> x = mtf.ones(mesh, [mtf.Dimension("batch", 8), d])
@@ -136,8 +138,11 @@ def flops_per_step(graph: mtf.Graph, mesh_impl: MeshImpl) -> int:
       graph: the Graph of a step.
       mesh_impl: its mesh implementation.
     """
-    costs = [op.cost(mesh_impl) for op in graph.operations]
-    return sum(cost.flops for cost in costs if cost is not None)
+    total = 0.0
+    for step in program_steps(graph.operations):
+        cost = None if step.op is None else step.op.cost(mesh_impl)
+        total += 0.0 if cost is None else step.times * cost.flops
+    return round(total)
 
 
 def model_flops_utilization(

@@ -268,6 +268,15 @@ def test_rates():
     assert 0 < last["model_flops_utilization"] < 1
 
 
+def test_microbatches_compute_as_much_as_the_batch():
+    flops = []
+    for microbatches in (1, 4):
+        arguments = {"microbatches": microbatches, "hardware": "tpu_v3"}
+        last = linear.fit(1, model_fn=_plain, **arguments).history[-1]
+        flops.append(last["model_flops_utilization"] / last["steps_per_second"])
+    assert flops[0] <= flops[1] < 2 * flops[0]
+
+
 def test_tensors_without_dimensions():
     """The model imports batches by itself."""
 
@@ -373,6 +382,10 @@ ERRORS = {
         r"loss of the model function has the dimensions \[batch=4, in=6\]",
     ),
     "no loss": (_fit_with(model_fn=lambda mesh, features: {}), "a dictionary without 'loss'"),
+    "step": (
+        _fit_with(model_fn=lambda mesh, features: dict.fromkeys(["loss", "step"], 1.0)),
+        "a metric has the name 'step', which the records of a run have",
+    ),
     "no variables": (
         _fit_with(model_fn=lambda mesh, features: mtf.reduce_sum(features["x"])),
         "no trainable variables",
