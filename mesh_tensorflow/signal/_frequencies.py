@@ -12,6 +12,7 @@ from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
+from mesh_tensorflow.ops._source import given_dimension
 from mesh_tensorflow.signal._transforms import frequency_dimension
 
 __all__ = ["fftfreq", "fftshift", "ifftshift", "rfftfreq"]
@@ -96,6 +97,7 @@ def _shifted(what: str, x: Tensor, dims: _Dims, sign: int) -> Tensor:
     if dims is None:
         dims = x.shape.dims
     for d in [dims] if isinstance(dims, Dimension) else dims:
+        d = given_dimension(what, x, d)
         # Of odd sizes one half has an element more.
         offset = d.size // 2 if sign > 0 else -(d.size // 2)
         x = mtf.shift(x, offset, d, wrap=True, name=what)

@@ -272,6 +272,11 @@ BUILD = {
         r"rfftfreq: a=8 has 5 frequencies, which do not fit a=8. Write mtf.Dimension\('a', 5\)",
     ),
     "fftshift": (lambda w: mtf.signal.fftshift(w.x, C16), V, "fftshift: .*has no dimension c=16"),
+    "fftshift_name": (
+        lambda w: mtf.signal.fftshift(w.x, "a"),
+        T,
+        r"fftshift: 'a' is no mtf.Dimension; import:0 has Shape\[a=8, b=16\]",
+    ),
     "empty": (
         After(
             lambda w: w.tensor([A, mtf.Dimension("x", 0)], tf.complex64),
