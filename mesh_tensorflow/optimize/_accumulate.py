@@ -90,12 +90,18 @@ def accumulate_gradients(
         results = _in_loop(step, values, batch_dim, num_microbatches)
     total, weight, *sums = results
     share = 1.0 / num_microbatches if not step.weighted else mtf.reciprocal(weight)
-    grads = iter([x * share for x in sums])
+    grads = iter(
+        [x * (share if isinstance(share, float) else mtf.cast(share, x.dtype)) for x in sums]
+    )
     return AccumulatedLoss(
         total * share,
         [next(grads) if reached else None for reached in step.reached],
         step.variables,
     )
+
+
+def _wide(x: mtf.Tensor) -> mtf.Tensor:
+    return x if x.dtype.is_complex else mtf.to_float(x)
 
 
 class _Microbatch:
@@ -123,7 +129,10 @@ class _Microbatch:
         self.weighted = False
 
     def __call__(self, values: list[mtf.Tensor]) -> list[mtf.Tensor]:
-        """Returns [loss, weight, gradients of the variables that it depends on], in float32."""
+        """Returns [loss, weight, gradients of the variables that it depends on], in float32.
+
+        Complex gradients stay as they are.
+        """
         given: Any = values[0] if self._single else values
         if self._names is not None:
             given = dict(zip(self._names, values))
@@ -133,7 +142,7 @@ class _Microbatch:
         self.variables = list(chosen)
         grads = mtf.gradients([loss], [v.value for v in self.variables])
         self.reached = [g is not None for g in grads]
-        found = [mtf.to_float(x) for x in (loss, *(g for g in grads if g is not None))]
+        found = [_wide(x) for x in (loss, *(g for g in grads if g is not None))]
         one = mtf.constant(loss.mesh, 1.0, mtf.Shape([]), tf.float32)
         return [found[0], one if weight is None else mtf.to_float(weight), *found[1:]]
 

@@ -111,7 +111,7 @@ class Optimizer:
             raise WrongTypeError(
                 f"{type(self).__name__} has a rule for real numbers, and variable {var.name!r} "
                 f"is {var.master_dtype.name}. Make variables of the two parts, which "
-                "mtf.complex joins, or train it by mtf.optimize.SgdOptimizer"
+                "mtf.complex joins, or train it by mtf.optimize.SgdOptimizer, without momentum"
             )
 
     def apply_grad(self, grad: Optional[mtf.Tensor], var: mtf.Variable) -> list[mtf.Operation]:

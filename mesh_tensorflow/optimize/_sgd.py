@@ -68,6 +68,11 @@ class SgdOptimizer(Optimizer):
         return self._momentum
 
     @property
+    def takes_complex(self) -> bool:  # type: ignore[override]
+        """Whether it updates complex variables: if it has no momentum, which is float32."""
+        return not self._has_momentum
+
+    @property
     def _has_momentum(self) -> bool:
         return not isinstance(self._momentum, (int, float)) or self._momentum != 0
 

@@ -79,6 +79,27 @@ def test_clipping():
     np.testing.assert_allclose(clipped.numpy(), np.full(4, 0.3 + 0.4j), rtol=1e-6)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_microbatches(weighted):
+    """Gradients of |v x|^2, summed over four microbatches."""
+    data = RNG.normal(size=[8, 4]).astype(np.float32)
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    x = mtf.import_tf_tensor(mesh, data, [A, B])
+
+    def loss_fn(x):
+        v = mtf.get_variable(mesh, "v", [B], tf.complex64, initializer=tf.ones_initializer()) * 1j
+        total = mtf.reduce_sum(mtf.square(mtf.abs(v * mtf.cast(x, tf.complex64))))
+        return (total, mtf.constant(mesh, 2.0)) if weighted else total
+
+    with mtf.VariableStore().scope():
+        result = mtf.optimize.accumulate_gradients(loss_fn, x, A, num_microbatches=4)
+        share = 8 if weighted else 4
+        np.testing.assert_allclose(
+            result.grads[0].numpy(), 2 * np.square(data).sum(0) / share, rtol=1e-5
+        )
+        assert result.grads[0].dtype == tf.complex64
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -86,6 +107,7 @@ def test_clipping():
         mtf.optimize.AdamWeightDecayOptimizer(0.1),
         mtf.optimize.AdamWOptimizer(0.1),
         mtf.optimize.LionOptimizer(0.1),
+        mtf.optimize.SgdOptimizer(0.1, momentum=0.9),
     ],
 )
 def test_rules_of_real_numbers(optimizer):
@@ -93,7 +115,7 @@ def test_rules_of_real_numbers(optimizer):
     v = mtf.get_variable(mesh, "v", [A], tf.complex64)
     text = (
         rf"^{type(optimizer).__name__} has a rule for real numbers, and variable 'v' is "
-        r"complex64. Make variables of the two parts, which mtf.complex joins, or .*SgdOptimizer$"
+        r"complex64. Make variables of the two parts, which mtf.complex joins, or .*SgdOptimizer, without momentum$"
     )
     with pytest.raises(WrongTypeError, match=text):
         optimizer.apply_grads([mtf.ones_like(v)], mesh.graph.trainable_variables)
