@@ -102,7 +102,7 @@ class Loop:
                         asked = self._steps(batches, signals, progress)
                 # Saved before the evaluation, so that nothing is lost if that fails.
                 self._save()
-                if not asked:
+                if not asked or run.step >= run.steps:
                     self._evaluate_at_the_end(signals)
                 self.engine.settle(run.step)
                 if run.directory is not None and not self.saves:

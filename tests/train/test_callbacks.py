@@ -117,6 +117,18 @@ def test_a_callback_that_stops_the_run_before_its_first_step():
     assert callback.seen == [("end", 0)]
 
 
+def test_a_callback_that_stops_the_run_after_its_last_step():
+    class Stopping(Events):
+        def on_step(self, run, values):
+            if run.step == run.steps:
+                run.stop("enough")
+
+    callback = Stopping()
+    result = linear.fit(2, callbacks=[callback], eval_data=SMALL)
+    assert result.stopped == "enough"
+    assert callback.seen == [("begin", 0), ("evaluation", 2), ("end", 2)]
+
+
 def judged(directory, values, **arguments):
     """Returns early stopping after some evaluations of a run, which goes on if there was one."""
     callback = mtf.train.EarlyStopping("loss", **arguments)
