@@ -120,6 +120,14 @@ def test_datasets_of_eager_code_are_read_by_tf_data():
     assert take(source_of(pairs, pair), 1, start=3) == [[X[4:8].tolist(), Y[4:8].tolist()]]
 
 
+def test_batches_of_tf_data_in_any_structure():
+    """Smaller batches are left out before batches are counted, in a tuple of one, too."""
+    expected = [X[4:8].tolist()]
+    for data, dims in ((X, "batch:4,d:3"), ((X,), ("batch:4,d:3",))):
+        batches = tf2.data.Dataset.from_tensor_slices(data).batch(4)
+        assert take(source_of(batches, Features.of_dims(dims)), 1, start=3) == [expected]
+
+
 def test_without_hugging_face(tmp_path):
     try:
         import datasets  # noqa: F401

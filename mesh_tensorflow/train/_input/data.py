@@ -231,7 +231,8 @@ class Dataset(Source):
 
     def _is_whole(self, *item: Any) -> tf.Tensor:
         """Returns whether a batch is not a smaller one, as the last one of an epoch may be."""
-        first = self._features.values(item if len(item) > 1 else item[0])[0]
+        is_tuple = type(self._dataset.element_spec) is tuple  # which tf.data unpacks
+        first = self._features.values(item if is_tuple else item[0])[0]
         return tf.shape(first)[0] >= self._size
 
     def once(self) -> Iterator[Batch]:
