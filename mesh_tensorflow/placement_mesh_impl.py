@@ -29,6 +29,7 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.mesh_pair import MeshPair
 from mesh_tensorflow._mesh.naming import named_collective
 from mesh_tensorflow._mesh.placement.collectives import PlacedReducer
+from mesh_tensorflow._mesh.placement.random_tensor import random_tensor
 from mesh_tensorflow._mesh.placement.rings import (
     allconcat_ring,
     allreduce_ring,
@@ -38,8 +39,8 @@ from mesh_tensorflow._mesh.placement.rings import (
 )
 from mesh_tensorflow._mesh.placement.tensor import PlacedTensor
 from mesh_tensorflow._mesh.placement.variable import PlacedVariable
-from mesh_tensorflow._mesh.slices import random_values
 from mesh_tensorflow._mesh.slices.matrix_product import contract
+from mesh_tensorflow._mesh.stored_layout import given_stored_layout
 
 __all__ = [
     "PlacementMeshImpl",
@@ -75,6 +76,9 @@ class PlacementMeshImpl(MeshImpl):
         strict_layout: bool = False,
         allreduce: str = "auto",
         merge: str = "device",
+        variable_layout: Optional[LayoutLike] = None,
+        zero: Optional[int] = None,
+        zero_axis: Optional[str] = None,
     ):
         """Creates a PlacementMeshImpl.
 
@@ -91,6 +95,9 @@ class PlacementMeshImpl(MeshImpl):
           merge: which processors along a mesh dimension are merged, so that no tensors are split
             over them: those on one "device", those that share "memory", or "none". Results,
             counters and checks are those of the requested mesh.
+          variable_layout: rules by which variables are stored in parts, such as "d_model:rows".
+          zero: the stage of ZeRO: 1 or 2 to store optimizers' slots in parts, 3 for weights too.
+          zero_axis: the mesh dimension of ZeRO; that of a mesh with just one if None.
 
         Raises:
           ValueError: the number of devices is wrong, `allreduce` or `merge` is unknown, or, with
@@ -98,6 +105,7 @@ class PlacementMeshImpl(MeshImpl):
           TypeError: `devices` is not a list.
         """
         super().__init__(shape, layout)
+        self.stored_layout = given_stored_layout(self.shape, variable_layout, zero, zero_axis)
         if strict_layout:
             check_rules(self.layout_rules, self.shape)
         self._devices: Any = default_devices() if devices is None else devices
@@ -215,28 +223,7 @@ class PlacementMeshImpl(MeshImpl):
           kwargs: keyword arguments of `tf_fn`, including `seed`; or `key`, from
             random_values.new_key, instead of the seed.
         """
-        kwargs = dict(kwargs)
-        seed, key = kwargs.pop("seed", None), kwargs.pop("key", None)
-        if not random_values.is_known(tf_fn):
-            with tf.device(self._devices[0]):
-                whole = tf_fn(shape.to_integer_list, seed=seed, **kwargs)
-            return PlacedTensor(self.make_slices(whole, shape))
-        if key is None:
-            with tf.device(self._devices[0]):
-                key = random_values.new_key(seed)
-        sizes, slice_sizes = shape.to_integer_list, self.slice_shape(shape)
-        made: dict[tuple, tf.Tensor] = {}
-        slices = []
-        for pnum, device in enumerate(self._devices):
-            begin = self.slice_begin(shape, pnum)
-            place = (self._domains[pnum], *begin)
-            if place not in made:
-                with tf.device(device):
-                    made[place] = random_values.random_slice(
-                        key, sizes, begin, slice_sizes, tf_fn, kwargs
-                    )
-            slices.append(made[place])
-        return PlacedTensor(slices)
+        return random_tensor(self, shape, tf_fn, kwargs)
 
     # -- communication
 

@@ -26,6 +26,7 @@ from mesh_tensorflow._mesh.simd.tensor import SimdTensor
 from mesh_tensorflow._mesh.simd.variable import SimdVariable
 from mesh_tensorflow._mesh.slices import random_values
 from mesh_tensorflow._mesh.slices.matrix_product import contract
+from mesh_tensorflow._mesh.stored_layout import given_stored_layout
 from mesh_tensorflow._mesh.tpu.context import tpu_context
 from mesh_tensorflow._mesh.tpu.program import TpuProgram
 from mesh_tensorflow._mesh.tpu.topology import (
@@ -73,6 +74,9 @@ class SimdMeshImpl(MeshImpl):
         device_assignment: Optional[DeviceAssignment] = None,
         logical_to_physical: Optional[Sequence[int]] = None,
         allreduce_in_bfloat16_max_group_size: int = 8,
+        variable_layout: Optional[LayoutLike] = None,
+        zero: Optional[int] = None,
+        zero_axis: Optional[str] = None,
     ):
         """Creates a SimdMeshImpl.
 
@@ -86,12 +90,16 @@ class SimdMeshImpl(MeshImpl):
             on a TPU, that of its replica. The same number if None. See
             `auto_logical_to_physical_tpu` and `HierarchicalTiling`.
           allreduce_in_bfloat16_max_group_size: larger groups sum bfloat16 in float32.
+          variable_layout: rules by which variables are stored in parts, such as "d_model:rows".
+          zero: the stage of ZeRO: 1 or 2 to store optimizers' slots in parts, 3 for weights too.
+          zero_axis: the mesh dimension of ZeRO; that of a mesh with just one if None.
 
         Raises:
           ValueError: it is created outside of `replicate` without a device assignment, the number
             of devices or replicas is wrong, or `logical_to_physical` is not a permutation.
         """
         super().__init__(shape, layout)
+        self.stored_layout = given_stored_layout(self.shape, variable_layout, zero, zero_axis)
         self._device_assignment = device_assignment
         numbers = list(range(self.size))
         self._l2p = numbers if logical_to_physical is None else list(logical_to_physical)

@@ -59,6 +59,7 @@ MESH_ORDER = [
     ],
     ["mesh_pair"],
     ["slices"],
+    ["stored_layout"],
     ["mesh_impl"],
     ["variables"],
     ["placement", "simd", "tpu"],

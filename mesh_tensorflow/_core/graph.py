@@ -68,6 +68,8 @@ class Graph:
         self.variable_store: Optional[VariableStore] = None
         self.differentiated: Optional[Operation] = None
         self.captured_variable_scope = tf.get_variable_scope()
+        # By mesh, the stored layout that its variables have, once it is lowered with one.
+        self.stored_layouts: Optional[dict[Mesh, Any]] = None
         # Whether rewrite_stack_variables was called; it is called once.
         self.is_stacked = False
 

@@ -11,6 +11,7 @@ from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._core.strictness import slip
 
 __all__ = [
+    "STORED",
     "LayoutLike",
     "LayoutRules",
     "TensorLayout",
@@ -18,6 +19,10 @@ __all__ = [
     "tensor_dim_to_mesh_dim_size",
     "tensor_dim_to_size_per_split",
 ]
+
+
+# In the name of a dimension of a variable, before the mesh dimension that splits what is stored.
+STORED = "@"
 
 
 class TensorLayout:
@@ -121,11 +126,11 @@ class LayoutRules:
         Raises:
           ValueError: the rules split the dimension over two mesh dimensions.
         """
-        axes = [
-            axis
-            for axis, mesh_dim in enumerate(mesh_shape)
-            if (tensor_dimension.name, mesh_dim.name) in self._pairs
-        ]
+        name = tensor_dimension.name
+        if STORED in name:
+            stored = name.partition(STORED)[2]
+            return next((a for a, d in enumerate(mesh_shape) if d.name == stored), None)
+        axes = [a for a, mesh_dim in enumerate(mesh_shape) if (name, mesh_dim.name) in self._pairs]
         if len(axes) > 1:
             raise ValueError(
                 f"Tensor dimension {dims_text([tensor_dimension])} maps to multiple mesh "

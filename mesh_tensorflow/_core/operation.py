@@ -56,9 +56,10 @@ class Operation(metaclass=_LeavesNothingBehind):
       original: the operation that it is a copy of, or None.
       gradient_of: the operation whose gradient it is part of, or None.
       is_eager: whether it was made in eager code, so that its outputs have values at any time.
+      works_by_name: whether only shapes of inputs and outputs name dimensions, in its class.
     """
 
-    is_eager = False
+    is_eager = works_by_name = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Resets the cost key of a class that overrides costs or partial sums."""

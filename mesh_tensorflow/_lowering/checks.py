@@ -8,7 +8,7 @@ from mesh_tensorflow._core.loop import with_inner_operations
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
-__all__ = ["all_of_package", "check_impls", "check_processors"]
+__all__ = ["all_of_package", "check_impls"]
 
 
 def all_of_package(operations: Iterable[Operation]) -> bool:
@@ -23,7 +23,7 @@ def all_of_package(operations: Iterable[Operation]) -> bool:
 
 
 def check_impls(mesh_to_impl: object) -> None:
-    """Checks the argument `mesh_to_impl` of a Lowering.
+    """Checks the argument `mesh_to_impl` of a Lowering; a slip if processors are missing.
 
     Raises:
       TypeError: it is not a dictionary, or a value in it is not a MeshImpl.
@@ -37,14 +37,6 @@ def check_impls(mesh_to_impl: object) -> None:
                 '{mesh: mtf.placement_mesh_impl.PlacementMeshImpl("all:1", "", [""])}, and not '
                 f"{found}"
             )
-
-
-def check_processors(impls: Iterable[object]) -> None:
-    """Reports a slip if processors of mesh implementations are missing.
-
-    Args:
-      impls: MeshImpls, or objects with their methods.
-    """
     for impl in impls:
         if isinstance(impl, MeshImpl):
             impl.check_processors()

@@ -72,7 +72,7 @@ def log_variable_sizes(
     lines, total, slice_total = [], 0, 0
     for v in sorted(var_list, key=lambda v: v.name):
         size = v.size
-        slice_size = mesh_to_impl[v.mesh].slice_size(v.shape) if mesh_to_impl else size
+        slice_size = mesh_to_impl[v.mesh].slice_size(v.stored_shape) if mesh_to_impl else size
         total += size
         slice_total += slice_size
         if verbose:
@@ -93,7 +93,7 @@ def lowering_text(
     collectives: Sequence[tuple[str, MeshImpl, Collective]],
 ) -> str:
     """Returns a few lines on a Lowering: its program, its meshes, what it communicates."""
-    stored = sum(mesh_to_impl[v.mesh].slice_size(v.shape) for v in graph.all_variables)
+    stored = sum(mesh_to_impl[v.mesh].slice_size(v.stored_shape) for v in graph.all_variables)
     elements = sum(collective.elements for _, _, collective in collectives)
     lines = [
         f"<Lowering of {graph!r}",

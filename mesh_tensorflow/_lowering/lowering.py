@@ -50,7 +50,7 @@ from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._lowering.checks import all_of_package, check_impls, check_processors
+from mesh_tensorflow._lowering.checks import all_of_package, check_impls
 from mesh_tensorflow._lowering.copies import copy_in_sequence
 from mesh_tensorflow._lowering.counters import (
     communication_table,
@@ -63,6 +63,7 @@ from mesh_tensorflow._lowering.layout_slips import check_rules_apply
 from mesh_tensorflow._lowering.log import is_logging, log_operation, trace_mark
 from mesh_tensorflow._lowering.named_values import collect_values
 from mesh_tensorflow._lowering.nan_checks import check_outputs
+from mesh_tensorflow._lowering.stored_layouts import rewrite_stored_layouts
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.mesh_pair import HasSlices, MeshPair
@@ -118,7 +119,7 @@ class Lowering:
         """
         check_impls(mesh_to_impl)
         check_rules_apply(graph.operations, mesh_to_impl)
-        check_processors(mesh_to_impl.values())
+        rewrite_stored_layouts(graph, mesh_to_impl)
         self._begin(graph, mesh_to_impl)
         for master in [m for v in graph.all_variables for m in v.masters if keep_masters]:
             master.keep()

@@ -37,7 +37,7 @@ def _groups(
             continue
         key = (
             id(v.mesh),
-            tuple(v.shape),
+            tuple(v.stored_shape),
             v.master_dtype,
             v.slice_dtype,
             v.activation_dtype,
@@ -45,7 +45,7 @@ def _groups(
             frozenset(assigned.get(v, ())),
             any(master.in_use or master.is_bound for master in v.masters),
         )
-        slice_size = v.size if impl is None else impl.slice_size(v.shape)
+        slice_size = v.size if impl is None else impl.slice_size(v.stored_shape)
         group = open_groups.get(key)
         if group is not None and (
             (len(group) + 1) * v.size <= max_size and (len(group) + 1) * slice_size <= max_slice

@@ -10,9 +10,8 @@ Operations know shapes, layouts and this interface, and nothing about devices:
   generates the slices of a random tensor;
 - *store*: `LaidOutVariable` holds the slices of a variable.
 
-They exchange laid-out tensors, whose form is up to the implementation: PlacementMeshImpl has a list
-with a tf.Tensor for each processor, each on its device; SimdMeshImpl has a list of one, because the
-same program runs on every processor.
+They exchange laid-out tensors, whose form is up to the implementation: PlacementMeshImpl has a
+tf.Tensor for each processor, each on its device; SimdMeshImpl has one, of the program of all.
 
 An example: a tensor x [a=4, b=6] on the mesh "rows:2,cols:2" in the layout "a:rows".
 
@@ -62,6 +61,7 @@ from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.naming import named_collective
 from mesh_tensorflow._mesh.slices import cutting, functions
 from mesh_tensorflow._mesh.slices.random_values import new_key
+from mesh_tensorflow._mesh.stored_layout import StoredLayout
 
 __all__ = ["MeshImpl"]
 
@@ -75,6 +75,7 @@ class MeshImpl:
 
     LaidOutTensor: Any = None
     LaidOutVariable: Any = None
+    stored_layout: Optional[StoredLayout] = None
 
     def __init__(self, shape: ShapeLike, layout_rules: LayoutLike):
         """Creates a MeshImpl.
@@ -91,8 +92,7 @@ class MeshImpl:
                 'None is no mesh shape: write it as "rows:2,cols:2"; "" has one processor'
             )
         self._shape: Shape = convert_to_shape(shape)
-        empty = [d for d in self._shape if d.size == 0]
-        if empty:
+        if empty := [d for d in self._shape if d.size == 0]:
             raise ValueError(
                 f"a mesh with {dims_text(empty)} has no processors: {self._shape}. Sizes of "
                 "meshes are numbers of processors, from 1"
@@ -123,8 +123,8 @@ class MeshImpl:
         return self._shape.size
 
     def __repr__(self) -> str:
-        text = mesh_text(self._shape, self._layout_rules, getattr(self, "_devices", ()))
-        return f"<{type(self).__name__} {text}>"
+        where = mesh_text(self._shape, self._layout_rules, getattr(self, "_devices", ()))
+        return f"<{type(self).__name__} {where}>"
 
     @property
     def supports_control_dependencies(self) -> bool:
@@ -198,7 +198,7 @@ class MeshImpl:
         return self
 
     def check_processors(self) -> None:
-        """Reports a slip if processors are missing, as far as can be determined."""
+        """Reports a slip if processors are missing, as far as it can tell."""
 
     def at_beginning(self) -> contextlib.AbstractContextManager:
         """Creates operations within at the beginning of a step, where variables are read."""

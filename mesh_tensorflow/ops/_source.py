@@ -41,6 +41,8 @@ __all__ = [
 class Constant(Operation):
     """A Tensor filled with one value."""
 
+    works_by_name = True
+
     def __init__(
         self,
         mesh: Mesh,
@@ -80,7 +82,6 @@ class Constant(Operation):
                 return tf.fill(sizes, value)
             return tf.constant(value, dtype=y.dtype, shape=sizes)
 
-        # Created at each use: cheaper than keeping large constants alive.
         lazy = LazyLaidOutTensor(lambda: mesh_impl.slicewise(fill), sizes)
         lowering.set_tensor_lowering(y, lazy)
 
@@ -255,8 +256,7 @@ class ImportOperation(Operation):
 
     def lower(self, lowering: LoweringLike) -> None:
         """Cuts the tf.Tensor into slices, its sizes checked when it runs if they are not known."""
-        y = self.outputs[0]
-        tf_tensor = self._tf_tensor
+        y, tf_tensor = self.outputs[0], self._tf_tensor
         if not tf_tensor.shape.is_fully_defined():
             tf_tensor = self._checked_at_run_time(tf_tensor, y.shape)
         value = lowering.mesh_impl(self).import_tf_tensor(y, tf_tensor)

@@ -10,6 +10,7 @@ from typing import NamedTuple, Optional
 
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tables import text_table
+from mesh_tensorflow._lowering.update_names import stored_shapes
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text, count_text, shortened
 from mesh_tensorflow.ops._variables.variable import Variable
@@ -43,7 +44,8 @@ class VariableRow(NamedTuple):
         trainable variable and more, as optimizers name their slots; otherwise "others".
       shape: its Shape.
       slice_shape: the sizes of the slice that each processor holds.
-      split: pairs (dimension name, mesh dimension name) of the dimensions that are split.
+      split: pairs (dimension name, mesh dimension name) of the dimensions that are split where
+        the variable is stored.
       copies: the number of processors that hold the same slice.
       parameters: the number of its elements.
       dtype: the name of the dtype of its slices.
@@ -86,9 +88,9 @@ def _kind(variable: Variable, weights: Collection[str]) -> str:
     return "others"
 
 
-def _row(variable: Variable, kind: str, impl: MeshImpl) -> VariableRow:
-    slice_shape = tuple(impl.slice_shape(variable.shape))
-    axes = [(d, impl.splitting_axis(d)) for d in variable.shape]
+def _row(variable: Variable, stored: Shape, kind: str, impl: MeshImpl) -> VariableRow:
+    slice_shape = tuple(impl.slice_shape(stored))
+    axes = [(d, impl.splitting_axis(s)) for d, s in zip(variable.shape, stored)]
     split = tuple((d.name, impl.shape[a].name) for d, a in axes if a is not None)
     parts = math.prod(impl.shape[a].size for _, a in axes if a is not None)
     size = variable.slice_dtype.size
@@ -120,7 +122,8 @@ def variable_rows(subject: Subject) -> list[VariableRow]:
     """
     variables = list(_all_parts(subject.graph.all_variables))
     weights = {v.name for v in variables if v.trainable}
-    rows = [_row(v, _kind(v, weights), subject.impl_of(v.mesh)) for v in variables]
+    stored = stored_shapes(subject.graph, subject.impls)
+    rows = [_row(v, stored[v], _kind(v, weights), subject.impl_of(v.mesh)) for v in variables]
     # Variables that have been stacked are still known by name, in order of creation.
     made = {name: i for i, name in enumerate(subject.graph.name_to_variable)}
     return sorted(rows, key=lambda row: (list(KINDS).index(row.kind), made[row.name]))

@@ -33,7 +33,7 @@ class PlacedVariable(SliceVariables):
         """
         self._variable = variable
         self.mesh_impl = mesh_impl
-        self.owner = mesh_impl.owners(variable.shape)
+        self.owner = mesh_impl.owners(variable.stored_shape)
         if variable.store is not None:
             self.slices = variable.store.slices(variable, mesh_impl, self.owner)
         elif self.slice_is_master:
@@ -62,7 +62,7 @@ class PlacedVariable(SliceVariables):
 
     def _make_slices(self) -> dict[int, Any]:
         impl, variable = self.mesh_impl, self._variable
-        sizes = impl.slice_shape(variable.shape)
+        sizes = impl.slice_shape(variable.stored_shape)
         slices = {}
         for pnum in sorted(set(self.owner)):
             with tf.device(impl.devices[pnum]):

@@ -41,7 +41,7 @@ class SimdVariable(SliceVariables):
             made = self._make_slices(variable)
             self.slices = {pnum: made[mesh_impl.l2p(pnum)] for pnum in self.owner}
             parts = [
-                tuple(mesh_impl.slice_begin(variable.shape, mesh_impl.p2l(physical)))
+                tuple(mesh_impl.slice_begin(variable.stored_shape, mesh_impl.p2l(physical)))
                 for physical in self.owner
             ]
             self._own = program.own_variable(variable.name, made, parts)
@@ -54,7 +54,7 @@ class SimdVariable(SliceVariables):
     def _make_slices(self, variable: Variable) -> list[tf.Variable]:
         """Returns new slice variables, by physical number."""
         impl = self.mesh_impl
-        sizes = impl.slice_shape(variable.shape)
+        sizes = impl.slice_shape(variable.stored_shape)
         impl.graph_device_function_stacks.append(device_functions(tf.get_default_graph()))
         made = []
         for physical in range(impl.size):

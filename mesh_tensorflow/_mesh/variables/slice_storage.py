@@ -33,7 +33,7 @@ class SliceStorage(VariableStorage):
 
     def pieces(self) -> list[Piece]:
         """Returns one piece for each distinct slice, with all its copies."""
-        impl, shape = self._placed.mesh_impl, self._variable.shape
+        impl, shape = self._placed.mesh_impl, self._variable.stored_shape
         holders: dict[tuple[int, ...], list[int]] = {}
         for pnum in self._placed.slices:
             holders.setdefault(tuple(impl.slice_begin(shape, pnum)), []).append(pnum)
@@ -73,13 +73,13 @@ class SliceStorage(VariableStorage):
         placed, variable = self._placed, self._variable
         values = {pnum: self._read(pnum) for pnum in placed.slices}
         return placed.mesh_impl.combine_slices(
-            [values[owner] for owner in placed.owner], variable.shape, variable.master_device
+            [values[owner] for owner in placed.owner], variable.stored_shape, variable.master_device
         )
 
     def assign(self, value: tf.Tensor) -> tf.Operation:
         """Cuts a whole value and assigns each piece to all copies of its slice."""
         with tf.device(self._variable.master_device):
-            pieces = self._placed.mesh_impl.make_slices(value, self._variable.shape)
+            pieces = self._placed.mesh_impl.make_slices(value, self._variable.stored_shape)
         return tf.group([self._assign(pnum, pieces[pnum]) for pnum in self._placed.slices])
 
     def initializer(self, value: tf.Tensor) -> tf.Operation:

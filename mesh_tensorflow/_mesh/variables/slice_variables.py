@@ -85,7 +85,7 @@ class SliceVariables(LaidOutVariable):
         """Returns a tf.Operation that assigns a whole value to the slices."""
         with tf.device(self._variable.master_device):
             whole = tf.cast(whole, self._variable.slice_dtype)
-            pieces = self.mesh_impl.make_slices(whole, self._variable.shape)
+            pieces = self.mesh_impl.make_slices(whole, self._variable.stored_shape)
         return tf.group(
             [v.assign(pieces[pnum], read_value=False) for pnum, v in self.slices.items()]
         )
@@ -101,7 +101,9 @@ class SliceVariables(LaidOutVariable):
                 values[pnum] = v.read_value()
         with tf.device(variable.master_device):
             whole = self.mesh_impl.combine_slices(
-                [values[owner] for owner in self.owner], variable.shape, variable.master_device
+                [values[owner] for owner in self.owner],
+                variable.stored_shape,
+                variable.master_device,
             )
             return variable.assign_to_master(tf.cast(whole, variable.master_dtype))
 

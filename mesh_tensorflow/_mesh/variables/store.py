@@ -221,7 +221,7 @@ class VariableStore(tf2.Module):
         form = Form(
             variable.shape,
             variable.slice_dtype,
-            mesh_impl.tensor_layout(variable.shape),
+            mesh_impl.tensor_layout(variable.stored_shape),
             mesh_impl.shape,
             list(owner),
             {pnum: mesh_impl.devices[pnum] for pnum in set(owner)},
@@ -262,7 +262,7 @@ class VariableStore(tf2.Module):
         old: dict[int, tf.Variable],
     ) -> None:
         """Stores a whole value in slices; keeps slices that exist already."""
-        pieces = mesh_impl.make_slices(whole, variable.shape)
+        pieces = mesh_impl.make_slices(whole, variable.stored_shape)
         there = self._known.forms[variable.name] if old else None
         made: dict[int, tf.Variable] = {}
         for pnum, device in sorted(form.devices.items()):

@@ -70,6 +70,8 @@ def einsum_output_shape(
 class EinsumOperation(Operation):
     """Multiplies Tensors and sums over the dimensions that the output lacks."""
 
+    works_by_name = True
+
     def __init__(
         self, inputs: Sequence[Tensor], output_shape: ShapeLike, name: Optional[str] = None
     ):

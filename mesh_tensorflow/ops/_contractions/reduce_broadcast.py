@@ -40,6 +40,8 @@ __all__ = [
 class ReduceOperation(Operation):
     """The sum, maximum or minimum over the dimensions that the output lacks."""
 
+    works_by_name = True
+
     def __init__(
         self,
         x: Tensor,
@@ -151,6 +153,8 @@ def cost_along(op: Operation, mesh_impl: MeshImpl, dim: Dimension, flops_per_ele
 
 class BroadcastOperation(Operation):
     """A Tensor repeated along further dimensions."""
+
+    works_by_name = True
 
     def __init__(self, x: Tensor, output_shape: ShapeLike, name: Optional[str] = None):
         """Creates the operation.

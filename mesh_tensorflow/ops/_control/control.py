@@ -103,6 +103,8 @@ def depend(x: Tensor, dependencies: Sequence[Union[Tensor, Operation]]) -> Tenso
 class StopGradient(Operation):
     """The same value, without a gradient."""
 
+    works_by_name = True
+
     def __init__(self, x: Tensor, name: Optional[str] = None):
         """Creates the operation; see `stop_gradient`."""
         super().__init__([x], name=name or "stop_gradient")

@@ -21,8 +21,8 @@ __all__ = ["recompute_grad"]
 
 
 @contextlib.contextmanager
-def _usable(operations: Sequence[Operation]) -> Iterator[None]:
-    """Lets gradients use inner values that are not recomputed, such as random ones."""
+def usable(operations: Sequence[Operation]) -> Iterator[None]:
+    """Lets operations use inner values of others, such as random ones, which are not recomputed."""
     hidden = [y for op in operations for y in op.outputs if not y.usable]
     for y in hidden:
         y.usable = True
@@ -142,7 +142,7 @@ def computed_again(
     _, mapping = graph.clone_operations(operations, mapping)
     again = [mapping.get(y, y) for y in ys]
     kept = [op for op in operations if op.outputs and op.outputs[0] not in mapping]
-    with _usable(kept):
+    with usable(kept):
         grads = mtf.gradients(
             again,
             [mapping.get(x, x) for x in xs],

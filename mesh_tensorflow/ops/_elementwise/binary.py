@@ -74,6 +74,8 @@ def check_dtypes(what: str, tensors: Sequence[Tensor]) -> None:
 class BinaryOpWithBroadcasting(Operation):
     """An elementwise function of two Tensors, broadcast by dimension name."""
 
+    works_by_name = True
+
     def __init__(
         self,
         tf_fn: Callable,

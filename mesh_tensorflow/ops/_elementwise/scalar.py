@@ -32,6 +32,7 @@ def _conjugate(scalar: Number) -> Number:
 class _ScalarOperation(Operation):
     """A Tensor and a number or a tf scalar; no gradient goes to the scalar."""
 
+    works_by_name = True
     _verb: str
     _default_name: str
 

@@ -25,6 +25,8 @@ class SlicewiseOperation(Operation):
     only dimensions declared splittable may be split.
     """
 
+    works_by_name = True
+
     def __init__(
         self,
         tf_fn: Callable,

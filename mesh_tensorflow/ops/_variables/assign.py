@@ -155,7 +155,8 @@ class Assign(Operation):
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Bytes read and written."""
         moved = sum(
-            2 * mesh_impl.laid_out_size(v.shape) * v.slice_dtype.size for v in self._variables
+            2 * mesh_impl.laid_out_size(v.stored_shape) * v.slice_dtype.size
+            for v in self._variables
         )
         return Cost(0, moved)
 

@@ -74,6 +74,7 @@ class Variable(Operation):
         self._initializer = initializer
         self._master: Any = None
         self._make_master(name, shape, kwargs)
+        self._shape = shape
         self._outputs = [Tensor(self, shape, dtype.activation_dtype)]
         if self._store is not None:
             self._initializer = self._initializer or tf.get_variable_scope().initializer
@@ -130,6 +131,11 @@ class Variable(Operation):
     @property
     def shape(self) -> Shape:
         """Its Shape."""
+        return self._shape
+
+    @property
+    def stored_shape(self) -> Shape:
+        """Its Shape, with the names of dimensions by which the layout splits what is stored."""
         return self.value.shape
 
     @property
@@ -245,7 +251,7 @@ class Variable(Operation):
         if self.slice_dtype == self.activation_dtype:
             return Cost()  # the slices themselves are used
         sizes = self.slice_dtype.size + self.activation_dtype.size
-        return Cost(0, mesh_impl.laid_out_size(self.shape) * sizes)
+        return Cost(0, mesh_impl.laid_out_size(self.stored_shape) * sizes)
 
 
 class StackedVariable(Variable):
@@ -260,7 +266,7 @@ class StackedVariable(Variable):
         """Creates a StackedVariable from Variables with equal shapes and dtypes."""
         self._parts = list(vs)
         first = vs[0]
-        shape = Shape([Dimension("stacked", len(vs))]) + first.shape
+        shape = Shape([Dimension("stacked", len(vs))]) + first.stored_shape
         super().__init__(
             first.mesh, f"stacked/{first.name}", shape, first.dtype, None, first.trainable
         )

@@ -1,0 +1,218 @@
+"""A graph rewrite: variables, and the updates of optimizers, in the layout that is stored.
+
+ZeRO and FSDP are no operations of their own. What is stored in parts gets dimensions of other
+names, such as `d_model@rows`, which rows splits wherever they occur. Where an operation needs the
+tensor under the names of the model, or the other way around, a reshape stands between: from the
+stored names it gathers; from a gradient that is a partial sum it is a reduce-scatter.
+
+An example, for one weight w [d_model, d_ff] with `zero=3` over rows, which splits the batch:
+
+    w [d_model, d_ff@rows]      the variable; so are the slots of the optimizer
+    w' = reshape(w)             an allgather, before the first operation that needs it
+    g [d_model, d_ff]           the gradient: a partial sum over rows, as everywhere
+    g' = reshape(g)             [d_model, d_ff@rows], a reduce-scatter
+    update(g', slots, w)        on parts, each processor has its own
+    assign(w, ...)              of parts
+
+With stage 1 or 2, w is [d_model, d_ff]: its update is computed of parts, and the new value is
+gathered before it is assigned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Optional
+
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.graph import Graph, Mesh
+from mesh_tensorflow._core.loop import with_inner_operations
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._lowering.update_names import Names, renamed, update_names
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.stored_layout import StoredLayout, plain_shape
+from mesh_tensorflow.ops._control.control import Depend
+from mesh_tensorflow.ops._control.recompute import DelayOperation, usable
+from mesh_tensorflow.ops._movement.reshape import ReshapeOperation
+from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable
+from mesh_tensorflow.ops._variables.variable import Variable
+
+__all__ = ["rewrite_stored_layouts"]
+
+
+def rewrite_stored_layouts(graph: Graph, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
+    """Gives variables and updates the dimensions that they are stored with, in place.
+
+    Args:
+      graph: a Graph.
+      mesh_to_impl: a dictionary from Mesh to MeshImpl, which may have a `stored_layout`.
+
+    Raises:
+      ValueError: the graph was lowered before in another stored layout.
+    """
+    layouts: dict[Mesh, StoredLayout] = {}
+    for mesh, impl in mesh_to_impl.items():
+        layout = getattr(impl, "stored_layout", None)
+        if layout is not None:
+            layouts[mesh] = layout
+    if not layouts or graph.stored_layouts == layouts:
+        return
+    if graph.stored_layouts is not None or graph.is_stacked:
+        raise ValueError(
+            "this graph was lowered before, with its variables stored in another layout. Build it "
+            "again, in a new mtf.Graph, to lower it with other variable_layout or zero"
+        )
+    graph.stored_layouts = layouts
+    stored, updates = update_names(graph, {mesh: mesh_to_impl[mesh] for mesh in layouts})
+    waits = {mesh for mesh in layouts if mesh_to_impl[mesh].supports_control_dependencies}
+    _Rewriter(graph, stored, updates, waits).rewrite()
+
+
+class _Rewriter:
+    """Renames dimensions, and puts reshapes where names meet that differ."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        stored: Mapping[Variable, Names],
+        updates: Mapping[Operation, Names],
+        waits: Collection[Mesh],
+    ):
+        """Creates a _Rewriter.
+
+        Args:
+          graph: a Graph.
+          stored: the names of variables.
+          updates: the names of the operations of updates.
+          waits: the meshes on which operations can wait for others.
+        """
+        self._graph, self._waits = graph, waits
+        self._stored, self._updates = stored, updates
+        self._operations: list[Operation] = []
+        # Tensors under other names, by the tensor under the first, and their shape.
+        self._renamed: dict[tuple[Tensor, tuple[Dimension, ...]], Tensor] = {}
+        # By the Tensor that the model knows, the stored value of each weight; those that have not
+        # been gathered yet; and what is gathered again, for what is recomputed.
+        self._weights: dict[Tensor, Tensor] = {}
+        self._waiting: set[Tensor] = set()
+        self._again: dict[Tensor, Tensor] = {}
+
+    def rewrite(self) -> None:
+        """Rewrites the operations of the graph."""
+        for op in list(self._graph.operations):
+            if isinstance(op, Variable):
+                self._variable(op)
+            else:
+                self._operation(op)
+        for known, value in self._weights.items():
+            if known in self._waiting:  # no operation needs it, but the user may
+                gathered = self._reshaped(value, known.shape)
+                gathered._outputs, known._operation = [known], gathered
+        self._graph.operations[:] = self._operations
+
+    def _variable(self, variable: Variable) -> None:
+        self._operations.append(variable)
+        names = self._stored.get(variable)
+        if not names:
+            return
+        if not variable.trainable:
+            _rename(variable.value, names)
+            return
+        # Operations of the model keep the Tensor that they know, which now is a gathered value.
+        known = variable.value
+        value = Tensor(variable, renamed(known.shape, names), known.dtype)
+        variable._outputs = [value]
+        self._renamed[known, tuple(value.shape)] = value
+        self._weights[known] = value
+        self._waiting.add(known)
+
+    def _operation(self, op: Operation) -> None:
+        """Adds an operation, after what its inputs need."""
+        own = self._updates.get(op, {})
+        if isinstance(op, (ReadVariable, Depend)) and self._variable_of(op) is not None:
+            own = self._stored.get(self._variable_of(op), {})  # type: ignore[arg-type]
+        mapping: dict[Tensor, Tensor] = {}
+        for i, x in enumerate(op.inputs):
+            names = self._stored.get(op.variables[i], {}) if isinstance(op, Assign) else own
+            mapping[x] = self._under(x, names, op)
+        for inner in with_inner_operations(op.inner_operations):
+            for x in inner.inputs:
+                if x not in mapping:
+                    mapping[x] = self._under(x, {}, op)
+        changed = {x: y for x, y in mapping.items() if x is not y}
+        if changed:
+            for each in with_inner_operations([op]):
+                each.replace_inputs(changed)
+        self._operations.append(op)
+        if own:
+            for y in op.outputs:
+                _rename(y, own)
+            _rename_rules(op, own)
+
+    @staticmethod
+    def _variable_of(op: Operation) -> Optional[Variable]:
+        return op._var if isinstance(op, ReadVariable) else op._variable()  # type: ignore
+
+    def _under(self, x: Tensor, names: Names, op: Operation) -> Tensor:
+        """Returns a Tensor with the dimensions' names that an operation works with."""
+        shape = renamed(plain_shape(x.shape), names)
+        if x.shape == shape:
+            return self._gathered(x, op) if x in self._weights else x
+        key = x, tuple(shape)
+        if key not in self._renamed:
+            self._renamed[key] = self._reshaped(x, shape).outputs[0]
+        return self._renamed[key]
+
+    def _reshaped(self, x: Tensor, shape: Shape) -> Operation:
+        name = f"{x.operation.name}_layout"
+        return self._made(lambda: ReshapeOperation(x, shape, name=name), [x])
+
+    def _made(self, make: Callable[[], Operation], xs: Sequence[Tensor]) -> Operation:
+        """Adds a new operation of Tensors; errors in it point to the line that made the first."""
+        with usable([x.operation for x in xs]):
+            op, _ = self._graph.take_operations(make)
+        op._site = xs[0].operation._site
+        self._operations.append(op)
+        return op
+
+    def _gathered(self, known: Tensor, op: Operation) -> Tensor:
+        """Returns a whole weight for an operation; it is made before the first that needs it."""
+        after = [x for x in op.inputs if x not in self._weights]
+        if _is_recomputed(op):
+            if known not in self._again:
+                self._again[known] = self._gather(known, after).outputs[0]
+            return self._again[known]
+        if known in self._waiting:
+            self._waiting.remove(known)
+            gathered = self._gather(known, after)
+            gathered._outputs = [known]
+            known._operation = gathered
+        return known
+
+    def _gather(self, known: Tensor, after: Sequence[Tensor]) -> Operation:
+        """Makes a weight whole, once other Tensors are there, so that not all are at once."""
+        value = self._weights[known]
+        after = [x for x in after if not isinstance(x.operation, Variable)]
+        if after and known.mesh in self._waits:
+            stored = [value]
+            value = self._made(lambda: DelayOperation(stored, after), [known, *after]).outputs[0]
+        return self._reshaped(value, known.shape)
+
+
+def _is_recomputed(op: Operation) -> bool:
+    return op.original is not None or (
+        op.gradient_of is not None and op.gradient_of.original is not None
+    )
+
+
+def _rename(x: Tensor, names: Names) -> None:
+    x._shape = renamed(x.shape, names)
+
+
+def _rename_rules(op: Operation, names: Names) -> None:
+    """Renames the dimensions that an operation has declared splittable, or not."""
+    for attribute in ("_splittable_dims", "_unsplittable_dims"):
+        declared = getattr(op, attribute)
+        if declared is not None:
+            setattr(op, attribute, frozenset(names.get(n, n) for n in declared))

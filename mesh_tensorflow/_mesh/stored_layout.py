@@ -1,0 +1,157 @@
+"""StoredLayout: which dimensions of variables are split where they are stored."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Optional
+
+import gin
+
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.layout import STORED, LayoutLike, LayoutRules, convert_to_layout_rules
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.strictness import did_you_mean
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+
+__all__ = ["StoredLayout", "given_stored_layout", "plain_shape", "stored_layout"]
+
+WEIGHTS_TOO = 3  # the stage from which weights are stored in parts, besides slots
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredLayout:
+    """How variables are stored, where that is not how they are computed with.
+
+    ZeRO: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter
+    models" (SC 2020).
+
+    Attributes:
+      stage: 3 if weights are stored in parts; 1 or 2 if only what optimizers keep is.
+      rules: which dimensions are split over which mesh dimensions.
+      mesh_dim: the name of a mesh dimension that splits one dimension of each variable; or None.
+    """
+
+    stage: int
+    rules: LayoutRules
+    mesh_dim: Optional[str]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StoredLayout) and self._key() == other._key()
+
+    def __str__(self) -> str:
+        rules = ",".join(f"{d}:{m}" for d, m in self.rules.pairs)
+        over = "" if self.mesh_dim is None else f" over {self.mesh_dim}"
+        return f"zero={self.stage}{over}" + (f", variables {rules}" if rules else "")
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple:
+        return self.stage, tuple(self.rules.pairs), self.mesh_dim
+
+    def names(self, shape: Shape, mesh_impl: MeshImpl) -> dict[str, str]:
+        """Returns the names under which dimensions of a variable are stored, by their own.
+
+        A dimension that is split already, or that a mesh dimension does not divide, is left whole;
+        so is one that another dimension of the variable shares its mesh dimension with.
+
+        Args:
+          shape: the Shape of a variable.
+          mesh_impl: a MeshImpl.
+        """
+        taken = set(mesh_impl.splitting_axes(shape))
+        found: dict[str, str] = {}
+        for d, mesh_dim in self._wanted(shape):
+            axis = mesh_impl.shape.dims.index(mesh_impl.shape.get_dim_by_name(mesh_dim))
+            parts = mesh_impl.shape[axis].size
+            split = mesh_impl.tensor_dimension_to_mesh_axis(d) is not None
+            if parts == 1 or axis in taken or split or d.name in found or d.size % parts:
+                continue
+            taken.add(axis)
+            found[d.name] = f"{d.name}{STORED}{mesh_dim}"
+        return found
+
+    def _wanted(self, shape: Shape) -> Iterator[tuple[Dimension, str]]:
+        """Yields dimensions with the mesh dimensions to split them over, the best first."""
+        for d in shape:
+            for tensor_dim, mesh_dim in self.rules.pairs:
+                if tensor_dim == d.name:
+                    yield d, mesh_dim
+        if self.mesh_dim is not None:
+            for d in sorted(shape, key=lambda d: -d.size):
+                yield d, self.mesh_dim
+
+
+def plain_shape(shape: Shape) -> Shape:
+    """Returns a Shape with the dimensions' own names, without how they are stored."""
+    return Shape([Dimension(d.name.partition(STORED)[0], d.size) for d in shape])
+
+
+def given_stored_layout(
+    mesh_shape: Shape,
+    variable_layout: Optional[LayoutLike],
+    zero: Optional[int],
+    zero_axis: Optional[str],
+) -> Optional[StoredLayout]:
+    """Returns the StoredLayout that arguments ask for, or, where they are None, gin does; or None.
+
+    Args:
+      mesh_shape: shape of the mesh.
+      variable_layout: see `stored_layout`.
+      zero: likewise.
+      zero_axis: likewise.
+    """
+    named = {"variable_layout": variable_layout, "zero": zero, "zero_axis": zero_axis}
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    return stored_layout(mesh_shape, **given)
+
+
+@gin.configurable(module="mesh_tensorflow", denylist=["mesh_shape"])
+def stored_layout(
+    mesh_shape: Shape,
+    variable_layout: Optional[LayoutLike] = None,
+    zero: int = 0,
+    zero_axis: Optional[str] = None,
+) -> Optional[StoredLayout]:
+    """Returns how variables are stored on a mesh, or None if just as they are computed with.
+
+    Args:
+      mesh_shape: shape of the mesh.
+      variable_layout: LayoutRules, or what converts to them, such as "d_model:rows"; or None.
+      zero: 0, or the stage of ZeRO.
+      zero_axis: the name of a mesh dimension; the only one of the mesh if None.
+
+    Raises:
+      ValueError: the stage is none, or the mesh lacks a dimension.
+    """
+    if zero not in (0, 1, 2, 3):
+        raise ValueError(
+            f"zero={zero!r}: the stage of ZeRO is 1 or 2 (what optimizers keep is stored in "
+            "parts), 3 (weights too), or 0 for neither"
+        )
+    rules = convert_to_layout_rules(variable_layout or "")
+    names = mesh_shape.dimension_names
+    unknown = rules.unknown_mesh_dimensions(mesh_shape)
+    if unknown or (zero_axis is not None and zero_axis not in names):
+        name = zero_axis if not unknown else unknown[0]
+        what = f"zero_axis={name!r}" if not unknown else f"variable_layout {rules}: {name!r}"
+        raise ValueError(
+            f"{what} is no dimension of the mesh {dims_text(mesh_shape)}"
+            f"{did_you_mean(str(name), names)}"
+        )
+    if zero_axis is not None and not zero:
+        raise ValueError(f"zero_axis={zero_axis!r} has no effect without zero=1, 2 or 3")
+    if not zero and not rules.pairs:
+        return None
+    if not zero or rules.pairs:
+        return StoredLayout(zero or WEIGHTS_TOO, rules, zero_axis)
+    if zero_axis is None and len(names) != 1:
+        raise ValueError(
+            f"zero={zero} on the mesh {dims_text(mesh_shape)}: say over which of its dimensions, "
+            f"by zero_axis={names[0] if names else ''!r}; usually that which splits the batch"
+        )
+    return StoredLayout(zero, rules, zero_axis or names[0])

@@ -1,0 +1,315 @@
+"""Variables that are stored in parts, by ZeRO or rules of their own: the same results everywhere."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
+
+BATCH, MODEL, FF = mtf.convert_to_shape("batch:16,d_model:8,d_ff:24").dims
+DATA = np.random.RandomState(0).randn(16, 8).astype(np.float32)
+TARGETS = np.random.RandomState(1).randn(16, 8).astype(np.float32)
+ROWS = ("rows:4", "batch:rows")
+BOTH = ("rows:2,cols:2", "batch:rows,d_ff:cols")
+OPTIMIZERS = {
+    "sgd": lambda: mtf.optimize.SgdOptimizer(0.1),
+    "momentum": lambda: mtf.optimize.MomentumOptimizer(0.1, 0.9),
+    "adamw": lambda: mtf.optimize.AdamWeightDecayOptimizer(0.01, weight_decay_rate=0.1),
+    "lion": lambda: mtf.optimize.LionOptimizer(0.01),
+    "adafactor": lambda: mtf.optimize.AdafactorOptimizer(
+        learning_rate=0.1, min_dim_size_to_factor=4, beta1=0.9
+    ),
+}
+
+
+@pytest.fixture
+def own_graph():
+    with tf.Graph().as_default():
+        tf.set_random_seed(1)
+        yield
+
+
+def dense(x, dim, name, **kwargs):
+    return mtf.layers.dense(x, [dim], reduced_dims=x.shape.dims[-1:], name=name, **kwargs)
+
+
+def model(mesh, recompute=False):
+    """The loss: two layers, of which the first is used twice, normalized between."""
+    x = mtf.import_tf_tensor(mesh, tf.constant(DATA), [BATCH, MODEL])
+
+    def layer(x):
+        h = dense(x, FF, "wi", activation=mtf.relu)
+        return x + dense(h, MODEL, "wo", use_bias=False)
+
+    def again(x):
+        with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+            return layer(x)
+
+    for fn in (layer, again):
+        x = mtf.recompute_grad(fn, [x]) if recompute else fn(x)
+        x = x + mtf.layers.layer_norm(x, MODEL, name=f"norm_{fn.__name__}")
+    return mtf.reduce_mean(
+        mtf.square(x - mtf.import_tf_tensor(mesh, tf.constant(TARGETS), x.shape))
+    )
+
+
+class Training:
+    """A training in a session."""
+
+    def __init__(self, place=ROWS, optimizer="adamw", recompute=False, clip=False, **zero):
+        self.results = {}
+        if place[-1] == "simd":
+            mesh = place[:-1]
+            size = mtf.convert_to_shape(mesh[0]).size
+            self.loss, self.train = replicate(
+                lambda: self.build(SimdMeshImpl(*mesh, **zero), optimizer, recompute, clip),
+                devices=[f"/cpu:{i}" for i in range(size)],
+            )
+        else:
+            size = mtf.convert_to_shape(place[0]).size
+            impl = mtf.placement_mesh_impl.PlacementMeshImpl(
+                *place, [f"cpu:{i}" for i in range(size)], **zero
+            )
+            self.loss, self.train = self.build(impl, optimizer, recompute, clip)
+
+    def build(self, impl, optimizer, recompute, clip):
+        self.impl = impl
+        self.graph = mtf.Graph()
+        mesh = mtf.Mesh(self.graph, "mesh")
+        loss = model(mesh, recompute)
+        self.variables = list(self.graph.trainable_variables)
+        gradients = mtf.gradients([loss], [v.value for v in self.variables])
+        if clip:
+            gradients, _ = mtf.optimize.clip_by_global_norm(gradients, 0.1)
+        updates = OPTIMIZERS[optimizer]().apply_grads(gradients, self.variables)
+        self.all_variables = list(self.graph.all_variables)
+        self.lowering = mtf.Lowering(self.graph, {mesh: impl})
+        train = [self.lowering.lowered_operation(op) for op in updates]
+        return self.lowering.export_to_tf_tensor(loss), tf.group(train)
+
+    def run(self, steps=3, restore=None, save=None):
+        """Returns the losses, and then the values of the variables."""
+        saver = tf.train.Saver()
+        with tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as session:
+            session.run(tf.global_variables_initializer())
+            if restore:
+                saver.restore(session, restore)
+            session.run(self.lowering.copy_masters_to_slices())
+            losses = [session.run([self.loss, self.train])[0] for _ in range(steps)]
+            if save:
+                saver.save(session, save)
+            return losses, session.run({v.op.name: v for v in tf.global_variables()})
+
+    def sizes(self):
+        """The elements that a processor holds of weights, and of slots."""
+        size = lambda v: self.impl.slice_size(v.stored_shape)  # noqa: E731
+        slots = set(self.all_variables) - set(self.variables)
+        return sum(map(size, self.variables)), sum(map(size, slots))
+
+    def sent(self):
+        """The elements of collectives, by kind, without those of small tensors."""
+        found = {}
+        for _, _, c in self.lowering.collectives:
+            if c.elements >= self.impl.size * FF.size:
+                found[c.kind] = found.get(c.kind, 0) + c.elements
+        return found
+
+
+def assert_equal(found, expected):
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+    assert found[1].keys() == expected[1].keys()
+    for name, value in expected[1].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-4, atol=5e-5, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """What trainings give whose variables are stored as they are computed with."""
+    known = {}
+
+    def results(optimizer, clip=False):
+        if (optimizer, clip) not in known:
+            with tf.Graph().as_default():
+                tf.set_random_seed(1)
+                known[optimizer, clip] = Training(optimizer=optimizer, clip=clip).run()
+        return known[optimizer, clip]
+
+    return results
+
+
+@pytest.mark.usefixtures("own_graph")
+@pytest.mark.parametrize(
+    "optimizer, stage",
+    [("adamw", 2), ("adamw", 3), ("adafactor", 2), ("momentum", 3)]
+    + [
+        pytest.param(name, stage, marks=pytest.mark.slow)
+        for name, stage in [("sgd", 3), ("lion", 2), ("lion", 3), ("adafactor", 3)]
+    ],
+)
+def test_optimizers(optimizer, stage, whole):
+    training = Training(optimizer=optimizer, zero=stage)
+    assert_equal(training.run(), whole(optimizer))
+    weights, slots = training.sizes()
+    count = sum(v.size for v in training.variables)
+    assert weights == (count // 4 if stage == 3 else count)
+    if optimizer in ("momentum", "adamw", "lion"):
+        assert slots == (2 if optimizer == "adamw" else 1) * count // 4
+
+
+@pytest.mark.usefixtures("own_graph")
+@pytest.mark.parametrize(
+    "place", [(*ROWS, "simd"), BOTH, (*BOTH, "simd"), ("rows:2,cols:2", "d_model:cols,batch:rows")]
+)
+def test_meshes(place, whole):
+    training = Training(place, recompute=True, clip=True, zero=3, zero_axis="rows")
+    assert_equal(training.run(), whole("adamw", clip=True))
+
+
+@pytest.mark.usefixtures("own_graph")
+@pytest.mark.parametrize("stage, clip", [(0, False), (1, True), (3, False), (3, True)])
+def test_what_is_communicated(stage, clip):
+    """As much as in data parallelism: what it reduces is reduce-scattered, and gathered."""
+    training = Training(clip=clip, zero=stage)
+    large = 4 * 2 * MODEL.size * FF.size  # the two kernels on four processors
+    expected = {"reduce_scatter": large, "allconcat": large} if stage else {"allreduce": large}
+    bias = 4 * FF.size
+    assert training.sent() == {kind: n + bias for kind, n in expected.items()}
+    predicted = walk(training.graph.operations, training.impl)
+    counted = [c for _, _, c in training.lowering.collectives]
+    asked = [c for _, cost in predicted.costs for c in cost.collectives]
+    assert sorted(map(str, asked)) == sorted(map(str, counted))
+
+
+@pytest.mark.usefixtures("own_graph")
+def test_recomputed_layers_gather_again():
+    plain, again = Training(zero=3).sent(), None
+    with tf.Graph().as_default():
+        again = Training(zero=3, recompute=True).sent()
+    assert again["allconcat"] > 1.5 * plain["allconcat"]
+    assert again["reduce_scatter"] == plain["reduce_scatter"]
+
+
+@pytest.mark.usefixtures("own_graph")
+@pytest.mark.parametrize(
+    "place, zero", [(ROWS, 0), ((*ROWS, "simd"), 2), ((*BOTH, "simd"), 3), (("all:1", ""), 0)]
+)
+def test_checkpoints_of_any_stage(place, zero, tmp_path):
+    """The file has whole variables under the names that they always have."""
+    path = str(tmp_path / "model")
+    trained = Training(zero=3).run(save=path)
+    found = dict(tf.train.list_variables(path))
+    assert found["wi/kernel"] == [8, 24] and found["wi/kernel/adam_m"] == [8, 24]
+    with tf.Graph().as_default():
+        axis = {"zero_axis": "rows"} if zero else {}
+        restored = Training(place, zero=zero, **axis).run(0, restore=path)
+    for name, value in trained[1].items():
+        np.testing.assert_array_equal(restored[1][name], value, err_msg=name)
+
+
+@pytest.mark.usefixtures("own_graph")
+def test_rules_of_variables(whole):
+    training = Training(variable_layout="d_ff:rows")
+    assert_equal(training.run(), whole("adamw"))
+    stored = {v.name: str(v.stored_shape) for v in training.variables}
+    assert stored["wi/kernel"] == "Shape[d_model=8, d_ff@rows=24]"
+    assert (
+        stored["norm_layer/layer_norm/layer_norm_scale"] == "Shape[d_model=8]"
+    )  # no rule is of it
+
+
+def test_values_by_the_tensors_of_the_model():
+    """What the user has of weights and slots gives their whole values."""
+    with mtf.VariableStore().scope() as store:
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        w = mtf.get_variable(mesh, "w", "a:8", initializer=tf.ones_initializer())
+        slot = mtf.get_variable(mesh, "slot", "a:8", trainable=False)
+        new = mtf.assign(slot, slot + w)
+        update = mtf.assign_sub(w, mtf.read_variable(slot) * 0.5)
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl(
+            "rows:2", "", [""] * 2, merge="none", zero=3
+        )
+        lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+        del new, update
+        for x in (w, slot, mesh.graph.trainable_variables[0].value):
+            assert lowering.export_to_tf_tensor(x).shape == [8]
+        assert all(v.shape == [4] for v in store.slice_variables("w").values())
+        np.testing.assert_allclose(store.value("w"), 1 - 0.5 * store.value("slot"), rtol=1e-6)
+
+
+def test_a_store_moves_between_stages():
+    store, losses = mtf.VariableStore(), []
+    for zero in (0, 3, 2, 3, 0):
+        with store.scope():
+            graph = mtf.Graph()
+            mesh = mtf.Mesh(graph, "mesh")
+            loss = model(mesh)
+            variables = graph.trainable_variables
+            gradients = mtf.gradients([loss], [v.value for v in variables])
+            OPTIMIZERS["adamw"]().apply_grads(gradients, variables)
+            impl = mtf.placement_mesh_impl.PlacementMeshImpl(*ROWS, [""] * 4, zero=zero)
+            lowering = mtf.Lowering(graph, {mesh: impl})
+            losses.append(float(lowering.export_to_tf_tensor(loss)))
+    assert losses == sorted(losses, reverse=True) and losses[-1] < 0.99 * losses[0]
+
+
+def test_by_gin():
+    import gin
+
+    with gin.unlock_config():
+        gin.parse_config("stored_layout.zero = 3")
+    try:
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl(*ROWS, [""] * 4)
+        assert str(impl.stored_layout) == "zero=3 over rows"
+    finally:
+        gin.clear_config()
+
+
+def test_a_graph_has_one_stored_layout():
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    mtf.get_variable(mesh, "w", "a:8")
+    for zero in (3, 3, 1):
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl("rows:2", "", [""] * 2, zero=zero)
+        if zero == 3:
+            mtf.Lowering(mesh.graph, {mesh: impl})
+            continue
+        with pytest.raises(ValueError, match="lowered before, with its variables stored in anot"):
+            mtf.Lowering(mesh.graph, {mesh: impl})
+
+
+WRONG = [
+    ({"zero": 4}, "zero=4: the stage of ZeRO is 1 or 2 (what optimizers keep is stored in"),
+    (
+        {"zero": 3},
+        "zero=3 on the mesh rows=2, cols=2: say over which of its dimensions, by zero_a",
+    ),
+    (
+        {"zero": 3, "zero_axis": "row"},
+        "zero_axis='row' is no dimension of the mesh rows=2, cols=2; did you mean rows?",
+    ),
+    (
+        {"variable_layout": "d_model:row"},
+        "variable_layout LayoutRules{d_model:row}: 'row' is no dimension of the mesh rows=2, cols=",
+    ),
+    ({"zero_axis": "rows"}, "zero_axis='rows' has no effect without zero=1, 2 or 3"),
+]
+
+
+@pytest.mark.parametrize("kwargs, message", WRONG)
+def test_mistakes(kwargs, message):
+    with pytest.raises(ValueError) as error:
+        mtf.placement_mesh_impl.PlacementMeshImpl("rows:2,cols:2", "", [""] * 4, **kwargs)
+    assert message in str(error.value)
+
+
+def test_summary_says_what_is_split_and_what_is_whole():
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    for name, shape in (("w", "a:8,b:6"), ("odd", "c:7")):
+        w = mtf.get_variable(mesh, name, shape)
+        mtf.optimize.MomentumOptimizer(0.1, 0.9).apply_grad(mtf.ones_like(w), w.operation)
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl("rows:4", "", [""] * 4, zero=2)
+    rows = {row.name: row.split_text for row in mtf.summary(mesh.graph, impl).rows}
+    slots = {name: text for name, text in rows.items() if name not in ("w", "odd")}
+    assert rows["w"] == rows["odd"] == "-" and sorted(slots.values()) == ["-", "a:rows"]
+    assert "stored with zero=2 over rows" in str(mtf.summary(mesh.graph, impl))
