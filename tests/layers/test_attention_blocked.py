@@ -171,6 +171,25 @@ def test_rows_that_see_nothing_by_infinite_biases():
     assert_halves_agree(run(build, SPLIT[0])[0])
 
 
+def test_rows_that_are_masked_everywhere():
+    """Such rows have equal weights, also in gradients."""
+
+    def build(mesh, given):
+        q, k, v = operands(given)
+        ids = mtf.range(mesh, q.shape.dims[1], tf.int32)
+        none = mtf.range(mesh, MEMORY, tf.int32) - 6
+        bias = A.visibility_mask_to_attention_bias(mtf.equal(ids, none), tf.float32)
+        found = []
+        for y in (
+            A.attention(q, k, v, *ARGUMENTS, bias),
+            blocked(q, k, v, *ARGUMENTS, visible=[("equal", ids, none)], block_sizes=(5, 3)),
+        ):
+            found += [y, *mtf.gradients([mtf.square(y)], [v])]
+        return found
+
+    assert_halves_agree(run(build, SPLIT[0])[0])
+
+
 def largest_tensors(build):
     """Returns the numbers of elements of tensors in the TensorFlow graph of a program."""
     with tf.Graph().as_default() as graph:

@@ -1,6 +1,7 @@
 """Functions of attention against NumPy, with and without a Context, and what they refuse."""
 
 import types
+from unittest import mock
 
 import gin
 import numpy as np
@@ -14,6 +15,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.harness import Placing, assert_close
 from mesh_tensorflow.transformer import attention as A
 from mesh_tensorflow.transformer import transformer_layers as T
+from mesh_tensorflow.transformer.attention import _blocked
 
 QUERIES, MEMORY, KEY, VALUE = 6, 5, 4, 3
 Q, K, V = (
@@ -55,6 +57,52 @@ def test_attention_without_a_context():
     e = np.exp(logits())
     assert_close(extra, attended(e / (e.sum(-1, keepdims=True) + np.exp(0.5))), 1e-5)
     assert np.abs(dropped - plain).max() > 0.01  # callers that train gave a rate, others none
+
+
+@pytest.mark.parametrize("z_loss, extra", [(0.1, None), (None, 0.5)])
+def test_blocks(z_loss, extra):
+    """Blocks, asked for or because of the length, give the same values, losses and gradients."""
+
+    def build(mesh):
+        found = []
+        for length, blocked in ((10**6, None), (10**6, True), (MEMORY, None), (MEMORY, False)):
+            xs = operands(mesh)
+            bias = tensor(mesh, BIAS, f"length:{QUERIES},memory_length:{MEMORY}")
+            context = types.SimpleNamespace(train=True, losses=[], nonpadding=1, model=None)
+            with mock.patch.object(_blocked, "LEAST_LENGTH", length):
+                y = A.attention(*xs, *ARGUMENTS, bias, extra_logit=extra, context=context,
+                                z_loss_coeff=z_loss, blocked=blocked)  # fmt: skip
+            kinds = [type(op).__name__ for op in mesh.graph.operations]
+            assert kinds.count("BlockedAttentionOperation") == min(2, len(found))
+            loss = mtf.add_n([mtf.reduce_sum(mtf.square(y)), *context.losses])
+            found.append([y, *mtf.gradients([loss], [*xs, bias])])
+        return [x for results in found for x in results]
+
+    results = list(run(build).values())
+    n = len(results) // 4
+    for i in range(n, 4 * n):
+        assert_close(results[i], results[i % n], 1e-5)
+
+
+def test_blocks_that_are_not_possible():
+    rate = "dropout_rate is a tensor, and blocks need a number. Leave blocked out"
+    loss = "z_loss_coeff leaves an extra_logit out"
+    length = "has no dimension of its own"
+
+    def build(mesh):
+        q, k, v = operands(mesh)
+        one = mtf.gather(q, 0, q.shape.dims[1])
+        context = types.SimpleNamespace(train=True, losses=[], nonpadding=1, model=None)
+        for text, x, kwargs in (
+            (rate, q, {"dropout_rate": tf.constant(0.5)}),
+            (loss, q, {"extra_logit": 0.5, "z_loss_coeff": 0.1}),
+            (length, one, {}),
+        ):
+            with pytest.raises(ValueError, match=f"blocked=True is not possible: .*{text}"):
+                A.attention(x, k, v, *ARGUMENTS, context=context, blocked=True, **kwargs)
+        return [q]
+
+    run(build)
 
 
 def test_dropout_keeps_the_mean():

@@ -13,7 +13,7 @@ from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.slices.attention_operands import Block, Operands
+from mesh_tensorflow._mesh.slices.attention_operands import Block, Operands, product_minus
 from mesh_tensorflow._mesh.slices.block_loops import Start, Sum, fold, over_blocks
 
 __all__ = ["block_gradients", "block_sums", "finished"]
@@ -67,8 +67,10 @@ def _with_block(
 
 def finished(
     total: tf.Tensor, largest: tf.Tensor, weight: tf.Tensor, extra: Optional[tf.Tensor]
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns means of values, and the logarithms of the softmax's denominators.
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns means of values, logarithms of denominators, and the two parts of the latter.
+
+    Of a row that is masked everywhere, the logarithm has lost the sum to rounding.
 
     Args:
       total: from `block_sums`; this and the following have the same dimensions.
@@ -81,12 +83,12 @@ def finished(
         new = tf.maximum(largest, extra)
         old = tf.exp(largest - new)
         total, largest, weight = total * old, new, weight * old + tf.exp(extra - new)
-    return total / weight, largest + tf.log(weight)
+    return total / weight, largest + tf.log(weight), largest, weight
 
 
 def block_gradients(
     operands: Operands,
-    log_z: tf.Tensor,
+    largest: tf.Tensor,
     shift: tf.Tensor,
     dy: tf.Tensor,
     qkv: bool,
@@ -96,9 +98,10 @@ def block_gradients(
 
     Args:
       operands: an Operands.
-      log_z: logarithms of the denominators, [shared, others, length, 1].
-      shift: the sum of dy times the output for each row, minus the gradient of log_z.
-      dy: the gradient of the output, [shared, others, length, value].
+      largest: the largest logit of each row, [shared, others, length, 1].
+      shift: the sum of dy times the output for each row, minus the gradient of the logarithm of its
+        denominator; divided by the sum of exponentials.
+      dy: the gradient of the output, [shared, others, length, value], divided by the same.
       qkv: whether to return the gradients of queries, keys and values.
       biases: the indices of the biases whose gradients follow.
     """
@@ -124,7 +127,7 @@ def block_gradients(
     def of_memory(at: Start, columns: int) -> list:
         def of_queries(start: Start, rows: int) -> list:
             block = Block(of, (start, at), (rows, columns))
-            return _gradients_of_block(block, of, (log_z, shift, dy), qkv, bias_shapes)
+            return _gradients_of_block(block, of, (largest, shift, dy), qkv, bias_shapes)
 
         return over_blocks(length, of.blocks[0], of_queries, results(columns)[0], of.dtype)
 
@@ -139,10 +142,14 @@ def _gradients_of_block(
     bias_shapes: Sequence[list[int]],
 ) -> list[tf.Tensor]:
     q = block.queries(of.q)
-    log_z, shift, dy = (block.queries(x) for x in rows)
-    p = tf.exp(block.logits(q) - log_z)
-    dp = block.dropped(tf.matmul(dy, block.memories(of.v), transpose_b=True), of.noise)
-    ds = p * (dp - shift)
+    largest, shift, dy = (block.queries(x) for x in rows)
+    p = tf.exp(block.logits(q, largest))
+    v = block.memories(of.v)
+    if of.noise is None:
+        dp = product_minus(dy, v, shift)
+    else:
+        dp = block.dropped(tf.matmul(dy, v, transpose_b=True), of.noise) - shift
+    ds = p * dp
     found = []
     if qkv:
         shared, others, _, channels = of.q.shape.as_list()

@@ -218,7 +218,7 @@ def attention_and_log_sums(
         None if given else extra_logit,  # type: ignore[arg-type]
     )
     op = BlockedAttentionOperation(q, k, v, dims, terms, _plain, block_sizes, name)
-    y, log_z = op.outputs
+    y, log_z = op.outputs[:2]
     return mtf.rename_dimension(y, value.name, value_dim.name), log_z
 
 

@@ -96,6 +96,9 @@ class _Blocked(mtf.Operation):
 class BlockedAttentionOperation(_Blocked):
     """Means of values, and the logarithms of the denominators of their weights.
 
+    Two more outputs are what gradients are computed with: the largest logit of each row, and the
+    sum of exponentials relative to it.
+
     Each processor computes its part of the logits block by block. If the memory is split, the parts
     of a row are joined by three allreduces.
     """
@@ -130,7 +133,7 @@ class BlockedAttentionOperation(_Blocked):
         rows = q.shape - dims.key
         self._outputs = [
             mtf.Tensor(self, rows + dims.value, v.dtype, index=0),
-            mtf.Tensor(self, rows, computed_in(q.dtype), index=1),
+            *(mtf.Tensor(self, rows, computed_in(q.dtype), index=i) for i in (1, 2, 3)),
         ]
 
     @property
@@ -140,8 +143,8 @@ class BlockedAttentionOperation(_Blocked):
 
     def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> list[Optional[mtf.Tensor]]:
         """Recomputes blocks; in a second operation for masks, whose gradient is hardly needed."""
-        dy, dz = grad_ys
-        y, log_z = self.outputs
+        dy, dz = grad_ys[:2]
+        y, log_z = self.outputs[:2]
         dy = mtf.zeros_like(y) if dy is None else dy
         dz = mtf.zeros_like(log_z) if dz is None else dz
         biases = [3 + i for i in range(len(self._form.terms.biases))]
@@ -189,15 +192,15 @@ class BlockedAttentionOperation(_Blocked):
     def _finished(
         self, total: tf.Tensor, largest: tf.Tensor, weight: tf.Tensor, *extra: tf.Tensor
     ) -> tuple:
-        form, (y, z) = self._form, self.outputs
+        form, (y, z) = self._form, self.outputs[:2]
         more: Any = form.terms.extra_value
         if extra:
             more = arranged(extra[0], form.rest[-1], [*form.row, form.dims.value.name])
-        mean, log_z = blocks.finished(total, largest, weight, more)
+        mean, *rows = blocks.finished(total, largest, weight, more)
         order = [*form.row, form.dims.value.name]
         return (
             tf.cast(restored(mean, order, y.shape.dimension_names), y.dtype),
-            restored(log_z, order, z.shape.dimension_names),
+            *(restored(x, order, z.shape.dimension_names) for x in rows),
         )
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
@@ -205,7 +208,7 @@ class BlockedAttentionOperation(_Blocked):
         collectives = self._moved(mesh_impl)
         axis = self._joined_axis(mesh_impl)
         if axis is not None:
-            y, z = (mesh_impl.laid_out_size(x.shape) for x in self.outputs)
+            y, z = (mesh_impl.laid_out_size(x.shape) for x in self.outputs[:2])
             size = self.outputs[1].dtype.size
             collectives += [Collective("allreduce", (axis,), n, n * size) for n in (z, y, z)]
         flops = self._flops(mesh_impl, _PRODUCTS)
@@ -255,7 +258,8 @@ class BlockedAttentionGradOperation(_Blocked):
             none of these; then those of biases.
         """
         inputs = forward_op.inputs
-        super().__init__([*inputs, *forward_op.outputs, dy, dz], name="blocked_attention_grad")
+        y, _, *parts = forward_op.outputs
+        super().__init__([*inputs, y, *parts, dy, dz], name="blocked_attention_grad")
         self._form = forward_op.form
         self._plain = forward_op.plain
         self._wanted = list(wanted)
@@ -266,7 +270,7 @@ class BlockedAttentionGradOperation(_Blocked):
 
     def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> list[Optional[mtf.Tensor]]:
         """Differentiates the gradients of the plain form."""
-        *inputs, _, _, dy, dz = self.inputs
+        *inputs, _, _, _, dy, dz = self.inputs
         q, k, v, *rest = inputs
         form = self._form
         wanted = [inputs[i] for i in self._wanted]
@@ -279,7 +283,7 @@ class BlockedAttentionGradOperation(_Blocked):
         some = [(first[n], d) for n, d in given if first[n] is not None]
         xs = [*inputs, dy, dz]
         found = mtf.gradients([x for x, _ in some], xs, [d for _, d in some], operations)
-        return [*found[:-2], None, None, *found[-2:]]
+        return [*found[:-2], None, None, None, *found[-2:]]
 
     def lower(self, lowering: LoweringLike) -> None:
         """Computes gradients block by block; sums over processors are pending."""
@@ -301,16 +305,17 @@ class BlockedAttentionGradOperation(_Blocked):
 
     def _gradients(self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *others: tf.Tensor) -> tuple:
         form = self._form
-        *rest, y, log_z, dy, dz = others
+        *rest, y, largest, weight, dy, dz = others
         of = form.operands(q, k, v, rest)
         value = form.dims.value.name
-        names = self.inputs[-4].shape.dimension_names
-        row_names = self.inputs[-3].shape.dimension_names
+        names = self.inputs[-2].shape.dimension_names
+        row_names = self.inputs[-1].shape.dimension_names
         y, dy = (tf.cast(form.rows(x, names, value), of.dtype) for x in (y, dy))
-        log_z, dz = (form.rows(x, row_names, value) for x in (log_z, dz))
-        shift = tf.reduce_sum(y * dy, -1, keepdims=True) - dz
+        largest, weight, dz = (form.rows(x, row_names, value) for x in (largest, weight, dz))
+        shift = (tf.reduce_sum(y * dy, -1, keepdims=True) - dz) / weight
+        dy = dy / weight
         biases = [i - 3 for i in self._wanted if i >= 3]
-        found = blocks.block_gradients(of, log_z, shift, dy, 0 in self._wanted, biases)
+        found = blocks.block_gradients(of, largest, shift, dy, 0 in self._wanted, biases)
         front, key = form.front(q), form.dims.key.name
         shared = front[: len(form.dims.shared)]
         orders = {0: (front, [*form.row, key]), 1: (shared, [*form.column, key]),

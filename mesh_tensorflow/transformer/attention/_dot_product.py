@@ -11,7 +11,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow.transformer.attention import _sharding
+from mesh_tensorflow.transformer.attention import _blocked, _sharding
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
@@ -75,8 +75,7 @@ def with_dropout(
 
 
 def _add_z_loss(
-    logits: mtf.Tensor,
-    memory_length_dim: mtf.Dimension,
+    log_z: mtf.Tensor,
     rows_shape: mtf.Shape,
     coefficient: float,
     context: Context,
@@ -85,15 +84,13 @@ def _add_z_loss(
     """Appends the z-loss to the losses: the mean square of the softmax's log denominators.
 
     Args:
-      logits: a Tensor.
-      memory_length_dim: a Dimension.
-      rows_shape: the Shape of the log denominators, in case the logits have been reshaped.
+      log_z: the log denominators, a Tensor.
+      rows_shape: their Shape, in case the logits have been reshaped.
       coefficient: a number.
       context: a Context.
       dtype: the dtype of the loss.
     """
-    log_z = mtf.reshape(mtf.reduce_logsumexp(logits, memory_length_dim), rows_shape)
-    squares = mtf.square(log_z)
+    squares = mtf.square(mtf.reshape(log_z, rows_shape))
     nonpadding = context.nonpadding
     if isinstance(nonpadding, mtf.Tensor):
         mask = mtf.cast(nonpadding, squares.dtype)
@@ -117,12 +114,23 @@ def attend(
     context: Context = None,  # type: ignore[assignment]
     float32_logits: bool = True,
     z_loss_coeff: Optional[float] = None,
+    blocked: Optional[bool] = None,
 ) -> mtf.Tensor:
     """Computes `attention` without checking its operands."""
     output_shape = q.shape - key_dim + value_dim
     rows_shape = q.shape - key_dim
     split = _sharding.find_split(context, [q, k, v], [key_dim, value_dim])
     q, k, v, bias = (_sharding.split_again(x, split) for x in (q, k, v, bias))  # type: ignore
+    has_z_loss = z_loss_coeff is not None and context.train and context.losses is not None
+    parts, dims = (q, k, v), (memory_length_dim, key_dim, value_dim)
+    joint = has_z_loss and extra_logit is not None
+    if _blocked.takes_blocks(blocked, parts, dims, bias, dropout_rate, joint):
+        outputs, log_z = _blocked.blocked_attend(
+            parts, dims, bias, dropout_rate, dropout_broadcast_dims, extra_logit, context
+        )
+        if has_z_loss:
+            _add_z_loss(log_z, rows_shape, z_loss_coeff, context, v.dtype)  # type: ignore[arg-type]
+        return outputs if outputs.shape == output_shape else mtf.reshape(outputs, output_shape)
     dtype = tf.float32 if float32_logits else q.dtype
     logits = layers.us_einsum(
         [mtf.cast(q, dtype), mtf.cast(k, dtype)],
@@ -130,8 +138,9 @@ def attend(
     )
     if bias is not None:
         logits = logits + mtf.cast(bias, dtype)
-    if z_loss_coeff is not None and context.train and context.losses is not None:
-        _add_z_loss(logits, memory_length_dim, rows_shape, z_loss_coeff, context, v.dtype)
+    if has_z_loss:
+        log_z = mtf.reduce_logsumexp(logits, memory_length_dim)
+        _add_z_loss(log_z, rows_shape, z_loss_coeff, context, v.dtype)  # type: ignore[arg-type]
     weights = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
     weights = mtf.cast(weights, v.dtype)
     weights = with_dropout(weights, dropout_rate, dropout_broadcast_dims, context)
@@ -154,6 +163,7 @@ def attention(
     context: Context = None,  # type: ignore[assignment]
     float32_logits: bool = True,
     z_loss_coeff: Optional[float] = None,
+    blocked: Optional[bool] = None,
 ) -> mtf.Tensor:
     """Dot-product attention: means of values, weighted by the softmax of queries times keys.
 
@@ -179,13 +189,16 @@ def attention(
       float32_logits: whether logits and softmax are computed in float32.
       z_loss_coeff: the coefficient of a loss that keeps the log of the softmax's denominator near
         0, in training; or None.
+      blocked: whether logits are computed by blocks, see `mtf.layers.blocked_attention`; if None,
+        they are for lengths from 1,024 on where that is possible. The logits and the softmax of
+        blocks are in float32.
 
     Returns:
       A Tensor with dimensions [dims of q without key_dim..., value_dim].
 
     Raises:
-      ValueError: a dimension is missing, dropout is out of range, or there is a z-loss and no
-        Context to add it to.
+      ValueError: a dimension is missing, dropout is out of range, there is a z-loss and no Context
+        to add it to, or blocks are asked for and not possible.
     """
     tensors = {"q": q, "k": k, "v": v}
     check_operands("attention", tensors, memory_length_dim, key_dim, value_dim)
@@ -213,4 +226,5 @@ def attention(
         context=context,
         float32_logits=float32_logits,
         z_loss_coeff=z_loss_coeff,
+        blocked=blocked,
     )
