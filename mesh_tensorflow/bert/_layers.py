@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.ops._contractions.normalize import normalize
+from mesh_tensorflow.ops._variables.precision import computed_in_float32
 
 __all__ = ["get_activation", "layer_norm"]
 
@@ -82,15 +83,16 @@ def layer_norm(
             "along one of its dimensions"
         )
     with tf.variable_scope(name, default_name="layer_norm"):
-        if subtract_mean:
-            y = normalize(x, dim, epsilon)
-        else:
-            y = x * mtf.rsqrt(mtf.reduce_mean(mtf.square(x), reduced_dim=dim) + epsilon)
+        y = computed_in_float32(normalize if subtract_mean else _by_rms)(x, dim, epsilon)
         if use_scale:
             y *= _vector(x, dim, "scale", tf.ones_initializer())
         if use_bias:
             y += _vector(x, dim, "bias", tf.zeros_initializer())
         return y
+
+
+def _by_rms(x: mtf.Tensor, dim: mtf.Dimension, epsilon: float) -> mtf.Tensor:
+    return x * mtf.rsqrt(mtf.reduce_mean(mtf.square(x), reduced_dim=dim) + epsilon)
 
 
 def _vector(

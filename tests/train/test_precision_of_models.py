@@ -1,5 +1,7 @@
 """Models of the package in a mixed precision, trained by mtf.train.fit with several optimizers."""
 
+import types
+
 import gin
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.bert import bert
+from mesh_tensorflow.bert._layers import layer_norm
 from mesh_tensorflow.transformer import adaptive_softmax, transformer, transformer_layers
 
 BATCH, LENGTH = mtf.Dimension("batch", 4), mtf.Dimension("length", 8)
@@ -133,3 +136,29 @@ def test_losses_are_nearly_those_of_float32(name, optimizer, simd):
     exact, mixed = found.values()
     assert exact[-1] < exact[0] and exact != mixed
     np.testing.assert_allclose(mixed, exact, rtol=0.03)
+
+
+@pytest.mark.parametrize("norm", ["bert", "bert without a mean", "transformer"])
+def test_norms_are_computed_in_float32(norm):
+    """Those of bfloat16 are rounded once: sums of many squares lose nothing."""
+    channels = mtf.Dimension("d_model", 512)
+    x = np.random.RandomState(0).randn(4, 512).astype(np.float32) + 2
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    with mtf.precision("mixed_bfloat16"):
+        tensor = mtf.import_tf_tensor(mesh, x, [BATCH, channels])
+        if norm == "transformer":
+            model = types.SimpleNamespace(model_dim=channels, ensemble_dims=[])
+            context = types.SimpleNamespace(
+                model=model, mesh=mesh, variable_dtype=mtf.VariableDType()
+            )
+            y = transformer.sublayer_rms_norm(tensor, None, context)
+        else:
+            y = layer_norm(tensor, channels, subtract_mean=norm == "bert")
+    assert y.dtype == tf.bfloat16
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:2", "d_model:x", [""] * 2)
+    found = mtf.Lowering(mesh.graph, {mesh: impl}).export_to_tf_tensor(y)
+    exact = tf.cast(tf.cast(x, tf.bfloat16), tf.float32).numpy().astype(np.float64)
+    if norm == "bert":
+        exact -= exact.mean(1, keepdims=True)
+    exact /= np.sqrt(np.mean(exact**2, axis=1, keepdims=True))
+    np.testing.assert_allclose(tf.cast(found, tf.float32), exact, rtol=2**-8, atol=1e-6)

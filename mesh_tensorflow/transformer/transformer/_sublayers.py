@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow.ops._variables.precision import widened
 from mesh_tensorflow.transformer.transformer._context import Context, nonpadding_of
 
 if TYPE_CHECKING:
@@ -102,12 +103,13 @@ def _scaled_by_rms(
       channels: the number of channels in the mean, counted from the first; all if None.
     """
     model_dim = context.model.model_dim
+    wide = widened(x)
     with tf.variable_scope(name):
         scale = _scale(context, [model_dim] if scale_dims is None else scale_dims)
-        some = x if channels is None else mtf.slice(x, 0, channels, model_dim.name)
+        some = wide if channels is None else mtf.slice(wide, 0, channels, model_dim.name)
         reduced = some.shape.get_dim_by_name(model_dim.name)
         mean_square = mtf.reduce_mean(mtf.square(some), reduced_dim=reduced)
-    return x * mtf.rsqrt(mean_square + epsilon) * scale
+    return mtf.cast(wide * mtf.rsqrt(mean_square + epsilon), x.dtype) * scale
 
 
 @gin.configurable(module=_MODULE)
