@@ -15,7 +15,7 @@ from mesh_tensorflow.layers._attention.blocked_form import Dims, Terms
 from mesh_tensorflow.layers._attention.blocked_operation import BlockedAttentionOperation
 from mesh_tensorflow.layers._attention.masks import hidden_where
 
-__all__ = ["attention_and_log_sums", "blocked_attention", "whole_dims"]
+__all__ = ["Visible", "attention_and_log_sums", "blocked_attention", "whole_dims"]
 
 Visible = Sequence[tuple[str, mtf.Tensor, mtf.Tensor]]
 _WHAT = "blocked_attention"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -21,6 +22,32 @@ __all__ = [
 
 # Added to a logit, it makes the attention weight exactly 0; representable in bfloat16.
 MASKED_LOGIT = -1e9
+
+
+class MadeOf(NamedTuple):
+    """What an attention bias was made of.
+
+    Attributes:
+      rest: the bias without the mask, a Tensor or None.
+      visible: comparisons of ids, all of which are true where nothing is masked; as for
+        `mtf.layers.blocked_attention`.
+    """
+
+    rest: Optional[mtf.Tensor]
+    visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]]
+
+
+def made_of(
+    bias: mtf.Tensor,
+    visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]],
+    rest: Optional[mtf.Tensor] = None,
+) -> mtf.Tensor:
+    """Returns `bias`, for which attention by blocks uses what it was made of instead.
+
+    Then the whole mask is not needed, and TensorFlow does not compute it.
+    """
+    bias.made_of = MadeOf(rest, tuple(visible))
+    return bias
 
 
 def hidden_where(condition: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
@@ -88,7 +115,8 @@ def attention_mask_autoregressive(
       A Tensor with dimensions [..., length, memory_length].
     """
     memory_pos = rename_length_to_memory_length(query_pos)
-    return hidden_where(mtf.less(query_pos, memory_pos), dtype)
+    hidden = hidden_where(mtf.less(query_pos, memory_pos), dtype)
+    return made_of(hidden, [("greater_equal", query_pos, memory_pos)])
 
 
 @leaves_no_node
@@ -118,7 +146,8 @@ def attention_mask_same_segment(
         memory_segment = query_segment
     if "memory_length" not in memory_segment.shape.dimension_names:
         memory_segment = rename_length_to_memory_length(memory_segment)
-    return hidden_where(mtf.not_equal(query_segment, memory_segment), dtype)
+    hidden = hidden_where(mtf.not_equal(query_segment, memory_segment), dtype)
+    return made_of(hidden, [("equal", query_segment, memory_segment)])
 
 
 def _check_names(what: str, query_dims: list, memory_dims: list) -> None:

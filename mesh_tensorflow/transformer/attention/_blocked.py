@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow.layers._attention.blocked import attention_and_log_sums, whole_dims
+from mesh_tensorflow.layers._attention.blocked import Visible, attention_and_log_sums, whole_dims
+from mesh_tensorflow.layers._attention.masks import MadeOf
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
@@ -16,6 +17,12 @@ __all__ = ["blocked_attend", "takes_blocks"]
 
 # From this length of queries and of the memory on, blocks are used: see docs/benchmarks.md.
 LEAST_LENGTH = 1024
+
+
+def _parts_of(bias: Optional[mtf.Tensor]) -> tuple[Optional[mtf.Tensor], Visible]:
+    """Returns a bias without its mask, and what the mask compares."""
+    found: Optional[MadeOf] = None if bias is None else bias.made_of
+    return (bias, ()) if found is None else (found.rest, found.visible)
 
 
 def takes_blocks(
@@ -43,7 +50,9 @@ def takes_blocks(
         return False
     q, k, v = tensors
     memory, key, value = dims
-    found = whole_dims(q, k, v, memory, key, value, [] if bias is None else [bias])
+    near, visible = _parts_of(bias)
+    terms = [*([] if near is None else [near]), *(x for _, *ids in visible for x in ids)]
+    found = whole_dims(q, k, v, memory, key, value, terms)
     why = found if isinstance(found, str) else ""
     if not isinstance(dropout_rate, (int, float)):
         why = "dropout_rate is a tensor, and blocks need a number"
@@ -70,6 +79,7 @@ def blocked_attend(
     memory, key, value = dims
     if layers.unit_scaling_convention():
         q = q * key.size**-0.5
+    bias, visible = _parts_of(bias)
     training = context is None or context.train
     return attention_and_log_sums(
         q,
@@ -79,6 +89,7 @@ def blocked_attend(
         key,
         value,
         bias,
+        visible,
         dropout_rate=dropout_rate if training else 0.0,
         dropout_broadcast_dims=dropout_broadcast_dims,
         extra_logit=extra_logit,

@@ -9,6 +9,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.layers._attention import masks
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.transformer_layers._attention import relative as _relative
 
@@ -139,6 +140,9 @@ def enc_dec_attention_bias(
     hidden = None
     if visible is not None:
         hidden = attention.visibility_mask_to_attention_bias(visible, dtype)
+        ids: Any = ("equal", context.sequence_id, context.encoder_sequence_id)
+        if all(isinstance(x, mtf.Tensor) for x in ids[1:]):
+            hidden = masks.made_of(hidden, [ids])
     if kind is None:
         return hidden
     buckets_dim = mtf.Dimension("buckets", layer.relative_attention_num_buckets)
@@ -153,4 +157,7 @@ def enc_dec_attention_bias(
         relative_position_fn(context), num_buckets=buckets_dim.size
     )
     bias = _relative.bucket_values(values, buckets, buckets_dim, context.encoder_length_dim)
-    return bias if hidden is None else bias + hidden
+    if hidden is None:
+        return bias
+    both = bias + hidden
+    return masks.made_of(both, hidden.made_of.visible, bias) if hidden.made_of else both

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow.layers._attention import masks
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.transformer_layers._attention import relative as _relative
 
@@ -36,28 +37,39 @@ def _all_of(conditions: Sequence[mtf.Tensor]) -> Optional[mtf.Tensor]:
 
 
 def _hidden(
-    layer: SelfAttention, context: Context, relative_position: mtf.Tensor, num_prompts: int
+    layer: SelfAttention,
+    context: Context,
+    relative_position: mtf.Tensor,
+    memory_position: mtf.Tensor,
+    num_prompts: int,
 ) -> Optional[mtf.Tensor]:
     """Returns the mask: -1e9 where attention is masked, 0 elsewhere; None if nothing is."""
-    conditions = []
+    conditions: list[mtf.Tensor] = []
+    ids: list[tuple[str, Any, mtf.Tensor]] = []  # the same conditions
+    here = query_position(context)
     smallest, largest = layer.min_relative_position(context), layer.max_relative_position(context)
     if smallest is not None:
         conditions.append(mtf.greater_equal(relative_position, smallest))
+        ids.append(("less_equal", here + smallest, memory_position))
     if largest is not None:
         conditions.append(mtf.less_equal(relative_position, largest))
+        ids.append(("greater_equal", here + largest, memory_position))
     if context.write_priority is not None:
         written = layer.rename_length_to_memory_length(context.write_priority, context)
         conditions.append(mtf.greater_equal(context.read_priority, written))
+        ids.append(("greater_equal", context.read_priority, written))
     sequence_id = context.sequence_id if context.subsequence_id is None else context.subsequence_id
     if isinstance(sequence_id, mtf.Tensor) and context.length_dim in sequence_id.shape:
         memory = layer.rename_length_to_memory_length(sequence_id, context)
         conditions.append(mtf.equal(sequence_id, memory))
+        ids.append(("equal", sequence_id, memory))
     visible = _all_of(conditions)
     if visible is None:
         return None
     hidden = attention.visibility_mask_to_attention_bias(visible, context.activation_dtype)
-    name = layer.memory_length(context).name
-    return mtf.pad(hidden, [num_prompts, 0], name) if num_prompts else hidden
+    if num_prompts:
+        return mtf.pad(hidden, [num_prompts, 0], layer.memory_length(context).name)
+    return masks.made_of(hidden, ids)
 
 
 def _distance_bias(
@@ -114,11 +126,12 @@ def self_attention_bias(
     memory_length = memory_position.shape.dims[-1]
     num_prompts = memory_length.size - context.length_dim.size if with_prompts else 0
     relative_position = memory_position - query_position(context) - num_prompts
-    hidden = _hidden(layer, context, relative_position, num_prompts)
+    hidden = _hidden(layer, context, relative_position, memory_position, num_prompts)
     near = _distance_bias(layer, context, relative_position, memory_length, heads_dims, q)
     if hidden is None or near is None:
         return near if hidden is None else hidden
     order = [*x.shape.dims[:-1], *heads_dims, memory_length]
     known = [d for d in order if d in near.shape or d in hidden.shape]
     others = [d for d in near.shape.dims + hidden.shape.dims if d not in known]
-    return mtf.add(near, hidden, output_shape=mtf.Shape([*dict.fromkeys(others), *known]))
+    bias = mtf.add(near, hidden, output_shape=mtf.Shape([*dict.fromkeys(others), *known]))
+    return masks.made_of(bias, hidden.made_of.visible, near) if hidden.made_of else bias
