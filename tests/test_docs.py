@@ -22,7 +22,7 @@ from helpers import processes
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-SECONDS = 120
+SECONDS = 240  # some pages start several processes, beside other tests
 
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=indent)```\s*$", re.M | re.S
