@@ -78,11 +78,20 @@ class Site:
         source = self.source
         return f"{text}\n    {source}" if source else text
 
+    def __reduce__(self) -> tuple:
+        return _site_at, (self.file, self.line, self.function)  # code cannot be pickled
+
     def __str__(self) -> str:
         return f"{os.path.basename(self.file)}:{self.line}"
 
     def __repr__(self) -> str:
         return f"Site({self.file}:{self.line} in {self.function})"
+
+
+def _site_at(file: str, line: int, function: str) -> Site:
+    """Returns a Site of a line, without the code of its function."""
+    code = compile("", file, "exec").replace(co_name=function, co_firstlineno=line)
+    return Site(code, -1)
 
 
 def is_users(frame: FrameType) -> bool:

@@ -9,6 +9,7 @@ looking at a value never changes a variable.
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
@@ -33,6 +34,8 @@ __all__: list[str] = []
 # `print` and `repr` compute values only up to these numbers of operations; `numpy` always does.
 _MOST_FLOPS = 10**9
 _MOST_BYTES = 2**28
+# Whether a Tensor is being shown: errors on the way may show Tensors, too.
+_showing: contextvars.ContextVar[bool] = contextvars.ContextVar("mtf_showing", default=False)
 
 
 class LookedAt(Lowering):
@@ -288,8 +291,9 @@ def _cheap(values: LookedAt, x: Tensor) -> bool:
 
 def _repr(self: Tensor) -> str:
     """Returns name, shape and dtype; in eager code the value too."""
-    if not (tf.executing_eagerly() and self.operation.is_eager):
+    if _showing.get() or not (tf.executing_eagerly() and self.operation.is_eager):
         return self.to_string
+    token = _showing.set(True)
     try:
         values = _looked_at(self)
         if not _cheap(values, self):
@@ -297,6 +301,8 @@ def _repr(self: Tensor) -> str:
         value = values.value(self).numpy()
     except Exception as e:  # a debugger or a traceback shows what has no value, too
         return f"{self.to_string}, without a value: {e}"
+    finally:
+        _showing.reset(token)
     text = np.array2string(value, separator=" ")
     return f"{self.to_string} ={' ' if value.ndim < 2 else chr(10)}{text}"
 

@@ -1,6 +1,8 @@
 """The line of the user's program that made an operation, and errors that tell it."""
 
+import copy
 import functools
+import pickle
 import re
 
 import numpy as np
@@ -192,3 +194,13 @@ def test_no_more_nodes(tf_graph):
     mtf.relu(mtf.inspect(x, "x"))
     mtf.Lowering(mesh.graph, {mesh: PlacementMeshImpl("x:1", "", ["cpu:0"])})
     assert [op.type for op in tf.get_default_graph().get_operations()[before:]] == ["Relu"]
+
+
+def test_a_graph_with_sites_is_pickled_and_a_copied_tensor_is_shown():
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    x = mtf.ones(mesh, "a:2") * 2
+    site = x.operation.site
+    again = pickle.loads(pickle.dumps(site))
+    assert (again.file, again.line, again.function) == (site.file, site.line, site.function)
+    assert again.source == site.source
+    assert "without a value" in repr(copy.copy(x))
