@@ -169,8 +169,10 @@ class ReshapeOperation(Operation):
         x, y = self.inputs[0], self.outputs[0]
         moves = self._moves(mesh_impl)
         value = lowering.tensors[x]
-        sums = self._sums_to_split(mesh_impl, value)
-        lowering.count_collectives(self, "reshape_op", {x: tuple(sums)})
+        pending = isinstance(value, LazyAllreduceSum) and not value.is_summed
+        sums = value.mesh_axes if pending and moves and _only_splits(moves) else []
+        if moves:
+            lowering.count_collectives(self, "reshape_op", {x: tuple(sums)} if sums else None)
         if sums:
             moves = _scattering(moves, sums)
             value = value.laid_out_input
@@ -181,13 +183,6 @@ class ReshapeOperation(Operation):
             lowering.set_partial_sum(y, value, _left(moves, sums), "reshape_op")
         else:
             lowering.set_tensor_lowering(y, value)
-
-    def _sums_to_split(self, mesh_impl: MeshImpl, value: LaidOutLike) -> list[int]:
-        """Returns the mesh axes of a partial sum that is split before it is summed."""
-        if not isinstance(value, LazyAllreduceSum) or value.is_summed:
-            return []
-        moves = self._moves(mesh_impl)
-        return value.mesh_axes if moves and _only_splits(moves) else []
 
     def _moved(self, mesh_impl: MeshImpl, moves: Sequence[_Move], value: LaidOutLike) -> Any:
         """Returns the laid-out output, of a laid-out input."""
@@ -250,24 +245,22 @@ class ReshapeOperation(Operation):
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         """The output is pending as the input is, but over axes that split it."""
-        if not self.delays_sums(mesh_impl, pending):
+        moves, x = self._moves(mesh_impl), self._inputs[0]
+        if x not in pending or not _only_splits(moves):
             return {}
-        left = _left(self._scattering(mesh_impl, pending), pending[self._inputs[0]])
+        left = _left(_scattering(moves, pending[x]), pending[x])
         return {self._outputs[0]: left} if left else {}
-
-    def _scattering(self, mesh_impl: MeshImpl, pending: PendingSums) -> list[_Move]:
-        return _scattering(self._moves(mesh_impl), pending[self._inputs[0]])
 
     def scatters(
         self, mesh_impl: MeshImpl, pending: PendingSums
     ) -> dict[Tensor, Sequence[Collective]]:
         """A sum over an axis that splits the output is a reduce-scatter."""
-        if not self.delays_sums(mesh_impl, pending):
+        moves, x = self._moves(mesh_impl), self._inputs[0]
+        if x not in pending or not _only_splits(moves):
             return {}
-        x = self._inputs[0]
         elements = mesh_impl.laid_out_size(x.shape)
         found = []
-        for move in self._scattering(mesh_impl, pending):
+        for move in _scattering(moves, pending[x]):
             if move.kind == "reduce_scatter":
                 found.append(
                     Collective(move.kind, (move.mesh_axis,), elements, elements * x.dtype.size)
