@@ -1,0 +1,147 @@
+"""Measures the memory of processes that store variables in parts, and what they communicate.
+
+    python benchmarks/stored_layouts.py --processes 4 --millions 64
+
+For each stage of ZeRO it starts processes of one processor each, which train residual layers with
+Adam in float32, the batch split over all of them. It prints the resident memory that each process
+has gained from before the program was built until after some steps, the largest of that time, and
+the elements that a step communicates, beside those of the paper's table: 4 bytes a weight for each
+of weights and gradients, 8 for the two slots (Rajbhandari et al., "ZeRO", SC 2020).
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+LAYERS = 16
+STEPS = 4
+# Bytes of a weight on each of n processors, and what is communicated, in data parallelism's unit.
+FORMULAS = {
+    0: (lambda n: 16.0, 1.0),
+    1: (lambda n: 4 + 4 + 8 / n, 1.0),
+    2: (lambda n: 4 + (4 + 8) / n, 1.0),
+    3: (lambda n: 16 / n, 1.0),
+}
+# A ring sends this part of what a collective counts.
+SENT = {"allreduce": 2.0, "reduce_scatter": 1.0, "allconcat": 1.0}
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--millions", type=float, default=64.0, help="weights, in millions")
+    parser.add_argument("--rows", type=int, default=8, help="rows of the batch on each processor")
+    parser.add_argument("--stages", default="0,1,2,3")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def memory(field: str) -> int:
+    """Bytes of this process, from /proc: VmRSS now, or VmHWM the largest."""
+    with open("/proc/self/status", encoding="ascii") as f:
+        line = next(line for line in f if line.startswith(field + ":"))
+    return 1024 * int(line.split()[1])
+
+
+def train(arguments: argparse.Namespace, stage: int, directory: str) -> None:
+    """Trains as one of the processes, and writes what was measured."""
+    import numpy as np
+    import tensorflow.compat.v1 as tf
+
+    import mesh_tensorflow as mtf
+    from mesh_tensorflow import launch
+    from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
+
+    tf.disable_v2_behavior()
+    n = arguments.processes
+    size = int((arguments.millions * 1e6 / LAYERS) ** 0.5) // (8 * n) * 8 * n
+    batch = mtf.Dimension("batch", arguments.rows * n)
+    dims = mtf.Dimension("d_in", size), mtf.Dimension("d_out", size)
+    mine = launch.processes()
+    server = mine.start_server(1)
+    found: dict = {"weights": LAYERS * size**2}
+
+    def program() -> dict:
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        data = np.random.RandomState(0).randn(batch.size, size).astype(np.float32)
+        x = mtf.import_tf_tensor(mesh, tf.constant(data), [batch, dims[0]])
+        for i in range(LAYERS):
+            w = mtf.get_variable(
+                mesh, f"w{i}", list(dims), initializer=tf.random_normal_initializer(stddev=1e-3)
+            )
+            x += mtf.rename_dimension(mtf.einsum([x, w], [batch, dims[1]]), "d_out", "d_in")
+        loss = mtf.reduce_mean(mtf.square(x))
+        variables = graph.trainable_variables
+        gradients = mtf.gradients([loss], [v.value for v in variables])
+        updates = mtf.optimize.AdamWeightDecayOptimizer(1e-4).apply_grads(gradients, variables)
+        impl = SimdMeshImpl(f"all:{n}", "batch:all", zero=stage)
+        lowering = mtf.Lowering(graph, {mesh: impl}, autostack=False)
+        found["sent"] = sum(SENT[c.kind] * c.elements for _, _, c in lowering.collectives) / n
+        train = tf.group([lowering.lowered_operation(op) for op in updates])
+        return {"loss": lowering.export_to_tf_tensor(loss), "train": train}
+
+    before = memory("VmRSS")
+    with tf.Graph().as_default():
+        step = replicate(program, devices=mine.devices(per_process=1), local=mine.local(1))
+        with tf.Session(server.target, config=mine.config(1)) as session:
+            mine.initialize(session, None)
+            found["losses"] = [float(mine.run(session, step)["loss"]) for _ in range(STEPS)]
+            found["resident"] = memory("VmRSS") - before
+            found["largest"] = memory("VmHWM") - before
+            path = os.path.join(directory, f"process_{mine.index}.json")
+            with open(path, "w", encoding="utf-8") as f:
+                json.dump(found, f)
+            mine.finish(server)
+
+
+def measure(arguments: argparse.Namespace, stage: int, millions: float) -> list[dict]:
+    """What the processes of a stage measured, with some millions of weights."""
+    with tempfile.TemporaryDirectory() as directory:
+        program = [
+            *("-m", "mesh_tensorflow.launch", "--processes", str(arguments.processes), __file__),
+            *("--processes", str(arguments.processes), "--millions", str(millions)),
+            *("--rows", str(arguments.rows), "--worker", f"{stage}:{directory}"),
+        ]
+        subprocess.run([sys.executable, *program], check=True)
+        names = sorted(os.listdir(directory))
+        return [json.load(open(os.path.join(directory, name), encoding="utf-8")) for name in names]
+
+
+def main() -> None:
+    """Measures each stage, and prints a table."""
+    arguments = parse_arguments()
+    if arguments.worker:
+        stage, _, directory = arguments.worker.partition(":")
+        train(arguments, int(stage), directory)
+        return
+    print(
+        f"{arguments.processes} processes, Adam in float32, bytes a weight on each process\n"
+        "zero  formula  resident  largest in a step  sent / data parallelism    loss"
+    )
+    first = None
+    for stage in map(int, arguments.stages.split(",")):
+        # What a program takes whatever its size is measured with few weights.
+        few, found = (measure(arguments, stage, millions) for millions in (0.1, arguments.millions))
+        weights, sent = found[0]["weights"] - few[0]["weights"], found[0]["sent"]
+        first = first or sent
+        resident, largest = (
+            (max(f[key] for f in found) - max(f[key] for f in few)) / weights
+            for key in ("resident", "largest")
+        )
+        formula = FORMULAS[stage][0](arguments.processes)
+        print(
+            f"{stage:4d} {formula:8.2f} {resident:9.2f} {largest:18.2f} {sent / first:24.2f} "
+            f"{found[0]['losses'][-1]:7.4f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
