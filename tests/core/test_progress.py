@@ -1,5 +1,6 @@
 """The progress line: in a terminal, in a file, between log lines; rates and times."""
 
+import contextlib
 import fcntl
 import io
 import logging
@@ -8,6 +9,7 @@ import pty
 import struct
 import sys
 import termios
+import threading
 import time
 import warnings
 
@@ -24,23 +26,38 @@ def at_once(monkeypatch):
     monkeypatch.setattr(_progress, "_REDRAW_SECONDS", 0.0)
 
 
+_END = "\x04"  # after what has been written, for the reader to know that it has all
+
+
 class Terminal:
-    """A pseudoterminal: `stream` writes to it, `screen` is what it shows in the end."""
+    """A pseudoterminal: `stream` writes to it, `screen` is what it shows in the end.
+
+    It is read all the time, since a write waits where the buffer is full.
+    """
 
     def __init__(self, columns=80, encoding="utf-8"):
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.stream = open(slave, "w", encoding=encoding, buffering=1)
+        self._received = bytearray()
+        threading.Thread(target=self._receive, daemon=True).start()
+
+    def _receive(self):
+        with contextlib.suppress(OSError):  # the other end was closed
+            while data := os.read(self._master, 1 << 16):
+                self._received += data
 
     def read(self):
+        """Returns what was written since the last call."""
+        self.stream.write(_END)
         self.stream.flush()
-        os.set_blocking(self._master, False)
-        data = b""
-        while True:
-            try:
-                data += os.read(self._master, 1 << 16)
-            except BlockingIOError:
-                return data.decode(self.stream.encoding).replace("\r\n", "\n")
+        end = time.monotonic() + 60
+        while not self._received.endswith(_END.encode()):
+            assert time.monotonic() < end, bytes(self._received)
+            time.sleep(0.001)
+        data = bytes(self._received).removesuffix(_END.encode())
+        self._received.clear()
+        return data.decode(self.stream.encoding).replace("\r\n", "\n")
 
     def screen(self):
         """Returns the lines that are seen: a line that is returned to is written over."""
