@@ -99,6 +99,7 @@ class MeshImpl:
             )
         self._layout_rules = convert_to_layout_rules(layout_rules)
         self._layouts: dict[tuple, TensorLayout] = {}
+        self._slice_shapes: dict[tuple, list[int]] = {}
 
     # -- shapes and layouts
 
@@ -169,12 +170,15 @@ class MeshImpl:
         Raises:
           ValueError: a dimension is not divisible by the mesh dimension that splits it.
         """
-        layout = self.tensor_layout(tensor_shape)
-        self._layout_rules.check_divisible(tensor_shape, self._shape, layout)
-        return [
-            d.size if axis is None else d.size // self._shape[axis].size
-            for d, axis in zip(tensor_shape, layout)
-        ]
+        key = tuple(tensor_shape)
+        if key not in self._slice_shapes:
+            layout = self.tensor_layout(tensor_shape)
+            self._layout_rules.check_divisible(tensor_shape, self._shape, layout)
+            self._slice_shapes[key] = [
+                d.size if axis is None else d.size // self._shape[axis].size
+                for d, axis in zip(tensor_shape, layout)
+            ]
+        return list(self._slice_shapes[key])
 
     def slice_begin(self, tensor_shape: Shape, pnum: int) -> list[int]:
         """Returns where the slice of processor `pnum` begins along each dimension."""
@@ -329,8 +333,6 @@ class MeshImpl:
             x, mesh_axis, shifted_sources(self._shape[mesh_axis].size, offset, wrap)
         )
 
-    # -- processor numbers
-
     def laid_out_pnum(self) -> Any:
         """Returns a LaidOutTensor of the processors' numbers, int32 scalars."""
         raise NotImplementedError(f"{type(self).__name__} has no laid_out_pnum")
@@ -349,8 +351,6 @@ class MeshImpl:
             lambda pnum: tf.cast(pnum_to_group(self._shape, others, pnum), tf.int32),
             self.laid_out_pnum(),
         )
-
-    # -- whole tensors and slices
 
     def broadcast_impl(self, old_slices: Slices, old_shape: Shape, new_shape: Shape) -> Any:
         """Broadcasts a laid-out tensor to a shape that has all its dimensions.
@@ -388,8 +388,6 @@ class MeshImpl:
     def import_tf_tensor(self, x: Tensor, tf_x: tf.Tensor) -> Any:
         """Returns the LaidOutTensor of a whole tf.Tensor; `x` is a Tensor of the same shape."""
         raise NotImplementedError(f"{type(self).__name__} has no import_tf_tensor")
-
-    # -- loops
 
     def loop_slices(self, laid_out: LaidOutLike, tensor_shape: Shape) -> list[tf.Tensor]:
         """Returns the tf.Tensors that a loop carries for a laid-out tensor."""

@@ -284,7 +284,8 @@ class SessionEngine:
             if features.batch_dim.size % placing.parts_of_batch(features.batch_dim):
                 placing = placing.whole(features.batch_dim)
         program = self._program(self._eval_model, placing, features, batch, training=False)
-        unknown = {v.name for v in program.lowered.graph.trainable_variables}
+        trained = program.lowered.graph.trainable_variables
+        unknown = {part.name for v in trained for part in v.parts}
         unknown -= set(self._training.variables)
         if unknown:
             raise ValueError(
