@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 import tensorflow as tf2
 
+from mesh_tensorflow._mesh.variables.quick_calls import QuickCalls
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow._watching.node_names import NodeNames, names_in_current_graph, raise_for_user
 from mesh_tensorflow._watching.requests import collecting, hand_over, watch_key
@@ -56,6 +57,7 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
         return result
 
     traced = tf2.function(within_store, **kwargs)
+    calls = QuickCalls(traced, kwargs)
     watched: dict[Any, Any] = {}  # the same, with checks and further results; see mtf.debug
 
     @functools.wraps(fn)
@@ -63,7 +65,7 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
         key = watch_key()
         try:
             if key is None:
-                return traced(*args, **named)
+                return calls(args, named)
             if key not in watched:
                 watched[key] = tf2.function(collecting(within_store), **kwargs)
             result, collected = watched[key](*args, **named)
