@@ -114,7 +114,7 @@ class StepEngine:
             tf2.random.set_seed(self._seed + before)
         values = self._call(self._step_fn, batch)
         if before is not None:  # the step function may count steps, too
-            self._step.assign(before + 1)
+            self._step.assign(before + 1, read_value=False)
         return values
 
     def evaluate(self, batches: Iterator[Batch]) -> dict[str, float]:
