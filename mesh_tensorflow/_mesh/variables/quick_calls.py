@@ -119,7 +119,11 @@ class QuickCalls:
             self._to_be_seen -= 1
             return None
         if known is _SEEN:
-            known = self._traces[key] = _find_trace(self._traced, args, named)
+            try:
+                known = _find_trace(self._traced, args, named)
+            except AttributeError:  # a part of TensorFlow that is not public has another name
+                known = None
+            self._traces[key] = known
         return known
 
 
