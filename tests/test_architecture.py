@@ -63,7 +63,7 @@ MESH_ORDER = [
     ["stored_layout"],
     ["mesh_impl"],
     ["variables"],
-    ["placement", "simd", "tpu"],
+    ["placement", "simd", "tpu", "gspmd"],
 ]
 # (module, what it imports): why it does so although the order forbids it.
 AGAINST_THE_ORDER = {

@@ -76,6 +76,7 @@ class MeshImpl:
     LaidOutTensor: Any = None
     LaidOutVariable: Any = None
     stored_layout: Optional[StoredLayout] = None
+    needs_execution_impl = False  # whether only `execution_impl` can lower operations
 
     def __init__(self, shape: ShapeLike, layout_rules: LayoutLike):
         """Creates a MeshImpl.

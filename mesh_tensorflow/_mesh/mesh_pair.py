@@ -57,7 +57,8 @@ class MeshPair:
           requested: a MeshImpl, or an object with its methods.
           may_merge: whether processors may be merged.
         """
-        executed = getattr(requested, "execution_impl", requested) if may_merge else requested
+        merges = may_merge or getattr(requested, "needs_execution_impl", False)
+        executed = getattr(requested, "execution_impl", requested) if merges else requested
         return cls(requested, executed)
 
     @property

@@ -28,6 +28,7 @@ from mesh_tensorflow._core.shape import (
 )
 from mesh_tensorflow._core.strictness import MeshTensorFlowWarning, strict
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
 from mesh_tensorflow._mesh.laid_out import (
     LaidOutTensor,
     LazyAllreduceSum,

@@ -34,7 +34,7 @@ from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.cases import CASES, Case
 from mesh_tensorflow.testing.programs import TOLERANCE, Program, check_results
 
-__all__ = ["Result", "check", "main", "placement", "simd"]
+__all__ = ["Result", "check", "gspmd", "main", "placement", "simd"]
 
 MakeImpl: TypeAlias = Callable[[str, str], mtf.MeshImpl]
 
@@ -59,6 +59,11 @@ def placement(mesh_shape: str, layout: str) -> mtf.MeshImpl:
     return mtf.placement_mesh_impl.PlacementMeshImpl(
         mesh_shape, layout, [""] * len(n), merge="none"
     )
+
+
+def gspmd(mesh_shape: str, layout: str) -> mtf.MeshImpl:
+    """Returns a GspmdMeshImpl, for programs on one device of TensorFlow."""
+    return mtf.GspmdMeshImpl(mesh_shape, layout)
 
 
 def simd(mesh_shape: str, layout: str) -> mtf.MeshImpl:

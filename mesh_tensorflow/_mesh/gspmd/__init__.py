@@ -1,0 +1,1 @@
+"""Meshes whose program works on whole tensors, which XLA's partitioner splits."""

@@ -1,0 +1,90 @@
+"""XLA's shardings of whole values, from layouts.
+
+An annotation is an operation `XlaSharding` with a serialized OpSharding of XLA's data.proto. The
+devices are a transposed range of numbers, so that an annotation of 512 devices is as long as that
+of 4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator, Sequence
+from typing import Optional
+
+import tensorflow.compat.v1 as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+from mesh_tensorflow._core.layout import TensorLayout
+from mesh_tensorflow._core.shape import Shape, list_product
+
+__all__ = ["annotated", "annotating", "is_annotating", "sharding_text"]
+
+# Numbers of the fields of OpSharding, and the type OTHER: tiles over devices.
+_TYPE, _TILES, _LAST_IS_COPIES, _RANGE, _TRANSPOSED = 1, 3, 6, 9, 10
+_OTHER = 3
+
+_annotating: contextvars.ContextVar[bool] = contextvars.ContextVar("annotating", default=False)
+
+
+@contextlib.contextmanager
+def annotating() -> Iterator[None]:
+    """Annotates the values of programs that are lowered within, because XLA compiles them."""
+    token = _annotating.set(True)
+    try:
+        yield
+    finally:
+        _annotating.reset(token)
+
+
+def is_annotating() -> bool:
+    """Returns whether values are annotated."""
+    return _annotating.get()
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 127:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*encoded, number])
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _numbers(field: int, values: Sequence[int]) -> bytes:
+    packed = b"".join(map(_varint, values))
+    return _varint(field << 3 | 2) + _varint(len(packed)) + packed
+
+
+def sharding_text(layout: TensorLayout, mesh_shape: Shape) -> Optional[bytes]:
+    """Returns a layout as a serialized OpSharding, or None if it splits nothing.
+
+    Args:
+      layout: the TensorLayout of a tensor.
+      mesh_shape: the Shape of the mesh; devices are numbered in row-major order.
+    """
+    sizes = mesh_shape.to_integer_list
+    axes = [None if axis is None or sizes[axis] == 1 else axis for axis in layout]
+    split = [axis for axis in axes if axis is not None]
+    if not split:
+        return None
+    others = [axis for axis in range(len(sizes)) if axis not in split]
+    tiles = [1 if axis is None else sizes[axis] for axis in axes]
+    copies = list_product([sizes[axis] for axis in others])
+    encoded = _number(_TYPE, _OTHER) + _numbers(_TILES, tiles + [copies] * (copies > 1))
+    if copies > 1:
+        encoded += _number(_LAST_IS_COPIES, 1)
+    return encoded + _numbers(_RANGE, sizes) + _numbers(_TRANSPOSED, split + others)
+
+
+def annotated(value: tf.Tensor, sharding: bytes) -> tf.Tensor:
+    """Returns the same value, which XLA's partitioner splits.
+
+    Args:
+      value: a whole value in a tf.function or a graph.
+      sharding: from `sharding_text`.
+    """
+    return gen_xla_ops.xla_sharding(value, sharding=sharding, unspecified_dims=[])
