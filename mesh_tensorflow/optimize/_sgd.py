@@ -99,9 +99,15 @@ class SgdOptimizer(Optimizer):
     ) -> tf.Operation:
         """Updates one slice in a single pass over its memory."""
         dtype = variable.slice_dtype
+        if isinstance(self.lr, (int, float)):
+            # The read of the slice is none of its inputs, so that all updates share one constant.
+            with tf.control_dependencies(None):
+                rate = tf.constant(self.lr, dtype)
+        else:
+            rate = tf.cast(self.lr, dtype)
         return tf.raw_ops.ResourceApplyGradientDescent(
             var=slice_var.handle,
-            alpha=tf.cast(self.lr, dtype),
+            alpha=rate,
             delta=tf.cast(grad, dtype),
         )
 

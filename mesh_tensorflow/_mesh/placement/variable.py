@@ -114,5 +114,5 @@ def _read_once(slice_var: tf.Variable) -> tf.Tensor:
     """Returns the tensor by which a graph reads a variable; in a function, a new read."""
     if tf.executing_eagerly_outside_functions():
         with tf.device(slice_var.device):
-            return slice_var.read_value()
+            return slice_var.value()
     return slice_var.graph.as_graph_element(slice_var)
