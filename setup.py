@@ -28,6 +28,7 @@ TESTS = [
     "sentencepiece",
 ]
 TESTS_TPU = ["jax"]  # runs TPU programs on XLA's CPU replicas
+PJRT = ["jax>=0.8"]
 TESTS_T5 = ["torch", "transformers"]  # with which converted models are compared; large
 EXAMPLES = ["scikit-learn", "matplotlib", "tensorboard"]
 
@@ -53,6 +54,7 @@ setup(
         "examples": EXAMPLES,
         "highs": ["highspy"],
         "transformer": TRANSFORMER,
+        "pjrt": PJRT,
         "test": [*TESTS, *TESTS_TPU],
         "test-t5": TESTS_T5,
         "test-tpu": TESTS_TPU,

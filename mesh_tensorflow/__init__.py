@@ -1,5 +1,7 @@
 """Mesh TensorFlow: model parallelism by named dimensions and layout rules."""
 
+import importlib
+
 from mesh_tensorflow import _command_lines as _command_lines  # isort: skip
 
 _command_lines.begin()  # before TensorFlow is imported
@@ -24,5 +26,12 @@ from mesh_tensorflow import optimize as optimize  # isort: skip
 from mesh_tensorflow import visualize as visualize  # isort: skip
 from mesh_tensorflow import train as train  # isort: skip
 from mesh_tensorflow.visualize import summary as summary
+
+
+def __getattr__(name: str) -> object:
+    if name == "pjrt":  # imported when it is used, since it needs JAX
+        return importlib.import_module("mesh_tensorflow.pjrt")
+    raise AttributeError(f"module 'mesh_tensorflow' has no attribute {name!r}")
+
 
 __version__ = "0.2.0"

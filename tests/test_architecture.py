@@ -28,7 +28,7 @@ ORDER = [
     ["simd_mesh_impl", "test_utils", "launch"],
     ["debug"],
     ["layers", "schedules", "signal"],
-    ["optimize", "beam_search", "checkpoint"],
+    ["optimize", "beam_search", "checkpoint", "pjrt"],
     ["estimator"],
     ["auto_mtf"],
     ["visualize"],

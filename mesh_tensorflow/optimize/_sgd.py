@@ -99,6 +99,9 @@ class SgdOptimizer(Optimizer):
     ) -> tf.Operation:
         """Updates one slice in a single pass over its memory."""
         dtype = variable.slice_dtype
+        if not hasattr(slice_var, "handle"):  # a value that XLA's partitioner splits
+            change = tf.cast(self.lr, dtype) * tf.cast(grad, dtype)
+            return slice_var.assign_sub(change, read_value=False)
         if isinstance(self.lr, (int, float)):
             # The read of the slice is none of its inputs, so that all updates share one constant.
             with tf.control_dependencies(None):

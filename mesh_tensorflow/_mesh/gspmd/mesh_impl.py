@@ -20,7 +20,7 @@ from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import LayoutLike, TensorLayout
 from mesh_tensorflow._core.shape import Shape, ShapeLike
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.gspmd.sharding import annotated, is_annotating, sharding_text
+from mesh_tensorflow._mesh.gspmd.sharding import annotated, current_compilation, sharding_text
 from mesh_tensorflow._mesh.gspmd.tensor import GspmdTensor
 from mesh_tensorflow._mesh.gspmd.variable import GspmdVariable
 from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
@@ -94,10 +94,14 @@ class GspmdMeshImpl(MeshImpl):
           value: a whole value.
           tensor_shape: its Shape.
         """
-        wanted = is_annotating() if self._annotate is None else self._annotate
+        compilation = current_compilation()
+        wanted = compilation is not None if self._annotate is None else self._annotate
         if not wanted or not tf.is_tensor(value) or not hasattr(value, "graph"):
             return value
-        sharding = sharding_text(self.tensor_layout(tensor_shape), self.shape)
+        layout = self.tensor_layout(tensor_shape)
+        if compilation is not None and value.op.type == "Placeholder":
+            compilation.argument(value, layout)
+        sharding = sharding_text(layout, self.shape)
         return value if sharding is None else annotated(value, sharding)
 
     # -- computation
@@ -124,7 +128,7 @@ class GspmdMeshImpl(MeshImpl):
           message: a string.
           **kwargs: `summarize`, `first_n` and `name` of tf.Print.
         """
-        if is_annotating():
+        if current_compilation() is not None:
             return super().Print(x, data, message, **kwargs)
         shown = [d.to_laid_out_tensor().tensor_list[0] for d in data]
         return self.slicewise(lambda t: tf.Print(t, shown, message, **kwargs), x)
@@ -147,6 +151,11 @@ class GspmdMeshImpl(MeshImpl):
         begin = [0] * len(sizes)
         value = random_values.random_slice(key, sizes, begin, sizes, tf_fn, kwargs)
         return self.LaidOutTensor([value])
+
+    def random_key(self, seed: Optional[int]) -> tf.Tensor:
+        """Returns a new key for random numbers; see MeshImpl."""
+        compilation = current_compilation()
+        return super().random_key(seed) if compilation is None else compilation.random_key(seed)
 
     # -- communication, which is left to the partitioner
 
@@ -210,19 +219,19 @@ class _WholeMeshImpl(GspmdMeshImpl):
     def __init__(self, requested: GspmdMeshImpl):
         shape = Shape([Dimension(d.name, 1) for d in requested.shape])
         super().__init__(shape, requested.layout_rules)
-        self._requested = requested
+        self.requested = requested
         self.stored_layout = None
 
     def annotate(self, value: tf.Tensor, tensor_shape: Shape) -> tf.Tensor:
         """Returns a value annotated by the layout on the requested mesh."""
-        return self._requested.annotate(value, tensor_shape)
+        return self.requested.annotate(value, tensor_shape)
 
     def tensor_layout(self, arg: Union[Tensor, Shape]) -> TensorLayout:
         """Returns the layout of a Tensor or Shape, after checking that on the requested mesh."""
-        self._requested.tensor_layout(arg)
+        self.requested.tensor_layout(arg)
         return super().tensor_layout(arg)
 
     def slice_shape(self, tensor_shape: Shape) -> list[int]:
         """Returns the sizes of a tensor, after checking that it can be split."""
-        self._requested.slice_shape(tensor_shape)
+        self.requested.slice_shape(tensor_shape)
         return super().slice_shape(tensor_shape)

@@ -17,29 +17,48 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._core.shape import Shape, list_product
+from mesh_tensorflow._mesh.slices.random_values import new_key
 
-__all__ = ["annotated", "annotating", "is_annotating", "sharding_text"]
+__all__ = ["Compilation", "annotated", "annotating", "current_compilation", "sharding_text"]
 
 # Numbers of the fields of OpSharding, and the type OTHER: tiles over devices.
 _TYPE, _TILES, _LAST_IS_COPIES, _RANGE, _TRANSPOSED = 1, 3, 6, 9, 10
 _OTHER = 3
 
-_annotating: contextvars.ContextVar[bool] = contextvars.ContextVar("annotating", default=False)
+
+class Compilation:
+    """A program that XLA compiles, while it is lowered."""
+
+    def argument(self, value: tf.Tensor, layout: TensorLayout) -> None:
+        """Called with each argument of the program that is a tensor, and its layout."""
+
+    def random_key(self, seed: Optional[int]) -> tf.Tensor:
+        """Returns a new key for random numbers; see `random_values.new_key`."""
+        return new_key(seed)
+
+
+_compilation: contextvars.ContextVar[Optional[Compilation]] = contextvars.ContextVar(
+    "compilation", default=None
+)
 
 
 @contextlib.contextmanager
-def annotating() -> Iterator[None]:
-    """Annotates the values of programs that are lowered within, because XLA compiles them."""
-    token = _annotating.set(True)
+def annotating(compilation: Optional[Compilation] = None) -> Iterator[None]:
+    """Annotates the values of programs that are lowered within, because XLA compiles them.
+
+    Args:
+      compilation: what is told of the program.
+    """
+    token = _compilation.set(compilation or Compilation())
     try:
         yield
     finally:
-        _annotating.reset(token)
+        _compilation.reset(token)
 
 
-def is_annotating() -> bool:
-    """Returns whether values are annotated."""
-    return _annotating.get()
+def current_compilation() -> Optional[Compilation]:
+    """Returns the compilation for which values are annotated; None if they are not."""
+    return _compilation.get()
 
 
 def _varint(number: int) -> bytes:

@@ -1,0 +1,22 @@
+"""Programs on any accelerator that XLA and PJRT know, through JAX.
+
+`mtf.pjrt.function` is to `mtf.GspmdMeshImpl` what `mtf.function` is to the other mesh
+implementations: it builds and lowers mtf programs, keeps their variables, and runs them. XLA's
+partitioner splits the program over the devices, by the layout.
+"""
+
+try:
+    import jax as _jax  # noqa: F401
+except ImportError as e:
+    raise ImportError(
+        "mesh_tensorflow.pjrt runs programs through JAX, which is not installed: "
+        'pip install "mesh-tensorflow[pjrt]", or jax for your accelerator'
+    ) from e
+
+from mesh_tensorflow.pjrt._collectives import Collectives
+from mesh_tensorflow.pjrt._function import function
+from mesh_tensorflow.pjrt._lowered import Lowered
+from mesh_tensorflow.pjrt._store import ArrayStore
+from mesh_tensorflow.pjrt._trace import mesh_impl
+
+__all__ = ["ArrayStore", "Collectives", "Lowered", "function", "mesh_impl"]

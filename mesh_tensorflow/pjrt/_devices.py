@@ -1,0 +1,56 @@
+"""Meshes and shardings of JAX, from those of mtf programs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.layout import TensorLayout
+from mesh_tensorflow._core.shape import Shape
+
+__all__ = ["all_dtypes", "device_mesh", "sharding"]
+
+
+def all_dtypes() -> contextlib.AbstractContextManager:
+    """Returns a context in which JAX has 64 bit dtypes, which programs may have."""
+    return jax.enable_x64(True)
+
+
+def device_mesh(mesh_shape: Shape, devices: Optional[Sequence[Any]]) -> Mesh:
+    """Returns the JAX mesh of an mtf mesh, with the same names of dimensions.
+
+    Args:
+      mesh_shape: the Shape of the mesh.
+      devices: JAX devices, one for each processor in row-major order; the first of all if None.
+
+    Raises:
+      ValueError: the number of devices is wrong.
+    """
+    if devices is None:
+        devices = jax.devices()[: mesh_shape.size]
+    if len(devices) != mesh_shape.size:
+        raise ValueError(
+            f"the mesh {dims_text(mesh_shape)} has {mesh_shape.size} processors, but there are "
+            f"{len(devices)} devices: {', '.join(map(str, devices))}. Pass as many devices, or, to "
+            "try a mesh on a CPU, set XLA_FLAGS=--xla_force_host_platform_device_count="
+            f"{mesh_shape.size} before JAX is imported"
+        )
+    sizes = mesh_shape.to_integer_list
+    return Mesh(np.array(devices).reshape(sizes), tuple(mesh_shape.dimension_names))
+
+
+def sharding(mesh: Mesh, layout: Optional[TensorLayout]) -> NamedSharding:
+    """Returns the JAX sharding of a layout.
+
+    Args:
+      mesh: a JAX mesh.
+      layout: the TensorLayout of a tensor; None if each device has all of it.
+    """
+    names = [None if axis is None else mesh.axis_names[axis] for axis in layout or []]
+    return NamedSharding(mesh, PartitionSpec(*names))

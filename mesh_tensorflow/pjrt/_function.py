@@ -1,0 +1,221 @@
+"""mtf.pjrt.function: builds mtf programs, and runs them on devices of JAX."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import jax
+import numpy as np
+import tensorflow as tf
+from jax.experimental import jax2tf
+from jax.sharding import Mesh, NamedSharding
+
+from mesh_tensorflow._core.layout import LayoutLike
+from mesh_tensorflow._core.shape import ShapeLike
+from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
+from mesh_tensorflow.pjrt._devices import all_dtypes, device_mesh, sharding
+from mesh_tensorflow.pjrt._lowered import Lowered
+from mesh_tensorflow.pjrt._store import ArrayStore
+from mesh_tensorflow.pjrt._trace import Spec, Trace, trace
+
+__all__ = ["function"]
+
+
+def function(
+    fn: Optional[Callable[..., Any]] = None,
+    *,
+    mesh_shape: ShapeLike,
+    layout: LayoutLike,
+    devices: Optional[Sequence[Any]] = None,
+    store: Optional[ArrayStore] = None,
+    variable_layout: Optional[LayoutLike] = None,
+    zero: Optional[int] = None,
+    zero_axis: Optional[str] = None,
+) -> Any:
+    """Compiles a function that builds and lowers mtf programs, for devices of JAX.
+
+    Within it, programs are lowered with `mtf.pjrt.mesh_impl()`. The first call creates the
+    variables of the programs. They are kept in `.store`, an ArrayStore, as arrays that are split
+    over the devices by the layout. A call gives their memory to their new values.
+
+    Args:
+      fn: a function of tf.Tensors; None to use `function` as a decorator.
+      mesh_shape: the mesh shape; a Shape, or what converts to one, such as "rows:2,cols:2".
+      layout: LayoutRules, or what converts to them, such as "batch:rows,d_ff:cols".
+      devices: JAX devices, one for each processor in row-major order; the first of all if None.
+      store: the ArrayStore of another function, to share its variables.
+      variable_layout: rules by which variables are stored in parts, such as "d_model:rows".
+      zero: the stage of ZeRO: 1 or 2 to store optimizers' slots in parts, 3 for weights too.
+      zero_axis: the mesh dimension of ZeRO; that of a mesh with just one if None.
+
+    Returns:
+      A function with the arguments of `fn`, which may be arrays of NumPy, TensorFlow or JAX; other
+      values are the same for a program. It returns arrays of JAX for the tensors that `fn`
+      returns. Its attributes are `store`, `mesh`, the jax.sharding.Mesh, and `lower`, which takes
+      the arguments and returns a Lowered.
+    """
+    options: Any = {"variable_layout": variable_layout, "zero": zero, "zero_axis": zero_axis}
+    make = functools.partial(
+        _Function, GspmdMeshImpl(mesh_shape, layout, **options), devices, store
+    )
+    return make if fn is None else make(fn)
+
+
+class _Program:
+    """A program for arguments of certain shapes and dtypes.
+
+    Attributes:
+      trace: what it is made from.
+      step: the compiled function. It takes a list of arguments, of keys, of the variables that it
+        only reads, and of those that it assigns to, and returns results and values of the last.
+      arguments: the sharding of each argument.
+      copied: the sharding of what each device has all of.
+      kept: the shardings of the variables that it only reads, by name.
+      assigned: the shardings of those that it assigns to, by name.
+    """
+
+    def __init__(self, traced: Trace, mesh: Mesh):
+        self.trace = traced
+        self.copied = sharding(mesh, None)
+        self.arguments = [sharding(mesh, layout) for layout in traced.layouts]
+        where = {name: sharding(mesh, v.form.layout) for name, v in traced.variables.items()}
+        self.assigned = {name: where[name] for name in traced.assigned}
+        self.kept = {name: s for name, s in where.items() if name not in self.assigned}
+        self.step = jax.jit(
+            self._step,
+            in_shardings=(self.arguments, self.copied, *map(_values, (self.kept, self.assigned))),
+            out_shardings=(None, _values(self.assigned)),
+            donate_argnums=3,
+        )
+
+    def _step(self, arguments: list, keys: list, kept: list, assigned: list) -> tuple[list, list]:
+        values = {**dict(zip(self.kept, kept)), **dict(zip(self.assigned, assigned))}
+        variables = [values[name] for name in self.trace.variables]
+        call = jax2tf.call_tf(self.trace.function, has_side_effects=False)
+        results = list(call(*arguments, *keys, *variables))
+        return results[: self.trace.num_results], results[self.trace.num_results :]
+
+    def abstract(self) -> tuple[list, list, list, list]:
+        """Returns the arguments of `step` as shapes, dtypes and shardings."""
+        keys = [self._described((4,), np.uint32, self.copied)] * self.trace.num_keys
+        arguments = [
+            self._described(spec.sizes, spec.dtype.as_numpy_dtype, where)
+            for spec, where in zip(self.trace.arguments, self.arguments)
+        ]
+        kept, assigned = (
+            [
+                self._described(tuple(v.sizes), v.dtype.as_numpy_dtype, where)
+                for v, where in ((self.trace.variables[name], s) for name, s in group.items())
+            ]
+            for group in (self.kept, self.assigned)
+        )
+        return arguments, keys, kept, assigned
+
+    def _described(self, sizes: tuple[int, ...], dtype: Any, where: NamedSharding) -> Any:
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=where)
+
+
+def _values(shardings: dict[str, NamedSharding]) -> list[NamedSharding]:
+    return list(shardings.values())
+
+
+class _Function:
+    """A function that `mtf.pjrt.function` compiles.
+
+    Attributes:
+      store: the ArrayStore of its variables.
+      mesh: the jax.sharding.Mesh.
+    """
+
+    def __init__(
+        self,
+        mesh_impl: GspmdMeshImpl,
+        devices: Optional[Sequence[Any]],
+        store: Optional[ArrayStore],
+        fn: Callable[..., Any],
+    ):
+        functools.update_wrapper(self, fn)
+        self._fn, self._mesh_impl = fn, mesh_impl
+        self.mesh = device_mesh(mesh_impl.shape, devices)
+        self.store = ArrayStore() if store is None else store
+        self._programs: dict[Any, _Program] = {}
+
+    def __repr__(self) -> str:
+        return f"<mtf.pjrt.function {self.__name__} on {self._mesh_impl!r}>"  # type: ignore[attr-defined]
+
+    def __call__(self, *args: object, **named: object) -> Any:
+        program, arrays = self._program(args, named)
+        with all_dtypes():
+            arguments = [jax.device_put(a, s) for a, s in zip(arrays, program.arguments)]
+            variables = program.trace.variables
+            kept, assigned = (
+                [self.store.prepared(variables[name], s) for name, s in group.items()]
+                for group in (program.kept, program.assigned)
+            )
+            keys = program.trace.draw_keys()
+            results, new = program.step(arguments, keys, kept, assigned)
+        self.store.update(list(program.assigned), new)
+        return tf.nest.map_structure(
+            lambda number: None if number is None else results[number], program.trace.structure
+        )
+
+    def lower(self, *args: object, **named: object) -> Lowered:
+        """Returns the program for such arguments, before it is compiled; nothing is computed.
+
+        Args:
+          *args: arrays, or what has their shape and dtype, such as a jax.ShapeDtypeStruct.
+          **named: likewise.
+        """
+        program, _ = self._program(args, named)
+        with all_dtypes():
+            return Lowered(program.step.lower(*program.abstract()), self._mesh_impl.shape)
+
+    def _program(self, args: tuple, named: dict) -> tuple[_Program, list[Any]]:
+        """Returns the program for arguments, and those of them that are arrays."""
+        leaves, structure = jax.tree_util.tree_flatten((args, named))
+        arrays = [_array(leaf) for leaf in leaves if _is_array(leaf)]
+        kinds = tuple(_kind(leaf) for leaf in leaves)
+        key = (structure, kinds)
+        if key not in self._programs:
+            self._programs[key] = _Program(self._trace(leaves, structure), self.mesh)
+        return self._programs[key], arrays
+
+    def _trace(self, leaves: Sequence[Any], structure: Any) -> Trace:
+        def program(tensors: Sequence[tf.Tensor]) -> Any:
+            remaining = iter(tensors)
+            given = [next(remaining) if _is_array(leaf) else leaf for leaf in leaves]
+            args, named = jax.tree_util.tree_unflatten(structure, given)
+            return self._fn(*args, **named)
+
+        specs = [
+            Spec(tuple(leaf.shape), tf.as_dtype(leaf.dtype)) for leaf in leaves if _is_array(leaf)
+        ]
+        return trace(program, specs, self._mesh_impl, self.store)
+
+
+_ARRAYS = (np.ndarray, np.generic, jax.Array, jax.ShapeDtypeStruct, tf.Tensor, tf.Variable)
+
+
+def _is_array(leaf: object) -> bool:
+    return isinstance(leaf, _ARRAYS)
+
+
+def _array(leaf: Any) -> Any:
+    """Returns an argument as JAX takes it."""
+    return leaf.numpy() if isinstance(leaf, (tf.Tensor, tf.Variable)) else leaf
+
+
+def _kind(leaf: Any) -> Any:
+    """Returns what of an argument a program is made for."""
+    if _is_array(leaf):
+        return tuple(leaf.shape), tf.as_dtype(leaf.dtype)
+    try:
+        hash(leaf)
+    except TypeError:
+        raise TypeError(
+            f"{leaf!r} ({type(leaf).__name__}) is no argument of a function of mtf.pjrt: pass "
+            "arrays of NumPy, TensorFlow or JAX, or values that can be keys of a dictionary"
+        ) from None
+    return type(leaf), leaf

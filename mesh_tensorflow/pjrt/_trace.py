@@ -1,0 +1,239 @@
+"""Trace: a program as a function of its arguments, its variables and the keys of random numbers."""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.layout import TensorLayout
+from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
+from mesh_tensorflow._mesh.gspmd.sharding import Compilation, annotating
+from mesh_tensorflow._mesh.slices.random_values import key_is_of_step, new_key
+from mesh_tensorflow._mesh.variables.form import Form
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.ops._variables.variable import Variable
+    from mesh_tensorflow.pjrt._store import ArrayStore
+
+__all__ = ["Spec", "Trace", "TracedVariable", "current_trace", "mesh_impl", "trace"]
+
+_current: contextvars.ContextVar[Optional[_Building]] = contextvars.ContextVar(
+    "pjrt_trace", default=None
+)
+
+
+def mesh_impl() -> GspmdMeshImpl:
+    """Returns the mesh implementation of the `mtf.pjrt.function` that is being built.
+
+    Raises:
+      ValueError: it is called elsewhere.
+    """
+    return current_trace().mesh_impl
+
+
+def current_trace() -> _Building:
+    """Returns the trace that is being made.
+
+    Raises:
+      ValueError: there is none.
+    """
+    building = _current.get()
+    if building is None:
+        raise ValueError(
+            "mtf.pjrt.mesh_impl() is the mesh implementation within a function of "
+            "mtf.pjrt.function, and variables of its store are used there: call it while that "
+            "function runs. Elsewhere, make an mtf.GspmdMeshImpl"
+        )
+    return building
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """Shape and dtype of an argument."""
+
+    sizes: tuple[int, ...]
+    dtype: tf.DType
+
+
+class TracedVariable:
+    """A variable within a program that is built: its value then, and after each assignment.
+
+    It has the methods of a tf.Variable that operations call.
+    """
+
+    def __init__(self, variable: Variable, form: Form):
+        self.variable, self.form = variable, form
+        self.sizes = variable.shape.to_integer_list
+        self.first = tf.placeholder(variable.slice_dtype, self.sizes)
+        self.value = self.first
+        self.device = ""
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """Its shape."""
+        return tf.TensorShape(self.sizes)
+
+    @property
+    def dtype(self) -> tf.DType:
+        """Its dtype, that of slices."""
+        return self.variable.slice_dtype
+
+    def read_value(self) -> tf.Tensor:
+        """Returns the value at this point of the program."""
+        return self.value
+
+    def assign(self, value: Any, read_value: bool = True) -> Any:
+        """Sets the value from here on; returns it, or an operation if not `read_value`."""
+        value = tf.convert_to_tensor(value, self.dtype)
+        if value.graph is not self.first.graph:
+            raise ValueError(
+                f"variable {self.variable.name!r} is assigned to within a loop of TensorFlow. In "
+                "a function of mtf.pjrt, carry its value through the loop, and assign after it"
+            )
+        self.value = value
+        return value if read_value else value.op
+
+    def assign_add(self, value: Any, read_value: bool = True) -> Any:
+        """Adds to the value; see `assign`."""
+        return self.assign(self.value + value, read_value)
+
+    def assign_sub(self, value: Any, read_value: bool = True) -> Any:
+        """Subtracts from the value; see `assign`."""
+        return self.assign(self.value - value, read_value)
+
+
+class _Building(Compilation):
+    """What is found out about a program while it is built."""
+
+    def __init__(self, mesh_impl: GspmdMeshImpl, store: ArrayStore):
+        self.mesh_impl, self.store = mesh_impl, store
+        self.variables: dict[str, TracedVariable] = {}
+        self.seeds: list[Optional[int]] = []
+        self.keys: list[tf.Tensor] = []
+        self.layouts: dict[Any, TensorLayout] = {}  # of arguments, by reference
+
+    def argument(self, value: tf.Tensor, layout: TensorLayout) -> None:
+        """Notes the layout of an argument, the first if it is used as several tensors."""
+        self.layouts.setdefault(value.ref(), layout)
+
+    def random_key(self, seed: Optional[int]) -> tf.Tensor:
+        """Returns a key, which is drawn outside of the program, unless it depends on a step."""
+        if key_is_of_step(seed):
+            return new_key(seed)
+        self.seeds.append(seed)
+        self.keys.append(tf.placeholder(tf.uint32, [4]))
+        return self.keys[-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """A program as a function of arrays.
+
+    Attributes:
+      function: takes the arguments, the keys and the values of the variables; returns the results
+        and the new values of variables.
+      arguments: the Spec of each argument.
+      layouts: the layout of each argument, or None.
+      draw_keys: returns the keys of a step.
+      num_keys: how many keys there are.
+      variables: the variables by name.
+      assigned: the names of those that get new values.
+      structure: what the function returns, with a number for each result.
+      num_results: how many results there are.
+    """
+
+    function: Callable[..., Any]
+    arguments: list[Spec]
+    layouts: list[Optional[TensorLayout]]
+    draw_keys: Callable[[], Sequence[Any]]
+    num_keys: int
+    variables: dict[str, TracedVariable]
+    assigned: list[str]
+    structure: Any
+    num_results: int
+
+
+def trace(
+    program: Callable[..., Any], specs: Sequence[Spec], mesh_impl: GspmdMeshImpl, store: ArrayStore
+) -> Trace:
+    """Builds a program, and returns it as a function.
+
+    Args:
+      program: a function of a list of tf.Tensors.
+      specs: what the tensors are.
+      mesh_impl: the mesh implementation.
+      store: where its variables are.
+
+    Raises:
+      ValueError: the program uses a tf.Variable.
+    """
+    building = _Building(mesh_impl, store)
+    token = _current.set(building)
+    inputs: list[tf.Tensor] = []
+    results: list[Any] = []
+
+    def build() -> None:
+        inputs.extend(tf.placeholder(spec.dtype, spec.sizes) for spec in specs)
+        with store.scope(), annotating(building):
+            results.append(program(inputs))
+
+    try:
+        wrapped = tf.wrap_function(build, [])
+    finally:
+        _current.reset(token)
+    with wrapped.graph.as_default():
+        flat = [_as_tensor(value) for value in tf2.nest.flatten(results[0])]
+    _check_captures(wrapped.graph)
+    tensors = [value for value in flat if value is not None]
+    numbers = iter(range(len(tensors)))
+    structure = tf2.nest.pack_sequence_as(
+        results[0], [None if value is None else next(numbers) for value in flat]
+    )
+    variables = building.variables
+    assigned = [name for name, v in variables.items() if v.value is not v.first]
+    feeds = [*inputs, *building.keys, *(v.first for v in variables.values())]
+    fetches = [*tensors, *(variables[name].value for name in assigned)]
+    # An identity of each, since an argument that is returned cannot be fed as well.
+    with wrapped.graph.as_default():
+        fetches = [tf.identity(fetch) for fetch in fetches]
+    return Trace(
+        wrapped.prune(feeds, fetches),
+        list(specs),
+        [building.layouts.get(x.ref()) for x in inputs],
+        _key_function(building.seeds),
+        len(building.seeds),
+        variables,
+        assigned,
+        structure,
+        len(tensors),
+    )
+
+
+def _as_tensor(value: Any) -> Optional[tf.Tensor]:
+    """Returns a result as a tensor; None for an operation, whose effect is in the variables."""
+    return None if value is None or isinstance(value, tf.Operation) else tf.convert_to_tensor(value)
+
+
+def _check_captures(graph: Any) -> None:
+    """Raises an error if the program uses a tf.Variable, or another resource of TensorFlow."""
+    resources = [t.name for _, t in graph.captures if t.dtype == tf.resource]
+    if resources:
+        raise ValueError(
+            f"a function of mtf.pjrt uses {len(resources)} variables or resources of TensorFlow: "
+            f"{', '.join(resources)}. They are not on the devices of JAX. Pass their values as "
+            "arguments, or make the variables by mtf.get_variable"
+        )
+
+
+def _key_function(seeds: Sequence[Optional[int]]) -> Callable[[], Sequence[Any]]:
+    """Returns a function that draws a key for each seed, the same as other implementations do."""
+    if not seeds:
+        return list
+    draw = tf2.function(lambda: [new_key(seed) for seed in seeds], autograph=False)
+    draw.get_concrete_function()  # with the seed of the program as it is now
+    return lambda: [key.numpy() for key in draw()]

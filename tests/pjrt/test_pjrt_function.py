@@ -1,0 +1,229 @@
+"""mtf.pjrt.function: training on devices of JAX, arguments, results and errors."""
+
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import processes
+from helpers.pjrt import DATA, LAYOUT, MESH, losses, on_jax, on_placed_devices, placed, training
+from jax.sharding import NamedSharding, PartitionSpec
+
+import mesh_tensorflow as mtf
+
+
+def test_trains_as_on_placed_devices():
+    """With dropout: random values, also the initial ones, are those of other implementations."""
+    expected = losses(on_placed_devices())
+    assert expected[-1] < expected[0]
+    for mesh_shape, layout in [(MESH, LAYOUT), ("rows:4", "batch:rows"), ("one:1", "")]:
+        found = losses(on_jax(mesh_shape, layout))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=layout)
+
+
+def test_variables_are_split_and_given_to_the_step():
+    step = on_jax()
+    step(DATA)
+    before = step.store.array("first/kernel")
+    assert before.sharding == NamedSharding(step.mesh, PartitionSpec(None, "cols"))
+    assert [s.data.shape for s in before.addressable_shards] == [(4, 8)] * 4
+    step(DATA)
+    assert before.is_deleted()
+    assert step.mesh.axis_names == ("rows", "cols") and step.mesh.devices.shape == (2, 2)
+
+
+def test_initial_values_are_equal_to_the_bit():
+    ours = on_jax(trains=False)
+    ours(DATA)
+    theirs = on_placed_devices(trains=False)
+    theirs(tf.constant(DATA))
+    assert ours.store.names == theirs.store.names
+    for name in theirs.store.names:
+        np.testing.assert_array_equal(ours.store.value(name), theirs.store.value(name))
+
+
+def exported(fn, layout="a:rows", mesh_shape="rows:4", **options):
+    """Returns a function of mtf.pjrt from one of arguments and a mesh that returns a Tensor."""
+
+    @mtf.pjrt.function(mesh_shape=mesh_shape, layout=layout, **options)
+    def program(*args, **named):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        y = fn(mesh, *args, **named)
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+        return {"y": lowering.export_to_tf_tensor(y), "nothing": None}
+
+    return program
+
+
+def test_arguments_of_all_kinds():
+    calls = []
+
+    def scaled(mesh, data, by, more=None):
+        calls.append(by)
+        x = mtf.import_tf_tensor(mesh, data["x"], mtf.Shape([("a", 8)]))
+        return x * by if more is None else x * by + mtf.import_tf_tensor(mesh, more, mtf.Shape([]))
+
+    program = exported(scaled)
+    array = np.arange(8, dtype="int64")
+    for x in [array, tf.constant(array), jax.device_put(array.astype("int32"))]:
+        found = program({"x": x}, 3)
+        assert found["nothing"] is None and isinstance(found["y"], jax.Array)
+        assert found["y"].dtype == np.asarray(x).dtype  # also one of 64 bits
+        np.testing.assert_array_equal(found["y"], 3 * array)
+    program({"x": array}, 3)
+    np.testing.assert_array_equal(program({"x": array}, 5)["y"], 5 * array)
+    np.testing.assert_array_equal(program({"x": array}, 5, more=array[1])["y"], 5 * array + 1)
+    assert calls == [3, 3, 5, 5]  # one program for int64, and one for int32
+
+
+def test_arguments_are_split_by_their_layout():
+    program = exported(lambda mesh, x: mtf.import_tf_tensor(mesh, x, mtf.Shape([("a", 8)])) * 2.0)
+    text = program.lower(np.ones(8, "float32")).compiled_text
+    assert "parameter(0), sharding={devices=[4]<=[4]}" in text and "f32[2]{0} parameter(0)" in text
+
+
+def test_random_values_differ_in_each_step_and_are_the_same_in_each_layout():
+    def uniform(mesh):
+        return mtf.random_uniform(mesh, mtf.Shape([("a", 8), ("b", 4)]), seed=5)
+
+    found = {}
+    for layout in ["", "a:rows", "b:rows"]:
+        tf.random.set_seed(1)
+        program = exported(uniform, layout)
+        found[layout] = [np.asarray(program()["y"]) for _ in range(3)]
+        np.testing.assert_array_equal(found[layout], found[""])
+    assert len(np.unique(found[""])) == 3 * 32
+
+
+def test_all_variables_that_a_program_reads_and_assigns_to():
+    """The value that is read after an assignment is the new one."""
+
+    @mtf.pjrt.function(mesh_shape="rows:2", layout="a:rows")
+    def program(by):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        kept = mtf.get_variable(mesh, "kept", "a:4", initializer=tf.ones_initializer())
+        v = mtf.get_variable(mesh, "v", "a:4", initializer=tf.zeros_initializer())
+        more = mtf.import_tf_tensor(mesh, by, mtf.Shape([])) * kept
+        once = mtf.assign_add(v, more)
+        late = mtf.read_variable(v)
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+        lowering.lowered_operation(once)
+        return lowering.export_to_tf_tensor(v), lowering.export_to_tf_tensor(late)
+
+    found = [np.asarray(program(np.float32(2))) for _ in range(2)]
+    np.testing.assert_array_equal(found, [[[0] * 4, [2] * 4], [[2] * 4, [4] * 4]])
+    np.testing.assert_array_equal(program.store.value("v"), [4] * 4)
+
+
+def test_programs_share_a_store_on_meshes_of_their_own():
+    train = on_jax()
+    step_losses = losses(train)
+    evaluate = on_jax("cols:8", "hidden:cols", store=train.store, keep_prob=1.0, trains=False)
+    first = float(evaluate(DATA))
+    assert first < step_losses[0] and first == float(evaluate(DATA))
+    assert len(train.store.array("first/kernel").sharding.device_set) == 8
+    train(DATA)
+    assert len(train.store.array("first/kernel").sharding.device_set) == 4
+    assert float(evaluate(DATA)) != first
+
+
+def test_chosen_devices():
+    step = on_jax(devices=jax.devices()[4:])
+    step(DATA)
+    assert step.store.array("first/bias").sharding.device_set == set(jax.devices()[4:])
+
+
+def test_stored_layouts():
+    """With ZeRO, a variable is stored in parts along a dimension that the layout does not split."""
+    expected = losses(on_placed_devices())
+    tf.random.set_seed(3)
+    step = mtf.pjrt.function(mesh_shape="rows:4", layout="batch:rows", zero=1)(
+        training(mtf.pjrt.mesh_impl)
+    )
+    np.testing.assert_allclose(losses(step), expected, rtol=1e-5)
+    slot = step.store.array("first/kernel_momentum_v")
+    assert {s.data.size for s in slot.addressable_shards} == {16}
+    assert {s.data.size for s in step.store.array("first/kernel").addressable_shards} == {64}
+
+
+# -- errors
+
+
+def test_too_few_devices():
+    with pytest.raises(
+        ValueError, match=r"rows=16 has 16 processors, but there are 8 devices.*XLA_"
+    ):
+        exported(None, mesh_shape="rows:16")
+
+
+def test_mesh_impl_belongs_to_a_function():
+    with pytest.raises(ValueError, match=r"Elsewhere, make an mtf\.GspmdMeshImpl"):
+        mtf.pjrt.mesh_impl()
+
+
+def test_other_mesh_implementations():
+    step = mtf.pjrt.function(mesh_shape=MESH, layout=LAYOUT)(training(placed))
+    with pytest.raises(ValueError, match=r"Lower programs with mtf\.pjrt\.mesh_impl\(\)"):
+        step(DATA)
+
+
+def test_variables_of_tensorflow():
+    outside = tf.Variable(2.0)
+    program = exported(lambda mesh: mtf.import_tf_tensor(mesh, outside.read_value(), mtf.Shape([])))
+    with pytest.raises(
+        ValueError, match=r"1 variables or resources of TensorFlow.*Pass their values"
+    ):
+        program()
+
+
+def test_arguments_that_are_no_arrays():
+    with pytest.raises(TypeError, match=r"of a function of mtf\.pjrt: pass arrays of NumPy"):
+        exported(None)({1, 2})
+
+
+def test_forms_of_variables():
+    step = on_jax()
+    step(DATA)
+    other = exported(lambda mesh: mtf.get_variable(mesh, "first/bias", "a:4"), store=step.store)
+    with pytest.raises(
+        ValueError, match=r"'first/bias' is stored as .*hidden=16.* asked for as .*a=4"
+    ):
+        other()
+
+
+def test_variables_outside_of_functions():
+    with mtf.pjrt.ArrayStore().scope(), pytest.raises(ValueError, match="call it while that"):
+        mtf.get_variable(mtf.Mesh(mtf.Graph(), "mesh"), "v", "a:4")
+
+
+WITHOUT_JAX = """
+import sys
+sys.modules["jax"] = None
+import mesh_tensorflow as mtf
+try:
+    mtf.pjrt.function
+except ImportError as e:
+    print(e)
+"""
+
+
+def test_without_jax():
+    done = processes.run("-c", WITHOUT_JAX, timeout=120)
+    assert 'pip install "mesh-tensorflow[pjrt]"' in done.stdout, done
+
+
+def test_jax_is_imported_when_it_is_used():
+    """Only by the modules of mesh_tensorflow.pjrt, which no other one imports when it begins."""
+    package = pathlib.Path(mtf.__file__).parent
+    importing = re.compile(r"^(from|import) +(jax|mesh_tensorflow\.pjrt)\b", re.M)
+    found = {p.parent for p in package.rglob("*.py") if importing.search(p.read_text("utf-8"))}
+    assert found == {package / "pjrt"}
+
+
+def test_repr():
+    assert repr(on_jax()) == (
+        "<mtf.pjrt.function step on <GspmdMeshImpl rows=2, cols=2; layout batch:rows, hidden:cols; "
+        "4 processors>>"
+    )

@@ -1,0 +1,79 @@
+"""Lowered: texts, communication, memory and cost of a program, before it runs."""
+
+import pytest
+from helpers.pjrt import DATA, MESH, on_jax
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.pjrt import Collectives
+from mesh_tensorflow.pjrt._collectives import collectives_of
+
+
+def test_what_is_known_of_a_program():
+    step = on_jax(keep_prob=1.0)
+    lowered = step.lower(DATA)
+    assert not step.store.names  # nothing has been computed
+    assert "stablehlo.dot" in lowered.stablehlo and "@Sharding" in lowered.stablehlo
+    assert "num_partitions=4" in lowered.compiled_text
+    memory = lowered.memory()
+    # A quarter of what is split over both, a half of the weights over cols, and the bias of d.
+    arguments = DATA.nbytes // 2 + 2 * 4 * (64 + 16 + 64) // 2 + 2 * 4 * 4
+    assert memory.argument_size_in_bytes == arguments
+    assert lowered.cost()["flops"] > 0
+
+
+def test_communication():
+    """The sum over hidden of a product, and those over the batch of gradients and of the loss."""
+    found = on_jax(keep_prob=1.0).lower(DATA).collectives()
+    sums = {c.mesh_dims: c.bytes for c in found if c.kind == "all-reduce"}
+    assert sums == {("cols",): 4 * 4 * 4, ("rows",): 4 * (32 + 8 + 32 + 4 + 1)}
+    assert {c.kind for c in found} == {"all-reduce"}
+
+
+GROUPS = {
+    "replica_groups={{0,1},{2,3}}": ("cols",),
+    "replica_groups={{0,1,2,3}}": ("rows", "cols"),
+    "replica_groups={}": ("rows", "cols"),
+    "replica_groups=[2,2]<=[4]": ("cols",),
+    "replica_groups=[2,2]<=[2,2]T(1,0)": ("rows",),
+    "replica_groups=mesh['a'=2,'b'=1,'c'=2] {'a'}": ("rows",),
+    "replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}": ("cols",),
+    "replica_groups=mesh['a'=2,'b'=2] {'b','a'}": ("rows", "cols"),
+    "replica_groups=mesh['a'=4] {'a':(2)2}": ("cols",),
+    "replica_groups=mesh['a'=4] {'a':(1)2}": ("rows",),
+}
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_groups(groups):
+    line = f"  %x.1 = f32[4,6]{{1,0}} all-reduce(%y), channel_id=1, {groups}, to_apply=%add"
+    [found] = collectives_of(line, mtf.convert_to_shape(MESH))
+    assert found == Collectives("all-reduce", GROUPS[groups], 1, 96)
+
+
+LINES = """
+  %a = (bf16[8]{0}, pred[3]{0}) all-gather(%x, %y), replica_groups={{0,2},{1,3}}, dimensions={0}
+  %b = f32[2]{0} reduce-scatter(%z), replica_groups=[2,2]<=[2,2]T(1,0), dimensions={0}
+  ROOT %c = s8[5]{0} collective-permute(%a), source_target_pairs={{0,1},{1,0},{2,2}}
+  %d = (f32[4]{0}, f32[8]{0}) all-gather-start(%x), replica_groups={{0,1},{2,3}}
+  %e = f32[8]{0} all-gather-done(%d)
+  %f = f32[2]{0} reduce-scatter(%z), replica_groups={{0,2},{1,3}}, dimensions={0}
+  %g = f32[2]{0} add(%all-reduce.1, %b)
+"""
+
+
+def test_bytes():
+    assert collectives_of(LINES, mtf.convert_to_shape(MESH)) == [
+        Collectives("all-gather", ("cols",), 1, 32),
+        Collectives("all-gather", ("rows",), 1, 19),
+        Collectives("collective-permute", ("cols",), 1, 5),
+        Collectives("reduce-scatter", ("rows",), 2, 32),
+    ]
+
+
+def test_programs_do_not_grow_with_the_mesh():
+    """The text of eight devices is as long as that of two, apart from numbers."""
+    lengths = []
+    for devices in [2, 8]:
+        step = on_jax(f"rows:{devices}", "batch:rows", keep_prob=1.0)
+        lengths.append(len(step.lower(DATA).stablehlo.splitlines()))
+    assert len(set(lengths)) == 1
