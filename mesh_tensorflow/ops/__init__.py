@@ -65,6 +65,7 @@ from mesh_tensorflow.ops._elementwise.slicewise import *
 from mesh_tensorflow.ops._elementwise.unary import *
 from mesh_tensorflow.ops._gradients import *
 from mesh_tensorflow.ops._movement.gather import *
+from mesh_tensorflow.ops._movement.gather_gradient import *
 from mesh_tensorflow.ops._movement.index import *
 from mesh_tensorflow.ops._movement.reshape import *
 from mesh_tensorflow.ops._movement.shift import *

@@ -54,6 +54,8 @@ MOST_LAYOUTS = 4  # of each of MESHES, besides those that cover what can be spli
 # can be split.
 LARGE = 30
 CPUS = 8
+# Operations that need the indexed dimension and those of the indices on different mesh axes.
+_LOOKS_UP = (mtf.GatherOperation, mtf.GatherGradientOperation)
 
 
 def _mesh_shape(mesh: str) -> mtf.Shape:
@@ -128,6 +130,15 @@ def splittable(operations: Sequence[mtf.Operation], whole: Iterable[str] = ()) -
     return sorted(n for n in names - no if not n.startswith("_anonymous_"))
 
 
+def _together(operations: Iterable[mtf.Operation]) -> set[tuple]:
+    """Returns tuples of dimensions of which a mesh axis may split one: those of each tensor."""
+    found = {tuple(t.shape) for op in operations for t in op.inputs + op.outputs}
+    for op in operations:
+        if isinstance(op, _LOOKS_UP):
+            found.add(tuple(dict.fromkeys(d for t in op.inputs + op.outputs for d in t.shape)))
+    return found
+
+
 def is_legal(rules: dict[str, int], shapes: Iterable[tuple], sizes: Sequence[int]) -> bool:
     """Returns whether a layout fits all shapes.
 
@@ -148,8 +159,7 @@ def legal_layouts(
     """Returns the legal layouts of a program, as dictionaries from dimension name to mesh axis."""
     operations = list(with_inner_operations(graph.operations))
     names = splittable(operations, whole)
-    tensors = [t for op in operations for t in op.inputs + op.outputs]
-    shapes = {tuple(t.shape) for t in tensors}
+    shapes = _together(operations)
     sizes = _mesh_shape(mesh).to_integer_list
     choices = [None, *range(len(sizes))]
     alone = {n: [a for a in choices if a is None or is_legal({n: a}, shapes, sizes)] for n in names}
@@ -170,7 +180,7 @@ def legal_layouts(
 def random_layout(graph: mtf.Graph, mesh: str, seed: int) -> dict[str, int]:
     """Returns a random legal layout."""
     operations = list(with_inner_operations(graph.operations))
-    shapes = {tuple(t.shape) for op in operations for t in op.inputs + op.outputs}
+    shapes = _together(operations)
     sizes = _mesh_shape(mesh).to_integer_list
     rng = random.Random(seed)
     names = splittable(operations)

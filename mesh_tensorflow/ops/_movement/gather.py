@@ -58,10 +58,10 @@ class GatherOperation(Operation):
         self._outputs = [Tensor(self, output_shape, weights.dtype)]
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
-        """Multiplies dy by a one-hot of the indices; indices have no gradient."""
+        """Adds the rows of dy to the entries that they come from; indices have no gradient."""
         weights, indices = self.inputs
-        selector = mtf.one_hot(indices, self._dim, dtype=weights.dtype)
-        return [mtf.einsum([selector, grad_ys[0]], output_shape=weights.shape), None]
+        sums = mtf.GatherGradientOperation(grad_ys[0], indices, self._dim, weights.shape)
+        return [sums.outputs[0], None]
 
     def _split_over(self, mesh_impl: MeshImpl) -> Optional[int]:
         """Returns the mesh axis that splits the indexed dimension of the table, or None."""

@@ -26,6 +26,19 @@ def _entries(weights, indices, out):
     return mtf.GatherOperation(weights, indices, dim("b"), shape(out)).outputs[0]
 
 
+def _row_sums(rows, indices, size=16):
+    """Adds rows to the entries of their indices; those out of range are left out."""
+    table = np.zeros((size, *rows.shape[indices.ndim:]), rows.dtype)
+    inside = (indices >= 0) & (indices < size)
+    np.add.at(table, indices[inside], rows[inside])
+    return table
+
+
+def _add_rows(rows, indices, table):
+    """Adds rows as the gradient of a gather from a large table does."""
+    return mtf.GatherGradientOperation(rows, indices, dim("b"), shape(table)).outputs[0]
+
+
 def _exclusive(x):
     return np.cumsum(x, 1) - x
 
@@ -59,6 +72,16 @@ CASES = [
          lambda w, i: _gather(w.swapaxes(0, 1), i).swapaxes(0, 1)),
     case("gather_entries_number", "b c", lambda w: _entries(
         w, mtf.constant(w.mesh, 5, dtype=tf.int32), "c"), lambda w: w[5]),
+    case("row_sums", "a f c, a f/below16", lambda y, i: _add_rows(y, i, "b c"), _row_sums,
+         dtypes=FLOATS),
+    case("row_sums_out_of_range", "a c, a/int", lambda y, i: _add_rows(y, i, "b c"), _row_sums),
+    case("row_sums_beyond", "c a, a/below40", lambda y, i: _add_rows(y, i, "c b"),
+         lambda y, i: _row_sums(y.T, i).T),
+    case("row_sums_inner", "a f s, f/below16", lambda y, i: _add_rows(y, i, "a b s"),
+         lambda y, i: _row_sums(y.swapaxes(0, 1), i).swapaxes(0, 1)),
+    case("row_sums_number", "c", lambda y: _add_rows(
+        y, mtf.constant(y.mesh, 5, dtype=tf.int32), "b c"),
+         lambda y: np.where(np.arange(16)[:, None] == 5, y, 0)),
     case("cumsum", "a b s", lambda x: mtf.cumsum(x, dim("b")), lambda x: np.cumsum(x, 1),
          dtypes=ALL),
     case("cumsum_exclusive", "a b s", lambda x: mtf.cumsum(x, dim("b"), exclusive=True),

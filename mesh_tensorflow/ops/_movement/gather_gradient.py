@@ -1,0 +1,117 @@
+"""The gradient of a gather from a large table: sums of rows, without a one-hot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.operation import Operation, PendingSums
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.constants import constant
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+
+__all__ = ["GatherGradientOperation"]
+
+# Types whose sums would lose small terms; a product with a one-hot sums them in float32 too.
+_SUMMED_IN_FLOAT32 = (tf.bfloat16, tf.float16)
+
+
+class GatherGradientOperation(Operation):
+    """A table of sums: each entry is the sum of the rows of dy that were gathered from it.
+
+    Equal to `einsum([one_hot(indices, dim), dy], table_shape)`, but its time and memory grow with
+    the size of dy and of the table instead of with the number of indices times the table's size.
+    """
+
+    def __init__(
+        self,
+        dy: Tensor,
+        indices: Tensor,
+        dim: Dimension,
+        table_shape: Shape,
+        name: Optional[str] = None,
+    ):
+        """Creates the operation.
+
+        Args:
+          dy: a floating Tensor with the dimensions of `indices` and those of `table_shape`
+            except `dim`.
+          indices: an int32 or int64 Tensor; those out of range count for no entry.
+          dim: the Dimension of `table_shape` that is indexed.
+          table_shape: a Shape, that of the result.
+          name: a string or None.
+        """
+        super().__init__([dy, indices], name=name or "gather_gradient")
+        self._dim = dim
+        self._outputs = [Tensor(self, table_shape, dy.dtype)]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+        """Gathers from the gradient of the table; indices have no gradient."""
+        dy, indices = self.inputs
+        gathered = mtf.GatherOperation(grad_ys[0], indices, self._dim, dy.shape)
+        return [gathered.outputs[0], None]
+
+    def _summed_axes(self, mesh_impl: MeshImpl) -> list[int]:
+        """Returns the mesh axes that split the indices, over which parts are summed."""
+        indices = self.inputs[1]
+        # Raises if the table's indexed dimension is split over one of them.
+        layout = mesh_impl.tensor_layout(indices.shape + self._dim)
+        return sorted(axis for axis in layout[:-1] if axis is not None)
+
+    def lower(self, lowering: LoweringLike) -> None:
+        """Adds the rows of each slice; leaves a partial sum if the indices are split."""
+        mesh_impl = lowering.mesh_impl(self)
+        summed = self._summed_axes(mesh_impl)
+        dy, indices = self.inputs
+        table = self.outputs[0].shape
+        rest = table - [self._dim]
+        order = [dy.shape.dims.index(d) for d in [*indices.shape.dims, *rest.dims]]
+        part = mesh_impl.slice_shape(table)[table.dims.index(self._dim)]
+        row = mesh_impl.slice_shape(rest)
+        back = [([self._dim, *rest.dims]).index(d) for d in table]
+
+        def add_rows(rows: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor) -> tf.Tensor:
+            for c in coordinate:
+                i = i - tf.cast(c * part, i.dtype)
+            # Negative numbers are left out of a segment sum; others out of range are not allowed.
+            i = tf.where(i < part, i, constant(-1, i.dtype) * tf.ones_like(i))
+            if order != sorted(order):
+                rows = tf.transpose(rows, order)
+            rows = tf.reshape(rows, constant([i.shape.num_elements(), *row]))
+            narrow = rows.dtype in _SUMMED_IN_FLOAT32
+            sums = tf.math.unsorted_segment_sum(
+                tf.cast(rows, tf.float32) if narrow else rows, tf.reshape(i, [-1]), part
+            )
+            sums = tf.cast(sums, rows.dtype)
+            return sums if back == sorted(back) else tf.transpose(sums, back)
+
+        values = [lowering.tensors[x] for x in self.inputs]
+        splitting_axis = mesh_impl.splitting_axis(self._dim)
+        if splitting_axis is not None:
+            values.append(mesh_impl.laid_out_pcoord(splitting_axis))
+        result = mesh_impl.slicewise(add_rows, *values)
+        lowering.set_partial_sum(self.outputs[0], result, summed, "einsum_op")
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """One flop for each element of dy; reads dy and the indices, writes the table."""
+        (dy, indices), table = self._inputs, self._outputs[0]
+        rows = mesh_impl.laid_out_size(dy.shape)
+        moved = [(rows, dy), (mesh_impl.laid_out_size(indices.shape), indices)]
+        moved.append((mesh_impl.laid_out_size(table.shape), table))
+        return Cost(rows, sum(count * x.dtype.size for count, x in moved))
+
+    def cost_key(self) -> Dimension:
+        """The dimension that is indexed."""
+        return self._dim
+
+    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
+        """The output is pending over the mesh axes that split the indices."""
+        axes = self._summed_axes(mesh_impl)
+        return {self.outputs[0]: tuple(axes)} if axes else {}
