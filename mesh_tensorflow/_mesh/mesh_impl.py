@@ -77,6 +77,7 @@ class MeshImpl:
     LaidOutVariable: Any = None
     stored_layout: Optional[StoredLayout] = None
     needs_execution_impl = False  # whether only `execution_impl` can lower operations
+    needs_static_sizes = False  # whether a compiler must know how many values a loop can save
 
     def __init__(self, shape: ShapeLike, layout_rules: LayoutLike):
         """Creates a MeshImpl.

@@ -71,6 +71,7 @@ class _Program:
       step: the compiled function. It takes a list of arguments, of keys, of the variables that it
         only reads, and of those that it assigns to, and returns results and values of the last.
       arguments: the sharding of each argument.
+      results: the sharding of each result.
       copied: the sharding of what each device has all of.
       kept: the shardings of the variables that it only reads, by name.
       assigned: the shardings of those that it assigns to, by name.
@@ -80,13 +81,14 @@ class _Program:
         self.trace = traced
         self.copied = sharding(mesh, None)
         self.arguments = [sharding(mesh, layout) for layout in traced.layouts]
+        self.results = [sharding(mesh, layout) for layout in traced.result_layouts]
         where = {name: sharding(mesh, v.form.layout) for name, v in traced.variables.items()}
         self.assigned = {name: where[name] for name in traced.assigned}
         self.kept = {name: s for name, s in where.items() if name not in self.assigned}
         self.step = jax.jit(
             self._step,
             in_shardings=(self.arguments, self.copied, *map(_values, (self.kept, self.assigned))),
-            out_shardings=(None, _values(self.assigned)),
+            out_shardings=(self.results, _values(self.assigned)),
             donate_argnums=3,
         )
 
@@ -95,7 +97,7 @@ class _Program:
         variables = [values[name] for name in self.trace.variables]
         call = jax2tf.call_tf(self.trace.function, has_side_effects=False)
         results = list(call(*arguments, *keys, *variables))
-        return results[: self.trace.num_results], results[self.trace.num_results :]
+        return results[: len(self.results)], results[len(self.results) :]
 
     def abstract(self) -> tuple[list, list, list, list]:
         """Returns the arguments of `step` as shapes, dtypes and shardings."""

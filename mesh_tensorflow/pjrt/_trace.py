@@ -115,11 +115,17 @@ class _Building(Compilation):
         self.variables: dict[str, TracedVariable] = {}
         self.seeds: list[Optional[int]] = []
         self.keys: list[tf.Tensor] = []
-        self.layouts: dict[Any, TensorLayout] = {}  # of arguments, by reference
+        self.layouts: dict[Any, TensorLayout] = {}  # of values, by reference
 
-    def argument(self, value: tf.Tensor, layout: TensorLayout) -> None:
-        """Notes the layout of an argument, the first if it is used as several tensors."""
+    def has_layout(self, value: tf.Tensor, layout: TensorLayout) -> None:
+        """Notes the layout of a value, the first if it is that of several tensors."""
         self.layouts.setdefault(value.ref(), layout)
+
+    def layout(self, value: tf.Tensor) -> Optional[TensorLayout]:
+        """Returns the layout of an argument or a result; None if each device has all of it."""
+        while value.ref() not in self.layouts and value.op.type == "Identity":
+            value = value.op.inputs[0]
+        return self.layouts.get(value.ref())
 
     def random_key(self, seed: Optional[int]) -> tf.Tensor:
         """Returns a key, which is drawn outside of the program, unless it depends on a step."""
@@ -139,23 +145,23 @@ class Trace:
         and the new values of variables.
       arguments: the Spec of each argument.
       layouts: the layout of each argument, or None.
+      result_layouts: the layout of each result, or None.
       draw_keys: returns the keys of a step.
       num_keys: how many keys there are.
       variables: the variables by name.
       assigned: the names of those that get new values.
       structure: what the function returns, with a number for each result.
-      num_results: how many results there are.
     """
 
     function: Callable[..., Any]
     arguments: list[Spec]
     layouts: list[Optional[TensorLayout]]
+    result_layouts: list[Optional[TensorLayout]]
     draw_keys: Callable[[], Sequence[Any]]
     num_keys: int
     variables: dict[str, TracedVariable]
     assigned: list[str]
     structure: Any
-    num_results: int
 
 
 def trace(
@@ -204,13 +210,13 @@ def trace(
     return Trace(
         wrapped.prune(feeds, fetches),
         list(specs),
-        [building.layouts.get(x.ref()) for x in inputs],
+        [building.layout(x) for x in inputs],
+        [building.layout(y) for y in tensors],
         _key_function(building.seeds),
         len(building.seeds),
         variables,
         assigned,
         structure,
-        len(tensors),
     )
 
 

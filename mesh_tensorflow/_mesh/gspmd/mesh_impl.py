@@ -83,6 +83,11 @@ class GspmdMeshImpl(MeshImpl):
         """The mesh of one processor that operations are lowered through."""
         return self if self.size == 1 else _WholeMeshImpl(self)
 
+    @property
+    def needs_static_sizes(self) -> bool:  # type: ignore[override]
+        """Whether a compiler must know all sizes: where XLA compiles the program."""
+        return current_compilation() is not None
+
     def same_memory(self, device1: str, device2: str) -> bool:
         """Whether two devices are in one memory domain: there is one device."""
         return True
@@ -99,10 +104,12 @@ class GspmdMeshImpl(MeshImpl):
         if not wanted or not tf.is_tensor(value) or not hasattr(value, "graph"):
             return value
         layout = self.tensor_layout(tensor_shape)
-        if compilation is not None and value.op.type == "Placeholder":
-            compilation.argument(value, layout)
         sharding = sharding_text(layout, self.shape)
-        return value if sharding is None else annotated(value, sharding)
+        result = value if sharding is None else annotated(value, sharding)
+        if compilation is not None:
+            compilation.has_layout(value, layout)
+            compilation.has_layout(result, layout)
+        return result
 
     # -- computation
 

@@ -29,8 +29,8 @@ _OTHER = 3
 class Compilation:
     """A program that XLA compiles, while it is lowered."""
 
-    def argument(self, value: tf.Tensor, layout: TensorLayout) -> None:
-        """Called with each argument of the program that is a tensor, and its layout."""
+    def has_layout(self, value: tf.Tensor, layout: TensorLayout) -> None:
+        """Called with the value of each tensor of the program, and its layout."""
 
     def random_key(self, seed: Optional[int]) -> tf.Tensor:
         """Returns a new key for random numbers; see `random_values.new_key`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -140,8 +140,12 @@ class Tape:
         self._tensors = list(tensors)
         self._state = LoopState(mesh_impl, [x.shape for x in tensors], [False] * len(tensors))
 
-    def new_arrays(self) -> list[tf.TensorArray]:
-        """Returns empty arrays, one for each saved tf.Tensor."""
+    def new_arrays(self, most: Optional[int] = None) -> list[tf.TensorArray]:
+        """Returns empty arrays, one for each saved tf.Tensor.
+
+        Args:
+          most: their size; arrays that grow if None.
+        """
         arrays = []
         for x in self._tensors:
             sizes = self._mesh_impl.slice_shape(x.shape)
@@ -149,8 +153,8 @@ class Tape:
             arrays += [
                 tf.TensorArray(
                     x.dtype,
-                    size=0,
-                    dynamic_size=True,
+                    size=most or 0,
+                    dynamic_size=most is None,
                     clear_after_read=False,
                     element_shape=sizes,
                 )

@@ -205,7 +205,7 @@ class WhileLoopOperation(Operation):
 
         zeros = [zero_state(mesh_impl, y, s) for y, s in zip(self._body_outputs[n:], summands[n:])]
         first = state.flatten(inputs + zeros)
-        arrays = [] if tape is None else tape.new_arrays()
+        arrays = [] if tape is None else tape.new_arrays(self._size_of_tape(mesh_impl))
         count, flat, arrays = tf.while_loop(
             cond, body, (tf.constant(0), first, arrays), **self._tf_kwargs
         )
@@ -217,6 +217,18 @@ class WhileLoopOperation(Operation):
             lowering.set_tensor_lowering(y, value)
         if tape is not None:
             lowering.loop_tapes[self] = (tape, count, arrays)
+
+    def _size_of_tape(self, mesh_impl: MeshImpl) -> Optional[int]:
+        """Returns the most iterations, where a compiler must know it; None elsewhere."""
+        if not mesh_impl.needs_static_sizes:
+            return None
+        most = self._tf_kwargs.get("maximum_iterations")
+        if not isinstance(most, numbers.Integral):
+            raise ValueError(
+                f"{self.name}: XLA compiles the gradient of a loop for a known number of "
+                "iterations at most. Pass it to mtf.while_loop as maximum_iterations=n"
+            )
+        return int(most)
 
     def random_operations(self) -> list[RandomOperation]:
         """Returns the random operations of the body, including those of inner loops."""

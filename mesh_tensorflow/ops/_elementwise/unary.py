@@ -47,14 +47,22 @@ __all__ = [
 ]
 
 
-def _from_output(grad_kernel: Callable, name: str) -> Callable:
+def _from_output(
+    grad_kernel: Callable, name: str, of_complex: Optional[Callable] = None
+) -> Callable:
     """Returns a gradient function that applies a kernel to the output and its gradient.
 
-    The kernel conjugates complex outputs.
+    The kernel conjugates complex outputs. For those that do not so in XLA, `of_complex` takes the
+    conjugate instead.
     """
 
+    def kernel(y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+        if of_complex is not None and y.dtype.is_complex:
+            return of_complex(tf.math.conj(y), dy)
+        return grad_kernel(y, dy)
+
     def grad_function(op: SlicewiseOperation, dy: Tensor) -> list[Tensor]:
-        return [cwise(grad_kernel, [op.outputs[0], dy], name=name)]
+        return [cwise(kernel, [op.outputs[0], dy], name=name)]
 
     return grad_function
 
@@ -136,7 +144,9 @@ def sqrt(x: Tensor, name: Optional[str] = "sqrt") -> Tensor:
     >>> print(np.round(mtf.sqrt(x).numpy(), 3))
     [1.    1.414 2.   ]
     """
-    kernel = _from_output(lambda y, dy: _raw.SqrtGrad(y=y, dy=dy), "sqrt_grad")
+    kernel = _from_output(
+        lambda y, dy: _raw.SqrtGrad(y=y, dy=dy), "sqrt_grad", lambda y, dy: dy * 0.5 / y
+    )
     return cwise(tf.sqrt, [x], name=name, grad_function=kernel)
 
 
@@ -147,7 +157,9 @@ def rsqrt(x: Tensor, name: Optional[str] = "rsqrt") -> Tensor:
     >>> print(np.round(mtf.rsqrt(x).numpy(), 3))
     [1.    0.707 0.5  ]
     """
-    kernel = _from_output(lambda y, dy: _raw.RsqrtGrad(y=y, dy=dy), "rsqrt_grad")
+    kernel = _from_output(
+        lambda y, dy: _raw.RsqrtGrad(y=y, dy=dy), "rsqrt_grad", lambda y, dy: dy * -0.5 * y * y * y
+    )
     return cwise(tf.math.rsqrt, [x], name=name, grad_function=kernel)
 
 
@@ -324,7 +336,9 @@ def reciprocal(x: Tensor, name: Optional[str] = "reciprocal") -> Tensor:
     >>> print(np.round(mtf.reciprocal(x).numpy(), 3))
     [1.   0.5  0.25]
     """
-    kernel = _from_output(lambda y, dy: _raw.ReciprocalGrad(y=y, dy=dy), "reciprocal_grad")
+    kernel = _from_output(
+        lambda y, dy: _raw.ReciprocalGrad(y=y, dy=dy), "reciprocal_grad", lambda y, dy: -dy * y * y
+    )
     return cwise(tf.math.reciprocal, [x], name=name, grad_function=kernel)
 
 

@@ -1,0 +1,28 @@
+"""Cases of the conformance suite, partitioned over four devices of JAX."""
+
+import pytest
+
+from mesh_tensorflow.testing.conformance import check
+from mesh_tensorflow.testing.through_pjrt import split
+
+NOT_KNOWN = "XLA compiles the gradient of a loop for a known number of iterations at most"
+# XLA's kernels: the first rejects complex numbers, the second an order of elements, on a CPU.
+OF_XLA = ("No registered 'Cumsum' OpKernel", "fft_thunk")
+
+
+@pytest.mark.parametrize(
+    "only", ["conv2d_stride", "gather_shared", "while_max", "complex_functions", "halo_exchange_4"]
+)
+def test_a_part_conforms(only):
+    results = list(check(split, only, 1))
+    assert results and not [r for r in results if r.error]
+
+
+@pytest.mark.slow
+def test_all_that_xla_compiles_conforms():
+    results = list(check(split, "", 1))
+    errors = {r.name: r.error for r in results if r.error}
+    loops = {name for name, error in errors.items() if NOT_KNOWN in error}
+    assert len(results) > 500 and all("while" in name or "loop" in name for name in loops)
+    rest = {name: error for name, error in errors.items() if name not in loops}
+    assert not [name for name, e in rest.items() if not any(text in e for text in OF_XLA)], rest
