@@ -1,0 +1,150 @@
+"""T5-small of this package, for t5_small.py."""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from t5_small import BATCH, BEAMS, INPUTS, SIZES, TARGETS
+from talking import serve
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.transformer import convert, transformer, transformer_layers
+
+LEARNING_RATE = 0.01
+MESHES = {
+    "one": ("", "", 1),
+    "2x2": ("rows:2;cols:2", "batch:rows;vocab:cols;d_ff:cols;heads:cols", 4),
+}
+
+
+def ids() -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets, those of t5_torch.py."""
+    rng = np.random.default_rng(0)
+    inputs, targets = (rng.integers(2, 32000, (BATCH, n)) for n in (INPUTS, TARGETS))
+    return inputs.astype(np.int32), targets.astype(np.int32)
+
+
+def side(kinds: str, **options: Any) -> Any:
+    """The encoder or the decoder; `kinds` has a letter for each layer of a block."""
+    heads = {"num_heads": SIZES["num_heads"], "key_value_size": SIZES["d_kv"]}
+    layers = {
+        "s": [
+            transformer_layers.SelfAttention,
+            {**heads, "relative_attention_type": "bias_shared"},
+        ],
+        "e": [transformer_layers.EncDecAttention, heads],
+        "f": [transformer_layers.DenseReluDense, {"hidden_size": SIZES["d_ff"]}],
+    }
+
+    def stack(made: list) -> Any:
+        return transformer.LayerStack(made, dropout_rate=0.0, norm_epsilon=1e-6)
+
+    return transformer.Unitransformer(
+        transformer.make_layer_stack([layers[k] for k in kinds], stack, SIZES["num_layers"]),
+        d_model=SIZES["d_model"],
+        input_vocab_size=SIZES["vocab_size"],
+        max_length=512,
+        positional_embedding=False,
+        shared_embedding_and_softmax_weights=True,
+        z_loss=0.0,
+        **options,
+    )
+
+
+def product_rate() -> float:
+    """GFLOP/s of one large matrix product in TensorFlow."""
+    n = 2048
+    x = tf.Variable(tf.random_normal([n, n]))
+    with tf.Session() as session:
+        session.run(x.initializer)
+        run = session.make_callable(tf.matmul(x, x).op)
+        run()
+        seconds = []
+        for _ in range(5):
+            start = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - start)
+    return 2 * n**3 / min(seconds) / 1e9
+
+
+def prepare(task: str, folder: str, mesh_name: str, threads: int) -> tuple[Callable[[], Any], dict]:
+    """Returns what is timed, and the outcome that other systems must have too."""
+    shape, rules, count = MESHES[mesh_name]
+    with tf.Graph().as_default():
+        rate = product_rate()
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    inputs, targets = (
+        mtf.import_tf_tensor(
+            mesh, tf.constant(x), mtf.Shape([mtf.Dimension("batch", BATCH), ("length", x.shape[1])])
+        )
+        for x in ids()
+    )
+    model = transformer.Bitransformer(
+        side("sf", autoregressive=False, output_vocab_size=None, name="encoder"),
+        side("sef", autoregressive=True, output_vocab_size=SIZES["vocab_size"], name="decoder"),
+    )
+    devices = [f"cpu:{i}" for i in range(count)]
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl(shape, rules, devices)
+    if task == "train":
+        loss = model.call_simple(inputs, targets, compute_loss=True)[1]
+        weights = graph.trainable_variables
+        gradients = mtf.gradients([loss], [v.outputs[0] for v in weights])
+        updates = mtf.optimize.SgdOptimizer(LEARNING_RATE).apply_grads(gradients, weights)
+        lowering = mtf.Lowering(graph, {mesh: impl})
+        fetched = [lowering.export_to_tf_tensor(loss)]
+        fetched.append(tf.group([lowering.lowered_operation(op) for op in updates]))
+    else:
+        found = model.decode(
+            inputs,
+            decode_length_multiplier=0,
+            decode_length_constant=TARGETS,
+            max_decode_length=TARGETS,
+            beam_size=BEAMS if task == "beam" else 1,
+        )
+        lowering = mtf.Lowering(graph, {mesh: impl})
+        fetched = [lowering.export_to_tf_tensor(found)]
+    session = tf.Session(
+        config=tf.ConfigProto(
+            device_count={"CPU": count},
+            intra_op_parallelism_threads=threads,
+            inter_op_parallelism_threads=threads,
+        )
+    )
+    session.run(tf.global_variables_initializer())
+    with tempfile.TemporaryDirectory() as directory:
+        tf.train.Saver().restore(session, convert.from_huggingface(folder, directory))
+    session.run(lowering.copy_masters_to_slices())
+    run = session.make_callable(fetched)
+    outcome: Any
+    if task == "train":
+        outcome = [float(run()[0]) for _ in range(3)][-1]
+    else:
+        outcome = run()[0][:, :TARGETS].tolist()
+    return run, {"outcome": outcome, "rate": rate}
+
+
+def main() -> None:
+    """Serves."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", required=True)
+    parser.add_argument("--folder", required=True)
+    parser.add_argument("--mesh", required=True, choices=list(MESHES))
+    parser.add_argument("--threads", type=int, required=True)
+    arguments = parser.parse_args()
+    tf.disable_v2_behavior()
+    serve(lambda: prepare(arguments.task, arguments.folder, arguments.mesh, arguments.threads))
+
+
+if __name__ == "__main__":
+    main()

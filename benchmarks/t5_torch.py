@@ -1,0 +1,74 @@
+"""T5-small of Hugging Face's transformers, for t5_small.py. Needs torch, and not TensorFlow."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from t5_small import BATCH, BEAMS, INPUTS, SIZES, TARGETS
+from talking import serve
+from transformers import T5Config, T5ForConditionalGeneration
+
+LEARNING_RATE = 0.01
+
+
+def ids() -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets."""
+    rng = np.random.default_rng(0)
+    inputs, targets = (rng.integers(2, 32000, (BATCH, n)) for n in (INPUTS, TARGETS))
+    return inputs.astype(np.int32), targets.astype(np.int32)
+
+
+def make(folder: str) -> None:
+    """Writes a model with random weights to a folder."""
+    torch.manual_seed(0)
+    config = T5Config(decoder_start_token_id=0, dropout_rate=0.0, **SIZES)
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+
+
+def prepare(task: str, folder: str) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """Returns what is timed, and the outcome that other systems must have too."""
+    inputs, targets = (torch.tensor(x).long() for x in ids())
+    model = T5ForConditionalGeneration.from_pretrained(folder)
+    if task != "train":
+        model.eval()
+        beams = BEAMS if task == "beam" else 1
+
+        def decode() -> Any:
+            with torch.no_grad():
+                return model.generate(
+                    inputs, max_new_tokens=TARGETS, do_sample=False, num_beams=beams
+                )
+
+        return decode, {"outcome": decode()[:, 1:].tolist()}
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        loss = model(input_ids=inputs, labels=targets).loss
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    losses = [step() for _ in range(3)]
+    return step, {"outcome": losses[-1]}
+
+
+def main() -> None:
+    """Makes a model, or serves."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", required=True)
+    parser.add_argument("--folder", required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.task == "make":
+        serve(lambda: (lambda: None, {"made": make(arguments.folder)}))
+    else:
+        serve(lambda: prepare(arguments.task, arguments.folder))
+
+
+if __name__ == "__main__":
+    main()
