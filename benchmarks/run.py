@@ -21,7 +21,7 @@ import report
 from groups import Config, Group
 
 HERE = Path(__file__).resolve().parent
-SYSTEMS = ("mtf", "tf", "tf_xla", "classic")
+SYSTEMS = ("mtf", "tf", "tf_xla", "classic")  # "jax" and "jax_named" run if they are named
 CHUNKS = 4
 DETERMINISM_RUNS = 3
 DETERMINISM_STEPS = 40
@@ -174,7 +174,11 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="mesh 2x2 only, 2 rounds of 12 steps")
     parser.add_argument("--placement", default="all", choices=["one", "logical", "simd", "all"])
-    parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument(
+        "--systems",
+        default=",".join(SYSTEMS),
+        help="also jax (jit on one device) and jax_named (named shardings on the mesh)",
+    )
     parser.add_argument("--json", default="", help="write everything to this file")
     parser.add_argument(
         "--oracle_python", default="", help="a Python that has the classic mesh-tensorflow 0.1.21"

@@ -16,12 +16,13 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 HERE = Path(__file__).resolve().parent
+SYSTEMS = ("mtf", "classic", "tf", "tf_xla", "jax", "jax_named")
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--system", required=True, choices=["mtf", "classic", "tf", "tf_xla"])
+    parser.add_argument("--system", required=True, choices=SYSTEMS)
     parser.add_argument("--workload", required=True)
     parser.add_argument("--mesh", default="2x2")
     parser.add_argument("--placement", default="one", choices=["one", "logical", "simd"])
@@ -53,9 +54,68 @@ def count_nodes(graph: Any) -> int:
 
 
 class Worker:
+    """A training step of a system, done when told to."""
+
+    def __init__(self) -> None:
+        self._base_mb = 0.0
+        self._losses: list[float] = []
+
+    def step(self) -> float:
+        """Trains one step; returns its loss."""
+        raise NotImplementedError
+
+    def run(self, steps: int) -> dict[str, Any]:
+        """Does steps; returns the seconds of each and CPU seconds of all."""
+        times = []
+        cpu = time.process_time()
+        for _ in range(steps):
+            start = time.perf_counter()
+            loss = self.step()
+            times.append(time.perf_counter() - start)
+            self._losses.append(loss)
+        return {"times": times, "cpu": time.process_time() - cpu}
+
+    def end(self) -> dict[str, Any]:
+        """What is known only at the end."""
+        return {"peak_mb": peak_mb() - self._base_mb, "losses": self._losses}
+
+
+class JaxWorker(Worker):
+    """A step compiled by JAX."""
+
+    def __init__(self, arguments: argparse.Namespace):
+        """Compiles the step, and does the first ones."""
+        super().__init__()
+        import workloads
+
+        count = workloads.mesh_size(arguments.mesh) if arguments.system == "jax_named" else 1
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={count}"
+        import jax
+        import models_jax
+
+        jax.devices()
+        self._base_mb = resident_mb()
+        mesh = arguments.mesh if arguments.system == "jax_named" else ""
+        program = models_jax.JaxProgram(workloads.WORKLOADS[arguments.workload], mesh)
+        self.step = program.step  # type: ignore[method-assign]
+        first_seconds = self.run(1)["times"][0]
+        self.run(arguments.warm_up)
+        self.ready = {
+            "nodes": program.nodes,
+            "seconds": program.seconds,
+            "init_seconds": program.init_seconds,
+            "first_step_seconds": first_seconds,
+            "tf_version": f"jax {jax.__version__}",
+            "base_mb": self._base_mb,
+        }
+
+
+class SessionWorker(Worker):
     """A session on a built program."""
 
     def __init__(self, arguments: argparse.Namespace):
+        super().__init__()
         import systems
         import tensorflow.compat.v1 as tf
         import workloads
@@ -68,7 +128,6 @@ class Worker:
         gc.collect()
         gc.freeze()
         self._base_mb = resident_mb()
-        self._losses: list[float] = []
         program = self._build(build)
         nodes = count_nodes(tf.get_default_graph())
         count = workloads.mesh_size(arguments.mesh) if arguments.placement != "one" else 1
@@ -104,16 +163,9 @@ class Worker:
         profiler.dump_stats(self._arguments.profile)
         return program
 
-    def run(self, steps: int) -> dict[str, Any]:
-        """Does steps; returns the seconds of each and CPU seconds of all."""
-        times = []
-        cpu = time.process_time()
-        for _ in range(steps):
-            start = time.perf_counter()
-            loss, _ = self._step()
-            times.append(time.perf_counter() - start)
-            self._losses.append(float(loss))
-        return {"times": times, "cpu": time.process_time() - cpu}
+    def step(self) -> float:
+        """Trains one step; returns its loss."""
+        return float(self._step()[0])
 
     def trace(self, path: str) -> None:
         """Writes the timeline of one step, to look at in a browser."""
@@ -124,10 +176,6 @@ class Worker:
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
         self._session.run(self._fetches, options=options, run_metadata=metadata)
         Path(path).write_text(timeline.Timeline(metadata.step_stats).generate_chrome_trace_format())
-
-    def end(self) -> dict[str, Any]:
-        """What is known only at the end."""
-        return {"peak_mb": peak_mb() - self._base_mb, "losses": self._losses}
 
 
 def main() -> None:
@@ -142,7 +190,7 @@ def main() -> None:
         answers.write(json.dumps(value) + "\n")
         answers.flush()
 
-    worker = Worker(arguments)
+    worker = (JaxWorker if arguments.system.startswith("jax") else SessionWorker)(arguments)
     answer(worker.ready)
     for line in sys.stdin:
         words = line.split()
@@ -151,7 +199,7 @@ def main() -> None:
         worker.run(1)  # wakes threads and caches up after a pause
         answer(worker.run(int(words[1])))
     result = worker.end()
-    if arguments.trace:
+    if arguments.trace and isinstance(worker, SessionWorker):
         worker.trace(arguments.trace)
     answer(result)
 
