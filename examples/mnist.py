@@ -60,6 +60,7 @@ class Options:
     layout: str = option(
         "row_blocks:b1;col_blocks:b2", "Which tensor dimension is split over which mesh dimension."
     )
+    mesh_impl: str = option("placement", "placement, or pjrt for the devices of JAX.")
     optimizer: str = option("adafactor", "One of adafactor, adam, sgd.")
     learning_rate: float = option(0.0, "Highest rate; 0 for the one that suits the optimizer.")
     max_shift: int = option(1, "Pixels that training images are moved by at random, at most.")
@@ -77,6 +78,8 @@ class Options:
             raise ValueError(
                 f"--optimizer is {self.optimizer!r}: choose one of {', '.join(OPTIMIZERS)}"
             )
+        if self.mesh_impl not in ("placement", "pjrt"):
+            raise ValueError(f"--mesh_impl is {self.mesh_impl!r}: choose one of placement, pjrt")
         if self.plot and not pathlib.Path(self.plot).resolve().parent.is_dir():
             raise ValueError(f"--plot is {self.plot}: there is no such directory to put it in")
 
@@ -85,6 +88,7 @@ command_line.begin(
     __name__, command_line.flag_check(__doc__, lambda: command_line.table_of(Options))
 )
 
+import mnist_checks
 import mnist_dataset
 import mnist_plot
 import mnist_report
@@ -158,7 +162,7 @@ def import_images(mesh: mtf.Mesh, images: tf.Tensor) -> mtf.Tensor:
 
 def learning_rate(peak: float, total_steps: int) -> tf.Tensor:
     """Returns a learning rate that rises to `peak` in 50 steps, then decays to 0 at the end."""
-    step = tf.cast(tf.train.get_or_create_global_step(), tf.float32)
+    step = tf.cast(mtf.utils.steps_done(), tf.float32)
     warmup = max(1, min(50, total_steps // 10))
     return peak * tf.minimum((step + 1) / warmup, tf.maximum(0.0, 1 - step / total_steps))
 
@@ -175,6 +179,28 @@ def mesh_of(options: Options) -> mtf.placement_mesh_impl.PlacementMeshImpl:
     return mtf.placement_mesh_impl.PlacementMeshImpl(
         mesh_shape, layout, devices, strict_layout=True
     )
+
+
+def logits_and_loss(
+    mesh: mtf.Mesh, mesh_impl: Any, images: tf.Tensor, labels: tf.Tensor, options: Options
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Returns the logits [batch, classes] and the mean loss of images [batch, 28, 28]."""
+    logits = network(import_images(mesh, images), options.hidden_size)
+    classes = logits.shape[-1]
+    imported = mtf.import_tf_tensor(mesh, labels, logits.shape - classes)
+    targets = mtf.one_hot(imported, classes)
+    losses = mtf.layers.softmax_cross_entropy_with_logits(logits, targets, classes)
+    mnist_checks.check_layout(mesh.graph, mesh_impl)
+    return logits, mtf.reduce_mean(losses)
+
+
+def training(loss: mtf.Tensor, options: Options, total_steps: int) -> list[mtf.Operation]:
+    """Returns the updates of a training step."""
+    variables = loss.graph.trainable_variables
+    gradients = mtf.gradients([loss], [variable.outputs[0] for variable in variables])
+    make_optimizer, usual_rate = OPTIMIZERS[options.optimizer]
+    rate = learning_rate(options.learning_rate or usual_rate, total_steps)
+    return make_optimizer(rate).apply_grads(gradients, variables)
 
 
 def model_fn(
@@ -194,23 +220,12 @@ def model_fn(
       config: where and how often to save checkpoints.
     """
     options, mesh_impl = params["options"], mesh_of(params["options"])
-    graph = mtf.Graph()
-    mesh = mtf.Mesh(graph, "mnist")
-    images = import_images(mesh, features["images"])
-    logits = network(images, options.hidden_size)
-    classes = logits.shape[-1]
-    imported = mtf.import_tf_tensor(mesh, labels, logits.shape - classes)
-    targets = mtf.one_hot(imported, classes)
-    losses = mtf.layers.softmax_cross_entropy_with_logits(logits, targets, classes)
-    loss = mtf.reduce_mean(losses)
-    check_layout(graph, mesh_impl)
-    global_step = tf.train.get_global_step()
+    mesh = mtf.Mesh(mtf.Graph(), "mnist")
+    logits, loss = logits_and_loss(mesh, mesh_impl, features["images"], labels, options)
+    graph, global_step = mesh.graph, tf.train.get_global_step()
     variables, updates = list(graph.trainable_variables), []
     if mode == estimator.ModeKeys.TRAIN:
-        gradients = mtf.gradients([loss], [variable.outputs[0] for variable in variables])
-        make_optimizer, usual_rate = OPTIMIZERS[options.optimizer]
-        rate = learning_rate(options.learning_rate or usual_rate, params["total_steps"])
-        updates = make_optimizer(rate).apply_grads(gradients, variables)
+        updates = training(loss, options, params["total_steps"])
     lowering = mtf.Lowering(graph, {mesh: mesh_impl})
     tf_loss = tf.identity(lowering.export_to_tf_tensor(loss), name=LOSS.split(":")[0])
     restore = mtf.MtfRestoreHook(lowering)
@@ -223,7 +238,7 @@ def model_fn(
     with tf.control_dependencies([lowering.lowered_operation(update) for update in updates]):
         train_op = tf.assign_add(global_step, 1)
     print(mnist_plot.layout_text(lowering, mesh_impl, variables), flush=True)
-    check_checkpoint(config.model_dir)
+    mnist_checks.check_checkpoint(config.model_dir)
     saver = tf.train.Saver(tf.global_variables(), save_relative_paths=True)
     tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
     save = tf.train.CheckpointSaverHook(
@@ -235,35 +250,6 @@ def model_fn(
     return estimator.EstimatorSpec(
         mode, loss=tf_loss, train_op=train_op, training_chief_hooks=[restore, save]
     )
-
-
-def check_layout(graph: mtf.Graph, mesh_impl: Any) -> None:
-    """Raises ValueError if the layout names a tensor dimension that is not in the network."""
-    known = {d.name for op in graph.operations for x in op.outputs for d in x.shape}
-    for mesh_dim in mesh_impl.shape:
-        rules = mesh_impl.layout_rules
-        for name in rules.mesh_dimension_name_to_tensor_dimension_names(mesh_dim.name):
-            if name not in known:
-                raise ValueError(
-                    f"--layout splits {name!r} over {mesh_dim.name!r}, but the network has no "
-                    f"dimension {name!r}: it has {', '.join(sorted(known))}"
-                )
-
-
-def check_checkpoint(model_dir: str) -> None:
-    """Raises ValueError if the latest checkpoint is from another network or optimizer."""
-    path = tf.train.latest_checkpoint(model_dir)
-    if path is None:
-        return
-    saved = dict(tf.train.list_variables(path))
-    expected = {v.op.name: v.shape.as_list() for v in tf.global_variables()}
-    for name, shape in expected.items():
-        if saved.get(name) != shape:
-            found = f"of shape {saved[name]}" if name in saved else "not there"
-            raise ValueError(
-                f"{path} is of another network: {name} should be of shape {shape}, but is {found}. "
-                "Pass the --hidden_size and --optimizer of then, or another --model_dir"
-            )
 
 
 # --- Data ---
@@ -342,6 +328,19 @@ def train(data: mnist_dataset.Mnist, options: Options, model_dir: str) -> list[m
     return report.history
 
 
+def train_on_jax(
+    data: mnist_dataset.Mnist, options: Options, model_dir: str
+) -> list[mnist_report.Epoch]:
+    """Trains on devices of JAX; see `train`."""
+    import mnist_pjrt  # needs JAX
+
+    model = mnist_pjrt.Model(logits_and_loss, training, train_input, test_input)
+    return mnist_pjrt.train(model, data, options, model_dir, steps_done(model_dir))
+
+
+TRAINERS = {"placement": train, "pjrt": train_on_jax}
+
+
 def steps_done(model_dir: str) -> int:
     """Returns the step of the latest checkpoint, or 0."""
     path = tf.train.latest_checkpoint(model_dir)
@@ -367,7 +366,7 @@ def run(options: Options) -> list[mnist_report.Epoch]:
     start = time.perf_counter()
     with contextlib.ExitStack() as stack:
         model_dir = options.model_dir or stack.enter_context(tempfile.TemporaryDirectory())
-        history = train(data, options, model_dir)
+        history = TRAINERS[options.mesh_impl](data, options, model_dir)
     if not history:
         print(f"{options.model_dir} has been trained for {options.train_epochs} epochs already")
         return history

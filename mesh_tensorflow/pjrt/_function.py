@@ -53,8 +53,9 @@ def function(
     Returns:
       A function with the arguments of `fn`, which may be arrays of NumPy, TensorFlow or JAX; other
       values are the same for a program. It returns arrays of JAX for the tensors that `fn`
-      returns. Its attributes are `store`, `mesh`, the jax.sharding.Mesh, and `lower`, which takes
-      the arguments and returns a Lowered.
+      returns. Its attributes are `store`, `mesh`, the jax.sharding.Mesh, `lower`, which takes the
+      arguments and returns a Lowered, and `make_variables`, which takes them and makes the
+      variables of a call.
     """
     options: Any = {"variable_layout": variable_layout, "zero": zero, "zero_axis": zero_axis}
     make = functools.partial(
@@ -149,19 +150,32 @@ class _Function:
 
     def __call__(self, *args: object, **named: object) -> Any:
         program, arrays = self._program(args, named)
+        kept, assigned = self._variables(program)
         with all_dtypes():
             arguments = [jax.device_put(a, s) for a, s in zip(arrays, program.arguments)]
-            variables = program.trace.variables
-            kept, assigned = (
-                [self.store.prepared(variables[name], s) for name, s in group.items()]
-                for group in (program.kept, program.assigned)
-            )
             keys = program.trace.draw_keys()
             results, new = program.step(arguments, keys, kept, assigned)
         self.store.update(list(program.assigned), new)
         return tf.nest.map_structure(
             lambda number: None if number is None else results[number], program.trace.structure
         )
+
+    def _variables(self, program: _Program) -> list[list[jax.Array]]:
+        """Returns the variables that a program only reads, and those that it assigns to."""
+        variables = program.trace.variables
+        return [
+            [self.store.prepared(variables[name], s) for name, s in group.items()]
+            for group in (program.kept, program.assigned)
+        ]
+
+    def make_variables(self, *args: object, **named: object) -> None:
+        """Makes the variables of a call, as before a checkpoint is read, and computes nothing.
+
+        Args:
+          *args: arrays, or what has their shape and dtype, such as a jax.ShapeDtypeStruct.
+          **named: likewise.
+        """
+        self._variables(self._program(args, named)[0])
 
     def lower(self, *args: object, **named: object) -> Lowered:
         """Returns the program for such arguments, before it is compiled; nothing is computed.

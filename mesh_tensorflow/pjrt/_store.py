@@ -12,9 +12,9 @@ import tensorflow.compat.v1 as tf
 from jax.sharding import NamedSharding
 
 from mesh_tensorflow._mesh.variables.form import Form, differs
-from mesh_tensorflow._mesh.variables.initial_values import initial_value
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow.pjrt._devices import all_dtypes
+from mesh_tensorflow.pjrt._initial import part_function
 from mesh_tensorflow.pjrt._trace import TracedVariable, current_trace
 
 if TYPE_CHECKING:
@@ -128,10 +128,11 @@ class ArrayStore(VariableStore):
     def _make(self, traced: TracedVariable, wanted: NamedSharding) -> None:
         """Gives a variable its initial value, or that of a checkpoint that was read before."""
         variable = traced.variable
-        first = initial_value(
-            variable.initializer, variable.name, traced.sizes, variable.master_dtype
-        )
-        self._put(variable.name, tf.cast(first, traced.dtype).numpy(), wanted)
+        part: Any = part_function(variable)
+        with all_dtypes():
+            self._arrays[variable.name] = jax.make_array_from_callback(
+                tuple(traced.sizes), wanted, part
+            )
         self._known.forms[variable.name] = traced.form
         self._known.saved.add(
             self, variable.name, variable.shape, variable.master_dtype, variable.trainable

@@ -72,6 +72,7 @@ def test_resumes_on_another_mesh_as_if_it_had_not_stopped(tmp_path):
         ),
         ({"batch_size": 9999}, "--batch_size is 9999: there are 1438 examples"),
         ({"train_epochs": 0}, "--train_epochs is 0: it has to be 1 or more"),
+        ({"mesh_impl": "gspmd"}, "--mesh_impl is 'gspmd': choose one of placement, pjrt"),
         ({"optimizer": "lion"}, "--optimizer is 'lion': choose one of adafactor, adam, sgd"),
         ({"plot": "/none/such.png"}, "--plot is /none/such.png: there is no such directory"),
     ],
