@@ -63,3 +63,25 @@ class Feeds:
             use_resource=True,
         )
         return variable.read_value()
+
+
+class EagerFeeds:
+    """What Feeds gives to a session's program, for programs in a tf.function."""
+
+    def __init__(self, arrays: dict[str, np.ndarray]):
+        """`arrays` are the values by key."""
+        self._arrays = arrays
+        self._data = {k: tf.compat.v2.Variable(arrays[k], trainable=False) for k in ("x", "target")}
+
+    def initializer(self, key: str) -> Callable[..., Any]:
+        """An initializer for mtf.get_variable."""
+
+        def initialize(shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
+            del partition_info
+            return tf.constant(self._arrays[key].reshape([int(n) for n in shape]), dtype)
+
+        return initialize
+
+    def data(self, key: str) -> Any:
+        """A tensor read from an untrained variable."""
+        return self._data[key].read_value()

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 import workloads
-from feeds import Feeds
+from feeds import EagerFeeds, Feeds
 from models_mtf import MtfModel
 
 import mesh_tensorflow as mtf
@@ -39,28 +39,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=40, help="steps of each kind in a round")
     parser.add_argument("--trace", default="", help="write a profile of both kinds to this folder")
     return parser.parse_args()
-
-
-class EagerFeeds:
-    """What Feeds gives to a session's program, for programs in a tf.function."""
-
-    def __init__(self, arrays: dict[str, np.ndarray]):
-        """`arrays` are the values by key."""
-        self._arrays = arrays
-        self._data = {k: tf2.Variable(arrays[k], trainable=False) for k in ("x", "target")}
-
-    def initializer(self, key: str) -> Callable[..., Any]:
-        """An initializer for mtf.get_variable."""
-
-        def initialize(shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
-            del partition_info
-            return tf.constant(self._arrays[key].reshape([int(n) for n in shape]), dtype)
-
-        return initialize
-
-    def data(self, key: str) -> Any:
-        """A tensor read from an untrained variable."""
-        return self._data[key].read_value()
 
 
 class FrontEnds:

@@ -84,7 +84,11 @@ def targets(workload: str, mesh: str) -> list[Target]:
         ],
         "b4": _placed("step_ms", "tf", 1.00),
         "b12": [*_placed("step_ms", "tf", 1.00), Target("step_ms", "mtf", 1.05, "simd")],
-        "b_small": [Target("step_ms", "classic", 0.70)],
+        "b_small": [
+            Target("step_ms", "classic", 0.70),
+            Target("step_ms", "tf", 0.85, "xla"),
+            Target("step_ms", "jax", 1.05, "xla"),
+        ],
         "t12": [Target("step_ms", "classic", 0.90)],
         "t12_adafactor": [Target("step_ms", "classic", 0.90)],
         "t6x6": [Target("step_ms", "classic", 0.90)],
@@ -100,12 +104,14 @@ def _mesh_configs(
     workload: str, mesh: str, systems: list[str], placements: list[str]
 ) -> list[Config]:
     """Ours and the classic one on a mesh."""
+    w = workloads.WORKLOADS[workload]
     return [
         Config(system, workload, mesh, placement)
         for system in ("mtf", "classic")
         if system in systems
         for placement in placements
-        if (system, placement) != ("classic", "simd")
+        if system == "mtf" or placement in ("one", "logical")
+        if placement != "xla" or w.kind in ("ff", "transformer")
     ]
 
 

@@ -173,7 +173,9 @@ def parse_arguments() -> argparse.Namespace:
         help="names of groups, workloads or meshes, with commas; also dropout and determinism",
     )
     parser.add_argument("--quick", action="store_true", help="mesh 2x2 only, 2 rounds of 12 steps")
-    parser.add_argument("--placement", default="all", choices=["one", "logical", "simd", "all"])
+    parser.add_argument(
+        "--placement", default="all", choices=["one", "logical", "simd", "xla", "all"]
+    )
     parser.add_argument(
         "--systems",
         default=",".join(SYSTEMS),
@@ -188,7 +190,7 @@ def parse_arguments() -> argparse.Namespace:
     if not arguments.oracle_python and "classic" in arguments.systems:
         arguments.systems.remove("classic")
     arguments.placements = (
-        ["one", "logical", "simd"] if arguments.placement == "all" else [arguments.placement]
+        ["one", "logical", "simd", "xla"] if arguments.placement == "all" else [arguments.placement]
     )
     if arguments.quick:
         arguments.rounds, arguments.steps = 2, 12

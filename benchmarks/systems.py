@@ -10,7 +10,7 @@ from unittest import mock
 
 import tensorflow.compat.v1 as tf
 import workloads
-from feeds import Feeds
+from feeds import EagerFeeds, Feeds
 
 SEED = 17
 
@@ -110,6 +110,38 @@ def build_mtf(w: workloads.Workload, mtf: Any, mesh_name: str, placement: str) -
     seconds = clock.seconds
     seconds["build"] = seconds["model"] + seconds["gradients"] + seconds["optimizer"]
     return Program(train, tf_loss, feeds, copy, seconds)
+
+
+def build_function(w: workloads.Workload, mesh_name: str) -> tuple[Callable[[], Any], Clock]:
+    """A step as an mtf.function that XLA compiles, all processors on one device."""
+    from models_mtf import MtfModel
+
+    import mesh_tensorflow as mtf
+
+    feeds = EagerFeeds({**workloads.make_weights(w), **workloads.make_data(w)})
+    clock = Clock()
+
+    def step() -> Any:
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        loss = MtfModel(mtf, w, mesh, feeds).loss()
+        variables = graph.trainable_variables
+        gradients = mtf.gradients([loss], [v.outputs[0] for v in variables])
+        updates = optimizer(mtf, w).apply_grads(gradients, variables)
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl(
+            mtf.convert_to_shape(workloads.MESHES[mesh_name]),
+            mtf.convert_to_layout_rules(workloads.layout(w, mesh_name)),
+            devices(mesh_name, "one"),
+        )
+        lowering = mtf.Lowering(graph, {mesh: impl})
+        with tf.control_dependencies([lowering.lowered_operation(op) for op in updates]):
+            return tf.identity(lowering.export_to_tf_tensor(loss))
+
+    function = mtf.function(step, jit_compile=True)
+    function.tf_function.get_concrete_function()
+    clock.lap("build")
+    clock.seconds["lowering"] = 0.0
+    return function, clock
 
 
 def build_tf(w: workloads.Workload, use_xla: bool) -> Program:

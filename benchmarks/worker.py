@@ -17,6 +17,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 HERE = Path(__file__).resolve().parent
 SYSTEMS = ("mtf", "classic", "tf", "tf_xla", "jax", "jax_named")
+PLACEMENTS = ("one", "logical", "simd", "xla")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -25,7 +26,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--system", required=True, choices=SYSTEMS)
     parser.add_argument("--workload", required=True)
     parser.add_argument("--mesh", default="2x2")
-    parser.add_argument("--placement", default="one", choices=["one", "logical", "simd"])
+    parser.add_argument("--placement", default="one", choices=PLACEMENTS)
     parser.add_argument("--warm_up", type=int, default=3)
     parser.add_argument(
         "--profile", default="", help="write a Python profile of building and lowering to this file"
@@ -111,6 +112,38 @@ class JaxWorker(Worker):
         }
 
 
+class FunctionWorker(Worker):
+    """An mtf.function that XLA compiles."""
+
+    def __init__(self, arguments: argparse.Namespace):
+        """Compiles the step, and does the first ones."""
+        super().__init__()
+        import systems
+        import tensorflow.compat.v1 as tf
+        import workloads
+
+        gc.collect()
+        gc.freeze()
+        self._base_mb = resident_mb()
+        workload = workloads.WORKLOADS[arguments.workload]
+        self._function, clock = systems.build_function(workload, arguments.mesh)
+        first_seconds = self.run(1)["times"][0]
+        self.run(arguments.warm_up)
+        graph = self._function.tf_function.get_concrete_function().graph
+        self.ready = {
+            "nodes": count_nodes(graph),
+            "seconds": clock.seconds,
+            "init_seconds": 0.0,
+            "first_step_seconds": first_seconds,
+            "tf_version": tf.__version__,
+            "base_mb": self._base_mb,
+        }
+
+    def step(self) -> float:
+        """Trains one step; returns its loss."""
+        return float(self._function())
+
+
 class SessionWorker(Worker):
     """A session on a built program."""
 
@@ -190,7 +223,12 @@ def main() -> None:
         answers.write(json.dumps(value) + "\n")
         answers.flush()
 
-    worker = (JaxWorker if arguments.system.startswith("jax") else SessionWorker)(arguments)
+    kind = SessionWorker
+    if arguments.system.startswith("jax"):
+        kind = JaxWorker
+    elif arguments.placement == "xla":
+        kind = FunctionWorker
+    worker = kind(arguments)
     answer(worker.ready)
     for line in sys.stdin:
         words = line.split()
