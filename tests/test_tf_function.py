@@ -88,6 +88,19 @@ def test_training(mesh_shape, layout):
         np.testing.assert_allclose(step.store.value(name), value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("mesh_shape, layout", LAYOUTS[-1:])
+def test_training_compiled_by_xla(mesh_shape, layout):
+    @mtf.function(jit_compile=True)
+    def step(x, t):
+        return lowered_step(x, t, mesh_shape, layout, [])
+
+    expected, (x, t) = weights(), data(16)
+    losses = [float(step(tf2.constant(x), tf2.constant(t))) for _ in range(3)]
+    np.testing.assert_allclose(losses, [numpy_step(expected, x, t) for _ in range(3)], rtol=1e-5)
+    for name, value in expected.items():
+        np.testing.assert_allclose(step.store.value(name), value, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("mesh_shape, layout", LAYOUTS)
 def test_another_batch_size_keeps_the_variables(mesh_shape, layout):
     step, calls = training_function(mesh_shape, layout)
