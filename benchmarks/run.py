@@ -21,7 +21,7 @@ import report
 from groups import Config, Group
 
 HERE = Path(__file__).resolve().parent
-SYSTEMS = ("mtf", "tf", "tf_xla", "classic")  # "jax" and "jax_named" run if they are named
+SYSTEMS = ("mtf", "tf", "tf_xla", "classic")  # those of JAX run if they are named
 CHUNKS = 4
 DETERMINISM_RUNS = 3
 DETERMINISM_STEPS = 40
@@ -179,7 +179,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--systems",
         default=",".join(SYSTEMS),
-        help="also jax (jit on one device) and jax_named (named shardings on the mesh)",
+        help="also jax (jit on one device), jax_named (named shardings on the mesh) and pjrt",
     )
     parser.add_argument("--json", default="", help="write everything to this file")
     parser.add_argument(

@@ -16,7 +16,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 HERE = Path(__file__).resolve().parent
-SYSTEMS = ("mtf", "classic", "tf", "tf_xla", "jax", "jax_named")
+SYSTEMS = ("mtf", "classic", "tf", "tf_xla", "jax", "jax_named", "pjrt")
 PLACEMENTS = ("one", "logical", "simd", "xla")
 
 
@@ -89,16 +89,16 @@ class JaxWorker(Worker):
         super().__init__()
         import workloads
 
-        count = workloads.mesh_size(arguments.mesh) if arguments.system == "jax_named" else 1
+        count = 1 if arguments.system == "jax" else workloads.mesh_size(arguments.mesh)
         os.environ["JAX_PLATFORMS"] = "cpu"
         os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={count}"
         import jax
-        import models_jax
 
         jax.devices()
+        make = _pjrt_program if arguments.system == "pjrt" else _jax_program
         self._base_mb = resident_mb()
-        mesh = arguments.mesh if arguments.system == "jax_named" else ""
-        program = models_jax.JaxProgram(workloads.WORKLOADS[arguments.workload], mesh)
+        mesh = "" if arguments.system == "jax" else arguments.mesh
+        program = make()(workloads.WORKLOADS[arguments.workload], mesh)
         self.step = program.step  # type: ignore[method-assign]
         first_seconds = self.run(1)["times"][0]
         self.run(arguments.warm_up)
@@ -142,6 +142,18 @@ class FunctionWorker(Worker):
     def step(self) -> float:
         """Trains one step; returns its loss."""
         return float(self._function())
+
+
+def _jax_program() -> Any:
+    import models_jax
+
+    return models_jax.JaxProgram
+
+
+def _pjrt_program() -> Any:
+    import models_pjrt
+
+    return models_pjrt.PjrtProgram
 
 
 class SessionWorker(Worker):
@@ -214,7 +226,7 @@ class SessionWorker(Worker):
 def main() -> None:
     """Serves commands until `end` or the end of the input."""
     arguments = parse_arguments()
-    if arguments.system == "mtf":
+    if arguments.system in ("mtf", "pjrt"):
         sys.path.insert(0, str(HERE.parent))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not mix with the answers
@@ -224,7 +236,7 @@ def main() -> None:
         answers.flush()
 
     kind = SessionWorker
-    if arguments.system.startswith("jax"):
+    if arguments.system in ("jax", "jax_named", "pjrt"):
         kind = JaxWorker
     elif arguments.placement == "xla":
         kind = FunctionWorker

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._core.shape import Shape
 
-__all__ = ["all_dtypes", "device_mesh", "sharding"]
+__all__ = ["AnyMesh", "all_dtypes", "device_mesh", "sharding"]
+
+AnyMesh = Union[Mesh, AbstractMesh]
 
 
 def all_dtypes() -> contextlib.AbstractContextManager:
@@ -22,16 +24,22 @@ def all_dtypes() -> contextlib.AbstractContextManager:
     return jax.enable_x64(True)
 
 
-def device_mesh(mesh_shape: Shape, devices: Optional[Sequence[Any]]) -> Mesh:
+def device_mesh(mesh_shape: Shape, devices: Union[Sequence[Any], str, None]) -> AnyMesh:
     """Returns the JAX mesh of an mtf mesh, with the same names of dimensions.
 
     Args:
       mesh_shape: the Shape of the mesh.
-      devices: JAX devices, one for each processor in row-major order; the first of all if None.
+      devices: JAX devices, one for each processor in row-major order; the first of all if None;
+        none if "abstract".
 
     Raises:
       ValueError: the number of devices is wrong.
     """
+    sizes, names = tuple(mesh_shape.to_integer_list), tuple(mesh_shape.dimension_names)
+    if isinstance(devices, str):
+        if devices != "abstract":
+            raise ValueError(f'devices={devices!r}: pass a list of jax.devices(), or "abstract"')
+        return AbstractMesh(sizes, names)
     if devices is None:
         devices = jax.devices()[: mesh_shape.size]
     if len(devices) != mesh_shape.size:
@@ -41,11 +49,10 @@ def device_mesh(mesh_shape: Shape, devices: Optional[Sequence[Any]]) -> Mesh:
             "try a mesh on a CPU, set XLA_FLAGS=--xla_force_host_platform_device_count="
             f"{mesh_shape.size} before JAX is imported"
         )
-    sizes = mesh_shape.to_integer_list
-    return Mesh(np.array(devices).reshape(sizes), tuple(mesh_shape.dimension_names))
+    return Mesh(np.array(devices).reshape(sizes), names)
 
 
-def sharding(mesh: Mesh, layout: Optional[TensorLayout]) -> NamedSharding:
+def sharding(mesh: AnyMesh, layout: Optional[TensorLayout]) -> NamedSharding:
     """Returns the JAX sharding of a layout.
 
     Args:

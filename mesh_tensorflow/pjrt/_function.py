@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import jax
 import numpy as np
 import tensorflow as tf
 from jax.experimental import jax2tf
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
-from mesh_tensorflow.pjrt._devices import all_dtypes, device_mesh, sharding
+from mesh_tensorflow.pjrt._devices import AnyMesh, all_dtypes, device_mesh, sharding
 from mesh_tensorflow.pjrt._lowered import Lowered
 from mesh_tensorflow.pjrt._store import ArrayStore
 from mesh_tensorflow.pjrt._trace import Spec, Trace, trace
@@ -28,7 +28,7 @@ def function(
     *,
     mesh_shape: ShapeLike,
     layout: LayoutLike,
-    devices: Optional[Sequence[Any]] = None,
+    devices: Union[Sequence[Any], str, None] = None,
     store: Optional[ArrayStore] = None,
     variable_layout: Optional[LayoutLike] = None,
     zero: Optional[int] = None,
@@ -45,6 +45,7 @@ def function(
       mesh_shape: the mesh shape; a Shape, or what converts to one, such as "rows:2,cols:2".
       layout: LayoutRules, or what converts to them, such as "batch:rows,d_ff:cols".
       devices: JAX devices, one for each processor in row-major order; the first of all if None.
+        "abstract" for none: the function can be lowered, and not be called.
       store: the ArrayStore of another function, to share its variables.
       variable_layout: rules by which variables are stored in parts, such as "d_model:rows".
       zero: the stage of ZeRO: 1 or 2 to store optimizers' slots in parts, 3 for weights too.
@@ -53,9 +54,9 @@ def function(
     Returns:
       A function with the arguments of `fn`, which may be arrays of NumPy, TensorFlow or JAX; other
       values are the same for a program. It returns arrays of JAX for the tensors that `fn`
-      returns. Its attributes are `store`, `mesh`, the jax.sharding.Mesh, `lower`, which takes the
-      arguments and returns a Lowered, and `make_variables`, which takes them and makes the
-      variables of a call.
+      returns. Its attributes are `store`; `mesh`, the jax.sharding.Mesh; `lower`, which takes the
+      arguments and returns a Lowered; `make_variables`, which takes them and makes the variables
+      of a call; and `place`, which takes them and returns them on the devices.
     """
     options: Any = {"variable_layout": variable_layout, "zero": zero, "zero_axis": zero_axis}
     make = functools.partial(
@@ -78,7 +79,7 @@ class _Program:
       assigned: the shardings of those that it assigns to, by name.
     """
 
-    def __init__(self, traced: Trace, mesh: Mesh):
+    def __init__(self, traced: Trace, mesh: AnyMesh):
         self.trace = traced
         self.copied = sharding(mesh, None)
         self.arguments = [sharding(mesh, layout) for layout in traced.layouts]
@@ -135,7 +136,7 @@ class _Function:
     def __init__(
         self,
         mesh_impl: GspmdMeshImpl,
-        devices: Optional[Sequence[Any]],
+        devices: Union[Sequence[Any], str, None],
         store: Optional[ArrayStore],
         fn: Callable[..., Any],
     ):
@@ -149,10 +150,15 @@ class _Function:
         return f"<mtf.pjrt.function {self.__name__} on {self._mesh_impl!r}>"  # type: ignore[attr-defined]
 
     def __call__(self, *args: object, **named: object) -> Any:
+        if isinstance(self.mesh, AbstractMesh):
+            raise ValueError(
+                f'{self!r} has no devices: it was made with devices="abstract", to look at what '
+                "`lower` returns. Make it without, to call it"
+            )
         program, arrays = self._program(args, named)
         kept, assigned = self._variables(program)
+        arguments = _placed(arrays, program.arguments)
         with all_dtypes():
-            arguments = [jax.device_put(a, s) for a, s in zip(arrays, program.arguments)]
             keys = program.trace.draw_keys()
             results, new = program.step(arguments, keys, kept, assigned)
         self.store.update(list(program.assigned), new)
@@ -177,6 +183,19 @@ class _Function:
         """
         self._variables(self._program(args, named)[0])
 
+    def place(self, *args: object, **named: object) -> tuple[tuple, dict]:
+        """Returns the arguments of a call with arrays on the devices, where the call needs them.
+
+        Args:
+          *args: arguments of the function.
+          **named: likewise.
+        """
+        program, arrays = self._program(args, named)
+        placed = iter(_placed(arrays, program.arguments))
+        leaves, structure = jax.tree_util.tree_flatten((args, named))
+        given = [next(placed) if _is_array(leaf) else leaf for leaf in leaves]
+        return jax.tree_util.tree_unflatten(structure, given)
+
     def lower(self, *args: object, **named: object) -> Lowered:
         """Returns the program for such arguments, before it is compiled; nothing is computed.
 
@@ -186,7 +205,9 @@ class _Function:
         """
         program, _ = self._program(args, named)
         with all_dtypes():
-            return Lowered(program.step.lower(*program.abstract()), self._mesh_impl.shape)
+            traced = program.step.trace(*program.abstract())
+            lowered = traced.lower(lowering_platforms=(jax.default_backend(),))
+            return Lowered(lowered, self._mesh_impl.shape)
 
     def _program(self, args: tuple, named: dict) -> tuple[_Program, list[Any]]:
         """Returns the program for arguments, and those of them that are arrays."""
@@ -209,6 +230,17 @@ class _Function:
             Spec(tuple(leaf.shape), tf.as_dtype(leaf.dtype)) for leaf in leaves if _is_array(leaf)
         ]
         return trace(program, specs, self._mesh_impl, self.store)
+
+
+def _placed(arrays: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[jax.Array]:
+    """Returns arrays as arrays of JAX, split by shardings."""
+    with all_dtypes():
+        return [
+            a
+            if isinstance(a, jax.Array) and a.committed and a.sharding == s
+            else jax.device_put(a, s)
+            for a, s in zip(arrays, shardings)
+        ]
 
 
 _ARRAYS = (np.ndarray, np.generic, jax.Array, jax.ShapeDtypeStruct, tf.Tensor, tf.Variable)

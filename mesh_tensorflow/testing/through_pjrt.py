@@ -15,11 +15,10 @@ import jax
 import numpy as np
 import tensorflow.compat.v1 as tf
 from jax.experimental import jax2tf
-from jax.sharding import Mesh
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.gspmd.sharding import annotating
-from mesh_tensorflow.pjrt._devices import all_dtypes, device_mesh, sharding
+from mesh_tensorflow.pjrt._devices import AnyMesh, all_dtypes, device_mesh, sharding
 
 __all__ = ["split"]
 
@@ -60,7 +59,7 @@ def _devices(processors: int) -> list[Any]:
     return jax.devices()[:processors]
 
 
-def _called(tensors: Sequence[tf.Tensor], mesh: Mesh) -> list[tf.Tensor]:
+def _called(tensors: Sequence[tf.Tensor], mesh: AnyMesh) -> list[tf.Tensor]:
     """Returns the values of tensors, computed on the devices of a mesh."""
     inputs, needed = _cut(tensors)
     whole = tf.get_default_graph().as_graph_def()

@@ -79,7 +79,13 @@ def test_arguments_of_all_kinds():
 
 
 def test_arguments_are_split_by_their_layout():
-    program = exported(lambda mesh, x: mtf.import_tf_tensor(mesh, x, mtf.Shape([("a", 8)])) * 2.0)
+    program = exported(
+        lambda mesh, x, by=2.0: mtf.import_tf_tensor(mesh, x, mtf.Shape([("a", 8)])) * by
+    )
+    (placed, by), named = program.place(np.ones(8, "float32"), 3.0)
+    assert placed.sharding.spec == PartitionSpec("rows") and (by, named) == (3.0, {})
+    assert program.place(placed, 3.0)[0][0] is placed
+    np.testing.assert_array_equal(program(placed, by)["y"], [3] * 8)
     text = program.lower(np.ones(8, "float32")).compiled_text
     assert "parameter(0), sharding={devices=[4]<=[4]}" in text and "f32[2]{0} parameter(0)" in text
 

@@ -71,9 +71,15 @@ def test_bytes():
 
 
 def test_programs_do_not_grow_with_the_mesh():
-    """The text of eight devices is as long as that of two, apart from numbers."""
-    lengths = []
-    for devices in [2, 8]:
-        step = on_jax(f"rows:{devices}", "batch:rows", keep_prob=1.0)
-        lengths.append(len(step.lower(DATA).stablehlo.splitlines()))
-    assert len(set(lengths)) == 1
+    """The text of 512 devices is as long as that of four, apart from numbers."""
+    texts = []
+    for mesh_shape in ["rows:2,cols:2", "rows:8,cols:64"]:
+        step = on_jax(mesh_shape, "batch:rows", devices="abstract", keep_prob=1.0)
+        texts.append(step.lower(DATA).stablehlo)
+    few, many = texts
+    assert len(few.splitlines()) == len(many.splitlines()) and abs(len(many) - len(few)) < 200
+    assert "num_partitions = 512" in many
+    with pytest.raises(ValueError, match=r"has no devices: .* Make it without, to call it"):
+        step(DATA)
+    with pytest.raises(ValueError, match=r"devices='cpu': pass a list of jax\.devices\(\)"):
+        on_jax(devices="cpu")
