@@ -6,14 +6,14 @@ python benchmarks/attention.py --lengths 4096 --kinds bias,causal --rounds 5
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import quiet
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 BATCH, HEADS, CHANNELS = 1, 8, 64
 KINDS = ("none", "causal", "bias", "dropout", "heads_first")
@@ -38,6 +38,7 @@ def peak_mb() -> float:
 
 def build(kind: str, length: int, blocked: bool):
     """Returns TensorFlow operations: the initializer, and value and gradients."""
+    quiet.import_tensorflow()
     import tensorflow.compat.v1 as tf
 
     import mesh_tensorflow as mtf

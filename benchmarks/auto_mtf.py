@@ -19,14 +19,33 @@ import tempfile
 import time
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(ROOT / "benchmarks")]
 
-import tensorflow.compat.v1 as tf  # noqa: E402
+import quiet
 
-import mesh_tensorflow as mtf  # noqa: E402
-from mesh_tensorflow.auto_mtf import explanation, models, step_time  # noqa: E402
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, nargs="+", default=[2, 12, 48])
+    parser.add_argument("--oracle_python", help="a Python that has the classic release")
+    parser.add_argument("--classic_layers", type=int, nargs="+", default=[1, 2, 6])
+    parser.add_argument("--rank", action="store_true", help="measure steps under many layouts")
+    parser.add_argument("--layouts", type=int, default=16)
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    parse_arguments()  # before the seconds of the next line
+    quiet.import_tensorflow()
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.auto_mtf import explanation, models, step_time
 
 MESHES = ["m:8,n:4", "a:8,b:8,c:8"]
 SIZES = {
@@ -109,15 +128,7 @@ def against_the_classic(python: str, layers: list[int]) -> None:
 
 def main() -> None:
     """Prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layers", type=int, nargs="+", default=[2, 12, 48])
-    parser.add_argument("--oracle_python", help="a Python that has the classic release")
-    parser.add_argument("--classic_layers", type=int, nargs="+", default=[1, 2, 6])
-    parser.add_argument("--rank", action="store_true", help="measure steps under many layouts")
-    parser.add_argument("--layouts", type=int, default=16)
-    parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+    options = parse_arguments()
     if options.rank:
         import pick_a_layout
 

@@ -7,18 +7,13 @@ parallelism, the fastest layout that fits in memory, and by how much it is faste
 """
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import tensorflow.compat.v1 as tf
-
-import mesh_tensorflow as mtf
-from mesh_tensorflow.auto_mtf import api, models, step_time
+import quiet
 
 # 12 * layers * d_model ** 2 weights, and two of vocab * d_model.
 MODELS = {
@@ -34,6 +29,24 @@ SEQUENCES = 1  # for each core
 CORES = [8, 64, 512]
 HARDWARE = "tpu_v3"
 DIMENSIONS = 3  # of the mesh, at most
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--cores", nargs="+", type=int, default=CORES)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    parse_arguments()  # before the seconds of the next line
+    quiet.import_tensorflow()
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.auto_mtf import api, models, step_time
 
 
 def gigabytes(count: float) -> str:
@@ -95,10 +108,7 @@ def row(name: str, cores: int) -> str:
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--cores", nargs="+", type=int, default=CORES)
-    options = parser.parse_args()
+    options = parse_arguments()
     heads = [
         "weights", "cores", "data parallelism: step, communication", "memory of a core",
         "fastest layout that fits", "step, communication", "memory of a core", "speed-up",

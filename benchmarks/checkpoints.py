@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import quiet
+
 # Freed memory goes back to the system at once, so that what is resident is what is in use.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 SYSTEMS = ("mtf", "classic", "tf")
@@ -85,6 +86,7 @@ def build_mtf(tf: Any, count: int, classic: bool) -> tuple[Any, Any, Any]:
 
 def work(system: str, mib: int, directory: str) -> dict[str, float]:
     """What one process measures."""
+    quiet.import_tensorflow()
     import tensorflow.compat.v1 as tf
 
     tf.disable_v2_behavior()

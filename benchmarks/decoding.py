@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import quiet
+
 HERE = Path(__file__).resolve().parent
 SYSTEMS = ("mtf", "classic")
 VOCAB, MAX_LENGTH = 4096, 256
@@ -51,6 +53,7 @@ def import_packages(system: str) -> tuple[Any, Any, Any]:
         sys.modules["tensorflow_datasets"] = mock.MagicMock()  # which it imports
     else:
         sys.path.insert(0, str(HERE.parent))
+    quiet.import_tensorflow()
     import mesh_tensorflow as mtf
     from mesh_tensorflow.transformer import transformer, transformer_layers
 

@@ -12,16 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-import numpy as np
-import tensorflow as tf2
-import tensorflow.compat.v1 as tf
-import workloads
-from feeds import EagerFeeds, Feeds
-from models_mtf import MtfModel
-
-import mesh_tensorflow as mtf
+import quiet
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -39,6 +30,20 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=40, help="steps of each kind in a round")
     parser.add_argument("--trace", default="", help="write a profile of both kinds to this folder")
     return parser.parse_args()
+
+
+if __name__ == "__main__":
+    parse_arguments()  # before the seconds of the next line
+    quiet.import_tensorflow()
+
+import numpy as np
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+import workloads
+from feeds import EagerFeeds, Feeds
+from models_mtf import MtfModel
+
+import mesh_tensorflow as mtf
 
 
 class FrontEnds:

@@ -3,14 +3,15 @@
 python benchmarks/masks.py
 """
 
-import os
+import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import quiet
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 SIZES, KEEP, ROUNDS, RUNS = [512, 1024], 0.9, 9, 30
 
@@ -25,6 +26,8 @@ def cpu_ms(run: Callable) -> float:
 
 def main() -> None:
     """Takes turns, and prints medians and the median of the ratios."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    quiet.import_tensorflow()
     import tensorflow.compat.v1 as tf
 
     from mesh_tensorflow._mesh.slices import random_values

@@ -24,6 +24,8 @@ import tempfile
 import time
 from typing import Any
 
+import quiet
+
 HERE = pathlib.Path(__file__).resolve().parent
 MESHES = {4: "rows:2;cols:2", 16: "rows:4;cols:4", 64: "rows:8;cols:8"}
 LAYERS = 4
@@ -77,6 +79,7 @@ def train_op(mtf: Any, graph: Any, loss: Any, mesh_impl: Any) -> dict[str, Any]:
 
 def measure_size(processors: int, kind: str) -> dict[str, float]:
     """Builds the transformer for a mesh; returns nodes and seconds."""
+    quiet.import_tensorflow()
     import tensorflow.compat.v1 as tf
 
     import mesh_tensorflow as mtf
@@ -127,6 +130,7 @@ def report_size(rounds: int) -> None:
 
 def memory_worker(path: str, size_mb: int) -> None:
     """Trains a dense layer by SIMD, one processor per process; reports the memory of each."""
+    quiet.import_tensorflow()
     import tensorflow.compat.v1 as tf
 
     import mesh_tensorflow as mtf
@@ -200,6 +204,8 @@ def report_memory() -> None:
 def report_sums(rounds: int) -> None:
     """Prints the CPU time of steps with and without collectives."""
     import systems
+
+    quiet.import_tensorflow()
     import tensorflow.compat.v1 as tf
 
     from mesh_tensorflow import simd_mesh_impl

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import quiet
 
 LAYERS = 16
 STEPS = 4
@@ -52,6 +52,8 @@ def memory(field: str) -> int:
 def train(arguments: argparse.Namespace, stage: int, directory: str) -> None:
     """Trains as one of the processes, and writes what was measured."""
     import numpy as np
+
+    quiet.import_tensorflow()
     import tensorflow.compat.v1 as tf
 
     import mesh_tensorflow as mtf

@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import quiet
+
 HERE = Path(__file__).resolve().parent
 SYSTEMS = ("mtf", "classic", "tf", "tf_xla", "jax", "jax_named", "pjrt")
 PLACEMENTS = ("one", "logical", "simd", "xla")
@@ -161,6 +162,7 @@ class SessionWorker(Worker):
 
     def __init__(self, arguments: argparse.Namespace):
         super().__init__()
+        quiet.import_tensorflow()
         import systems
         import tensorflow.compat.v1 as tf
         import workloads

@@ -91,6 +91,14 @@ def define(table: Iterable[Flag]) -> None:
         make(name, default, text)
 
 
+def tell_kept(directory: str, logdir: str) -> None:
+    """Says where checkpoints and curves are; "" if they are not kept."""
+    if directory:
+        print(f"checkpoints in {directory}: the same command, with more steps, goes on from there")
+    if logdir:
+        print(f"curves: tensorboard --logdir {logdir}", flush=True)
+
+
 def fail(message: object) -> NoReturn:
     """Ends the process because of a mistake in flags or data."""
     print(f"error: {message}", file=sys.stderr)

@@ -239,7 +239,7 @@ def model_fn(
         train_op = tf.assign_add(global_step, 1)
     print(mnist_plot.layout_text(lowering, mesh_impl, variables), flush=True)
     mnist_checks.check_checkpoint(config.model_dir)
-    saver = tf.train.Saver(tf.global_variables(), save_relative_paths=True)
+    saver = mtf.checkpoint.Saver(tf.global_variables(), save_relative_paths=True)
     tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
     save = tf.train.CheckpointSaverHook(
         config.model_dir,
@@ -372,6 +372,7 @@ def run(options: Options) -> list[mnist_report.Epoch]:
         return history
     seconds = time.perf_counter() - start
     print(f"final test accuracy {history[-1].accuracy:.2%} after {seconds:.1f} s of training")
+    command_line.tell_kept(options.model_dir, options.model_dir)
     if options.plot:
         owners = mnist_plot.tile_owners(image_shape(options.batch_size), mesh_impl)
         mnist_plot.plot(options.plot, history, data.test_images[0], owners)

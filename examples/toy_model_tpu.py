@@ -277,6 +277,7 @@ def main(argv: Sequence[str]) -> None:
         command_line.fail(error)
     if results is not None:
         print(f"step {results['global_step']}  test loss {results['loss']:.6f}")
+        command_line.tell_kept(FLAGS.model_dir, FLAGS.model_dir)
 
 
 if __name__ == "__main__":

@@ -121,6 +121,7 @@ def run(options: Options) -> mtf.train.Result:
     )
     accuracy = result.final["eval_accuracy"]
     print(f"test accuracy {accuracy:.2%} after {result.step} steps", flush=True)
+    command_line.tell_kept(options.directory, options.logdir)
     return result
 
 

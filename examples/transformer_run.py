@@ -198,6 +198,7 @@ def run(options: Options, gin_file: str, act: Callable[[Model], Outcome], **usua
             train_model_fn=train_model_fn,
             keep_checkpoint_max=2,
         )
+    command_line.tell_kept(options.model_dir, options.model_dir)
     return outcomes[0]
 
 

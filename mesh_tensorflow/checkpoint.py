@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -127,7 +128,8 @@ class Saver(tf.train.Saver):
         if global_step is not None and not isinstance(global_step, (int, np.integer)):
             global_step = tf.train.global_step(sess, global_step)
         try:
-            return super().save(sess, save_path, global_step=global_step, **kwargs)
+            with _without_deprecations():
+                return super().save(sess, save_path, global_step=global_step, **kwargs)
         except (tf.errors.OpError, OSError) as e:
             if isinstance(e, _OF_THE_PROGRAM):
                 raise
@@ -138,6 +140,24 @@ class Saver(tf.train.Saver):
                 f"are as they were.{_others(path, 'Checkpoints')}. Make room there and see that "
                 "this user may write there, or save elsewhere; training goes on from the last one"
             ) from e
+
+
+def _is_no_deprecation(record: logging.LogRecord) -> bool:
+    return "Instructions for updating" not in str(record.msg)
+
+
+@contextlib.contextmanager
+def _without_deprecations() -> Iterator[None]:
+    """Context in which TensorFlow does not tell users which of its functions its Saver should call.
+
+    It removes old checkpoints by one that is deprecated.
+    """
+    log = tf.get_logger()
+    log.addFilter(_is_no_deprecation)
+    try:
+        yield
+    finally:
+        log.removeFilter(_is_no_deprecation)
 
 
 def _path(given: object) -> str:

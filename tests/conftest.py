@@ -11,6 +11,10 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+from helpers.quiet import import_tensorflow
+
+import_tensorflow()
+
 import hypothesis
 import pytest
 import tensorflow as tf2

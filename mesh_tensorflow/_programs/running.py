@@ -33,6 +33,7 @@ _TENSORFLOW = os.path.join(tf.sysconfig.get_lib(), "")
 _LONG = tuple(os.path.join(_PACKAGE, *name) for name in (("_lowering",), ("ops", "_variables")))
 _IN_CALL = re.compile(r"\n  In call to configurable .*")  # which gin adds to messages
 _TRACEBACK = "MTF_TRACEBACK"
+_INTERRUPTED = 130  # as shells say that SIGINT ended a process
 # What a file that is missing, not readable or damaged raises, by whoever reads it.
 _OF_FILES = (
     OSError,
@@ -88,11 +89,19 @@ def mistakes_told(program: str) -> Iterator[None]:
     Args:
       program: the name that the message begins with.
 
+    Ctrl-C ends it likewise, where nothing else is done about it, as while it waits.
+
     Raises:
-      SystemExit: with 2.
+      SystemExit: with 2, or with 130 after Ctrl-C.
     """
     try:
         yield
+    except KeyboardInterrupt:
+        if is_set(_TRACEBACK, False):
+            raise
+        sys.stdout.flush()
+        print(f"{program}: stopped by Ctrl-C", file=sys.stderr, flush=True)
+        sys.exit(_INTERRUPTED)
     except Exception as error:
         if is_set(_TRACEBACK, False) or not _said_in_its_message(error):
             raise

@@ -343,6 +343,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     print(f"memory: {bytes_text(machine.memory_bandwidth)}/s, {bytes_text(machine.memory_bytes)}")
     print(f"each operation: {machine.operation_seconds * 1e6:.1f} us")
     print(f"each communication: {machine.link.latency * 1e6:.1f} us for each processor")
+    print(
+        f"in {options.output}, for python -m mesh_tensorflow.auto_mtf --hardware={options.output}"
+    )
     return 0
 
 

@@ -7,8 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
+from google.protobuf import message
 
-__all__ = ["int64_features", "parsed_record", "record_batches", "training_order", "write_records"]
+__all__ = [
+    "check_first_records",
+    "int64_features",
+    "parsed_record",
+    "record_batches",
+    "training_order",
+    "write_records",
+]
 
 _SHUFFLE_BUFFER = 100
 
@@ -39,6 +47,43 @@ def write_records(path: str, examples: Iterable[Mapping[str, Sequence[int]]]) ->
     with tf.io.TFRecordWriter(path) as writer:
         for example in examples:
             writer.write(int64_features(example).SerializeToString())
+
+
+def check_first_records(
+    paths: Iterable[str], features: Mapping[str, Any], flags: Mapping[str, str]
+) -> None:
+    """Checks that TFRecord files can be read, and that their first records have all features.
+
+    Args:
+      paths: the paths of the files.
+      features: tf.io.FixedLenFeature of one dimension by name.
+      flags: the flags, with their values, that say how long a feature is, by the feature's name.
+
+    Raises:
+      ValueError: one is no TFRecord file, is damaged, or has other features.
+    """
+    for path in paths:
+        try:
+            record = next(tf.io.tf_record_iterator(path), None)
+            found = None if record is None else tf.train.Example.FromString(record).features.feature
+        except (tf.errors.OpError, message.DecodeError) as error:
+            said = error.message if isinstance(error, tf.errors.OpError) else error
+            raise ValueError(f"{path} is no file of TFRecords, or is damaged: {said}") from error
+        if found is None:
+            continue
+        for name, feature in features.items():
+            if name not in found:
+                there = ", ".join(sorted(found)) or "none"
+                raise ValueError(f"{path}: its records have no feature {name}; they have {there}")
+            kind = "float_list" if feature.dtype.is_floating else "int64_list"
+            count, wanted = len(getattr(found[name], kind).value), feature.shape[0]
+            if count != wanted:
+                numbers = "numbers" if feature.dtype.is_floating else "integers"
+                why = f", by {flags[name]}" if name in flags else ""
+                raise ValueError(
+                    f"{path}: {name} of its first record has {count} {numbers}; "
+                    f"{wanted} are expected{why}"
+                )
 
 
 def training_order(

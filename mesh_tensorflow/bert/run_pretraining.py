@@ -19,7 +19,7 @@ from mesh_tensorflow import estimator
 from mesh_tensorflow._command_lines.bert import PRETRAINING_MODES, RUN_PRETRAINING
 from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._programs import run_with_flags
-from mesh_tensorflow.bert._records import parsed_record, training_order
+from mesh_tensorflow.bert._records import check_first_records, parsed_record, training_order
 from mesh_tensorflow.bert._training import (
     Program,
     import_features,
@@ -38,6 +38,23 @@ define(RUN_PRETRAINING.table)
 
 _SHUFFLE_BUFFER = 1000
 _OF_PREDICTIONS = "max_predictions_per_seq"
+
+
+def _features(max_seq_length: int, max_predictions_per_seq: int) -> dict[str, Any]:
+    """Returns the features of a record."""
+    sizes = {
+        "input_ids": max_seq_length,
+        "input_mask": max_seq_length,
+        "segment_ids": max_seq_length,
+        "masked_lm_positions": max_predictions_per_seq,
+        "masked_lm_ids": max_predictions_per_seq,
+        "masked_lm_weights": max_predictions_per_seq,
+        "next_sentence_labels": 1,
+    }
+    return {
+        name: tf.io.FixedLenFeature([size], tf.float32 if name == "masked_lm_weights" else tf.int64)
+        for name, size in sizes.items()
+    }
 
 
 def input_fn_builder(
@@ -60,19 +77,7 @@ def input_fn_builder(
     Returns:
       A function of `params`, which contain "batch_size". It drops a last batch that is not full.
     """
-    sizes = {
-        "input_ids": max_seq_length,
-        "input_mask": max_seq_length,
-        "segment_ids": max_seq_length,
-        "masked_lm_positions": max_predictions_per_seq,
-        "masked_lm_ids": max_predictions_per_seq,
-        "masked_lm_weights": max_predictions_per_seq,
-        "next_sentence_labels": 1,
-    }
-    features = {
-        name: tf.io.FixedLenFeature([size], tf.float32 if name == "masked_lm_weights" else tf.int64)
-        for name, size in sizes.items()
-    }
+    features = _features(max_seq_length, max_predictions_per_seq)
 
     def input_fn(params: Mapping[str, Any]) -> tf.data.Dataset:
         # Training consists of several calls, each of which should see different data.
@@ -206,6 +211,11 @@ def _files(name: str) -> list[str]:
     ]
     if not files:
         raise ValueError(f"run_pretraining: no file matches --{name}={getattr(FLAGS, name)}")
+    features = _features(FLAGS.max_seq_length, FLAGS.max_predictions_per_seq)
+    flag_of = {name: "max_seq_length" for name in features if name != "next_sentence_labels"}
+    flag_of.update({name: _OF_PREDICTIONS for name in features if name.startswith("masked_lm_")})
+    lengths = {name: f"--{flag}={FLAGS[flag].value}" for name, flag in flag_of.items()}
+    check_first_records(files, features, lengths)
     return files
 
 

@@ -1,7 +1,10 @@
 """What the trainers of transformers and of BERT write: what runs, losses, results, and no more."""
 
+import os
 import pathlib
 import re
+import signal
+import time
 
 import pytest
 from helpers import noise, processes
@@ -94,6 +97,9 @@ def test_transformer(tmp_path):
         assert re.search(f"^{start}", trained.stderr, re.MULTILINE), start
     assert f"{tmp_path}/model" in trained.stderr
     assert re.search(r"^loss = [\d.]+, step = 1$", trained.stderr, re.MULTILINE)
+    last = trained.stderr.splitlines()[-1]
+    curves = f"{tmp_path}/model, to step 2; its curves: tensorboard --logdir {tmp_path}/model"
+    assert last.split(maxsplit=1) == ["checkpoints", curves]
 
     evaluated = noise.check(transformer(tmp_path, "eval"), SERVED, most=0)
     assert evaluated.returncode == 0, evaluated.stderr
@@ -107,6 +113,39 @@ def test_transformer(tmp_path):
     written = (tmp_path / "model" / "scores_2.scores").read_text().split()
     assert [float(score) for score, _ in lines] == pytest.approx([float(w) for w in written])
     assert (tmp_path / "model" / "scores_2.targets").read_text().split() == ["b", "c"]
+
+
+def test_misspelled_rule(tmp_path):
+    """Attention is split by any name that the layout has, which the program then seems to know."""
+    (tmp_path / "letters.py").write_text(DATA)
+    (tmp_path / "letters.gin").write_text(GIN.replace("batch:rows", "batc:rows"))
+    done = transformer(tmp_path, "train")
+    assert done.returncode == 2
+    assert "layout rule batc:rows splits attention alone" in done.stderr
+    assert "'batc'. They have batch, " in done.stderr and "did you mean batch?" in done.stderr
+
+
+def test_waiting_for_a_checkpoint(tmp_path):
+    """It says for what, and where, and Ctrl-C ends it without a traceback."""
+    (tmp_path / "letters.py").write_text(DATA)
+    gin = GIN.replace("eval_checkpoint_step = -1", "eval_checkpoint_step = None")
+    (tmp_path / "letters.gin").write_text(gin)
+    (tmp_path / "inputs").write_text("ab\n")
+    with processes.started(
+        "-m", MAIN, f"--model_dir={tmp_path}/model", "--gin_file=letters.gin",
+        "--gin_param=utils.run.mode = 'infer'",
+        f"--gin_param=decode_from_file.input_filename = '{tmp_path}/inputs'",
+        f"--gin_param=decode_from_file.output_filename = '{tmp_path}/outputs'", cwd=tmp_path,
+    ) as running:  # fmt: skip
+        deadline = time.monotonic() + 120
+        while "Ctrl-C ends this" not in running.texts()[1] and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.kill(running.process.pid, signal.SIGINT)
+        done = running.end(60)
+    assert done.returncode == 130
+    waiting, stopped = done.stderr.splitlines()
+    assert waiting.startswith(f"Waiting for the first checkpoint in {tmp_path}/model: ")
+    assert stopped == f"{MAIN}: stopped by Ctrl-C"
 
 
 def test_classifier(tmp_path):

@@ -258,6 +258,13 @@ def _loop(
         tf.summary.FileWriterCache.get(model.model_dir).flush()
     if loss is not None and number is not None:
         tf.logging.info("Loss for final step: %s.", loss)
+        if config.is_chief and model.model_dir:
+            tf.logging.info(
+                "checkpoints     %s, to step %d; its curves: tensorboard --logdir %s",
+                model.model_dir,
+                number,
+                model.model_dir,
+            )
         return float(loss), int(number)
     if signals.received is None:
         tf.logging.warning("input_fn gave no data: there was no training step.")

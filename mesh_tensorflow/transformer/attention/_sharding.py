@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -10,8 +11,10 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
 
-__all__ = ["maybe_reshape_attention_input_for_2d_sharding", "split_again"]
+__all__ = ["maybe_reshape_attention_input_for_2d_sharding", "names_lent", "split_again"]
 
+# By graph: names of the layout that attention was split by, which make them names of the program.
+_lent: weakref.WeakKeyDictionary[mtf.Graph, set[str]] = weakref.WeakKeyDictionary()
 _Split = tuple[mtf.Dimension, list[mtf.Dimension]]
 
 
@@ -60,8 +63,14 @@ def find_split(
             outer = _parts(layout, mesh_shape, dim)
             if dim.size % (outer * parts) == 0:
                 inner = mtf.Dimension(name, dim.size // outer)
+                _lent.setdefault(q.graph, set()).add(name)
                 return dim, [mtf.Dimension(dim.name, outer), inner]
     return None
+
+
+def names_lent(graph: mtf.Graph) -> set[str]:
+    """Returns the names of a layout that attention in a graph was split by."""
+    return set(_lent.get(graph, ()))
 
 
 def split_again(x: Optional[mtf.Tensor], split: Optional[_Split]) -> Optional[mtf.Tensor]:

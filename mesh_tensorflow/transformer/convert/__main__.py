@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 from mesh_tensorflow._command_lines.transformer import CONVERT
+from mesh_tensorflow._programs import run_with_parser
 from mesh_tensorflow.transformer import convert
 
 __all__ = ["main"]
@@ -23,7 +24,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         "from-huggingface": convert.from_huggingface,
     }
     functions[args.pop("command")](**args)
+    source = args.get("path") or args["checkpoint"]
+    print(f"converted {source}; the result is in {args['directory']}")
 
 
 if __name__ == "__main__":
-    main()
+    run_with_parser(main, "mesh_tensorflow.transformer.convert")

@@ -80,6 +80,13 @@ def _chosen(steps: Iterable[int], model_dir: str, find_closest: bool) -> list[st
 
 def _new_ones(model_dir: str, skip_until: int, stop_after: Optional[int]) -> Iterator[str]:
     """Yields each checkpoint as soon as it is written."""
+    if tf.train.latest_checkpoint(model_dir) is None:
+        tf.logging.info(
+            "Waiting for the first checkpoint in %s: a training that writes there makes one%s. "
+            "Ctrl-C ends this",
+            model_dir,
+            "" if stop_after is None else f"; ends at that of step {stop_after}",
+        )
     for path in tf.train.checkpoints_iterator(model_dir):
         step = get_step_from_checkpoint_path(path)
         if step > skip_until:
