@@ -148,10 +148,7 @@ def _is_no_deprecation(record: logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def _without_deprecations() -> Iterator[None]:
-    """Context in which TensorFlow does not tell users which of its functions its Saver should call.
-
-    It removes old checkpoints by one that is deprecated.
-    """
+    """Context for TensorFlow's Saver, which removes old checkpoints by a deprecated function."""
     log = tf.get_logger()
     log.addFilter(_is_no_deprecation)
     try:

@@ -11,10 +11,11 @@ PRETRAINING = [
     "mesh_tensorflow.bert.run_pretraining", *COMMON, "--max_seq_length=12",
     "--max_predictions_per_seq=3", "--mode=train", "--num_train_steps=2",
 ]  # fmt: skip
-SQUAD = ["mesh_tensorflow.bert.run_squad", *COMMON, "--vocab_file=vocab.txt", "--do_train"]
+SQUAD = ["mesh_tensorflow.bert.run_squad", *COMMON, "--vocab_file=vocab.txt", "--do_train",
+         "--max_seq_length=24", "--max_query_length=8", "--doc_stride=8"]  # fmt: skip
 CLASSIFIER = [
     "mesh_tensorflow.bert.run_classifier", *COMMON, "--vocab_file=vocab.txt", "--task_name=CoLA",
-    "--do_train",
+    "--do_train", "--max_seq_length=12",
 ]  # fmt: skip
 FILES = {
     "garbage.tfrecord": "this is no record, but a line of text\n",
