@@ -14,9 +14,10 @@ except ImportError as e:
     ) from e
 
 from mesh_tensorflow.pjrt._collectives import Collectives
+from mesh_tensorflow.pjrt._export import export
 from mesh_tensorflow.pjrt._function import function
 from mesh_tensorflow.pjrt._lowered import Lowered
 from mesh_tensorflow.pjrt._store import ArrayStore
 from mesh_tensorflow.pjrt._trace import mesh_impl
 
-__all__ = ["ArrayStore", "Collectives", "Lowered", "function", "mesh_impl"]
+__all__ = ["ArrayStore", "Collectives", "Lowered", "export", "function", "mesh_impl"]

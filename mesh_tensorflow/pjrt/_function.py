@@ -20,7 +20,7 @@ from mesh_tensorflow.pjrt._lowered import Lowered
 from mesh_tensorflow.pjrt._store import ArrayStore
 from mesh_tensorflow.pjrt._trace import Spec, Trace, trace
 
-__all__ = ["function"]
+__all__ = ["CompiledFunction", "CompiledProgram", "function"]
 
 
 def function(
@@ -60,12 +60,12 @@ def function(
     """
     options: Any = {"variable_layout": variable_layout, "zero": zero, "zero_axis": zero_axis}
     make = functools.partial(
-        _Function, GspmdMeshImpl(mesh_shape, layout, **options), devices, store
+        CompiledFunction, GspmdMeshImpl(mesh_shape, layout, **options), devices, store
     )
     return make if fn is None else make(fn)
 
 
-class _Program:
+class CompiledProgram:
     """A program for arguments of certain shapes and dtypes.
 
     Attributes:
@@ -88,13 +88,14 @@ class _Program:
         self.assigned = {name: where[name] for name in traced.assigned}
         self.kept = {name: s for name, s in where.items() if name not in self.assigned}
         self.step = jax.jit(
-            self._step,
+            self.call,
             in_shardings=(self.arguments, self.copied, *map(_values, (self.kept, self.assigned))),
             out_shardings=(self.results, _values(self.assigned)),
             donate_argnums=3,
         )
 
-    def _step(self, arguments: list, keys: list, kept: list, assigned: list) -> tuple[list, list]:
+    def call(self, arguments: list, keys: list, kept: list, assigned: list) -> tuple[list, list]:
+        """Returns results, and new values of variables; see `step`."""
         values = {**dict(zip(self.kept, kept)), **dict(zip(self.assigned, assigned))}
         variables = [values[name] for name in self.trace.variables]
         call = jax2tf.call_tf(self.trace.function, has_side_effects=False)
@@ -125,12 +126,14 @@ def _values(shardings: dict[str, NamedSharding]) -> list[NamedSharding]:
     return list(shardings.values())
 
 
-class _Function:
+class CompiledFunction:
     """A function that `mtf.pjrt.function` compiles.
 
     Attributes:
       store: the ArrayStore of its variables.
       mesh: the jax.sharding.Mesh.
+      mesh_impl: the GspmdMeshImpl of its programs.
+      fn: the function that builds them.
     """
 
     def __init__(
@@ -141,13 +144,13 @@ class _Function:
         fn: Callable[..., Any],
     ):
         functools.update_wrapper(self, fn)
-        self._fn, self._mesh_impl = fn, mesh_impl
+        self.fn, self.mesh_impl = fn, mesh_impl
         self.mesh = device_mesh(mesh_impl.shape, devices)
         self.store = ArrayStore() if store is None else store
-        self._programs: dict[Any, _Program] = {}
+        self._programs: dict[Any, CompiledProgram] = {}
 
     def __repr__(self) -> str:
-        return f"<mtf.pjrt.function {self.__name__} on {self._mesh_impl!r}>"  # type: ignore[attr-defined]
+        return f"<mtf.pjrt.function {self.__name__} on {self.mesh_impl!r}>"  # type: ignore[attr-defined]
 
     def __call__(self, *args: object, **named: object) -> Any:
         if isinstance(self.mesh, AbstractMesh):
@@ -166,7 +169,7 @@ class _Function:
             lambda number: None if number is None else results[number], program.trace.structure
         )
 
-    def _variables(self, program: _Program) -> list[list[jax.Array]]:
+    def _variables(self, program: CompiledProgram) -> list[list[jax.Array]]:
         """Returns the variables that a program only reads, and those that it assigns to."""
         variables = program.trace.variables
         return [
@@ -207,16 +210,20 @@ class _Function:
         with all_dtypes():
             traced = program.step.trace(*program.abstract())
             lowered = traced.lower(lowering_platforms=(jax.default_backend(),))
-            return Lowered(lowered, self._mesh_impl.shape)
+            return Lowered(lowered, self.mesh_impl.shape)
 
-    def _program(self, args: tuple, named: dict) -> tuple[_Program, list[Any]]:
+    def program(self, *args: object, **named: object) -> CompiledProgram:
+        """Returns the program for such arguments."""
+        return self._program(args, named)[0]
+
+    def _program(self, args: tuple, named: dict) -> tuple[CompiledProgram, list[Any]]:
         """Returns the program for arguments, and those of them that are arrays."""
         leaves, structure = jax.tree_util.tree_flatten((args, named))
         arrays = [_array(leaf) for leaf in leaves if _is_array(leaf)]
         kinds = tuple(_kind(leaf) for leaf in leaves)
         key = (structure, kinds)
         if key not in self._programs:
-            self._programs[key] = _Program(self._trace(leaves, structure), self.mesh)
+            self._programs[key] = CompiledProgram(self._trace(leaves, structure), self.mesh)
         return self._programs[key], arrays
 
     def _trace(self, leaves: Sequence[Any], structure: Any) -> Trace:
@@ -224,12 +231,12 @@ class _Function:
             remaining = iter(tensors)
             given = [next(remaining) if _is_array(leaf) else leaf for leaf in leaves]
             args, named = jax.tree_util.tree_unflatten(structure, given)
-            return self._fn(*args, **named)
+            return self.fn(*args, **named)
 
         specs = [
             Spec(tuple(leaf.shape), tf.as_dtype(leaf.dtype)) for leaf in leaves if _is_array(leaf)
         ]
-        return trace(program, specs, self._mesh_impl, self.store)
+        return trace(program, specs, self.mesh_impl, self.store)
 
 
 def _placed(arrays: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[jax.Array]:

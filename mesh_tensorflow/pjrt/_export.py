@@ -1,0 +1,117 @@
+"""export: files of a program and its weights, which JAX alone can run."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from typing import Any, Union
+
+import jax
+import numpy as np
+from jax import export as jax_export
+
+from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
+from mesh_tensorflow.pjrt._devices import all_dtypes
+from mesh_tensorflow.pjrt._function import CompiledFunction, CompiledProgram
+
+__all__ = ["export"]
+
+
+def export(
+    function: CompiledFunction,
+    directory: Union[str, os.PathLike[str]],
+    *args: object,
+    **named: object,
+) -> list[str]:
+    """Writes a program and its weights, which JAX can run without TensorFlow.
+
+    `program_N.bin` is the program for the N devices of the function's mesh, and `program_1.bin` the
+    same for one device, both as `jax.export` serializes them. They take a list of the arguments
+    that are arrays, and a dictionary of the weights by name. `weights.safetensors` has the weights
+    and, as metadata, the mesh. `examples/run_exported.py` runs such files.
+
+    Args:
+      function: a function that `mtf.pjrt.function` compiled, which assigns to no variables.
+      directory: where the files are written; it is made if need be.
+      *args: arguments of the function: arrays, or what has their shape and dtype.
+      **named: likewise.
+
+    Returns:
+      The paths of the files.
+
+    Raises:
+      ValueError: the program assigns to variables, or makes random values.
+    """
+    function.make_variables(*args, **named)
+    names = list(function.program(*args, **named).trace.variables)
+    weights = {name: np.asarray(function.store.array(name)) for name in names}
+    folder = pathlib.Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {"weights.safetensors": _safetensors(weights, function.mesh_impl.shape)}
+    for one in (function, _on_one_device(function)):
+        program = one.program(*args, **named)
+        contents[f"program_{one.mesh.size}.bin"] = _serialized(program, one)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return [str(folder / name) for name in contents]
+
+
+def _on_one_device(function: CompiledFunction) -> CompiledFunction:
+    """Returns a function that builds the same program for a mesh of one device."""
+    impl = function.mesh_impl
+    shape = Shape([Dimension(d.name, 1) for d in impl.shape])
+    return CompiledFunction(GspmdMeshImpl(shape, impl.layout_rules), None, None, function.fn)
+
+
+def _serialized(program: CompiledProgram, function: CompiledFunction) -> bytes:
+    """Returns a program that takes arguments and weights."""
+    if program.assigned or program.trace.num_keys:
+        what = "assigns to variables" if program.assigned else "makes random values"
+        raise ValueError(
+            f"{function!r} {what}: only programs that are functions of their arguments and weights "
+            "can be exported. Export one that evaluates, or decodes without sampling"
+        )
+    names = list(program.kept)
+
+    def step(arguments: list[Any], weights: dict[str, Any]) -> list[Any]:
+        return program.call(arguments, [], [weights[name] for name in names], [])[0]
+
+    abstract, _, kept, _ = program.abstract()
+    jitted = jax.jit(
+        step, in_shardings=(program.arguments, program.kept), out_shardings=program.results
+    )
+    with all_dtypes():
+        exported = jax_export.export(jitted)(abstract, dict(zip(names, kept)))
+    return bytes(exported.serialize())
+
+
+_SAFETENSORS_DTYPES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+}  # fmt: skip
+
+
+def _safetensors(arrays: dict[str, np.ndarray], mesh_shape: Shape) -> bytes:
+    """Returns arrays in the format of safetensors: a header in JSON, and the values."""
+    mesh = ",".join(f"{d.name}:{d.size}" for d in mesh_shape)
+    header: dict[str, Any] = {"__metadata__": {"mesh": mesh}}
+    values, end = [], 0
+    for name, array in arrays.items():
+        if array.dtype.name not in _SAFETENSORS_DTYPES:
+            raise ValueError(
+                f"variable {name!r} is of {array.dtype.name}, which safetensors does not have: it "
+                f"has {', '.join(_SAFETENSORS_DTYPES)}"
+            )
+        start, end = end, end + array.nbytes
+        header[name] = {
+            "dtype": _SAFETENSORS_DTYPES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [start, end],
+        }
+        values.append(np.ascontiguousarray(array).tobytes())
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + b"".join(values)
