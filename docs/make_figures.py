@@ -149,6 +149,42 @@ def draw_allreduce():
     save(figure, "allreduce.svg")
 
 
+STAGES, MICROBATCHES = 4, 8
+MICROBATCH_COLOURS = plt.get_cmap("tab20c").colors
+
+
+def draw_pipeline():
+    """Draws what each of four processors computes and sends at each tick of a pipeline."""
+    from mesh_tensorflow.layers import PipelineSchedule
+
+    schedule = PipelineSchedule(STAGES, MICROBATCHES)
+    figure, axes = canvas(9.0, 3.5)
+    head = f"{STAGES} stages, {MICROBATCHES} microbatches: {schedule.ticks} ticks"
+    label(axes, 4.5, 3.3, f"{head}, bubble {STAGES - 1}/{schedule.ticks}", 10, weight="bold")
+    width, height, left, top = 0.62, 0.42, 1.75, 2.55
+    for tick in range(schedule.ticks):
+        label(axes, left + (tick + 0.5) * width, top + 0.62, f"tick {tick}", 7, color=GREY)
+    for stage in range(STAGES):
+        bottom = top - stage * 0.7
+        label(axes, 0.1, bottom + 0.3, f"processor {stage}", 8, ha="left")
+        label(axes, 0.1, bottom + 0.1, f"weights of stage {stage}", 7, ha="left", color=GREY)
+        for tick in range(schedule.ticks):
+            found, x = schedule.at(tick, stage), left + tick * width
+            face = EMPTY if found is None else MICROBATCH_COLOURS[found[1]]
+            hatch = "////" if found is None else None
+            outline(axes, x + 0.03, bottom, width - 0.06, height, face, hatch=hatch, lw=0.6)
+            if found is None:
+                continue
+            label(axes, x + width / 2, bottom + height / 2, str(found[1]), 9)
+            if stage + 1 < STAGES:
+                ends = ((x + width / 2, bottom), (x + width * 1.4, bottom - 0.7 + height))
+                style = {"arrowstyle": "-|>", "mutation_scale": 8, "color": GREY, "lw": 0.7}
+                axes.add_patch(FancyArrowPatch(*ends, **style))
+    text = "number: the microbatch computed; arrow: its activations, sent; hatched: bubble"
+    label(axes, 4.5, 0.2, text, 8, color=GREY)
+    save(figure, "pipeline.svg")
+
+
 def draw_by_visualize():
     """Draws tiles, communication and memory of a language model by mtf.visualize."""
     import mesh_tensorflow as mtf
@@ -174,6 +210,7 @@ def main():
     matplotlib.rcParams["font.family"] = "DejaVu Sans"
     draw_layout()
     draw_allreduce()
+    draw_pipeline()
     draw_by_visualize()
 
 

@@ -61,6 +61,8 @@ from mesh_tensorflow.layers._loss import (
     weights_nonzero,
 )
 from mesh_tensorflow.layers._norm import batch_norm, corr, layer_norm
+from mesh_tensorflow.layers._pipeline.pipeline import pipeline
+from mesh_tensorflow.layers._pipeline.schedule import PipelineSchedule
 from mesh_tensorflow.layers._pool import avg_pool2d, avg_pool3d, max_pool2d, max_pool3d
 from mesh_tensorflow.layers._regularize import (
     annealed_dropout,
@@ -72,6 +74,7 @@ from mesh_tensorflow.layers._reversible import reversible_half_residual_and_swap
 
 __all__ = [
     "DenseInitializer",
+    "PipelineSchedule",
     "VarianceScalingInitializer",
     "annealed_dropout",
     "attention_bias_local_2d_block",
@@ -119,6 +122,7 @@ __all__ = [
     "multihead_self_attention_memory_compressed",
     "multiplicative_jitter",
     "rename_length_to_memory_length",
+    "pipeline",
     "reversible_half_residual_and_swap",
     "separable_conv1d",
     "sigmoid_cross_entropy_with_logits",

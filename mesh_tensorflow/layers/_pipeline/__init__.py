@@ -1,0 +1,1 @@
+"""Pipelines of stages, and their schedules."""

@@ -1,0 +1,277 @@
+"""Pipelines: stages along a dimension, through which microbatches pass tick by tick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Optional
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import divisors
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.layers._pipeline.schedule import PipelineSchedule
+
+__all__ = ["pipeline"]
+
+_MICROBATCHES = "pipeline_microbatches"
+
+
+@leaves_no_node
+def pipeline(
+    stage_fn: Callable[..., mtf.Tensor],
+    x: mtf.Tensor,
+    weights: Sequence[mtf.Tensor],
+    stages_dim: mtf.Dimension,
+    batch_dim: mtf.Dimension,
+    num_microbatches: int,
+    repeats_dim: Optional[mtf.Dimension] = None,
+    side_inputs: Sequence[mtf.Tensor] = (),
+    recompute: bool = False,
+) -> mtf.Tensor:
+    """Passes a batch through stages in a row, microbatch by microbatch.
+
+    Stages are a dimension. At each tick, `stage_fn` is applied to all stages at once, each with a
+    microbatch of its own, and results are shifted to the next stage. A layout rule for
+    `stages_dim` puts stages on different processors, which then hold the weights and the
+    activations of their stage only, and send activations to the processor of the next stage
+    (GPipe, Huang et al., 2019; as a shift along a dimension, GSPMD, Xu et al., 2021, section 3.3).
+
+    Rows `m`, `m + M`, `m + 2 * M`, ... of the batch are microbatch `m` of `M`. A layout that splits
+    the batch therefore splits each microbatch, without communication.
+
+    With `repeats_dim`, the pipeline is circular: what leaves the last stage enters the first again,
+    `repeats_dim.size` times, each time with other weights. The bubble is smaller by this factor.
+
+    >>> stages, batch, d = mtf.convert_to_shape("stages:2,batch:6,d:4").dims
+    >>> w = mtf.constant(mesh, 3.0, mtf.Shape([stages, d]))
+    >>> x = mtf.ones(mesh, mtf.Shape([batch, d]))
+    >>> y = mtf.layers.pipeline(lambda x, w: x * w, x, [w], stages, batch, num_microbatches=3)
+    >>> print(y.shape, y.numpy()[0, 0])
+    Shape[batch=6, d=4] 9.0
+
+    Args:
+      stage_fn: takes the activations, the weights and the side inputs as Tensors, and returns new
+        activations of the same shape and dtype. In it, activations and side inputs have the
+        dimension `stages_dim`, and `batch_dim` with the size of a microbatch.
+      x: a Tensor with `batch_dim` and without `stages_dim`.
+      weights: a list of Tensors: with `stages_dim` (and with `repeats_dim`, if there is one) those
+        that differ from stage to stage, without both those that all stages share.
+      stages_dim: a Dimension, the stages.
+      batch_dim: a Dimension of `x`.
+      num_microbatches: an int that divides the size of `batch_dim`.
+      repeats_dim: a Dimension, the passes of a circular pipeline, or None for one pass.
+      side_inputs: a list of Tensors with `batch_dim` that each stage sees with its microbatch,
+        such as masks.
+      recompute: whether to compute the activations within a stage again for the gradient, so that
+        only the inputs of stages are kept.
+
+    Returns:
+      A Tensor with the shape of `x`.
+
+    Raises:
+      ValueError: `num_microbatches` does not divide the batch, there are fewer microbatches than
+        stages in a circular pipeline, a Tensor lacks a dimension or has it with another size, or
+        `stage_fn` returns another shape or dtype.
+    """
+    _check(x, weights, side_inputs, stages_dim, batch_dim, num_microbatches, repeats_dim)
+    repeats = 1 if repeats_dim is None else repeats_dim.size
+    run = _Run(
+        x.mesh,
+        stages_dim,
+        batch_dim,
+        PipelineSchedule(stages_dim.size, num_microbatches, repeats),
+    )
+    sources = run.sources(x)
+    chosen = _Weights(weights, stages_dim, repeats_dim)
+    sides = [run.by_microbatch(side) for side in side_inputs]
+    results: list[mtf.Tensor] = []
+    shifted: list[mtf.Tensor] = []
+    for tick in range(run.schedule.ticks):
+        state = run.entering(tick, sources, shifted)
+        inputs = [state, *chosen.at(run.schedule, tick), *(run.side(tick, s) for s in sides)]
+        y = mtf.recompute_grad(stage_fn, inputs) if recompute else stage_fn(*inputs)
+        _check_result(y, state)
+        if tick >= run.schedule.ticks - num_microbatches:
+            results.append(y)
+        if tick + 1 < run.schedule.ticks:
+            shifted.append(mtf.shift(y, 1, stages_dim, wrap=repeats > 1))
+    return run.of_last_stage(results, x.shape)
+
+
+class _Run:
+    """How the batch is cut into microbatches, enters the stages, and leaves them."""
+
+    def __init__(
+        self,
+        mesh: mtf.Mesh,
+        stages_dim: mtf.Dimension,
+        batch_dim: mtf.Dimension,
+        schedule: PipelineSchedule,
+    ):
+        self._mesh = mesh
+        self._stages_dim = stages_dim
+        self._batch_dim = batch_dim
+        self._dim = mtf.Dimension(_MICROBATCHES, schedule.num_microbatches)
+        self.schedule = schedule
+
+    def _stage_is(self, stage: int) -> mtf.Tensor:
+        return mtf.equal(mtf.range(self._mesh, self._stages_dim, tf.int32), stage)
+
+    def by_microbatch(self, x: mtf.Tensor) -> mtf.Tensor:
+        """Returns a Tensor with a dimension of microbatches after that of the batch."""
+        size = self._batch_dim.size // self._dim.size
+        of_batch = [mtf.Dimension(self._batch_dim.name, size), self._dim]
+        dims = [[d] if d != self._batch_dim else of_batch for d in x.shape]
+        return mtf.reshape(x, mtf.Shape([d for part in dims for d in part]))
+
+    def _microbatch(self, x: mtf.Tensor, i: int) -> mtf.Tensor:
+        return mtf.reshape(mtf.slice(x, i, 1, self._dim.name), x.shape - self._dim)
+
+    def sources(self, x: mtf.Tensor) -> list[mtf.Tensor]:
+        """Returns the microbatches, each in all stages: their gradients are summed once."""
+        x = self.by_microbatch(x)
+        x = mtf.broadcast(x, mtf.Shape([self._stages_dim, *x.shape]))
+        return [self._microbatch(x, i) for i in range(self._dim.size)]
+
+    def entering(
+        self, tick: int, sources: Sequence[mtf.Tensor], shifted: Sequence[mtf.Tensor]
+    ) -> mtf.Tensor:
+        """Returns what enters all stages at a tick.
+
+        In bubbles, stages compute with activations of other ticks and not with zeros: an infinite
+        value or slope at 0 would give gradients that are not numbers, although nothing uses them.
+        """
+        if tick == 0:
+            return sources[0]
+        item = min(tick, self.schedule.items - 1)
+        if item < len(sources):
+            first = sources[item]
+        else:
+            # What left the last stage waits until all microbatches have entered the first.
+            first = shifted[item - len(sources) + self._stages_dim.size - 1]
+        if first is shifted[tick - 1]:
+            return first
+        return mtf.where(self._stage_is(0), first, shifted[tick - 1], output_shape=first.shape)
+
+    def side(self, tick: int, side: mtf.Tensor) -> mtf.Tensor:
+        """Returns the part of a side input that belongs to each stage's microbatch."""
+        found = [self.schedule.clipped(tick, k)[1] for k in range(self._stages_dim.size)]
+        indices = mtf.constant(self._mesh, found, mtf.Shape([self._stages_dim]), tf.int32)
+        rest = side.shape - self._dim
+        return mtf.gather(
+            side, indices, self._dim, output_shape=mtf.Shape([self._stages_dim, *rest])
+        )
+
+    def of_last_stage(self, results: Sequence[mtf.Tensor], shape: mtf.Shape) -> mtf.Tensor:
+        """Returns the results of the last stage, joined to a batch."""
+        axis = results[0].shape.dims.index(
+            mtf.Dimension(self._batch_dim.name, self._batch_dim.size // self._dim.size)
+        )
+        y = mtf.stack(list(results), self._dim.name, axis + 1)
+        y = mtf.where(self._stage_is(self._stages_dim.size - 1), y, 0.0, output_shape=y.shape)
+        return mtf.reshape(mtf.reduce_sum(y, reduced_dim=self._stages_dim), shape)
+
+
+class _Weights:
+    """The weights of the stages, in a circular pipeline of the pass that each stage is in."""
+
+    def __init__(
+        self,
+        weights: Sequence[mtf.Tensor],
+        stages_dim: mtf.Dimension,
+        repeats_dim: Optional[mtf.Dimension],
+    ):
+        self._stages_dim = stages_dim
+        self._of_repeats = [
+            [w]
+            if repeats_dim is None or repeats_dim not in w.shape
+            else mtf.unstack(w, repeats_dim)
+            for w in weights
+        ]
+
+    def at(self, schedule: PipelineSchedule, tick: int) -> list[mtf.Tensor]:
+        """Returns the weights of all stages at a tick."""
+        repeats = [schedule.clipped(tick, k)[0] for k in range(schedule.num_stages)]
+        return [self._choose(of_repeats, repeats) for of_repeats in self._of_repeats]
+
+    def _choose(self, of_repeats: Sequence[mtf.Tensor], repeats: Sequence[int]) -> mtf.Tensor:
+        if len(of_repeats) == 1:
+            return of_repeats[0]
+        first, last = of_repeats[repeats[0]], of_repeats[repeats[-1]]
+        if first is last:
+            return first
+        # There are no fewer microbatches than stages: stages are in one pass, or in two.
+        stage = mtf.range(first.mesh, self._stages_dim, tf.int32)
+        return mtf.where(
+            mtf.less(stage, repeats.count(repeats[0])), first, last, output_shape=first.shape
+        )
+
+
+def _check(
+    x: mtf.Tensor,
+    weights: Sequence[mtf.Tensor],
+    side_inputs: Sequence[mtf.Tensor],
+    stages_dim: mtf.Dimension,
+    batch_dim: mtf.Dimension,
+    num_microbatches: int,
+    repeats_dim: Optional[mtf.Dimension],
+) -> None:
+    for what, t in [("x", x), *(("a side input", side) for side in side_inputs)]:
+        if batch_dim not in t.shape:
+            raise ValueError(
+                f"pipeline: {what} {t.name} {t.shape} lacks the batch "
+                f"{batch_dim.name}={batch_dim.size}; pass a Dimension of it as batch_dim"
+            )
+        if stages_dim.name in t.shape.dimension_names:
+            raise ValueError(
+                f"pipeline: {what} {t.name} {t.shape} has the dimension {stages_dim.name} of the "
+                f"stages; all stages get the same input, so give the stages another name"
+            )
+    if num_microbatches < 1 or batch_dim.size % num_microbatches:
+        fits = ", ".join(str(k) for k in divisors(batch_dim.size)[:12])
+        raise ValueError(
+            f"pipeline: {num_microbatches} microbatches do not divide the batch "
+            f"{batch_dim.name}={batch_dim.size}; choose num_microbatches from {fits}, or another "
+            f"size of the batch"
+        )
+    if repeats_dim is not None and num_microbatches < stages_dim.size:
+        raise ValueError(
+            f"pipeline: a circular pipeline needs a microbatch for each stage, but "
+            f"num_microbatches={num_microbatches} is less than "
+            f"{stages_dim.name}={stages_dim.size}; use at least {stages_dim.size} microbatches, or "
+            f"repeats_dim=None"
+        )
+    for w in weights:
+        _check_weight(w, stages_dim, repeats_dim)
+
+
+def _check_weight(
+    w: mtf.Tensor, stages_dim: mtf.Dimension, repeats_dim: Optional[mtf.Dimension]
+) -> None:
+    wanted = [stages_dim] if repeats_dim is None else [repeats_dim, stages_dim]
+    for d in wanted:
+        found = w.shape.get_dim_by_name(d.name) if d.name in w.shape.dimension_names else None
+        if found is not None and found != d:
+            raise ValueError(
+                f"pipeline: the weight {w.name} {w.shape} has {d.name}={found.size}, but there are "
+                f"{d.size} {d.name}; stack the weights of {d.size}, or pass the Dimension of the "
+                f"weights"
+            )
+    has = [d in w.shape for d in wanted]
+    if any(has) and not all(has):
+        missing = wanted[has.index(False)]
+        raise ValueError(
+            f"pipeline: the weight {w.name} {w.shape} lacks {missing.name}={missing.size}; in a "
+            f"circular pipeline weights have both {wanted[0].name} and {wanted[1].name}, or "
+            f"neither"
+        )
+
+
+def _check_result(y: mtf.Tensor, state: mtf.Tensor) -> None:
+    if y.shape != state.shape or y.dtype != state.dtype:
+        raise ValueError(
+            f"pipeline: stage_fn got activations {state.shape} {state.dtype.name} and returned "
+            f"{y.shape} {y.dtype.name}; the next stage takes what a stage returns, so return the "
+            f"same dimensions, in the same order, and the same dtype"
+        )
