@@ -1,0 +1,75 @@
+"""Random programs, with a training step, are the same partitioned by XLA as on one device."""
+
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+from helpers import random_programs
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.testing import harness
+
+MESHES = ["x:2,y:2", "x:8", "x:2,y:2,z:2", "x:3,y:2"]
+
+
+def some_instructions(seed):
+    """Returns the instructions of a program."""
+    choose, ops = random.Random(seed), len(random_programs.OPS)
+    numbers = (ops, 4, 16, 32)
+    return [tuple(choose.randrange(n) for n in numbers) for _ in range(choose.randint(3, 12))]
+
+
+def layout_of(instructions, mesh, seed):
+    """Returns a legal layout of a program, as text."""
+    with tf.Graph().as_default():
+        builder, *_ = random_programs.build(instructions, False)
+        return harness.layout_text(harness.random_layout(builder.graph, mesh, seed), mesh)
+
+
+def results(decorate, make_impl, instructions):
+    """Returns the targets of two steps, and the variables after them."""
+
+    @decorate
+    def step():
+        builder, targets, updates = random_programs.build(instructions, False)
+        lowering = mtf.Lowering(builder.graph, {builder.mesh: make_impl()})
+        exports = [lowering.export_to_tf_tensor(t) for t in targets]
+        with tf.control_dependencies([lowering.lowered_operation(op) for op in updates]):
+            return [tf.identity(x) for x in exports]
+
+    tf2.random.set_seed(17)
+    found = [np.asarray(x) for _ in range(2) for x in step()]
+    return found + [step.store.value(name).numpy() for name in step.store.names]
+
+
+def check(seed):
+    instructions, mesh = some_instructions(seed), MESHES[seed % len(MESHES)]
+    layout = layout_of(instructions, mesh, seed)
+    whole = mtf.placement_mesh_impl.PlacementMeshImpl("x:1", "", [""])
+    expected = results(mtf.function, lambda: whole, instructions)
+    on_jax = mtf.pjrt.function(mesh_shape=mesh, layout=layout)
+    found = results(on_jax, mtf.pjrt.mesh_impl, instructions)
+    for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        harness.assert_close(ours, theirs, 1e-4, f"{seed} in {layout!r} of {mesh}, {number}")
+
+
+@pytest.mark.slips
+@pytest.mark.parametrize("seed", range(4))
+def test_some(seed):
+    check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.slips
+def test_more():
+    """But for those with the gradient of a loop whose number of iterations is not known."""
+    loops = 0
+    for seed in range(4, 40):
+        try:
+            check(seed)
+        except ValueError as e:
+            assert "Pass it to mtf.while_loop as maximum_iterations" in str(e)
+            loops += 1
+    assert loops < 18
