@@ -66,10 +66,10 @@ def test_some(seed):
 def test_more():
     """But for those with the gradient of a loop whose number of iterations is not known."""
     loops = 0
-    for seed in range(4, 40):
+    for seed in range(4, 16):
         try:
             check(seed)
         except ValueError as e:
             assert "Pass it to mtf.while_loop as maximum_iterations" in str(e)
             loops += 1
-    assert loops < 18
+    assert loops < 6
