@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["bytes_text", "count_text", "shortened", "unit_of_bytes"]
+__all__ = ["bytes_text", "count_text", "counted", "shortened", "unit_of_bytes"]
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _COUNTS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3))
@@ -56,6 +56,19 @@ def count_text(count: float) -> str:
         if abs(count) >= size * 0.9995:
             return f"{_three_figures(count / size)}{name}"
     return _three_figures(count)
+
+
+def counted(count: int, noun: str) -> str:
+    """Returns a number and a noun, with an s unless it is one.
+
+    Args:
+      count: the number.
+      noun: the noun, in the singular.
+
+    >>> counted(1, "collective"), counted(1200, "collective")
+    ('1 collective', '1,200 collectives')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def shortened(name: str, width: int) -> str:

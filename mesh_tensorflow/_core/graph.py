@@ -12,6 +12,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._units import counted
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.interfaces import VariablePlacer
@@ -76,8 +77,9 @@ class Graph:
     def __repr__(self) -> str:
         parameters = sum(v.size for v in self._all_variables)
         return (
-            f"<Graph: {len(self._operations)} operations, {len(self._all_variables)} variables "
-            f"({len(self._trainable_variables)} trainable), {parameters:,} parameters>"
+            f"<Graph: {counted(len(self._operations), 'operation')}, "
+            f"{counted(len(self._all_variables), 'variable')} "
+            f"({len(self._trainable_variables)} trainable), {counted(parameters, 'parameter')}>"
         )
 
     def __str__(self) -> str:

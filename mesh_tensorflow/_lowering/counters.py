@@ -12,6 +12,7 @@ from mesh_tensorflow._core.cost import Collective
 from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.tables import text_table
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._units import counted
 from mesh_tensorflow.ops._variables.variable import Variable
 
 __all__ = [
@@ -98,8 +99,8 @@ def lowering_text(
     lines = [
         f"<Lowering of {graph!r}",
         *(f"  {mesh.name!r} on {impl!r}" for mesh, impl in mesh_to_impl.items()),
-        f"  {stored:,} parameters on each processor; {len(collectives)} collectives of "
-        f"{elements:,} elements in all>",
+        f"  {counted(stored, 'parameter')} on each processor; "
+        f"{counted(len(collectives), 'collective')} of {counted(elements, 'element')} in all>",
     ]
     return "\n".join(lines)
 

@@ -53,6 +53,7 @@ class LookedAt(Lowering):
         one_device = PlacementMeshImpl("", "", [""])
         self._begin(graph, {mesh: impl or one_device for mesh, impl in meshes.items()})
         self.of_package = all_of_package(graph.operations)
+        self._known = list(graph.operations[-1:])  # the last that `fits` has seen
         self._known_operations = len(graph.operations)
         # The values of variables that the values were computed with.
         self._read: dict[Variable, tf.Tensor] = {}
@@ -60,12 +61,16 @@ class LookedAt(Lowering):
     def fits(self) -> bool:
         """Whether the meshes have the same implementations as before, and no new kind came."""
         operations = self.graph.operations
-        new = operations[min(self._known_operations, len(operations)) :]
-        self._known_operations = len(operations)
+        known = self._known_operations
+        # A call that fails takes its operations back, and others may follow in their places.
+        if operations[known - 1 : known] != self._known:
+            known = 0
+        new = operations[known:]
+        self._known, self._known_operations = list(operations[-1:]), len(operations)
         if self.of_package and not all_of_package(new):
             return False
-        known = all(op.mesh in self.chosen for op in new)
-        return known and all(mesh.mesh_impl is impl for mesh, impl in self.chosen.items())
+        all_chosen = all(op.mesh in self.chosen for op in new)
+        return all_chosen and all(mesh.mesh_impl is impl for mesh, impl in self.chosen.items())
 
     def missing(self, x: Tensor) -> list[Operation]:
         """Returns the operations that are to be lowered for a Tensor, in order.

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import re
 import sys
+import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn, Optional
@@ -31,7 +32,8 @@ __all__ = [
 ]
 
 _numbers = itertools.count()
-# Those that are in use, in order of creation.
+# Those that are in use, in order of creation. Threads make some while others list them.
+_lock = threading.RLock()
 _living: weakref.WeakValueDictionary[int, NodeNames] = weakref.WeakValueDictionary()
 _NODE = re.compile(r"\{\{node ([^}\s]+)\}\}|[Dd]etected at node '?([^\s']+)|Node: '([^\s']+)'")
 _TOLD = "mtf_told"
@@ -50,7 +52,8 @@ class NodeNames:
         """Creates an empty table; TensorFlow's current graphs keep it."""
         self._operations: dict[str, Operation] = {}
         self.of_graph = not tf.executing_eagerly()
-        _living[next(_numbers)] = self
+        with _lock:
+            _living[next(_numbers)] = self
         if not self.of_graph:
             return
         graph: Any = tf.get_default_graph()
@@ -86,7 +89,9 @@ class NodeNames:
 
 def living_names() -> list[NodeNames]:
     """Returns the tables of all Lowerings that are in use, the newest first."""
-    return [names for _, names in sorted(_living.items(), reverse=True)]
+    with _lock:
+        living = list(_living.items())
+    return [names for _, names in sorted(living, reverse=True)]
 
 
 def names_in_current_graph() -> list[NodeNames]:

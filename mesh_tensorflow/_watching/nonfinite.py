@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._units import counted
 
 __all__ = ["STATE", "NonFiniteError", "nonfinite_data", "nonfinite_message"]
 
@@ -74,5 +75,7 @@ def _state_text(state: Sequence[float]) -> str:
     nans, infs, zeros, least, largest, elements = state
     bad = [f"{int(n)} {kind}" for n, kind in ((nans, "NaN"), (infs, "Inf")) if n]
     if bad:
-        return f"{' and '.join(bad)} of {int(elements)} elements"
+        return f"{' and '.join(bad)} of {counted(int(elements), 'element')}"
+    if elements == 1:
+        return f"1 finite element, {least:g}"
     return f"{int(elements)} finite elements from {least:g} to {largest:g}, {int(zeros)} of them 0"

@@ -8,7 +8,7 @@ from typing import Optional, Union
 
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._units import bytes_text, count_text
+from mesh_tensorflow._units import bytes_text, count_text, counted
 from mesh_tensorflow.auto_mtf import explanation
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.auto_mtf.step_time import StepEstimator
@@ -101,7 +101,8 @@ def _head(subject: Subject, summary: Summary, found: Communication, memory: Memo
             (
                 "parameters",
                 count_text(summary.parameters()),
-                f"{summary.parameters():,} in {len(summary.of_kind('weights'))} variables",
+                f"{summary.parameters():,} in "
+                f"{counted(len(summary.of_kind('weights')), 'variable')}",
             ),
             (
                 "variables of a processor",
@@ -112,7 +113,7 @@ def _head(subject: Subject, summary: Summary, found: Communication, memory: Memo
             (
                 "communication of a step",
                 bytes_text(found.bytes_per_processor),
-                f"of each processor, in {sum(i.times for i in found.items)} collectives",
+                f"of each processor, in {counted(sum(i.times for i in found.items), 'collective')}",
             ),
             ("operations", f"{len(subject.graph.operations):,}", "of the program"),
         ]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Optional
 
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._units import bytes_text, count_text
+from mesh_tensorflow._units import bytes_text, count_text, counted
 from mesh_tensorflow.visualize._communication import Communication, communication_of
 from mesh_tensorflow.visualize._subject import (
     Impls,
@@ -55,7 +55,7 @@ def _memory_text(summary: Summary) -> str:
 def _parameters_text(summary: Summary) -> str:
     count, variables = summary.parameters(), len(summary.of_kind("weights"))
     words = f" ({count_text(count)})" if count >= 1000 else ""
-    return f"{count:,}{words} in {variables} variable{'s' if variables != 1 else ''}"
+    return f"{count:,}{words} in {counted(variables, 'variable')}"
 
 
 def _communication_lines(found: Communication) -> list[str]:

@@ -231,6 +231,8 @@ def wrong_calls():
         (lambda x, y: y @ mtf.reduce_sum(x), ValueError, "share none"),
         (lambda x, y: x & y, WrongTypeError, r"mtf\.cast\(x, tf\.bool\)"),
         (lambda x, y: (-2) ** x, WrongTypeError, "must be a positive number"),
+        (lambda x, y: x**None, WrongTypeError, r"\*\* None: the exponent is a NoneType; it must"),
+        (lambda x, y: x ** "2", WrongTypeError, r"\*\* '2': the exponent is a str; it must be a"),
         (lambda x, y: mtf.to_int32(x) ** -1, WrongTypeError, r"mtf\.to_float\(x\) \*\* -1"),
         (lambda x, y: x and y, NoValueError, r"Write `x is not None`"),
         (lambda x, y: x.mean(), AttributeError, r"Write mtf\.reduce_mean\(x, reduced_dim=dim\)"),
@@ -260,7 +262,7 @@ def test_a_failed_product_leaves_nothing(x):
 
 def test_what_objects_hold(mesh, x):
     w = mtf.get_variable(mesh, "w", [B], trainable=False)
-    assert repr(mesh.graph) == ("<Graph: 2 operations, 1 variables (0 trainable), 2 parameters>")
+    assert repr(mesh.graph) == ("<Graph: 2 operations, 1 variable (0 trainable), 2 parameters>")
     impl = implementation("a:rows,b:cols")
     assert repr(impl) == (
         "<PlacementMeshImpl rows=2, cols=2; layout a:rows, b:cols; 4 processors on cpu:0>"
@@ -271,15 +273,29 @@ def test_what_objects_hold(mesh, x):
     mesh.mesh_impl = impl
     assert repr(mesh) == f"Mesh('mesh', {impl!r})"
     store = mesh.graph.variable_store
-    assert repr(store) == "<VariableStore: 1 variables, 2 parameters: w>"
+    assert repr(store) == "<VariableStore: 1 variable, 2 parameters: w>"
     x @ w
     lowering = mtf.Lowering(mesh.graph, {mesh: impl})
     assert repr(store) == (
-        "<VariableStore: 1 variables, 2 parameters, in slices on a mesh rows=2, cols=2: w>"
+        "<VariableStore: 1 variable, 2 parameters, in slices on a mesh rows=2, cols=2: w>"
     )
     assert repr(lowering).splitlines() == [
         f"<Lowering of {mesh.graph!r}",
         f"  'mesh' on {impl!r}",
-        "  1 parameters on each processor; 0 collectives of 0 elements in all>",
+        "  1 parameter on each processor; 0 collectives of 0 elements in all>",
     ]
     float(mtf.reduce_sum(mtf.import_tf_tensor(mesh, lowering.export_to_tf_tensor(w), [B])))
+
+
+def test_values_after_a_call_that_failed():
+    """What it had added is gone, and operations on another mesh have taken its places."""
+    graph = mtf.Graph()
+    mesh, other = mtf.Mesh(graph, "mesh"), mtf.Mesh(graph, "other", mesh_impl=implementation())
+    x = mtf.import_tf_tensor(mesh, X, [A, B])
+    mark = graph.mark()
+    mtf.relu(mtf.relu(x)).numpy()
+    graph.roll_back(mark)
+    y = mtf.relu(mtf.import_tf_tensor(other, X, [A, B]))
+    z = mtf.relu(x)
+    np.testing.assert_array_equal(z.numpy(), X)
+    np.testing.assert_array_equal(y.numpy(), X)

@@ -14,6 +14,7 @@ from mesh_tensorflow._mesh.placement import collectives
 from mesh_tensorflow._mesh.simd.execution import sharing
 from mesh_tensorflow._mesh.simd.replicate import _first_key
 from mesh_tensorflow._mesh.slices.random_values import keys_by_step
+from mesh_tensorflow._watching import node_names
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 from mesh_tensorflow.utils import counted_steps, steps_done
@@ -232,3 +233,20 @@ def test_groups_of_collectives_have_numbers_of_their_own(all_at_once):
 
     groups, programs = zip(*all_at_once(take))
     assert len(set().union(*groups)) == len(set().union(*programs)) == 200 * THREADS
+
+
+def test_programs_are_listed_while_others_are_lowered(all_at_once):
+    """As by an error in one thread, which is looked up in the names of all Lowerings."""
+    kept = [node_names.NodeNames() for _ in range(2000)]
+
+    def work(number):
+        tables = []
+        for _ in range(100):
+            if number % 2:
+                tables.append(node_names.NodeNames())
+            else:
+                assert isinstance(node_names.living_names(), list)
+        return tables
+
+    made = [table for tables in all_at_once(work) for table in tables]
+    assert set(map(id, made + kept)) <= set(map(id, node_names.living_names()))

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -385,6 +386,7 @@ INITIALIZERS = {
     "truncated": tf.truncated_normal_initializer(),
     "scaling": tf.variance_scaling_initializer(),
     "class": tf.random_normal_initializer,
+    "of_keras": keras.initializers.GlorotUniform(),
     "constant": tf.constant_initializer(3.0),
 }
 

@@ -432,3 +432,14 @@ def test_errors_say_what_to_do(case):
     call, text = ERRORS[case]
     with pytest.raises((ValueError, TypeError), match=text):
         call()
+
+
+def test_within_the_scope_of_a_store(alone):
+    """The program of fit has variables of its own, with the same names as elsewhere."""
+    store = mtf.VariableStore()
+    with store.scope():
+        mtf.get_variable(mtf.Mesh(mtf.Graph(), "mesh"), "linear/kernel", "in:4")
+        result = linear.fit(4)
+    assert set(result.variables) == set(alone.variables)
+    np.testing.assert_allclose(result.losses, alone.losses, rtol=1e-5)
+    assert store.names == ["linear/kernel"]

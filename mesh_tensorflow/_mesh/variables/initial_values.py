@@ -39,9 +39,15 @@ def seeded_initializer(
         initializer = tf.glorot_uniform_initializer()
     if isinstance(initializer, type):
         initializer = initializer()
-    if getattr(initializer, "seed", 0) is None:
+    number = zlib.crc32(name.encode()) % 2**31
+    # Keras' initializers without a seed draw one when they are made, and use it alone.
+    if getattr(initializer, "_init_seed", 0) is None:
         seeded: Any = copy.copy(initializer)
-        seeded.seed = zlib.crc32(name.encode()) % 2**31
+        seeded.seed = zlib.crc32(f"{program_seed()}/{number}".encode()) % 2**31
+        return seeded
+    if getattr(initializer, "seed", 0) is None:
+        seeded = copy.copy(initializer)
+        seeded.seed = number
         return seeded
     return initializer
 

@@ -19,6 +19,7 @@ from mesh_tensorflow._mesh.slices.cutting import combine_slices, make_slices
 from mesh_tensorflow._mesh.variables.form import Form, differs, whole_form
 from mesh_tensorflow._mesh.variables.initial_values import initial_value
 from mesh_tensorflow._mesh.variables.saved import SLICES, SavedVariables
+from mesh_tensorflow._units import counted
 
 if TYPE_CHECKING:
     from mesh_tensorflow.ops._variables.variable import Variable
@@ -49,10 +50,10 @@ def store_of(graph: Graph) -> Optional[VariableStore]:
     Raises:
       ValueError: the program is built in a tf.function, and no store is active.
     """
-    if _active.stores:
-        return _active.stores[-1]
     if not tf.executing_eagerly_outside_functions():
         return None
+    if _active.stores:
+        return _active.stores[-1]
     if graph.variable_store is None:
         if not tf.executing_eagerly():
             raise ValueError(
@@ -89,7 +90,7 @@ class VariableStore(tf2.Module):
     ...     w = mtf.get_variable(mesh, "w", mtf.Shape([("a", 3)]))
     >>> store.assign("w", [1.0, 2.0, 3.0])
     >>> store
-    <VariableStore: 1 variables, 3 parameters: w>
+    <VariableStore: 1 variable, 3 parameters: w>
     """
 
     def __init__(self, name: Optional[str] = None):
@@ -104,7 +105,8 @@ class VariableStore(tf2.Module):
         where = f", in slices on a mesh {' and '.join(meshes)}" if meshes else ""
         shown = ", ".join(self.names[:_SHOWN]) + (", ..." if len(forms) > _SHOWN else "")
         return (
-            f"<VariableStore: {len(forms)} variables, {parameters:,} parameters{where}"
+            f"<VariableStore: {counted(len(forms), 'variable')}, "
+            f"{counted(parameters, 'parameter')}{where}"
             f"{': ' if shown else ''}{shown}>"
         )
 

@@ -38,6 +38,7 @@ def _whole(y: object) -> bool:
 @leaves_no_node
 def _power(x: Tensor, y: Union[Tensor, float]) -> Tensor:
     """Returns x ** y: products for small whole numbers `y`, otherwise mtf.pow."""
+    _check_exponent(x, y)
     if not _whole(y):
         roots = {0.5: mtf.sqrt, -0.5: mtf.rsqrt}
         known = isinstance(y, (int, float, np.number)) and float(y) in roots
@@ -56,6 +57,16 @@ def _power(x: Tensor, y: Union[Tensor, float]) -> Tensor:
     if result is None:
         return mtf.ones_like(x)
     return mtf.reciprocal(result) if y < 0 else result  # type: ignore[operator]
+
+
+def _check_exponent(x: Tensor, y: object) -> None:
+    """Raises a WrongTypeError if an exponent is no number, Tensor or array."""
+    numbers = (Tensor, int, float, np.generic, list, tuple)
+    if not (isinstance(y, numbers) or tf.is_tensor(y) or hasattr(y, "__array__")):
+        raise WrongTypeError(
+            f"{tensors_text([x])} ** {y!r}: the exponent is a {type(y).__name__}; it must be a "
+            "number, a Tensor or an array"
+        )
 
 
 def _reflected_power(x: Tensor, base: float) -> Tensor:
