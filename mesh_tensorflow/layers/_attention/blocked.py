@@ -13,7 +13,7 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._mesh.slices import attention_operands as operands
 from mesh_tensorflow.layers._attention.blocked_form import Dims, Terms
 from mesh_tensorflow.layers._attention.blocked_operation import BlockedAttentionOperation
-from mesh_tensorflow.layers._attention.masks import hidden_where
+from mesh_tensorflow.layers._attention.masks import COMPARISONS, hidden_where, unseen
 
 __all__ = ["Visible", "attention_and_log_sums", "blocked_attention", "whole_dims"]
 
@@ -89,10 +89,7 @@ def _plain(
     logits = mtf.einsum([mtf.cast(q, dtype), mtf.cast(k, dtype)], output_shape=shape)
     for bias in terms.biases:
         logits = mtf.add(logits, mtf.cast(bias, dtype), output_shape=shape)
-    hidden = None
-    for name, x, y in terms.visible:
-        unseen = mtf.logical_not(_COMPARISONS[name](x, y))
-        hidden = unseen if hidden is None else mtf.logical_or(hidden, unseen)
+    hidden = unseen(terms.visible)
     if hidden is not None:
         logits = mtf.add(logits, hidden_where(hidden, dtype), output_shape=shape)
     extra = terms.extra_value if terms.extra is None else mtf.cast(terms.extra, dtype)
@@ -102,13 +99,6 @@ def _plain(
         weights = mtf.multiply(weights, _noise_mask(terms, rows, dtype), output_shape=shape)
     y = mtf.einsum([weights, mtf.cast(v, dtype)], output_shape=rows + dims.value)
     return [mtf.cast(y, v.dtype), log_z]
-
-
-_COMPARISONS = {
-    "equal": mtf.equal,
-    "less_equal": mtf.less_equal,
-    "greater_equal": mtf.greater_equal,
-}
 
 
 def _noise_mask(terms: Terms, rows: mtf.Shape, dtype: tf.DType) -> mtf.Tensor:
@@ -162,10 +152,10 @@ def _noise(
 
 def _check_visible(visible: Visible) -> None:
     for name, _, _ in visible:
-        if name not in _COMPARISONS:
+        if name not in COMPARISONS:
             raise ValueError(
                 f"{_WHAT}: visible compares by {name!r}, which is none of "
-                f"{', '.join(sorted(_COMPARISONS))}"
+                f"{', '.join(sorted(COMPARISONS))}"
             )
 
 
@@ -183,6 +173,7 @@ def attention_and_log_sums(
     extra_logit: Union[mtf.Tensor, float, None] = None,
     block_sizes: Optional[tuple[int, int]] = None,
     name: Optional[str] = None,
+    ring: bool = False,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Returns what `blocked_attention` does, and the logarithms of the softmax's denominators."""
     _check_visible(visible)
@@ -217,7 +208,7 @@ def attention_and_log_sums(
         mtf.stop_gradient(extra_logit) if given else None,  # type: ignore[arg-type]
         None if given else extra_logit,  # type: ignore[arg-type]
     )
-    op = BlockedAttentionOperation(q, k, v, dims, terms, _plain, block_sizes, name)
+    op = BlockedAttentionOperation(q, k, v, dims, terms, _plain, block_sizes, name, ring)
     y, log_z = op.outputs[:2]
     return mtf.rename_dimension(y, value.name, value_dim.name), log_z
 
@@ -237,6 +228,7 @@ def blocked_attention(
     extra_logit: Union[mtf.Tensor, float, None] = None,
     block_sizes: Optional[tuple[int, int]] = None,
     name: Optional[str] = None,
+    ring: bool = False,
 ) -> mtf.Tensor:
     """Dot-product attention by blocks, whose memory does not grow with the square of the length.
 
@@ -268,6 +260,9 @@ def blocked_attention(
         gets no gradient.
       block_sizes: the numbers of positions of queries and of the memory in a block; chosen if None.
       name: a string or None.
+      ring: whether, in layouts that split the length of queries and of the memory over the same
+        mesh dimension, processors pass parts of keys and values around (ring attention, Liu et al.,
+        2023) instead of gathering them. Then the memory of each processor is that of its parts.
 
     Returns:
       A Tensor with dimensions [dims of q without key_dim..., value_dim].
@@ -277,5 +272,5 @@ def blocked_attention(
     """
     return attention_and_log_sums(
         q, k, v, memory_length_dim, key_dim, value_dim, bias, visible, dropout_rate,
-        dropout_broadcast_dims, extra_logit, block_sizes, name,
+        dropout_broadcast_dims, extra_logit, block_sizes, name, ring,
     )[0]  # fmt: skip

@@ -15,6 +15,7 @@ from mesh_tensorflow._core.tensor import is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slices import attention_blocks as blocks
 from mesh_tensorflow._mesh.slices.attention_operands import arranged, computed_in, restored
+from mesh_tensorflow.layers._attention import ring
 from mesh_tensorflow.layers._attention.blocked_form import Dims, Form, Terms
 
 __all__ = ["BlockedAttentionGradOperation", "BlockedAttentionOperation"]
@@ -28,6 +29,7 @@ class _Blocked(mtf.Operation):
     """What attention by blocks and its gradient have in common."""
 
     _form: Form
+    _in_ring: bool  # whether the memory's parts are passed around instead of gathered
 
     def _unsplittable(self) -> Collection[str]:
         """Channels are summed within a block; the numbers of a key belong together."""
@@ -60,11 +62,11 @@ class _Blocked(mtf.Operation):
         return x.shape.dims.index(memory) if memory in x.shape else None
 
     def _operands(self, lowering: LoweringLike) -> list[LaidOutLike]:
-        """Returns the laid-out inputs, with the whole memory if it is gathered."""
+        """Returns the laid-out inputs, with the whole memory if it is gathered at once."""
         mesh_impl = lowering.mesh_impl(self)
         axis = self._gathered_axis(mesh_impl)
         values = [lowering.tensors[x] for x in self.inputs]
-        if axis is None:
+        if axis is None or self._in_ring:
             return values
         at = [self._memory_axis(x) for x in self.inputs]
         return [
@@ -77,6 +79,8 @@ class _Blocked(mtf.Operation):
         axis = self._gathered_axis(mesh_impl)
         if axis is None:
             return []
+        if self._in_ring:
+            return ring.shifts(mesh_impl, axis, *self._around())
         parts = mesh_impl.shape[axis].size
         kinds = [("allconcat", self.inputs), ("reduce_scatter", self.outputs)]
         found = []
@@ -86,6 +90,14 @@ class _Blocked(mtf.Operation):
                     n = mesh_impl.laid_out_size(x.shape) * parts
                     found.append(Collective(kind, (axis,), n, n * x.dtype.size))
         return found
+
+    def _around(self) -> tuple[list[mtf.Tensor], list[mtf.Tensor]]:
+        """Returns the inputs and the outputs that belong to positions of the memory."""
+        inputs, outputs = (
+            [x for x in xs if self._memory_axis(x) is not None]
+            for xs in (self.inputs, self.outputs)
+        )
+        return inputs, outputs
 
     def _flops(self, mesh_impl: MeshImpl, products: int) -> int:
         dims = self._form.dims
@@ -100,7 +112,8 @@ class BlockedAttentionOperation(_Blocked):
     sum of exponentials relative to it.
 
     Each processor computes its part of the logits block by block. If the memory is split, the parts
-    of a row are joined by three allreduces.
+    of a row are joined by three allreduces; if the same mesh dimension splits the rows too, the
+    memory is gathered, or passed around.
     """
 
     def __init__(
@@ -113,6 +126,7 @@ class BlockedAttentionOperation(_Blocked):
         plain: Callable,
         block_sizes: Optional[tuple[int, int]] = None,
         name: Optional[str] = None,
+        in_ring: bool = False,
     ):
         """Creates the operation.
 
@@ -126,8 +140,11 @@ class BlockedAttentionOperation(_Blocked):
             gradients of gradients.
           block_sizes: the numbers of positions of queries and of the memory in a block, or None.
           name: a string or None.
+          in_ring: whether parts of the memory are passed around, where one mesh dimension splits
+            rows and memory, instead of gathered.
         """
         super().__init__([q, k, v, *terms.tensors], name=name or "blocked_attention")
+        self._in_ring = in_ring
         self._form = Form.of(q, k, v, dims, terms, block_sizes)
         self.plain = plain
         rows = q.shape - dims.key
@@ -140,6 +157,11 @@ class BlockedAttentionOperation(_Blocked):
     def form(self) -> Form:
         """What its inputs mean."""
         return self._form
+
+    @property
+    def in_ring(self) -> bool:
+        """Whether parts of the memory are passed around."""
+        return self._in_ring
 
     def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> list[Optional[mtf.Tensor]]:
         """Recomputes blocks; in a second operation for masks, whose gradient is hardly needed."""
@@ -161,7 +183,12 @@ class BlockedAttentionOperation(_Blocked):
         mesh_impl = lowering.mesh_impl(self)
         values = self._operands(lowering)
         extra = [] if self._form.terms.extra is None else [values.pop()]
-        sums = mesh_impl.slicewise(self._sums, *values)
+        gathered = self._gathered_axis(mesh_impl)
+        if gathered is not None and self._in_ring:
+            moving = [self._memory_axis(x) is not None for x in self.inputs]
+            sums = ring.joined_sums(mesh_impl, gathered, self._sums, values, moving)
+        else:
+            sums = mesh_impl.slicewise(self._sums, *values)
         lowering.count_collectives(self, "blocked_attention_op")
         axis = self._joined_axis(mesh_impl)
         if axis is not None:
@@ -261,6 +288,7 @@ class BlockedAttentionGradOperation(_Blocked):
         y, _, *parts = forward_op.outputs
         super().__init__([*inputs, y, *parts, dy, dz], name="blocked_attention_grad")
         self._form = forward_op.form
+        self._in_ring = forward_op.in_ring
         self._plain = forward_op.plain
         self._wanted = list(wanted)
         self._outputs = [
@@ -288,12 +316,21 @@ class BlockedAttentionGradOperation(_Blocked):
     def lower(self, lowering: LoweringLike) -> None:
         """Computes gradients block by block; sums over processors are pending."""
         mesh_impl = lowering.mesh_impl(self)
-        values = mesh_impl.slicewise(self._gradients, *self._operands(lowering))
-        lowering.count_collectives(self, "blocked_attention_op")
         gathered = self._gathered_axis(mesh_impl)
+        operands = self._operands(lowering)
+        if gathered is not None and self._in_ring:
+            moving, returned = (
+                [self._memory_axis(x) is not None for x in xs] for xs in (self.inputs, self.outputs)
+            )
+            values = ring.added_gradients(
+                mesh_impl, gathered, self._gradients, operands, moving, returned
+            )
+        else:
+            values = mesh_impl.slicewise(self._gradients, *operands)
+        lowering.count_collectives(self, "blocked_attention_op")
         for y, value in zip(self.outputs, values):
             at = self._memory_axis(y)
-            if gathered is not None and at is not None:
+            if gathered is not None and at is not None and not self._in_ring:
                 value = mesh_impl.reduce_scatter(value, gathered, at)
             axes = self._summed_axes(mesh_impl, y)
             lowering.set_partial_sum(y, value, axes, "blocked_attention_op")

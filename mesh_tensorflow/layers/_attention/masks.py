@@ -31,10 +31,13 @@ class MadeOf(NamedTuple):
       rest: the bias without the mask, a Tensor or None.
       visible: comparisons of ids, all of which are true where nothing is masked; as for
         `mtf.layers.blocked_attention`.
+      stands_in: whether the bias itself is only a scalar in its place, because no layout that
+        splits queries and memory alike has room for all of it.
     """
 
     rest: Optional[mtf.Tensor]
     visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]]
+    stands_in: bool = False
 
 
 def made_of(
@@ -48,6 +51,40 @@ def made_of(
     """
     bias.made_of = MadeOf(rest, tuple(visible))
     return bias
+
+
+def stand_in(
+    mesh: mtf.Mesh, visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]], dtype: tf.DType
+) -> mtf.Tensor:
+    """Returns a scalar in place of a mask, which `whole` makes of it where one is needed."""
+    bias = mtf.zeros(mesh, [], dtype)
+    bias.made_of = MadeOf(None, tuple(visible), stands_in=True)
+    return bias
+
+
+def whole(bias: Optional[mtf.Tensor]) -> Optional[mtf.Tensor]:
+    """Returns a bias, or the mask that it stands for."""
+    made: Optional[MadeOf] = None if bias is None else bias.made_of
+    if bias is None or made is None or not made.stands_in:
+        return bias
+    hidden = unseen(made.visible)
+    return bias if hidden is None else hidden_where(hidden, bias.dtype)
+
+
+COMPARISONS = {
+    "equal": mtf.equal,
+    "less_equal": mtf.less_equal,
+    "greater_equal": mtf.greater_equal,
+}
+
+
+def unseen(visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]]) -> Optional[mtf.Tensor]:
+    """Returns where one of the comparisons is false, or None if there are none."""
+    hidden = None
+    for name, x, y in visible:
+        different = mtf.logical_not(COMPARISONS[name](x, y))
+        hidden = different if hidden is None else mtf.logical_or(hidden, different)
+    return hidden
 
 
 def hidden_where(condition: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:

@@ -32,6 +32,7 @@ def takes_blocks(
     bias: Optional[mtf.Tensor],
     dropout_rate: Any,
     joint: bool,
+    ring: bool = False,
 ) -> bool:
     """Returns whether attention works by blocks.
 
@@ -42,6 +43,7 @@ def takes_blocks(
       bias: a Tensor or None.
       dropout_rate: a number or a tf scalar.
       joint: whether there are an extra logit and a z-loss, which exclude each other in blocks.
+      ring: whether blocks are used wherever they are possible.
 
     Raises:
       ValueError: `blocked` is true, and blocks are not possible.
@@ -60,7 +62,7 @@ def takes_blocks(
         why = "z_loss_coeff leaves an extra_logit out, and blocks have only the sums with it"
     if blocked and why:
         raise ValueError(f"attention: blocked=True is not possible: {why}. Leave blocked out")
-    if blocked or why:
+    if blocked or ring or why:
         return not why
     return min(found.length.size, memory.size) >= LEAST_LENGTH  # type: ignore[union-attr]
 
@@ -73,6 +75,7 @@ def blocked_attend(
     dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]],
     extra_logit: Union[mtf.Tensor, float, None],
     context: Context,
+    ring: bool = False,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Returns what `attend` does, and the logarithms of the softmax's denominators."""
     q, k, v = tensors
@@ -93,4 +96,5 @@ def blocked_attend(
         dropout_rate=dropout_rate if training else 0.0,
         dropout_broadcast_dims=dropout_broadcast_dims,
         extra_logit=extra_logit,
+        ring=ring,
     )

@@ -11,6 +11,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.layers._attention import masks
 from mesh_tensorflow.transformer.attention import _blocked, _sharding
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def attend(
     float32_logits: bool = True,
     z_loss_coeff: Optional[float] = None,
     blocked: Optional[bool] = None,
+    ring: bool = False,
 ) -> mtf.Tensor:
     """Computes `attention` without checking its operands."""
     output_shape = q.shape - key_dim + value_dim
@@ -124,13 +126,14 @@ def attend(
     has_z_loss = z_loss_coeff is not None and context.train and context.losses is not None
     parts, dims = (q, k, v), (memory_length_dim, key_dim, value_dim)
     joint = has_z_loss and extra_logit is not None
-    if _blocked.takes_blocks(blocked, parts, dims, bias, dropout_rate, joint):
+    if _blocked.takes_blocks(blocked, parts, dims, bias, dropout_rate, joint, ring):
         outputs, log_z = _blocked.blocked_attend(
-            parts, dims, bias, dropout_rate, dropout_broadcast_dims, extra_logit, context
+            parts, dims, bias, dropout_rate, dropout_broadcast_dims, extra_logit, context, ring
         )
         if has_z_loss:
             _add_z_loss(log_z, rows_shape, z_loss_coeff, context, v.dtype)  # type: ignore[arg-type]
         return outputs if outputs.shape == output_shape else mtf.reshape(outputs, output_shape)
+    bias = masks.whole(bias)
     dtype = tf.float32 if float32_logits else q.dtype
     logits = layers.us_einsum(
         [mtf.cast(q, dtype), mtf.cast(k, dtype)],
@@ -164,6 +167,7 @@ def attention(
     float32_logits: bool = True,
     z_loss_coeff: Optional[float] = None,
     blocked: Optional[bool] = None,
+    ring: bool = False,
 ) -> mtf.Tensor:
     """Dot-product attention: means of values, weighted by the softmax of queries times keys.
 
@@ -192,6 +196,9 @@ def attention(
       blocked: whether logits are computed by blocks, see `mtf.layers.blocked_attention`; if None,
         they are for lengths from 1,024 on where that is possible. The logits and the softmax of
         blocks are in float32.
+      ring: whether to use blocks wherever that is possible and, in layouts that split the length of
+        queries and of the memory over one mesh dimension, to pass keys and values around its
+        processors instead of gathering them; see `mtf.layers.blocked_attention`.
 
     Returns:
       A Tensor with dimensions [dims of q without key_dim..., value_dim].
@@ -227,4 +234,5 @@ def attention(
         float32_logits=float32_logits,
         z_loss_coeff=z_loss_coeff,
         blocked=blocked,
+        ring=ring,
     )

@@ -24,6 +24,17 @@ def _positions(q, k):
 _LENGTHS = ("length", "memory")
 
 
+def _ring(q, k, v, bias, ids, memory_ids):
+    """Causal attention within segments, whose memory is passed around."""
+    visible = [("greater_equal", *_positions(q, k)), ("equal", ids, memory_ids)]
+    return _blocked(q, k, v, bias, visible=visible, block_sizes=(3, 4), extra_logit=0.5, ring=True)
+
+
+def _ring_expected(q, k, v, bias, ids, memory_ids):
+    hidden = hide(ids[:, None, :, None] != memory_ids[:, None, None])
+    return attend(q, k, v, bias[:, :, None] + hidden + causal(8), extra=0.5)
+
+
 def _causal_with_bias(q, k, v, bias):
     seen = ("greater_equal", *_positions(q, k))
     return _blocked(q, k, v, bias, visible=[seen], block_sizes=(3, 4))
@@ -47,6 +58,10 @@ CASES = [
          "batch:4 heads:4 length:8 k, batch:4 heads:4 memory:8 k, batch:4 heads:4 memory:8 channels:2, "
          "heads:4 length:8 memory:8", _causal_with_bias,
          lambda q, k, v, b: attend(q, k, v, b + causal(8)), dtypes=FLOATS),
+    case("attention_ring",
+         "batch:4 heads:4 length:8 k, batch:4 heads:4 memory:8 k, batch:4 heads:4 memory:8 channels:2, "
+         "batch:4 heads:4 memory:8, batch:4 length:8/below2, batch:4 memory:8/below2",
+         _ring, _ring_expected, dtypes=FLOATS),
     case("attention_blocked_one_head_of_keys",
          "batch:4 length:8 heads:4 k, batch:4 memory:16 k, batch:4 memory:16 channels:4, "
          "batch:4 heads:4 memory:16, batch:4 length:8/below2, batch:4 memory:16/below2",

@@ -36,6 +36,27 @@ def _all_of(conditions: Sequence[mtf.Tensor]) -> Optional[mtf.Tensor]:
     return found
 
 
+def _conditions(
+    layer: SelfAttention, context: Context, memory_position: mtf.Tensor
+) -> list[tuple[str, Any, mtf.Tensor]]:
+    """Returns what has to be true of ids of queries and of the memory where attention is seen."""
+    found: list[tuple[str, Any, mtf.Tensor]] = []
+    here = query_position(context)
+    smallest, largest = layer.min_relative_position(context), layer.max_relative_position(context)
+    if smallest is not None:
+        found.append(("less_equal", here + smallest, memory_position))
+    if largest is not None:
+        found.append(("greater_equal", here + largest, memory_position))
+    if context.write_priority is not None:
+        written = layer.rename_length_to_memory_length(context.write_priority, context)
+        found.append(("greater_equal", context.read_priority, written))
+    sequence_id = context.sequence_id if context.subsequence_id is None else context.subsequence_id
+    if isinstance(sequence_id, mtf.Tensor) and context.length_dim in sequence_id.shape:
+        memory = layer.rename_length_to_memory_length(sequence_id, context)
+        found.append(("equal", sequence_id, memory))
+    return found
+
+
 def _hidden(
     layer: SelfAttention,
     context: Context,
@@ -45,24 +66,13 @@ def _hidden(
 ) -> Optional[mtf.Tensor]:
     """Returns the mask: -1e9 where attention is masked, 0 elsewhere; None if nothing is."""
     conditions: list[mtf.Tensor] = []
-    ids: list[tuple[str, Any, mtf.Tensor]] = []  # the same conditions
-    here = query_position(context)
     smallest, largest = layer.min_relative_position(context), layer.max_relative_position(context)
     if smallest is not None:
         conditions.append(mtf.greater_equal(relative_position, smallest))
-        ids.append(("less_equal", here + smallest, memory_position))
     if largest is not None:
         conditions.append(mtf.less_equal(relative_position, largest))
-        ids.append(("greater_equal", here + largest, memory_position))
-    if context.write_priority is not None:
-        written = layer.rename_length_to_memory_length(context.write_priority, context)
-        conditions.append(mtf.greater_equal(context.read_priority, written))
-        ids.append(("greater_equal", context.read_priority, written))
-    sequence_id = context.sequence_id if context.subsequence_id is None else context.subsequence_id
-    if isinstance(sequence_id, mtf.Tensor) and context.length_dim in sequence_id.shape:
-        memory = layer.rename_length_to_memory_length(sequence_id, context)
-        conditions.append(mtf.equal(sequence_id, memory))
-        ids.append(("equal", sequence_id, memory))
+    ids = _conditions(layer, context, memory_position)
+    conditions += [masks.COMPARISONS[name](x, y) for name, x, y in ids[len(conditions) :]]
     visible = _all_of(conditions)
     if visible is None:
         return None
@@ -113,6 +123,23 @@ def _distance_bias(
     return _relative.bucket_values(values, buckets, buckets_dim, memory_length)
 
 
+def _in_ring(layer: SelfAttention, context: Context) -> bool:
+    """Returns whether parts of keys and values may be passed around.
+
+    Then no Tensor may have the length of queries and that of the memory.
+    """
+    if not layer.attention_kwargs.get("ring") or context.mode == "incremental":
+        return False
+    if layer.relative_attention_type is not None:
+        raise ValueError(
+            f"{type(layer).__name__}: relative_attention_type={layer.relative_attention_type!r} "
+            f"makes a bias of {context.length_dim.name} times memory_length, and ring=True is for "
+            "lengths that are too long for it. Use relative_attention_type=None with "
+            "positional_embedding=True, or leave ring out of attention_kwargs"
+        )
+    return True
+
+
 def self_attention_bias(
     layer: SelfAttention,
     context: Context,
@@ -125,6 +152,9 @@ def self_attention_bias(
     """Returns the attention bias; see `SelfAttention.compute_bias`."""
     memory_length = memory_position.shape.dims[-1]
     num_prompts = memory_length.size - context.length_dim.size if with_prompts else 0
+    if _in_ring(layer, context) and not num_prompts:
+        visible = _conditions(layer, context, memory_position)
+        return masks.stand_in(context.mesh, visible, context.activation_dtype) if visible else None
     relative_position = memory_position - query_position(context) - num_prompts
     hidden = _hidden(layer, context, relative_position, memory_position, num_prompts)
     near = _distance_bias(layer, context, relative_position, memory_length, heads_dims, q)
