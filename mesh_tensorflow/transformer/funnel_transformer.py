@@ -97,6 +97,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
             dropout_rate=None,
             norm_epsilon=None,
             recompute_grads=False,
+            sequence_parallel=False,  # pooling changes the length between layers
         )
         if pooling_type not in _POOLS:
             raise ValueError(

@@ -11,6 +11,10 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers as mtf_layers
 from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
+from mesh_tensorflow.transformer.transformer._residual_length import (
+    to_length,
+    to_residual_length,
+)
 from mesh_tensorflow.transformer.transformer._sublayers import (
     sublayer_call_layer,
     sublayer_legacy_dropout,
@@ -54,6 +58,7 @@ class LayerStack(TransformerLayer):
         dropout_rate: Optional[float] = None,
         norm_epsilon: Optional[float] = None,
         recompute_grads: bool = False,
+        sequence_parallel: bool = False,
     ) -> None:
         """Creates the stack; gin usually binds all arguments but the layers.
 
@@ -69,6 +74,10 @@ class LayerStack(TransformerLayer):
           norm_epsilon: a number.
           recompute_grads: whether the activations inside a layer are recomputed for its gradient
             instead of stored.
+          sequence_parallel: whether the length has the name `residual_length` between layers, so
+            that the rule `residual_length:axis` splits normalization, dropout and residuals by
+            position over the axis that splits heads and d_ff, as Megatron-LM does. Sublayers, and
+            `context.layer_outputs` but for the last, then have this name.
 
         Raises:
           ValueError: only one of `dropout_rate` and `norm_epsilon` is given.
@@ -81,6 +90,7 @@ class LayerStack(TransformerLayer):
             )
         self._layers = list(layers)
         self._recompute_grads = recompute_grads
+        self._sequence_parallel = sequence_parallel
         self.dropout_rate = dropout_rate
         self.norm_epsilon = norm_epsilon
         if dropout_rate is not None:
@@ -107,8 +117,7 @@ class LayerStack(TransformerLayer):
         Raises:
           ValueError: the sublayers are not set.
         """
-        x = self._with_sublayers("sublayers_initial", context, x)
-        context.layer_outputs.append(x)
+        x = self._begin(context, x)
         for i, layer in enumerate(self._layers):
             x = self._call_layer(context, layer, x)
             if i < self.num_layers - 1:
@@ -126,9 +135,18 @@ class LayerStack(TransformerLayer):
         """The layers."""
         return self._layers
 
+    def _begin(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
+        if self._sequence_parallel:
+            x = to_residual_length(x, context.length_dim.name)
+        x = self._with_sublayers("sublayers_initial", context, x)
+        context.layer_outputs.append(x)
+        return x
+
     def _finish(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         x = self._with_sublayers("sublayers_final", context, x)
         x = sublayer_mask_padding(x, self, context)
+        if self._sequence_parallel:
+            x = to_length(x, context.length_dim.name)
         context.layer_outputs.append(x)
         return x
 
@@ -240,8 +258,7 @@ class ReversibleLayerStack(LayerStack):
           ValueError: the sublayers are not set; or, with `recompute_grads`, a layer adds
             Tensors to the Context, which cannot be recomputed.
         """
-        x = self._with_sublayers("sublayers_initial", context, x)
-        context.layer_outputs.append(x)
+        x = self._begin(context, x)
         streams: Any = [x, None, x, None]
         for i, layer in enumerate(self._layers):
             with tf.variable_scope(layer.name or ""):

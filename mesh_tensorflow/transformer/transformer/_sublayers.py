@@ -15,6 +15,11 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.ops._variables.precision import widened
 from mesh_tensorflow.transformer.transformer._context import Context, nonpadding_of
+from mesh_tensorflow.transformer.transformer._residual_length import (
+    has_residual_length,
+    to_length,
+    to_residual_length,
+)
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
@@ -47,14 +52,18 @@ def sublayer_call_layer(
     """Sets padding to zero, then calls the layer in the variable scope of its class name.
 
     Args:
-      x: a Tensor with dimensions [batch..., length, d_model].
+      x: a Tensor with dimensions [batch..., length, d_model]; of a stack with `sequence_parallel`,
+        [batch..., residual_length, d_model], which the layer sees as its length.
       layer_stack: a LayerStack.
       context: a Context.
     """
     x = sublayer_mask_padding(x, layer_stack, context)
     layer = context.current_layer
     with tf.variable_scope(type(layer).__name__):
-        return layer.call(context, x)
+        if not has_residual_length(x):
+            return layer.call(context, x)
+        length_name = context.length_dim.name
+        return to_residual_length(layer.call(context, to_length(x, length_name)), length_name)
 
 
 @gin.configurable(module=_MODULE)
@@ -70,7 +79,11 @@ def sublayer_mask_padding(
     """
     del layer_stack
     nonpadding = nonpadding_of(context)
-    return x * nonpadding if isinstance(nonpadding, mtf.Tensor) else x
+    if not isinstance(nonpadding, mtf.Tensor):
+        return x
+    if has_residual_length(x):
+        nonpadding = to_residual_length(nonpadding, context.length_dim.name)
+    return x * nonpadding
 
 
 def _scale(context: Context, dims: list[mtf.Dimension]) -> mtf.Tensor:

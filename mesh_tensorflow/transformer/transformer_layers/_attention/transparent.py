@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow.transformer.transformer._residual_length import to_length
 from mesh_tensorflow.transformer.transformer_layers._attention.enc_dec_attention import (
     EncDecAttention,
 )
@@ -98,9 +99,11 @@ class TransparentEncDecAttention(EncDecAttention):
                 f"{self.encoder_num_modules} times layers_per_encoder_module="
                 f"{self.layers_per_encoder_module} plus 1; set these to what the encoder is"
             )
+        length_name = context.length_dim.name
+        modules = [to_length(x, length_name) for x in found[:: self.layers_per_encoder_module]]
         return [
-            layers.rename_length_to_memory_length(x, context.length_dim.name)
-            if context.length_dim.name in x.shape.dimension_names
+            layers.rename_length_to_memory_length(x, length_name)
+            if length_name in x.shape.dimension_names
             else x
-            for x in found[:: self.layers_per_encoder_module]
+            for x in modules
         ]
