@@ -9,8 +9,10 @@ import command_line
 from command_line import option
 
 # The tensor dimensions that --layout may split.
-DIMENSIONS = ("batch", "heads", "d_ff", "vocab", "d_model")
+DIMENSIONS = ("batch", "heads", "d_ff", "vocab", "d_model", "length", "memory_length")
 MESH_IMPLS = ("placement", "simd")
+LAYOUT = "batch:rows;heads:cols;d_ff:cols;vocab:cols"
+RING_LAYOUT = "batch:rows;length:cols;memory_length:cols"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +21,19 @@ class Options:
 
     mesh_shape: str = option("rows:2;cols:2", "Dimensions of the mesh and their sizes.")
     layout: str = option(
-        "batch:rows;heads:cols;d_ff:cols;vocab:cols",
+        LAYOUT,
         f"Which tensor dimension is split over which mesh dimension: {', '.join(DIMENSIONS)}.",
+    )
+    zero: int = option(
+        0,
+        "Stage of ZeRO: 1 stores the optimizer's slots in parts over the mesh dimension that "
+        "splits the batch, 2 sums gradients to parts, 3 stores weights in parts too; 0 for none.",
+    )
+    ring: bool = option(
+        False,
+        "Attention in a ring: keys and values are passed around the processors that have parts of "
+        "each sequence. The default layout is then "
+        f"{RING_LAYOUT!r}.",
     )
     mesh_impl: str = option(
         "placement", "placement for one graph of all processors, simd for one program on each."
@@ -33,6 +46,11 @@ class Options:
     )
     seed: int = option(0, "Seed of the order of examples.")
     quick: bool = option(False, "Fewer steps, in about half a minute, and a worse model.")
+
+    @property
+    def rules(self) -> str:
+        """The layout: that of rings with `ring`, unless another one is given."""
+        return RING_LAYOUT if self.ring and self.layout == LAYOUT else self.layout
 
 
 def all_flags(options: type[Options]) -> Iterator[command_line.Flag]:

@@ -30,6 +30,13 @@ def mesh_of(options: Options) -> mtf.Shape:
     return mtf.Shape(list(mtf.convert_to_shape(options.mesh_shape) or []))
 
 
+def zero_axis(options: Options) -> str:
+    """Returns the name of the mesh dimension that splits the batch, or an empty string."""
+    rules = mtf.convert_to_layout_rules(options.rules)
+    found = rules.tensor_dimension_to_mesh_axis(mtf.Dimension("batch", 0), mesh_of(options))
+    return "" if found is None else mesh_of(options).dims[found].name
+
+
 def check(options: Options) -> None:
     """Raises ValueError for invalid options."""
     for name in ("batch_size", "train_steps", "steps_per_checkpoint", "seed"):
@@ -40,11 +47,18 @@ def check(options: Options) -> None:
             f"--mesh_impl is {options.mesh_impl!r}: choose one of {', '.join(MESH_IMPLS)}"
         )
     mesh_shape = mesh_of(options)
-    rules = mtf.convert_to_layout_rules(options.layout)
+    rules = mtf.convert_to_layout_rules(options.rules)
     for name in rules.unknown_mesh_dimensions(mesh_shape):
         raise ValueError(
             f"--layout splits dimensions over {name!r}, but --mesh_shape has no such dimension:"
             f" it has {', '.join(mesh_shape.dimension_names) or 'none'}"
+        )
+    if options.zero not in range(4):
+        raise ValueError(f"--zero is {options.zero}: a stage is 1, 2 or 3, and 0 is for none")
+    if options.zero and not zero_axis(options):
+        raise ValueError(
+            f"--zero={options.zero} stores parts over the mesh dimension that splits the batch, "
+            f"but --layout={options.rules} does not split it: add batch:NAME"
         )
     named = [rules.mesh_dimension_name_to_tensor_dimension_names(d.name) for d in mesh_shape]
     for mesh_dim, names in zip(mesh_shape, named):
@@ -176,7 +190,7 @@ def run(options: Options, gin_file: str, act: Callable[[Model], Outcome], **usua
         "mesh_shape": options.mesh_shape,
         "mesh_devices": [f"/device:CPU:{i}" for i in range(processors)],
         "mesh_impl": options.mesh_impl,
-        "layout_rules": options.layout,
+        "layout_rules": options.rules,
         "batch_size": numbers["batch_size"],
         "train_steps": numbers["train_steps"],
         "save_checkpoints_steps": numbers["steps_per_checkpoint"],
@@ -185,6 +199,11 @@ def run(options: Options, gin_file: str, act: Callable[[Model], Outcome], **usua
     utils.parse_gin_defaults_and_flags(finalize_config=False)
     for name, value in bindings.items():
         gin.bind_parameter(f"utils.run.{name}", value)
+    if options.zero:
+        gin.bind_parameter("stored_layout.zero", options.zero)
+        gin.bind_parameter("stored_layout.zero_axis", zero_axis(options))
+    if options.ring:
+        gin.bind_parameter("SelfAttention.attention_kwargs", {"ring": True})
     gin.finalize()
     with contextlib.ExitStack() as stack:
         model_dir = options.model_dir or stack.enter_context(tempfile.TemporaryDirectory())

@@ -90,6 +90,17 @@ def test_resumes_after_ctrl_c_in_simd_as_if_it_had_not_stopped(tmp_path):
     assert "error: checkpoint" in other and "is not of this program" in other
 
 
+@pytest.mark.slow
+def test_rings_and_stored_layouts_give_the_same_results():
+    few = [*SMALL, "--train_steps=10", "--steps_per_checkpoint=10"]
+    alone, *others = (
+        steps(run(*few, *flags))
+        for flags in (["--mesh_shape=", "--layout="], ["--ring"], ["--zero=3"])
+    )
+    for found in others:
+        assert found == pytest.approx(alone, abs=2e-3)
+
+
 @pytest.mark.parametrize(
     "flag, text",
     [
@@ -103,6 +114,11 @@ def test_resumes_after_ctrl_c_in_simd_as_if_it_had_not_stopped(tmp_path):
         ),
         ({"mesh_impl": "tpu"}, "--mesh_impl is 'tpu': choose one of placement, simd"),
         ({"batch_size": -1}, "--batch_size is -1: it has to be 0 or more"),
+        ({"zero": 4}, "--zero is 4: a stage is 1, 2 or 3, and 0 is for none"),
+        (
+            {"zero": 2, "layout": "heads:cols"},
+            "--layout=heads:cols does not split it: add batch:NAME",
+        ),
         ({"text": "/none/*.txt"}, "/none/*.txt names 0 files, but two are needed at least"),
     ],
 )
