@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer import attention, transformer
+from mesh_tensorflow.transformer.transformer_layers._attention import all_to_all as _all_to_all
 from mesh_tensorflow.transformer.transformer_layers._attention import relative as _relative
 from mesh_tensorflow.transformer.transformer_layers._attention import self_bias as _self_bias
 from mesh_tensorflow.transformer.transformer_layers._attention import states as _states
@@ -24,6 +25,7 @@ _KINDS = (None, "bias", "bias_shared", "contextual")
 _ATTENTION_FUNCTIONS: dict[Optional[str], Callable[..., mtf.Tensor]] = {
     None: attention.attention,
     "hybrid": attention.hybrid_attention,
+    _all_to_all.ALL_TO_ALL: attention.attention,
 }
 
 
@@ -72,7 +74,10 @@ class SelfAttention(transformer.TransformerLayer):
             "bias_shared" for one that all layers share, "contextual" for one computed from the
             query.
           relative_attention_num_buckets: the number of buckets of relative positions.
-          attention_func: None, or "hybrid" for `hybrid_attention`.
+          attention_func: None; "hybrid" for `hybrid_attention`; or "all_to_all", with which a
+            length that is split is exchanged for heads, under the names `attention_length` and
+            `attention_heads`, when whole sequences are attended to: by the rules
+            `length:axis,attention_heads:axis`, each processor has all positions of its heads.
           combine_dims: whether heads and channels are one dimension of the weights.
           keep_query_heads_dims: whether the output keeps its heads.
           fold_scaling_into_initializer: whether initial values, rather than queries, are scaled.
@@ -113,7 +118,14 @@ class SelfAttention(transformer.TransformerLayer):
                 f"{what}: attention_func={self.attention_func!r} is none of "
                 f"{', '.join(map(str, _ATTENTION_FUNCTIONS))}"
             )
-        if self.attention_func is not None and self.z_loss_coeff is not None:
+        prompts = (self.hyperprompt_length_encoder, self.hyperprompt_length_decoder)
+        if self.attention_func == _all_to_all.ALL_TO_ALL and any(prompts):
+            raise ValueError(
+                f"{what}: attention_func={self.attention_func!r} has no prompts; set "
+                "hyperprompt_length_encoder=None and hyperprompt_length_decoder=None, or leave "
+                "attention_func out"
+            )
+        if self.attention_func == "hybrid" and self.z_loss_coeff is not None:
             raise ValueError(
                 f"{what}: attention_func={self.attention_func!r} has no z-loss; set "
                 "z_loss_coeff=None"
@@ -134,10 +146,14 @@ class SelfAttention(transformer.TransformerLayer):
           A Tensor of the shape of `x`.
         """
         params = self.make_params(context)
-        q = params.compute_q(x)
+        q, seen, heads_dims = params.compute_q(x), context, params.query_heads_dims
         memory_length = self.memory_length(context)
         k, v = self._keys_and_values(context, x, params, memory_length)
-        memory_position = self._memory_position(context)
+        if self._by_heads(context):
+            _all_to_all.check_layout(type(self).__name__, context, heads_dims[0])
+            q, seen = _all_to_all.by_heads(q, context), _all_to_all.of_heads(context)
+            heads_dims = q.shape.dims[-1 - len(heads_dims) : -1]
+        memory_position = self._memory_position(seen)
         side, prompt_length = self._prompts()
         if prompt_length is not None:
             k, v, memory_position, memory_length = attention.concat_hyper_prompts_kv(
@@ -156,14 +172,16 @@ class SelfAttention(transformer.TransformerLayer):
                 prompt_length,
             )
         bias = self.compute_bias(
-            context,
+            seen,
             memory_position,
             x,
-            params.query_heads_dims,
+            heads_dims,
             q,
             use_prompt_kv=prompt_length is not None,
         )
-        o = self._attend(context, q, k, v, memory_length, bias)
+        o = self._attend(seen, q, k, v, memory_length, bias)
+        if seen is not context:
+            o = _all_to_all.by_positions(o, context)
         output_shape = self.expected_attention_output_shape(x, params)
         y = params.compute_output(o, output_shape=output_shape)
         return self.layer_output_from_attention_output(context, y, losses)
@@ -232,11 +250,15 @@ class SelfAttention(transformer.TransformerLayer):
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns keys and values of all positions so far, and records them when decoding."""
         incremental = context.mode == "incremental"
-        m = x if incremental else self.rename_length_to_memory_length(x, context)
+        by_heads = self._by_heads(context)
+        plain = incremental or by_heads
+        m = x if plain else self.rename_length_to_memory_length(x, context)
         if params.shared_kv:
             states = [params.compute_kv(m)]
         else:
             states = [params.compute_k(m), params.compute_v(m)]
+        if by_heads:
+            states = [_all_to_all.by_heads(s, context, memory_length.name) for s in states]
         if incremental:
             states = _states.updated_states(context, states, memory_length)
         elif context.mode == "first_part":
@@ -246,6 +268,11 @@ class SelfAttention(transformer.TransformerLayer):
                 [_states.next_to_channels(s, memory_length) if turn else s for s in states]
             )
         return states[0], states[-1]
+
+    def _by_heads(self, context: Context) -> bool:
+        """Returns whether positions are exchanged for heads; decoding keeps states as they are."""
+        decodes = context.mode in ("first_part", "incremental")
+        return self.attention_func == _all_to_all.ALL_TO_ALL and not decodes
 
     def _attend(
         self,
