@@ -18,6 +18,7 @@ SIZES = {"num_heads": 4, "key_value_size": 4}
 LAYERS = {
     "plain": {},
     "bias": {"relative_attention_type": "bias"},
+    "bias_shared": {"relative_attention_type": "bias_shared"},
     "contextual": {"relative_attention_type": "contextual"},
     "multi_query": {"num_memory_heads": 1},
     "grouped": {"num_memory_heads": 2},
@@ -46,6 +47,8 @@ def built(name, mode="train", **kwargs):
         y = base.called(T.SelfAttention(**SIZES, **LAYERS[name], **kwargs), context, x)
         loss = mtf.add_n([mtf.reduce_sum(mtf.square(y)), *context.losses])
         weights = mesh.graph.trainable_variables
+        # A checkpoint, and a store that a decoding program shares, has them as of other layers.
+        assert not any("attention_" in str(w.outputs[0].shape) for w in weights)
         return [y, loss, *mtf.gradients([loss], [x, *(w.outputs[0] for w in weights)])]
 
     return build
@@ -102,6 +105,16 @@ def test_decoding_is_plain():
     for step, values in enumerate(found[1 : 1 + base.STEPS]):
         expected = found[0][np.arange(ROWS), np.array(base.BEGINS) + step]
         assert_close(values, expected, 1e-5)
+
+
+def test_experts_refuse():
+    layer = T.ExpertsSelfAttention(
+        **SIZES, num_experts=2, shared_kv=True, attend_to_memory=True, attention_func="all_to_all"
+    )
+    message = r"ExpertsSelfAttention: attention_func='all_to_all' is for layers whose keys are not"
+    with tf.Graph().as_default(), pytest.raises(ValueError, match=message):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        base.called(layer, base.context(mesh), base.layer_input(mesh))
 
 
 @pytest.mark.parametrize("layout, sizes, message", [

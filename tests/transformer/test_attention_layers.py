@@ -382,7 +382,7 @@ def test_errors():
         lambda: T.SelfAttention(relative_attention_type="near"),
     )
     raises(
-        r"attention_func='hybird' is none of None, hybrid",
+        r"attention_func='hybird' is none of None, hybrid, all_to_all",
         lambda: T.SelfAttention(attention_func="hybird"),
     )
     raises(r"has no z-loss", lambda: T.SelfAttention(attention_func="hybrid", z_loss_coeff=1e-4))

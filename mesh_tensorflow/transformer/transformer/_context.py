@@ -82,6 +82,8 @@ class Context:
       layer_index: an integer, the index of the layer being called.
       cache: a dictionary for values that layers compute once and share.
       input_embeddings: the embeddings of the ids, set by the model.
+      exchanged_length_dim: inside attention that exchanges positions for heads, the Dimension of
+        positions outside of it; else None.
       current_layer: the layer being called, set by the layer stack.
       current_layer_input: a Tensor, the input of that layer's sublayers.
       decoder_layers_per_module: weighted sums of the encoder's layers, set by the first
@@ -151,6 +153,7 @@ class Context:
         self.layer_index = 0
         self.cache: dict = {}
         self.input_embeddings: Optional[mtf.Tensor] = None
+        self.exchanged_length_dim: Optional[mtf.Dimension] = None
 
     @property
     def train(self) -> bool:

@@ -14,7 +14,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
 
-__all__ = ["ALL_TO_ALL", "by_heads", "by_positions", "check_layout", "of_heads"]
+__all__ = ["ALL_TO_ALL", "by_heads", "by_positions", "check_layout", "matched", "of_heads"]
 
 ALL_TO_ALL = "all_to_all"  # the attention_func
 _HEADS, _SPLIT_HEADS = "heads", "attention_heads"
@@ -28,11 +28,11 @@ def _renamed(x: mtf.Tensor, names: dict[str, str]) -> mtf.Tensor:
     return mtf.reshape(x, mtf.Shape(dims))
 
 
-def by_heads(x: mtf.Tensor, context: Context, length_name: str = _WHOLE_LENGTH) -> mtf.Tensor:
+def by_heads(x: mtf.Tensor, context: Context, length_name: str) -> mtf.Tensor:
     """Exchanges positions for heads: one all-to-all, if both are split.
 
     Args:
-      x: queries, keys or values, with the Context's length.
+      x: keys or values, with the Context's length.
       context: a Context.
       length_name: what the length is called afterwards, which no rule should split.
     """
@@ -48,11 +48,23 @@ def of_heads(context: Context) -> Context:
     """Returns a Context with the length that attention has, for masks, biases and losses."""
     made = copy.copy(context)
     made.length_dim = mtf.Dimension(_WHOLE_LENGTH, context.length_dim.size)
+    made.exchanged_length_dim = context.length_dim
     for name in _OF_POSITIONS:
         value = getattr(context, name, None)
         if isinstance(value, mtf.Tensor):
             setattr(made, name, _renamed(value, {context.length_dim.name: _WHOLE_LENGTH}))
     return made
+
+
+def matched(x: mtf.Tensor, context: Context) -> mtf.Tensor:
+    """Returns `x` with positions exchanged for heads if a Context is one of `of_heads`.
+
+    Variables keep the names of their dimensions, so it is their values that are exchanged.
+    """
+    length_dim = getattr(context, "exchanged_length_dim", None)  # a user's own class may lack it
+    if length_dim is None:
+        return x
+    return _renamed(x, {length_dim.name: context.length_dim.name, _HEADS: _SPLIT_HEADS})
 
 
 def check_layout(what: str, context: Context, heads_dim: mtf.Dimension) -> None:

@@ -128,6 +128,15 @@ class ExpertsSelfAttention(SelfAttention):
             expert_computation=self.expert_computation,
         )
 
+    def _by_heads(self, context: Context) -> bool:
+        if super()._by_heads(context):
+            raise ValueError(
+                f"{type(self).__name__}: attention_func={self.attention_func!r} is for layers "
+                "whose keys are not computed by experts; leave attention_func out, or take "
+                "SelfAttention"
+            )
+        return False
+
     def _keys_and_values(
         self,
         context: Context,

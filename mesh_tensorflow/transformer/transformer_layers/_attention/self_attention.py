@@ -146,13 +146,12 @@ class SelfAttention(transformer.TransformerLayer):
           A Tensor of the shape of `x`.
         """
         params = self.make_params(context)
-        q, seen, heads_dims = params.compute_q(x), context, params.query_heads_dims
+        q, seen = params.compute_q(x), context
         memory_length = self.memory_length(context)
         k, v = self._keys_and_values(context, x, params, memory_length)
         if self._by_heads(context):
-            _all_to_all.check_layout(type(self).__name__, context, heads_dims[0])
-            q, seen = _all_to_all.by_heads(q, context), _all_to_all.of_heads(context)
-            heads_dims = q.shape.dims[-1 - len(heads_dims) : -1]
+            _all_to_all.check_layout(type(self).__name__, context, params.query_heads_dims[0])
+            seen = _all_to_all.of_heads(context)
         memory_position = self._memory_position(seen)
         side, prompt_length = self._prompts()
         if prompt_length is not None:
@@ -175,11 +174,11 @@ class SelfAttention(transformer.TransformerLayer):
             seen,
             memory_position,
             x,
-            heads_dims,
+            params.query_heads_dims,
             q,
             use_prompt_kv=prompt_length is not None,
         )
-        o = self._attend(seen, q, k, v, memory_length, bias)
+        o = self._attend(seen, _all_to_all.matched(q, seen), k, v, memory_length, bias)
         if seen is not context:
             o = _all_to_all.by_positions(o, context)
         output_shape = self.expected_attention_output_shape(x, params)

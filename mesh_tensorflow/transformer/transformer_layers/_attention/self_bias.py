@@ -11,6 +11,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.layers._attention import masks
 from mesh_tensorflow.transformer import attention
+from mesh_tensorflow.transformer.transformer_layers._attention import all_to_all as _all_to_all
 from mesh_tensorflow.transformer.transformer_layers._attention import relative as _relative
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def _distance_bias(
             buckets_dim,
             ("self_attention_bias", *bounds, tuple(heads_dims)) if kind == "bias_shared" else None,
         )
+    values = _all_to_all.matched(values, context)
     return _relative.bucket_values(values, buckets, buckets_dim, memory_length)
 
 
