@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer import attention, transformer
-from mesh_tensorflow.transformer.transformer_layers._attention import all_to_all as _all_to_all
+from mesh_tensorflow.transformer.attention import _all_to_all
 from mesh_tensorflow.transformer.transformer_layers._attention import relative as _relative
 from mesh_tensorflow.transformer.transformer_layers._attention import self_bias as _self_bias
 from mesh_tensorflow.transformer.transformer_layers._attention import states as _states

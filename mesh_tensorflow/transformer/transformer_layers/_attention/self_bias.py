@@ -11,7 +11,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.layers._attention import masks
 from mesh_tensorflow.transformer import attention
-from mesh_tensorflow.transformer.transformer_layers._attention import all_to_all as _all_to_all
+from mesh_tensorflow.transformer.attention import _all_to_all
 from mesh_tensorflow.transformer.transformer_layers._attention import relative as _relative
 
 if TYPE_CHECKING:
@@ -130,7 +130,8 @@ def _in_ring(layer: SelfAttention, context: Context) -> bool:
 
     Then no Tensor may have the length of queries and that of the memory.
     """
-    if not layer.attention_kwargs.get("ring") or context.mode == "incremental":
+    kwargs = getattr(layer, "attention_kwargs", {})  # layers of other kinds have none
+    if not kwargs.get("ring") or context.mode == "incremental":
         return False
     if layer.relative_attention_type is not None:
         raise ValueError(
