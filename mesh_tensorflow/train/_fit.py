@@ -22,7 +22,7 @@ from mesh_tensorflow.train._engine import Engine, SessionEngine
 from mesh_tensorflow.train._input.data import AnyDataset, Part, Source, opened, source_of
 from mesh_tensorflow.train._input.features import Features
 from mesh_tensorflow.train._loop import Loop
-from mesh_tensorflow.train._model import Model
+from mesh_tensorflow.train._model import Model, check_optimizer
 from mesh_tensorflow.train._placing import Given, Placing, placing_of
 from mesh_tensorflow.train._rates import Rates
 from mesh_tensorflow.train._result import Result
@@ -160,6 +160,7 @@ def fit(
         microbatches=microbatches,
         **({} if eval_every is None else {"eval_every": eval_every}),
     )
+    check_optimizer(optimizer, learning_rate)
     model = Model(model_fn, optimizer, learning_rate, clip_norm, microbatches, average, precision)
     mesh = Given(mesh_shape, layout, devices, simd, mesh_impl)
     placing = placing_of(mesh)

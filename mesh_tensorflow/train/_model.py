@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
+import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
@@ -22,7 +24,7 @@ from mesh_tensorflow.train._input.features import Features
 from mesh_tensorflow.train._outputs import Afters, Output, call_model, outputs_of
 from mesh_tensorflow.utils import counted_steps
 
-__all__ = ["Lowered", "Model"]
+__all__ = ["Lowered", "Model", "check_optimizer"]
 
 
 @dataclasses.dataclass
@@ -211,6 +213,36 @@ def _check_variables(graph: mtf.Graph) -> None:
             "fit: the model has no trainable variables: make them with mtf.get_variable or "
             "layers, on the mesh that the model function is given"
         )
+
+
+def check_optimizer(optimizer: Any, learning_rate: Any) -> None:
+    """Raises TypeError for what is neither an optimizer nor makes one."""
+    if optimizer is None or isinstance(optimizer, Optimizer):
+        return
+    example = "mtf.optimize.AdamWOptimizer(0.001)"
+    if not callable(optimizer):
+        keras = type(optimizer).__module__.startswith("keras")
+        example = "mtf.optimize.from_keras(...) of it" if keras else example
+        raise TypeError(
+            "fit: optimizer should be an mtf.optimize.Optimizer, or a function that returns one, "
+            f"but is {optimizer!r}. Give for instance {example}"
+        )
+    if not isinstance(optimizer, type) or learning_rate is not None:
+        return
+    rate = inspect.signature(optimizer).parameters.get("learning_rate")
+    if rate is not None and rate.default is inspect.Parameter.empty and not _is_bound(optimizer):
+        raise TypeError(
+            f"fit: {optimizer.__name__} is a class that needs a learning rate. Give an optimizer, "
+            f"such as mtf.optimize.{optimizer.__name__}(0.001), or give fit a learning_rate too"
+        )
+
+
+def _is_bound(optimizer: type) -> bool:
+    """Returns whether gin has a learning rate for a class of optimizers."""
+    try:
+        return gin.query_parameter(f"{optimizer.__name__}.learning_rate") is not None
+    except ValueError:
+        return False
 
 
 def _check_has_no_tensors(optimizer: Optimizer) -> None:

@@ -390,6 +390,14 @@ ERRORS = {
         _fit_with(model_fn=lambda mesh, features: mtf.reduce_sum(features["x"])),
         "no trainable variables",
     ),
+    "optimizer name": (
+        _fit_with(optimizer="adam"),
+        "or a function that returns one, but is 'adam'. Give for instance mtf.optimize.AdamW",
+    ),
+    "optimizer class": (
+        _fit_with(optimizer=mtf.optimize.SgdOptimizer),
+        "SgdOptimizer is a class that needs a learning rate. Give an optimizer, such as mtf.optim",
+    ),
     "optimizer": (_fit_with(optimizer=lambda: 3), "optimizer should return an mtf.optimize.Opt"),
     "no step function": (_fit_with(optimizer=None), "decorate it with @mtf.function"),
     "two rates": (_fit_with(learning_rate=0.1), "learning_rate is given besides an optimizer"),
