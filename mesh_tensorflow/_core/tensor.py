@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Optional, Union
 
@@ -224,9 +225,14 @@ def check_tensors(what: str, xs: Iterable[object]) -> None:
     Raises:
       WrongTypeError: one is not; the message shows how to make it a Tensor.
     """
+    if isinstance(xs, (str, Tensor)):
+        raise WrongTypeError(
+            f"{what}: the inputs are a list of Tensors, such as [x, w], not {reprlib.repr(xs)}. "
+            "Names say which dimensions belong together, instead of letters or positions"
+        )
     for x in xs:
         if not isinstance(x, Tensor):
             raise WrongTypeError(
-                f"{what}: input {x!r} is a {type(x).__name__}, not a mtf.Tensor. "
+                f"{what}: input {reprlib.repr(x)} is a {type(x).__name__}, not a mtf.Tensor. "
                 "mtf.import_tf_tensor or mtf.constant makes one"
             )

@@ -72,6 +72,11 @@ BUILD = {
         V,
         r"ndarray, not a mtf.Tensor",
     ),
+    "letters": (
+        lambda w: mtf.einsum("ab,bc->ac", w.x),
+        V,
+        r"einsum: the inputs are a list of Tensors, such as \[x, w\], not 'ab,bc->ac'",
+    ),
     "tf_for_tensor": (lambda w: mtf.concat([w.x, tf.zeros([8, 16])], "b"), V, r"not a mtf.Tensor"),
     "number_reduced": (lambda w: mtf.reduce_sum(3.0), V, r"3.0 is a float, not a mtf.Tensor"),
     "number_reshaped": (lambda w: mtf.reshape(3.0, []), V, r"3.0 is a float, not a mtf.Tensor"),

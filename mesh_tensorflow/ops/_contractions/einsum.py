@@ -264,10 +264,10 @@ def einsum(
     Raises:
       ValueError: the dtypes differ, or `output_shape` and `reduced_dims` disagree.
     """
+    check_tensors(name or "einsum", xs)
     output_shape = convert_to_shape(output_shape)
     if reduced_dims is not None:
         reduced_dims = [convert_to_dimension(d) for d in reduced_dims]
-    check_tensors(name or "einsum", xs)
     shapes = [x.shape for x in xs]
     output_shape = einsum_output_shape(shapes, output_shape, reduced_dims)
     check_sizes_of_names(name or "einsum", shapes)

@@ -44,6 +44,8 @@ class ConcatOperation(Operation):
             raise ValueError("concat needs at least one tensor")
         check_dtypes(name or "concat", xs)
         first = xs[0].shape
+        if isinstance(concat_dim_name, Dimension):
+            concat_dim_name = concat_dim_name.name
         self._axis = first.dims.index(first.get_dim_by_name(concat_dim_name))
         for x in xs[1:]:
             rest = x.shape.dims[: self._axis] + x.shape.dims[self._axis + 1 :]
