@@ -1,0 +1,178 @@
+"""Measures a pipeline on several processes: CPU time of a step, and memory of activations.
+
+    python benchmarks/pipeline.py --processes 4 --microbatches 8
+
+Residual feed-forward layers, as many in each stage, are trained as `mtf.layers.pipeline` on several
+processes of one processor each, and one after the other on a single process. Printed are
+
+* the CPU time of a step, of all processes together, beside the ideal: that of the layers in a row,
+  divided by 1 - bubble, since a stage computes in its bubbles, too;
+* the memory that a step needs at most in one process, less that of a step with a small batch: what
+  grows with the batch, which is activations.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+
+import quiet
+
+STEPS = 6
+FIRST = 2  # steps that are not measured
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--processes", type=int, default=4, help="as many as stages")
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=4, help="layers in each stage")
+    parser.add_argument("--rows", type=int, default=8192, help="rows of the batch")
+    parser.add_argument("--d_model", type=int, default=256)
+    parser.add_argument("--recompute", type=int, default=0, help="1: keep inputs of stages only")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def memory(field: str) -> int:
+    """Bytes of this process, from /proc: VmRSS now, or VmHWM the largest."""
+    with open("/proc/self/status", encoding="ascii") as f:
+        line = next(line for line in f if line.startswith(field + ":"))
+    return 1024 * int(line.split()[1])
+
+
+def train(arguments: argparse.Namespace, kind: str, rows: int, directory: str) -> None:
+    """Takes steps as one of the processes, and writes what was measured."""
+    import numpy as np
+
+    quiet.import_tensorflow()
+    import tensorflow.compat.v1 as tf
+
+    import mesh_tensorflow as mtf
+    from mesh_tensorflow import launch
+    from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
+
+    tf.disable_v2_behavior()
+    stages = mtf.Dimension("stages", arguments.processes)
+    batch = mtf.Dimension("batch", rows)
+    d, f = mtf.Dimension("d", arguments.d_model), mtf.Dimension("f", 4 * arguments.d_model)
+    mine = launch.processes()
+    server = mine.start_server(1)
+    data = np.random.RandomState(0).randn(rows, d.size).astype(np.float32)
+
+    def stage(x: mtf.Tensor, *weights: mtf.Tensor) -> mtf.Tensor:
+        for wi, wo in zip(weights[::2], weights[1::2]):
+            h = mtf.relu(mtf.einsum([x, wi], reduced_dims=[d]))
+            x += mtf.einsum([h, wo], output_shape=x.shape)
+        return x
+
+    def program() -> dict:
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.import_tf_tensor(mesh, tf.constant(data), [batch, d])
+        weights = []
+        for i in range(arguments.layers):
+            for name, dims in (("wi", [d, f]), ("wo", [f, d])):
+                small = tf.random_normal_initializer(stddev=0.01)
+                weights.append(
+                    mtf.get_variable(mesh, f"{name}{i}", [stages, *dims], initializer=small)
+                )
+        if kind == "pipeline":
+            y = mtf.layers.pipeline(
+                stage,
+                x,
+                weights,
+                stages,
+                batch,
+                arguments.microbatches,
+                recompute=bool(arguments.recompute),
+            )
+        else:
+            y = x
+            for of_stage in zip(*(mtf.unstack(w, stages) for w in weights)):
+                y = stage(y, *of_stage)
+        loss = mtf.reduce_mean(mtf.square(y))
+        variables = graph.trainable_variables
+        gradients = mtf.gradients([loss], [v.value for v in variables])
+        updates = mtf.optimize.SgdOptimizer(1e-3).apply_grads(gradients, variables)
+        n = mine.count
+        impl = SimdMeshImpl(f"all:{n}", "stages:all" if n > 1 else "")
+        lowering = mtf.Lowering(graph, {mesh: impl}, autostack=False)
+        train = tf.group([lowering.lowered_operation(op) for op in updates])
+        return {"loss": lowering.export_to_tf_tensor(loss), "train": train}
+
+    with tf.Graph().as_default():
+        tf.set_random_seed(1)
+        step = replicate(program, devices=mine.devices(per_process=1), local=mine.local(1))
+        with tf.Session(server.target, config=mine.config(1)) as session:
+            mine.initialize(session, None)
+            losses = []
+            begin = 0.0
+            for i in range(STEPS):
+                if i == FIRST:
+                    begin = cpu_seconds()
+                losses.append(float(mine.run(session, step)["loss"]))
+            found = {
+                "cpu": (cpu_seconds() - begin) / (STEPS - FIRST),
+                "largest": memory("VmHWM"),
+                "losses": losses,
+            }
+            path = os.path.join(directory, f"process_{mine.index}.json")
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(found, file)
+            mine.finish(server)
+
+
+def measure(arguments: argparse.Namespace, kind: str, rows: int) -> list[dict]:
+    """What the processes measured, with a batch of some rows."""
+    processes = arguments.processes if kind == "pipeline" else 1
+    passed = ("processes", "microbatches", "layers", "d_model", "recompute")
+    with tempfile.TemporaryDirectory() as directory:
+        program = [
+            *("-m", "mesh_tensorflow.launch", "--processes", str(processes), __file__),
+            *(text for name in passed for text in (f"--{name}", str(getattr(arguments, name)))),
+            *("--worker", f"{kind}:{rows}:{directory}"),
+        ]
+        subprocess.run([sys.executable, *program], check=True)
+        names = sorted(os.listdir(directory))
+        return [json.load(open(os.path.join(directory, name), encoding="utf-8")) for name in names]
+
+
+def main() -> None:
+    """Measures both, and prints a table."""
+    arguments = parse_arguments()
+    if arguments.worker:
+        kind, rows, directory = arguments.worker.split(":", 2)
+        train(arguments, kind, int(rows), directory)
+        return
+    k, m = arguments.processes, arguments.microbatches
+    bubble = (k - 1) / (m + k - 1)
+    print(f"{k} stages of {arguments.layers} layers, {m} microbatches, bubble {bubble:.3f}")
+    print("              CPU s a step   ideal  ratio  activations MiB    loss")
+    ideal = activations = 0.0
+    for kind in ("plain", "pipeline"):
+        few, found = (measure(arguments, kind, rows) for rows in (m * k, arguments.rows))
+        cpu = sum(f["cpu"] for f in found)
+        ideal = ideal or cpu / (1 - bubble)
+        grown = max(b["largest"] - a["largest"] for a, b in zip(few, found)) / 2**20
+        activations = activations or grown
+        ratio = f"{ideal:7.2f} {cpu / ideal:6.2f}" if kind == "pipeline" else " " * 14
+        print(
+            f"{kind:12s} {cpu:13.2f} {ratio} {grown:10.0f} ({grown / activations:4.2f}) "
+            f"{found[0]['losses'][-1]:7.5f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
