@@ -8,8 +8,13 @@ from collections.abc import Iterator
 import command_line
 from command_line import option
 
+# The options of layers that name a dimension, so that --layout may split it.
+NAMED_BY = {
+    "residual_length": ("LayerStack.sequence_parallel", True),
+    "attention_heads": ("SelfAttention.attention_func", "all_to_all"),
+}
 # The tensor dimensions that --layout may split.
-DIMENSIONS = ("batch", "heads", "d_ff", "vocab", "d_model", "length", "memory_length")
+DIMENSIONS = ("batch", "heads", "d_ff", "vocab", "d_model", "length", "memory_length", *NAMED_BY)
 MESH_IMPLS = ("placement", "simd")
 LAYOUT = "batch:rows;heads:cols;d_ff:cols;vocab:cols"
 RING_LAYOUT = "batch:rows;length:cols;memory_length:cols"

@@ -16,7 +16,7 @@ import command_line
 import gin
 import tensorflow.compat.v1 as tf
 from absl import app, flags
-from transformer_options import DIMENSIONS, MESH_IMPLS, Options
+from transformer_options import DIMENSIONS, MESH_IMPLS, NAMED_BY, Options
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import estimator
@@ -202,6 +202,10 @@ def run(options: Options, gin_file: str, act: Callable[[Model], Outcome], **usua
     if options.zero:
         gin.bind_parameter("stored_layout.zero", options.zero)
         gin.bind_parameter("stored_layout.zero_axis", zero_axis(options))
+    split = {name for name, _ in mtf.convert_to_layout_rules(options.rules).pairs}
+    for name, (parameter, value) in NAMED_BY.items():
+        if name in split:
+            gin.bind_parameter(parameter, value)
     if options.ring:
         gin.bind_parameter("SelfAttention.attention_kwargs", {"ring": True})
     gin.finalize()

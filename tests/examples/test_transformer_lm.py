@@ -95,7 +95,13 @@ def test_rings_and_stored_layouts_give_the_same_results():
     few = [*SMALL, "--train_steps=10", "--steps_per_checkpoint=10"]
     alone, *others = (
         steps(run(*few, *flags))
-        for flags in (["--mesh_shape=", "--layout="], ["--ring"], ["--zero=3"])
+        for flags in (
+            ["--mesh_shape=", "--layout="],
+            ["--ring"],
+            ["--zero=3"],
+            ["--layout=batch:rows;length:cols;attention_heads:cols"],
+            ["--layout=batch:rows;heads:cols;d_ff:cols;residual_length:cols"],
+        )
     )
     for found in others:
         assert found == pytest.approx(alone, abs=2e-3)

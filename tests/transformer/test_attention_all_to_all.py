@@ -12,6 +12,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close
 from mesh_tensorflow.transformer import transformer_layers as T
+from mesh_tensorflow.transformer.utils._layout import layout_of_program
 
 IDS = np.repeat([[1, 1, 1, 2, 2, 2, 0, 0], [1, 1, 2, 2, 3, 3, 3, 3]], ROWS // 2, 0)
 SIZES = {"num_heads": 4, "key_value_size": 4}
@@ -115,6 +116,17 @@ def test_experts_refuse():
     with tf.Graph().as_default(), pytest.raises(ValueError, match=message):
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
         base.called(layer, base.context(mesh), base.layer_input(mesh))
+
+
+@pytest.mark.parametrize("rule", ["attention_heads:all", "residual_length:all"])
+def test_rules_of_training_are_no_slips_in_decoding(rule):
+    """Of which the program has no such dimension."""
+    with tf.Graph().as_default(), mtf.strict():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        mtf.zeros(mesh, "batch:2,length:4")
+        rules = mtf.convert_to_layout_rules(f"batch:all,{rule}")
+        kept = layout_of_program(rules, mesh.graph, mtf.convert_to_shape("all:2"))
+        assert kept.pairs == [("batch", "all")]
 
 
 @pytest.mark.parametrize("layout, sizes, message", [
