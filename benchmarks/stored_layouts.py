@@ -4,9 +4,15 @@
 
 For each stage of ZeRO it starts processes of one processor each, which train residual layers with
 Adam in float32, the batch split over all of them. It prints the resident memory that each process
-has gained from before the program was built until after some steps, the largest of that time, and
-the elements that a step communicates, beside those of the paper's table: 4 bytes a weight for each
-of weights and gradients, 8 for the two slots (Rajbhandari et al., "ZeRO", SC 2020).
+has gained from before the program was built until after some steps, the largest during the steps
+after the first, and the elements that a step communicates, beside those of the paper's table: 4
+bytes a weight for each of weights and gradients, 8 for the two slots (Rajbhandari et al., "ZeRO",
+SC 2020). Between steps there are no gradients.
+
+TensorFlow's allocators keep memory that tensors have had: that of oneDNN grows by doubling and
+returns nothing, and the C library's keeps a heap for each thread. With `--allocator direct`, which
+is the default, every large tensor is memory of its own that is returned when it is freed; with
+`--allocator default`, processes allocate as they do elsewhere.
 """
 
 import argparse
@@ -30,6 +36,12 @@ FORMULAS = {
 # A ring sends this part of what a collective counts.
 SENT = {"allreduce": 2.0, "reduce_scatter": 1.0, "allconcat": 1.0}
 
+# Environment variables with which memory is returned as soon as a tensor is freed.
+ALLOCATORS = {
+    "direct": {"TF_ENABLE_ONEDNN_OPTS": "0", "MALLOC_MMAP_THRESHOLD_": "65536"},
+    "default": {},
+}
+
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
@@ -38,6 +50,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--millions", type=float, default=64.0, help="weights, in millions")
     parser.add_argument("--rows", type=int, default=8, help="rows of the batch on each processor")
     parser.add_argument("--stages", default="0,1,2,3")
+    parser.add_argument("--allocator", choices=ALLOCATORS, default="direct")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -47,6 +60,12 @@ def memory(field: str) -> int:
     with open("/proc/self/status", encoding="ascii") as f:
         line = next(line for line in f if line.startswith(field + ":"))
     return 1024 * int(line.split()[1])
+
+
+def forget_largest() -> None:
+    """Makes VmHWM begin again at what is resident now."""
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as f:
+        f.write("5")
 
 
 def train(arguments: argparse.Namespace, stage: int, directory: str) -> None:
@@ -94,7 +113,9 @@ def train(arguments: argparse.Namespace, stage: int, directory: str) -> None:
         step = replicate(program, devices=mine.devices(per_process=1), local=mine.local(1))
         with tf.Session(server.target, config=mine.config(1)) as session:
             mine.initialize(session, None)
-            found["losses"] = [float(mine.run(session, step)["loss"]) for _ in range(STEPS)]
+            mine.run(session, step)
+            forget_largest()
+            found["losses"] = [float(mine.run(session, step)["loss"]) for _ in range(1, STEPS)]
             found["resident"] = memory("VmRSS") - before
             found["largest"] = memory("VmHWM") - before
             path = os.path.join(directory, f"process_{mine.index}.json")
@@ -111,7 +132,8 @@ def measure(arguments: argparse.Namespace, stage: int, millions: float) -> list[
             *("--processes", str(arguments.processes), "--millions", str(millions)),
             *("--rows", str(arguments.rows), "--worker", f"{stage}:{directory}"),
         ]
-        subprocess.run([sys.executable, *program], check=True)
+        environment = {**os.environ, **ALLOCATORS[arguments.allocator]}
+        subprocess.run([sys.executable, *program], check=True, env=environment)
         names = sorted(os.listdir(directory))
         return [json.load(open(os.path.join(directory, name), encoding="utf-8")) for name in names]
 
