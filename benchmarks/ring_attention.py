@@ -12,7 +12,6 @@ step.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
+import quiet
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 FORMS = ("whole", "blocked", "ring")
 STEPS = 2
@@ -69,6 +68,7 @@ def attention(mtf: Any, tf: Any, mesh: Any, form: str, arguments: argparse.Names
 
 def work(arguments: argparse.Namespace, form: str, directory: str) -> None:
     """Measures as one of the processes, and writes what was found."""
+    quiet.import_tensorflow()
     import tensorflow.compat.v1 as tf
     from talking import peak_mb
 

@@ -1,16 +1,9 @@
 """T5-small of this package, for t5_small.py."""
 
-import argparse
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -134,17 +127,7 @@ def prepare(task: str, folder: str, mesh_name: str, threads: int) -> tuple[Calla
     return run, {"outcome": outcome, "rate": rate}
 
 
-def main() -> None:
+def work(task: str, folder: str, threads: int, mesh: str) -> None:
     """Serves."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", required=True)
-    parser.add_argument("--folder", required=True)
-    parser.add_argument("--mesh", required=True, choices=list(MESHES))
-    parser.add_argument("--threads", type=int, required=True)
-    arguments = parser.parse_args()
     tf.disable_v2_behavior()
-    serve(lambda: prepare(arguments.task, arguments.folder, arguments.mesh, arguments.threads))
-
-
-if __name__ == "__main__":
-    main()
+    serve(lambda: prepare(task, folder, mesh, threads))

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+import quiet
 from talking import Process
 
 HERE = Path(__file__).resolve().parent
@@ -43,6 +43,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=3, help="turns of each system in a round")
     parser.add_argument("--repeats", type=int, default=3, help="repetitions in a turn")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    for name in ("--worker", "--task", "--folder"):
+        parser.add_argument(name, default="", help="for the measured process")
     return parser.parse_args()
 
 
@@ -64,15 +66,28 @@ def train_flops() -> float:
 def start(system: str, task: str, folder: str, arguments: argparse.Namespace) -> Process:
     """Starts a system's process on a task."""
     is_torch = system == "torch"
-    script = "t5_torch.py" if is_torch else "t5_mesh.py"
     python = arguments.torch_python if is_torch else sys.executable
-    options = [] if is_torch else ["--mesh", system]
     return Process(
         system,
-        [python, str(HERE / script), "--task", task, "--folder", folder,
-         "--threads", str(arguments.threads), *options],
+        [python, __file__, "--worker", system, "--task", task, "--folder", folder,
+         "--threads", str(arguments.threads)],
         drop=("PYTHONPATH",) if is_torch else (),
     )  # fmt: skip
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Serves as one of the systems."""
+    given = arguments.task, arguments.folder, arguments.threads
+    if arguments.worker == "torch":
+        import t5_torch
+
+        t5_torch.work(*given)
+        return
+    sys.path.insert(0, str(HERE.parent))
+    quiet.import_tensorflow()
+    import t5_mesh
+
+    t5_mesh.work(*given, arguments.worker)
 
 
 def run_round(task: str, folder: str, turn: int, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -134,6 +149,9 @@ def report(task: str, rounds: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Makes the weights, and runs the tasks."""
     arguments = parse_arguments()
+    if arguments.worker:
+        work(arguments)
+        return
     if not arguments.torch_python:
         sys.exit(
             "name the Python of an environment with torch: python -m venv VENV; "

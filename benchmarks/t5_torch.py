@@ -1,6 +1,5 @@
 """T5-small of Hugging Face's transformers, for t5_small.py. Needs torch, and not TensorFlow."""
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -56,19 +55,10 @@ def prepare(task: str, folder: str) -> tuple[Callable[[], Any], dict[str, Any]]:
     return step, {"outcome": losses[-1]}
 
 
-def main() -> None:
+def work(task: str, folder: str, threads: int) -> None:
     """Makes a model, or serves."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", required=True)
-    parser.add_argument("--folder", required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    if arguments.task == "make":
-        serve(lambda: (lambda: None, {"made": make(arguments.folder)}))
+    torch.set_num_threads(threads)
+    if task == "make":
+        serve(lambda: (lambda: None, {"made": make(folder)}))
     else:
-        serve(lambda: prepare(arguments.task, arguments.folder))
-
-
-if __name__ == "__main__":
-    main()
+        serve(lambda: prepare(task, folder))

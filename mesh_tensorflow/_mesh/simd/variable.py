@@ -80,7 +80,7 @@ class SimdVariable(SliceVariables):
 
     def read(self) -> SimdTensor:
         """Reads the value at the point of the program where it is called."""
-        return self.mesh_impl.LaidOutTensor([self._own.value()])
+        return self.mesh_impl.LaidOutTensor([self._own.read_value()])
 
     def assign_to_slices(
         self,
