@@ -15,7 +15,7 @@ from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import counted
 
 if TYPE_CHECKING:
-    from mesh_tensorflow._core.interfaces import VariablePlacer
+    from mesh_tensorflow._core.interfaces import StagesLike, VariablePlacer
     from mesh_tensorflow._core.operation import Operation
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
     from mesh_tensorflow._mesh.variables.store import VariableStore
@@ -34,6 +34,7 @@ class GraphMark(NamedTuple):
     names: int
     variables: int
     trainable: int
+    random: int
 
 
 class Graph:
@@ -50,6 +51,7 @@ class Graph:
       variable_store: the VariableStore of variables that were created in eager code, or None.
       differentiated: the operation whose gradient is being built, or None.
       looked_at: the values of Tensors that eager code has looked at; None if there are none.
+      stages: what gives layers variables and random values while a pipeline is built, else None.
     """
 
     def __init__(self) -> None:
@@ -68,6 +70,7 @@ class Graph:
         self.inspected: dict[str, Tensor] = {}
         self.variable_store: Optional[VariableStore] = None
         self.differentiated: Optional[Operation] = None
+        self.stages: Optional[StagesLike] = None
         self.captured_variable_scope = tf.get_variable_scope()
         # By mesh, the stored layout that its variables have, once it is lowered with one.
         self.stored_layouts: Optional[dict[Mesh, Any]] = None
@@ -207,9 +210,7 @@ class Graph:
         )
 
     def combine_assignments(self, assignments: Sequence[Operation]) -> list[Operation]:
-        """Joins Assign operations that have the same assign function.
-
-        The given operations are removed from the graph; use the returned ones instead.
+        """Joins Assign operations that have the same assign function, and removes the given ones.
 
         Args:
           assignments: Assign operations.
@@ -222,11 +223,7 @@ class Graph:
         return stack_variables.combine_assignments(self, assignments)
 
     def make_variables_untrainable(self, variables: Iterable[Variable]) -> None:
-        """Removes Variable operations from the trainable ones.
-
-        Args:
-          variables: Variable operations.
-        """
+        """Removes Variable operations from the trainable ones."""
         chosen = {id(v) for v in variables}
         self._trainable_variables = [v for v in self._trainable_variables if id(v) not in chosen]
         for v in variables:
@@ -300,6 +297,7 @@ class Graph:
             len(self._name_journal),
             len(self._all_variables),
             len(self._trainable_variables),
+            self._random_operations,
         )
 
     def roll_back_names(self, length: int) -> None:
@@ -319,6 +317,7 @@ class Graph:
             self.name_to_variable.pop(v.name, None)
         del self._all_variables[mark.variables :]
         del self._trainable_variables[mark.trainable :]
+        self._random_operations = mark.random
 
 
 class Mesh:

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any, Optional, Protocol, Union
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
 
+    from mesh_tensorflow._core.dimension import Dimension
     from mesh_tensorflow._core.graph import Mesh
     from mesh_tensorflow._core.operation import Operation, PendingSums
+    from mesh_tensorflow._core.shape import Shape
     from mesh_tensorflow._core.tensor import Tensor
     from mesh_tensorflow._mesh.laid_out import LaidOutTensor
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
     from mesh_tensorflow._mesh.mesh_pair import HasSlices
     from mesh_tensorflow.ops._variables.variable import Variable
+    from mesh_tensorflow.ops._variables.variable_dtype import VariableDType
 
-__all__ = ["LaidOutLike", "LoweringLike", "VariablePlacer"]
+__all__ = ["LaidOutLike", "LoweringLike", "StagesLike", "VariablePlacer"]
 
 
 class VariablePlacer(Protocol):
@@ -27,6 +30,35 @@ class VariablePlacer(Protocol):
 
         Args:
           var: the tf operation that makes it.
+        """
+
+
+class StagesLike(Protocol):
+    """Gives layers that are applied to all stages of a pipeline at once what they ask for.
+
+    Attributes:
+      dims: the dimensions of stages, which layers do not know of and never sum over.
+    """
+
+    dims: list[Dimension]
+
+    def variable(self, name: str, shape: Shape, dtype: VariableDType, **kwargs: Any) -> Tensor:
+        """Returns the values of a variable in all stages.
+
+        Args:
+          name: a string, relative to the variable scope.
+          shape: a Shape, that of one stage.
+          dtype: a VariableDType.
+          **kwargs: further arguments of mtf.get_variable.
+        """
+
+    def random(self, shape: Shape, tf_fn: Callable, **kwargs: Any) -> Tensor:
+        """Returns random values for all stages.
+
+        Args:
+          shape: a Shape.
+          tf_fn: a function of a shape, such as tf.random.uniform.
+          **kwargs: keyword arguments of `tf_fn`.
         """
 
 

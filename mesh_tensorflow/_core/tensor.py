@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Graph, Mesh
     from mesh_tensorflow._core.operation import Operation
 
-__all__ = ["ArrayLike", "Operand", "Tensor", "check_tensors", "is_differentiable"]
+__all__ = [
+    "ArrayLike",
+    "Operand",
+    "Tensor",
+    "check_tensors",
+    "is_differentiable",
+    "with_stages",
+]
 
 # What other libraries' tensors have, and what does it here.
 _INSTEAD = {
@@ -236,3 +243,15 @@ def check_tensors(what: str, xs: Iterable[object]) -> None:
                 f"{what}: input {reprlib.repr(x)} is a {type(x).__name__}, not a mtf.Tensor. "
                 "mtf.import_tf_tensor or mtf.constant makes one"
             )
+
+
+def with_stages(xs: Sequence[Tensor], shape: Shape) -> Shape:
+    """Returns a shape with the stages of a pipeline that is being built, if Tensors have them.
+
+    Layers do not know of these, and do not mean them when they sum over all that a shape lacks.
+    """
+    stages = xs[0].graph.stages if xs else None
+    if stages is None:
+        return shape
+    lost = [d for d in stages.dims if d not in shape and any(d in x.shape for x in xs)]
+    return Shape([*lost, *shape])

@@ -121,7 +121,8 @@ def scalar_summary(name: str, x: Tensor) -> Operation:
 
     Args:
       name: the tag, under the variable scope; it is made unique.
-      x: a scalar Tensor.
+      x: a scalar Tensor. In layers of a pipeline, which are applied to all stages at once, nothing
+        is recorded.
 
     Returns:
       The operation.
@@ -129,4 +130,4 @@ def scalar_summary(name: str, x: Tensor) -> Operation:
     Raises:
       ValueError: `x` has dimensions.
     """
-    return ScalarSummaryOperation(name, x)
+    return ScalarSummaryOperation(name, x) if x.graph.stages is None else x.operation

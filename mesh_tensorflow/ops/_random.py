@@ -68,6 +68,12 @@ class RandomOperation(Operation):
         lowering.set_tensor_lowering(y, value)
 
 
+def _random(mesh: Mesh, shape: ShapeLike, tf_fn: Callable, **kwargs: Any) -> Tensor:
+    if mesh.graph.stages is not None:
+        return mesh.graph.stages.random(convert_to_shape(shape), tf_fn, **kwargs)
+    return RandomOperation(mesh, shape, tf_fn, **kwargs).outputs[0]
+
+
 def random_uniform(mesh: Mesh, shape: ShapeLike, **kwargs: object) -> Tensor:
     """Returns uniform random values.
 
@@ -83,7 +89,7 @@ def random_uniform(mesh: Mesh, shape: ShapeLike, **kwargs: object) -> Tensor:
       shape: a Shape.
       **kwargs: minval, maxval, dtype, seed and name, as for tf.random.uniform.
     """
-    return RandomOperation(mesh, shape, tf.random.uniform, **kwargs).outputs[0]
+    return _random(mesh, shape, tf.random.uniform, **kwargs)
 
 
 def random_normal(mesh: Mesh, shape: ShapeLike, **kwargs: object) -> Tensor:
@@ -98,7 +104,7 @@ def random_normal(mesh: Mesh, shape: ShapeLike, **kwargs: object) -> Tensor:
       shape: a Shape.
       **kwargs: mean, stddev, dtype, seed and name, as for tf.random.normal.
     """
-    return RandomOperation(mesh, shape, tf.random.normal, **kwargs).outputs[0]
+    return _random(mesh, shape, tf.random.normal, **kwargs)
 
 
 def _dropout_arguments(
@@ -179,9 +185,9 @@ def dropout(
             key=f"dropout of {x.dtype.name}",
         )
     with tf.variable_scope(name, default_name="dropout"):
-        mask = RandomOperation(
+        mask = _random(
             x.mesh, noise_shape, random_values.keep_mask, keep_prob=keep_prob, dtype=x.dtype
-        ).outputs[0]
+        )
         return x * mask
 
 

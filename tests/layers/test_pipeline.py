@@ -160,7 +160,7 @@ ERRORS = {
     ),
     "stages_of_weight": (
         call(w="stages:3,d:4"),
-        r"pipeline: the weight .* has stages=3, but there are 4 stages; stack the weights of 4",
+        r"pipeline: the weight .* has stages=3, but there are 4 stages; stack those of 4",
     ),
     "repeats_of_weight": (
         call(repeats=REPEATS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -19,7 +19,7 @@ _MICROBATCHES = "pipeline_microbatches"
 
 @leaves_no_node
 def pipeline(
-    stage_fn: Callable[..., mtf.Tensor],
+    stage_fn: Callable[..., Any],
     x: mtf.Tensor,
     weights: Sequence[mtf.Tensor],
     stages_dim: mtf.Dimension,
@@ -28,7 +28,7 @@ def pipeline(
     repeats_dim: Optional[mtf.Dimension] = None,
     side_inputs: Sequence[mtf.Tensor] = (),
     recompute: bool = False,
-) -> mtf.Tensor:
+) -> Any:
     """Passes a batch through stages in a row, microbatch by microbatch.
 
     Stages are a dimension. At each tick, `stage_fn` is applied to all stages at once, each with a
@@ -53,7 +53,8 @@ def pipeline(
     Args:
       stage_fn: takes the activations, the weights and the side inputs as Tensors, and returns new
         activations of the same shape and dtype. In it, activations and side inputs have the
-        dimension `stages_dim`, and `batch_dim` with the size of a microbatch.
+        dimension `stages_dim`, and `batch_dim` with the size of a microbatch. It may return a list
+        of activations and losses, each with the dimension `stages_dim` alone.
       x: a Tensor with `batch_dim` and without `stages_dim`.
       weights: a list of Tensors: with `stages_dim` (and with `repeats_dim`, if there is one) those
         that differ from stage to stage, without both those that all stages share.
@@ -62,12 +63,13 @@ def pipeline(
       num_microbatches: an int that divides the size of `batch_dim`.
       repeats_dim: a Dimension, the passes of a circular pipeline, or None for one pass.
       side_inputs: a list of Tensors with `batch_dim` that each stage sees with its microbatch,
-        such as masks.
+        such as masks: one for all stages, or with `stages_dim` (and `repeats_dim`) one for each.
       recompute: whether to compute the activations within a stage again for the gradient, so that
         only the inputs of stages are kept.
 
     Returns:
-      A Tensor with the shape of `x`.
+      A Tensor with the shape of `x`; or a list of it and of the losses, summed over stages (and
+      repeats), and averaged over microbatches.
 
     Raises:
       ValueError: `num_microbatches` does not divide the batch, there are fewer microbatches than
@@ -84,19 +86,27 @@ def pipeline(
     )
     sources = run.sources(x)
     chosen = _Weights(weights, stages_dim, repeats_dim)
-    sides = [run.by_microbatch(side) for side in side_inputs]
+    sides = _Weights([run.by_microbatch(side) for side in side_inputs], stages_dim, repeats_dim)
     results: list[mtf.Tensor] = []
     shifted: list[mtf.Tensor] = []
+    losses: list[list[mtf.Tensor]] = []
+    returned: Any = None
     for tick in range(run.schedule.ticks):
         state = run.entering(tick, sources, shifted)
-        inputs = [state, *chosen.at(run.schedule, tick), *(run.side(tick, s) for s in sides)]
-        y = mtf.recompute_grad(stage_fn, inputs) if recompute else stage_fn(*inputs)
-        _check_result(y, state)
+        of_tick = sides.at(run.schedule, tick)
+        inputs = [state, *chosen.at(run.schedule, tick), *(run.side(tick, s) for s in of_tick)]
+        returned = mtf.recompute_grad(stage_fn, inputs) if recompute else stage_fn(*inputs)
+        y, *added = returned if isinstance(returned, (list, tuple)) else [returned]
+        _check_result(y, state, added, stages_dim)
+        losses.append([run.loss(tick, loss) for loss in added])
         if tick >= run.schedule.ticks - num_microbatches:
             results.append(y)
         if tick + 1 < run.schedule.ticks:
             shifted.append(mtf.shift(y, 1, stages_dim, wrap=repeats > 1))
-    return run.of_last_stage(results, x.shape)
+    y = run.of_last_stage(results, x.shape)
+    if not isinstance(returned, (list, tuple)):
+        return y
+    return [y, *(mtf.add_n(list(of_ticks)) for of_ticks in zip(*losses))]
 
 
 class _Run:
@@ -158,10 +168,18 @@ class _Run:
         """Returns the part of a side input that belongs to each stage's microbatch."""
         found = [self.schedule.clipped(tick, k)[1] for k in range(self._stages_dim.size)]
         indices = mtf.constant(self._mesh, found, mtf.Shape([self._stages_dim]), tf.int32)
-        rest = side.shape - self._dim
+        rest = [d for d in side.shape if d not in (self._dim, self._stages_dim)]
         return mtf.gather(
             side, indices, self._dim, output_shape=mtf.Shape([self._stages_dim, *rest])
         )
+
+    def loss(self, tick: int, loss: mtf.Tensor) -> mtf.Tensor:
+        """Returns what a tick adds to a loss: nothing in bubbles, else a mean over microbatches."""
+        busy = [self.schedule.at(tick, k) is not None for k in range(self._stages_dim.size)]
+        if not all(busy):
+            mask = mtf.constant(self._mesh, busy, mtf.Shape([self._stages_dim]), tf.bool)
+            loss = mtf.where(mask, loss, 0.0)
+        return mtf.reduce_sum(loss) * (1.0 / self._dim.size)
 
     def of_last_stage(self, results: Sequence[mtf.Tensor], shape: mtf.Shape) -> mtf.Tensor:
         """Returns the results of the last stage, joined to a batch."""
@@ -223,7 +241,7 @@ def _check(
                 f"pipeline: {what} {t.name} {t.shape} lacks the batch "
                 f"{batch_dim.name}={batch_dim.size}; pass a Dimension of it as batch_dim"
             )
-        if stages_dim.name in t.shape.dimension_names:
+        if t is x and stages_dim.name in t.shape.dimension_names:
             raise ValueError(
                 f"pipeline: {what} {t.name} {t.shape} has the dimension {stages_dim.name} of the "
                 f"stages; all stages get the same input, so give the stages another name"
@@ -243,35 +261,45 @@ def _check(
             f"repeats_dim=None"
         )
     for w in weights:
-        _check_weight(w, stages_dim, repeats_dim)
+        _check_parts("the weight", w, stages_dim, repeats_dim)
+    for side in side_inputs:
+        _check_parts("the side input", side, stages_dim, repeats_dim)
 
 
-def _check_weight(
-    w: mtf.Tensor, stages_dim: mtf.Dimension, repeats_dim: Optional[mtf.Dimension]
+def _check_parts(
+    what: str, w: mtf.Tensor, stages_dim: mtf.Dimension, repeats_dim: Optional[mtf.Dimension]
 ) -> None:
     wanted = [stages_dim] if repeats_dim is None else [repeats_dim, stages_dim]
     for d in wanted:
         found = w.shape.get_dim_by_name(d.name) if d.name in w.shape.dimension_names else None
         if found is not None and found != d:
             raise ValueError(
-                f"pipeline: the weight {w.name} {w.shape} has {d.name}={found.size}, but there are "
-                f"{d.size} {d.name}; stack the weights of {d.size}, or pass the Dimension of the "
-                f"weights"
+                f"pipeline: {what} {w.name} {w.shape} has {d.name}={found.size}, but there are "
+                f"{d.size} {d.name}; stack those of {d.size}, or pass its Dimension"
             )
     has = [d in w.shape for d in wanted]
     if any(has) and not all(has):
         missing = wanted[has.index(False)]
         raise ValueError(
-            f"pipeline: the weight {w.name} {w.shape} lacks {missing.name}={missing.size}; in a "
+            f"pipeline: {what} {w.name} {w.shape} lacks {missing.name}={missing.size}; in a "
             f"circular pipeline weights have both {wanted[0].name} and {wanted[1].name}, or "
             f"neither"
         )
 
 
-def _check_result(y: mtf.Tensor, state: mtf.Tensor) -> None:
+def _check_result(
+    y: mtf.Tensor, state: mtf.Tensor, losses: Sequence[mtf.Tensor], stages_dim: mtf.Dimension
+) -> None:
     if y.shape != state.shape or y.dtype != state.dtype:
         raise ValueError(
             f"pipeline: stage_fn got activations {state.shape} {state.dtype.name} and returned "
             f"{y.shape} {y.dtype.name}; the next stage takes what a stage returns, so return the "
             f"same dimensions, in the same order, and the same dtype"
         )
+    for loss in losses:
+        if loss.shape.dims != [stages_dim]:
+            raise ValueError(
+                f"pipeline: stage_fn returned a loss {loss.name} {loss.shape}, but losses have the "
+                f"dimension {stages_dim.name}={stages_dim.size} alone, so that those of bubbles "
+                f"can be left out; mtf.reduce_mean(loss, output_shape=[stages_dim]) gives it"
+            )

@@ -20,7 +20,7 @@ from mesh_tensorflow._core.shape import (
     list_product,
 )
 from mesh_tensorflow._core.strictness import did_you_mean, slip
-from mesh_tensorflow._core.tensor import Tensor, check_tensors
+from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slices.functions import einsum_slice
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
@@ -269,7 +269,7 @@ def einsum(
     if reduced_dims is not None:
         reduced_dims = [convert_to_dimension(d) for d in reduced_dims]
     shapes = [x.shape for x in xs]
-    output_shape = einsum_output_shape(shapes, output_shape, reduced_dims)
+    output_shape = with_stages(xs, einsum_output_shape(shapes, output_shape, reduced_dims))
     check_sizes_of_names(name or "einsum", shapes)
     _check_no_broadcast(name or "einsum", shapes, output_shape)
     return product(xs, output_shape, name)

@@ -16,7 +16,7 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
-from mesh_tensorflow._core.tensor import Tensor, check_tensors
+from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slices.functions import reduction_fn, transpose_slice
@@ -224,7 +224,7 @@ def _reduction_output_shape(
     reduced_dim = convert_to_dimension(reduced_dim)
     if output_shape is None:
         if reduced_dim is None:
-            return Shape([])
+            return with_stages([x], Shape([]))
         check_dimension(what, x, reduced_dim)
         return x.shape - reduced_dim
     if reduced_dim is not None:
@@ -235,7 +235,7 @@ def _reduction_output_shape(
                 f"{output_shape} of {x.name} {x.shape}, which reduces "
                 f"{dims_text(implied) or 'nothing'}. Give one of the two"
             )
-    return output_shape
+    return with_stages([x], output_shape)
 
 
 @leaves_no_node

@@ -21,7 +21,7 @@ from mesh_tensorflow._core.shape import (
     convert_to_shape,
 )
 from mesh_tensorflow._core.strictness import slip
-from mesh_tensorflow._core.tensor import Tensor, check_tensors
+from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -289,7 +289,7 @@ def reshape(x: Tensor, new_shape: ShapeLike, name: str = "reshape") -> Tensor:
       ValueError: the numbers of elements differ.
     """
     check_tensors(name, [x])
-    new_shape = convert_to_shape(new_shape)
+    new_shape = with_stages([x], convert_to_shape(new_shape))  # type: ignore[arg-type]
     _check_order(name, x, new_shape)
     check_names_differ(name, new_shape, x.shape)
     return ReshapeOperation(x, new_shape, name=name).outputs[0]

@@ -388,6 +388,15 @@ def get_variable(
             master_dtype or dtype, slice_dtype or dtype, activation_dtype or dtype
         )
     dtype = dtype_in_force(dtype, trainable)
+    if mesh.graph.stages is not None:
+        return mesh.graph.stages.variable(
+            name,
+            convert_to_shape(shape),
+            dtype,
+            initializer=initializer,
+            trainable=trainable,
+            **kwargs,
+        )
     full_name = full_variable_name(name)
     known = mesh.graph.name_to_variable.get(full_name)
     if known is not None:

@@ -25,6 +25,7 @@ from mesh_tensorflow.transformer.transformer._models.ensemble import (
 )
 from mesh_tensorflow.transformer.transformer._models.student_teacher import StudentTeacher
 from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
+from mesh_tensorflow.transformer.transformer._pipelined.stack import PipelinedLayerStack
 from mesh_tensorflow.transformer.transformer._positions import (
     sinusoid_positional_embedding_weights,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "Bitransformer",
     "Context",
     "LayerStack",
+    "PipelinedLayerStack",
     "ReversibleLayerStack",
     "StudentTeacher",
     "TransformerLayer",

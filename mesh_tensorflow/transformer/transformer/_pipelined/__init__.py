@@ -1,0 +1,1 @@
+"""Stacks whose layers are stages of a pipeline."""

@@ -1,0 +1,244 @@
+"""Stacks whose layers are stages of a pipeline: the same models as stacks of layers in a row."""
+
+import functools
+import re
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from helpers.transformer import models
+from helpers.transformer.models import LENGTH, Mix, assert_same, imported, some_ids
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow.testing.harness import WHOLE, Placing
+from mesh_tensorflow.transformer import transformer, transformer_layers
+
+run = functools.partial(models.run, scale=0.5)  # of weights, which would grow errors of rounding
+ATTENTION = {
+    "num_heads": 2, "key_value_size": 4, "dropout_rate": 0.3,
+    "relative_attention_type": "bias_shared", "relative_attention_num_buckets": 8,
+}  # fmt: skip
+DROPPING = [
+    (transformer_layers.SelfAttention, ATTENTION),
+    (transformer_layers.DenseReluDense, {"hidden_size": 12, "dropout_rate": 0.2}),
+]
+STILL = [
+    (transformer_layers.SelfAttention, {"num_heads": 2, "key_value_size": 4}),
+    (transformer_layers.DenseReluDense, {"hidden_size": 12}),
+]
+LOSING = [(Mix, {"loss": 2.0, "shares": True})]
+IDS = np.where(np.arange(LENGTH) < LENGTH - 2, some_ids(low=1), 0).astype("int32")
+TWO = {"num_stages": 2, "num_microbatches": 2}
+FOUR = {"num_stages": 4, "num_microbatches": 4}
+CIRCULAR = {"num_stages": 2, "num_repeats": 2, "num_microbatches": 2}
+
+
+def stack(layers, pipe=None, blocks=4, **kwargs):
+    if pipe:
+        kwargs = {"cls": transformer.PipelinedLayerStack, **pipe, **kwargs}
+    return models.stack(layers, blocks, **kwargs)
+
+
+def made(layers, pipe=None, blocks=4, call=None, **kwargs):
+    """Returns a function of a mesh: logits, loss and gradients of a model."""
+    layer_stack = stack(layers, pipe, blocks, **kwargs)
+    return models.language_model(IDS, call=call, layer_stack=layer_stack)
+
+
+@pytest.mark.parametrize("layers, pipe, placing", [
+    (STILL, TWO, Placing("x:2", "stages:x")),
+    (STILL, FOUR, Placing("x:4", "stages:x")),
+    (STILL, CIRCULAR, Placing("x:2,y:2", "stages:x,batch:y", simd=True)),
+    (STILL, TWO, Placing("x:2,y:2", "stages:x,heads:y,d_ff:y,vocab:y")),
+    (DROPPING, TWO, WHOLE),
+    (DROPPING, CIRCULAR, Placing("x:2,y:2", "stages:x,batch:y")),
+    (LOSING, TWO, Placing("x:2,y:2", "stages:x,batch:y")),
+    (LOSING, CIRCULAR, Placing("x:2", "stages:x", simd=True)),
+], ids=lambda value: str(getattr(value, "layout", "")))  # fmt: skip
+def test_values_and_gradients(layers, pipe, placing):
+    """Variables have the names of the layers in a row; masks of dropout are the same, too."""
+    found, expected = run(made(layers, pipe), placing), run(made(layers))
+    assert list(found) == list(expected)
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("layers", [DROPPING, LOSING], ids=["dropout", "losses"])
+def test_recomputed(layers):
+    found = run(made(layers, TWO, recompute_grads=True), Placing("x:2", "stages:x"))
+    assert_same(found, run(made(layers)))
+
+
+def test_evaluated_and_split_by_length():
+    """Without dropout; and residuals under a name of their own."""
+    found = run(
+        made(DROPPING, TWO, call={"mode": "eval"}, sequence_parallel=True),
+        Placing("x:2,y:2", "stages:x,residual_length:y"),
+    )
+    assert_same(found, run(made(DROPPING, call={"mode": "eval"})))
+
+
+def pair(pipe, mode="train"):
+    """Returns a function of a mesh: logits, loss and gradients of an encoder and a decoder."""
+    reading = (transformer_layers.EncDecAttention, {"num_heads": 2, "key_value_size": 4})
+
+    def build(mesh):
+        encoder = models.unitransformer(
+            stack(STILL, pipe, 2), name="encoder", autoregressive=False, output_vocab_size=None
+        )
+        decoder = models.unitransformer(stack([DROPPING[0], reading], pipe, 2), name="decoder")
+        model = transformer.Bitransformer(encoder, decoder)
+        inputs, targets = imported(mesh, IDS), imported(mesh, IDS[::-1].copy())
+        if mode == "decode":
+            return [model.decode(inputs, models.FLOAT, temperature=0.0)]
+        logits, loss = model.call_simple(inputs, targets, True, mode=mode)
+        return {"logits": logits, **models.trained(loss)}
+
+    return build
+
+
+def test_encoders_and_decoders():
+    placing = Placing("x:2", "stages:x")
+    assert_same(run(pair(TWO), placing), run(pair(None)))
+
+
+def test_decoding():
+    """Layers are applied in a row, so that rows need not be a multiple of microbatches."""
+    pipe = {"num_stages": 2, "num_microbatches": 3}
+    [found] = run(pair(pipe, "decode"), Placing("x:2", "batch:x")).values()
+    [expected] = run(pair(None, "decode")).values()
+    np.testing.assert_array_equal(found, expected)
+
+
+def variables(pipe):
+    """Returns names, shapes and seeds' values of the variables and slots of a trained model."""
+    with tf.Graph().as_default():
+        tf.set_random_seed(1)
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        loss = made(STILL, pipe)(mesh)["loss"]
+        wanted = mesh.graph.trainable_variables
+        grads = mtf.gradients([loss], [v.value for v in wanted])
+        mtf.optimize.AdafactorOptimizer(min_dim_size_to_factor=8).apply_grads(grads, wanted)
+        masters = {v.name: v.get_master().read_value() for v in mesh.graph.all_variables}
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            return session.run(masters)
+
+
+def test_checkpoints_are_of_layers_in_a_row():
+    """Names, shapes and initial values, of slots, too."""
+    found, expected = variables(CIRCULAR), variables(None)
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_layers_of_one_name_share_their_variables():
+    def build(pipe):
+        layer_stack = stack([Mix], pipe, 2)
+        for layer in layer_stack.layers:
+            layer.set_name("same")
+        return models.language_model(layer_stack=layer_stack)
+
+    assert_same(run(build(TWO), Placing("x:2", "stages:x")), run(build(None)))
+
+
+def test_communication():
+    """Activations to the next stage at each tick, and what is predicted."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        found = made(STILL, TWO)(mesh)
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:2", "stages:x", [""] * 2)
+        lowering = mtf.Lowering(graph, {mesh: impl})
+        for value in found.values():
+            lowering.export_to_tf_tensor(value)
+        counted = [c for _, _, c in lowering.collectives]
+        costs = walk(graph.operations, impl, list(found.values())).costs
+        asked = [c for _, cost in costs for c in cost.collectives]
+        assert sorted(map(str, asked)) == sorted(map(str, counted))
+        sent = [c.elements for c in counted if c.kind == "shift"]
+        microbatch = 2 * LENGTH * models.DEPTH
+        assert sent == [2 * microbatch] * 4  # two ticks and their gradients, on two processors
+
+
+def test_schedule():
+    assert stack([Mix], CIRCULAR).schedule == mtf.layers.PipelineSchedule(2, 2, 2)
+
+
+# -- mistakes
+
+
+class Keeps(Mix):
+    """Leaves what it has computed for later layers."""
+
+    def call(self, context, x, losses=None):
+        context.cache["kept"] = x * 2.0
+        return super().call(context, x)
+
+
+class Sets(Mix):
+    def call(self, context, x, losses=None):
+        context.position = None
+        return super().call(context, x)
+
+
+class Counts(Mix):
+    def call(self, context, x, losses=None):
+        return x * float(context.layer_index)
+
+
+class Joins(Mix):
+    def call(self, context, x, losses=None):
+        stages = x.shape.dims[0]
+        return x + mtf.reduce_sum(x, reduced_dim=stages)
+
+
+class Unequal(Mix):
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        Unequal.made += 1
+        self.scale = Unequal.made
+
+
+def called(layers, pipe=TWO, blocks=4, **kwargs):
+    def build(mesh):
+        made(layers, pipe, blocks, **kwargs)(mesh)
+
+    return build
+
+
+@pytest.mark.parametrize("build, text", [
+    (
+        called([Mix], {"num_stages": 3, "num_microbatches": 2}),
+        "num_stages=3 does not divide the 4 layers; choose num_stages from 1, 2, 4",
+    ),
+    (
+        called([Mix], {**CIRCULAR, "num_repeats": 3}),
+        "num_stages=2 . num_repeats=3 does not divide the 4 layers",
+    ),
+    (
+        called([Mix], {"num_stages": 2, "num_microbatches": 3}),
+        "num_microbatches=3 does not divide the batch batch=4 of .*; choose num_microbatches from "
+        "1, 2, 4, or another size of the batch",
+    ),
+    (
+        called([Mix], {**CIRCULAR, "num_microbatches": 1}),
+        "num_microbatches=1 is less than stages=2",
+    ),
+    (
+        called([Unequal]),
+        r"layer block_002/layer_000 \(Unequal\) differs from block_000/layer_000 \(Unequal\), "
+        "which has its place in the first stage",
+    ),
+    (called([Keeps]), r"leaves .* in context.cache\['kept'\] .*; compute it in each layer, or use"),
+    (called([Sets]), "the layers set context.position, which stages of a pipeline cannot share"),
+    (called([Counts]), "Counts reads context.layer_index, which differs between the stages"),
+    (called([Joins]), r"joins the layers of different stages; .* keep the dimension stages=2"),
+])  # fmt: skip
+def test_errors(build, text):
+    with tf.Graph().as_default(), mtf.strict(), pytest.raises(ValueError) as found:
+        build(mtf.Mesh(mtf.Graph(), "mesh"))
+    assert re.search(text, str(found.value)), found.value
