@@ -7,6 +7,7 @@ Examples of use:
     python examples/transformer_lm.py --mesh_impl=simd --mesh_shape="all:2" --layout="batch:all"
     python examples/transformer_lm.py --zero=3
     python examples/transformer_lm.py --ring
+    python examples/transformer_lm.py --pipeline=2
     python examples/transformer_lm.py --layout="batch:rows;length:cols;attention_heads:cols"
     python examples/transformer_lm.py --layout="heads:cols;d_ff:cols;residual_length:cols"
     python examples/transformer_lm.py --text="books/*.txt" --prompt="Call me" --model_dir=lm

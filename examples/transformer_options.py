@@ -14,9 +14,12 @@ NAMED_BY = {
     "attention_heads": ("SelfAttention.attention_func", "all_to_all"),
 }
 # The tensor dimensions that --layout may split.
-DIMENSIONS = ("batch", "heads", "d_ff", "vocab", "d_model", "length", "memory_length", *NAMED_BY)
+DIMENSIONS = (
+    "batch", "heads", "d_ff", "vocab", "d_model", "length", "memory_length", "stages", *NAMED_BY
+)  # fmt: skip
 MESH_IMPLS = ("placement", "simd")
 LAYOUT = "batch:rows;heads:cols;d_ff:cols;vocab:cols"
+PIPELINE_LAYOUT = "batch:rows;stages:cols;vocab:cols"
 RING_LAYOUT = "batch:rows;length:cols;memory_length:cols"
 
 
@@ -40,6 +43,11 @@ class Options:
         "each sequence. The default layout is then "
         f"{RING_LAYOUT!r}.",
     )
+    pipeline: int = option(
+        0,
+        "Stages of a pipeline, each with an equal part of the layers; 0 for none. The default "
+        f"layout is then {PIPELINE_LAYOUT!r}.",
+    )
     mesh_impl: str = option(
         "placement", "placement for one graph of all processors, simd for one program on each."
     )
@@ -54,8 +62,10 @@ class Options:
 
     @property
     def rules(self) -> str:
-        """The layout: that of rings with `ring`, unless another one is given."""
-        return RING_LAYOUT if self.ring and self.layout == LAYOUT else self.layout
+        """The layout: that of rings with `ring`, of a pipeline, unless another one is given."""
+        if self.layout != LAYOUT:
+            return self.layout
+        return RING_LAYOUT if self.ring else PIPELINE_LAYOUT if self.pipeline else LAYOUT
 
 
 def all_flags(options: type[Options]) -> Iterator[command_line.Flag]:

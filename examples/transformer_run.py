@@ -20,7 +20,7 @@ from transformer_options import DIMENSIONS, MESH_IMPLS, NAMED_BY, Options
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import estimator
-from mesh_tensorflow.transformer import utils, vocabulary
+from mesh_tensorflow.transformer import transformer, utils, vocabulary
 
 Outcome = TypeVar("Outcome")
 
@@ -35,6 +35,22 @@ def zero_axis(options: Options) -> str:
     rules = mtf.convert_to_layout_rules(options.rules)
     found = rules.tensor_dimension_to_mesh_axis(mtf.Dimension("batch", 0), mesh_of(options))
     return "" if found is None else mesh_of(options).dims[found].name
+
+
+def check_pipeline(options: Options) -> None:
+    """Raises ValueError if there are stages without a layout rule, or a rule without stages."""
+    if options.pipeline < 0:
+        raise ValueError(f"--pipeline is {options.pipeline}: it has to be 0 or more")
+    split = "stages" in dict(mtf.convert_to_layout_rules(options.rules).pairs)
+    if options.pipeline and not split:
+        raise ValueError(
+            f"--pipeline={options.pipeline} puts stages on processors by the rule stages:NAME, "
+            f"which --layout={options.rules} lacks: add it"
+        )
+    if split and not options.pipeline:
+        raise ValueError(
+            f"--layout={options.rules} splits stages, but the model has none: add --pipeline=2"
+        )
 
 
 def check(options: Options) -> None:
@@ -60,6 +76,7 @@ def check(options: Options) -> None:
             f"--zero={options.zero} stores parts over the mesh dimension that splits the batch, "
             f"but --layout={options.rules} does not split it: add batch:NAME"
         )
+    check_pipeline(options)
     named = [rules.mesh_dimension_name_to_tensor_dimension_names(d.name) for d in mesh_shape]
     for mesh_dim, names in zip(mesh_shape, named):
         for name in sorted(set(names) - set(DIMENSIONS)):
@@ -206,11 +223,15 @@ def run(options: Options, gin_file: str, act: Callable[[Model], Outcome], **usua
     for name, (parameter, value) in NAMED_BY.items():
         if name in split:
             gin.bind_parameter(parameter, value)
+    if options.pipeline:
+        stack = transformer.PipelinedLayerStack
+        gin.bind_parameter("make_layer_stack.layer_stack_cls", stack)
+        gin.bind_parameter("PipelinedLayerStack.num_stages", options.pipeline)
     if options.ring:
         gin.bind_parameter("SelfAttention.attention_kwargs", {"ring": True})
     gin.finalize()
-    with contextlib.ExitStack() as stack:
-        model_dir = options.model_dir or stack.enter_context(tempfile.TemporaryDirectory())
+    with contextlib.ExitStack() as contexts:
+        model_dir = options.model_dir or contexts.enter_context(tempfile.TemporaryDirectory())
         utils.run(
             tpu_job_name=None,
             tpu=None,

@@ -107,6 +107,28 @@ def test_rings_and_stored_layouts_give_the_same_results():
         assert found == pytest.approx(alone, abs=2e-3)
 
 
+@pytest.mark.slow
+def test_pipeline(tmp_path):
+    """It is trained in stages, and goes on with layers in a row, from the same checkpoint."""
+    few = [*SMALL, "--gin_param=num_layers = 2", "--steps_per_checkpoint=10"]
+    where = f"--model_dir={tmp_path}"
+    found = run(
+        *few, where, "--train_steps=10", "--pipeline=2", "--prompt=def f(", "--batch_size=8"
+    )
+    assert list(steps(found)) == [10] and "--- 'def f(' goes on:\ndef f(" in found
+    more = run(*few, where, "--train_steps=20", "--mesh_shape=", "--layout=", "--batch_size=8")
+    assert steps(more)[20] < steps(found)[10]
+
+
+@pytest.mark.slow
+def test_pipelines_give_the_same_results():
+    few = [*SMALL, "--gin_param=num_layers = 2", "--train_steps=10", "--steps_per_checkpoint=10"]
+    alone = steps(run(*few, "--mesh_shape=", "--layout="))
+    pipeline = ["--pipeline=2", "--gin_param=PipelinedLayerStack.num_microbatches = 2"]
+    for flags in (pipeline, [*pipeline, "--mesh_impl=simd"]):
+        assert steps(run(*few, *flags)) == pytest.approx(alone, abs=2e-3)
+
+
 @pytest.mark.parametrize(
     "flag, text",
     [
@@ -121,6 +143,12 @@ def test_rings_and_stored_layouts_give_the_same_results():
         ({"mesh_impl": "tpu"}, "--mesh_impl is 'tpu': choose one of placement, simd"),
         ({"batch_size": -1}, "--batch_size is -1: it has to be 0 or more"),
         ({"zero": 4}, "--zero is 4: a stage is 1, 2 or 3, and 0 is for none"),
+        ({"pipeline": -1}, "--pipeline is -1: it has to be 0 or more"),
+        (
+            {"pipeline": 2, "layout": "batch:rows"},
+            "by the rule stages:NAME, which --layout=batch:rows lacks: add it",
+        ),
+        ({"layout": "stages:cols"}, "splits stages, but the model has none: add --pipeline=2"),
         (
             {"zero": 2, "layout": "heads:cols"},
             "--layout=heads:cols does not split it: add batch:NAME",

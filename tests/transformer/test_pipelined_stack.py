@@ -3,6 +3,7 @@
 import functools
 import re
 
+import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -162,8 +163,39 @@ def test_communication():
         assert sent == [2 * microbatch] * 4  # two ticks and their gradients, on two processors
 
 
-def test_schedule():
-    assert stack([Mix], CIRCULAR).schedule == mtf.layers.PipelineSchedule(2, 2, 2)
+@pytest.fixture
+def bindings():
+    """Parses bindings, and forgets them afterwards."""
+    gin.clear_config()
+    gin.enter_interactive_mode()
+    gin.external_configurable(Mix, module="models")
+    yield gin.parse_config
+    gin.exit_interactive_mode()
+    gin.clear_config()
+
+
+def test_gin(bindings):
+    """What is bound for LayerStack holds, too."""
+    bindings("""
+        make_layer_stack.layers = [@models.Mix]
+        make_layer_stack.num_layers = 4
+        encoder/make_layer_stack.layer_stack_cls = @transformer.PipelinedLayerStack
+        PipelinedLayerStack.num_stages = 2
+        PipelinedLayerStack.num_repeats = 2
+        encoder/PipelinedLayerStack.num_microbatches = 2
+        LayerStack.sublayers_initial = []
+        LayerStack.sublayers_per_layer = [@sublayer_call_layer]
+        LayerStack.sublayers_final = []
+        LayerStack.recompute_grads = True
+        Unitransformer.d_model = 8
+        Unitransformer.max_length = 16
+    """)
+    model = transformer.make_bitransformer(input_vocab_size=100, output_vocab_size=100)
+    layer_stack = model.encoder.layer_stack
+    assert layer_stack.schedule == mtf.layers.PipelineSchedule(2, 2, 2)
+    assert layer_stack._sublayers_per_layer == [transformer.sublayer_call_layer]
+    assert layer_stack._recompute_grads
+    assert type(model.decoder.layer_stack) is transformer.LayerStack
 
 
 # -- mistakes

@@ -13,7 +13,7 @@ __all__ = ["layout_of_program"]
 _OF_MODELS = frozenset(
     "batch outer_batch ensemble length memory_length d_model d_ff d_kv heads memory_heads vocab "
     "experts expert_hidden beam buckets max_length inner_vocab frequent_vocab n_keys "
-    "residual_length attention_heads".split()
+    "residual_length attention_heads stages".split()
 )
 # `tpu_mesh_shape` omits these if their size is 1.
 _OF_MESHES = frozenset(["ensemble", "batch", "model"])
