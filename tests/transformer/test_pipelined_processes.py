@@ -1,0 +1,28 @@
+"""A stage in each process: the losses of a training with layers in a row."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from helpers.mesh.launching import run_script
+from helpers.transformer import pipelined
+
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+
+
+def in_a_row(blocks):
+    with tf.Graph().as_default():
+        tf.set_random_seed(3)
+        step = pipelined.step_of(PlacementMeshImpl("", "", [""]), blocks, False)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            return [session.run(step)["loss"] for _ in range(pipelined.STEPS)]
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_trains_as_layers_in_a_row(count, tmp_path):
+    """With dropout and Adam; each process checks that it communicates what is predicted."""
+    done = run_script(tmp_path, count, tmp_path / "losses.npy", script="pipeline_worker.py")
+    assert done.returncode == 0, done.stderr
+    expected = in_a_row(count)
+    assert expected[-1] < expected[0]
+    np.testing.assert_allclose(np.load(tmp_path / "losses.npy"), expected, rtol=1e-5)
