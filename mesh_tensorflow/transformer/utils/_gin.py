@@ -5,9 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.resources
 import os
-from typing import Optional, Union
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Optional, Union
 
 import gin
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator
@@ -22,17 +26,42 @@ _DEFAULTS = "defaults.gin"
 _CONFIG_NAME = "operative_config"
 
 
+class _LaterKeras(SimpleNamespace):
+    """Functions that call those of a part of tf.keras, which is imported when one is called."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Returns the function that stands for an optimizer or a schedule."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def make(*args: Any, **kwargs: Any) -> Any:
+            part: Any = tf2.keras
+            for key in self.path:
+                part = getattr(part, key)
+            return getattr(part, name)(*args, **kwargs)
+
+        make.__name__ = make.__qualname__ = name
+        return make
+
+
 def _import_gin_tf() -> None:
     """Imports gin.tf, which registers TensorFlow's functions for gin files, such as @tf.nn.relu.
 
-    gin.tf itself imports tf.estimator, which TensorFlow no longer has.
+    gin.tf itself imports tf.estimator, which TensorFlow no longer has, and Keras, which takes a
+    second and 200 MB. Where Keras is not imported yet, it is when a file first uses it.
     """
     lacking = not hasattr(tf, "estimator")
     if lacking:
         estimator.install()
+    keras = vars(tf2).get("keras")
+    if "keras" not in sys.modules and "tf_keras" not in sys.modules:
+        schedules = _LaterKeras(path=("optimizers", "schedules"))
+        optimizers = _LaterKeras(path=("optimizers",), schedules=schedules)
+        tf2.keras = SimpleNamespace(optimizers=optimizers)
     try:
         importlib.import_module("gin.tf.external_configurables")
     finally:
+        tf2.keras = keras
         if lacking:
             estimator.uninstall()
 
