@@ -106,6 +106,12 @@ BUILD = {
         V,
         r"a=8 twice: import:0 Shape\[a=8, b=16\] keeps it, reducing b=16.*mtf.rename_dimension",
     ),
+    "dense_number": (
+        lambda w: mtf.layers.dense(w.x, 16),
+        T,
+        r'dense: new_dims is 16; it takes a Dimension .*mtf.Dimension\("hidden", 16\)',
+    ),
+    "none_compared": (lambda w: w.x < None, T, r"^less: None beside import:0"),
     "dropout_ints": (
         strictly(lambda w: mtf.dropout(w.i, rate=0.5)),
         V,

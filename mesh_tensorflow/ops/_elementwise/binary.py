@@ -223,15 +223,20 @@ def binary_arguments_to_tensors(x1: Operand, x2: Operand) -> tuple[Tensor, Tenso
       ValueError: neither is a Tensor, or an array has another shape than the Tensor.
       TypeError: one is not a Tensor, a number or an array.
     """
+    return _both_tensors("binary operation", x1, x2)
+
+
+def _both_tensors(what: str, x1: Operand, x2: Operand) -> tuple[Tensor, Tensor]:
+    """Returns both as Tensors; `what` names the operation in errors."""
     if not isinstance(x1, Tensor) and not isinstance(x2, Tensor):
         raise ValueError(f"at least one of x1 and x2 must be a mtf.Tensor, got {x1!r} and {x2!r}")
     if isinstance(x1, Tensor):
-        return x1, x2 if isinstance(x2, Tensor) else _import_beside(x1, x2)
-    return _import_beside(x2, x1), x2  # type: ignore[arg-type,return-value]  # a Tensor, by now
+        return x1, x2 if isinstance(x2, Tensor) else _import_beside(what, x1, x2)
+    return _import_beside(what, x2, x1), x2  # type: ignore[arg-type,return-value]  # a Tensor, by now
 
 
-def _import_beside(x: Tensor, value: Operand) -> Tensor:
-    value = beside("binary operation", x, value)
+def _import_beside(what: str, x: Tensor, value: Operand) -> Tensor:
+    value = beside(what, x, value)
     if isinstance(value, Tensor):
         return value
     value = tf.cast(value, x.dtype) if tf.is_tensor(value) else tf.constant(value, x.dtype)
@@ -267,7 +272,7 @@ def binary_op_with_broadcasting(
     Raises:
       ValueError: the dtypes differ, or the output shape lacks a dimension.
     """
-    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    x1, x2 = _both_tensors(getattr(tf_fn, "__name__", "binary operation"), x1, x2)
     if tf_fn in _OF_REAL:
         check_real(_OF_REAL[tf_fn], [x1, x2])
     return BinaryOpWithBroadcasting(
@@ -298,7 +303,7 @@ def add(
     x2 = beside("add", x1, x2)  # type: ignore[arg-type]  # checks x1
     if not isinstance(x2, Tensor):
         return ScalarAddOperation(x1, x2).outputs[0]  # type: ignore[arg-type]  # checks x1
-    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    x1, x2 = _both_tensors("add", x1, x2)
     return AddOperation(x1, x2, output_shape, name=name).outputs[0]
 
 
@@ -336,7 +341,7 @@ def sub(
     x2 = beside("sub", x1, x2)  # type: ignore[arg-type]  # checks x1
     if not isinstance(x2, Tensor):
         return ScalarAddOperation(x1, -x2).outputs[0]  # type: ignore[arg-type]  # checks x1
-    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    x1, x2 = _both_tensors("sub", x1, x2)
     check_dtypes(name or "sub", [x1, x2])
     if x2.dtype.is_unsigned:
         return binary_op_with_broadcasting(tf.subtract, x1, x2, output_shape)
@@ -365,7 +370,7 @@ def multiply(
     x2 = beside("multiply", x1, x2)  # type: ignore[arg-type]  # checks x1
     if not isinstance(x2, Tensor):
         return ScalarMultiplyOperation(x1, x2).outputs[0]  # type: ignore[arg-type]  # checks x1
-    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    x1, x2 = _both_tensors("multiply", x1, x2)
     if output_shape is None:
         output_shape = broadcast_shape(x1.shape, x2.shape, None)
     output_shape = convert_to_shape(output_shape)
@@ -387,7 +392,7 @@ def divide(
     x2 = beside("divide", x1, x2)  # type: ignore[arg-type]  # checks x1
     if not isinstance(x2, Tensor):
         return ScalarMultiplyOperation(x1, 1.0 / x2).outputs[0]  # type: ignore[arg-type]  # checks x1
-    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    x1, x2 = _both_tensors("divide", x1, x2)
     return multiply(x1, mtf.reciprocal(x2), output_shape=output_shape, name=name)
 
 
@@ -422,7 +427,7 @@ def minimum(
     >>> print(mtf.minimum(a, b).numpy())
     [1. 5. 6.]
     """
-    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    x1, x2 = _both_tensors("minimum", x1, x2)
     check_real("minimum", [x1, x2])
     return MinMaxOperation(tf.minimum, x1, x2, output_shape, name=name).outputs[0]
 
@@ -438,6 +443,6 @@ def maximum(
     >>> print(mtf.maximum(a, 2.0).numpy())
     [2. 5. 7.]
     """
-    x1, x2 = binary_arguments_to_tensors(x1, x2)
+    x1, x2 = _both_tensors("maximum", x1, x2)
     check_real("maximum", [x1, x2])
     return MinMaxOperation(tf.maximum, x1, x2, output_shape, name=name).outputs[0]
