@@ -17,7 +17,7 @@ NAMED_BY = {
 DIMENSIONS = (
     "batch", "heads", "d_ff", "vocab", "d_model", "length", "memory_length", "stages", *NAMED_BY
 )  # fmt: skip
-MESH_IMPLS = ("placement", "simd")
+MESH_IMPLS = ("placement", "simd", "pjrt")
 LAYOUT = "batch:rows;heads:cols;d_ff:cols;vocab:cols"
 PIPELINE_LAYOUT = "batch:rows;stages:cols;vocab:cols"
 RING_LAYOUT = "batch:rows;length:cols;memory_length:cols"
@@ -49,7 +49,9 @@ class Options:
         f"layout is then {PIPELINE_LAYOUT!r}.",
     )
     mesh_impl: str = option(
-        "placement", "placement for one graph of all processors, simd for one program on each."
+        "placement",
+        "placement for one graph of all processors, simd for one program on each, pjrt for "
+        "devices of JAX.",
     )
     model_dir: str = option("", "Directory of checkpoints, to resume from; or none.")
     batch_size: int = option(0, "Sequences in a step, over all processors; 0 for the usual.")

@@ -202,10 +202,10 @@ def run(options: Options, gin_file: str, act: Callable[[Model], Outcome], **usua
         )
         outcomes.append(act(model))
 
-    processors = mesh_of(options).size
+    devices = [f"/device:CPU:{i}" for i in range(mesh_of(options).size)]
     bindings = {
         "mesh_shape": options.mesh_shape,
-        "mesh_devices": [f"/device:CPU:{i}" for i in range(processors)],
+        "mesh_devices": None if options.mesh_impl == "pjrt" else devices,
         "mesh_impl": options.mesh_impl,
         "layout_rules": options.rules,
         "batch_size": numbers["batch_size"],

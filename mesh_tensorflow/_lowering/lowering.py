@@ -64,6 +64,7 @@ from mesh_tensorflow._lowering.log import is_logging, log_operation, trace_mark
 from mesh_tensorflow._lowering.named_values import collect_values
 from mesh_tensorflow._lowering.nan_checks import check_outputs
 from mesh_tensorflow._lowering.stored_layouts import rewrite_stored_layouts
+from mesh_tensorflow._mesh.gspmd.sharding import current_compilation
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.mesh_pair import HasSlices, MeshPair
@@ -265,7 +266,8 @@ class Lowering:
 
     def autostack(self) -> None:
         """Stacks small variables that are similar, if a mesh has more than one processor."""
-        if self.graph.is_stacked or any(v.store is not None for v in self.graph.all_variables):
+        kept = current_compilation() is not None  # by a compiler, for which it is no gain
+        if kept or self.graph.is_stacked or any(v.store for v in self.graph.all_variables):
             return
         num_slices = sum(self.mesh_impl(v.mesh).size for v in self.graph.all_variables)
         largest = _LARGE_STACKED_SLICE if num_slices >= _MANY_SLICES else _MAX_STACKED_SLICE

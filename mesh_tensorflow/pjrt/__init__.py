@@ -17,7 +17,8 @@ from mesh_tensorflow.pjrt._collectives import Collectives
 from mesh_tensorflow.pjrt._export import export
 from mesh_tensorflow.pjrt._function import function
 from mesh_tensorflow.pjrt._lowered import Lowered
+from mesh_tensorflow.pjrt._session import in_session
 from mesh_tensorflow.pjrt._store import ArrayStore
 from mesh_tensorflow.pjrt._trace import mesh_impl
 
-__all__ = ["ArrayStore", "Collectives", "Lowered", "export", "function", "mesh_impl"]
+__all__ = ["ArrayStore", "Collectives", "Lowered", "export", "function", "in_session", "mesh_impl"]

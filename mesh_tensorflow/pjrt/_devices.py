@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 from collections.abc import Sequence
 from typing import Any, Optional, Union
 
@@ -14,7 +16,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._core.shape import Shape
 
-__all__ = ["AnyMesh", "all_dtypes", "device_mesh", "sharding"]
+__all__ = ["AnyMesh", "all_dtypes", "device_mesh", "make_cpus", "sharding"]
 
 AnyMesh = Union[Mesh, AbstractMesh]
 
@@ -22,6 +24,31 @@ AnyMesh = Union[Mesh, AbstractMesh]
 def all_dtypes() -> contextlib.AbstractContextManager:
     """Returns a context in which JAX has 64 bit dtypes, which programs may have."""
     return jax.enable_x64(True)
+
+
+def make_cpus(number: int) -> None:
+    """Lets JAX show a number of CPU devices, if it has made no devices yet.
+
+    Args:
+      number: the least number of them.
+    """
+    known = getattr(jax.config, "jax_num_cpu_devices", -1)
+    if known < number and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        try:
+            jax.config.update("jax_num_cpu_devices", number)
+        except RuntimeError:
+            pass  # there are devices already, and a mesh of too many says so
+
+
+def _all_devices() -> list[Any]:
+    """Returns JAX's devices, without a log line for each kind of device that is not there."""
+    logger = logging.getLogger("jax._src.xla_bridge")
+    level = logger.level
+    logger.setLevel(max(level, logging.WARNING))
+    try:
+        return jax.devices()
+    finally:
+        logger.setLevel(level)
 
 
 def device_mesh(mesh_shape: Shape, devices: Union[Sequence[Any], str, None]) -> AnyMesh:
@@ -41,7 +68,7 @@ def device_mesh(mesh_shape: Shape, devices: Union[Sequence[Any], str, None]) -> 
             raise ValueError(f'devices={devices!r}: pass a list of jax.devices(), or "abstract"')
         return AbstractMesh(sizes, names)
     if devices is None:
-        devices = jax.devices()[: mesh_shape.size]
+        devices = _all_devices()[: mesh_shape.size]
     if len(devices) != mesh_shape.size:
         raise ValueError(
             f"the mesh {dims_text(mesh_shape)} has {mesh_shape.size} processors, but there are "

@@ -21,7 +21,23 @@ if TYPE_CHECKING:
     from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
     from mesh_tensorflow.ops._variables.variable import Variable
 
-__all__ = ["ArrayStore"]
+__all__ = ["ArrayStore", "form_of"]
+
+
+def form_of(variable: Variable, mesh_impl: GspmdMeshImpl) -> Form:
+    """Returns the form in which a program has a variable.
+
+    Args:
+      variable: the Variable.
+      mesh_impl: the mesh implementation of the program.
+    """
+    first: dict[tuple[int, ...], int] = {}
+    owner = [
+        first.setdefault(tuple(mesh_impl.slice_begin(variable.stored_shape, pnum)), pnum)
+        for pnum in range(mesh_impl.size)
+    ]
+    layout = mesh_impl.tensor_layout(variable.stored_shape)
+    return Form(variable.shape, variable.slice_dtype, layout, mesh_impl.shape, owner, {})
 
 
 class _Shard:
@@ -88,23 +104,12 @@ class ArrayStore(VariableStore):
                 f"mtf.pjrt runs on {trace.mesh_impl!r}. Lower programs with mtf.pjrt.mesh_impl()"
             )
         name, known = variable.name, self._known.forms.get(variable.name)
-        form = self._form_of(variable, trace.mesh_impl)
+        form = form_of(variable, trace.mesh_impl)
         if known is not None and (known.shape, known.dtype) != (form.shape, form.dtype):
             raise ValueError(differs(name, known, form, False))
         if name not in trace.variables:
             trace.variables[name] = TracedVariable(variable, form)
         return {0: trace.variables[name]}
-
-    def _form_of(self, variable: Variable, mesh_impl: GspmdMeshImpl) -> Form:
-        """Returns the form in which a function has a variable."""
-        first: dict[tuple[int, ...], int] = {}
-        owner = [
-            first.setdefault(tuple(mesh_impl.slice_begin(variable.stored_shape, pnum)), pnum)
-            for pnum in range(mesh_impl.size)
-        ]
-        layout = mesh_impl.tensor_layout(variable.stored_shape)
-        dtype = variable.slice_dtype
-        return Form(variable.shape, dtype, layout, mesh_impl.shape, owner, {})
 
     # -- values
 

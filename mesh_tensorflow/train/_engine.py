@@ -82,13 +82,17 @@ class _Program:
             self._shapes = [array.shape for array in batch]
 
             def program(*tensors: tf.Tensor) -> dict[str, Any]:
+                step = None if placing.pjrt else self.step  # else on the other devices
                 made, given = model.build(
-                    features, tensors, placing.make_impl, self.step, before, training
+                    features, tensors, placing.make_impl, step, before, training
                 )
                 lowered.append(made)
                 return given
 
             given = placing.run(program, feeds)
+            if placing.pjrt and training:
+                with tf.control_dependencies([given["step"]]):
+                    given["step"] = tf.identity(self.step.assign_add(1))
             self.lowered = lowered[-1]
             self.variables = {v.op.name: v for v in tf.global_variables()}
             self.agreement = None if self._cluster is None else Agreement(self._cluster)

@@ -49,7 +49,7 @@ def fit(
     layout: LayoutLike = "",
     devices: Optional[Sequence[str]] = None,
     simd: bool = False,
-    mesh_impl: Optional[MeshImpl] = None,
+    mesh_impl: Union[MeshImpl, str, None] = None,
     eval_data: Any = None,
     eval_every: Optional[int] = None,
     eval_fn: Optional[Callable[..., Any]] = None,
@@ -120,7 +120,8 @@ def fit(
       devices: a device for each processor. If None, the GPUs; or the logical CPUs, if there are
         enough of them; or one CPU for all processors.
       simd: whether all processors run one program (see SimdMeshImpl), on logical CPUs or GPUs.
-      mesh_impl: a PlacementMeshImpl, in place of `mesh_shape`, `layout` and `devices`.
+      mesh_impl: "placement", "simd", as `simd` is, or "pjrt" for devices of JAX (see mtf.pjrt); or
+        a PlacementMeshImpl, in place of `mesh_shape`, `layout` and `devices`.
       eval_data: data to evaluate, of the same kinds as `data`. All of it is used: the last batch
         may be smaller, and rows that the layout does not split equally are computed unsplit.
       eval_every: the number of steps between evaluations; if None, there is one at the end.

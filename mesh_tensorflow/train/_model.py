@@ -71,7 +71,7 @@ class Model:
         features: Features,
         tensors: Sequence[tf.Tensor],
         make_impl: Callable[[], MeshImpl],
-        step: tf.Variable,
+        step: Optional[tf.Variable],
         before: tf.Tensor,
         training: bool,
     ) -> tuple[Lowered, dict[str, Any]]:
@@ -81,13 +81,14 @@ class Model:
           features: the features.
           tensors: a tf.Tensor for each of them.
           make_impl: returns the mesh implementation.
-          step: the global step, which a training program increments.
+          step: the global step, which a training program increments; None if it is incremented
+            elsewhere.
           before: its value before the step, read outside of the program.
           training: whether to update the weights.
 
         Returns:
           (the lowered program, what it gives: for each name "output/i" an exported tf.Tensor, and
-          "step", the number of steps that are done after it).
+          "step", the number of steps that are done after it, or an operation that does the step).
         """
         extra: dict[str, Any] = {}
         updates: list[mtf.Operation] = []
@@ -124,7 +125,7 @@ class Model:
         if training:
             done = [lowering.lowered_operation(op) for op in updates]
             with tf.control_dependencies([*done, *gives.values()]):
-                after = tf.identity(step.assign_add(1))
+                after = tf.no_op() if step is None else tf.identity(step.assign_add(1))
         afters = {name: output.after for name, output in outputs.items()}
         return Lowered(graph, lowering, afters, averages), {**gives, "step": after}
 

@@ -1,10 +1,11 @@
-"""Where a program runs: on a mesh of devices, or as one program on each processor."""
+"""Where a program runs: on a mesh of devices, as one program on each, or on devices of JAX."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -34,6 +35,7 @@ class Placing:
       simd: whether all processors run one program.
       given: the mesh implementation of the user, or None.
       cluster: the processes that share the processors, or None.
+      pjrt: whether it runs on devices of JAX.
     """
 
     shape: mtf.Shape
@@ -42,11 +44,14 @@ class Placing:
     simd: bool = False
     given: Optional[MeshImpl] = None
     cluster: Optional[Cluster] = None
+    pjrt: bool = False
 
     def make_impl(self) -> MeshImpl:
         """Returns the mesh implementation; on a SIMD mesh within a program."""
         if self.given is not None:
             return self.given
+        if self.pjrt:
+            return mtf.GspmdMeshImpl(self.shape, self.rules)
         if self.simd:
             return SimdMeshImpl(self.shape, self.rules)
         return PlacementMeshImpl(self.shape, self.rules, list(self.devices))
@@ -58,6 +63,8 @@ class Placing:
           program: a function of the inputs that makes a Lowering.
           inputs: tf.Tensors.
         """
+        if self.pjrt:
+            return importlib.import_module("mesh_tensorflow.pjrt").in_session(program, inputs)
         if self.simd:
             local = None if self.cluster is None else self.cluster.local
             return replicate(program, inputs, devices=list(self.devices), local=local)
@@ -117,14 +124,17 @@ class Given:
       layout: its layout rules.
       devices: a device for each processor, or None.
       simd: whether all processors run one program.
-      mesh_impl: a PlacementMeshImpl in place of the others, or None.
+      mesh_impl: a name of _IMPLS, a PlacementMeshImpl in place of the others, or None.
     """
 
     mesh_shape: ShapeLike = "all:1"
     layout: LayoutLike = ""
     devices: Optional[Sequence[str]] = None
     simd: bool = False
-    mesh_impl: Optional[MeshImpl] = None
+    mesh_impl: Union[MeshImpl, str, None] = None
+
+
+_IMPLS = ("placement", "simd", "pjrt")
 
 
 def placing_of(given: Given) -> Placing:
@@ -138,6 +148,8 @@ def placing_of(given: Given) -> Placing:
       TypeError: `mesh_impl` is no mesh implementation.
     """
     mesh_impl = given.mesh_impl
+    if isinstance(mesh_impl, str):
+        return _placing_of_name(given, mesh_impl)
     if mesh_impl is not None:
         if given != Given(mesh_impl=mesh_impl):
             raise ValueError(
@@ -162,6 +174,26 @@ def placing_of(given: Given) -> Placing:
     if cluster is not None:
         return Placing(shape, rules, tuple(cluster.devices), given.simd, None, cluster)
     return Placing(shape, rules, _devices(shape, given.devices, given.simd), given.simd)
+
+
+def _placing_of_name(given: Given, name: str) -> Placing:
+    """Returns the Placing for the name of a mesh implementation."""
+    if name not in _IMPLS or (given.simd and name != "simd"):
+        raise ValueError(
+            f"fit: mesh_impl={name!r}{' with simd=True' if given.simd else ''}: it is one of "
+            f"{', '.join(map(repr, _IMPLS))}, or a mesh implementation"
+        )
+    if name != "pjrt":
+        return placing_of(dataclasses.replace(given, simd=name == "simd", mesh_impl=None))
+    importlib.import_module("mesh_tensorflow.pjrt")  # an error without JAX
+    if given.devices is not None:
+        raise ValueError(
+            "fit: devices are those of TensorFlow, but mesh_impl='pjrt' runs on the first of "
+            "jax.devices(). Leave them out"
+        )
+    check_connected()
+    shape, rules = mtf.convert_to_shape(given.mesh_shape), convert_to_layout_rules(given.layout)
+    return Placing(shape, rules, ("",) * shape.size, pjrt=True)
 
 
 def _devices(shape: mtf.Shape, devices: Optional[Sequence[str]], simd: bool) -> tuple[str, ...]:

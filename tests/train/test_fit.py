@@ -402,7 +402,7 @@ ERRORS = {
     "no step function": (_fit_with(optimizer=None), "decorate it with @mtf.function"),
     "two rates": (_fit_with(learning_rate=0.1), "learning_rate is given besides an optimizer"),
     "microbatches": (_fit_with(microbatches=3), "batch=4 is not divisible by num_microbatches=3"),
-    "mesh_impl": (_fit_with(mesh_impl="all:1"), "mesh_impl should be a mesh implementation"),
+    "mesh_impl": (_fit_with(mesh_impl=4), "mesh_impl should be a mesh implementation, but is 4"),
     "rows": (
         _fit_with(eval_data=UNEVEN, mesh_impl=IMPL),
         "the last batch of eval_data has 3 rows, which the layout of mesh_impl does not split",

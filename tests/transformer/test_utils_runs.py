@@ -81,7 +81,7 @@ def test_training(call, model_type, mesh, further):
 def test_scores_and_decoding(call, model_type, mesh):
     found = call(model_type, "score_from_strings", MESHES[mesh])
     np.testing.assert_allclose(found, MODELS[model_type]["scores"], rtol=1e-4)
-    lines = runs.decoded_file(call.directory, utils.run, model_type)
+    lines = runs.decoded_file(call.directory, utils.run, model_type, MESHES[mesh])
     assert lines == MODELS[model_type]["decoded"]
 
 

@@ -78,9 +78,16 @@ class GspmdMeshImpl(MeshImpl):
         self.copy_master_to_slice_ops: list[tf.Operation] = []
         self.LaidOutTensor = type("GspmdTensor", (GspmdTensor,), {"mesh_impl": self})
 
-    @functools.cached_property
+    @property
     def execution_impl(self) -> MeshImpl:
         """The mesh of one processor that operations are lowered through."""
+        compilation = current_compilation()
+        if compilation is not None:
+            compilation.has_impl(self)
+        return self._whole
+
+    @functools.cached_property
+    def _whole(self) -> MeshImpl:
         return self if self.size == 1 else _WholeMeshImpl(self)
 
     @property

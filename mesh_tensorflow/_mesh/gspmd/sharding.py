@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator, Sequence
-from typing import Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
@@ -18,6 +18,10 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._core.shape import Shape, list_product
 from mesh_tensorflow._mesh.slices.random_values import new_key
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
+    from mesh_tensorflow.ops._variables.variable import Variable
 
 __all__ = ["Compilation", "annotated", "annotating", "current_compilation", "sharding_text"]
 
@@ -31,6 +35,16 @@ class Compilation:
 
     def has_layout(self, value: tf.Tensor, layout: TensorLayout) -> None:
         """Called with the value of each tensor of the program, and its layout."""
+
+    def has_impl(self, mesh_impl: GspmdMeshImpl) -> None:
+        """Called with the mesh implementation of the program, at least once."""
+
+    def slice_of(self, variable: Variable, mesh_impl: GspmdMeshImpl) -> Any:
+        """Returns what stands for the only slice of a variable; None for a tf variable.
+
+        It has the methods of one, and `first`: the value at the beginning of the program.
+        """
+        return None
 
     def random_key(self, seed: Optional[int]) -> tf.Tensor:
         """Returns a new key for random numbers; see `random_values.new_key`."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.gspmd.sharding import current_compilation
 from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
 
 if TYPE_CHECKING:
@@ -32,18 +33,26 @@ class GspmdVariable(SliceVariables):
         self._variable = variable
         self.mesh_impl = mesh_impl
         self.owner = [0]
-        if variable.store is not None:
+        compilation = current_compilation()
+        own = None if compilation is None else compilation.slice_of(variable, mesh_impl)
+        self._is_master = own is None and self._can_be_master()
+        if own is not None:
+            self.slices = {0: own}
+        elif variable.store is not None:
             self.slices = variable.store.slices(variable, mesh_impl, self.owner)  # type: ignore[arg-type]
         elif self.slice_is_master:
             self.slices = {0: variable.tf_master}
         else:
             self.slices = {0: self._make_slice()}
         super().__init__(variable)
-        self._value = self.slices[0].read_value()
+        self._value = self.slices[0].read_value() if own is None else own.first
 
     @property
     def slice_is_master(self) -> bool:
         """Whether the slice is the master itself."""
+        return self._is_master
+
+    def _can_be_master(self) -> bool:
         variable = self._variable
         return (
             variable.store is None

@@ -51,6 +51,11 @@ def _mesh_impl(mesh_impl: Optional[str], use_tpu: Union[str, bool, None]) -> str
     if mesh_impl is None:
         with contextlib.suppress(ValueError):  # raised by gin if nothing is bound
             mesh_impl = gin.query_parameter(f"{MODULE}.tpu_estimator_model_fn.mesh_impl")
+    if mesh_impl == "pjrt" and use_tpu:
+        raise ValueError(
+            f"mesh_impl 'pjrt' and use_tpu={use_tpu!r} exclude each other: 'pjrt' runs on the "
+            "devices of JAX, TPUs among them. Leave use_tpu, or the flag --tpu, out"
+        )
     return mesh_impl or ("simd" if use_tpu else "placement")
 
 
@@ -105,7 +110,7 @@ def get_estimator(
       init_checkpoint: a checkpoint to initialize variables from.
       mesh_devices: a device for each processor of the mesh.
       score_in_predict_mode: whether prediction computes scores of given targets.
-      mesh_impl: "placement" or "simd", see `tpu_estimator_model_fn`; "simd" on a TPU, and
+      mesh_impl: "placement", "simd" or "pjrt", see `tpu_estimator_model_fn`; "simd" on a TPU, and
         "placement" elsewhere if None.
 
     Returns:

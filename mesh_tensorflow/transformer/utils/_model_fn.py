@@ -98,8 +98,8 @@ def tpu_estimator_model_fn(
         it is only checked against `mesh_shape`.
       weight_decay_checkpoint: ignored with a warning, as in the classic release: optimizers decay
         towards zero.
-      mesh_impl: "placement" for one graph with the operations of all processors, or "simd" for one
-        program that every processor runs; "placement" if None.
+      mesh_impl: "placement" for one graph with the operations of all processors, "simd" for one
+        program that every processor runs, or "pjrt" for devices of JAX; "placement" if None.
 
     Returns:
       A function of features, labels, mode and params that returns an EstimatorSpec; for a

@@ -1,9 +1,10 @@
-"""Runs a program on a mesh: placed on devices, or as one SIMD program."""
+"""Runs a program on a mesh: placed on devices, as one SIMD program, or on devices of JAX."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -35,7 +36,7 @@ __all__ = [
     "run_on_mesh",
 ]
 
-MESH_IMPLS = ("placement", "simd")
+MESH_IMPLS = ("placement", "simd", "pjrt")
 _DIMENSIONS_OF_TOPOLOGY = 4
 _recorded: contextvars.ContextVar[Optional[list[mtf.Lowering]]] = contextvars.ContextVar(
     "recorded_lowerings", default=None
@@ -83,24 +84,27 @@ def processor_devices(
     """Returns a device for each processor of a mesh.
 
     Args:
-      mesh_impl: "placement" or "simd".
+      mesh_impl: one of MESH_IMPLS.
       mesh_shape: the mesh.
       mesh_devices: the devices named by the user, or None.
       config: the estimator's RunConfig; required with several processes.
 
     Returns:
       The devices named by the user; or equally many from each process of a cluster; or GPUs if
-      there are as many; or else TensorFlow's choice on a placement mesh, and logical CPUs on a SIMD
-      mesh.
+      there are as many; or else logical CPUs on a SIMD mesh, and TensorFlow's choice elsewhere.
 
     Raises:
-      ValueError: `mesh_impl` is unknown, or the processors are not divisible by the processes.
+      ImportError: `mesh_impl` is "pjrt", and JAX is not installed.
+      ValueError: `mesh_impl` is unknown, devices are named for devices of JAX, or the processors
+        are not divisible by the processes.
     """
     if mesh_impl not in MESH_IMPLS:
         raise ValueError(
             f"unknown mesh_impl {mesh_impl!r}; it should be one of "
             f"{', '.join(map(repr, MESH_IMPLS))}"
         )
+    if mesh_impl == "pjrt":
+        _check_pjrt(mesh_devices)
     if mesh_devices is not None:
         return list(mesh_devices)
     # Only the configuration of a TPUEstimator has this.
@@ -110,6 +114,16 @@ def processor_devices(
     if size > 1 and len(tf.config.list_physical_devices("GPU")) == size:
         return [f"/device:GPU:{i}" for i in range(size)]
     return [f"/device:CPU:{i}" if mesh_impl == "simd" else "" for i in range(size)]
+
+
+def _check_pjrt(mesh_devices: Optional[Sequence[str]]) -> None:
+    """Raises an error if JAX is not installed, or devices of TensorFlow are named for it."""
+    importlib.import_module("mesh_tensorflow.pjrt")
+    if mesh_devices is not None:
+        raise ValueError(
+            f"mesh_devices={list(mesh_devices)} names devices of TensorFlow, but mesh_impl 'pjrt' "
+            "uses those of JAX, the first of jax.devices(). Leave mesh_devices out"
+        )
 
 
 def check_tiling(spec: Optional[Sequence[Any]], mesh_shape: mtf.Shape) -> None:
@@ -183,6 +197,23 @@ def _taken_summaries(start: int) -> dict[str, tf.Tensor]:
     return there
 
 
+_ONE_PROGRAM: dict[str, Callable[[mtf.Shape, mtf.LayoutRules], Any]] = {
+    "simd": SimdMeshImpl,
+    "pjrt": mtf.GspmdMeshImpl,
+}
+
+
+def _program_runner(
+    settings: Settings, devices: Sequence[str]
+) -> Callable[[Callable[..., Any]], Any]:
+    """Returns a function that runs a program, and returns its results in the tf graph."""
+    if settings.context is not None or settings.mesh_impl == "placement":
+        return lambda program: program()
+    if settings.mesh_impl == "simd":
+        return lambda program: replicate(program, devices=devices)
+    return importlib.import_module("mesh_tensorflow.pjrt").in_session
+
+
 def run_on_mesh(
     settings: Settings,
     build: Callable[[mtf.Mesh], Outputs],
@@ -216,10 +247,10 @@ def run_on_mesh(
         impl: Any
         if settings.context is not None:
             impl = _mesh_in_program(settings, rules)
-        elif settings.mesh_impl == "simd":
-            impl = SimdMeshImpl(settings.mesh_shape, rules)
-        else:
+        elif settings.mesh_impl == "placement":
             impl = PlacementMeshImpl(settings.mesh_shape, rules, devices)
+        else:
+            impl = _ONE_PROGRAM[settings.mesh_impl](settings.mesh_shape, rules)
         lowering = mtf.Lowering(
             graph, {mesh: impl}, autostack=settings.autostack, log_file=log_file
         )
@@ -232,9 +263,8 @@ def run_on_mesh(
             _taken_summaries(start) if summaries else {},
         )
 
-    apart = settings.context is None and settings.mesh_impl == "simd"
-    made = replicate(program, devices=devices) if apart else program()
-    tensors, updates, scalars = made
+    run = _program_runner(settings, devices)
+    tensors, updates, scalars = run(program)
     recorded = _recorded.get()
     if recorded is not None:
         recorded.append(lowerings[-1])

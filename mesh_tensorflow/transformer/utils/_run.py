@@ -222,7 +222,7 @@ def _check(given: RunArguments) -> None:
         raise RuntimeError(
             f"utils.run: tpu={given.tpu!r}, but estimators run on CPUs and GPUs: leave out "
             "--tpu. Bind utils.run.mesh_shape, and perhaps utils.run.mesh_devices, to say what the "
-            "model is split over"
+            "model is split over; utils.run.mesh_impl = 'pjrt' runs on TPUs that JAX finds"
         )
     if mode not in _MODES:
         raise ValueError(
@@ -342,7 +342,7 @@ def run(
       output_eval_examples: whether evaluation writes text files of examples.
       checkpoint_input_pipeline: whether to save the state of the input pipeline with checkpoints.
       eval_dir_suffix: a suffix of the names of evaluation directories.
-      mesh_impl: "placement" or "simd"; see `tpu_estimator_model_fn`.
+      mesh_impl: "placement", "simd" or "pjrt"; see `tpu_estimator_model_fn`.
 
     Returns:
       What the mode returns: scores as `score_postprocess_fn` returns them, the directories of

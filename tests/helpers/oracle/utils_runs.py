@@ -171,7 +171,7 @@ def summaries(directory):
     return found
 
 
-def decoded_file(directory, run, model_type):
+def decoded_file(directory, run, model_type, further=""):
     """Returns the lines that a file of inputs is decoded into."""
     source, target = os.path.join(directory, "in.txt"), os.path.join(directory, "out")
     with open(source, "w") as f:
@@ -183,7 +183,7 @@ def decoded_file(directory, run, model_type):
         "infer",
         (
             f'decode_from_file.input_filename = "{source}"\n'
-            f'decode_from_file.output_filename = "{target}"\n'
+            f'decode_from_file.output_filename = "{target}"\n{further}'
         ),
     )
     with open(f"{target}-{STEP}") as f:

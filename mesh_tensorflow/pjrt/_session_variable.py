@@ -1,0 +1,129 @@
+"""SessionVariable: a variable of a session's program, as an array of JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Optional
+
+import jax
+import numpy as np
+import tensorflow.compat.v1 as tf
+from jax.sharding import NamedSharding
+
+from mesh_tensorflow.pjrt._devices import all_dtypes
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._mesh.variables.form import Form
+    from mesh_tensorflow.ops._variables.variable import Variable
+
+__all__ = ["SessionVariable"]
+
+
+class SessionVariable:
+    """Stands for the slice of a Variable in a session, and has the methods of one.
+
+    In the program that is built, it is the value at that point. Outside of it, it reads and writes
+    an array of JAX, when the session runs.
+
+    Attributes:
+      variable: the Variable.
+      form: the form in which it is stored.
+      first: a placeholder for the value at the beginning of a step.
+      value: the value at this point of the program.
+      sharding: where its parts are, once the program is built.
+      array: the array, once it has a value.
+    """
+
+    device = ""
+
+    def __init__(self, variable: Variable, form: Form, outside: tf.Graph):
+        """Creates a SessionVariable, in the tf graph of the session.
+
+        Args:
+          variable: the Variable.
+          form: the form in which it is stored.
+          outside: the tf graph of the session.
+        """
+        self.variable, self.form = variable, form
+        self.sizes = variable.shape.to_integer_list
+        self._outside = outside
+        self.first = tf.placeholder(variable.slice_dtype, self.sizes)
+        self.value: tf.Tensor = self.first
+        self.sharding: Optional[NamedSharding] = None
+        self.array: Optional[jax.Array] = None
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """Its shape."""
+        return tf.TensorShape(self.sizes)
+
+    @property
+    def dtype(self) -> tf.DType:
+        """Its dtype, that of slices."""
+        return self.variable.slice_dtype
+
+    @property
+    def _is_outside(self) -> bool:
+        return tf.get_default_graph() is self._outside
+
+    def current(self) -> jax.Array:
+        """Returns the array.
+
+        Raises:
+          ValueError: it has no value yet.
+        """
+        if self.array is None:
+            raise ValueError(
+                f"variable {self.variable.name!r} has no value: run "
+                "tf.global_variables_initializer() or restore a checkpoint, then "
+                "lowering.copy_masters_to_slices()"
+            )
+        return self.array
+
+    def read_value(self) -> tf.Tensor:
+        """Returns the value, at this point of the program or when the session runs."""
+        if not self._is_outside:
+            return self.value
+        value = self._called(lambda: np.asarray(self.current()), [], self.dtype)
+        value.set_shape(self.shape)
+        return value
+
+    def is_initialized(self) -> tf.Tensor:
+        """Returns whether it has a value when the session runs."""
+        return self._called(lambda: np.bool_(self.array is not None), [], tf.bool)
+
+    def assign(self, value: Any, read_value: bool = True) -> Any:
+        """Sets the value from here on; returns it, or an operation if not `read_value`."""
+        value = tf.convert_to_tensor(value, self.dtype)
+        if self._is_outside:
+            done = self._called(self._set, [value], tf.bool)
+            if not read_value:
+                return done.op
+            with tf.control_dependencies([done]):
+                return self.read_value()
+        if getattr(value.graph, "outer_graph", None) is not self._outside:
+            raise ValueError(
+                f"variable {self.variable.name!r} is assigned to within a loop of TensorFlow. On "
+                "devices of JAX, carry its value through the loop, and assign after it"
+            )
+        self.value = value
+        return value if read_value else value.op
+
+    def assign_add(self, value: Any, read_value: bool = True) -> Any:
+        """Adds to the value; see `assign`."""
+        return self.assign(self.read_value() + value, read_value)
+
+    def assign_sub(self, value: Any, read_value: bool = True) -> Any:
+        """Subtracts from the value; see `assign`."""
+        return self.assign(self.read_value() - value, read_value)
+
+    def _set(self, value: np.ndarray) -> np.bool_:
+        # The memory of `value` is TensorFlow's, which an array of JAX must not refer to.
+        with all_dtypes():
+            self.array = jax.device_put(np.array(value), self.sharding)
+        return np.bool_(True)
+
+    def _called(self, fn: Callable[..., Any], inputs: list[tf.Tensor], dtype: tf.DType) -> Any:
+        """Returns what a function returns whenever the session runs."""
+        with tf.device("/cpu:0"):
+            return tf.numpy_function(fn, inputs, dtype, stateful=True)

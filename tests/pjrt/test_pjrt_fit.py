@@ -1,0 +1,65 @@
+"""mtf.train.fit on devices of JAX."""
+
+import numpy as np
+import pytest
+from helpers.train import linear
+
+import mesh_tensorflow as mtf
+
+PJRT = {"mesh_shape": "rows:2,cols:2", "layout": "batch:rows,in:cols", "mesh_impl": "pjrt"}
+EVALUATION = {name: array[:10] for name, array in linear.DATA.items()}
+
+
+def test_trains_evaluates_and_resumes(tmp_path):
+    """The last batch of the evaluation has rows that the layout splits, and rows that it cannot."""
+    expected = linear.fit(4, eval_data=EVALUATION, eval_every=2)
+    directory = str(tmp_path)
+    first = linear.fit(2, eval_data=EVALUATION, eval_every=2, directory=directory, **PJRT)
+    rest = linear.fit(4, eval_data=EVALUATION, eval_every=2, directory=directory, **PJRT)
+    np.testing.assert_allclose([*first.losses, *rest.losses], expected.losses, rtol=1e-5)
+    found = [*first.evaluations, *rest.evaluations]
+    assert [e["step"] for e in found] == [2, 4]
+    for evaluation, other in zip(found, expected.evaluations):
+        np.testing.assert_allclose(evaluation["loss"], other["loss"], rtol=1e-5)
+    assert set(rest.variables) == set(expected.variables)
+    for name, value in expected.variables.items():
+        np.testing.assert_allclose(rest.variables[name], value, rtol=1e-4, atol=1e-6)
+    elsewhere = linear.fit(5, directory=directory, mesh_shape="rows:2", layout="batch:rows")
+    assert elsewhere.step == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mesh_impl": "magic"}, "mesh_impl='magic': it is one of 'placement', 'simd', 'pjrt'"),
+        ({"mesh_impl": "pjrt", "simd": True}, "mesh_impl='pjrt' with simd=True: it is one of"),
+        ({"mesh_impl": "pjrt", "devices": ["/cpu:0"]}, "devices are those of TensorFlow, but"),
+    ],
+)
+def test_wrong_arguments(given, message):
+    with pytest.raises(ValueError, match=message):
+        linear.fit(1, **given)
+
+
+def test_names_of_the_other_implementations():
+    expected = linear.fit(2)
+    for name in ("placement", "simd"):
+        found = linear.fit(2, **{**PJRT, "mesh_impl": name})
+        np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
+
+
+def test_a_program_with_random_numbers():
+    def model(mesh, batch):
+        del mesh
+        x = mtf.dropout(batch["x"], True, keep_prob=0.5)
+        y = mtf.layers.dense(x, mtf.Dimension("out", 2), x.shape.dims[-1:], name="y")
+        return mtf.reduce_mean(mtf.square(y))
+
+    def losses(**place):
+        data = [{"x": np.ones([8, 4], np.float32)}] * 3
+        return mtf.train.fit(
+            model, data, optimizer=mtf.optimize.SgdOptimizer(0.1), steps=3, seed=1, progress=False,
+            dims={"x": [mtf.Dimension("batch", 8), mtf.Dimension("in", 4)]}, **place,
+        ).losses  # fmt: skip
+
+    np.testing.assert_allclose(losses(**PJRT), losses(), rtol=1e-5)

@@ -1,0 +1,173 @@
+"""Programs of sessions on devices of JAX."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from helpers.pjrt import placed
+
+import mesh_tensorflow as mtf
+
+MESH, LAYOUT = "rows:2,cols:2", "batch:rows,hidden:cols"
+DATA = np.linspace(-1, 1, 32).reshape(8, 4).astype(np.float32)
+
+
+def gspmd():
+    return mtf.GspmdMeshImpl(MESH, LAYOUT)
+
+
+def training(make_impl, data, optimizer, lowerings):
+    """Returns a program with dropout, a statistic that is no weight, and a step of an optimizer."""
+
+    def program():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        x = mtf.import_tf_tensor(mesh, data, mtf.Shape([("batch", 8), ("d_in", 4)]))
+        hidden = mtf.Dimension("hidden", 16)
+        h = mtf.layers.dense(x, hidden, x.shape[1:], activation=mtf.relu, name="encode")
+        h = mtf.dropout(h, True, keep_prob=0.8)
+        y = mtf.layers.dense(h, x.shape[1:], h.shape[1:], name="decode")
+        loss = mtf.reduce_mean(mtf.square(y - x))
+        count = mtf.get_variable(
+            mesh, "count", [], initializer=tf.zeros_initializer(), trainable=False
+        )
+        weights = mesh.graph.trainable_variables
+        grads = mtf.gradients([loss], [v.value for v in weights])
+        updates = [*optimizer().apply_grads(grads, weights), mtf.assign_add(
+            mesh.graph.name_to_variable["count"], mtf.ones_like(count))]  # fmt: skip
+        lowering = mtf.Lowering(mesh.graph, {mesh: make_impl()})
+        lowerings.append(lowering)
+        done = tf.group([lowering.lowered_operation(op) for op in updates])
+        return {"loss": lowering.export_to_tf_tensor(loss), "update": done}
+
+    return program
+
+
+def train(make_impl, run, optimizer, directory, restored=None):
+    """Returns three losses; saves a checkpoint."""
+    with tf.Graph().as_default():
+        tf.set_random_seed(4)
+        data = tf.placeholder(tf.float32, [8, 4])
+        tf.train.get_or_create_global_step()
+        lowerings = []
+        made = run(training(make_impl, data, optimizer, lowerings))
+        hooks = [mtf.MtfRestoreHook(lowerings[0])]
+        with tf.control_dependencies([made["update"]]):
+            step = tf.assign_add(tf.train.get_global_step(), 1)
+        saver = mtf.checkpoint.Saver(tf.global_variables())
+        saved = tf.train.CheckpointSaverHook(
+            directory, save_steps=1, saver=saver,
+            listeners=[mtf.MtfCheckpointSaverListener(lowerings[0])],
+        )  # fmt: skip
+        scaffold = tf.train.Scaffold(saver=saver)
+        creator = tf.train.ChiefSessionCreator(scaffold, checkpoint_filename_with_path=restored)
+        with tf.train.MonitoredSession(creator, [*hooks, saved]) as session:
+            fetches = [made["loss"], made["update"], step]
+            return [float(session.run(fetches, {data: DATA})[0]) for _ in range(3)]
+
+
+def values(directory):
+    reader = tf.train.load_checkpoint(directory)
+    return {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()}
+
+
+OPTIMIZERS = {
+    "adam": lambda: mtf.optimize.AdamWeightDecayOptimizer(0.01),
+    "adafactor": lambda: mtf.optimize.AdafactorOptimizer(learning_rate=0.01),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_trains_and_resumes_as_on_placed_devices(name, tmp_path):
+    a, b, c = (str(tmp_path / part) for part in "abc")
+    here = lambda program: program()  # noqa: E731
+    expected = train(lambda: placed(MESH, LAYOUT), here, OPTIMIZERS[name], a)
+    found = train(gspmd, mtf.pjrt.in_session, OPTIMIZERS[name], b)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    wanted, saved = values(a), values(b)
+    assert saved.keys() == wanted.keys() and saved["count"] == 3
+    for key, value in wanted.items():
+        np.testing.assert_allclose(saved[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
+    path = tf.train.latest_checkpoint(a)
+    resumed = train(gspmd, mtf.pjrt.in_session, OPTIMIZERS[name], b, path)
+    expected = train(lambda: placed(MESH, LAYOUT), here, OPTIMIZERS[name], c, path)
+    np.testing.assert_allclose(resumed, expected, rtol=1e-4)
+    assert values(b)["count"] == 6
+
+
+def test_variables_are_split_over_the_devices(tf_graph):
+    lowerings = []
+    made = mtf.pjrt.in_session(training(gspmd, tf.constant(DATA), OPTIMIZERS["adam"], lowerings))
+    kernel = next(v for v in tf.global_variables() if v.op.name == "encode/kernel")
+    slices = {
+        v.name: laid_out.slices[0] for v, laid_out in lowerings[0].variables.items()
+    }  # fmt: skip
+    with tf.Session() as session:
+        assert not session.run(kernel.is_initialized())
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"has no value: run tf.global_var"
+        ):
+            session.run(made["loss"])
+        session.run(tf.global_variables_initializer())
+        assert session.run(kernel.is_initialized())
+        session.run(made)
+        array = slices["encode/kernel"].array
+        assert tuple(array.sharding.spec) == (None, "cols")
+        assert {s.data.shape for s in array.addressable_shards} == {(4, 8)}
+        kernel.load(np.ones([4, 16]), session)
+        np.testing.assert_array_equal(session.run(kernel), np.ones([4, 16]))
+
+
+def test_what_a_program_does_not_use_is_not_computed(tf_graph):
+    """Names of files and tables of other features, which are not on the devices."""
+    words = tf.constant(["a", "b"])
+
+    def program(data, names):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        twice = 2.0 * mtf.import_tf_tensor(mesh, data, mtf.Shape([("batch", 2)]))
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.GspmdMeshImpl("rows:2", "batch:rows")})
+        return {"twice": lowering.export_to_tf_tensor(twice), "of": tf.shape(data)}
+
+    made = mtf.pjrt.in_session(program, [tf.constant([1.0, 2.0]), words])
+    with tf.Session() as session:
+        found = session.run(made)
+    np.testing.assert_array_equal(found["twice"], [2.0, 4.0])
+    np.testing.assert_array_equal(found["of"], [2])
+
+
+def on_two_meshes():
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    x = mtf.ones(mesh, "batch:2")
+    for _ in range(2):
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.GspmdMeshImpl("rows:2", "batch:rows")})
+    return lowering.export_to_tf_tensor(x)
+
+
+def of_words():
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    length = tf.strings.length(
+        words := tf.get_default_graph().outer_graph.get_tensor_by_name("w:0")
+    )
+    del words
+    x = mtf.import_tf_tensor(mesh, length, mtf.Shape([("batch", 2)]))
+    lowering = mtf.Lowering(mesh.graph, {mesh: mtf.GspmdMeshImpl("rows:2", "batch:rows")})
+    return lowering.export_to_tf_tensor(x)
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (lambda: tf.constant(1), "runs on 0 meshes: lower it with one mtf.GspmdMeshImpl"),
+        (on_two_meshes, "runs on 2 meshes"),
+        (of_words, "is a string of TensorFlow, and not on these devices. Compute what depends"),
+        (lambda: mtf.pjrt.in_session(on_two_meshes), "within a program that XLA compiles"),
+    ],
+    ids=["no mesh", "two meshes", "words", "nested"],
+)
+def test_wrong_programs(program, message, tf_graph):
+    tf.placeholder(tf.string, [2], name="w")
+    with pytest.raises(ValueError, match=message):
+        mtf.pjrt.in_session(program)
+
+
+def test_in_eager_code():
+    with pytest.raises(ValueError, match=r"In eager code use mtf\.pjrt\.function"):
+        mtf.pjrt.in_session(on_two_meshes)
