@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple, Optional, Union, overload
 
 from mesh_tensorflow._core.errors import WrongTypeError
 
-__all__ = ["Dimension", "convert_to_dimension", "split_pairs"]
+__all__ = ["Dimension", "convert_to_dimension", "list_of_dimensions", "split_pairs"]
 
 _EXAMPLES = {"shape": "rows:2,cols:4", "layout": "batch:rows,d_ff:cols"}
 _SEPARATORS = re.compile(r"[,.;\s]+")
@@ -105,3 +106,22 @@ def split_pairs(text: str, what: str) -> list[tuple[str, str]]:
             )
         pairs.append((parts[0], parts[1]))
     return pairs
+
+
+def list_of_dimensions(what: str, dims: Union[Dimension, Sequence[Dimension]]) -> list[Dimension]:
+    """Returns a list of one or several Dimensions.
+
+    Args:
+      what: the operation and its argument, for the error message.
+      dims: a Dimension, or a list of them.
+
+    Raises:
+      WrongTypeError: it is a size, or a name.
+    """
+    if isinstance(dims, (int, str)):
+        size = dims if isinstance(dims, int) else 16
+        raise WrongTypeError(
+            f"{what} is {dims!r}; it takes a Dimension or a list of them, such as "
+            f'mtf.Dimension("hidden", {size})'
+        )
+    return [dims] if isinstance(dims, Dimension) else list(dims)

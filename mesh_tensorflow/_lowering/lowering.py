@@ -63,8 +63,8 @@ from mesh_tensorflow._lowering.layout_slips import check_rules_apply
 from mesh_tensorflow._lowering.log import is_logging, log_operation, trace_mark
 from mesh_tensorflow._lowering.named_values import collect_values
 from mesh_tensorflow._lowering.nan_checks import check_outputs
+from mesh_tensorflow._lowering.stack_variables import largest_stacked_slice
 from mesh_tensorflow._lowering.stored_layouts import rewrite_stored_layouts
-from mesh_tensorflow._mesh.gspmd.sharding import current_compilation
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.mesh_pair import HasSlices, MeshPair
@@ -73,11 +73,6 @@ from mesh_tensorflow._watching.requests import nan_checks_in_force
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = ["Lowering"]
-
-# Stacks of variables stay below this many elements per slice, unless there are very many.
-_MAX_STACKED_SLICE = 2**16
-_MANY_SLICES = 2**16
-_LARGE_STACKED_SLICE = 2**27
 
 
 class Lowering:
@@ -266,15 +261,10 @@ class Lowering:
 
     def autostack(self) -> None:
         """Stacks small variables that are similar, if a mesh has more than one processor."""
-        kept = current_compilation() is not None  # by a compiler, for which it is no gain
-        if kept or self.graph.is_stacked or any(v.store for v in self.graph.all_variables):
-            return
-        num_slices = sum(self.mesh_impl(v.mesh).size for v in self.graph.all_variables)
-        largest = _LARGE_STACKED_SLICE if num_slices >= _MANY_SLICES else _MAX_STACKED_SLICE
-        self.graph.rewrite_stack_variables(
-            mesh_to_impl={mesh: pair.executed for mesh, pair in self._pairs.items()},
-            max_combined_slice_size=largest,
-        )
+        impls = {mesh: pair.executed for mesh, pair in self._pairs.items()}
+        largest = largest_stacked_slice(self.graph, impls)
+        if largest:
+            self.graph.rewrite_stack_variables(mesh_to_impl=impls, max_combined_slice_size=largest)
 
     # -- results
 

@@ -9,13 +9,35 @@ from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.loop import with_inner_operations
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.gspmd.sharding import current_compilation
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._control.control import Depend
 from mesh_tensorflow.ops._movement.split_concat import StackOperation, UnstackOperation
 from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable
 from mesh_tensorflow.ops._variables.variable import StackedVariable, Variable
 
-__all__ = ["combine_assignments", "rewrite_stack_variables"]
+__all__ = ["combine_assignments", "largest_stacked_slice", "rewrite_stack_variables"]
+
+# Stacks of variables stay below this many elements per slice, unless there are very many.
+_MAX_STACKED_SLICE = 2**16
+_MANY_SLICES = 2**16
+_LARGE_STACKED_SLICE = 2**27
+
+
+def largest_stacked_slice(graph: Graph, impls: Mapping[Mesh, MeshImpl]) -> int:
+    """Returns the most elements of a slice of stacked variables; 0 if none should be stacked.
+
+    Args:
+      graph: the Graph.
+      impls: the MeshImpl of each Mesh.
+    """
+    variables = graph.all_variables
+    if graph.is_stacked or any(v.store is not None for v in variables):
+        return 0
+    if current_compilation() is not None:
+        return 0  # a compiled program gains nothing
+    num_slices = sum(impls[v.mesh].size for v in variables)
+    return _LARGE_STACKED_SLICE if num_slices >= _MANY_SLICES else _MAX_STACKED_SLICE
 
 
 def _groups(

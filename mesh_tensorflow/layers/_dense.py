@@ -11,7 +11,8 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow._core.errors import WrongTypeError, dims_text
+from mesh_tensorflow._core.dimension import list_of_dimensions
+from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.strictness import check_flag
 from mesh_tensorflow.ops._variables.precision import InputDType
 
@@ -200,18 +201,6 @@ def get_dense_kernel_weights(
     return mtf.cast(kernel, x.dtype)
 
 
-def _as_list(what: str, dims: Union[mtf.Dimension, Sequence[mtf.Dimension]]) -> list[mtf.Dimension]:
-    if isinstance(dims, mtf.Dimension):
-        return [dims]
-    if isinstance(dims, (int, str)):
-        size = dims if isinstance(dims, int) else 16
-        raise WrongTypeError(
-            f"dense: {what} is {dims!r}; it takes a Dimension or a list of them, as "
-            f'mtf.Dimension("hidden", {size})'
-        )
-    return list(dims)
-
-
 def dense(
     x: mtf.Tensor,
     new_dims: Union[mtf.Dimension, Sequence[mtf.Dimension]],
@@ -259,7 +248,7 @@ def dense(
       ValueError: a reduced or expert dimension is not in `x`, or a new one is also kept.
     """
     check_flag("dense", "use_bias", use_bias, "dense(x, new_dims, activation={value})")
-    new_dims = _as_list("new_dims", new_dims)
+    new_dims = list_of_dimensions("dense: new_dims", new_dims)
     expert_dims = list(expert_dims or [])
     if reduced_dims is None:
         tf.logging.warning(
@@ -268,7 +257,7 @@ def dense(
             x.shape,
         )
         reduced_dims = x.shape.dims[-1:]
-    reduced_dims = _as_list("reduced_dims", reduced_dims)
+    reduced_dims = list_of_dimensions("dense: reduced_dims", reduced_dims)
     kept = _kept_dims(x, new_dims, reduced_dims, expert_dims)
     x, inner = _without_clashes(x, reduced_dims, new_dims)
     if kernel_weights is None:
