@@ -69,7 +69,7 @@ class RandomOperation(Operation):
 
 
 def _random(mesh: Mesh, shape: ShapeLike, tf_fn: Callable, **kwargs: Any) -> Tensor:
-    if mesh.graph.stages is not None:
+    if isinstance(mesh, Mesh) and mesh.graph.stages is not None:
         return mesh.graph.stages.random(convert_to_shape(shape), tf_fn, **kwargs)
     return RandomOperation(mesh, shape, tf_fn, **kwargs).outputs[0]
 
