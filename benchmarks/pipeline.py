@@ -9,6 +9,11 @@ processes of one processor each, and one after the other on a single process. Pr
   divided by 1 - bubble, since a stage computes in its bubbles, too;
 * the memory that a step needs at most in one process, less that of a step with a small batch: what
   grows with the batch, which is activations.
+
+TensorFlow's allocators keep memory that tensors have had: that of oneDNN grows by doubling and
+returns nothing, and the C library's keeps a heap for each thread. With `--allocator direct`, which
+is the default, every large tensor is memory of its own that is returned when it is freed; with
+`--allocator default`, processes allocate as they do elsewhere.
 """
 
 import argparse
@@ -24,6 +29,12 @@ import quiet
 STEPS = 6
 FIRST = 2  # steps that are not measured
 
+# Environment variables with which memory is returned as soon as a tensor is freed.
+ALLOCATORS = {
+    "direct": {"TF_ENABLE_ONEDNN_OPTS": "0", "MALLOC_MMAP_THRESHOLD_": "65536"},
+    "default": {},
+}
+
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
@@ -34,6 +45,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=8192, help="rows of the batch")
     parser.add_argument("--d_model", type=int, default=256)
     parser.add_argument("--recompute", type=int, default=0, help="1: keep inputs of stages only")
+    parser.add_argument("--allocator", choices=ALLOCATORS, default="direct")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -49,6 +61,12 @@ def memory(field: str) -> int:
     with open("/proc/self/status", encoding="ascii") as f:
         line = next(line for line in f if line.startswith(field + ":"))
     return 1024 * int(line.split()[1])
+
+
+def forget_largest() -> None:
+    """Makes VmHWM begin again at what is resident now."""
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as f:
+        f.write("5")
 
 
 def train(arguments: argparse.Namespace, kind: str, rows: int, directory: str) -> None:
@@ -120,6 +138,7 @@ def train(arguments: argparse.Namespace, kind: str, rows: int, directory: str) -
             begin = 0.0
             for i in range(STEPS):
                 if i == FIRST:
+                    forget_largest()
                     begin = cpu_seconds()
                 losses.append(float(mine.run(session, step)["loss"]))
             found = {
@@ -143,7 +162,8 @@ def measure(arguments: argparse.Namespace, kind: str, rows: int) -> list[dict]:
             *(text for name in passed for text in (f"--{name}", str(getattr(arguments, name)))),
             *("--worker", f"{kind}:{rows}:{directory}"),
         ]
-        subprocess.run([sys.executable, *program], check=True)
+        environment = {**os.environ, **ALLOCATORS[arguments.allocator]}
+        subprocess.run([sys.executable, *program], check=True, env=environment)
         names = sorted(os.listdir(directory))
         return [json.load(open(os.path.join(directory, name), encoding="utf-8")) for name in names]
 

@@ -9,13 +9,23 @@ from helpers.transformer import pipelined
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 
-def in_a_row(blocks):
+def losses_of(impl, blocks, in_stages):
     with tf.Graph().as_default():
         tf.set_random_seed(3)
-        step = pipelined.step_of(PlacementMeshImpl("", "", [""]), blocks, False)
+        step = pipelined.step_of(impl, blocks, in_stages)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
             return [session.run(step)["loss"] for _ in range(pipelined.STEPS)]
+
+
+def in_a_row(blocks):
+    return losses_of(PlacementMeshImpl("", "", [""]), blocks, False)
+
+
+def test_variables_in_parts():
+    """ZeRO over the processors of the stages."""
+    impl = PlacementMeshImpl("all:2", "stages:all", [""] * 2, zero=3, zero_axis="all")
+    np.testing.assert_allclose(losses_of(impl, 2, True), in_a_row(2), rtol=1e-5)
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])

@@ -24,15 +24,15 @@ ARGUMENTS = {
 }  # fmt: skip
 
 
-def step_of(impl, blocks, pipelined):
-    """Returns what a training step gives: the loss; with a block of layers in each stage if pipelined.
+def step_of(impl, blocks, in_stages):
+    """Returns what a training step gives: the loss; with a block of layers in each stage if `in_stages`.
 
     Raises:
       AssertionError: it does not communicate what is predicted.
     """
     arguments = dict(ARGUMENTS)
     cls = transformer.LayerStack
-    if pipelined:
+    if in_stages:
         cls = transformer.PipelinedLayerStack
         arguments.update(num_stages=blocks, num_microbatches=blocks)
     graph = mtf.Graph()
