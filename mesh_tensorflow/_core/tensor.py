@@ -24,6 +24,7 @@ __all__ = [
     "check_tensors",
     "is_differentiable",
     "with_stages",
+    "without_stages",
 ]
 
 # What other libraries' tensors have, and what does it here.
@@ -255,3 +256,9 @@ def with_stages(xs: Sequence[Tensor], shape: Shape) -> Shape:
         return shape
     lost = [d for d in stages.dims if d not in shape and any(d in x.shape for x in xs)]
     return Shape([*lost, *shape])
+
+
+def without_stages(x: Tensor) -> Shape:
+    """Returns the shape of a Tensor as layers of a pipeline that is being built know it."""
+    stages = x.graph.stages
+    return x.shape if stages is None else x.shape - stages.dims

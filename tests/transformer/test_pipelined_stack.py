@@ -13,7 +13,7 @@ from helpers.transformer.models import LENGTH, Mix, assert_same, imported, some_
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow.testing.harness import WHOLE, Placing
-from mesh_tensorflow.transformer import transformer, transformer_layers
+from mesh_tensorflow.transformer import moe, transformer, transformer_layers
 
 run = functools.partial(models.run, scale=0.5)  # of weights, which would grow errors of rounding
 ATTENTION = {
@@ -29,6 +29,9 @@ STILL = [
     (transformer_layers.DenseReluDense, {"hidden_size": 12}),
 ]
 LOSING = [(Mix, {"loss": 2.0, "shares": True})]
+# Groups are rows, so that microbatches have the groups of the batch.
+EXPERTS = [(moe.MoE1D, {"num_experts": 2, "hidden_size": 8, "group_size": LENGTH, "z_loss": 0.1})]
+SWITCHING = [(moe.MoE1D, {**EXPERTS[0][1], "moe_gating": "switch"})]
 IDS = np.where(np.arange(LENGTH) < LENGTH - 2, some_ids(low=1), 0).astype("int32")
 TWO = {"num_stages": 2, "num_microbatches": 2}
 FOUR = {"num_stages": 4, "num_microbatches": 4}
@@ -56,6 +59,8 @@ def made(layers, pipe=None, blocks=4, call=None, **kwargs):
     (DROPPING, CIRCULAR, Placing("x:2,y:2", "stages:x,batch:y")),
     (LOSING, TWO, Placing("x:2,y:2", "stages:x,batch:y")),
     (LOSING, CIRCULAR, Placing("x:2", "stages:x", simd=True)),
+    (EXPERTS, TWO, Placing("x:2", "stages:x")),
+    (SWITCHING, CIRCULAR, Placing("x:2,y:2", "stages:x,experts:y")),
 ], ids=lambda value: str(getattr(value, "layout", "")))  # fmt: skip
 def test_values_and_gradients(layers, pipe, placing):
     """Variables have the names of the layers in a row; masks of dropout are the same, too."""
@@ -264,6 +269,11 @@ def called(layers, pipe=TWO, blocks=4, **kwargs):
         called([Unequal]),
         r"layer block_002/layer_000 \(Unequal\) differs from block_000/layer_000 \(Unequal\), "
         "which has its place in the first stage",
+    ),
+    (
+        called([(transformer_layers.Conv1DLayer, {"filter_size": 3, "output_size": 8})]),
+        r"layer block_000/layer_000 \(Conv1DLayer\), called for all stages at once with "
+        r"Shape\[stages=2, .*; use a LayerStack for layers that cannot have the dimension stages",
     ),
     (called([Keeps]), r"leaves .* in context.cache\['kept'\] .*; compute it in each layer, or use"),
     (called([Sets]), "the layers set context.position, which stages of a pipeline cannot share"),

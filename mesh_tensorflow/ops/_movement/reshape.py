@@ -289,7 +289,12 @@ def reshape(x: Tensor, new_shape: ShapeLike, name: str = "reshape") -> Tensor:
       ValueError: the numbers of elements differ.
     """
     check_tensors(name, [x])
-    new_shape = with_stages([x], convert_to_shape(new_shape))  # type: ignore[arg-type]
+    asked = convert_to_shape(new_shape)
+    new_shape = with_stages([x], asked)  # type: ignore[arg-type]
+    if new_shape.ndims != asked.ndims:  # type: ignore[union-attr]
+        # Stages that are kept come first, so they do in what is reshaped.
+        kept = [d for d in new_shape if d not in asked]  # type: ignore[operator]
+        x = transpose(x, Shape([*kept, *(d for d in x.shape if d not in kept)]))
     _check_order(name, x, new_shape)
     check_names_differ(name, new_shape, x.shape)
     return ReshapeOperation(x, new_shape, name=name).outputs[0]

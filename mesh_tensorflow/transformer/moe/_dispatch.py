@@ -7,6 +7,7 @@ from typing import Any, Optional, Union
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._core.tensor import without_stages
 from mesh_tensorflow.transformer.moe._gatings import gate
 from mesh_tensorflow.transformer.moe._groups import expert_capacity, in_groups
 from mesh_tensorflow.transformer.moe._hparams import hparam
@@ -60,7 +61,7 @@ def dispatched(
       (a Tensor, or a list of them as `experts` returns, with dimensions [outer_batch (or not),
       batch, ..., output]; the loss times its coefficient).
     """
-    *tokens, channels = inputs.shape.dims
+    *tokens, channels = without_stages(inputs).dims
     groups = in_groups(mtf.Shape(tokens), hparams, layout, mesh_shape)
     num_experts = hparam(hparams, "num_experts")
     unsplit = mtf.Dimension("expert_unsplit", num_experts)

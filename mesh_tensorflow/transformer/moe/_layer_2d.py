@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, Optional, Union
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._core.tensor import without_stages
 from mesh_tensorflow.transformer.moe._dispatch import expert_hidden
 from mesh_tensorflow.transformer.moe._groups import (
     _split_into_groups,
@@ -96,7 +97,7 @@ def transformer_moe_layer_v2(
     Raises:
       ValueError: there are not two numbers of experts, or the gating is not "top_2".
     """
-    *tokens, channels = inputs.shape.dims
+    *tokens, channels = without_stages(inputs).dims
     num_experts = _numbers_of_experts(hparams)[0]
     groups = in_groups(mtf.Shape(tokens), hparams, layout, mesh_shape, "group_size_x")
     outer, batch, group = groups
@@ -146,7 +147,7 @@ def _second_level(
       mesh_shape: a Shape or None.
       num_microbatches: an integer or None.
     """
-    *places, channels = inputs.shape.dims
+    *places, channels = without_stages(inputs).dims
     expert_x, outer, group = _regrouped(places, hparams, layout, mesh_shape)
     num_experts = _numbers_of_experts(hparams)[1]
     factor = hparam(hparams, "capacity_factor_second_level")

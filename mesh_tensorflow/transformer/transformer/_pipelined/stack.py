@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gin
@@ -39,7 +40,8 @@ class PipelinedLayerStack(LayerStack):
     Variables, their initial values and checkpoints are those of a LayerStack, as are results, with
     dropout, too: each layer draws the random values of the whole batch that it would draw there.
     (Random values without rows of the batch are drawn anew for each microbatch.) Losses of layers
-    are averaged over microbatches. In decoding, layers are applied in a row.
+    are averaged over microbatches, and mixtures of experts dispatch the tokens of one microbatch at
+    a time. In decoding, layers are applied in a row.
 
     Layers are called with activations of all stages at once: the first of `context.batch_dims` is
     the dimension of stages. Results of layers within the stack are not appended to
@@ -232,9 +234,22 @@ class _Call:
         with self._stages.building():
             for i, layer in enumerate(self._layers):
                 self._stages.position = i
-                with tf.variable_scope(layer.name or ""):
+                with tf.variable_scope(layer.name or ""), self._said_where(layer, x):
                     x = self._stack._layer_with_sublayers(inner, layer, x)
         return x
+
+    @contextlib.contextmanager
+    def _said_where(self, layer: TransformerLayer, x: mtf.Tensor) -> Iterator[None]:
+        """Adds to mistakes that they are made in a pipeline, for which not all layers are."""
+        try:
+            yield
+        except ValueError as error:
+            raise ValueError(
+                f"{error}\n  PipelinedLayerStack: this is layer {layer.name} "
+                f"({type(layer).__name__}), called for all {self._pipes.stages.name} at once with "
+                f"{x.shape}; use a LayerStack for layers that cannot have the dimension "
+                f"{self._pipes.stages.name}"
+            ) from error
 
     def _inner_context(self, replace: Callable[[mtf.Tensor], mtf.Tensor]) -> Context:
         """Returns a Context for the stages, with other Tensors for those of the whole batch."""
