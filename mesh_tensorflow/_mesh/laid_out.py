@@ -120,12 +120,18 @@ class LazyAllreduceSum:
 
     def __add__(self, other: LazyAllreduceSum) -> LazyAllreduceSum:
         """Returns the lazy sum with a compatible LazyAllreduceSum."""
-        return LazyAllreduceSum(
-            self.mesh_impl,
-            self.mesh_impl.slicewise(lambda a, b: a + b, self.laid_out_input, other.laid_out_input),
-            self.mesh_axes,
-            self.add_counter_fn,
+        add = self.mesh_impl.slicewise
+        return self.with_summands(
+            add(lambda a, b: a + b, self.laid_out_input, other.laid_out_input)
         )
+
+    def with_summands(self, summands: LaidOutTensor) -> LazyAllreduceSum:
+        """Returns the lazy sum of other summands over the same mesh axes.
+
+        Args:
+          summands: a LaidOutTensor.
+        """
+        return LazyAllreduceSum(self.mesh_impl, summands, self.mesh_axes, self.add_counter_fn)
 
 
 class LazyLaidOutTensor:

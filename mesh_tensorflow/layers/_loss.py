@@ -53,6 +53,8 @@ def softmax_cross_entropy_with_logits(
                 f"{targets.shape} must have the dimensions of logits {logits.shape} without "
                 f"{dims_text([vocab_dim])}"
             )
+        if logits.shape.size:
+            return _of_ids(logits, targets, vocab_dim, z_loss)
         targets = mtf.one_hot(targets, vocab_dim, dtype=logits.dtype)
     elif set(targets.shape) != set(logits.shape):
         raise ValueError(
@@ -67,6 +69,15 @@ def softmax_cross_entropy_with_logits(
     log_z = mtf.reduce_logsumexp(logits, vocab_dim)
     loss = mtf.negative(mtf.reduce_sum((logits - log_z) * targets, output_shape=shape))
     return loss + z_loss * mtf.square(log_z)
+
+
+def _of_ids(
+    logits: mtf.Tensor, ids: mtf.Tensor, vocab_dim: mtf.Dimension, z_loss: float
+) -> mtf.Tensor:
+    if ids.dtype not in (tf.int32, tf.int64):
+        ids = mtf.cast(ids, tf.int64)
+    loss, log_z = mtf.CrossEntropyOperation(widened(logits), ids, vocab_dim).outputs
+    return loss if z_loss == 0.0 else loss + z_loss * mtf.square(log_z)
 
 
 def sigmoid_cross_entropy_with_logits(logits: mtf.Tensor, targets: mtf.Tensor) -> mtf.Tensor:

@@ -48,6 +48,7 @@ from mesh_tensorflow._mesh.variables.function import function
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow.ops._contractions.conv import *
 from mesh_tensorflow.ops._contractions.conv_backprop import *
+from mesh_tensorflow.ops._contractions.cross_entropy import *
 from mesh_tensorflow.ops._contractions.einsum import *
 from mesh_tensorflow.ops._contractions.pool import *
 from mesh_tensorflow.ops._contractions.reduce_broadcast import *

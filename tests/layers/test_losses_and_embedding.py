@@ -123,3 +123,38 @@ def test_errors(name, tf_graph):
     call, text = ERRORS[name]
     with pytest.raises(ValueError, match=text):
         call(World())
+
+
+@pytest.mark.parametrize("layout", ["", "b:x,v:y"])
+def test_second_gradients_of_the_cross_entropy_of_ids(layout, tf_graph):
+    """Equal to those of the cross entropy of one-hots, also where ids are out of range."""
+    run = LayerGraph("x:2,y:2", layout)
+    x, direction = run.normal("b:4,v:6"), run.normal("b:4,v:6")
+    ids = run.tensor([0, 5, 2, 9], "b:4")
+    found = []
+    for targets in (ids, mtf.one_hot(ids, V)):
+        loss = layers.softmax_cross_entropy_with_logits(x, targets, V, z_loss=0.3)
+        [first] = mtf.gradients([mtf.reduce_sum(mtf.square(loss))], [x])
+        found += mtf.gradients([mtf.reduce_sum(first * direction)], [x])
+    values = run.values(found)
+    np.testing.assert_allclose(values[0], values[1], rtol=1e-4, atol=1e-5)
+
+
+def test_rows_are_added_in_the_memory_of_the_table_in_a_session_only(tf_graph):
+    """The operation that does so is unknown to XLA, which may compile any function."""
+
+    def program(*_):
+        run = LayerGraph()
+        table, ids = run.normal("v:6,d:4"), run.tensor([1, 1], "b:2")
+        rows = mtf.GatherGradientOperation(run.normal("b:2,d:4"), ids, V, table.shape).outputs[0]
+        total = table * 2.0 + rows
+        return mtf.Lowering(run.graph, {run.mesh: run.impl}).export_to_tf_tensor(total)
+
+    def kinds(graph):
+        return {op.type for op in graph.get_operations()}
+
+    program()
+    assert "ScatterNdNonAliasingAdd" in kinds(tf.get_default_graph())
+    made = tf.function(program).get_concrete_function().graph
+    assert "TensorScatterAdd" in kinds(made)
+    assert "ScatterNdNonAliasingAdd" not in kinds(made)

@@ -150,15 +150,18 @@ class AddOperation(BinaryOpWithBroadcasting):
         return [_sum_to(grad_ys[0], x) for x in self.inputs]
 
     def _same_shapes(self) -> bool:
-        x1, x2 = self.inputs
-        return x1.shape == x2.shape == self.outputs[0].shape
+        return all(x.shape == self.outputs[0].shape for x in self.inputs)
 
     def lower(self, lowering: LoweringLike) -> None:
         """Adds two compatible partial sums without reducing them; else adds slices."""
         values = [lowering.tensors[x] for x in self.inputs]
-        if self._same_shapes() and compatible_lazy_allreduce_sums(values):
-            lowering.set_tensor_lowering(self.outputs[0], values[0] + values[1])
-            return
+        if self._same_shapes():
+            value = mtf.GatherGradientOperation.added(self.inputs, values, lowering)
+            if value is None and compatible_lazy_allreduce_sums(values):
+                value = values[0] + values[1]
+            if value is not None:
+                lowering.set_tensor_lowering(self.outputs[0], value)
+                return
         super().lower(lowering)
 
     def cost_key(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -15,12 +15,25 @@ from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import constant
+from mesh_tensorflow._mesh.laid_out import (
+    LaidOutTensor,
+    LazyAllreduceSum,
+    compatible_lazy_allreduce_sums,
+)
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.slices.scattering import add_entries
 
 __all__ = ["GatherGradientOperation"]
 
 # Types whose sums would lose small terms; a product with a one-hot sums them in float32 too.
 _SUMMED_IN_FLOAT32 = (tf.bfloat16, tf.float16)
+
+
+def _within(i: tf.Tensor, part: int, coordinate: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns indices within a slice of the table; its coordinate is given if it is split."""
+    for c in coordinate:
+        i = i - tf.cast(c * part, i.dtype)
+    return i
 
 
 class GatherGradientOperation(Operation):
@@ -69,22 +82,15 @@ class GatherGradientOperation(Operation):
         """Adds the rows of each slice; leaves a partial sum if the indices are split."""
         mesh_impl = lowering.mesh_impl(self)
         summed = self._summed_axes(mesh_impl)
-        dy, indices = self.inputs
-        table = self.outputs[0].shape
-        rest = table - [self._dim]
-        order = [dy.shape.dims.index(d) for d in [*indices.shape.dims, *rest.dims]]
-        part = mesh_impl.slice_shape(table)[table.dims.index(self._dim)]
-        row = mesh_impl.slice_shape(rest)
-        back = [([self._dim, *rest.dims]).index(d) for d in table]
+        part = self._part(mesh_impl)
+        row = mesh_impl.slice_shape(self._rest)
+        back = [([self._dim, *self._rest.dims]).index(d) for d in self.outputs[0].shape]
 
         def add_rows(rows: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor) -> tf.Tensor:
-            for c in coordinate:
-                i = i - tf.cast(c * part, i.dtype)
+            i = _within(i, part, coordinate)
             # Negative numbers are left out of a segment sum; others out of range are not allowed.
             i = tf.where(i < part, i, constant(-1, i.dtype) * tf.ones_like(i))
-            if order != sorted(order):
-                rows = tf.transpose(rows, order)
-            rows = tf.reshape(rows, constant([i.shape.num_elements(), *row]))
+            rows = self._rows(rows, i, row)
             narrow = rows.dtype in _SUMMED_IN_FLOAT32
             sums = tf.math.unsorted_segment_sum(
                 tf.cast(rows, tf.float32) if narrow else rows, tf.reshape(i, [-1]), part
@@ -92,12 +98,80 @@ class GatherGradientOperation(Operation):
             sums = tf.cast(sums, rows.dtype)
             return sums if back == sorted(back) else tf.transpose(sums, back)
 
+        result = mesh_impl.slicewise(add_rows, *self._values(lowering))
+        lowering.set_partial_sum(self.outputs[0], result, summed, "einsum_op")
+
+    @staticmethod
+    def added(summands: Sequence[Tensor], values: Sequence[Any], lowering: LoweringLike) -> Any:
+        """Returns the sum of two Tensors if one of them is such sums of rows; or None.
+
+        The rows are added to the other's slices, in their memory if nothing else reads it. So the
+        gradients of a table that is read several times are summed in one memory.
+
+        Args:
+          summands: two Tensors of one shape.
+          values: their lowered values.
+          lowering: a Lowering.
+        """
+        pending = compatible_lazy_allreduce_sums(values)
+        if not pending and any(isinstance(v, LazyAllreduceSum) for v in values):
+            return None
+        for x, table in zip(summands[::-1], values):
+            if isinstance(x.operation, GatherGradientOperation):
+                slices = table.laid_out_input if pending else table.to_laid_out_tensor()
+                total = x.operation._add_to(slices, lowering)
+                if total is not None:
+                    return table.with_summands(total) if pending else total
+        return None
+
+    def _add_to(self, table: LaidOutTensor, lowering: LoweringLike) -> Optional[LaidOutTensor]:
+        """Returns slices with the rows added, or None for some dtypes and orders of dimensions."""
+        output = self.outputs[0]
+        mesh_impl = lowering.mesh_impl(self)
+        part = self._part(mesh_impl)
+        first = output.shape.dims[0] == self._dim
+        if not first or not part or output.dtype not in (tf.float32, tf.float64):
+            return None
+        row = mesh_impl.slice_shape(self._rest)
+
+        def add_rows(
+            t: tf.Tensor, rows: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor
+        ) -> tf.Tensor:
+            i = _within(i, part, coordinate)
+            inside = tf.clip_by_value(i, constant(0, i.dtype), constant(part - 1, i.dtype))
+            rows = self._rows(rows, i, row)
+            is_here = tf.reshape(tf.equal(i, inside), constant([-1] + [1] * len(row)))
+            rows = tf.where_v2(is_here, rows, constant(0, rows.dtype))
+            return add_entries(t, tf.reshape(inside, [-1, 1]), rows)
+
+        return mesh_impl.slicewise(add_rows, table, *self._values(lowering))
+
+    @property
+    def _rest(self) -> Shape:
+        """The dimensions of a row."""
+        return self.outputs[0].shape - [self._dim]
+
+    def _part(self, mesh_impl: MeshImpl) -> int:
+        """Returns the number of rows in a slice of the table."""
+        table = self.outputs[0].shape
+        return mesh_impl.slice_shape(table)[table.dims.index(self._dim)]
+
+    def _rows(self, rows: tf.Tensor, i: tf.Tensor, row: list[int]) -> tf.Tensor:
+        """Returns a slice of dy with one dimension for all indices, then those of a row."""
+        dy, indices = self.inputs
+        order = [dy.shape.dims.index(d) for d in [*indices.shape.dims, *self._rest.dims]]
+        if order != sorted(order):
+            rows = tf.transpose(rows, order)
+        return tf.reshape(rows, constant([i.shape.num_elements(), *row]))
+
+    def _values(self, lowering: LoweringLike) -> list:
+        """Returns the slices of inputs, and the coordinate on the mesh axis that splits rows."""
+        mesh_impl = lowering.mesh_impl(self)
         values = [lowering.tensors[x] for x in self.inputs]
         splitting_axis = mesh_impl.splitting_axis(self._dim)
         if splitting_axis is not None:
             values.append(mesh_impl.laid_out_pcoord(splitting_axis))
-        result = mesh_impl.slicewise(add_rows, *values)
-        lowering.set_partial_sum(self.outputs[0], result, summed, "einsum_op")
+        return values
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """One flop for each element of dy; reads dy and the indices, writes the table."""

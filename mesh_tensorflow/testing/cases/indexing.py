@@ -77,6 +77,13 @@ CASES = [
     case("row_sums_out_of_range", "a c, a/int", lambda y, i: _add_rows(y, i, "b c"), _row_sums),
     case("row_sums_beyond", "c a, a/below40", lambda y, i: _add_rows(y, i, "c b"),
          lambda y, i: _row_sums(y.T, i).T),
+    case("row_sums_added", "b c, a f c, a f/below16, g c, g/below40",
+         lambda t, y, i, z, j: t + _add_rows(y, i, "b c") + _add_rows(z, j, "b c"),
+         lambda t, y, i, z, j: t + _row_sums(y, i) + _row_sums(z, j)),
+    case("row_sums_added_to_products", "a b, a c, a c, a/below16",
+         lambda x, w, y, i: mtf.square(
+             _add_rows(y, i, "b c") + mtf.einsum([x, w], shape("b c"))),
+         lambda x, w, y, i: np.square(x.T @ w + _row_sums(y, i))),
     case("row_sums_inner", "a f s, f/below16", lambda y, i: _add_rows(y, i, "a b s"),
          lambda y, i: _row_sums(y.swapaxes(0, 1), i).swapaxes(0, 1)),
     case("row_sums_number", "c", lambda y: _add_rows(

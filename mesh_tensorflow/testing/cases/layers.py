@@ -151,6 +151,12 @@ def _cross_entropy(name, targets, z_loss):
 _LOSSES = [
     _cross_entropy("hard", "a/below16", 0.0),
     _cross_entropy("hard_z_loss", "a/below16", 0.1),
+    case("cross_entropy_of_vocabulary_first", "b a c, c a/below16",
+         lambda x, t: _LAYERS.softmax_cross_entropy_with_logits(x, t, dim("b")),
+         lambda x, t: _np_cross_entropy(np.moveaxis(x, 0, -1), np.eye(16)[t.T])),
+    case("cross_entropy_beyond", "a b, a/below40",
+         lambda x, t: _LAYERS.softmax_cross_entropy_with_logits(x, t, dim("b"), 0.1),
+         lambda x, t: _np_cross_entropy(x, np.eye(40)[t][:, :16], 0.1)),
     _cross_entropy("soft", "a b/positive", 0.0),
     _cross_entropy("soft_z_loss", "a b/positive", 0.1),
     case("sigmoid_cross_entropy", "a b, a b", _LAYERS.sigmoid_cross_entropy_with_logits,

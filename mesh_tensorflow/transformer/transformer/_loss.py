@@ -38,17 +38,18 @@ def loss_from_logits(
       A scalar Tensor.
     """
     check_ids(f"{model.name}: targets", targets, vocab_dim)
-    dtype = context.activation_dtype
-    smooth = model.label_smoothing / vocab_dim.size
-    probabilities = mtf.one_hot(
-        mtf.maximum(targets, 0),
-        vocab_dim,
-        on_value=1.0 - model.label_smoothing + smooth,
-        off_value=smooth,
-        dtype=dtype,
-    )
+    labels = mtf.maximum(targets, 0)
+    if model.label_smoothing:
+        smooth = model.label_smoothing / vocab_dim.size
+        labels = mtf.one_hot(
+            labels,
+            vocab_dim,
+            on_value=1.0 - model.label_smoothing + smooth,
+            off_value=smooth,
+            dtype=context.activation_dtype,
+        )
     z_loss = model.z_loss if context.train else 0.0
-    loss = layers.softmax_cross_entropy_with_logits(logits, probabilities, vocab_dim, z_loss)
+    loss = layers.softmax_cross_entropy_with_logits(logits, labels, vocab_dim, z_loss)
     weights = mtf.cast(mtf.greater(targets, 0), loss.dtype)
     if model.loss_on_targets_only:
         weights *= mtf.cast(mtf.logical_not(delimited_lm_inputs_mask(targets)), loss.dtype)
