@@ -9,10 +9,10 @@ import tensorflow as tf
 import workloads
 from workloads import Workload
 
-__all__ = ["PjrtProgram"]
+__all__ = ["Arrays", "PjrtProgram"]
 
 
-class _Arrays:
+class Arrays:
     """Initial values and data for a program that is built, as `Feeds` is for sessions."""
 
     def __init__(self, weights: dict[str, np.ndarray], data: dict[str, Any]):
@@ -48,7 +48,7 @@ class PjrtProgram:
         )
         def step(data: dict[str, Any]) -> Any:
             mesh = mtf.Mesh(mtf.Graph(), "mesh")
-            loss = MtfModel(mtf, w, mesh, _Arrays(weights, data)).loss()
+            loss = MtfModel(mtf, w, mesh, Arrays(weights, data)).loss()
             variables = mesh.graph.trainable_variables
             gradients = mtf.gradients([loss], [v.value for v in variables])
             updates = systems.optimizer(mtf, w).apply_grads(gradients, variables)

@@ -10,7 +10,7 @@ nothing about processors: the layout splits examples over one dimension of a 2 b
 units over the other. Other layouts compute the same numbers. With --simd, all processors run one
 program, as the cores of a TPU do.
 
-600 steps take less than a minute on two cores, and reach a test accuracy of about 98 %. With
+600 steps take some seconds on two cores, and reach a test accuracy of about 96 %. With
 --directory, a run that was stopped, by Ctrl-C for example, goes on from its last checkpoint, in any
 layout; `tensorboard --logdir` shows its curves.
 """
