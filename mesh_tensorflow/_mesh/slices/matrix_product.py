@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import string
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
@@ -64,11 +65,16 @@ def contract(equation: str, *slices: tf.Tensor) -> tf.Tensor:
       equation: as for tf.einsum.
       *slices: tf.Tensors.
     """
-    plan = _plan(equation) if len(slices) == 2 else None
-    if plan is None or not all(x.shape.is_fully_defined() for x in slices):
+    if len(slices) != 2 or not all(x.shape.is_fully_defined() for x in slices):
         return tf.einsum(equation, *slices)
     labels = equation.split("->")[0].split(",")
     size = {c: s for text, x in zip(labels, slices) for c, s in zip(text, x.shape.as_list())}
+    single = {c for c in labels[0] if size[c] == 1 and all(c in part for part in _parts(equation))}
+    if single:
+        return _without(single, equation, slices, size)
+    plan = _plan(equation)
+    if plan is None:
+        return tf.einsum(equation, *slices)
     left, inner, right = (
         list_product(size[c] for c in part)
         for part in (plan.left_free, plan.contracted, plan.right_free)
@@ -83,6 +89,28 @@ def contract(equation: str, *slices: tf.Tensor) -> tf.Tensor:
     )
     sizes = [size[c] for c in plan.left_free + plan.right_free]
     return y if sizes == [left, right] else remember_reshaped(y, sizes)
+
+
+def _parts(equation: str) -> list[str]:
+    return equation.replace("->", ",").split(",")
+
+
+def _without(
+    single: Collection[str], equation: str, slices: Sequence[tf.Tensor], size: Mapping[str, int]
+) -> tf.Tensor:
+    """Contracts without labels of size 1 that are in all operands and in the result.
+
+    With them it would be a batch of one product, which kernels compute more slowly: such is the
+    slice of a dimension that each processor has one index of, as of stages or experts.
+    """
+    parts = ["".join(c for c in part if c not in single) for part in _parts(equation)]
+    names = dict(zip(dict.fromkeys("".join(parts)), string.ascii_lowercase))
+    left, right, output = ("".join(names[c] for c in part) for part in parts)
+    y = contract(
+        f"{left},{right}->{output}",
+        *(reshaped(x, [size[c] for c in part]) for x, part in zip(slices, parts)),
+    )
+    return remember_reshaped(y, [size[c] for c in _parts(equation)[-1]])
 
 
 def _matrix(rows: int, columns: int, transposed: bool) -> Sequence[int]:
