@@ -55,6 +55,7 @@ NAMES_DIFFER = {
     "loss_dice": "multiplied by a number instead of by a tensor of it",
     "SoftmaxOperation": "softmax is one operation",
     "NormalizeOperation": "normalization is one operation",
+    "CrossEntropyOperation": "the cross entropy of ids is one operation",
     "gelu": "one operation",
     "swish": "one operation",
     "logsumexp": "softmax before it made no reduce_logsumexp, which shifts the numbers of scopes",
