@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Optional
@@ -17,8 +19,11 @@ from mesh_tensorflow._core.strictness import did_you_mean
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
-__all__ = ["StoredLayout", "given_stored_layout", "plain_shape", "stored_layout"]
+__all__ = ["StoredLayout", "given_stored_layout", "plain_shape", "stored_layout", "storing"]
 
+_in_force: contextvars.ContextVar[Optional[dict[str, Any]]] = contextvars.ContextVar(
+    "stored_layout", default=None
+)
 WEIGHTS_TOO = 3  # the stage from which weights are stored in parts, besides slots
 
 
@@ -91,13 +96,27 @@ def plain_shape(shape: Shape) -> Shape:
     return Shape([Dimension(d.name.partition(STORED)[0], d.size) for d in shape])
 
 
+@contextlib.contextmanager
+def storing(**options: Any) -> Iterator[None]:
+    """Makes options of `stored_layout` those of mesh implementations that are made within.
+
+    Args:
+      **options: `variable_layout`, `zero` and `zero_axis`, where they are not None.
+    """
+    token = _in_force.set({**(_in_force.get() or {}), **options})
+    try:
+        yield
+    finally:
+        _in_force.reset(token)
+
+
 def given_stored_layout(
     mesh_shape: Shape,
     variable_layout: Optional[LayoutLike],
     zero: Optional[int],
     zero_axis: Optional[str],
 ) -> Optional[StoredLayout]:
-    """Returns the StoredLayout that arguments ask for, or, where they are None, gin does; or None.
+    """Returns the StoredLayout that arguments ask for, or, where they are None, `storing` or gin.
 
     Args:
       mesh_shape: shape of the mesh.
@@ -107,7 +126,7 @@ def given_stored_layout(
     """
     named = {"variable_layout": variable_layout, "zero": zero, "zero_axis": zero_axis}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    return stored_layout(mesh_shape, **given)
+    return stored_layout(mesh_shape, **{**(_in_force.get() or {}), **given})
 
 
 @gin.configurable(module="mesh_tensorflow", denylist=["mesh_shape"])

@@ -50,6 +50,9 @@ def fit(
     devices: Optional[Sequence[str]] = None,
     simd: bool = False,
     mesh_impl: Union[MeshImpl, str, None] = None,
+    variable_layout: Optional[LayoutLike] = None,
+    zero: Optional[int] = None,
+    zero_axis: Optional[str] = None,
     eval_data: Any = None,
     eval_every: Optional[int] = None,
     eval_fn: Optional[Callable[..., Any]] = None,
@@ -122,6 +125,9 @@ def fit(
       simd: whether all processors run one program (see SimdMeshImpl), on logical CPUs or GPUs.
       mesh_impl: "placement", "simd", as `simd` is, or "pjrt" for devices of JAX (see mtf.pjrt); or
         a PlacementMeshImpl, in place of `mesh_shape`, `layout` and `devices`.
+      variable_layout: rules by which variables are stored in parts, such as "d_model:rows".
+      zero: the stage of ZeRO: 1 or 2 to store optimizers' slots in parts, 3 for weights too.
+      zero_axis: the mesh dimension of ZeRO; that of a mesh with just one if None.
       eval_data: data to evaluate, of the same kinds as `data`. All of it is used: the last batch
         may be smaller, and rows that the layout does not split equally are computed unsplit.
       eval_every: the number of steps between evaluations; if None, there is one at the end.
@@ -163,7 +169,7 @@ def fit(
     )
     check_optimizer(optimizer, learning_rate)
     model = Model(model_fn, optimizer, learning_rate, clip_norm, microbatches, average, precision)
-    mesh = Given(mesh_shape, layout, devices, simd, mesh_impl)
+    mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, variable_layout, zero, zero_axis)
     placing = placing_of(mesh)
     _check_several(placing, average, seed)
     features, source = _features_and_source(data, dims, placing, shuffle, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -36,6 +36,7 @@ class Placing:
       given: the mesh implementation of the user, or None.
       cluster: the processes that share the processors, or None.
       pjrt: whether it runs on devices of JAX.
+      stored: arguments of mesh implementations that say how variables are stored.
     """
 
     shape: mtf.Shape
@@ -45,16 +46,17 @@ class Placing:
     given: Optional[MeshImpl] = None
     cluster: Optional[Cluster] = None
     pjrt: bool = False
+    stored: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def make_impl(self) -> MeshImpl:
         """Returns the mesh implementation; on a SIMD mesh within a program."""
         if self.given is not None:
             return self.given
         if self.pjrt:
-            return mtf.GspmdMeshImpl(self.shape, self.rules)
+            return mtf.GspmdMeshImpl(self.shape, self.rules, **self.stored)
         if self.simd:
-            return SimdMeshImpl(self.shape, self.rules)
-        return PlacementMeshImpl(self.shape, self.rules, list(self.devices))
+            return SimdMeshImpl(self.shape, self.rules, **self.stored)
+        return PlacementMeshImpl(self.shape, self.rules, list(self.devices), **self.stored)
 
     def run(self, program: Callable[..., Any], inputs: Sequence[tf.Tensor]) -> Any:
         """Returns what a program returns, as tensors and operations of the tf graph.
@@ -125,6 +127,9 @@ class Given:
       devices: a device for each processor, or None.
       simd: whether all processors run one program.
       mesh_impl: a name of _IMPLS, a PlacementMeshImpl in place of the others, or None.
+      variable_layout: see PlacementMeshImpl.
+      zero: likewise.
+      zero_axis: likewise.
     """
 
     mesh_shape: ShapeLike = "all:1"
@@ -132,6 +137,15 @@ class Given:
     devices: Optional[Sequence[str]] = None
     simd: bool = False
     mesh_impl: Union[MeshImpl, str, None] = None
+    variable_layout: Optional[LayoutLike] = None
+    zero: Optional[int] = None
+    zero_axis: Optional[str] = None
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """How variables are stored, as arguments of mesh implementations."""
+        named = {n: getattr(self, n) for n in ("variable_layout", "zero", "zero_axis")}
+        return {name: value for name, value in named.items() if value is not None}
 
 
 _IMPLS = ("placement", "simd", "pjrt")
@@ -153,8 +167,8 @@ def placing_of(given: Given) -> Placing:
     if mesh_impl is not None:
         if given != Given(mesh_impl=mesh_impl):
             raise ValueError(
-                "fit: mesh_impl is given besides mesh_shape, layout, devices or simd, which it "
-                "takes the place of: leave them out"
+                "fit: mesh_impl is given besides mesh_shape, layout, devices or simd, or how "
+                "variables are stored, all of which it takes the place of: leave them out"
             )
         if isinstance(mesh_impl, SimdMeshImpl):
             raise ValueError(
@@ -172,8 +186,10 @@ def placing_of(given: Given) -> Placing:
     shape, rules = mtf.convert_to_shape(given.mesh_shape), convert_to_layout_rules(given.layout)
     cluster = find_cluster(given.simd, shape.size)
     if cluster is not None:
-        return Placing(shape, rules, tuple(cluster.devices), given.simd, None, cluster)
-    return Placing(shape, rules, _devices(shape, given.devices, given.simd), given.simd)
+        devices = tuple(cluster.devices)
+    else:
+        devices = _devices(shape, given.devices, given.simd)
+    return Placing(shape, rules, devices, given.simd, cluster=cluster, stored=given.stored)
 
 
 def _placing_of_name(given: Given, name: str) -> Placing:
@@ -193,7 +209,7 @@ def _placing_of_name(given: Given, name: str) -> Placing:
         )
     check_connected()
     shape, rules = mtf.convert_to_shape(given.mesh_shape), convert_to_layout_rules(given.layout)
-    return Placing(shape, rules, ("",) * shape.size, pjrt=True)
+    return Placing(shape, rules, ("",) * shape.size, pjrt=True, stored=given.stored)
 
 
 def _devices(shape: mtf.Shape, devices: Optional[Sequence[str]], simd: bool) -> tuple[str, ...]:

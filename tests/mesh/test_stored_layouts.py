@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
@@ -252,6 +253,31 @@ def test_a_store_moves_between_stages():
             lowering = mtf.Lowering(graph, {mesh: impl})
             losses.append(float(lowering.export_to_tf_tensor(loss)))
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.99 * losses[0]
+
+
+def test_an_argument_of_mtf_function():
+    """It holds for what the function makes, and no longer."""
+    impls = []
+
+    def step():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        loss = model(mesh)
+        impls.append(mtf.placement_mesh_impl.PlacementMeshImpl(*ROWS, [""] * 4))
+        lowering = mtf.Lowering(mesh.graph, {mesh: impls[-1]})
+        return lowering.export_to_tf_tensor(loss)
+
+    stored, plain = mtf.function(zero=3, zero_axis="rows")(step), mtf.function(step)
+    losses = []
+    for fn in (stored, plain):
+        tf2.random.set_seed(1)
+        losses.append(float(fn()))
+    assert [str(impl.stored_layout) for impl in (impls[0], impls[-1])] == [
+        "zero=3 over rows",
+        "None",
+    ]
+    layouts = [list(fn.store._known.forms["wi/kernel"].layout) for fn in (stored, plain)]
+    assert layouts == [[None, 0], [None, None]]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_by_gin():

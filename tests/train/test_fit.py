@@ -11,6 +11,7 @@ PLACES = {
     "batch": {"mesh_shape": "rows:2", "layout": "batch:rows"},
     "both": {"mesh_shape": "rows:2,cols:2", "layout": "batch:rows,in:cols"},
     "simd": {"mesh_shape": "rows:2,cols:2", "layout": "batch:rows,out:cols", "simd": True},
+    "stored": {"mesh_shape": "rows:2", "layout": "batch:rows", "zero": 3},
 }
 
 

@@ -8,12 +8,16 @@ from typing import Any, Optional
 
 import tensorflow as tf2
 
+from mesh_tensorflow._mesh.stored_layout import storing
 from mesh_tensorflow._mesh.variables.quick_calls import QuickCalls
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow._watching.node_names import NodeNames, names_in_current_graph, raise_for_user
 from mesh_tensorflow._watching.requests import collecting, hand_over, watch_key
 
 __all__ = ["function"]
+
+
+_STORED = ("variable_layout", "zero", "zero_axis")
 
 
 def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
@@ -37,7 +41,9 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
 
     Args:
       fn: a function of eager tensors; None to use `function` as a decorator with arguments.
-      **kwargs: arguments of tf.function; `autograph` is False by default.
+      **kwargs: arguments of tf.function; `autograph` is False by default. And `zero`, `zero_axis`
+        and `variable_layout`, which say how the mesh implementations that `fn` makes store
+        variables, as their own arguments of these names do.
 
     Returns:
       A function with the arguments and the result of `fn`. Its attributes `store` and
@@ -48,10 +54,11 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
     store = VariableStore()
     tables: list[NodeNames] = []  # of the traces, by which errors of steps are told
     kwargs.setdefault("autograph", False)
+    stored = {name: kwargs.pop(name) for name in _STORED if name in kwargs}
 
     @functools.wraps(fn)
     def within_store(*args: object, **named: object) -> Any:
-        with store.scope():
+        with store.scope(), storing(**stored):
             result = fn(*args, **named)
         tables.extend(names_in_current_graph())
         return result
