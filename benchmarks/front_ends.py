@@ -85,7 +85,8 @@ class FrontEnds:
         @mtf.function
         def step() -> Any:
             train, loss, _ = self._train(feeds)
-            with tf.control_dependencies(train):
+            # Grouped as what the session fetches, with few dependencies between devices.
+            with tf.control_dependencies([tf.group(*train)]):
                 return tf.identity(loss)
 
         return lambda: float(step())
