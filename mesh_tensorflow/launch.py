@@ -62,7 +62,14 @@ def _ending_with_launcher(command: Sequence[str]) -> list[str]:
 class _Child:
     """A process of the script; its output is shown, or its last lines are kept."""
 
-    def __init__(self, command: Sequence[str], index: int, addresses: Sequence[str], shown: bool):
+    def __init__(
+        self,
+        command: Sequence[str],
+        index: int,
+        addresses: Sequence[str],
+        shown: bool,
+        runtime: str = "tensorflow",
+    ):
         kind, number = ("worker", index - 1) if index else ("chief", 0)
         config = {
             "cluster": {"chief": [addresses[0]], "worker": list(addresses[1:])},
@@ -72,7 +79,7 @@ class _Child:
         self.name = f"process {index} ({kind} {number}, {addresses[index]})"
         self.process = subprocess.Popen(
             _ending_with_launcher(command),
-            env=dict(os.environ, TF_CONFIG=json.dumps(config)),
+            env=dict(os.environ, TF_CONFIG=json.dumps(config), MTF_RUNTIME=runtime),
             stdout=None if shown else subprocess.PIPE,
             stderr=None if shown else subprocess.STDOUT,
         )
@@ -123,7 +130,9 @@ def _free_addresses(count: int) -> list[str]:
             s.close()
 
 
-def run(command: Sequence[str], count: int, show_all: bool = False) -> int:
+def run(
+    command: Sequence[str], count: int, show_all: bool = False, runtime: str = "tensorflow"
+) -> int:
     """Runs a command in several processes that know each other's addresses.
 
     If one fails, the others are terminated, and its last lines of output are shown.
@@ -132,12 +141,13 @@ def run(command: Sequence[str], count: int, show_all: bool = False) -> int:
       command: a list of strings.
       count: the number of processes.
       show_all: whether to show the output of all processes; by default only of the first.
+      runtime: what connects the processes: "tensorflow", or "pjrt" for JAX.
 
     Returns:
       0, or 1 if a process failed.
     """
     addresses = _free_addresses(count)
-    children = [_Child(command, i, addresses, show_all or i == 0) for i in range(count)]
+    children = [_Child(command, i, addresses, show_all or i == 0, runtime) for i in range(count)]
     try:
         while True:
             statuses = [child.process.poll() for child in children]
@@ -169,7 +179,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     signal.signal(signal.SIGTERM, lambda *unused: sys.exit(143))
     named = [parsed.script, *parsed.arguments] if parsed.script else ["-m", *parsed.module]
     command = [sys.executable, *named]
-    return run(command, parsed.processes, parsed.show_all)
+    return run(command, parsed.processes, parsed.show_all, parsed.runtime)
 
 
 if __name__ == "__main__":

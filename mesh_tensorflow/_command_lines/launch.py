@@ -23,6 +23,12 @@ def _parser() -> argparse.ArgumentParser:
         help="show what every process writes, not the first alone",
     )
     parser.add_argument(
+        "--runtime",
+        choices=("tensorflow", "pjrt"),
+        default="tensorflow",
+        help="what connects them: TensorFlow's servers, or JAX, for mesh_tensorflow.pjrt",
+    )
+    parser.add_argument(
         "-m",
         dest="module",
         nargs=argparse.REMAINDER,

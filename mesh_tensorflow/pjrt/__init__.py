@@ -13,6 +13,7 @@ except ImportError as e:
         'pip install "mesh-tensorflow[pjrt]", or jax for your accelerator'
     ) from e
 
+from mesh_tensorflow.pjrt._checkpoints import restore, save
 from mesh_tensorflow.pjrt._collectives import Collectives
 from mesh_tensorflow.pjrt._export import export
 from mesh_tensorflow.pjrt._function import function
@@ -21,4 +22,14 @@ from mesh_tensorflow.pjrt._session import in_session
 from mesh_tensorflow.pjrt._store import ArrayStore
 from mesh_tensorflow.pjrt._trace import mesh_impl
 
-__all__ = ["ArrayStore", "Collectives", "Lowered", "export", "function", "in_session", "mesh_impl"]
+__all__ = [
+    "ArrayStore",
+    "Collectives",
+    "Lowered",
+    "export",
+    "function",
+    "in_session",
+    "mesh_impl",
+    "restore",
+    "save",
+]

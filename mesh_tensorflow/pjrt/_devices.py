@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow.pjrt._hosts import connect, process_count
 
 __all__ = ["AnyMesh", "all_dtypes", "device_mesh", "make_cpus", "sharding"]
 
@@ -30,8 +31,9 @@ def make_cpus(number: int) -> None:
     """Lets JAX show a number of CPU devices, if it has made no devices yet.
 
     Args:
-      number: the least number of them.
+      number: the least number of them, in all processes.
     """
+    number = -(-number // process_count())
     known = getattr(jax.config, "jax_num_cpu_devices", -1)
     if known < number and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         try:
@@ -68,13 +70,15 @@ def device_mesh(mesh_shape: Shape, devices: Union[Sequence[Any], str, None]) -> 
             raise ValueError(f'devices={devices!r}: pass a list of jax.devices(), or "abstract"')
         return AbstractMesh(sizes, names)
     if devices is None:
+        make_cpus(mesh_shape.size)
+        connect()
         devices = _all_devices()[: mesh_shape.size]
     if len(devices) != mesh_shape.size:
         raise ValueError(
             f"the mesh {dims_text(mesh_shape)} has {mesh_shape.size} processors, but there are "
-            f"{len(devices)} devices: {', '.join(map(str, devices))}. Pass as many devices, or, to "
-            "try a mesh on a CPU, set XLA_FLAGS=--xla_force_host_platform_device_count="
-            f"{mesh_shape.size} before JAX is imported"
+            f"{len(devices)} devices: {', '.join(map(str, devices))}. Pass as many devices, or, on "
+            f'a CPU, call jax.config.update("jax_num_cpu_devices", {mesh_shape.size}) before JAX '
+            "makes the first"
         )
     return Mesh(np.array(devices).reshape(sizes), names)
 

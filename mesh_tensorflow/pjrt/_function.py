@@ -16,6 +16,7 @@ from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
 from mesh_tensorflow.pjrt._devices import AnyMesh, all_dtypes, device_mesh, sharding
+from mesh_tensorflow.pjrt._hosts import placed
 from mesh_tensorflow.pjrt._lowered import Lowered
 from mesh_tensorflow.pjrt._store import ArrayStore
 from mesh_tensorflow.pjrt._trace import Spec, Trace, trace
@@ -243,9 +244,7 @@ def _placed(arrays: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[j
     """Returns arrays as arrays of JAX, split by shardings."""
     with all_dtypes():
         return [
-            a
-            if isinstance(a, jax.Array) and a.committed and a.sharding == s
-            else jax.device_put(a, s)
+            a if isinstance(a, jax.Array) and a.committed and a.sharding == s else placed(a, s)
             for a, s in zip(arrays, shardings)
         ]
 

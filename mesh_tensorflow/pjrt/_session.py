@@ -14,8 +14,9 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._mesh.gspmd.sharding import Compilation, annotating, current_compilation
 from mesh_tensorflow._mesh.slices.random_values import key_is_of_step, new_key
-from mesh_tensorflow.pjrt._devices import AnyMesh, all_dtypes, device_mesh, make_cpus, sharding
+from mesh_tensorflow.pjrt._devices import AnyMesh, all_dtypes, device_mesh, sharding
 from mesh_tensorflow.pjrt._function import CompiledProgram
+from mesh_tensorflow.pjrt._hosts import process_count
 from mesh_tensorflow.pjrt._session_variable import SessionVariable
 from mesh_tensorflow.pjrt._store import form_of
 from mesh_tensorflow.pjrt._trace import Spec, Trace
@@ -50,13 +51,19 @@ def in_session(
       What `computation` returns, with a tf.Tensor or tf.Operation of the calling graph for each.
 
     Raises:
-      ValueError: it is called in eager code or within another program, the computation makes no
-        GspmdMeshImpl or several ones, or it uses a resource of TensorFlow such as a table.
+      ValueError: it is called in eager code, within another program or in several processes, the
+        computation makes no GspmdMeshImpl or several ones, or it uses a resource of TensorFlow
+        such as a table.
     """
     if tf.executing_eagerly_outside_functions():
         raise ValueError(
             "mtf.pjrt.in_session makes programs of tf.compat.v1 graphs: call it within "
             "`with tf.Graph().as_default():`. In eager code use mtf.pjrt.function"
+        )
+    if process_count() > 1:
+        raise ValueError(
+            f"mtf.pjrt.in_session runs in one process, but there are {process_count()}: with "
+            "several, call mtf.pjrt.function, or leave --runtime pjrt out of the launcher's flags"
         )
     if current_compilation() is not None:
         raise ValueError("mtf.pjrt.in_session was called within a program that XLA compiles")
@@ -251,8 +258,6 @@ class _SessionProgram:
             )
         self._part, self._building = part, building
         self.mesh_shape = impls[0].shape
-        if devices is None:
-            make_cpus(self.mesh_shape.size)
         self._mesh: AnyMesh = device_mesh(self.mesh_shape, devices)
         for v in building.variables.values():
             v.sharding = sharding(self._mesh, v.form.layout)

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 from mesh_tensorflow._mesh.variables.form import Form, differs
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow.pjrt._devices import all_dtypes
+from mesh_tensorflow.pjrt._hosts import gathered, placed
 from mesh_tensorflow.pjrt._initial import part_function
 from mesh_tensorflow.pjrt._trace import TracedVariable, current_trace
 
@@ -126,7 +127,7 @@ class ArrayStore(VariableStore):
         array = self._arrays[name]
         if array.sharding != wanted:
             with all_dtypes():
-                array = jax.device_put(array, wanted)
+                array = placed(array, wanted)
             self._arrays[name], self._known.forms[name] = array, traced.form
         return array
 
@@ -161,10 +162,12 @@ class ArrayStore(VariableStore):
     def value(self, name: str) -> tf.Tensor:
         """Returns the whole value of a variable, gathered from all devices.
 
+        With several processes, all of them have to call it.
+
         Args:
           name: the full name of an mtf variable.
         """
-        return tf.constant(np.asarray(self.array(name)))
+        return tf.constant(gathered(self.array(name)))
 
     def assign(self, name: str, value: npt.ArrayLike) -> None:
         """Assigns the whole value of a variable.

@@ -159,7 +159,8 @@ def test_stored_layouts():
 
 def test_too_few_devices():
     with pytest.raises(
-        ValueError, match=r"rows=16 has 16 processors, but there are 8 devices.*XLA_"
+        ValueError,
+        match=r"rows=16 has 16 processors, but there are 8 devices.*jax_num_cpu_devices.+ 16",
     ):
         exported(None, mesh_shape="rows:16")
 

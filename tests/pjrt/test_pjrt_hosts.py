@@ -1,0 +1,79 @@
+"""Several processes of JAX: the numbers of one, checkpoints of parts, and a lost process."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import pjrt, pjrt_hosts
+from helpers.paths import environment
+
+import mesh_tensorflow as mtf
+
+
+def launched(*arguments):
+    command = [sys.executable, "-m", "mesh_tensorflow.launch", "--runtime", "pjrt"]
+    command += ["--processes", "2", pjrt_hosts.__file__, *map(str, arguments)]
+    return subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.slow
+def test_two_processes_are_as_one(tmp_path):
+    done = launched(tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(2)]
+    assert [f["devices"] for f in found] == [[4, 2], [4, 2]]
+    tf.random.set_seed(5)
+    on_jax = mtf.pjrt.function(mesh_shape=pjrt.MESH, layout=pjrt.LAYOUT)
+    step = on_jax(pjrt.training(mtf.pjrt.mesh_impl))
+    expected = [float(step(pjrt.DATA)) for _ in range(3)]
+    for record in found:
+        np.testing.assert_allclose(record["losses"][:3], expected, rtol=1e-6)
+    assert found[0] == found[1]
+
+    # The files are those of one process, and the weights those after three steps.
+    path = str(tmp_path / "model.ckpt-3")
+    assert tf.train.latest_checkpoint(str(tmp_path)) == path
+    reader = tf.train.load_checkpoint(path)
+    assert reader.get_tensor("global_step") == 3
+    for name in step.store.names:
+        value = step.store.value(name)
+        np.testing.assert_allclose(reader.get_tensor(name), value, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found[0]["sums"][name], np.sum(value), rtol=1e-4, atol=1e-5)
+    step(pjrt.DATA)
+    mtf.pjrt.restore(step.store, path)
+    for name in step.store.names:
+        np.testing.assert_array_equal(step.store.value(name), reader.get_tensor(name))
+    again = mtf.pjrt.save(step.store, str(tmp_path / "again"))
+    np.testing.assert_array_equal(
+        tf.train.load_checkpoint(again).get_tensor(name), reader.get_tensor(name)
+    )
+
+
+@pytest.mark.slow
+def test_a_process_that_is_lost_is_named(tmp_path):
+    """Nothing is seeded here: the first process draws a seed for both."""
+    done = launched(tmp_path, "1")
+    assert done.returncode == 1
+    assert "process 1 (worker 0, 127.0.0.1:" in done.stderr
+    assert "was killed by SIGKILL" in done.stderr
+    found = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(2)]
+    assert found[0]["losses"] == found[1]["losses"] and found[0]["sums"] == found[1]["sums"]
+
+
+def test_sessions_run_in_one_process(monkeypatch):
+    monkeypatch.setattr("mesh_tensorflow.pjrt._session.process_count", lambda: 2)
+    with tf.Graph().as_default(), pytest.raises(ValueError, match=r"one process, but there are 2"):
+        mtf.pjrt.in_session(lambda: tf.constant(1))
+
+
+def test_a_checkpoint_that_is_not_there(tmp_path):
+    on_jax = mtf.pjrt.function(mesh_shape=pjrt.MESH, layout=pjrt.LAYOUT)
+    step = on_jax(pjrt.training(mtf.pjrt.mesh_impl))
+    step.make_variables(pjrt.DATA)
+    with pytest.raises(ValueError, match=r"model\.ckpt"):
+        mtf.pjrt.restore(step.store, str(tmp_path / "model.ckpt"))
