@@ -64,6 +64,7 @@ NAMES = [
     ("mtf.log_softmax(*", "log_softmax is one operation"),
     ("mtf.top_k(*", "top_k is one operation for every k"),
     ("mtf.nth_largest_element(*", "reads one entry of top_k"),
+    ("layers.softmax_cross_entropy_with_logits(x, ints, b)", "one operation for ids"),
     ("mtf.where(bools, x, 0)", "adding a product with the number 0 is left out"),
     ("mtf.gradients(*", "the gradient of a square is one product"),
     ("test_utils.NumpyConverter()*", "arrays are imported, however large they are"),
