@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.layout import TensorLayout
-from mesh_tensorflow._mesh.gspmd.sharding import Compilation, annotating, current_compilation
+from mesh_tensorflow._mesh.gspmd.sharding import annotating, current_compilation
 from mesh_tensorflow._mesh.slices.random_values import key_is_of_step, new_key
+from mesh_tensorflow.pjrt._building import Building
 from mesh_tensorflow.pjrt._devices import AnyMesh, all_dtypes, device_mesh, sharding
 from mesh_tensorflow.pjrt._function import CompiledProgram
 from mesh_tensorflow.pjrt._hosts import process_count
@@ -99,29 +99,19 @@ def _as_tensor(result: Any) -> tf.Tensor:
     return tf.constant(True) if isinstance(result, tf.Operation) else tf.convert_to_tensor(result)
 
 
-class _Building(Compilation):
+class _Building(Building):
     """What is found out about a program while it is built."""
 
     def __init__(self, outside: tf.Graph):
+        super().__init__()
         self.outside = outside
         self.impls: list[GspmdMeshImpl] = []
         self.variables: dict[str, SessionVariable] = {}
-        self.layouts: dict[Any, TensorLayout] = {}  # of values, by reference
 
     def has_impl(self, mesh_impl: GspmdMeshImpl) -> None:
         """Notes the mesh implementation."""
         if not any(mesh_impl is known for known in self.impls):
             self.impls.append(mesh_impl)
-
-    def has_layout(self, value: tf.Tensor, layout: TensorLayout) -> None:
-        """Notes the layout of a value, the first if it is that of several tensors."""
-        self.layouts.setdefault(value.ref(), layout)
-
-    def layout(self, value: tf.Tensor) -> Optional[TensorLayout]:
-        """Returns the layout of an argument or a result; None if each device has all of it."""
-        while value.ref() not in self.layouts and value.op.type == "Identity":
-            value = value.op.inputs[0]
-        return self.layouts.get(value.ref())
 
     def random_key(self, seed: Optional[int]) -> tf.Tensor:
         """Returns a key, which the session draws, unless it depends on a step."""
@@ -316,7 +306,7 @@ class _SessionProgram:
             [layout(y) for y in part.fetches[: self._num_results]],
             list,
             0,
-            own,  # type: ignore[arg-type]  # has what is asked of a TracedVariable
+            own,
             part.assigned,
             None,
         )

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from jax.sharding import NamedSharding
 
+from mesh_tensorflow.pjrt._building import ValueOfVariable
 from mesh_tensorflow.pjrt._devices import all_dtypes
 
 if TYPE_CHECKING:
@@ -19,22 +20,16 @@ if TYPE_CHECKING:
 __all__ = ["SessionVariable"]
 
 
-class SessionVariable:
+class SessionVariable(ValueOfVariable):
     """Stands for the slice of a Variable in a session, and has the methods of one.
 
     In the program that is built, it is the value at that point. Outside of it, it reads and writes
     an array of JAX, when the session runs.
 
     Attributes:
-      variable: the Variable.
-      form: the form in which it is stored.
-      first: a placeholder for the value at the beginning of a step.
-      value: the value at this point of the program.
       sharding: where its parts are, once the program is built.
       array: the array, once it has a value.
     """
-
-    device = ""
 
     def __init__(self, variable: Variable, form: Form, outside: tf.Graph):
         """Creates a SessionVariable, in the tf graph of the session.
@@ -44,23 +39,10 @@ class SessionVariable:
           form: the form in which it is stored.
           outside: the tf graph of the session.
         """
-        self.variable, self.form = variable, form
-        self.sizes = variable.shape.to_integer_list
+        super().__init__(variable, form)
         self._outside = outside
-        self.first = tf.placeholder(variable.slice_dtype, self.sizes)
-        self.value: tf.Tensor = self.first
         self.sharding: Optional[NamedSharding] = None
         self.array: Optional[jax.Array] = None
-
-    @property
-    def shape(self) -> tf.TensorShape:
-        """Its shape."""
-        return tf.TensorShape(self.sizes)
-
-    @property
-    def dtype(self) -> tf.DType:
-        """Its dtype, that of slices."""
-        return self.variable.slice_dtype
 
     @property
     def _is_outside(self) -> bool:
@@ -101,21 +83,10 @@ class SessionVariable:
                 return done.op
             with tf.control_dependencies([done]):
                 return self.read_value()
-        if getattr(value.graph, "outer_graph", None) is not self._outside:
-            raise ValueError(
-                f"variable {self.variable.name!r} is assigned to within a loop of TensorFlow. On "
-                "devices of JAX, carry its value through the loop, and assign after it"
-            )
-        self.value = value
-        return value if read_value else value.op
+        return super().assign(value, read_value)
 
-    def assign_add(self, value: Any, read_value: bool = True) -> Any:
-        """Adds to the value; see `assign`."""
-        return self.assign(self.read_value() + value, read_value)
-
-    def assign_sub(self, value: Any, read_value: bool = True) -> Any:
-        """Subtracts from the value; see `assign`."""
-        return self.assign(self.read_value() - value, read_value)
+    def _is_of_program(self, graph: tf.Graph) -> bool:
+        return getattr(graph, "outer_graph", None) is self._outside
 
     def _set(self, value: np.ndarray) -> np.bool_:
         # The memory of `value` is TensorFlow's, which an array of JAX must not refer to.

@@ -13,10 +13,11 @@ from jax.sharding import NamedSharding
 
 from mesh_tensorflow._mesh.variables.form import Form, differs
 from mesh_tensorflow._mesh.variables.store import VariableStore
+from mesh_tensorflow.pjrt._building import ValueOfVariable
 from mesh_tensorflow.pjrt._devices import all_dtypes
 from mesh_tensorflow.pjrt._hosts import gathered, placed
 from mesh_tensorflow.pjrt._initial import part_function
-from mesh_tensorflow.pjrt._trace import TracedVariable, current_trace
+from mesh_tensorflow.pjrt._trace import current_trace
 
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
@@ -109,12 +110,12 @@ class ArrayStore(VariableStore):
         if known is not None and (known.shape, known.dtype) != (form.shape, form.dtype):
             raise ValueError(differs(name, known, form, False))
         if name not in trace.variables:
-            trace.variables[name] = TracedVariable(variable, form)
+            trace.variables[name] = ValueOfVariable(variable, form)
         return {0: trace.variables[name]}
 
     # -- values
 
-    def prepared(self, traced: TracedVariable, wanted: NamedSharding) -> jax.Array:
+    def prepared(self, traced: ValueOfVariable, wanted: NamedSharding) -> jax.Array:
         """Returns a variable as a function needs it; makes it, or moves it if need be.
 
         Args:
@@ -131,7 +132,7 @@ class ArrayStore(VariableStore):
             self._arrays[name], self._known.forms[name] = array, traced.form
         return array
 
-    def _make(self, traced: TracedVariable, wanted: NamedSharding) -> None:
+    def _make(self, traced: ValueOfVariable, wanted: NamedSharding) -> None:
         """Gives a variable its initial value, or that of a checkpoint that was read before."""
         variable = traced.variable
         part: Any = part_function(variable)

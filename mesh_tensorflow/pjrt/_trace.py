@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow as tf2
@@ -12,15 +12,14 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
-from mesh_tensorflow._mesh.gspmd.sharding import Compilation, annotating
+from mesh_tensorflow._mesh.gspmd.sharding import annotating
 from mesh_tensorflow._mesh.slices.random_values import key_is_of_step, new_key
-from mesh_tensorflow._mesh.variables.form import Form
+from mesh_tensorflow.pjrt._building import Building, ValueOfVariable
 
 if TYPE_CHECKING:
-    from mesh_tensorflow.ops._variables.variable import Variable
     from mesh_tensorflow.pjrt._store import ArrayStore
 
-__all__ = ["Spec", "Trace", "TracedVariable", "current_trace", "mesh_impl", "trace"]
+__all__ = ["Spec", "Trace", "current_trace", "mesh_impl", "trace"]
 
 _current: contextvars.ContextVar[Optional[_Building]] = contextvars.ContextVar(
     "pjrt_trace", default=None
@@ -60,72 +59,15 @@ class Spec:
     dtype: tf.DType
 
 
-class TracedVariable:
-    """A variable within a program that is built: its value then, and after each assignment.
-
-    It has the methods of a tf.Variable that operations call.
-    """
-
-    def __init__(self, variable: Variable, form: Form):
-        self.variable, self.form = variable, form
-        self.sizes = variable.shape.to_integer_list
-        self.first = tf.placeholder(variable.slice_dtype, self.sizes)
-        self.value = self.first
-        self.device = ""
-
-    @property
-    def shape(self) -> tf.TensorShape:
-        """Its shape."""
-        return tf.TensorShape(self.sizes)
-
-    @property
-    def dtype(self) -> tf.DType:
-        """Its dtype, that of slices."""
-        return self.variable.slice_dtype
-
-    def read_value(self) -> tf.Tensor:
-        """Returns the value at this point of the program."""
-        return self.value
-
-    def assign(self, value: Any, read_value: bool = True) -> Any:
-        """Sets the value from here on; returns it, or an operation if not `read_value`."""
-        value = tf.convert_to_tensor(value, self.dtype)
-        if value.graph is not self.first.graph:
-            raise ValueError(
-                f"variable {self.variable.name!r} is assigned to within a loop of TensorFlow. In "
-                "a function of mtf.pjrt, carry its value through the loop, and assign after it"
-            )
-        self.value = value
-        return value if read_value else value.op
-
-    def assign_add(self, value: Any, read_value: bool = True) -> Any:
-        """Adds to the value; see `assign`."""
-        return self.assign(self.value + value, read_value)
-
-    def assign_sub(self, value: Any, read_value: bool = True) -> Any:
-        """Subtracts from the value; see `assign`."""
-        return self.assign(self.value - value, read_value)
-
-
-class _Building(Compilation):
+class _Building(Building):
     """What is found out about a program while it is built."""
 
     def __init__(self, mesh_impl: GspmdMeshImpl, store: ArrayStore):
+        super().__init__()
         self.mesh_impl, self.store = mesh_impl, store
-        self.variables: dict[str, TracedVariable] = {}
+        self.variables: dict[str, ValueOfVariable] = {}
         self.seeds: list[Optional[int]] = []
         self.keys: list[tf.Tensor] = []
-        self.layouts: dict[Any, TensorLayout] = {}  # of values, by reference
-
-    def has_layout(self, value: tf.Tensor, layout: TensorLayout) -> None:
-        """Notes the layout of a value, the first if it is that of several tensors."""
-        self.layouts.setdefault(value.ref(), layout)
-
-    def layout(self, value: tf.Tensor) -> Optional[TensorLayout]:
-        """Returns the layout of an argument or a result; None if each device has all of it."""
-        while value.ref() not in self.layouts and value.op.type == "Identity":
-            value = value.op.inputs[0]
-        return self.layouts.get(value.ref())
 
     def random_key(self, seed: Optional[int]) -> tf.Tensor:
         """Returns a key, which is drawn outside of the program, unless it depends on a step."""
@@ -159,7 +101,7 @@ class Trace:
     result_layouts: list[Optional[TensorLayout]]
     draw_keys: Callable[[], Sequence[Any]]
     num_keys: int
-    variables: dict[str, TracedVariable]
+    variables: Mapping[str, ValueOfVariable]
     assigned: list[str]
     structure: Any
 
