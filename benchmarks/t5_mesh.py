@@ -18,6 +18,7 @@ MESHES = {
     "one": ("", "", 1),
     "2x2": ("rows:2;cols:2", "batch:rows;vocab:cols;d_ff:cols;heads:cols", 4),
 }
+BFLOAT16 = "_bf16"  # the end of the name of a system that computes in bfloat16
 
 
 def ids() -> tuple[np.ndarray, np.ndarray]:
@@ -72,7 +73,8 @@ def product_rate() -> float:
 
 def prepare(task: str, folder: str, mesh_name: str, threads: int) -> tuple[Callable[[], Any], dict]:
     """Returns what is timed, and the outcome that other systems must have too."""
-    shape, rules, count = MESHES[mesh_name]
+    shape, rules, count = MESHES[mesh_name.removesuffix(BFLOAT16)]
+    precision = "mixed_bfloat16" if mesh_name.endswith(BFLOAT16) else "float32"
     with tf.Graph().as_default():
         rate = product_rate()
     graph = mtf.Graph()
@@ -90,7 +92,8 @@ def prepare(task: str, folder: str, mesh_name: str, threads: int) -> tuple[Calla
     devices = [f"cpu:{i}" for i in range(count)]
     impl = mtf.placement_mesh_impl.PlacementMeshImpl(shape, rules, devices)
     if task == "train":
-        loss = model.call_simple(inputs, targets, compute_loss=True)[1]
+        with mtf.precision(precision):
+            loss = model.call_simple(inputs, targets, compute_loss=True)[1]
         weights = graph.trainable_variables
         gradients = mtf.gradients([loss], [v.outputs[0] for v in weights])
         updates = mtf.optimize.SgdOptimizer(LEARNING_RATE).apply_grads(gradients, weights)
@@ -98,13 +101,14 @@ def prepare(task: str, folder: str, mesh_name: str, threads: int) -> tuple[Calla
         fetched = [lowering.export_to_tf_tensor(loss)]
         fetched.append(tf.group([lowering.lowered_operation(op) for op in updates]))
     else:
-        found = model.decode(
-            inputs,
-            decode_length_multiplier=0,
-            decode_length_constant=TARGETS,
-            max_decode_length=TARGETS,
-            beam_size=BEAMS if task == "beam" else 1,
-        )
+        with mtf.precision(precision):
+            found = model.decode(
+                inputs,
+                decode_length_multiplier=0,
+                decode_length_constant=TARGETS,
+                max_decode_length=TARGETS,
+                beam_size=BEAMS if task == "beam" else 1,
+            )
         lowering = mtf.Lowering(graph, {mesh: impl})
         fetched = [lowering.export_to_tf_tensor(found)]
     session = tf.Session(

@@ -104,7 +104,8 @@ CONVERT_NORMS = ("layer_norm", "rms_norm")
 def _convert_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m mesh_tensorflow.transformer.convert",
-        description="Converts checkpoints of T5 models to and from Hugging Face's format.",
+        description="Converts checkpoints of T5 models to and from Hugging Face's format, and joins "
+        "checkpoints of a model and its draft.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     there = commands.add_parser("to-huggingface", help="a checkpoint to model.safetensors")
@@ -123,6 +124,10 @@ def _convert_parser() -> argparse.ArgumentParser:
     back.add_argument(
         "--norm_name", choices=CONVERT_NORMS, default="layer_norm", help="names of norms"
     )
+    both = commands.add_parser("with-draft", help="two checkpoints to one, for decoding")
+    both.add_argument("checkpoint", help="a checkpoint, or a directory: its latest")
+    both.add_argument("draft", help="the same, of the draft")
+    both.add_argument("directory", help="the model directory, where to write")
     for command in (there, back):
         command.add_argument("--vocab_size", type=int, help="rows of the embedding")
         command.add_argument("--dtype", choices=CONVERT_DTYPES, help="by default unchanged")

@@ -240,6 +240,8 @@ class BitransformerFunnel(transformer.Bitransformer):
         decode_length_multiplier: float = 1.5,
         decode_length_constant: float = 10,
         max_decode_length: Optional[int] = None,
+        draft_model: Optional[transformer.Bitransformer] = None,
+        num_draft_ids: int = 4,
     ) -> mtf.Tensor:
         """Returns output ids, by sampling or beam search; see `Bitransformer.decode`."""
         return super().decode(
@@ -252,4 +254,6 @@ class BitransformerFunnel(transformer.Bitransformer):
             decode_length_multiplier=decode_length_multiplier,
             decode_length_constant=decode_length_constant,
             max_decode_length=max_decode_length,
+            draft_model=draft_model,
+            num_draft_ids=num_draft_ids,
         )

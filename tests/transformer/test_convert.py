@@ -333,3 +333,22 @@ def test_command_line_of_the_module(monkeypatch, capsys):
         runpy.run_module("mesh_tensorflow.transformer.convert", run_name="__main__")
     printed = capsys.readouterr().out
     assert "from-huggingface" in printed and "Converts checkpoints of T5 models" in printed
+
+
+def test_a_checkpoint_with_a_draft(tmp_path):
+    """The draft's variables are in a scope; the step is the model's."""
+    model = {"decoder/a": np.arange(6.0).reshape(2, 3), "shared/embedding": np.ones(3)}
+    draft = {"decoder/a": np.arange(2.0)}
+    paths = [
+        convert.write_checkpoint(variables, str(tmp_path / name), step)
+        for name, variables, step in (("model", model, 7), ("draft", draft, 5))
+    ]
+    both = str(tmp_path / "both")
+    command.main(["with-draft", str(tmp_path / "model"), paths[1], both])
+    assert tf.train.latest_checkpoint(both) == f"{both}/model.ckpt-7"
+    same(convert.read_checkpoint(both), {**model, "draft/decoder/a": draft["decoder/a"]})
+    assert tf.train.load_checkpoint(both).get_tensor("global_step") == 7
+    with pytest.raises(ValueError, match="already holds a draft; give the checkpoint of the model"):
+        convert.with_draft(both, paths[1], str(tmp_path / "more"))
+    with pytest.raises(ValueError, match="no TensorFlow checkpoint at"):
+        convert.with_draft(paths[0], str(tmp_path), both)

@@ -196,6 +196,7 @@ def synthetic_attention(
         assert q is not None and k is not None
         logits = mtf.einsum([q, k], output_shape=q.shape - key_dim + memory_length_dim)
     if synthesize:
+        context.check_one_position()
         _check_lengths(max_length, memory_length_dim, context.length_dim)
         heads_dim = _heads_dim(q, v)
         made = make(context, q, heads_dim, key_dim, memory_length_dim, max_length)

@@ -2,11 +2,13 @@
 
     python -m mesh_tensorflow.transformer.convert to-huggingface MODEL_DIR OUTPUT_DIR
     python -m mesh_tensorflow.transformer.convert from-huggingface INPUT_DIR MODEL_DIR
+    python -m mesh_tensorflow.transformer.convert with-draft MODEL_DIR DRAFT_DIR BOTH_DIR
 
 One side is a TensorFlow checkpoint with the variables of a Bitransformer of T5 layers; the other is
 a directory with `model.safetensors` and `config.json`, which T5ForConditionalGeneration reads and
 writes. Weights keep their values and dtypes, so a round trip is exact. Optimizer slots are dropped.
-T5: https://arxiv.org/abs/1910.10683.
+T5: https://arxiv.org/abs/1910.10683. `with-draft` joins checkpoints of a model and of its draft,
+for speculative decoding.
 """
 
 from mesh_tensorflow.transformer.convert._files import (
@@ -15,7 +17,11 @@ from mesh_tensorflow.transformer.convert._files import (
     write_checkpoint,
     write_huggingface,
 )
-from mesh_tensorflow.transformer.convert._models import from_huggingface, to_huggingface
+from mesh_tensorflow.transformer.convert._models import (
+    from_huggingface,
+    to_huggingface,
+    with_draft,
+)
 from mesh_tensorflow.transformer.convert._weights import huggingface_to_mesh, mesh_to_huggingface
 
 __all__ = [
@@ -25,6 +31,7 @@ __all__ = [
     "read_checkpoint",
     "read_huggingface",
     "to_huggingface",
+    "with_draft",
     "write_checkpoint",
     "write_huggingface",
 ]

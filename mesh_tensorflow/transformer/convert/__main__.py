@@ -22,6 +22,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     functions: dict[str, Callable[..., Any]] = {
         "to-huggingface": convert.to_huggingface,
         "from-huggingface": convert.from_huggingface,
+        "with-draft": convert.with_draft,
     }
     functions[args.pop("command")](**args)
     source = args.get("path") or args["checkpoint"]

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow.transformer.convert._weights import is_weight
 from mesh_tensorflow.transformer.vocabulary import missing_package
 
-__all__ = ["read_checkpoint", "read_huggingface", "write_checkpoint", "write_huggingface"]
+__all__ = ["read_checkpoint", "read_huggingface", "read_step", "write_checkpoint", "write_huggingface"]
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -29,12 +29,29 @@ def read_checkpoint(path: str) -> dict[str, np.ndarray]:
     Raises:
       ValueError: there is no checkpoint.
     """
+    reader = _reader(path)
+    names = sorted(reader.get_variable_to_shape_map())
+    return {name: reader.get_tensor(name) for name in names if is_weight(name)}
+
+
+def read_step(path: str) -> int:
+    """Returns the global step of a TensorFlow checkpoint; 0 if it has none.
+
+    Args:
+      path: as that of `read_checkpoint`.
+
+    Raises:
+      ValueError: there is no checkpoint.
+    """
+    reader = _reader(path)
+    return int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else 0
+
+
+def _reader(path: str) -> tf.train.NewCheckpointReader:
     found = tf.train.latest_checkpoint(path) if tf.io.gfile.isdir(path) else path
     if found is None or not tf.io.gfile.exists(f"{found}.index"):
         raise ValueError(f"no TensorFlow checkpoint at {path!r}")
-    reader = tf.train.load_checkpoint(found)
-    names = sorted(reader.get_variable_to_shape_map())
-    return {name: reader.get_tensor(name) for name in names if is_weight(name)}
+    return tf.train.load_checkpoint(found)
 
 
 def write_checkpoint(variables: Arrays, directory: str, step: int = 0) -> str:

@@ -11,12 +11,13 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow.transformer.convert._files import (
     read_checkpoint,
     read_huggingface,
+    read_step,
     write_checkpoint,
     write_huggingface,
 )
 from mesh_tensorflow.transformer.convert._weights import huggingface_to_mesh, mesh_to_huggingface
 
-__all__ = ["DTYPES", "from_huggingface", "to_huggingface"]
+__all__ = ["DTYPES", "from_huggingface", "to_huggingface", "with_draft"]
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -85,3 +86,30 @@ def from_huggingface(
         tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings"))
     variables = huggingface_to_mesh(tensors, tied, norm_name, vocab_size)
     return write_checkpoint(_cast(variables, dtype), directory, step)
+
+
+def with_draft(checkpoint: str, draft: str, directory: str) -> str:
+    """Writes a checkpoint of a model together with its draft, for decoding.
+
+    The draft's variables are in the scope "draft", where `draft_model` of
+    `Unitransformer.sample_autoregressive` and `Bitransformer.decode` has them.
+
+    Args:
+      checkpoint: a string, a checkpoint, or a directory, for its latest checkpoint.
+      draft: the same, of the draft, which is trained like any model.
+      directory: a string, the model directory to write to.
+
+    Returns:
+      The path of the checkpoint, which has the model's step.
+
+    Raises:
+      ValueError: there is no such checkpoint, the first one has a draft already, or the result
+        already exists.
+    """
+    variables = read_checkpoint(checkpoint)
+    if any(name.startswith("draft/") for name in variables):
+        raise ValueError(
+            f"{checkpoint} already holds a draft; give the checkpoint of the model alone"
+        )
+    small = {f"draft/{name}": value for name, value in read_checkpoint(draft).items()}
+    return write_checkpoint({**variables, **small}, directory, read_step(checkpoint))

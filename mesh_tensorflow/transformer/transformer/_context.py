@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow.ops._variables.precision import dtype_in_force
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
     from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
 
-__all__ = ["Context", "memory_length_of", "nonpadding_of"]
+__all__ = ["SPECULATED", "Context", "memory_length_of", "nonpadding_of"]
+
+# The name of the dimension of several positions in one decoding step.
+SPECULATED = "speculated"
 
 
 def memory_length_of(encoder_output: mtf.Tensor) -> mtf.Dimension:
@@ -56,7 +60,8 @@ class Context:
       beam_dim: a Dimension, in beam search only.
       mode: "train", "eval", "infer", "score", "first_part" or "incremental".
       position: an integer Tensor with dimensions [batch..., length]; in mode "incremental" a
-        scalar, or with dimensions [batch...]; or None.
+        scalar, or with dimensions [batch...], and [batch..., speculated] if several positions
+        are computed at once; or None.
       position_is_default: whether the positions are 0, 1, 2, ...
       sequence_id: an integer Tensor with dimensions [batch..., length] that numbers the examples
         packed into a row from 1, and is 0 at padding; the number 1 if there is neither packing
@@ -187,12 +192,38 @@ class Context:
         """
         return nonpadding_of(self)
 
-    def get_states(self, n: int) -> list[mtf.Tensor]:
+    @property
+    def speculated_dim(self) -> Optional[mtf.Dimension]:
+        """The Dimension of the positions that one decoding step computes; None if it is one."""
+        if self.mode != "incremental" or self.position is None:
+            return None
+        return next((d for d in self.position.shape if d.name == SPECULATED), None)
+
+    def check_one_position(self) -> None:
+        """Raises a ValueError if a decoding step computes several positions at once.
+
+        Layers call it whose steps depend on each other in another way than by `updated_states`.
+        """
+        if self.speculated_dim is not None:
+            layer = getattr(self, "current_layer", self)
+            raise ValueError(
+                f"{type(layer).__name__} decodes one position at a time; speculative decoding "
+                f"asks for {dims_text([self.speculated_dim])} in a step. Decode without "
+                "draft_model, or use SelfAttention, EncDecAttention and layers without states"
+            )
+
+    def get_states(self, n: int, several: bool = False) -> list[mtf.Tensor]:
         """Returns the next `n` states: those at the indices of the next `n` new states.
 
+        Args:
+          n: an int.
+          several: whether the caller computes several positions at once, if it is asked to.
+
         Raises:
-          ValueError: there are fewer.
+          ValueError: there are fewer; or several positions are asked for.
         """
+        if not several:
+            self.check_one_position()
         states, begin = self.states or [], len(self.new_states or [])
         if len(states) < begin + n:
             raise ValueError(

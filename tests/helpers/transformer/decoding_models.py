@@ -132,11 +132,17 @@ def weights(name, sizes, scale):
     return scale * np.random.RandomState(zlib.crc32(name.encode())).normal(size=sizes)
 
 
-def run(build, placing=WHOLE, scale=1.0, seed=3):
-    """Returns the values of the Tensors that `build` makes of a mesh, a dictionary or a list."""
+def run(build, placing=WHOLE, scale=1.0, seed=3, draft_noise=0.0):
+    """Returns the values of the Tensors that `build` makes of a mesh, a dictionary or a list.
+
+    The weights of a draft are those of the model of the same names, and so much noise.
+    """
 
     def getter(getter, name, shape, **kwargs):
-        kwargs["initializer"] = tf.constant_initializer(weights(name, shape, scale))
+        values = weights(name.removeprefix("draft/"), shape, scale)
+        if name.startswith("draft/"):
+            values += weights(name, shape, draft_noise)
+        kwargs["initializer"] = tf.constant_initializer(values)
         return getter(name, shape, **kwargs)
 
     with tf.Graph().as_default():

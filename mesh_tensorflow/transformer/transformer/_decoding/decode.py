@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.transformer.transformer._decoding.speculative import Draft, draft_scope
 from mesh_tensorflow.transformer.transformer._encoder_outputs import EncoderOutputs
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def decode(
     decode_length_multiplier: float,
     decode_length_constant: float,
     max_decode_length: Optional[int],
+    draft_model: Optional[Bitransformer] = None,
+    num_draft_ids: int = 4,
 ) -> mtf.Tensor:
     """Returns output sequences, by sampling or beam search; see `Bitransformer.decode`.
 
@@ -43,15 +46,23 @@ def decode(
       decode_length_multiplier: a number, for beam search.
       decode_length_constant: a number, for beam search.
       max_decode_length: an int, the size of the result's length; that of the inputs if None.
+      draft_model: a Bitransformer that proposes ids, for sampling; or None.
+      num_draft_ids: an int, how many ids it proposes in a step.
 
     Returns:
       An int32 Tensor with dimensions [batch..., length].
 
     Raises:
-      ValueError: `beam_size` is not positive, or `inputs` is not such a Tensor.
+      ValueError: `beam_size` is not positive, `inputs` is not such a Tensor, or there is a draft
+        for a beam search.
     """
     if beam_size < 1:
         raise ValueError(f"decode: beam_size must be 1, for sampling, or more, not {beam_size}")
+    if beam_size > 1 and draft_model is not None:
+        raise ValueError(
+            f"decode: draft_model proposes ids for sampling, but beam_size is {beam_size}; set "
+            "beam_size=1, or leave draft_model out"
+        )
     if not inputs.shape.dims or not inputs.dtype.is_integer:
         raise ValueError(
             "decode: inputs must be an integer Tensor with dimensions [batch..., length], not "
@@ -64,12 +75,18 @@ def decode(
         decode_dim = mtf.Dimension("length", max_decode_length)
     encoded = _encode(model, inputs, variable_dtype)
     if beam_size == 1:
+        draft = None
+        if draft_model is not None:
+            with draft_scope():
+                read = _encode(draft_model, inputs, variable_dtype)
+            draft = Draft(draft_model.decoder, read, num_draft_ids)
         return model.decoder.sample_autoregressive(
             mtf.zeros(inputs.mesh, mtf.Shape([*rows, decode_dim]), tf.int32),
             temperature=temperature,
             variable_dtype=variable_dtype,
             has_partial_sequences=False,
             sampling_keep_top_k=sampling_keep_top_k,
+            draft_model=draft,
             **encoded.arguments(),
         )
     lengths = mtf.reduce_sum(mtf.to_float(mtf.not_equal(inputs, 0)), reduced_dim=length_dim)

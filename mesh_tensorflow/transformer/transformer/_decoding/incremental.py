@@ -87,6 +87,12 @@ class IncrementalModel:
         model._call_internal(context, inputs)
         self.states: list[mtf.Tensor] = context.new_states or []
 
+    def first_states(self, given: bool) -> list[mtf.Tensor]:
+        """Returns the states before the first step; zeros unless there are given ids."""
+        if given:
+            return self.states
+        return [mtf.zeros(x.mesh, x.shape, x.dtype) for x in self.states]
+
     def _context(self, **kwargs: Any) -> Context:
         return Context(**self._arguments, new_states=[], **kwargs)
 
@@ -96,12 +102,14 @@ class IncrementalModel:
         """Returns the logits at a position, and the states after it.
 
         Args:
-          position: an int32 Tensor, a scalar or with dimensions [batch...].
-          last_ids: an int32 Tensor with dimensions [batch...], the ids before the position.
+          position: an int32 Tensor, a scalar or with dimensions [batch...]; or with the dimension
+            `speculated` in addition, for several positions that follow each other.
+          last_ids: an int32 Tensor with dimensions [batch...], the ids before the position; for
+            several positions with dimensions [batch..., speculated].
           states: a list of Tensors, the states before the position.
 
         Returns:
-          (a Tensor with dimensions [batch..., vocab], a list of Tensors).
+          (a Tensor with the dimensions of `last_ids` and the vocabulary, a list of Tensors).
 
         Raises:
           ValueError: the layers record states of other shapes than in mode "first_part".

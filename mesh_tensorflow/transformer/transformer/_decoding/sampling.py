@@ -16,7 +16,7 @@ from mesh_tensorflow.transformer.transformer._encoder_outputs import EncoderOutp
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
 
-__all__ = ["sample_autoregressive"]
+__all__ = ["check_top_k", "first_last", "sample_autoregressive", "without_end"]
 
 
 @leaves_no_node
@@ -59,7 +59,7 @@ def sample_autoregressive(
       ValueError: the model is not autoregressive, `sampling_keep_top_k` is 0 or below -1, or
         `partial_sequences` is not such a Tensor.
     """
-    _check_top_k(sampling_keep_top_k)
+    check_top_k(sampling_keep_top_k)
     ids = partial_sequences
     length_dim = ids.shape.dims[-1]
     given = mtf.reduce_sum(mtf.to_int32(mtf.not_equal(ids, 0)), reduced_dim=length_dim)
@@ -105,18 +105,9 @@ class _Sampler:
 
     def start(self, ids: mtf.Tensor, bos_id: int) -> list[mtf.Tensor]:
         """Returns the initial values of the loop variables."""
-        mesh, states = ids.mesh, self.incremental.states
-        rows = mtf.Shape(ids.shape.dims[:-1])
-        if self.given is None:
-            states = [mtf.zeros(mesh, x.shape, x.dtype) for x in states]
-            last = mtf.constant(mesh, bos_id, rows, tf.int32)
-            done = mtf.constant(mesh, False, rows, tf.bool)
-        else:
-            last = mtf.gather(ids, self.given - 1, self.length_dim)
-            if bos_id:
-                last += mtf.to_int32(mtf.equal(self.given, 0)) * bos_id
-            done = mtf.greater_equal(self.given, self.length_dim.size)
-        return [mtf.constant(mesh, 0, dtype=tf.int32), done, last, ids, *states]
+        step = mtf.constant(ids.mesh, 0, dtype=tf.int32)
+        states = self.incremental.first_states(self.given is not None)
+        return [step, *first_last(ids, self.given, bos_id), ids, *states]
 
     def goes_on(self, step: mtf.Tensor, done: mtf.Tensor, *_: mtf.Tensor) -> mtf.Tensor:
         """Returns whether to take another step, a boolean scalar."""
@@ -138,8 +129,7 @@ class _Sampler:
         position = step if self.given is None else step + self.given
         logits, new_states = self.incremental.step(position, last, states)
         if self.never_end:
-            end = mtf.constant(ids.mesh, self.stop_at_token, dtype=tf.int32)
-            logits += mtf.one_hot(end, self.vocab_dim, MASKED_LOGIT, 0.0, logits.dtype)
+            logits = without_end(logits, self.stop_at_token, self.vocab_dim)
         last = _choose(logits, self.vocab_dim, self.temperature, self.keep_top_k)
         if last.shape != done.shape:
             last = mtf.broadcast(last, done.shape)
@@ -152,7 +142,34 @@ class _Sampler:
         return [step + 1, done, last, ids, *new_states]
 
 
-def _check_top_k(sampling_keep_top_k: int) -> None:
+def first_last(
+    ids: mtf.Tensor, given: Optional[mtf.Tensor], bos_id: int
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Returns which rows are full, and the last id of each row, before the first step.
+
+    Args:
+      ids: an int32 Tensor with dimensions [batch..., length].
+      given: an int32 Tensor with dimensions [batch...], the number of given ids; None if there
+        are none.
+      bos_id: an int, the id that is fed before the first one.
+    """
+    *rows, length_dim = ids.shape.dims
+    if given is None:
+        done = mtf.constant(ids.mesh, False, mtf.Shape(rows), tf.bool)
+        return done, mtf.constant(ids.mesh, bos_id, mtf.Shape(rows), tf.int32)
+    last = mtf.gather(ids, given - 1, length_dim)
+    if bos_id:
+        last += mtf.to_int32(mtf.equal(given, 0)) * bos_id
+    return mtf.greater_equal(given, length_dim.size), last
+
+
+def without_end(logits: mtf.Tensor, stop_at_token: int, vocab_dim: mtf.Dimension) -> mtf.Tensor:
+    """Returns logits with which `stop_at_token` is never chosen."""
+    end = mtf.constant(logits.mesh, stop_at_token, dtype=tf.int32)
+    return logits + mtf.one_hot(end, vocab_dim, MASKED_LOGIT, 0.0, logits.dtype)
+
+
+def check_top_k(sampling_keep_top_k: int) -> None:
     if sampling_keep_top_k != -1 and sampling_keep_top_k < 1:
         raise ValueError(
             "sampling_keep_top_k must either be -1, for all ids, or positive, not "

@@ -220,6 +220,8 @@ class Bitransformer:
         decode_length_multiplier: float = 1.5,
         decode_length_constant: float = 10,
         max_decode_length: Optional[int] = None,
+        draft_model: Optional[Bitransformer] = None,
+        num_draft_ids: int = 4,
     ) -> mtf.Tensor:
         """Returns output sequences, by sampling or beam search.
 
@@ -237,12 +239,17 @@ class Bitransformer:
             the length of the longest input, plus `decode_length_constant`.
           decode_length_constant: a number, for beam search.
           max_decode_length: an int, the size of the result's length; that of the inputs if None.
+          draft_model: for sampling, a small Bitransformer of the same vocabulary that proposes
+            ids; its variables are in the scope "draft". See
+            `Unitransformer.sample_autoregressive`.
+          num_draft_ids: an int, how many ids it proposes in a step.
 
         Returns:
           An int32 Tensor with dimensions [batch..., length].
 
         Raises:
-          ValueError: `beam_size` is not positive, or `inputs` is not such a Tensor.
+          ValueError: `beam_size` is not positive, `inputs` is not such a Tensor, or the draft
+            does not fit.
         """
         return _decode.decode(
             self,
@@ -255,4 +262,6 @@ class Bitransformer:
             decode_length_multiplier=decode_length_multiplier,
             decode_length_constant=decode_length_constant,
             max_decode_length=max_decode_length,
+            draft_model=draft_model,
+            num_draft_ids=num_draft_ids,
         )

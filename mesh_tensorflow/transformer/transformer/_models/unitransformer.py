@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional, Union, overload
 
@@ -15,6 +16,11 @@ from mesh_tensorflow.transformer.transformer._call import call_model, visibility
 from mesh_tensorflow.transformer.transformer._context import Context
 from mesh_tensorflow.transformer.transformer._decoding import beam as _beam
 from mesh_tensorflow.transformer.transformer._decoding import sampling as _sampling
+from mesh_tensorflow.transformer.transformer._decoding.speculative import (
+    Draft,
+    as_draft,
+    sample_with_draft,
+)
 from mesh_tensorflow.transformer.transformer._encoder_outputs import EncoderOutputs
 
 if TYPE_CHECKING:
@@ -265,8 +271,14 @@ class Unitransformer:
         remove_partial_sequences: bool = False,
         sampling_keep_top_k: int = -1,
         bos_id: int = 0,
+        draft_model: Union[Unitransformer, Draft, None] = None,
+        num_draft_ids: int = 4,
     ) -> mtf.Tensor:
         """Returns sequences continued by the model, one id at a time.
+
+        With `draft_model`, a small model that knows the same vocabulary, several ids are found in
+        one step: the draft proposes some, and the model computes all of their logits at once.
+        Which ids are chosen is as without it (with a temperature, their distribution is).
 
         Each row continues after its given ids. Sampling stops when every row has reached
         `stop_at_token` or is full; the ids after a row's first `stop_at_token` are meaningless.
@@ -294,18 +306,26 @@ class Unitransformer:
           sampling_keep_top_k: an int, the number of ids with the largest logits to sample from;
             -1 for all.
           bos_id: an int, the id that is fed before the first one.
+          draft_model: a Unitransformer with this model's output vocabulary, whose variables are
+            in the scope "draft"; a Draft, if it reads an encoder of its own; or None.
+          num_draft_ids: an int, how many ids a Unitransformer as draft proposes in a step.
 
         Returns:
           A Tensor of the shape of `partial_sequences`.
 
         Raises:
-          ValueError: the model is not autoregressive, `sampling_keep_top_k` is 0 or below -1, or
-            `partial_sequences` is not such a Tensor.
+          ValueError: the model is not autoregressive, `sampling_keep_top_k` is 0 or below -1,
+            `partial_sequences` is not such a Tensor, or the draft does not fit the model.
         """
-        return _sampling.sample_autoregressive(
+        sample = _sampling.sample_autoregressive
+        if draft_model is not None:
+            sample = functools.partial(
+                sample_with_draft, draft=as_draft(draft_model, num_draft_ids)
+            )
+        return sample(
             self,
-            partial_sequences,
-            EncoderOutputs(
+            partial_sequences=partial_sequences,
+            encoded=EncoderOutputs(
                 encoder_output=encoder_output,
                 encoder_sequence_id=encoder_sequence_id,
                 encoder_inputs=encoder_inputs,

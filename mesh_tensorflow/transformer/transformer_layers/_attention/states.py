@@ -23,7 +23,7 @@ __all__ = [
 
 
 class WriteAtOperation(mtf.Operation):
-    """Writes one position of a state, in place where TensorFlow allows it."""
+    """Writes one position of a state, or several, in place where TensorFlow allows it."""
 
     def __init__(
         self,
@@ -35,13 +35,16 @@ class WriteAtOperation(mtf.Operation):
     ) -> None:
         """Creates the operation; arguments are those of `write_at`."""
         at = state.shape.dims.index(dim) if dim in state.shape else -1
-        if at < 0 or set(new.shape) != set(state.shape) - {dim} or new.dtype != state.dtype:
+        # Several positions: a dimension that only the new values and their positions have.
+        several = [d for d in new.shape if d in position.shape and d not in state.shape]
+        expected = {*state.shape, *several} - {dim}
+        if at < 0 or len(several) > 1 or set(new.shape) != expected or new.dtype != state.dtype:
             raise ValueError(
                 f"write_at: {new.name} {new.shape} {new.dtype.name} must have the dimensions of "
                 f"the state {state.name} {state.shape} {state.dtype.name} without "
                 f"{dims_text([dim])}, and its dtype"
             )
-        unknown = [d for d in position.shape if d not in state.shape.dims[:at]]
+        unknown = [d for d in position.shape if d not in [*state.shape.dims[:at], *several]]
         if unknown:
             raise ValueError(
                 f"write_at: the position {position.name} {position.shape} has "
@@ -50,8 +53,9 @@ class WriteAtOperation(mtf.Operation):
             )
         super().__init__([state, new, position], name=name or "write_at")
         self._dim = dim
+        self._several = several
         self._outputs = [mtf.Tensor(self, state.shape, state.dtype)]
-        self._initialize_all_dimensions_as_splittable()
+        self._initialize_splittable_and_unsplittable_dims("splittable", [d.name for d in several])
 
     def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> Sequence[Optional[mtf.Tensor]]:
         """Returns the gradients of the state, zero where written, and of the new values."""
@@ -60,7 +64,8 @@ class WriteAtOperation(mtf.Operation):
             return [None, None, None]
         state, new, position = self.inputs
         here = mtf.one_hot(position, self._dim, dtype=state.dtype)
-        dstate = mtf.multiply(dy, 1.0 - here, output_shape=state.shape)
+        written = mtf.reduce_sum(here, output_shape=here.shape - self._several)
+        dstate = mtf.multiply(dy, 1.0 - written, output_shape=state.shape)
         return [dstate, mtf.einsum([dy, here], output_shape=new.shape), None]
 
     def lower(self, lowering: LoweringLike) -> None:
@@ -71,20 +76,25 @@ class WriteAtOperation(mtf.Operation):
         front = state.shape.dims[:at]
         sizes = mesh_impl.slice_shape(state.shape)
         rows, length = mtf.list_product(sizes[:at]), sizes[at]
-        to_order = [new.shape.dims.index(d) for d in state.shape if d != self._dim]
-        turn = [position.shape.dims.index(d) for d in front if d in position.shape]
+        count = mtf.Shape(self._several).size
+        # New values and positions in the order of the state, several positions in place of one.
+        order = [d for d in state.shape if d != self._dim]
+        to_order = [new.shape.dims.index(d) for d in order[:at] + self._several + order[at:]]
+        turn = [position.shape.dims.index(d) for d in front + self._several if d in position.shape]
         aligned = [n if d in position.shape else 1 for n, d in zip(sizes, front)]
-        begins = np.arange(0, rows * length, length)
+        begins = np.repeat(np.arange(0, rows * length, length), count)
 
         def row_numbers(position: tf.Tensor) -> tf.Tensor:
-            """Returns the position of each row, or a scalar if it is the same for all rows."""
+            """Returns the positions of each row, or a scalar if there is one for all rows."""
             if not turn:
                 return position
             if turn != sorted(turn):
                 position = tf.transpose(position, turn)
             if aligned != sizes[:at]:
-                position = tf.broadcast_to(tf.reshape(position, aligned), sizes[:at])
-            return tf.reshape(position, [rows])
+                several = [count] * len(self._several)
+                position = tf.reshape(position, aligned + several)
+                position = tf.broadcast_to(position, sizes[:at] + several)
+            return tf.reshape(position, [rows * count])
 
         def write(
             state: tf.Tensor, new: tf.Tensor, position: tf.Tensor, *coordinate: tf.Tensor
@@ -97,7 +107,9 @@ class WriteAtOperation(mtf.Operation):
             flat = tf.reshape(state, [rows * length, -1])
             if to_order != sorted(to_order):
                 new = tf.transpose(new, to_order)
-            new = tf.reshape(new, [rows, -1])
+            new = tf.reshape(new, [rows * count, -1])
+            if self._several:
+                there, new = _one_value_each(index, there, new, count)
             if there.shape.ndims:
                 there = tf.expand_dims(there, 1)
             new = tf.where_v2(there, new, tf.gather(flat, index))
@@ -111,6 +123,20 @@ class WriteAtOperation(mtf.Operation):
         lowering.set_tensor_lowering(self.outputs[0], mesh_impl.slicewise(write, *values))
 
 
+def _one_value_each(
+    index: tf.Tensor, there: tf.Tensor, new: tf.Tensor, count: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns (which are written, values), so that equal indices have equal values.
+
+    A position out of range has the index of the nearest one in range, which may be written too.
+    """
+    pairs = tf.reshape(index, [-1, count, 1]), tf.reshape(index, [-1, 1, count])
+    same = tf.logical_and(tf.equal(*pairs), tf.reshape(there, [-1, 1, count]))
+    source = tf.argmax(tf.cast(same, tf.int32), axis=2, output_type=tf.int32)
+    values = tf.gather(tf.reshape(new, [-1, count, new.shape[-1]]), source, batch_dims=1)
+    return tf.reshape(tf.reduce_any(same, axis=2), [-1]), tf.reshape(values, tf.shape(new))
+
+
 def write_at(
     state: mtf.Tensor, new: mtf.Tensor, position: mtf.Tensor, dim: mtf.Dimension
 ) -> mtf.Tensor:
@@ -118,8 +144,10 @@ def write_at(
 
     Args:
       state: a Tensor with dimensions [batch..., dim, ...].
-      new: a Tensor with the dimensions of `state` except `dim`.
-      position: an integer Tensor with some of the dimensions [batch...].
+      new: a Tensor with the dimensions of `state` except `dim`; and one more, if several positions
+        are written.
+      position: an integer Tensor with some of the dimensions [batch...], and that one more, along
+        which no position may be twice.
       dim: a Dimension.
 
     Raises:
@@ -159,9 +187,10 @@ def updated_states(
     Returns:
       A list of Tensors, the new states.
     """
+    several = position is None  # a window of the last positions is overwritten too early
     position = context.position if position is None else position
     assert position is not None
-    old = context.get_states(len(new))
+    old = context.get_states(len(new), several)
     states = [write_at(state, x, position, dim) for state, x in zip(old, new, strict=True)]
     context.record_new_states(states)
     return states
