@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import transformer, transformer_layers
 
-TEXTS = ("argparse", "typing")
+TEXTS = ("html.entities", "encodings.cp437")
 VOCAB, LENGTH, PROMPT, BATCH = 130, 128, 32, 16
 
 

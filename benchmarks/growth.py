@@ -7,7 +7,8 @@
 A language model of the package (learned positions, d_model 256, d_ff 1024, 4 heads of 64) is built
 with gradients, lowered and trained by gradient descent on one device. Each row is a process of its
 own. `x` are ratios to the row before. Processors are a mesh whose step is built and lowered, but
-not run. `start` builds T5-11B as a SIMD program and searches layouts for it.
+not run. `start` builds T5-11B as a SIMD program and searches layouts for it. `recompute` gives a
+stack of 12 layers a budget for activations, in MB.
 """
 
 import argparse
@@ -40,6 +41,7 @@ T5_11B = {
     "layers": 24, "length": 512, "vocabulary": 32128, "batch": 512, "d_model": 1024,
     "d_ff": 65536, "heads": 128, "d_kv": 128,
 }  # fmt: skip
+RECOMPUTE = ["none", 10_000, 300, 150, 0]  # MB of activations that are stored
 MESHES = {4: (2, 2), 8: (2, 4), 16: (4, 4), 64: (8, 8), 256: (16, 16), 512: (16, 32)}
 LAYOUT = "batch:rows;heads:cols;d_ff:cols;vocab:cols"
 
@@ -49,7 +51,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default=",".join([*TABLES, "start"]))
+    parser.add_argument("--only", default=",".join([*TABLES, "start", "recompute"]))
     parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -75,10 +77,16 @@ def model(mtf: Any, sizes: dict[str, int], both: bool) -> Any:
     crossed = [transformer_layers.EncDecAttention, heads]
     dense = [transformer_layers.DenseReluDense, {"hidden_size": sizes["d_ff"]}]
 
+    budget = sizes.get("recompute_mb")
+    options = {} if budget is None else {"recompute_budget": 2**20 * budget}
+
+    def stack_of(made: list) -> Any:
+        return transformer.LayerStack(made, dropout_rate=0.0, norm_epsilon=1e-6, **options)
+
     def side(layers: list, **options: Any) -> Any:
         stack = transformer.make_layer_stack(
             layers,
-            lambda made: transformer.LayerStack(made, dropout_rate=0.0, norm_epsilon=1e-6),
+            stack_of,
             sizes["layers"],
         )
         return transformer.Unitransformer(
@@ -272,6 +280,18 @@ def report_start(quick: bool) -> None:
     show("1 layer, 16x32", measure("mesh", 512, "simd", {**T5_11B, "layers": 1}, True), {})
 
 
+def report_recompute(quick: bool) -> None:
+    """Prints time and memory of steps with several budgets."""
+    sizes = {**SIZES, "layers": 2 if quick else 12, "batch": 1 if quick else 8, "vocabulary": 256}
+    print(f"== recompute: {sizes['layers']} layers, {sizes['batch']} x {sizes['length']} tokens")
+    before: dict[str, float] = {}
+    for budget in RECOMPUTE[:: 2 if quick else 1]:
+        own = {} if budget == "none" else {"recompute_mb": budget}
+        found = measure("step", {**sizes, **own})
+        show(f"{budget} MB" if own else "no budget", found, before)
+        before = before or found
+
+
 def main() -> None:
     """Prints the tables that are asked for."""
     arguments = parse_arguments()
@@ -280,9 +300,10 @@ def main() -> None:
         worker, *given = json.loads(arguments.worker)
         print(json.dumps(WORKERS[worker](*given)))
         return
+    reports = {"start": report_start, "recompute": report_recompute}
     for table in arguments.only.split(","):
-        if table == "start":
-            report_start(arguments.quick)
+        if table in reports:
+            reports[table](arguments.quick)
         else:
             report(table, arguments.quick)
 

@@ -22,7 +22,7 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--steps", type=int, default=200, help="of training; the draft's are thrice"
+        "--steps", type=int, default=300, help="of training; the draft's are thrice"
     )
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--batches", default="1,8")

@@ -104,7 +104,7 @@ CONVERT_NORMS = ("layer_norm", "rms_norm")
 def _convert_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m mesh_tensorflow.transformer.convert",
-        description="Converts checkpoints of T5 models to and from Hugging Face's format, and joins "
+        description="Converts checkpoints of T5 models to and from Hugging Face's format; joins "
         "checkpoints of a model and its draft.",
     )
     commands = parser.add_subparsers(dest="command", required=True)

@@ -10,6 +10,7 @@ from mesh_tensorflow.ops._variables.precision import widened
 
 __all__ = [
     "sigmoid_cross_entropy_with_logits",
+    "smoothed_cross_entropy",
     "softmax_cross_entropy_with_logits",
     "weights_nonzero",
 ]
@@ -72,12 +73,47 @@ def softmax_cross_entropy_with_logits(
 
 
 def _of_ids(
-    logits: mtf.Tensor, ids: mtf.Tensor, vocab_dim: mtf.Dimension, z_loss: float
+    logits: mtf.Tensor,
+    ids: mtf.Tensor,
+    vocab_dim: mtf.Dimension,
+    z_loss: float,
+    smoothing: float = 0.0,
 ) -> mtf.Tensor:
     if ids.dtype not in (tf.int32, tf.int64):
         ids = mtf.cast(ids, tf.int64)
-    loss, log_z = mtf.CrossEntropyOperation(widened(logits), ids, vocab_dim).outputs
+    logits = widened(logits)
+    loss, log_z = mtf.CrossEntropyOperation(logits, ids, vocab_dim).outputs
+    if smoothing:
+        even = log_z - mtf.reduce_mean(logits, output_shape=log_z.shape)
+        loss = (1.0 - smoothing) * loss + smoothing * even
     return loss if z_loss == 0.0 else loss + z_loss * mtf.square(log_z)
+
+
+def smoothed_cross_entropy(
+    logits: mtf.Tensor,
+    ids: mtf.Tensor,
+    vocab_dim: mtf.Dimension,
+    z_loss: float,
+    smoothing: float,
+) -> mtf.Tensor:
+    """Computes the cross entropy of ids whose probability is partly spread over the vocabulary.
+
+    The targets are `(1 - smoothing) * one_hot + smoothing / vocab`, which is never stored. Szegedy
+    et al., "Rethinking the inception architecture for computer vision" (2016).
+
+    Args:
+      logits: a Tensor with dimensions [..., vocab_dim].
+      ids: an integer Tensor without `vocab_dim`.
+      vocab_dim: a Dimension.
+      z_loss: as that of `softmax_cross_entropy_with_logits`.
+      smoothing: a number from 0 to 1.
+
+    Returns:
+      A Tensor without `vocab_dim`.
+    """
+    if not smoothing or not logits.shape.size:
+        return softmax_cross_entropy_with_logits(logits, ids, vocab_dim, z_loss)
+    return _of_ids(logits, ids, vocab_dim, z_loss, smoothing)
 
 
 def sigmoid_cross_entropy_with_logits(logits: mtf.Tensor, targets: mtf.Tensor) -> mtf.Tensor:

@@ -55,6 +55,7 @@ from mesh_tensorflow.ops._contractions.reduce_broadcast import *
 from mesh_tensorflow.ops._contractions.softmax import *
 from mesh_tensorflow.ops._control.control import *
 from mesh_tensorflow.ops._control.recompute import *
+from mesh_tensorflow.ops._control.recompute_budget import *
 from mesh_tensorflow.ops._control.while_loop import *
 from mesh_tensorflow.ops._debug import *
 from mesh_tensorflow.ops._elementwise.binary import *

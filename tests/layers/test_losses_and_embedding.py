@@ -44,6 +44,24 @@ def test_z_loss_is_its_definition(tf_graph):
     np.testing.assert_allclose(more - plain, 0.5 * z**2, rtol=1e-4)
 
 
+@pytest.mark.parametrize("mesh_shape, layout", [("", ""), ("x:2", "v:x"), ("x:3,y:2", "b:x,v:y")])
+def test_smoothed_labels(mesh_shape, layout, tf_graph):
+    """As with the probabilities given, but no operation has one-hots of the ids."""
+    from mesh_tensorflow.layers._loss import smoothed_cross_entropy
+
+    run = LayerGraph(mesh_shape, layout)
+    x, ids = run.normal("b:3,v:6"), run.tensor([0, 2, 5], "b:3")
+    targets = run.tensor(0.8 * np.eye(6)[[0, 2, 5]] + 0.2 / 6, "b:3,v:6")
+    expected = layers.softmax_cross_entropy_with_logits(x, targets, V, z_loss=0.5)
+    count = len(run.graph.operations)
+    found = smoothed_cross_entropy(x, ids, V, z_loss=0.5, smoothing=0.2)
+    gradients = [mtf.gradients([y], [x])[0] for y in (expected, found)]
+    assert not any("one_hot" in op.name for op in run.graph.operations[count:])
+    expected, found, *gradients = run.values([expected, found, *gradients])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-6)
+
+
 def test_weights_nonzero(tf_graph):
     run = LayerGraph("x:2", "b:x")
     ids = run.tensor([[0, 3], [-1, 0]], "b:2,c:2")

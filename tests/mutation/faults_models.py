@@ -81,9 +81,9 @@ FAULTS = [
         "transformer/test_moe_gatings.py -k balance",
     ),
     Fault(
-        "transformer/transformer/_loss.py",
-        "on_value=1.0 - model.label_smoothing + smooth,",
-        "on_value=1.0 - model.label_smoothing,",
+        "layers/_loss.py",
+        "loss = (1.0 - smoothing) * loss + smoothing * even",
+        "loss = loss + smoothing * even",
         "smoothed labels do not add up to one",
         "transformer/test_models.py -k test_loss",
     ),

@@ -10,7 +10,7 @@ import mesh_tensorflow as mtf
 BATCH, D, H = mtf.Dimension("batch", 256), mtf.Dimension("d", 16), mtf.Dimension("h", 512)
 
 
-def run(recompute, num_blocks, mesh_shape="", layout=""):
+def run(recompute, num_blocks, mesh_shape="", layout="", budget=None):
     """Returns (gradients of a chain of blocks, bytes at the peak, counters)."""
     with tf.Graph().as_default():
         tf.set_random_seed(1)
@@ -24,7 +24,7 @@ def run(recompute, num_blocks, mesh_shape="", layout=""):
                 y = mtf.layers.dense(x, H, reduced_dims=[D], activation=mtf.tanh, name=f"in{i}")
                 return x + mtf.layers.dense(y, D, reduced_dims=[H], name=f"out{i}")
 
-            x = mtf.recompute_grad(block, [x]) if recompute else block(x)
+            x = mtf.recompute_grad(block, [x], budget=budget) if recompute else block(x)
         loss = mtf.reduce_mean(mtf.square(x))
         grads = mtf.gradients([loss], [v.value for v in graph.trainable_variables])
         size = mtf.convert_to_shape(mesh_shape).size
@@ -84,3 +84,52 @@ def test_gradients_go_through_what_does_not_need_the_arguments():
 
     np.testing.assert_allclose(gradient(True), np.cos([0.5, -1.5, 2.0]), rtol=1e-6)
     np.testing.assert_allclose(gradient(False), gradient(True), rtol=1e-6)
+
+
+STORED = 4 * BATCH.size * H.size  # the output of tanh, the only value of a block that is read
+
+
+@pytest.mark.parametrize(
+    "mesh_shape, layout, parts", [("", "", 1), ("x:2", "h:x", 2), ("x:2,y:2", "batch:x,h:y", 4)]
+)
+def test_a_budget_stores_as_many_as_fit(mesh_shape, layout, parts):
+    plain = run(False, 4, mesh_shape, layout)[0]
+    for bytes, stored in ((0, 0), (STORED // parts, 1), (4 * STORED // parts - 1, 3), (1e9, 4)):
+        budget = mtf.RecomputeBudget(bytes, layout, mesh_shape)
+        found, _, _ = run(True, 4, mesh_shape, layout, budget)
+        np.testing.assert_allclose(found, plain, rtol=1e-5)
+        assert (budget.num_stored, budget.num_recomputed) == (stored, 4 - stored)
+        assert budget.left == bytes - stored * STORED // parts
+
+
+def test_memory_follows_the_budget():
+    """Four more blocks that are stored need four more times what each stores."""
+    peaks = [run(True, 8, budget=mtf.RecomputeBudget(n * STORED))[1] for n in (2, 6)]
+    assert abs(peaks[1] - peaks[0] - 4 * STORED) < 0.1 * STORED
+
+
+def test_a_refused_gradient_leaves_nothing():
+    """Names and operations are those of a program that always recomputes."""
+
+    def names(budget):
+        graph = mtf.Graph()
+        x = y = mtf.ones(mtf.Mesh(graph, "mesh"), mtf.Shape([D]))
+        for _ in range(2):
+            y = mtf.recompute_grad(lambda x: mtf.sin(mtf.sin(x)), [y], budget=budget)
+        mtf.gradients([y], [x])
+        return [op.name for op in graph.operations]
+
+    assert names(mtf.RecomputeBudget(0)) == names(None)
+
+
+@pytest.mark.parametrize("make, text", [
+    (lambda: mtf.RecomputeBudget(-1), "RecomputeBudget: bytes must be 0 or more, not -1"),
+    (lambda: mtf.RecomputeBudget(1, layout="h:x"), "layout=h:x and mesh_shape=None must both be given"),
+    (
+        lambda: run(True, 1, budget=mtf.RecomputeBudget(1e9, "h:x", "x:3")),
+        "h=512 of .* is split over x=3, which does not divide it",
+    ),
+])  # fmt: skip
+def test_bad_budgets(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()

@@ -137,6 +137,17 @@ def test_recomputed_values_are_the_same(cls, placing):
     assert_same(run(build(True), placing), run(build(False)))
 
 
+@pytest.mark.parametrize("budget", [0, 1000, 1e9])
+def test_a_budget_of_activations(budget):
+    """With what layers share, too; a model knows its layout, or is not split."""
+
+    def build(**kwargs):
+        layers = [(Mix, {"loss": 2.0, "shares": True})]
+        return models.language_model(layer_stack=stack(layers, 3, **kwargs))
+
+    assert_same(run(build(recompute_budget=budget)), run(build()))
+
+
 def test_what_layers_share_can_be_recomputed():
     """Losses of layers, and what they keep in the cache for later ones."""
 
@@ -368,6 +379,10 @@ def call_stack(layer_stack, mode="train"):
     (
         call_stack(lambda: stack([(Mix, {"loss": 1.0})], cls=REVERSIBLE, recompute_grads=True)),
         "layer block_000/layer_000 .Mix. leaves .* use recompute_grads=False, or a LayerStack",
+    ),
+    (
+        call_stack(lambda: stack(cls=REVERSIBLE, recompute_budget=1.0)),
+        "ReversibleLayerStack: recompute_budget is for LayerStack alone; set recompute_grads",
     ),
     (lambda mesh: stack(layers=[Mix()]), "an entry of layers must be a class of layers, .*got <.*models.Mix"),
     (lambda mesh: stack(layers=[(Mix, 3)]), "got .*, 3"),

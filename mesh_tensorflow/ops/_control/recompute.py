@@ -16,6 +16,7 @@ from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum, convert_args_to_laid_out_tensors
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._control.control import custom_gradient
+from mesh_tensorflow.ops._control.recompute_budget import RecomputeBudget
 
 __all__ = ["recompute_grad"]
 
@@ -152,8 +153,30 @@ def computed_again(
     return again, grads
 
 
+def _from_stored(
+    budget: RecomputeBudget,
+    forward: Sequence[Operation],
+    xs: Sequence[Tensor],
+    pairs: Sequence[tuple[Tensor, Tensor]],
+) -> Optional[list[Optional[Tensor]]]:
+    """Returns gradients that read stored activations; None, and no operations, without room."""
+    graph = pairs[0][1].graph
+    mark, start = graph.mark(), len(graph.operations)
+    with usable(forward):
+        grads = mtf.gradients(
+            [y for y, _ in pairs], xs, grad_ys=[dy for _, dy in pairs], operations=forward
+        )
+    if budget.takes(forward, graph.operations[start:]):
+        return grads
+    graph.roll_back(mark)
+    return None
+
+
 def recompute_grad(
-    fn: Callable, explicit_inputs: Sequence[Tensor], control_dependencies: bool = True
+    fn: Callable,
+    explicit_inputs: Sequence[Tensor],
+    control_dependencies: bool = True,
+    budget: Optional[RecomputeBudget] = None,
 ) -> Any:
     """Calls a function of Tensors whose activations are recomputed for its gradient.
 
@@ -171,6 +194,7 @@ def recompute_grad(
       explicit_inputs: a list of Tensors, the arguments of `fn`.
       control_dependencies: whether to delay the recomputation until the gradients of the outputs
         are computed.
+      budget: a RecomputeBudget: as long as it has room, activations are stored after all; or None.
 
     Returns:
       The result of `fn`: a Tensor, or a list of Tensors.
@@ -185,17 +209,23 @@ def recompute_grad(
     ) -> Sequence[Optional[Tensor]]:
         pairs = [(y, dy) for y, dy in zip(outputs, output_grads) if dy is not None]
         given = [dy for _, dy in pairs]
+        if budget is not None:
+            grads = _from_stored(budget, forward_operations, all_inputs, pairs)
+            if grads is not None:
+                return in_order(grads)
         if control_dependencies:
             again = wait_for(explicit_inputs, given)
         else:
             again = [mtf.identity(x) for x in explicit_inputs]
         mapping = dict(zip(explicit_inputs, again))
         ys = [y for y, _ in pairs]
-        grads = computed_again(forward_operations, mapping, ys, all_inputs, given)[1]
+        return in_order(computed_again(forward_operations, mapping, ys, all_inputs, given)[1])
+
+    def in_order(grads: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         num = len(explicit_inputs)
         if control_dependencies:
             # Preceding operations wait for these, so activations are not kept for weight gradients.
-            grads = _after_others(grads[:num], grads[num:]) + grads[num:]
+            return [*_after_others(grads[:num], grads[num:]), *grads[num:]]
         return grads
 
     return custom_gradient(fn, grad_fn, explicit_inputs)

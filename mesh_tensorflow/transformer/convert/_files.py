@@ -14,7 +14,13 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow.transformer.convert._weights import is_weight
 from mesh_tensorflow.transformer.vocabulary import missing_package
 
-__all__ = ["read_checkpoint", "read_huggingface", "read_step", "write_checkpoint", "write_huggingface"]
+__all__ = [
+    "read_checkpoint",
+    "read_huggingface",
+    "read_step",
+    "write_checkpoint",
+    "write_huggingface",
+]
 
 Arrays = Mapping[str, np.ndarray]
 

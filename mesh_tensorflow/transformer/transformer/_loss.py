@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow import layers
+from mesh_tensorflow.layers._loss import smoothed_cross_entropy
 from mesh_tensorflow.transformer.transformer._inputs import check_ids, delimited_lm_inputs_mask
 
 if TYPE_CHECKING:
@@ -39,17 +39,8 @@ def loss_from_logits(
     """
     check_ids(f"{model.name}: targets", targets, vocab_dim)
     labels = mtf.maximum(targets, 0)
-    if model.label_smoothing:
-        smooth = model.label_smoothing / vocab_dim.size
-        labels = mtf.one_hot(
-            labels,
-            vocab_dim,
-            on_value=1.0 - model.label_smoothing + smooth,
-            off_value=smooth,
-            dtype=context.activation_dtype,
-        )
     z_loss = model.z_loss if context.train else 0.0
-    loss = layers.softmax_cross_entropy_with_logits(logits, labels, vocab_dim, z_loss)
+    loss = smoothed_cross_entropy(logits, labels, vocab_dim, z_loss, model.label_smoothing)
     weights = mtf.cast(mtf.greater(targets, 0), loss.dtype)
     if model.loss_on_targets_only:
         weights *= mtf.cast(mtf.logical_not(delimited_lm_inputs_mask(targets)), loss.dtype)

@@ -59,6 +59,7 @@ class LayerStack(TransformerLayer):
         norm_epsilon: Optional[float] = None,
         recompute_grads: bool = False,
         sequence_parallel: bool = False,
+        recompute_budget: Optional[float] = None,
     ) -> None:
         """Creates the stack; gin usually binds all arguments but the layers.
 
@@ -78,6 +79,9 @@ class LayerStack(TransformerLayer):
             that the rule `residual_length:axis` splits normalization, dropout and residuals by
             position over the axis that splits heads and d_ff, as Megatron-LM does. Sublayers, and
             `context.layer_outputs` but for the last, then have this name.
+          recompute_budget: how many bytes of activations a processor may store for gradients, with
+            the model's layout: as many of the last layers as fit store theirs, and the others are
+            recomputed. If None, `recompute_grads` is for all of them. See `mtf.RecomputeBudget`.
 
         Raises:
           ValueError: only one of `dropout_rate` and `norm_epsilon` is given.
@@ -90,6 +94,7 @@ class LayerStack(TransformerLayer):
             )
         self._layers = list(layers)
         self._recompute_grads = recompute_grads
+        self._recompute_budget = recompute_budget
         self._sequence_parallel = sequence_parallel
         self.dropout_rate = dropout_rate
         self.norm_epsilon = norm_epsilon
@@ -118,8 +123,9 @@ class LayerStack(TransformerLayer):
           ValueError: the sublayers are not set.
         """
         x = self._begin(context, x)
+        budget = self._budget_of(context)
         for i, layer in enumerate(self._layers):
-            x = self._call_layer(context, layer, x)
+            x = self._call_layer(context, layer, x, budget)
             if i < self.num_layers - 1:
                 context.layer_outputs.append(x)
             context.layer_index += 1
@@ -178,13 +184,36 @@ class LayerStack(TransformerLayer):
     def _recomputes(self, context: Context) -> bool:
         return self._recompute_grads and context.train
 
-    def _call_layer(self, context: Context, layer: TransformerLayer, x: mtf.Tensor) -> mtf.Tensor:
+    def _budget_of(self, context: Context) -> Optional[mtf.RecomputeBudget]:
+        if self._recompute_budget is None or not context.train:
+            return None
+        layout, mesh_shape = context.model.layout, context.model.mesh_shape
+        known = layout is not None and mesh_shape is not None
+        where = (layout, mesh_shape) if known else (None, None)
+        return mtf.RecomputeBudget(self._recompute_budget, *where)
+
+    def _check_no_budget(self) -> None:
+        if self._recompute_budget is not None:
+            raise ValueError(
+                f"{type(self).__name__}: recompute_budget is for LayerStack alone; set "
+                "recompute_grads, or leave recompute_budget out"
+            )
+
+    def _call_layer(
+        self,
+        context: Context,
+        layer: TransformerLayer,
+        x: mtf.Tensor,
+        budget: Optional[mtf.RecomputeBudget],
+    ) -> mtf.Tensor:
         with tf.variable_scope(layer.name or ""):
-            if not self._recomputes(context):
+            if budget is None and not self._recomputes(context):
                 return self._layer_with_sublayers(context, layer, x)
             shared = _Shared(context)
             outputs = mtf.recompute_grad(
-                lambda x: [self._layer_with_sublayers(context, layer, x), *shared.found()], [x]
+                lambda x: [self._layer_with_sublayers(context, layer, x), *shared.found()],
+                [x],
+                budget=budget,
             )
             shared.replace(outputs[1:])
             return outputs[0]
@@ -258,6 +287,7 @@ class ReversibleLayerStack(LayerStack):
           ValueError: the sublayers are not set; or, with `recompute_grads`, a layer adds
             Tensors to the Context, which cannot be recomputed.
         """
+        self._check_no_budget()
         x = self._begin(context, x)
         streams: Any = [x, None, x, None]
         for i, layer in enumerate(self._layers):

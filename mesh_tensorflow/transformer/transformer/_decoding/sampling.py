@@ -170,6 +170,7 @@ def without_end(logits: mtf.Tensor, stop_at_token: int, vocab_dim: mtf.Dimension
 
 
 def check_top_k(sampling_keep_top_k: int) -> None:
+    """Raises a ValueError if a number of ids to draw from is neither positive nor -1, for all."""
     if sampling_keep_top_k != -1 and sampling_keep_top_k < 1:
         raise ValueError(
             "sampling_keep_top_k must either be -1, for all ids, or positive, not "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -244,13 +245,13 @@ class _Speculation:
         return [added, done, last, ids, *model_states, *draft_states]
 
     def _call_draft(
-        self, position: mtf.Tensor, last: mtf.Tensor, states: list[mtf.Tensor]
+        self, position: mtf.Tensor, last: mtf.Tensor, states: Sequence[mtf.Tensor]
     ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
         with draft_scope():
             return self.draft.step(position, last, states)
 
     def _propose(
-        self, position: mtf.Tensor, last: mtf.Tensor, states: list[mtf.Tensor]
+        self, position: mtf.Tensor, last: mtf.Tensor, states: Sequence[mtf.Tensor]
     ) -> tuple[list[mtf.Tensor], list[mtf.Tensor], list[mtf.Tensor]]:
         """Returns the draft's ids, the scaled logits they are drawn from, and its states."""
         proposed, odds = [], []

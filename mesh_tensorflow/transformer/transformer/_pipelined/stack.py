@@ -94,10 +94,12 @@ class PipelinedLayerStack(LayerStack):
           A Tensor of the same shape, zero at padding.
 
         Raises:
-          ValueError: microbatches do not divide the batch, or layers share what stages cannot.
+          ValueError: microbatches do not divide the batch, layers share what stages cannot, or the
+            stack has a recompute_budget.
         """
         if context.mode not in _PIPELINED_MODES:
             return super().call(context, x)
+        self._check_no_budget()
         x = self._begin(context, x)
         x = _Call(self, context, x, self._pipes(context, x)).run()
         context.layer_index += self.num_layers
