@@ -120,7 +120,8 @@ def group(workload: str, mesh: str, systems: list[str], placements: list[str]) -
     w = workloads.WORKLOADS[workload]
     peers = [Config(s, workload) for s in ("tf", "tf_xla") if s in systems and not w.uses_package]
     if w.kind in ("ff", "transformer") and not w.dropout:
-        peers += [Config(s, workload, mesh) for s in ("jax", "jax_named", "pjrt") if s in systems]
+        partitioned = ("jax", "jax_named", "pjrt", "dtensor")
+        peers += [Config(s, workload, mesh) for s in partitioned if s in systems]
     ours = _mesh_configs(workload, mesh, systems, placements)
     comparisons = [Comparison(c, peer) for c in ours for peer in peers]
     comparisons += [

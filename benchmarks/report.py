@@ -4,11 +4,15 @@ import math
 import os
 import platform
 import statistics
+import subprocess
+import sys
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import groups
+import workloads
 from groups import Group
 
 CHECKED_STEPS = 10
@@ -18,6 +22,7 @@ DROPOUT_TOLERANCE = 0.25  # other random numbers: only a sanity check
 # Metric to heading and format.
 METRICS: dict[str, Any] = {
     "step_ms": ("step ms", "{:.2f}"),
+    "gflops": ("GFLOP/s", "{:.0f}"),
     "cpu_ms": ("CPU ms", "{:.1f}"),
     "peak_mb": ("peak MB", "{:.0f}"),
     "nodes": ("nodes", "{:.0f}"),
@@ -46,11 +51,19 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
+def product_rate() -> float:
+    """GFLOP/s of a large product in plain TensorFlow, measured in a process of its own."""
+    command = [sys.executable, str(Path(__file__).parent / "product_rate.py")]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(run.stdout.splitlines()[-1])
+
+
 def measures(result: dict[str, Any]) -> dict[str, float]:
     """The metrics of one process."""
-    seconds = result["seconds"]
+    seconds, step = result["seconds"], statistics.median(result["times"])
     return {
-        "step_ms": 1e3 * statistics.median(result["times"]),
+        "step_ms": 1e3 * step,
+        "gflops": workloads.train_flops(workloads.WORKLOADS[result["workload"]]) / step / 1e9,
         "cpu_ms": 1e3 * result["cpu"] / len(result["times"]),
         "peak_mb": result["peak_mb"],
         "nodes": result["nodes"],
@@ -191,7 +204,7 @@ def format_header(header: dict[str, Any]) -> str:
     """One line about the machine."""
     return (
         "{cores} cores ({machine}), TensorFlow {tensorflow}, Python {python}, load "
-        "{load_average:.1f}; {rounds} rounds of {steps} steps"
+        "{load_average:.1f}; {rounds} rounds of {steps} steps; a large product {rate:.0f} GFLOP/s"
     ).format(**header)
 
 
@@ -202,15 +215,24 @@ def _loss_cell(row: dict[str, Any]) -> str:
     return "{:.0e}{}".format(row["loss_difference"], "" if row["loss_agrees"] else " DIFFERS")
 
 
-def format_group(group: dict[str, Any]) -> str:
-    """The tables of a group: medians, then ratios with their range."""
+def format_group(group: dict[str, Any], rate: float) -> str:
+    """The tables of a group: medians, then ratios with their range.
+
+    Args:
+      group: a summary.
+      rate: the GFLOP/s of a large product, of which each row has a share.
+    """
     head = [""] + [title for title, _ in METRICS.values()] + ["loss diff"]
-    rows = [
-        [row["label"]]
-        + [form.format(row["metrics"][key]["median"]) for key, (_, form) in METRICS.items()]
-        + [_loss_cell(row)]
-        for row in group["rows"]
-    ]
+    head.insert(1 + list(METRICS).index("gflops") + 1, "share")
+    rows = []
+    for row in group["rows"]:
+        cells = [row["label"]]
+        for key, (_, form) in METRICS.items():
+            value = row["metrics"][key]["median"]
+            cells.append(form.format(value))
+            if key == "gflops":
+                cells.append(f"{value / rate:.0%}")
+        rows.append([*cells, _loss_cell(row)])
     parts = ["", "== {name}: {title} ({seconds:.0f} s)".format(**group), _table([head] + rows)]
     keys = ["step_ms", "cpu_ms", "peak_mb", "nodes", "build_s", "first_s"]
     lines = [["ratio of medians a round"] + [METRICS[key][0] for key in keys]]

@@ -21,7 +21,7 @@ import report
 from groups import Config, Group
 
 HERE = Path(__file__).resolve().parent
-SYSTEMS = ("mtf", "tf", "tf_xla", "classic")  # those of JAX run if they are named
+SYSTEMS = ("mtf", "tf", "tf_xla", "classic")  # others run if they are named
 CHUNKS = 4
 DETERMINISM_RUNS = 3
 DETERMINISM_STEPS = 40
@@ -83,7 +83,9 @@ class Process:
         answer = self._ask("end")
         self._process.stdin.close()
         self._process.wait()
-        return dict(self.ready, **answer, times=self.times, cpu=self.cpu)
+        return dict(
+            self.ready, **answer, times=self.times, cpu=self.cpu, workload=self.config.workload
+        )
 
     def kill(self) -> None:
         """Ends the worker at once."""
@@ -179,7 +181,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--systems",
         default=",".join(SYSTEMS),
-        help="also jax (jit on one device), jax_named (named shardings on the mesh) and pjrt",
+        help="also jax (jit on one device), jax_named (by shardings on the mesh), pjrt and dtensor",
     )
     parser.add_argument("--json", default="", help="write everything to this file")
     parser.add_argument(
@@ -201,7 +203,8 @@ def main() -> None:
     """Runs the requested groups, printing each table when it is ready."""
     arguments = parse_arguments()
     header = report.machine_facts()
-    header.update(rounds=arguments.rounds, steps=arguments.steps)
+    rate = report.product_rate()
+    header.update(rounds=arguments.rounds, steps=arguments.steps, rate=rate)
     print(report.format_header(header), flush=True)
     results: dict[str, Any] = {"header": header, "groups": [], "determinism": []}
 
@@ -212,7 +215,7 @@ def main() -> None:
     for group in groups.all_groups(arguments.systems, arguments.placements, arguments.quick):
         if groups.wanted(group.name, arguments.only):
             results["groups"].append(run_group(group, arguments))
-            print(report.format_group(results["groups"][-1]), flush=True)
+            print(report.format_group(results["groups"][-1], rate), flush=True)
             save()
     if groups.wanted("determinism", arguments.only) and "mtf" in arguments.systems:
         results["determinism"] = run_determinism(arguments)

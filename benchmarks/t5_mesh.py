@@ -1,12 +1,12 @@
 """T5-small of this package, for t5_small.py."""
 
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from product_rate import product_rate
 from t5_small import BATCH, BEAMS, INPUTS, SIZES, TARGETS
 from talking import serve
 
@@ -53,22 +53,6 @@ def side(kinds: str, **options: Any) -> Any:
         z_loss=0.0,
         **options,
     )
-
-
-def product_rate() -> float:
-    """GFLOP/s of one large matrix product in TensorFlow."""
-    n = 2048
-    x = tf.Variable(tf.random_normal([n, n]))
-    with tf.Session() as session:
-        session.run(x.initializer)
-        run = session.make_callable(tf.matmul(x, x).op)
-        run()
-        seconds = []
-        for _ in range(5):
-            start = time.perf_counter()
-            run()
-            seconds.append(time.perf_counter() - start)
-    return 2 * n**3 / min(seconds) / 1e9
 
 
 def prepare(task: str, folder: str, mesh_name: str, threads: int) -> tuple[Callable[[], Any], dict]:

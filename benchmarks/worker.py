@@ -17,7 +17,7 @@ from typing import Any
 import quiet
 
 HERE = Path(__file__).resolve().parent
-SYSTEMS = ("mtf", "classic", "tf", "tf_xla", "jax", "jax_named", "pjrt")
+SYSTEMS = ("mtf", "classic", "tf", "tf_xla", "jax", "jax_named", "pjrt", "dtensor")
 PLACEMENTS = ("one", "logical", "simd", "xla")
 
 
@@ -109,6 +109,41 @@ class JaxWorker(Worker):
             "init_seconds": program.init_seconds,
             "first_step_seconds": first_seconds,
             "tf_version": f"jax {jax.__version__}",
+            "base_mb": self._base_mb,
+        }
+
+
+class DTensorWorker(Worker):
+    """A step partitioned by DTensor."""
+
+    def __init__(self, arguments: argparse.Namespace):
+        """Traces the step, and does the first ones."""
+        super().__init__()
+        quiet.import_tensorflow()
+        import tensorflow as tf
+        import workloads
+
+        count = workloads.mesh_size(arguments.mesh)
+        [cpu] = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * count
+        )
+        import models_dtensor
+
+        gc.collect()
+        gc.freeze()
+        self._base_mb = resident_mb()
+        workload = workloads.WORKLOADS[arguments.workload]
+        program = models_dtensor.DTensorProgram(workload, arguments.mesh)
+        self.step = program.step  # type: ignore[method-assign]
+        first_seconds = self.run(1)["times"][0]
+        self.run(arguments.warm_up)
+        self.ready = {
+            "nodes": program.nodes,
+            "seconds": program.seconds,
+            "init_seconds": program.init_seconds,
+            "first_step_seconds": first_seconds,
+            "tf_version": tf.__version__,
             "base_mb": self._base_mb,
         }
 
@@ -237,9 +272,11 @@ def main() -> None:
         answers.write(json.dumps(value) + "\n")
         answers.flush()
 
-    kind = SessionWorker
+    kind: type[Worker] = SessionWorker
     if arguments.system in ("jax", "jax_named", "pjrt"):
         kind = JaxWorker
+    elif arguments.system == "dtensor":
+        kind = DTensorWorker
     elif arguments.placement == "xla":
         kind = FunctionWorker
     worker = kind(arguments)

@@ -145,6 +145,22 @@ def mesh_size(mesh: str) -> int:
     return int(np.prod([int(n) for n in mesh.split("x")]))
 
 
+def train_flops(w: Workload) -> float:
+    """Multiply-adds of the products of a training step, times two; halos are not counted."""
+    tokens = w.batch * w.length
+    if w.kind == "conv":
+        pixels = w.batch * IMAGE_SIZE**2
+        sums = pixels * FILTER_SIZE**2 * (w.d_model + (w.layers - 1) * w.d_model**2)
+        dense = IMAGE_SIZE**2 * w.d_model * w.d_ff + w.d_ff**2 + w.d_ff * NUM_CLASSES
+        return 6.0 * (sums + w.batch * dense)
+    feed_forward = 2 * w.d_model * w.d_ff
+    attention = 4 * w.d_model**2 + 2 * w.length * w.d_model
+    blocks = w.layers * (feed_forward + (0 if w.kind == "ff" else attention))
+    if w.kind == "encdec":  # as many layers of a decoder, which attend to the encoder, too
+        blocks += w.layers * (feed_forward + 2 * attention)
+    return 6.0 * tokens * (blocks + w.d_model * w.vocab)
+
+
 def layout(workload: Workload, mesh: str) -> str:
     """The layout rules: data parallel on one axis, model parallel too on two."""
     if "x" not in mesh:
