@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._mesh.slices.scattering import set_entries
 from mesh_tensorflow.transformer.transformer._context import Context, memory_length_of
 
 __all__ = [
@@ -108,12 +109,7 @@ class WriteAtOperation(mtf.Operation):
             if to_order != sorted(to_order):
                 new = tf.transpose(new, to_order)
             new = tf.reshape(new, [rows * count, -1])
-            if self._several:
-                there, new = _one_value_each(index, there, new, count)
-            if there.shape.ndims:
-                there = tf.expand_dims(there, 1)
-            new = tf.where_v2(there, new, tf.gather(flat, index))
-            written = tf.tensor_scatter_nd_update(flat, tf.expand_dims(index, 1), new)
+            written = set_entries(flat, index, new, there, distinct=not self._several)
             return tf.reshape(written, sizes)
 
         values = [lowering.tensors[x] for x in self.inputs]
@@ -121,20 +117,6 @@ class WriteAtOperation(mtf.Operation):
         if axis is not None:
             values.append(mesh_impl.laid_out_pcoord(axis))
         lowering.set_tensor_lowering(self.outputs[0], mesh_impl.slicewise(write, *values))
-
-
-def _one_value_each(
-    index: tf.Tensor, there: tf.Tensor, new: tf.Tensor, count: int
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (which are written, values), so that equal indices have equal values.
-
-    A position out of range has the index of the nearest one in range, which may be written too.
-    """
-    pairs = tf.reshape(index, [-1, count, 1]), tf.reshape(index, [-1, 1, count])
-    same = tf.logical_and(tf.equal(*pairs), tf.reshape(there, [-1, 1, count]))
-    source = tf.argmax(tf.cast(same, tf.int32), axis=2, output_type=tf.int32)
-    values = tf.gather(tf.reshape(new, [-1, count, new.shape[-1]]), source, batch_dims=1)
-    return tf.reshape(tf.reduce_any(same, axis=2), [-1]), tf.reshape(values, tf.shape(new))
 
 
 def write_at(
