@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
@@ -57,14 +57,15 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def own_variable(
-        self, name: str, slices: Sequence[tf.Variable], parts: Sequence[Hashable]
+        self, name: str, slices: Sequence[tf.Variable], parts: Mapping[int, Hashable]
     ) -> Any:
         """Returns one variable that stands, within the program, for each processor's slice.
 
         Args:
           name: the name of the mtf variable.
           slices: tf variables by physical number.
-          parts: by physical number, a key of the part of the whole; equal for equal slices.
+          parts: for processors of this process, by physical number, a key of the part of the
+            whole; equal for equal slices.
 
         Returns:
           What has `read_value`, `assign`, `assign_add` and `assign_sub` of a tf.Variable.

@@ -340,3 +340,44 @@ def test_random_values_are_those_of_placement():
     for values in zip(first, second, placed):
         np.testing.assert_array_equal(values[0], values[2])
         np.testing.assert_array_equal(values[1], values[2])
+
+
+def test_variables_of_other_processes_are_made_when_asked_for():
+    """A process of many builds the slice variables of its own processors."""
+    w = mtf.Dimension("w", 64)
+    with tf.Graph().as_default() as tf_graph:
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+
+        def program():
+            v = mtf.get_variable(mesh, "a/v", [w], initializer=tf.ones_initializer())
+            updates = [mtf.assign_add(v.operation, v)]
+            impl = mtf.simd_mesh_impl.SimdMeshImpl("all:64", "w:all")
+            lowering = mtf.Lowering(graph, {mesh: impl})
+            return [lowering.variables[v.operation], lowering.lowered_operation(updates[0])]
+
+        laid_out = []
+
+        def keeping(made):
+            laid_out.append(made[0])
+            return made[1]
+
+        mtf.simd_mesh_impl.replicate(
+            lambda: keeping(program()),
+            devices=[f"/job:worker/task:{i // 8}/cpu:{i % 8}" for i in range(64)],
+            local=range(8, 16),
+        )
+
+        def names():
+            return {op.name for op in tf_graph.get_operations() if op.type == "VarHandleOp"}
+
+        slices = {name for name in names() if "_slice_" in name}
+        assert slices == {f"a/v_slice_{i}" for i in range(8, 16)}
+        [placed] = laid_out
+        assert len(placed.slices) == 64 and not {"a/v_slice_3"} & names()
+        other = placed.slices[3]
+        assert (other.op.name, other.device) == ("a/v_slice_3", "/job:worker/task:0/device:CPU:3")
+        assert placed.slices[3] is other and other.dtype == tf.float32
+        assert placed.copy_master_to_slices is not None
+        tf.group([m.initializer for m in tf.global_variables()])
+        assert len({name for name in names() if "_slice_" in name}) == 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Optional
 
 import tensorflow.compat.v1 as tf
@@ -48,8 +48,8 @@ class SimdProgram(Program):
         self._next_key = first_key
         self.exchanges: dict[str, Exchange] = {}
         self.tables: dict[str, list[str]] = {}
-        self._own: dict[int, list[tf.Tensor]] = {}
-        self._parts: dict[int, list[Hashable]] = {}
+        self._own: dict[int, Mapping[int, Optional[tf.Tensor]]] = {}
+        self._parts: dict[int, Mapping[int, Hashable]] = {}
         self._zeros: dict[Hashable, tf.Tensor] = {}
 
     def new_keys(self, count: int = 1) -> int:
@@ -96,20 +96,21 @@ class SimdProgram(Program):
         )
 
     def own_variable(
-        self, name: str, slices: Sequence[tf.Variable], parts: Sequence[Hashable]
+        self, name: str, slices: Sequence[tf.Variable], parts: Mapping[int, Hashable]
     ) -> tf.Variable:
         """Returns a variable that stands for each processor's own slice within the program.
 
         Args:
           name: ignored.
           slices: slice variables by physical number.
-          parts: by physical number, a key of the part of the whole; equal for equal slices.
+          parts: for processors of this process, by physical number, a key of the part of the
+            whole; equal for equal slices.
         """
         del name
-        handles = [v.handle for v in slices]
+        handles = {pnum: slices[pnum].handle for pnum in self.local}
         # Holding the handles keeps their ids from being reused.
         self._own[id(handles[self.local[0]])] = handles
-        self._parts[id(handles[self.local[0]])] = list(parts)
+        self._parts[id(handles[self.local[0]])] = parts
         return slices[self.local[0]]
 
     def own_tensor(self, parts: Sequence[Optional[tf.Tensor]]) -> tf.Tensor:
@@ -120,8 +121,8 @@ class SimdProgram(Program):
             for one processor alone; those of other processes' processors may be None.
         """
         # Holding the tensors keeps their ids from being reused.
-        self._own[id(parts[self.local[0]])] = list(parts)
-        self._parts[id(parts[self.local[0]])] = list(range(len(parts)))
+        self._own[id(parts[self.local[0]])] = dict(enumerate(parts))
+        self._parts[id(parts[self.local[0]])] = dict(enumerate(range(len(parts))))
         return parts[self.local[0]]
 
     # -- random values

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Optional
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -15,7 +15,57 @@ if TYPE_CHECKING:
     from mesh_tensorflow.ops import Variable
     from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 
-__all__ = ["SimdVariable"]
+__all__ = ["MadeWhenAsked", "SimdVariable"]
+
+
+class MadeWhenAsked(Sequence[tf.Variable]):
+    """Slice variables by physical number, some of which are made when they are first asked for."""
+
+    def __init__(self, make: Callable[[int], tf.Variable], size: int, now: Sequence[int]):
+        """Makes some slice variables.
+
+        Args:
+          make: makes the slice variable of a number, in the default graph and variable scope.
+          size: how many there are.
+          now: the numbers of those that are made at once.
+        """
+        self._make = make
+        self._size = size
+        self._graph = tf.get_default_graph()
+        self._scope = tf.get_variable_scope()
+        self._made = {number: make(number) for number in now}
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, number: Any) -> Any:
+        if not 0 <= number < self._size:
+            raise IndexError(number)
+        if number not in self._made:
+            with (
+                self._graph.as_default(),
+                tf.init_scope(),
+                tf.variable_scope(self._scope, auxiliary_name_scope=False),
+            ):
+                self._made[number] = self._make(number)
+        return self._made[number]
+
+
+class _ByLogicalNumber(Mapping[int, tf.Variable]):
+    """Slice variables by logical number."""
+
+    def __init__(self, made: Sequence[tf.Variable], impl: SimdMeshImpl):
+        self._made = made
+        self._impl = impl
+
+    def __getitem__(self, pnum: int) -> tf.Variable:
+        return self._made[self._impl.l2p(pnum)]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self._made)))
+
+    def __len__(self) -> int:
+        return len(self._made)
 
 
 class SimdVariable(SliceVariables):
@@ -39,11 +89,15 @@ class SimdVariable(SliceVariables):
         program = mesh_impl.program
         with program.outside():
             made = self._make_slices(variable)
-            self.slices = {pnum: made[mesh_impl.l2p(pnum)] for pnum in self.owner}
-            parts = [
-                tuple(mesh_impl.slice_begin(variable.stored_shape, mesh_impl.p2l(physical)))
-                for physical in self.owner
-            ]
+            slices = _ByLogicalNumber(made, mesh_impl)
+            alone = len(program.local) == mesh_impl.size
+            self.slices = dict(slices) if alone else slices  # sessions fetch dictionaries
+            parts = {
+                physical: tuple(
+                    mesh_impl.slice_begin(variable.stored_shape, mesh_impl.p2l(physical))
+                )
+                for physical in program.local
+            }
             self._own = program.own_variable(variable.name, made, parts)
         if not program.binds_masters:
             for master in variable.masters:
@@ -51,24 +105,28 @@ class SimdVariable(SliceVariables):
         super().__init__(variable)
         self._value: Optional[SimdTensor] = None
 
-    def _make_slices(self, variable: Variable) -> list[tf.Variable]:
-        """Returns new slice variables, by physical number."""
+    def _make_slices(self, variable: Variable) -> Sequence[tf.Variable]:
+        """Returns new slice variables, by physical number.
+
+        Those of other processes' processors are made when they are first asked for, such as by the
+        process that sets initial values. A program for many processors is built in the time of its
+        own.
+        """
         impl = self.mesh_impl
         sizes = impl.slice_shape(variable.stored_shape)
         impl.graph_device_function_stacks.append(device_functions(tf.get_default_graph()))
-        made = []
-        for physical in range(impl.size):
+
+        def make(physical: int) -> tf.Variable:
             with tf.device(impl.devices[impl.p2l(physical)]):
-                made.append(
-                    impl.program.make_slice(
-                        f"{variable.name}_slice_{physical}",
-                        sizes,
-                        variable.slice_dtype,
-                        variable.trainable,
-                        variable.master_device,
-                    )
+                return impl.program.make_slice(
+                    f"{variable.name}_slice_{physical}",
+                    sizes,
+                    variable.slice_dtype,
+                    variable.trainable,
+                    variable.master_device,
                 )
-        return made
+
+        return MadeWhenAsked(make, impl.size, impl.program.local)
 
     @property
     def laid_out_tensor(self) -> SimdTensor:

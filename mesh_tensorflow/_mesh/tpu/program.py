@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
@@ -113,7 +113,7 @@ class TpuProgram(Program):
             return tf.get_variable(name, initializer=zeros, **options)
         return tf.Variable(zeros, name=name, dtype=dtype, **options)
 
-    def own_variable(self, name: str, slices: Sequence[Any], parts: Sequence[Any]) -> Any:
+    def own_variable(self, name: str, slices: Sequence[Any], parts: Mapping[int, Any]) -> Any:
         """Returns a variable that is each core's own slice within the computation.
 
         Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow.compat.v1 as tf
@@ -29,7 +29,7 @@ class SliceVariables(LaidOutVariable):
 
     mesh_impl: Any
     owner: list[int]
-    slices: dict[int, tf.Variable]
+    slices: Mapping[int, tf.Variable]
 
     def __init__(self, variable: Variable):
         """Binds the master to the slices, if nothing uses the master yet.
