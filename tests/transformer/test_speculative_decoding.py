@@ -148,6 +148,36 @@ def test_fewer_steps_than_ids():
     assert models.run(with_counted_loop)[1] == LENGTH / 4
 
 
+OTHERS = {
+    "one head of keys": lambda: transformer_layers.SelfAttention(
+        num_heads=4, key_value_size=4, num_memory_heads=1
+    ),
+    "contextual": lambda: transformer_layers.SelfAttention(
+        num_heads=4, key_value_size=4, relative_attention_type="contextual"
+    ),
+    "synthesizer": lambda: transformer_layers.Synthesizer(
+        num_heads=4, key_value_size=4, synthesize_mode="random"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_layers(kind):
+    model, draft = (
+        models.unitransformer([models.attention(), OTHERS[kind](), models.feed_forward()])
+        for _ in range(2)
+    )
+
+    def build(mesh):
+        partial = models.imported(mesh, prefixes((1, 2, 3, 0)))
+        plain = model.sample_autoregressive(partial, never_end=True)
+        with tf.variable_scope("", reuse=tf.AUTO_REUSE):
+            ids = model.sample_autoregressive(partial, never_end=True, draft_model=draft)
+        return [plain, ids]
+
+    np.testing.assert_array_equal(*models.run(build, draft_noise=NOISE).values())
+
+
 def test_decoding_from_sequences_to_sequences():
     given = prefixes((3, 8, 1, 5))
     model, draft = models.encoder_and_decoder("attention"), models.encoder_and_decoder("attention")

@@ -196,7 +196,6 @@ def synthetic_attention(
         assert q is not None and k is not None
         logits = mtf.einsum([q, k], output_shape=q.shape - key_dim + memory_length_dim)
     if synthesize:
-        context.check_one_position()
         _check_lengths(max_length, memory_length_dim, context.length_dim)
         heads_dim = _heads_dim(q, v)
         made = make(context, q, heads_dim, key_dim, memory_length_dim, max_length)
@@ -209,7 +208,10 @@ def synthetic_attention(
     if q is not None:
         output_shape = q.shape - key_dim + value_dim
     else:
-        new = [] if context.mode == "incremental" else [context.length_dim]
+        new = [context.length_dim]
+        if context.mode == "incremental":  # a dimension if there are several positions in a step
+            assert context.position is not None
+            new = [d for d in context.position.shape if d not in v.shape]
         others = {memory_length_dim: new}
         output_shape = mtf.Shape([e for d in v.shape for e in others.get(d, [d])])
     return mtf.einsum([weights, v], output_shape=output_shape)

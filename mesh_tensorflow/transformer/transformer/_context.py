@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
     from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
 
-__all__ = ["SPECULATED", "Context", "memory_length_of", "nonpadding_of"]
+__all__ = [
+    "SPECULATED",
+    "Context",
+    "check_one_position",
+    "memory_length_of",
+    "nonpadding_of",
+]
 
 # The name of the dimension of several positions in one decoding step.
 SPECULATED = "speculated"
@@ -42,6 +48,22 @@ def nonpadding_of(context: Context) -> Union[mtf.Tensor, int, None]:
     if sequence_id is None or isinstance(sequence_id, int):
         return sequence_id
     return mtf.cast(mtf.not_equal(sequence_id, 0), context.activation_dtype)
+
+
+def check_one_position(context: Context) -> None:
+    """Raises a ValueError if a decoding step computes several positions at once.
+
+    For layers whose steps depend on each other in another way than by `updated_states`.
+    """
+    position = context.position if context.mode == "incremental" else None
+    several = [] if position is None else [d for d in position.shape if d.name == SPECULATED]
+    if several:
+        layer = getattr(context, "current_layer", context)
+        raise ValueError(
+            f"{type(layer).__name__} decodes one position at a time; speculative decoding asks for "
+            f"{dims_text(several)} in a step. Decode without draft_model, or use SelfAttention, "
+            "EncDecAttention and layers without states"
+        )
 
 
 class Context:
@@ -192,38 +214,21 @@ class Context:
         """
         return nonpadding_of(self)
 
-    @property
-    def speculated_dim(self) -> Optional[mtf.Dimension]:
-        """The Dimension of the positions that one decoding step computes; None if it is one."""
-        if self.mode != "incremental" or self.position is None:
-            return None
-        return next((d for d in self.position.shape if d.name == SPECULATED), None)
-
-    def check_one_position(self) -> None:
-        """Raises a ValueError if a decoding step computes several positions at once.
-
-        Layers call it whose steps depend on each other in another way than by `updated_states`.
-        """
-        if self.speculated_dim is not None:
-            layer = getattr(self, "current_layer", self)
-            raise ValueError(
-                f"{type(layer).__name__} decodes one position at a time; speculative decoding "
-                f"asks for {dims_text([self.speculated_dim])} in a step. Decode without "
-                "draft_model, or use SelfAttention, EncDecAttention and layers without states"
-            )
-
-    def get_states(self, n: int, several: bool = False) -> list[mtf.Tensor]:
+    def get_states(self, n: int) -> list[mtf.Tensor]:
         """Returns the next `n` states: those at the indices of the next `n` new states.
 
-        Args:
-          n: an int.
-          several: whether the caller computes several positions at once, if it is asked to.
+        Raises:
+          ValueError: there are fewer; or the step computes several positions.
+        """
+        check_one_position(self)
+        return self.states_of_positions(n)
+
+    def states_of_positions(self, n: int) -> list[mtf.Tensor]:
+        """Returns what `get_states` does, for steps of one position or of several.
 
         Raises:
-          ValueError: there are fewer; or several positions are asked for.
+          ValueError: there are fewer.
         """
-        if not several:
-            self.check_one_position()
         states, begin = self.states or [], len(self.new_states or [])
         if len(states) < begin + n:
             raise ValueError(
