@@ -16,7 +16,7 @@ import quiet
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 BATCH, HEADS, CHANNELS = 1, 8, 64
-KINDS = ("none", "causal", "bias", "dropout", "heads_first")
+KINDS = ("none", "causal", "bias", "relative", "dropout", "heads_first")
 STEPS = 5
 
 
@@ -42,10 +42,13 @@ def build(kind: str, length: int, blocked: bool):
     import tensorflow.compat.v1 as tf
 
     import mesh_tensorflow as mtf
+    from mesh_tensorflow._mesh.slices.distance_buckets import Buckets
+    from mesh_tensorflow.layers._attention import masks
     from mesh_tensorflow.transformer import attention
 
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     sizes = {"batch": BATCH, "length": length, "memory_length": length, "heads": HEADS}
+    sizes["buckets"] = 32
     names = ["batch", "heads", "length"] if kind == "heads_first" else ["batch", "length", "heads"]
 
     def given(names: list) -> mtf.Tensor:
@@ -67,6 +70,16 @@ def build(kind: str, length: int, blocked: bool):
     if kind == "causal":
         positions = mtf.range(mesh, mtf.Dimension("length", length), tf.int32)
         bias = mtf.layers.attention_mask_autoregressive(positions)
+    if kind == "relative":  # as self-attention of T5's decoder has it
+        positions = mtf.range(mesh, mtf.Dimension("length", length), tf.int32)
+        hidden = mtf.layers.attention_mask_autoregressive(positions)
+        values = given(["heads", "buckets"])
+        there = mtf.layers.rename_length_to_memory_length(positions)
+        buckets = Buckets(sizes["buckets"], False, 128)
+        far = masks.Distances(buckets, values, values.shape.dims[1], positions, there)
+        whole = hidden + masks.distance_bias(far)
+        bias = masks.made_of(whole, hidden.made_of.visible, None, [far])
+        xs.append(values)
     rate = 0.1 if kind == "dropout" else 0.0
     y = attention.attention(q, k, v, memory, channels, channels, bias, rate, blocked=blocked)
     results = [y, *mtf.gradients([y], xs, [dy])]

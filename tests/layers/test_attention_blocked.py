@@ -7,6 +7,9 @@ from helpers.layer_runs import dims, run
 from helpers.world import World
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow._mesh.slices.distance_buckets import Buckets
+from mesh_tensorflow.layers._attention import masks
+from mesh_tensorflow.layers._attention.blocked import attention_and_log_sums
 from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close
 from mesh_tensorflow.transformer import attention as A
 
@@ -54,6 +57,31 @@ def test_gradients_of_gradients(placing):
 
     results, _ = run(lambda mesh, given: plain_and_blocked(given, second), placing)
     assert_halves_agree(results)
+
+
+@pytest.mark.parametrize("placing", [WHOLE, SPLIT[0], Placing("x:2", "heads:x")])
+def test_biases_of_distances(placing):
+    """Values, gradients, and gradients of gradients are those of a bias of all pairs."""
+
+    def second(y, xs):
+        first = mtf.gradients([mtf.square(y)], xs)
+        norm = mtf.add_n([mtf.reduce_sum(mtf.square(dx)) for dx in first])
+        return [y, *first, *mtf.gradients([norm], xs)]
+
+    def build(mesh, given):
+        q, k, v = operands(given)
+        values = given("heads:2,buckets:6", 3)
+        here, there = (
+            mtf.range(mesh, x.shape.dims[1], tf.int32) * scale for x, scale in ((q, 2), (k, 3))
+        )
+        here += mtf.range(mesh, q.shape.dims[0], tf.int32)  # each row of the batch has its own
+        of = masks.Distances(Buckets(6, True, 9), values, values.shape.dims[1], here, there)
+        xs = [q, k, v, values]
+        plain = A.attention(q, k, v, *ARGUMENTS, masks.distance_bias(of), blocked=False)
+        ours, _ = attention_and_log_sums(q, k, v, *ARGUMENTS, distances=[of], block_sizes=(5, 3))
+        return second(plain, xs) + second(ours, xs)
+
+    assert_halves_agree(run(build, placing)[0])
 
 
 def test_extra_logit_of_each_head():

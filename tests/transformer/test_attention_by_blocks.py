@@ -17,12 +17,15 @@ ENCODER_IDS = np.repeat([[1, 1, 2, 2, 0, 0], [1, 2, 2, 3, 3, 3]], ROWS // 2, 0)
 LAYERS = {
     "plain": T.SelfAttention,
     "bias": lambda **kw: T.SelfAttention(**kw, relative_attention_type="bias"),
+    "bias_of_packed": lambda **kw: T.SelfAttention(**kw, relative_attention_type="bias"),
     "contextual": lambda **kw: T.SelfAttention(**kw, relative_attention_type="contextual"),
     "multi_query": lambda **kw: T.SelfAttention(**{**kw, "num_memory_heads": 1}),
     "shared_kv": lambda **kw: T.SelfAttention(**kw, shared_kv=True),
     "encoder": T.EncDecAttention,
 }
-MASKED = {"plain", "multi_query", "shared_kv", "encoder"}  # what has no bias besides the mask
+# What has no bias besides the mask, or one of distances.
+MASKED = {"plain", "multi_query", "shared_kv", "encoder", "bias", "bias_of_packed"}
+POSITIONS = np.repeat([[0, 1, 2, 0, 1, 2, 3, 4], [0, 1, 0, 1, 0, 1, 2, 3]], ROWS // 2, 0)
 SPLIT = Placing("x:2,y:2", "batch:x,heads:y")
 
 
@@ -36,6 +39,8 @@ def both(name, mesh):
             context.encoder_output = tensor(mesh, normal(ROWS, MEMORY, base.DEPTH, seed=1),
                                             f"{memory},d_model:{base.DEPTH}")  # fmt: skip
             context.encoder_sequence_id = tensor(mesh, ENCODER_IDS, memory)
+        if name == "bias_of_packed":
+            context.position = tensor(mesh, POSITIONS, f"batch:{ROWS},length:{LENGTH}")
         x = base.layer_input(mesh)
         with mock.patch.object(_blocked, "LEAST_LENGTH", least):
             y = base.called(LAYERS[name](**SMALL), context, x)
@@ -50,7 +55,15 @@ def both(name, mesh):
 
 
 @pytest.mark.parametrize(
-    "name, placing", [*((name, WHOLE) for name in LAYERS), ("plain", SPLIT), ("bias", SPLIT)]
+    "name, placing",
+    [
+        *((name, WHOLE) for name in LAYERS),
+        ("plain", SPLIT),
+        ("bias", SPLIT),
+        ("bias", Placing("x:2,y:2", "length:x,heads:y")),
+        ("bias_of_packed", SPLIT),
+        ("bias", Placing("x:2", "length:x", simd=True)),
+    ],
 )
 def test_layers(name, placing):
     results = list(run(lambda mesh: both(name, mesh), placing).values())

@@ -74,21 +74,24 @@ def config(mesh_shape):
     return tf.ConfigProto(device_count={"CPU": mtf.convert_to_shape(mesh_shape).size})
 
 
-def test_losses_equal_those_without_a_ring():
-    expected = outcome(False, "x:1", "")
+@pytest.mark.parametrize("relative", [None, "bias_shared"])
+def test_losses_equal_those_without_a_ring(relative):
+    attention = {"relative_attention_type": relative}
+    expected = outcome(False, "x:1", "", **attention)
     layout = "length:x,memory_length:x"
     for mesh_shape, rules in [("x:1", ""), ("x:4", layout), ("x:2,y:2", layout + ",heads:y")]:
-        np.testing.assert_allclose(outcome(True, mesh_shape, rules), expected, rtol=1e-5)
+        found = outcome(True, mesh_shape, rules, **attention)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_decodes_alike():
     assert outcome(True, "x:1", "", decodes=True) == outcome(False, "x:1", "", decodes=True)
 
 
-def test_biases_of_all_distances_are_an_error():
+def test_biases_that_depend_on_queries_are_an_error():
     with pytest.raises(
         ValueError,
-        match=r"relative_attention_type='bias' makes a bias of length times memory_length, and "
-        r"ring=True is for lengths that are too long for it\. Use relative_attention_type=None",
+        match=r"relative_attention_type='contextual' makes a bias of length times memory_length, and "
+        r"ring=True is for lengths that are too long for it\. Use relative_attention_type='bias_s",
     ):
-        outcome(True, "x:4", "length:x,memory_length:x", relative_attention_type="bias")
+        outcome(True, "x:4", "length:x,memory_length:x", relative_attention_type="contextual")

@@ -13,8 +13,14 @@ from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.slices.attention_operands import Block, Operands, product_minus
+from mesh_tensorflow._mesh.slices.attention_operands import (
+    Block,
+    Distances,
+    Operands,
+    product_minus,
+)
 from mesh_tensorflow._mesh.slices.block_loops import Start, Sum, fold, over_blocks
+from mesh_tensorflow._mesh.slices.distance_buckets import sums_by_bucket
 
 __all__ = ["block_gradients", "block_sums", "finished"]
 
@@ -93,6 +99,7 @@ def block_gradients(
     dy: tf.Tensor,
     qkv: bool,
     biases: Sequence[int],
+    distances: Sequence[int] = (),
 ) -> list[tf.Tensor]:
     """Returns gradients, with the arrangement of the operands.
 
@@ -104,10 +111,12 @@ def block_gradients(
       dy: the gradient of the output, [shared, others, length, value], divided by the same.
       qkv: whether to return the gradients of queries, keys and values.
       biases: the indices of the biases whose gradients follow.
+      distances: the indices of the biases of distances, the gradients of whose values follow.
     """
     of = operands
     _, _, length, memory = of.sizes
     bias_shapes = [of.biases[i].shape.as_list() for i in biases]
+    chosen = [of.distances[i] for i in distances]
 
     def results(columns: int) -> tuple[list[Sum], list[Sum]]:
         """Over blocks of queries, and over blocks of the memory."""
@@ -122,12 +131,15 @@ def block_gradients(
             wide = across if across == 1 != memory else columns
             inner.append(Sum([*front, rows, wide], None if rows == 1 != length else n))
             outer.append(Sum([*front, rows, across], None if across == 1 != memory else n + 1))
+        for d in chosen:
+            inner.append(Sum(d.values.shape.as_list(), None))
+            outer.append(inner[-1])
         return inner, outer
 
     def of_memory(at: Start, columns: int) -> list:
         def of_queries(start: Start, rows: int) -> list:
             block = Block(of, (start, at), (rows, columns))
-            return _gradients_of_block(block, of, (largest, shift, dy), qkv, bias_shapes)
+            return _gradients_of_block(block, of, (largest, shift, dy), qkv, bias_shapes, chosen)
 
         return over_blocks(length, of.blocks[0], of_queries, results(columns)[0], of.dtype)
 
@@ -140,6 +152,7 @@ def _gradients_of_block(
     rows: tuple[tf.Tensor, tf.Tensor, tf.Tensor],
     qkv: bool,
     bias_shapes: Sequence[list[int]],
+    distances: Sequence[Distances],
 ) -> list[tf.Tensor]:
     q = block.queries(of.q)
     largest, shift, dy = (block.queries(x) for x in rows)
@@ -163,4 +176,8 @@ def _gradients_of_block(
         whole = tf.reshape(ds, block.shape)
         axes = [i for i, (a, b) in enumerate(zip(shape, block.shape)) if a == 1 != b]
         found.append(tf.reduce_sum(whole, axes, keepdims=True) if axes else whole)
+    for d in distances:
+        *heads, count = d.values.shape.as_list()
+        whole = tf.reshape(ds, block.shape)
+        found.append(sums_by_bucket(whole, block.buckets(d), heads, count))
     return found

@@ -10,11 +10,13 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.slices import random_values
 from mesh_tensorflow._mesh.slices.block_loops import Start
+from mesh_tensorflow._mesh.slices.distance_buckets import Buckets, bucket_of, looked_up
 
 __all__ = [
     "COMPARISONS",
     "MASKED_LOGIT",
     "Block",
+    "Distances",
     "Noise",
     "Operands",
     "arranged",
@@ -59,6 +61,22 @@ class Noise(NamedTuple):
     keep_prob: float
 
 
+class Distances(NamedTuple):
+    """A bias of distances between positions.
+
+    Attributes:
+      buckets: how distances are put into buckets.
+      values: a value for each bucket, [*front, buckets], with 1 for dimensions that it lacks.
+      rows: positions of queries, arranged like a bias.
+      columns: those of the memory.
+    """
+
+    buckets: Buckets
+    values: tf.Tensor
+    rows: tf.Tensor
+    columns: tf.Tensor
+
+
 @dataclasses.dataclass(frozen=True)
 class Operands:
     """The slices of one processor, arranged.
@@ -71,6 +89,7 @@ class Operands:
       v: values, [shared, memory, value].
       biases: tensors of the shape [*front, length, memory], with 1 for dimensions that they lack.
       visible: triples (a comparison, ids of queries, ids of the memory), arranged in the same way.
+      distances: biases of distances.
       noise: a Noise or None.
       blocks: the number of positions of queries and of the memory in a block.
     """
@@ -81,6 +100,7 @@ class Operands:
     v: tf.Tensor
     biases: Sequence[tf.Tensor]
     visible: Sequence[tuple[str, tf.Tensor, tf.Tensor]]
+    distances: Sequence[Distances]
     noise: Optional[Noise]
     blocks: tuple[int, int]
 
@@ -204,10 +224,11 @@ class Block:
     def logits(self, q: tf.Tensor, shift: Optional[tf.Tensor] = None) -> tf.Tensor:
         """Returns queries times keys, with biases and masks, minus a number for each row."""
         of = self._of
-        if not of.biases and not of.visible and shift is not None:
+        terms = bool(of.biases or of.visible or of.distances)
+        if not terms and shift is not None:
             return product_minus(q, self.memories(of.k), shift)
         s = tf.matmul(q, self.memories(of.k), transpose_b=True)
-        if of.biases or of.visible:
+        if terms:
             s = self._with_terms(s)
         return s if shift is None else s - shift
 
@@ -216,6 +237,8 @@ class Block:
         s = tf.reshape(s, self.shape)
         for bias in of.biases:
             s = s + tf.cast(self.term(bias), s.dtype)
+        for d in of.distances:
+            s = s + tf.cast(looked_up(d.values, self.buckets(d)), s.dtype)
         visible: Any = None
         for comparison, rows, columns in of.visible:
             seen = COMPARISONS[comparison](self.term(rows), self.term(columns))
@@ -224,6 +247,10 @@ class Block:
             hidden = tf.constant(MASKED_LOGIT, s.dtype)
             s = s + tf.where_v2(visible, tf.zeros_like(hidden), hidden)
         return self.flat(s)
+
+    def buckets(self, of: Distances) -> tf.Tensor:
+        """Returns the bucket of each pair of positions, [*front, rows, columns]."""
+        return bucket_of(self.term(of.columns) - self.term(of.rows), of.buckets)
 
     def dropped(self, x: tf.Tensor, noise: Optional[Noise]) -> tf.Tensor:
         """Returns weights, or their gradients, with dropout."""

@@ -13,9 +13,15 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._mesh.slices import attention_operands as operands
 from mesh_tensorflow.layers._attention.blocked_form import Dims, Terms
 from mesh_tensorflow.layers._attention.blocked_operation import BlockedAttentionOperation
-from mesh_tensorflow.layers._attention.masks import COMPARISONS, hidden_where, unseen
+from mesh_tensorflow.layers._attention.masks import (
+    COMPARISONS,
+    Distances,
+    distance_bias,
+    hidden_where,
+    unseen,
+)
 
-__all__ = ["Visible", "attention_and_log_sums", "blocked_attention", "whole_dims"]
+__all__ = ["Visible", "added_terms", "attention_and_log_sums", "blocked_attention", "whole_dims"]
 
 Visible = Sequence[tuple[str, mtf.Tensor, mtf.Tensor]]
 _WHAT = "blocked_attention"
@@ -89,6 +95,10 @@ def _plain(
     logits = mtf.einsum([mtf.cast(q, dtype), mtf.cast(k, dtype)], output_shape=shape)
     for bias in terms.biases:
         logits = mtf.add(logits, mtf.cast(bias, dtype), output_shape=shape)
+    for buckets, values, here, there in terms.distances:
+        [dim] = [d for d in values.shape if d not in shape]
+        bias = distance_bias(Distances(buckets, values, dim, here, there))
+        logits = mtf.add(logits, mtf.cast(bias, dtype), output_shape=shape)
     hidden = unseen(terms.visible)
     if hidden is not None:
         logits = mtf.add(logits, hidden_where(hidden, dtype), output_shape=shape)
@@ -159,6 +169,14 @@ def _check_visible(visible: Visible) -> None:
             )
 
 
+def added_terms(
+    bias: Optional[mtf.Tensor], visible: Visible, distances: Sequence[Distances]
+) -> list[mtf.Tensor]:
+    """Returns the Tensors whose dimensions have to be those of logits."""
+    ids = [x for _, *pair in visible for x in pair]
+    return [*([] if bias is None else [bias]), *ids, *(x for d in distances for x in d[-2:])]
+
+
 def attention_and_log_sums(
     q: mtf.Tensor,
     k: mtf.Tensor,
@@ -174,10 +192,11 @@ def attention_and_log_sums(
     block_sizes: Optional[tuple[int, int]] = None,
     name: Optional[str] = None,
     ring: bool = False,
+    distances: Sequence[Distances] = (),
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Returns what `blocked_attention` does, and the logarithms of the softmax's denominators."""
     _check_visible(visible)
-    rest = [*([] if bias is None else [bias]), *(x for _, *ids in visible for x in ids)]
+    rest = added_terms(bias, visible, distances)
     dims = whole_dims(q, k, v, memory_length_dim, key_dim, value_dim, rest)
     if isinstance(dims, str):
         raise ValueError(f"{_WHAT}: {dims}. mtf.transformer.attention.attention takes any")
@@ -203,6 +222,7 @@ def attention_and_log_sums(
     terms = Terms(
         [] if bias is None else [bias],
         list(visible),
+        [(d.buckets, d.values, d.here, d.there) for d in distances],
         noise,
         1.0 - dropout_rate,
         mtf.stop_gradient(extra_logit) if given else None,  # type: ignore[arg-type]

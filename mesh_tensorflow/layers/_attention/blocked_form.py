@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._mesh.slices import attention_operands as slices
+from mesh_tensorflow._mesh.slices.distance_buckets import Buckets
 
 __all__ = ["Dims", "Form", "Terms"]
 
@@ -51,6 +52,8 @@ class Terms:
     Attributes:
       biases: Tensors that are added to logits.
       visible: triples of a comparison and two Tensors, ids of queries and of the memory.
+      distances: tuples of Buckets and of three Tensors: values with a dimension of buckets, which
+        is none of the logits', and positions of queries and of the memory.
       noise: the key of dropout, and the indices of rows and of the memory; or an empty tuple.
       keep_prob: a number.
       extra: a Tensor, one more logit of each row, or None.
@@ -59,6 +62,7 @@ class Terms:
 
     biases: Sequence[mtf.Tensor] = ()
     visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]] = ()
+    distances: Sequence[tuple[Buckets, mtf.Tensor, mtf.Tensor, mtf.Tensor]] = ()
     noise: Sequence[mtf.Tensor] = ()
     keep_prob: float = 1.0
     extra: Optional[mtf.Tensor] = None
@@ -68,7 +72,14 @@ class Terms:
     def tensors(self) -> list[mtf.Tensor]:
         """All Tensors, in the order in which operations have them as inputs."""
         ids = [x for _, rows, columns in self.visible for x in (rows, columns)]
-        return [*self.biases, *ids, *self.noise, *([] if self.extra is None else [self.extra])]
+        distances = [x for _, *xs in self.distances for x in xs]
+        return [
+            *self.biases,
+            *ids,
+            *distances,
+            *self.noise,
+            *([] if self.extra is None else [self.extra]),
+        ]
 
     def of(self, xs: Sequence[mtf.Tensor]) -> Terms:
         """Returns the same with other Tensors, in the order of `tensors`."""
@@ -77,6 +88,7 @@ class Terms:
             self,
             biases=[next(left) for _ in self.biases],
             visible=[(name, next(left), next(left)) for name, _, _ in self.visible],
+            distances=[(b, next(left), next(left), next(left)) for b, *_ in self.distances],
             noise=[next(left) for _ in self.noise],
             extra=None if self.extra is None else next(left),
         )
@@ -122,6 +134,11 @@ class Form(NamedTuple):
         return cls(dims, q_names, k_names, v_names, tuple(others), terms.of(indices), block_sizes)
 
     @property
+    def weighted(self) -> list[int]:
+        """The indices of the Tensors of the Terms that are added to logits."""
+        return [*range(len(self.terms.biases)), *(i for _, i, *_ in self.terms.distances)]  # type: ignore[misc]
+
+    @property
     def row(self) -> list[str]:
         """The names of the dimensions of rows of logits, in order."""
         return self.dims.logits.dimension_names[:-1]
@@ -146,6 +163,10 @@ class Form(NamedTuple):
         sizes = x.shape.as_list()
         return tf.reshape(x, [mtf.list_product(sizes[:-2]), *sizes[-2:]])
 
+    def of_buckets(self, i: Any) -> list[str]:
+        """Returns the order of values of distances: dimensions of rows, then that of buckets."""
+        return [*self.row[:-1], *(name for name in self.rest[i] if name not in self.row)]
+
     def front(self, q: tf.Tensor) -> list[int]:
         """Returns the sizes of the dimensions of logits before the length, from a slice of q."""
         sizes = dict(zip(self.q, q.shape.as_list()))
@@ -159,6 +180,9 @@ class Form(NamedTuple):
 
         def laid(i: Any) -> tf.Tensor:
             return slices.arranged(rest[i], self.rest[i], order)
+
+        def values(i: Any) -> tf.Tensor:
+            return slices.arranged(rest[i], self.rest[i], self.of_buckets(i))
 
         terms = self.terms
         noise = None
@@ -176,6 +200,7 @@ class Form(NamedTuple):
             self.columns(v, self.v, self.dims.value.name),
             [laid(i) for i in terms.biases],
             [(name, laid(i), laid(j)) for name, i, j in terms.visible],
+            [slices.Distances(b, values(i), laid(j), laid(m)) for b, i, j, m in terms.distances],
             noise,
             self.block_sizes
             or slices.default_block_sizes(shared * others, length, k.shape.as_list()[1]),

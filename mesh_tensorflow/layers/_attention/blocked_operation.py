@@ -32,9 +32,10 @@ class _Blocked(mtf.Operation):
     _in_ring: bool  # whether the memory's parts are passed around instead of gathered
 
     def _unsplittable(self) -> Collection[str]:
-        """Channels are summed within a block; the numbers of a key belong together."""
+        """Channels are summed within a block; numbers of a key, and buckets, belong together."""
         form = self._form
         key = [form.rest[i] for i in form.terms.noise[:1]]
+        key += [form.of_buckets(i)[-1:] for _, i, *_ in form.terms.distances]
         return [
             form.dims.key.name,
             form.dims.value.name,
@@ -169,7 +170,7 @@ class BlockedAttentionOperation(_Blocked):
         y, log_z = self.outputs[:2]
         dy = mtf.zeros_like(y) if dy is None else dy
         dz = mtf.zeros_like(log_z) if dz is None else dz
-        biases = [3 + i for i in range(len(self._form.terms.biases))]
+        biases = [3 + i for i in self._form.weighted]
         learned = [i for i in biases if is_learned(self.inputs[i])]
         found: dict[int, mtf.Tensor] = {}
         for some in ([0, 1, 2, *learned], [i for i in biases if i not in learned]):
@@ -351,8 +352,18 @@ class BlockedAttentionGradOperation(_Blocked):
         largest, weight, dz = (form.rows(x, row_names, value) for x in (largest, weight, dz))
         shift = (tf.reduce_sum(y * dy, -1, keepdims=True) - dz) / weight
         dy = dy / weight
-        biases = [i - 3 for i in self._wanted if i >= 3]
-        found = blocks.block_gradients(of, largest, shift, dy, 0 in self._wanted, biases)
+        indices: Any = [i for _, i, *_ in form.terms.distances]
+        values = {i: n for n, i in enumerate(indices)}
+        more = [i - 3 for i in self._wanted if i >= 3]
+        found = blocks.block_gradients(
+            of,
+            largest,
+            shift,
+            dy,
+            0 in self._wanted,
+            [i for i in more if i not in values],
+            [values[i] for i in more if i in values],
+        )
         front, key = form.front(q), form.dims.key.name
         shared = front[: len(form.dims.shared)]
         orders = {0: (front, [*form.row, key]), 1: (shared, [*form.column, key]),
@@ -360,6 +371,8 @@ class BlockedAttentionGradOperation(_Blocked):
         results = []
         for i, x, output in zip(self._wanted, found, self.outputs):
             before, order = orders.get(i, (None, [*form.row, form.dims.memory.name]))
+            if i - 3 in values:
+                order = form.of_buckets(i - 3)
             if before is not None:
                 x = tf.reshape(x, [*before, *x.shape.as_list()[-2:]])
             results.append(tf.cast(restored(x, order, output.shape.dimension_names), output.dtype))

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._mesh.slices.distance_buckets import Buckets, bucket_of
 
 __all__ = [
     "attention_bias_local_2d_block",
@@ -24,6 +25,49 @@ __all__ = [
 MASKED_LOGIT = -1e9
 
 
+class Distances(NamedTuple):
+    """A bias of distances between positions.
+
+    Attributes:
+      buckets: how distances are put into buckets.
+      values: a Tensor with dimensions [heads..., buckets_dim].
+      buckets_dim: a Dimension.
+      here: the positions of queries, an int32 Tensor.
+      there: those of the memory.
+    """
+
+    buckets: Buckets
+    values: mtf.Tensor
+    buckets_dim: mtf.Dimension
+    here: mtf.Tensor
+    there: mtf.Tensor
+
+
+def bucketed(relative_position: mtf.Tensor, buckets: Buckets) -> mtf.Tensor:
+    """Returns the buckets of positions of the memory relative to queries."""
+    return mtf.cwise(
+        lambda relative: bucket_of(relative, buckets),
+        [relative_position],
+        output_dtype=tf.int32,
+        name="relative_position_bucket",
+    )
+
+
+def of_buckets(
+    values: mtf.Tensor, buckets: mtf.Tensor, buckets_dim: mtf.Dimension, memory_dim: mtf.Dimension
+) -> mtf.Tensor:
+    """Returns the values of buckets, with the dimensions of both and `memory_dim` last."""
+    rest = [d for d in values.shape if d != buckets_dim]
+    front = [d for d in buckets.shape if d != memory_dim and d not in rest]
+    return mtf.gather(values, buckets, buckets_dim, mtf.Shape([*front, *rest, memory_dim]))
+
+
+def distance_bias(of: Distances) -> mtf.Tensor:
+    """Returns a bias of distances as one Tensor, of queries times memory."""
+    memory = of.there.shape.dims[-1]
+    return of_buckets(of.values, bucketed(of.there - of.here, of.buckets), of.buckets_dim, memory)
+
+
 class MadeOf(NamedTuple):
     """What an attention bias was made of.
 
@@ -31,12 +75,14 @@ class MadeOf(NamedTuple):
       rest: the bias without the mask, a Tensor or None.
       visible: comparisons of ids, all of which are true where nothing is masked; as for
         `mtf.layers.blocked_attention`.
+      distances: biases of distances, besides these.
       stands_in: whether the bias itself is only a scalar in its place, because no layout that
         splits queries and memory alike has room for all of it.
     """
 
     rest: Optional[mtf.Tensor]
     visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]]
+    distances: Sequence[Distances] = ()
     stands_in: bool = False
 
 
@@ -44,31 +90,40 @@ def made_of(
     bias: mtf.Tensor,
     visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]],
     rest: Optional[mtf.Tensor] = None,
+    distances: Sequence[Distances] = (),
 ) -> mtf.Tensor:
     """Returns `bias`, for which attention by blocks uses what it was made of instead.
 
     Then the whole mask is not needed, and TensorFlow does not compute it.
     """
-    bias.made_of = MadeOf(rest, tuple(visible))
+    bias.made_of = MadeOf(rest, tuple(visible), tuple(distances))
     return bias
 
 
 def stand_in(
-    mesh: mtf.Mesh, visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]], dtype: tf.DType
+    mesh: mtf.Mesh,
+    visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]],
+    dtype: tf.DType,
+    distances: Sequence[Distances] = (),
 ) -> mtf.Tensor:
-    """Returns a scalar in place of a mask, which `whole` makes of it where one is needed."""
+    """Returns a scalar in place of a bias, which `whole` makes of it where one is needed."""
     bias = mtf.zeros(mesh, [], dtype)
-    bias.made_of = MadeOf(None, tuple(visible), stands_in=True)
+    bias.made_of = MadeOf(None, tuple(visible), tuple(distances), stands_in=True)
     return bias
 
 
 def whole(bias: Optional[mtf.Tensor]) -> Optional[mtf.Tensor]:
-    """Returns a bias, or the mask that it stands for."""
+    """Returns a bias, or the one that it stands for."""
     made: Optional[MadeOf] = None if bias is None else bias.made_of
     if bias is None or made is None or not made.stands_in:
         return bias
+    parts = [distance_bias(d) for d in made.distances]
     hidden = unseen(made.visible)
-    return bias if hidden is None else hidden_where(hidden, bias.dtype)
+    if hidden is not None:
+        parts.append(hidden_where(hidden, bias.dtype))
+    for part in parts:
+        bias = bias + part
+    return bias
 
 
 COMPARISONS = {

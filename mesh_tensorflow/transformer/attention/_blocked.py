@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow.layers._attention.blocked import Visible, attention_and_log_sums, whole_dims
+from mesh_tensorflow.layers._attention.blocked import (
+    added_terms,
+    attention_and_log_sums,
+    whole_dims,
+)
 from mesh_tensorflow.layers._attention.masks import MadeOf
 
 if TYPE_CHECKING:
@@ -19,10 +23,10 @@ __all__ = ["blocked_attend", "takes_blocks"]
 LEAST_LENGTH = 1024
 
 
-def _parts_of(bias: Optional[mtf.Tensor]) -> tuple[Optional[mtf.Tensor], Visible]:
-    """Returns a bias without its mask, and what the mask compares."""
+def _parts_of(bias: Optional[mtf.Tensor]) -> MadeOf:
+    """Returns what a bias was made of."""
     found: Optional[MadeOf] = None if bias is None else bias.made_of
-    return (bias, ()) if found is None else (found.rest, found.visible)
+    return MadeOf(bias, ()) if found is None else found
 
 
 def takes_blocks(
@@ -52,8 +56,8 @@ def takes_blocks(
         return False
     q, k, v = tensors
     memory, key, value = dims
-    near, visible = _parts_of(bias)
-    terms = [*([] if near is None else [near]), *(x for _, *ids in visible for x in ids)]
+    parts = _parts_of(bias)
+    terms = added_terms(parts.rest, parts.visible, parts.distances)
     found = whole_dims(q, k, v, memory, key, value, terms)
     why = found if isinstance(found, str) else ""
     if not isinstance(dropout_rate, (int, float)):
@@ -82,7 +86,7 @@ def blocked_attend(
     memory, key, value = dims
     if layers.unit_scaling_convention():
         q = q * key.size**-0.5
-    bias, visible = _parts_of(bias)
+    parts = _parts_of(bias)
     training = context is None or context.train
     return attention_and_log_sums(
         q,
@@ -91,10 +95,11 @@ def blocked_attend(
         memory,
         key,
         value,
-        bias,
-        visible,
+        parts.rest,
+        parts.visible,
         dropout_rate=dropout_rate if training else 0.0,
         dropout_broadcast_dims=dropout_broadcast_dims,
         extra_logit=extra_logit,
         ring=ring,
+        distances=parts.distances,
     )

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Optional
 
-import tensorflow.compat.v1 as tf
-
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._mesh.slices.distance_buckets import Buckets
+from mesh_tensorflow.layers._attention import masks
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
 
-__all__ = ["bucket_values", "check_type", "relative_position_bucket", "shared_bias_values"]
+__all__ = [
+    "MAX_DISTANCE",
+    "bucket_values",
+    "check_type",
+    "relative_position_bucket",
+    "shared_bias_values",
+]
 
 # All larger distances share one bucket.
-_MAX_DISTANCE = 128
+MAX_DISTANCE = 128
 
 
 def check_type(
@@ -38,7 +43,7 @@ def relative_position_bucket(
     relative_position: mtf.Tensor,
     bidirectional: bool = True,
     num_buckets: int = 32,
-    max_distance: int = _MAX_DISTANCE,
+    max_distance: int = MAX_DISTANCE,
 ) -> mtf.Tensor:
     """Returns the bucket of each relative position.
 
@@ -58,20 +63,7 @@ def relative_position_bucket(
     Returns:
       An int32 Tensor of the shape of `relative_position`, from 0 to `num_buckets` - 1.
     """
-    side = num_buckets // 2 if bidirectional else num_buckets
-    exact = side // 2
-
-    def bucket(relative: tf.Tensor) -> tf.Tensor:
-        distance = tf.abs(relative) if bidirectional else tf.maximum(-relative, 0)
-        far = tf.cast(tf.maximum(distance, exact), tf.float32)
-        steps = tf.log(far * (1.0 / exact)) * (1.0 / math.log(max_distance / exact))
-        far = tf.minimum(exact + tf.cast(steps * (side - exact), tf.int32), side - 1)
-        found = tf.where_v2(distance < exact, distance, far)
-        return found + side * tf.cast(relative > 0, tf.int32) if bidirectional else found
-
-    return mtf.cwise(
-        bucket, [relative_position], output_dtype=tf.int32, name="relative_position_bucket"
-    )
+    return masks.bucketed(relative_position, Buckets(num_buckets, bidirectional, max_distance))
 
 
 def shared_bias_values(
@@ -118,6 +110,4 @@ def bucket_values(
     Returns:
       A Tensor whose dimensions are those of both, `memory_dim` last.
     """
-    rest = [d for d in values.shape if d != buckets_dim]
-    front = [d for d in buckets.shape if d != memory_dim and d not in rest]
-    return mtf.gather(values, buckets, buckets_dim, mtf.Shape([*front, *rest, memory_dim]))
+    return masks.of_buckets(values, buckets, buckets_dim, memory_dim)

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._mesh.slices.distance_buckets import Buckets
 from mesh_tensorflow.layers._attention import masks
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.attention import _all_to_all
@@ -83,24 +84,19 @@ def _hidden(
     return masks.made_of(hidden, ids)
 
 
-def _distance_bias(
+def _distances(
     layer: SelfAttention,
     context: Context,
-    relative_position: mtf.Tensor,
-    memory_length: mtf.Dimension,
+    here: mtf.Tensor,
+    there: mtf.Tensor,
     heads_dims: list[mtf.Dimension],
     q: Optional[mtf.Tensor],
-) -> Optional[mtf.Tensor]:
-    """Returns the relative position bias, or None if the layer has no relative attention."""
+) -> Optional[masks.Distances]:
+    """Returns what the bias of relative positions is made of; None without relative attention."""
     kind = layer.relative_attention_type
     if kind is None:
         return None
     buckets_dim = mtf.Dimension("buckets", layer.relative_attention_num_buckets)
-    buckets = _relative.relative_position_bucket(
-        relative_position,
-        bidirectional=not context.model.fully_autoregressive,
-        num_buckets=buckets_dim.size,
-    )
     if kind == "contextual":
         assert q is not None
         values = layers.dense(
@@ -121,8 +117,10 @@ def _distance_bias(
             buckets_dim,
             ("self_attention_bias", *bounds, tuple(heads_dims)) if kind == "bias_shared" else None,
         )
+    both = not context.model.fully_autoregressive
+    buckets = Buckets(buckets_dim.size, both, _relative.MAX_DISTANCE)
     values = _all_to_all.matched(values, context)
-    return _relative.bucket_values(values, buckets, buckets_dim, memory_length)
+    return masks.Distances(buckets, values, buckets_dim, here, there)
 
 
 def _in_ring(layer: SelfAttention, context: Context) -> bool:
@@ -133,12 +131,12 @@ def _in_ring(layer: SelfAttention, context: Context) -> bool:
     kwargs = getattr(layer, "attention_kwargs", {})  # layers of other kinds have none
     if not kwargs.get("ring") or context.mode == "incremental":
         return False
-    if layer.relative_attention_type is not None:
+    if layer.relative_attention_type == "contextual":
         raise ValueError(
             f"{type(layer).__name__}: relative_attention_type={layer.relative_attention_type!r} "
             f"makes a bias of {context.length_dim.name} times memory_length, and ring=True is for "
-            "lengths that are too long for it. Use relative_attention_type=None with "
-            "positional_embedding=True, or leave ring out of attention_kwargs"
+            "lengths that are too long for it. Use relative_attention_type='bias_shared' or "
+            "'bias', or leave ring out of attention_kwargs"
         )
     return True
 
@@ -155,16 +153,33 @@ def self_attention_bias(
     """Returns the attention bias; see `SelfAttention.compute_bias`."""
     memory_length = memory_position.shape.dims[-1]
     num_prompts = memory_length.size - context.length_dim.size if with_prompts else 0
+    here = query_position(context)
     if _in_ring(layer, context) and not num_prompts:
         visible = _conditions(layer, context, memory_position)
-        return masks.stand_in(context.mesh, visible, context.activation_dtype) if visible else None
-    relative_position = memory_position - query_position(context) - num_prompts
+        far = _distances(layer, context, here, memory_position, heads_dims, q)
+        distances = [] if far is None else [far]
+        if not visible and not distances:
+            return None
+        return masks.stand_in(context.mesh, visible, context.activation_dtype, distances)
+    there = memory_position - num_prompts if num_prompts else memory_position
+    relative_position = there - here
     hidden = _hidden(layer, context, relative_position, memory_position, num_prompts)
-    near = _distance_bias(layer, context, relative_position, memory_length, heads_dims, q)
-    if hidden is None or near is None:
-        return near if hidden is None else hidden
+    far = _distances(layer, context, here, there, heads_dims, q)
+    if far is None:
+        return hidden
+    near = masks.of_buckets(
+        far.values, masks.bucketed(relative_position, far.buckets), far.buckets_dim, memory_length
+    )
+    # Values that depend on the query have the size of the bias.
+    by_distance = layer.relative_attention_type != "contextual"
+    distances = [far] if by_distance else []
+    rest = None if by_distance else near
+    if hidden is None:
+        return masks.made_of(near, (), rest, distances) if by_distance else near
     order = [*x.shape.dims[:-1], *heads_dims, memory_length]
     known = [d for d in order if d in near.shape or d in hidden.shape]
     others = [d for d in near.shape.dims + hidden.shape.dims if d not in known]
     bias = mtf.add(near, hidden, output_shape=mtf.Shape([*dict.fromkeys(others), *known]))
-    return masks.made_of(bias, hidden.made_of.visible, near) if hidden.made_of else bias
+    if hidden.made_of is None:
+        return masks.made_of(bias, (), hidden, distances) if by_distance else bias
+    return masks.made_of(bias, hidden.made_of.visible, rest, distances)
