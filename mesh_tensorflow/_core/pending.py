@@ -65,6 +65,11 @@ class Walk:
             self._pending[y] = self._pending[what] if isinstance(what, Tensor) else _Pending(what)
         return asked
 
+    def summed_over(self, x: Tensor, axes: Iterable[int]) -> None:
+        """Records that a partial sum has been summed over some axes, such as by a scatter."""
+        left = tuple(axis for axis in self.pending_axes(x) if axis not in set(axes))
+        self._pending[x] = _Pending(left, summed=not left)
+
     def same(self, y: Tensor, x: Tensor) -> None:
         """Records that `y` is the same partial sum as `x`, if that is one."""
         if x in self._pending:

@@ -13,7 +13,7 @@ from mesh_tensorflow.auto_mtf import (
     valid_layouts,
 )
 from mesh_tensorflow.auto_mtf._memory import objective
-from mesh_tensorflow.auto_mtf.api import layout, layout_and_mesh_shape
+from mesh_tensorflow.auto_mtf.api import layout, layout_and_mesh_shape, layout_and_stored_layout
 from mesh_tensorflow.auto_mtf.explanation import explain
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "hardware",
     "layout",
     "layout_and_mesh_shape",
+    "layout_and_stored_layout",
     "layout_optimizer",
     "memory_estimator",
     "objective",

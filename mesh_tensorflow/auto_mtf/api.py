@@ -9,11 +9,13 @@ from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.stored_layout import StoredLayout
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf import layout_optimizer, memory_estimator, step_time
+from mesh_tensorflow.auto_mtf._time.stored import fastest, stored_estimators
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 
-__all__ = ["layout", "layout_and_mesh_shape"]
+__all__ = ["layout", "layout_and_mesh_shape", "layout_and_stored_layout"]
 
 
 class _Choice(NamedTuple):
@@ -60,6 +62,45 @@ def layout(
     choose = _objective(objective, memory_limit_bytes, hardware)
     mesh_shape = convert_to_shape(mesh_shape) or Shape([])
     return _rules(choose(mtf_graph, mesh_shape, list(mtf_outputs)).layout)
+
+
+def layout_and_stored_layout(
+    mtf_graph: Graph,
+    mesh_shape: Any,
+    mtf_outputs: Iterable[Tensor] = (),
+    memory_limit_bytes: Optional[float] = None,
+    hardware: Union[str, Hardware, None] = None,
+    zero: Sequence[int] = (0, 2, 3),
+) -> tuple[LayoutRules, Optional[StoredLayout]]:
+    """Returns the layout, and how to store variables, that minimize the time of a step.
+
+    >>> x = mtf.ones(mesh, "batch:8,d_in:4")
+    >>> y = mtf.layers.dense(x, [mtf.Dimension("d_out", 16)], x.shape.dims[1:])
+    >>> layout, stored = mtf.auto_mtf.layout_and_stored_layout(graph, "rows:2,cols:2", [y])
+    >>> print(stored)
+    None
+
+    Args:
+      mtf_graph: an mtf.Graph.
+      mesh_shape: a Shape, or what converts to one.
+      mtf_outputs: Tensors that stay in memory until the end.
+      memory_limit_bytes: the memory that a step may use on one processor, or None.
+      hardware: see `layout`.
+      zero: the stages of ZeRO to choose from, each over any mesh dimension; 1 and 2 are one.
+
+    Returns:
+      A tuple (LayoutRules, StoredLayout or None). Of the second, `stage` and `mesh_dim` are the
+      arguments `zero` and `zero_axis` of mesh implementations. Of equally fast ones, the first
+      stage of `zero` is chosen.
+
+    Raises:
+      ValueError: `hardware` or a stage is unknown.
+      auto_mtf.step_time.MemoryLimitError: no layout fits in `memory_limit_bytes`.
+      auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
+    """
+    estimators = stored_estimators(mtf_graph, mesh_shape, mtf_outputs, hardware, zero)
+    best = fastest(estimators, memory_limit_bytes)
+    return _rules(best.text), best.stored_layout
 
 
 def layout_and_mesh_shape(

@@ -10,15 +10,15 @@ from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.stored_layout import StoredLayout
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf._memory.legal import layout_pairs, layout_space
-from mesh_tensorflow.auto_mtf._memory.resident import Held, ResidentMemory
-from mesh_tensorflow.auto_mtf._memory.steps import program_steps
+from mesh_tensorflow.auto_mtf._memory.resident import Held
+from mesh_tensorflow.auto_mtf._time.program_parts import ProgramParts
 from mesh_tensorflow.auto_mtf._time.seconds import CostModel, Seconds
 from mesh_tensorflow.auto_mtf._time.tables import Tables
 from mesh_tensorflow.auto_mtf._time.time_program import TimeProgram
 from mesh_tensorflow.auto_mtf._time.times import StepTime
-from mesh_tensorflow.auto_mtf._time.units import program_units
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
 
@@ -33,6 +33,7 @@ _HINTS = {
     "activations": "a smaller batch, mtf.recompute_grad around each layer, or bfloat16",
     "recomputed": "a smaller batch, or mtf.recompute_grad around smaller parts",
     "gradients": "a smaller batch, or bfloat16",
+    "gathered": "mtf.recompute_grad around each layer, which gathers its weights again",
     "updates": "more processors; an optimizer that computes less at once",
     "loop tape": "fewer iterations of the loop, or smaller loop variables",
 }
@@ -58,11 +59,13 @@ class Estimate(NamedTuple):
       layout: a dictionary from dimension names to mesh dimension names.
       seconds: the Seconds of computation and communication.
       peak_bytes: the peak memory per processor, in bytes.
+      stored_layout: how variables are stored, a StoredLayout; None if as they are computed with.
     """
 
     layout: dict[str, str]
     seconds: Seconds
     peak_bytes: int
+    stored_layout: Optional[StoredLayout] = None
 
     @property
     def text(self) -> str:
@@ -79,6 +82,7 @@ class StepEstimator:
     Attributes:
       mesh_shape: a Shape.
       hardware: a Hardware.
+      stored_layout: a StoredLayout, or None.
       space: the legal layouts, a LayoutSpace.
       times: the time of a step, a StepTime.
       memory: the memory over time, a ResidentMemory.
@@ -90,6 +94,8 @@ class StepEstimator:
         mesh_shape: Any,
         mtf_outputs: Iterable[Tensor] = (),
         hardware: Union[str, Hardware, None] = None,
+        stored_layout: Optional[StoredLayout] = None,
+        parts: Optional[ProgramParts] = None,
     ):
         """Creates a StepEstimator.
 
@@ -98,16 +104,21 @@ class StepEstimator:
           mesh_shape: a Shape, or what converts to one.
           mtf_outputs: Tensors that stay in memory until the end.
           hardware: see `hardware_profile`.
+          stored_layout: how variables are stored, such as `stored_layout(mesh_shape, zero=3)`;
+            None if as they are computed with.
+          parts: the ProgramParts of the same graph and outputs, if there already are some.
         """
         outputs = list(mtf_outputs)
         self.mesh_shape: Shape = convert_to_shape(mesh_shape) or Shape([])
         self.hardware = hardware_profile(hardware)
         self.space = layout_space(mtf_graph.operations, LayoutValidator(mtf_graph, self.mesh_shape))
+        self.stored_layout = stored_layout
+        parts = parts or ProgramParts(mtf_graph, outputs)
+        model = CostModel(self.mesh_shape, self.hardware, stored_layout)
         candidates = frozenset(self.space.dims)
-        steps = program_steps(mtf_graph.operations, outputs)
-        model = CostModel(self.mesh_shape, self.hardware)
-        self.times = StepTime(program_units(steps, candidates), self.space, model)
-        self.memory = ResidentMemory(mtf_graph, outputs, candidates)
+        units = parts.units(candidates, stored_layout is not None)
+        self.times = StepTime(units, self.space, model)
+        self.memory = parts.memory(candidates, model.storing)
         self._tables: Optional[Tables] = None
 
     def estimate(self, layout: AnyLayout) -> Estimate:
@@ -133,7 +144,7 @@ class StepEstimator:
                     f"divide all sizes of dimension {d!r}"
                 )
         peak = self.memory.peak(rules, self.space.mesh_sizes)
-        return Estimate(rules, self.times.total(rules), peak)
+        return Estimate(rules, self.times.total(rules), peak, self.stored_layout)
 
     def solve(self, memory_limit_bytes: Optional[float] = None) -> Estimate:
         """Returns the fastest layout; of equally fast ones, the one with the lowest peak memory.
@@ -146,6 +157,22 @@ class StepEstimator:
           SolverError: the solver did not find an optimum.
         """
         return self.best(1, memory_limit_bytes)[0]
+
+    def faster_than(
+        self, seconds: float, memory_limit_bytes: Optional[float] = None
+    ) -> Optional[Estimate]:
+        """Returns the fastest layout, or None if none that fits takes fewer seconds.
+
+        Args:
+          seconds: a number.
+          memory_limit_bytes: the memory that a step may use on one processor; None for no limit.
+
+        Raises:
+          SolverError: the solver did not find an optimum.
+        """
+        layout = self.program(memory_limit_bytes).next_best(seconds)
+        found = None if layout is None else self.estimate(layout)
+        return found if found is not None and found.seconds.total < seconds else None
 
     def best(self, count: int, memory_limit_bytes: Optional[float] = None) -> list[Estimate]:
         """Returns the fastest layouts, fastest first.
@@ -166,7 +193,7 @@ class StepEstimator:
                 break
             found.append(self.estimate(layout))
         if not found:
-            raise self._does_not_fit(program, memory_limit_bytes or 0)
+            raise self.does_not_fit(memory_limit_bytes or 0)
         return found
 
     def program(self, memory_limit_bytes: Optional[float] = None) -> TimeProgram:
@@ -175,17 +202,34 @@ class StepEstimator:
             self._tables = Tables(self.space, self.times.tables(), self.memory.dimension_sets)
         return TimeProgram(self._tables, self.memory, memory_limit_bytes)
 
-    def _does_not_fit(self, program: TimeProgram, limit: float) -> MemoryLimitError:
-        least = self.estimate(program.least_memory())
+    def least_memory(self) -> Estimate:
+        """Returns the layout with the lowest peak memory, regardless of its time.
+
+        Raises:
+          SolverError: the solver did not find an optimum.
+        """
+        return self.estimate(self.program(None).least_memory())
+
+    def does_not_fit(self, limit: float) -> MemoryLimitError:
+        """Returns the error that says by how much the layout with the least memory exceeds a limit.
+
+        Args:
+          limit: bytes on one processor.
+        """
+        least = self.least_memory()
         lines = [
             f"no layout fits in {bytes_text(limit)} of a processor of mesh "
-            f"{dims_text(self.mesh_shape)}: {least.text or 'no splits'!r}, which needs the least, "
+            f"{dims_text(self.mesh_shape)}{self._stored()}: {least.text or 'no splits'!r}, which "
+            f"needs the least, "
             f"takes {bytes_text(least.peak_bytes)}, {bytes_text(least.peak_bytes - limit)} too "
             "many. Of these are:"
         ]
         for kind, held in self.peak_by_kind(least.layout).items():
             lines.append(f"  {bytes_text(held):>10} {kind}; less with {_HINTS[kind]}")
         return MemoryLimitError("\n".join(lines), least.peak_bytes - limit)
+
+    def _stored(self) -> str:
+        return "" if self.stored_layout is None else f" with {self.stored_layout}"
 
     def peak_contents(self, layout: AnyLayout) -> list[Held]:
         """Returns the live tensors at the peak, largest first.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Optional
 
@@ -11,8 +11,13 @@ import numpy as np
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.loop import Loop
 from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.auto_mtf import scheduler
+from mesh_tensorflow.auto_mtf._memory.blocks import Block, Column, Item, StoredItems
+from mesh_tensorflow.auto_mtf._memory.space import LayoutSpace
+from mesh_tensorflow.auto_mtf._memory.storing import Storing
+from mesh_tensorflow.auto_mtf._memory.updates import Updates
 from mesh_tensorflow.ops._variables.assign import Assign
 from mesh_tensorflow.ops._variables.variable import Variable
 
@@ -24,32 +29,14 @@ class Held(NamedTuple):
 
     Attributes:
       name: the name of the tensor or the variable.
-      kind: "weights", "slots", "activations", "recomputed", "gradients", "updates" or
-        "loop tape".
+      kind: "weights", "slots", "activations", "recomputed", "gradients", "updates", "gathered"
+        (whole copies of weights that are stored in parts) or "loop tape".
       bytes: its size on one processor.
     """
 
     name: str
     kind: str
     bytes: int
-
-
-class _Block(NamedTuple):
-    """A tensor, or another block of memory that is allocated and freed as one."""
-
-    name: str
-    kind: str
-    bytes: int
-    dims: tuple[str, ...]
-
-
-class _Item(NamedTuple):
-    """An operation, or one assignment of an operation that has several."""
-
-    name: str
-    op: Operation
-    inputs: list[str]
-    outputs: list[str]
 
 
 class ResidentMemory:
@@ -61,48 +48,74 @@ class ResidentMemory:
     peak.
 
     Attributes:
-      dimension_sets: for each column, the names of the dimensions that may be split.
-      bytes: an int64 array [times, dimension sets], bytes before splitting.
+      columns: the Columns, which decide how blocks are split.
+      dimension_sets: for each column, the names of the dimensions that its parts depend on.
+      bytes: an int64 array [times, columns], bytes before splitting.
       at: for each time, the name of the operation that runs.
     """
 
-    def __init__(self, graph: Graph, outputs: Sequence[Tensor], candidates: frozenset[str]):
+    def __init__(
+        self,
+        graph: Graph,
+        outputs: Sequence[Tensor],
+        candidates: frozenset[str],
+        storing: Storing,
+        updates: Optional[Updates] = None,
+    ):
         """Creates a ResidentMemory.
 
         Args:
           graph: an mtf.Graph.
           outputs: Tensors that stay in memory until the end.
           candidates: names of the dimensions that may be split.
+          storing: a Storing.
+          updates: the Updates of the program, if variables are stored in parts.
         """
         self._candidates = candidates
-        self._blocks: dict[str, _Block] = {}
-        self._variables = list(_variables(graph.operations, candidates))
+        self._storing = storing
+        self._stored = (
+            None if updates is None else StoredItems(updates, storing.weights_too, candidates)
+        )
+        self._blocks: dict[str, Block] = {}
+        self._variables = list(self._variable_blocks(graph.operations))
         self._root: dict[Tensor, str] = {}
         self._kinds = _kinds(graph.operations)
         self._items = list(self._make_items(graph.operations))
         self._final = {self._root[t] for t in outputs if t in self._root}
-        self._columns: dict[tuple[str, ...], int] = {}
+        self._columns: dict[Column, int] = {}
         for block in [*self._variables, *self._blocks.values()]:
-            self._columns.setdefault(block.dims, len(self._columns))
-        self._inner: dict[str, list[list[_Block]]] = {}
+            self._columns.setdefault(block.column, len(self._columns))
+        self._inner: dict[str, list[list[Block]]] = {}
         for item in self._items:
             loop = item.op.loop
-            if loop is not None:
+            if loop is not None and item.name == item.op.name:
                 self._inner[item.name] = self._moments_of(loop)
         as_listed = scheduler.minimize_peak_memory(self, "LIST")  # type: ignore[arg-type]
         orders = [as_listed, self._eager_order()]
         self._schedule, self.bytes, self.at = min(
             (self._run(list(order)) for order in orders), key=lambda run: run[1].sum(axis=1).max()
         )
-        self.dimension_sets = list(self._columns)
+        self.columns = list(self._columns)
+        self.dimension_sets = [column.names(candidates) for column in self.columns]
 
     # -- blocks of memory
 
-    def _block(self, t: Tensor, kind: str) -> _Block:
-        dims = tuple(sorted(set(t.shape.dimension_names) & self._candidates))
-        return _Block(t.name, kind, t.shape.size * t.dtype.size, dims)
+    def _block(self, t: Tensor, kind: str) -> Block:
+        column = self._column(t.operation, t.shape)
+        return Block(t.name, kind, t.shape.size * t.dtype.size, column)
 
-    def _make_items(self, operations: Iterable[Operation]) -> Iterator[_Item]:
+    def _column(self, op: Operation, shape: Shape) -> Column:
+        dims = tuple(sorted(set(shape.dimension_names) & self._candidates))
+        return Column(dims) if self._stored is None else self._stored.column(op, dims, shape)
+
+    def _variable_blocks(self, operations: Iterable[Operation]) -> Iterator[Block]:
+        for op in operations:
+            if isinstance(op, Variable):
+                kind = "weights" if op.trainable else "slots"
+                column = self._column(op, op.shape)
+                yield Block(op.name, kind, op.size * op.slice_dtype.size, column)
+
+    def _make_items(self, operations: Iterable[Operation]) -> Iterator[Item]:
         for op in operations:
             passed = op.passes_on(self._candidates)
             self._root.update((y, self._root[x]) for y, x in passed.items())
@@ -112,17 +125,23 @@ class ResidentMemory:
                 self._root[y] = y.name
                 block = self._block(y, self._kinds[op])
                 self._blocks[y.name] = block if op.takes_memory else block._replace(bytes=0)
-            inputs = [self._root[t] for t in op.inputs]
+            if self._stored is None:
+                inputs = [self._root[t] for t in op.inputs]
+            else:
+                inputs, added = self._stored.inputs(op, self._root)
+                for item, block in added:
+                    self._blocks[block.name] = block
+                    yield item
             outputs = [y.name for y in op.outputs]
             if isinstance(op, Assign):
                 for i, name in enumerate(inputs):
-                    yield _Item(f"{op.name}/{i}", op, [name], [])
+                    yield Item(f"{op.name}/{i}", op, [name], [])
                 continue
             loop = op.loop
             if loop is not None:
                 inputs += [name for name in self._tapes(loop) if name not in inputs]
                 outputs += self._make_tape(op, loop)
-            yield _Item(op.name, op, inputs, outputs)
+            yield Item(op.name, op, inputs, outputs)
 
     def _make_tape(self, op: Operation, loop: Loop) -> list[str]:
         names = []
@@ -138,13 +157,13 @@ class ResidentMemory:
             return []
         return [n for n in self._blocks if n.startswith(f"{loop.tape_of.name}/tape/")]
 
-    def _moments_of(self, loop: Loop) -> list[list[_Block]]:
+    def _moments_of(self, loop: Loop) -> list[list[Block]]:
         """Returns the tensors that are live during each operation of an iteration."""
         last: dict[Tensor, int] = {}
         for i, op in enumerate(loop.operations):
             last.update(dict.fromkeys(op.outputs + op.inputs, i))
         last.update(dict.fromkeys([*loop.needed, *(x for _, x in loop.sums)], len(loop.operations)))
-        live: dict[Tensor, _Block] = {}
+        live: dict[Tensor, Block] = {}
         moments = []
         for i, op in enumerate(loop.operations):
             if op.takes_memory and not op.passes_on(self._candidates):
@@ -152,7 +171,7 @@ class ResidentMemory:
             below = [[]] if op.loop is None else self._moments_of(op.loop)
             moments += [[*live.values(), *more] for more in below]
             for block in live.values():
-                self._columns.setdefault(block.dims, len(self._columns))
+                self._columns.setdefault(block.column, len(self._columns))
             live = {t: block for t, block in live.items() if last[t] > i}
         return moments
 
@@ -187,7 +206,7 @@ class ResidentMemory:
         return name in self._final
 
     @property
-    def _by_name(self) -> dict[str, _Item]:
+    def _by_name(self) -> dict[str, Item]:
         if "_named" not in vars(self):
             self._named = {item.name: item for item in self._items}
         return self._named
@@ -234,11 +253,11 @@ class ResidentMemory:
                         ready.append(reader)
         return list(order)
 
-    def _may_wait(self, item: _Item) -> bool:
+    def _may_wait(self, item: Item) -> bool:
         """Whether to make it when it is needed, rather than when it can be made."""
         return not item.inputs or (self._kinds[item.op] == "updates" and bool(item.outputs))
 
-    def _is_update(self, item: _Item) -> bool:
+    def _is_update(self, item: Item) -> bool:
         return isinstance(item.op, Assign) or self._kinds[item.op] == "updates"
 
     def _lives(self, order: Sequence[int]) -> dict[str, tuple[int, int]]:
@@ -256,18 +275,18 @@ class ResidentMemory:
         """Returns the order, the bytes in use and the operation at each time."""
         change = np.zeros([len(order) + 1, len(self._columns)], np.int64)
         for block in self._variables:
-            change[0, self._columns[block.dims]] += block.bytes
+            change[0, self._columns[block.column]] += block.bytes
         for name, (first, last) in self._lives(order).items():
             block = self._blocks[name]
-            change[first, self._columns[block.dims]] += block.bytes
-            change[last + 1, self._columns[block.dims]] -= block.bytes
+            change[first, self._columns[block.column]] += block.bytes
+            change[last + 1, self._columns[block.column]] -= block.bytes
         rows = list(np.cumsum(change, axis=0)[: max(1, len(order))])
         at = [self._items[number].name for number in order] or [""]
         for place, number in enumerate(order):
             for moment in self._inner.get(self._items[number].name, []):
                 row = rows[place].copy()
                 for block in moment:
-                    row[self._columns[block.dims]] += block.bytes
+                    row[self._columns[block.column]] += block.bytes
                 rows.append(row)
                 at.append(self._items[number].name)
         return order, np.array(rows), at
@@ -276,7 +295,37 @@ class ResidentMemory:
 
     def parts(self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> np.ndarray:
         """Returns the number of parts into which each column is split."""
-        return np.array([_parts(dims, layout, mesh_sizes) for dims in self.dimension_sets])
+        return np.array([c.parts(layout, mesh_sizes, self._storing) for c in self.columns])
+
+    def parts_of_rows(
+        self, column: int, space: LayoutSpace, dims: tuple[str, ...], rows: np.ndarray
+    ) -> Sequence[int]:
+        """Returns the number of parts of a column for each assignment of some dimensions.
+
+        Args:
+          column: the index of a column.
+          space: a LayoutSpace.
+          dims: names of dimensions, with those that the column's parts depend on.
+          rows: an int64 array [assignments, dims] of mesh axes.
+        """
+        one = self.columns[column]
+        if one.weight is None:
+            return space.parts(one.dims, rows[:, [dims.index(d) for d in one.dims]]).tolist()
+        layouts = (space.layout(dims, row) for row in rows)
+        return [one.parts(layout, space.mesh_sizes, self._storing) for layout in layouts]
+
+    def on(self, storing: Storing) -> ResidentMemory:
+        """Returns the same memory with the same stage of storing, on another mesh.
+
+        Args:
+          storing: a Storing.
+        """
+        other = copy.copy(self)
+        other._storing = storing
+        return other
+
+    def _held(self, block: Block, layout: Mapping[str, str], sizes: Mapping[str, int]) -> int:
+        return block.bytes // block.column.parts(layout, sizes, self._storing)
 
     def in_use(self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> np.ndarray:
         """Returns the bytes in use on one processor at each time.
@@ -307,7 +356,7 @@ class ResidentMemory:
         for name, (first, last) in [*lives.items(), *self._lives(self._schedule).items()]:
             block = blocks[name]
             row = change.setdefault(block.kind, np.zeros(length + 1, np.int64))
-            held = block.bytes // _parts(block.dims, layout, mesh_sizes)
+            held = self._held(block, layout, mesh_sizes)
             row[first] += held
             row[last + 1] -= held
         return {kind: np.cumsum(row)[:length] for kind, row in change.items() if row.any()}
@@ -323,20 +372,8 @@ class ResidentMemory:
         if time >= len(self._schedule) and self._schedule:
             start = self.at.index(self.at[time], len(self._schedule))
             blocks += self._inner[self.at[time]][time - start]
-        held = [Held(b.name, b.kind, b.bytes // _parts(b.dims, layout, mesh_sizes)) for b in blocks]
+        held = [Held(b.name, b.kind, self._held(b, layout, mesh_sizes)) for b in blocks]
         return sorted((h for h in held if h.bytes), key=lambda h: (-h.bytes, h.name))
-
-
-def _parts(dims: Iterable[str], layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> int:
-    return math.prod(mesh_sizes[layout[d]] for d in dims if d in layout)
-
-
-def _variables(operations: Iterable[Operation], candidates: frozenset[str]) -> Iterator[_Block]:
-    for op in operations:
-        if isinstance(op, Variable):
-            dims = tuple(sorted(set(op.shape.dimension_names) & candidates))
-            kind = "weights" if op.trainable else "slots"
-            yield _Block(op.name, kind, op.size * op.slice_dtype.size, dims)
 
 
 def _kinds(operations: Sequence[Operation]) -> dict[Operation, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.layout import LayoutRules
@@ -12,9 +12,11 @@ from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.stored_layout import StoredLayout
+from mesh_tensorflow.auto_mtf._memory.storing import Storing
 from mesh_tensorflow.auto_mtf.hardware import Hardware, Link
 
-__all__ = ["ZERO", "CostModel", "Seconds"]
+__all__ = ["ZERO", "CostModel", "RecordingModel", "Seconds"]
 
 
 class Seconds(NamedTuple):
@@ -51,17 +53,22 @@ class CostModel:
     Attributes:
       mesh_shape: a Shape.
       hardware: a Hardware.
+      storing: a Storing, how variables are stored.
     """
 
-    def __init__(self, mesh_shape: Shape, hardware: Hardware):
+    def __init__(
+        self, mesh_shape: Shape, hardware: Hardware, stored_layout: Optional[StoredLayout] = None
+    ):
         """Creates a CostModel.
 
         Args:
           mesh_shape: a Shape.
           hardware: a Hardware.
+          stored_layout: how variables are stored, if not as they are computed with; or None.
         """
         self.mesh_shape = mesh_shape
         self.hardware = hardware
+        self.storing = Storing(mesh_shape, stored_layout)
         self._impls: dict[frozenset, MeshImpl] = {}
 
     def impl(self, layout: Mapping[str, str]) -> MeshImpl:
@@ -74,6 +81,23 @@ class CostModel:
         if key not in self._impls:
             self._impls[key] = MeshImpl(self.mesh_shape, LayoutRules(key))
         return self._impls[key]
+
+    def recording(self) -> RecordingModel:
+        """Returns the same model, which also records collectives."""
+        return RecordingModel(self.mesh_shape, self.hardware, self.storing.layout)
+
+    def in_parts(self, weight: Optional[Shape], impl: MeshImpl) -> MeshImpl:
+        """Returns the MeshImpl that splits a weight, and its update, as they are stored.
+
+        Args:
+          weight: the Shape of a weight; or None, of what is not stored in parts.
+          impl: a MeshImpl with the layout of the weight's dimensions.
+        """
+        if weight is None or self.storing.layout is None:
+            return impl
+        own = dict(impl.layout_rules.pairs)
+        rules = self.storing.rules(weight, own)
+        return self.impl({**own, **rules}) if rules else impl
 
     def operation(self, op: Operation, impl: MeshImpl) -> Seconds:
         """Returns the time of an operation, without the allreduces of pending sums of its inputs.
@@ -162,6 +186,22 @@ class CostModel:
             read *= count + 1
         copies = parts * count if sums else parts
         return read / link.bandwidth + copies * link.latency
+
+
+class RecordingModel(CostModel):
+    """A CostModel that records collectives with their seconds, but no empty ones."""
+
+    def __init__(self, *args: Any):
+        """Creates a RecordingModel; see CostModel."""
+        super().__init__(*args)
+        self.recorded: list[tuple[Collective, float]] = []
+
+    def collective(self, collective: Collective, parts: int = 1) -> float:
+        """Returns the seconds of a collective."""
+        seconds = super().collective(collective, parts)
+        if math.prod(self.mesh_shape[axis].size for axis in collective.mesh_axes) > 1:
+            self.recorded.append((collective, seconds))
+        return seconds
 
 
 def _allreduce(moved: float, count: int, link: Link) -> float:

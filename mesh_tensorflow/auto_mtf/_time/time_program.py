@@ -66,14 +66,26 @@ class TimeProgram:
 
     # -- search
 
-    def next_best(self) -> Optional[Layout]:
+    def is_slower(self, seconds: float) -> bool:
+        """Returns whether every layout, whether it fits or not, is known to be slower."""
+        self._tables.prune(seconds * (1 + _SAME))
+        return not all(table.alive.any() for table in self._tables.tables)
+
+    def next_best(self, most_seconds: float = np.inf) -> Optional[Layout]:
         """Returns the next fastest layout that fits; None if there are no more.
+
+        Args:
+          most_seconds: slower layouts are not searched for.
 
         Raises:
           SolverError: the solver did not find an optimum.
         """
+        if self.is_slower(most_seconds):
+            return None
         known = self._incumbent()
-        most = self._tables.total(known) if known is not None else np.inf
+        if known is not None and self._tables.total(known) > most_seconds * (1 + _SAME):
+            known = None
+        most = self._tables.total(known) if known is not None else most_seconds
         self._tables.prune(most * (1 + _SAME))
         best: Optional[Layout] = known
         with contextlib.suppress(Infeasible):
@@ -244,14 +256,14 @@ class _Program:
         row = self._memory.bytes[moment]
         unit = float(self._limit or self._memory.peak({}, {}) or 1) / _SCALE
         terms = []
-        for dims, held in zip(self._memory.dimension_sets, row):
+        for column, held in enumerate(row):
             if not held:
                 continue
-            table = self._tables.holder(dims)
+            table = self._tables.holder(self._memory.dimension_sets[column])
             ys = self._y[self._tables.tables.index(table)]
-            columns = [table.dims.index(d) for d in dims]
-            parts = self._space.parts(dims, table.rows[table.alive][:, columns])
-            terms += [(y, float(held) / p / unit) for y, p in zip(ys, parts.tolist())]
+            rows = table.rows[table.alive]
+            parts = self._memory.parts_of_rows(column, self._space, table.dims, rows)
+            terms += [(y, float(held) / p / unit) for y, p in zip(ys, parts)]
         in_use = pulp.LpAffineExpression(_joined(terms))
         if self._limit is not None:
             # A layout exactly at the limit fits, despite rounding errors of solvers.

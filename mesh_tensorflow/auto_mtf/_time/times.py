@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from mesh_tensorflow._core.cost import Collective
 from mesh_tensorflow.auto_mtf._memory.space import LayoutSpace
 from mesh_tensorflow.auto_mtf._time.seconds import ZERO, CostModel, Seconds
-from mesh_tensorflow.auto_mtf._time.units import Unit
+from mesh_tensorflow.auto_mtf._time.unit import Unit
 
-__all__ = ["StepTime", "layer_kind"]
+__all__ = ["Sent", "StepTime", "layer_kind"]
 
 # Units with more assignments than this are split into smaller ones.
 _MOST_ASSIGNMENTS = 20_000
@@ -33,6 +34,22 @@ def layer_kind(name: str) -> str:
         forward = scopes[: max(0, scopes.index(_GRADIENTS) - 1)]
         return "/".join([*forward, _GRADIENTS])
     return "/".join(scopes) or last
+
+
+class Sent(NamedTuple):
+    """A collective of a step.
+
+    Attributes:
+      layer: the name of its kind of layer.
+      collective: a Collective.
+      times: the number of times that it occurs in a step.
+      seconds: how long all of these take.
+    """
+
+    layer: str
+    collective: Collective
+    times: float
+    seconds: float
 
 
 class _Kind:
@@ -110,6 +127,22 @@ class StepTime:
             for layer, times in kind.layers.items():
                 found[layer] = found.get(layer, ZERO) + seconds.times(times)
         return dict(sorted(found.items(), key=lambda pair: -pair[1].total))
+
+    def sent(self, layout: Mapping[str, str]) -> list[Sent]:
+        """Returns the collectives of a step, without those of a mesh dimension of one processor.
+
+        Args:
+          layout: a dictionary from dimension names to mesh dimension names.
+        """
+        found = []
+        for kind in self._kinds.values():
+            model = self._model.recording()
+            own = {d: layout[d] for d in kind.dims if d in layout}
+            kind.unit.seconds(model, model.impl(own))
+            for collective, seconds in model.recorded:
+                for layer, times in kind.layers.items():
+                    found.append(Sent(layer, collective, times, seconds * times))
+        return found
 
     def tables(self) -> dict[tuple[str, ...], np.ndarray]:
         """Returns, for each set of dimensions, the seconds of each assignment in the space."""

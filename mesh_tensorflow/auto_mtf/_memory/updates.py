@@ -1,0 +1,122 @@
+"""Updates: which operations update which weights, under any layout."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+
+from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.layout import STORED, LayoutRules
+from mesh_tensorflow._core.loop import with_inner_operations
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._lowering.update_names import update_names
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.stored_layout import WEIGHTS_TOO, StoredLayout
+from mesh_tensorflow.ops._variables.assign import Assign
+from mesh_tensorflow.ops._variables.variable import Variable
+
+__all__ = ["Updates", "find_updates", "is_recomputed"]
+
+_DATA, _STORE = "data", "store"
+
+
+@dataclasses.dataclass(frozen=True)
+class Updates:
+    """The updates of a program, which stored layouts compute in parts.
+
+    Attributes:
+      weight_of: for each operation of an update, and each variable that may be stored in parts,
+        the Shape of the weight.
+      gathers: for each weight's value, how often it is gathered if it is stored in parts: once,
+        and once more if it is needed by what is recomputed.
+    """
+
+    weight_of: dict[Operation, Shape]
+    gathers: dict[Tensor, int]
+
+
+def find_updates(graph: Graph) -> Updates:
+    """Returns the Updates of a program.
+
+    A gradient is added up before it is split, so what belongs to an update depends on which
+    gradients are partial sums: here, those that are summed over a dimension of no weight, such as
+    the batch.
+
+    Args:
+      graph: an mtf.Graph.
+    """
+    impls, seen = {}, _AnyStored()
+    for mesh in dict.fromkeys(op.mesh for op in graph.operations):
+        dim, parts = _batch_like(graph)
+        rules = LayoutRules([(dim, _DATA)] if dim else [])
+        impl = MeshImpl(Shape([(_DATA, parts), (_STORE, 2)]), rules)
+        impl.stored_layout = seen
+        impls[mesh] = impl
+    stored, updates = update_names(graph, impls)
+    weight_of: dict[Operation, Shape] = {}
+    for op, names in [*stored.items(), *updates.items()]:
+        for name in list(names.values())[:1]:
+            weight_of[op] = seen.shapes[name]
+    return Updates(weight_of, _gathers(graph.operations, weight_of))
+
+
+class _AnyStored(StoredLayout):
+    """Stores variables in parts along any dimension, and remembers the shapes."""
+
+    def __init__(self) -> None:
+        super().__init__(WEIGHTS_TOO, LayoutRules([]), _STORE)
+        object.__setattr__(self, "shapes", {})
+
+    shapes: dict[str, Shape]
+
+    def names(self, shape: Shape, mesh_impl: MeshImpl) -> dict[str, str]:
+        """Returns a name that tells the shape, for each dimension."""
+        name = f"{STORED}{shape}"
+        self.shapes[name] = shape
+        return dict.fromkeys(shape.dimension_names, name)
+
+
+def _batch_like(graph: Graph) -> tuple[str, int]:
+    """Returns the dimension of no weight that most operations have, and a divisor of its sizes."""
+    weights = {n for v in graph.trainable_variables for n in v.shape.dimension_names}
+    unsplit = {n for op in graph.operations for n in op.unsplittable_dims}
+    count: Counter[str] = Counter()
+    sizes: dict[str, set[int]] = {}
+    for op in graph.operations:
+        for d in {d for y in op.outputs for d in y.shape}:
+            count[d.name] += 1
+            sizes.setdefault(d.name, set()).add(d.size)
+    for name, _ in count.most_common():
+        if name in weights or name in unsplit:
+            continue
+        for parts in (2, 3, 5, 7):
+            if not any(size % parts for size in sizes[name]):
+                return name, parts
+    return "", 1
+
+
+def is_recomputed(op: Operation) -> bool:
+    """Returns whether an operation is a recomputed one, or part of its gradient.
+
+    Args:
+      op: an Operation.
+    """
+    return op.original is not None or (
+        op.gradient_of is not None and op.gradient_of.original is not None
+    )
+
+
+def _gathers(operations: Iterable[Operation], weight_of: dict[Operation, Shape]) -> dict:
+    weights = {op.value: op for op in weight_of if isinstance(op, Variable) and op.trainable}
+    found: dict[Tensor, set[bool]] = {}
+    for op in operations:
+        if op in weight_of or isinstance(op, Assign):
+            continue
+        inner = with_inner_operations(op.inner_operations)
+        for x in {*op.inputs, *(x for each in inner for x in each.inputs)}:
+            if x in weights:
+                found.setdefault(x, set()).add(is_recomputed(op))
+    return {x: len(kinds) for x, kinds in found.items()}
