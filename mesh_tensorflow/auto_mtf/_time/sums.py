@@ -18,7 +18,7 @@ from mesh_tensorflow.auto_mtf._time.seconds import CostModel, Seconds
 from mesh_tensorflow.auto_mtf._time.unit import Unit, dims_of, signature, weight_key
 from mesh_tensorflow.ops._variables.assign import Assign
 
-__all__ = ["SumFinder", "Sums"]
+__all__ = ["SumFinder"]
 
 
 class _Event(NamedTuple):
@@ -73,7 +73,7 @@ class _AskedSums(Walk):
         return asked
 
     def _split(self, xs: Sequence[Tensor], weight: Optional[Shape]) -> MeshImpl:
-        """Sums and splits partial sums, as a reshape to stored dimensions does."""
+        """_Sums and splits partial sums, as a reshape to stored dimensions does."""
         impl = self._model.in_parts(weight, self._whole)
         for x in xs if impl is not self._whole else ():
             axes = self.pending_axes(x)
@@ -92,7 +92,7 @@ class _AskedSums(Walk):
         return impl
 
 
-class Sums:
+class _Sums:
     """The operations that begin, delay and need a group of pending sums."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Sums:
         for place, event in self.events:
             if event.op is None or event.op.may_delay_sums(len(event.op.inputs)):
                 continue
-            part = Sums()
+            part = _Sums()
             part.layer = self.layer
             part.add(place, event)
             for y in event.op.outputs:
@@ -165,14 +165,20 @@ class SumFinder:
         """
         self._candidates = candidates
         self._weight_of = {} if updates is None else updates.weight_of
-        self._sums: dict[Tensor, Sums] = {}  # of a Tensor that may be pending
-        self._all: dict[Sums, None] = {}
+        self._sums: dict[Tensor, _Sums] = {}  # of a Tensor that may be pending
+        self._all: dict[_Sums, None] = {}
         self._place = 0
 
-    def found(self) -> list[Sums]:
-        return list(self._all)
+    def found(self) -> list[Unit]:
+        """Returns a Unit for each group of pending sums so far."""
+        return [sums.unit(self._candidates) for sums in self._all]
 
     def step(self, step: Step) -> None:
+        """Visits the next step of the program.
+
+        Args:
+          step: a Step.
+        """
         self._place += 1
         for x in step.needs:
             self._need(x, step.times)
@@ -214,9 +220,9 @@ class SumFinder:
         for y in op.outputs:
             self._sums[y] = sums
 
-    def _joined(self, parts: Sequence[Sums]) -> Sums:
+    def _joined(self, parts: Sequence[_Sums]) -> _Sums:
         if not parts:
-            new = Sums()
+            new = _Sums()
             self._all[new] = None
             return new
         first, *others = dict.fromkeys(parts)

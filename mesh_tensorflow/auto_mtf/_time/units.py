@@ -47,7 +47,7 @@ def program_units(
         units.append(
             Unit((signature(op), weight_key(weight)), dims, step.times, step.layer, seconds)
         )
-    return units + [sums.unit(candidates) for sums in finder.found()]
+    return units + finder.found()
 
 
 def _operation_seconds(
