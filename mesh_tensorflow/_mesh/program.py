@@ -55,6 +55,14 @@ class Program(abc.ABC):
           A tf.Variable.
         """
 
+    def owners(self, parts: Mapping[int, Hashable]) -> dict[int, int]:
+        """Returns for each processor of this process the one that stores its slice, usually itself.
+
+        Args:
+          parts: as in `own_variable`.
+        """
+        return {pnum: pnum for pnum in parts}
+
     @abc.abstractmethod
     def own_variable(
         self, name: str, slices: Sequence[tf.Variable], parts: Mapping[int, Hashable]
@@ -63,7 +71,7 @@ class Program(abc.ABC):
 
         Args:
           name: the name of the mtf variable.
-          slices: tf variables by physical number.
+          slices: tf variables by physical number; only those of `owners` are used.
           parts: for processors of this process, by physical number, a key of the part of the
             whole; equal for equal slices.
 

@@ -19,7 +19,7 @@ from mesh_tensorflow import placement_mesh_impl
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.loop import with_inner_operations
 from mesh_tensorflow._core.pending import walk
-from mesh_tensorflow._mesh.simd.execution import sharing
+from mesh_tensorflow._mesh.simd.execution import node
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 __all__ = [
@@ -296,7 +296,7 @@ def lower(
     def run(program: Callable) -> Any:
         return replicate(program, devices=placing.cpus, share_memory=placing.share)
 
-    with patch, mock.patch.object(sharing, "LEAST_ELEMENTS", 1):
+    with patch, mock.patch.object(node, "LEAST_ELEMENTS", 1):
         return lower_with(
             graph, mesh, targets, placing.impl, placing, run if placing.simd else None
         )

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.simd import private_attributes
-from mesh_tensorflow._mesh.simd.execution import sharing
+from mesh_tensorflow._mesh.simd.execution import node
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 ROWS, COLS, WIDE = mtf.Dimension("rows", 12), mtf.Dimension("cols", 24), mtf.Dimension("wide", 48)
@@ -20,7 +20,7 @@ VALUES = np.random.RandomState(0).randn(12, 24).astype(np.float32)
 
 @pytest.fixture(autouse=True)
 def own_graph(monkeypatch):
-    monkeypatch.setattr(sharing, "LEAST_ELEMENTS", 32)
+    monkeypatch.setattr(node, "LEAST_ELEMENTS", 32)
     with tf.Graph().as_default():
         tf.set_random_seed(3)
         yield

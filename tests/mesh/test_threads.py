@@ -11,7 +11,7 @@ from helpers.mesh.residual_network import network, new_session, train
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.placement import collectives
-from mesh_tensorflow._mesh.simd.execution import sharing
+from mesh_tensorflow._mesh.simd.execution import node
 from mesh_tensorflow._mesh.simd.replicate import _first_key
 from mesh_tensorflow._mesh.slices.random_values import keys_by_step
 from mesh_tensorflow._watching import node_names
@@ -166,7 +166,7 @@ def rows_of(number):
 @pytest.mark.parametrize("way", WAYS)
 def test_graphs_of_threads_are_apart(way, all_at_once, monkeypatch):
     """Each thread has another value, other data and other updates of the variable "w"."""
-    monkeypatch.setattr(sharing, "LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(node, "LEAST_ELEMENTS", 1)
     barrier = threading.Barrier(THREADS, timeout=60)
 
     def build_and_run(number):
@@ -186,7 +186,7 @@ def test_graphs_of_threads_are_apart(way, all_at_once, monkeypatch):
 @pytest.mark.parametrize("way", WAYS)
 def test_threads_run_one_session(way, all_at_once, monkeypatch):
     """Steps that run at once do not take each other's values."""
-    monkeypatch.setattr(sharing, "LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(node, "LEAST_ELEMENTS", 1)
     barrier = threading.Barrier(THREADS, timeout=60)
     with tf.Graph().as_default(), limited_session() as session:
         x = tf.placeholder(tf.float32, [4, 6])

@@ -46,7 +46,7 @@ FAULTS = [
         "test_cases.py -k 'test_layouts and shift'",
     ),
     Fault(
-        "_mesh/simd/execution/sharing.py",
+        "_mesh/simd/execution/node.py",
         "return not (op.op_def.is_stateful or has_function)",
         "return not has_function",
         "operations with side effects are taken to be equal on all processors",

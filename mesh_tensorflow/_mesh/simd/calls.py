@@ -39,8 +39,12 @@ def call_on_each(
     Returns:
       For each processor its outputs; only those of the first processor are used.
     """
-    call = next(filter(None, (strategy.prepare(program, function) for strategy in strategies)))
+    prepared = ((strategy, strategy.prepare(program, function)) for strategy in strategies)
+    strategy, call = next((strategy, call) for strategy, call in prepared if call is not None)
     copied = {pnum: _copies(program, function, pnum) for pnum in program.local}
+    if not strategy.one_memory:
+        for pnum, made in copied.items():
+            made.update(_copies_of_shared(program, function, pnum))
     before = [*_wake_up(program), *[op for made in copied.values() for _, op in made.values()]]
     arguments = []
     for pnum in program.local:
@@ -85,16 +89,45 @@ def _copies(
             )
         kind, op = next(iter(uses.items()))
         dtype = op.get_attr("T" if kind.startswith("ResourceApply") else "dtype")
-        with tf.device(outer.device):
-            value = tf.raw_ops.ReadVariableOp(resource=outer, dtype=dtype)
-        with tf.device(device):
-            copy = tf.raw_ops.VarHandleOp(
-                dtype=dtype,
-                shape=tf.TensorShape(None),
-                shared_name=f"{outer.op.name}_of_processor_{pnum}",
-            )
-            copies[i] = copy, tf.raw_ops.AssignVariableOp(resource=copy, value=value)
+        copies[i] = _copy(outer, dtype, device, f"{outer.op.name}_of_processor_{pnum}")
     return copies
+
+
+def _copies_of_shared(
+    program: SimdProgram, function: ConcreteFunction, pnum: int
+) -> dict[int, tuple[tf.Tensor, tf.Operation]]:
+    """Copies, in each step, variables that processors share, for those that do not store them.
+
+    Only where the program assigns to them, and if each processor assigns itself; what it assigns to
+    a copy is equal to what the variable gets. See `_copies`.
+    """
+    outside = function.captured_inputs
+    own = program.arguments(outside, pnum)
+    inside = function.inputs[-len(outside) :] if outside else []
+    return {
+        i: _copy(
+            own[i],
+            program.dtype(outer),
+            program.devices[pnum],
+            f"{own[i].op.name}_of_processor_{pnum}",
+        )
+        for i, (outer, inner) in enumerate(zip(outside, inside))
+        if outer.dtype == tf.resource
+        and program.is_own(outer)
+        and not program.stores(outer, pnum)
+        and {op.type for op in inner.consumers()} != {"ReadVariableOp"}
+    }
+
+
+def _copy(
+    variable: tf.Tensor, dtype: tf.DType, device: str, name: str
+) -> tuple[tf.Tensor, tf.Operation]:
+    """Returns the handle of a copy of a variable on a device, and the operation that sets it."""
+    with tf.device(variable.device):
+        value = tf.raw_ops.ReadVariableOp(resource=variable, dtype=dtype)
+    with tf.device(device):
+        copy = tf.raw_ops.VarHandleOp(dtype=dtype, shape=tf.TensorShape(None), shared_name=name)
+        return copy, tf.raw_ops.AssignVariableOp(resource=copy, value=value)
 
 
 def _is_at(device: str, processor: str) -> bool:

@@ -32,6 +32,7 @@ class SimdProgram(Program):
       exchanges: the program's collectives outside of loops, by the name of the tf operation.
       tables: for operations whose value on each processor is known, by their name: a key for each
         processor, equal where the values are equal.
+      one_memory: whether processors with equal slices store one variable for all of them.
       binds_masters: whether slices may be the only place of a variable's value.
       orders_operations: whether operations can be made to wait for others, and print.
     """
@@ -45,11 +46,14 @@ class SimdProgram(Program):
     def __init__(self, devices: Sequence[str], local: Sequence[int], first_key: int):
         self.devices = list(devices)
         self.local = list(local)
+        self.one_memory = False
         self._next_key = first_key
         self.exchanges: dict[str, Exchange] = {}
         self.tables: dict[str, list[str]] = {}
         self._own: dict[int, Mapping[int, Optional[tf.Tensor]]] = {}
         self._parts: dict[int, Mapping[int, Hashable]] = {}
+        self._owners: dict[int, Mapping[int, int]] = {}
+        self._dtypes: dict[int, tf.DType] = {}
         self._zeros: dict[Hashable, tf.Tensor] = {}
 
     def new_keys(self, count: int = 1) -> int:
@@ -95,6 +99,17 @@ class SimdProgram(Program):
             use_resource=True,
         )
 
+    def owners(self, parts: Mapping[int, Hashable]) -> dict[int, int]:
+        """Returns for each processor of this process the one that stores its slice.
+
+        Args:
+          parts: as in `own_variable`.
+        """
+        if not self.one_memory:
+            return super().owners(parts)
+        first: dict[Hashable, int] = {}
+        return {pnum: first.setdefault(part, pnum) for pnum, part in parts.items()}
+
     def own_variable(
         self, name: str, slices: Sequence[tf.Variable], parts: Mapping[int, Hashable]
     ) -> tf.Variable:
@@ -102,15 +117,17 @@ class SimdProgram(Program):
 
         Args:
           name: ignored.
-          slices: slice variables by physical number.
+          slices: slice variables by physical number; only those of `owners` are used.
           parts: for processors of this process, by physical number, a key of the part of the
             whole; equal for equal slices.
         """
         del name
-        handles = {pnum: slices[pnum].handle for pnum in self.local}
+        owners = self.owners(parts)
+        handles = {pnum: slices[owners[pnum]].handle for pnum in self.local}
         # Holding the handles keeps their ids from being reused.
-        self._own[id(handles[self.local[0]])] = handles
-        self._parts[id(handles[self.local[0]])] = parts
+        key = id(handles[self.local[0]])
+        self._own[key], self._parts[key], self._owners[key] = handles, parts, owners
+        self._dtypes[key] = slices[self.local[0]].dtype.base_dtype
         return slices[self.local[0]]
 
     def own_tensor(self, parts: Sequence[Optional[tf.Tensor]]) -> tf.Tensor:
@@ -143,6 +160,19 @@ class SimdProgram(Program):
     def is_own(self, handle: tf.Tensor) -> bool:
         """Returns whether the calls of processors get tensors of their own in place of this one."""
         return id(handle) in self._own
+
+    def stores(self, handle: tf.Tensor, pnum: int) -> bool:
+        """Returns whether a processor stores its slice of a variable of the mesh itself.
+
+        Args:
+          handle: what the program captures in place of the handle of each processor's slice.
+          pnum: the physical number of a processor.
+        """
+        return self._owners[id(handle)][pnum] == pnum
+
+    def dtype(self, handle: tf.Tensor) -> tf.DType:
+        """Returns the dtype of a variable of the mesh; the argument is that of `stores`."""
+        return self._dtypes[id(handle)]
 
     def arguments(self, captured: Sequence[tf.Tensor], pnum: int) -> list[tf.Tensor]:
         """Returns the arguments of one processor's call for the captured inputs."""

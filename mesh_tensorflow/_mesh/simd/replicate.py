@@ -91,6 +91,7 @@ def replicate(
     _check_local(local, devices)
     program = SimdProgram(devices, local, _first_key(devices))
     strategies = choose_strategies(program, share_memory)
+    program.one_memory = strategies[0].one_memory
     structure: list[Any] = []
     watched = bool(collectors())  # what is collected are further results
     steps = _GlobalSteps()

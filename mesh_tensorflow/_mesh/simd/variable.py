@@ -72,7 +72,7 @@ class SimdVariable(SliceVariables):
     """The slice variables of a Variable; the program sees that of the processor that runs it.
 
     Slice variables are numbered by physical processor; which part of the variable each one holds
-    follows from the logical number.
+    follows from the logical number. Equal slices in one memory are one tf variable.
     """
 
     mesh_impl: SimdMeshImpl
@@ -85,19 +85,20 @@ class SimdVariable(SliceVariables):
           mesh_impl: a SimdMeshImpl.
         """
         self.mesh_impl = mesh_impl
-        self.owner = list(range(mesh_impl.size))
-        program = mesh_impl.program
+        program, l2p, p2l = mesh_impl.program, mesh_impl.l2p, mesh_impl.p2l
         with program.outside():
-            made = self._make_slices(variable)
-            slices = _ByLogicalNumber(made, mesh_impl)
-            alone = len(program.local) == mesh_impl.size
-            self.slices = dict(slices) if alone else slices  # sessions fetch dictionaries
             parts = {
-                physical: tuple(
-                    mesh_impl.slice_begin(variable.stored_shape, mesh_impl.p2l(physical))
-                )
+                physical: tuple(mesh_impl.slice_begin(variable.stored_shape, p2l(physical)))
                 for physical in program.local
             }
+            owners = program.owners(parts)
+            self.owner = [p2l(owners.get(l2p(l), l2p(l))) for l in range(mesh_impl.size)]
+            stored = sorted(set(owners.values()))
+            made = self._make_slices(variable, stored)
+            if len(program.local) == mesh_impl.size:  # sessions fetch dictionaries
+                self.slices = {l: made[l2p(l)] for l in sorted(map(p2l, stored))}
+            else:
+                self.slices = _ByLogicalNumber(made, mesh_impl)
             self._own = program.own_variable(variable.name, made, parts)
         if not program.binds_masters:
             for master in variable.masters:
@@ -105,12 +106,12 @@ class SimdVariable(SliceVariables):
         super().__init__(variable)
         self._value: Optional[SimdTensor] = None
 
-    def _make_slices(self, variable: Variable) -> Sequence[tf.Variable]:
+    def _make_slices(self, variable: Variable, stored: Sequence[int]) -> Sequence[tf.Variable]:
         """Returns new slice variables, by physical number.
 
-        Those of other processes' processors are made when they are first asked for, such as by the
-        process that sets initial values. A program for many processors is built in the time of its
-        own.
+        Those that this process stores are made at once. Those of other processes' processors are
+        made when they are first asked for, such as by the process that sets initial values. A
+        program for many processors is built in the time of its own.
         """
         impl = self.mesh_impl
         sizes = impl.slice_shape(variable.stored_shape)
@@ -126,7 +127,7 @@ class SimdVariable(SliceVariables):
                     variable.master_device,
                 )
 
-        return MadeWhenAsked(make, impl.size, impl.program.local)
+        return MadeWhenAsked(make, impl.size, stored)
 
     @property
     def laid_out_tensor(self) -> SimdTensor:

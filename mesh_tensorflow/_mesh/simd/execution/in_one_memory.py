@@ -28,6 +28,8 @@ _MOST_SHARING = 8
 class OneMemoryStrategy(ExecutionStrategy):
     """Calls a function of its own on each processor of one memory; see `Sharing`."""
 
+    one_memory = True
+
     def __init__(self, addresses: Sequence[str]):
         """Creates a OneMemoryStrategy.
 
@@ -39,19 +41,22 @@ class OneMemoryStrategy(ExecutionStrategy):
     def prepare(self, program: SimdProgram, function: ConcreteFunction) -> Optional[CallProcessors]:
         """Makes the functions of the processors; see `ExecutionStrategy`.
 
-        None for a program with collectives in a loop, or if TensorFlow writes functions in a form
-        that is not known, of which it warns once.
+        None for a program with collectives in a loop, or with a loop that uses variables of several
+        processors, or if TensorFlow writes functions in a form that is not known, of which it warns
+        once.
         """
         library = _library(function)
-        if _loops_communicate(library, function):
+        variables = _shared_variables(program, function)
+        if _loops_communicate(library, function) or _loops_use(variables, function):
             return None
         reason = mismatch(function, program.graph)
         if reason is not None:
             warn_of_no_sharing(reason)
             return None
         keys = _argument_keys(program, function)
-        sharing = Sharing(function, program, keys, self._addresses)
+        sharing = Sharing(function, program, keys, self._addresses, variables)
         definitions = sharing.functions()
+        _remove(library, function)
 
         def call(
             arguments: Sequence[Sequence[tf.Tensor]], before: Sequence[tf.Operation]
@@ -96,6 +101,36 @@ def _loops_communicate(library: FunctionDefLibrary, function: ConcreteFunction) 
         if f.signature.name != function.function_def.signature.name
         for node in f.node_def
     )
+
+
+def _shared_variables(program: SimdProgram, function: ConcreteFunction) -> list[int]:
+    """Returns indices of the arguments that are variables which several processors share."""
+    captured = function.captured_inputs
+    first = len(function.inputs) - len(captured)
+    return [
+        first + i
+        for i, handle in enumerate(captured)
+        if handle.dtype == tf.resource
+        and program.is_own(handle)
+        and not all(program.stores(handle, pnum) for pnum in program.local)
+    ]
+
+
+def _loops_use(variables: Sequence[int], function: ConcreteFunction) -> bool:
+    """Returns whether a loop or a condition of a program takes one of some arguments."""
+    return any(
+        any(attribute.HasField("func") for attribute in op.node_def.attr.values())
+        for i in variables
+        for op in function.inputs[i].consumers()
+    )
+
+
+def _remove(library: FunctionDefLibrary, function: ConcreteFunction) -> None:
+    """Removes a function, which nothing calls, from a library."""
+    name = function.function_def.signature.name
+    kept = [f for f in library.function if f.signature.name != name]
+    del library.function[:]
+    library.function.extend(kept)
 
 
 def _argument_keys(program: SimdProgram, function: ConcreteFunction) -> list[list[Hashable]]:

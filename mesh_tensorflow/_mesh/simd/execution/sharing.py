@@ -8,6 +8,8 @@
 - a collective becomes a computation with the tensors of the other processors, which come in the
   same way. What is equal on several processors, such as a sum, is computed by the first of them.
 
+- equal slices are one variable, which only the first of these processors reads and assigns to.
+
 So replicated values and collectives cost what they cost with PlacementMeshImpl. Which values are
 equal follows from value numbering: an operation without side effects gives the same result on two
 processors if its inputs are the same, and slices of a variable are equal if they begin at the same
@@ -17,8 +19,8 @@ place.
 from __future__ import annotations
 
 import collections
-from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Optional
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow.compat.v1 as tf
 
@@ -28,6 +30,7 @@ from mesh_tensorflow._mesh.simd.execution.exchange_nodes import (
     exchange_nodes,
     output_name,
 )
+from mesh_tensorflow._mesh.simd.execution.node import Node
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.function_pb2 import FunctionDef
@@ -36,74 +39,6 @@ if TYPE_CHECKING:
     from mesh_tensorflow._mesh.simd.program import SimdProgram
 
 __all__ = ["Sharing"]
-
-# Below this many elements, computing a value again costs less than handing it over.
-LEAST_ELEMENTS = 1024
-# Operations that cost nothing, or would force a copy of a variable if their value is held.
-_KEPT = (
-    "Const",
-    "Placeholder",
-    "Identity",
-    "Reshape",
-    "ReadVariableOp",
-    "ExpandDims",
-    "Squeeze",
-    "StopGradient",
-    "Shape",
-)
-_NO_VALUE = (tf.resource, tf.variant, tf.string)
-
-
-class _Node:
-    """A node of a program, with where its values are equal and where they are computed.
-
-    Attributes:
-      definition: its NodeDef in the program's FunctionDef.
-      operation: the tf.Operation of the traced graph.
-      equal: for each processor, the first one on which the node has the same value.
-      at: for each processor, the one that computes the value it uses.
-      exchange: the Exchange that the node stands for, or None.
-    """
-
-    def __init__(
-        self, definition: tf.NodeDef, operation: tf.Operation, exchange: Optional[Exchange]
-    ):
-        self.definition = definition
-        self.operation = operation
-        self.exchange = exchange
-        self.equal: list[int] = []
-        self.at: list[int] = []
-
-    @property
-    def data_inputs(self) -> list[str]:
-        """Names of its input tensors, in the form of FunctionDefs."""
-        return [name for name in self.definition.input if not name.startswith("^")]
-
-    @property
-    def control_inputs(self) -> list[str]:
-        """Names of the nodes that it waits for."""
-        return [name[1:] for name in self.definition.input if name.startswith("^")]
-
-    @property
-    def is_collective(self) -> bool:
-        """Whether it is one of TensorFlow's collectives."""
-        return self.operation.type.startswith("Collective")
-
-    def is_pure(self) -> bool:
-        """Whether equal inputs give equal values; all processors read a variable at one point."""
-        op = self.operation
-        if op.type == "ReadVariableOp":
-            return True
-        has_function = any(a.HasField("func") for a in self.definition.attr.values())
-        return not (op.op_def.is_stateful or has_function)
-
-    def is_worth_sharing(self) -> bool:
-        """Whether handing its value over costs less than computing it again."""
-        op = self.operation
-        if op.type in _KEPT or op.control_inputs or any(t.dtype in _NO_VALUE for t in op.outputs):
-            return False
-        sizes = [t.shape.num_elements() or 0 for t in [*op.inputs, *op.outputs]]
-        return max(sizes, default=0) >= LEAST_ELEMENTS
 
 
 class Sharing:
@@ -119,6 +54,7 @@ class Sharing:
         program: SimdProgram,
         arguments: Sequence[Sequence[Hashable]],
         addresses: Sequence[str],
+        variables: Collection[int] = (),
     ):
         """Finds the nodes that each processor computes.
 
@@ -129,49 +65,56 @@ class Sharing:
             the same value.
           addresses: for each processor, a name in the form of a TensorFlow device; all of one
             process.
+          variables: indices of the arguments that are variables which several processors share.
         """
         self._definition = function.function_def
         self._tables = program.tables
         self._addresses = list(addresses)
         self._everyone = range(len(addresses))
+        names = [argument.name for argument in self._definition.signature.input_arg]
         self._arguments = {
-            argument.name: _first_equal([[keys[i]] for keys in arguments])
-            for i, argument in enumerate(self._definition.signature.input_arg)
+            name: _first_equal([[keys[i]] for keys in arguments]) for i, name in enumerate(names)
         }
+        self._variables = {names[i] for i in variables}
         operations = {op.name: op for op in program.graph.get_operations()}
         self._nodes = {
-            node.name: _Node(node, operations[node.name], program.exchanges.get(node.name))
+            node.name: Node(node, operations[node.name], program.exchanges.get(node.name))
             for node in self._definition.node_def
         }
-        self._tensors: dict[str, tf.Tensor] = dict(
-            zip(
-                [self._definition.ret[arg.name] for arg in self._definition.signature.output_arg],
-                function.graph.outputs,
-            )
-        )
+        self._dtypes: dict[str, tf.DType] = {
+            self._definition.ret[arg.name]: output.dtype
+            for arg, output in zip(self._definition.signature.output_arg, function.graph.outputs)
+        }
         for op in program.graph.get_operations():  # inputs come before their consumers
             if op.name in self._nodes:
                 node = self._nodes[op.name]
-                self._tensors.update(zip(node.data_inputs, op.inputs))
+                self._dtypes.update(zip(node.data_inputs, [x.dtype for x in op.inputs]))
                 self._number(node)
         exchanges = [node.exchange for node in self._nodes.values() if node.exchange is not None]
         self._only_send = {exchange.sent_by for exchange in exchanges}
-        # If one member of a group skipped a collective, the others would deadlock.
+        self._required = [self._required_by(p) for p in self._everyone]
+        self._kept: list[set[str]] = [set() for _ in self._everyone]
+        self._sent: dict[tuple[str, int, int], None] = {}  # tensors, from, to; in order
+        self._keep_what_is_needed()
+
+    def _required_by(self, processor: int) -> list[str]:
+        """Returns names of the nodes with side effects that a processor runs.
+
+        If one member of a group skipped a collective, the others would deadlock.
+        """
         required = set(self._definition.control_ret.values())
-        self._run_by_all = [
+        return [
             name
             for name, node in self._nodes.items()
             if (name in required or node.is_collective)
             and node.exchange is None
             and name not in self._only_send
+            and (node.variable is None or node.at[processor] == processor)
         ]
-        self._kept: list[set[str]] = [set() for _ in self._everyone]
-        self._sent: dict[tuple[str, int, int], None] = {}  # tensors, from, to; in order
-        self._keep_what_is_needed()
 
     # -- what is where
 
-    def _number(self, node: _Node) -> None:
+    def _number(self, node: Node) -> None:
         """Finds the processors on which a node has the same value, and those that compute it."""
         everyone = list(self._everyone)
         if node.exchange is not None:
@@ -185,9 +128,13 @@ class Sharing:
             node.equal = _first_equal([[equal[p] for equal in inputs] for p in everyone])
         else:
             node.equal = everyone
-        node.at = node.equal if node.is_worth_sharing() else everyone
+        node.variable = next(filter(self._variables.__contains__, node.data_inputs), None)
+        if node.variable is not None:
+            node.at = self._arguments[node.variable]
+        else:
+            node.at = node.equal if node.is_worth_sharing() else everyone
 
-    def _number_exchange(self, node: _Node, exchange: Exchange) -> None:
+    def _number_exchange(self, node: Node, exchange: Exchange) -> None:
         """As `_number`: results are equal if the same tensors are taken in the same order."""
         taken = self._equal(self._exchanged(node, exchange))
         keys = [
@@ -198,7 +145,7 @@ class Sharing:
         # What one processor has as it is, the others get from there, not in two steps.
         node.at = list(self._everyone) if exchange.kind == PERMUTE else node.equal
 
-    def _exchanged(self, node: _Node, exchange: Exchange) -> str:
+    def _exchanged(self, node: Node, exchange: Exchange) -> str:
         """Returns the name of the tensor of which an exchange takes several processors' values."""
         takes = node if exchange.sent_by is None else self._nodes[exchange.sent_by]
         return takes.data_inputs[0]
@@ -215,7 +162,7 @@ class Sharing:
     def _keep_what_is_needed(self) -> None:
         """Finds the nodes that each processor runs, and the tensors that they send each other."""
         waiting: collections.deque[tuple[str, int]] = collections.deque(
-            (name, processor) for processor in self._everyone for name in self._run_by_all
+            (name, p) for p, required in enumerate(self._required) for name in required
         )
 
         def need(tensor: str, owner: int, processor: int) -> None:
@@ -234,10 +181,10 @@ class Sharing:
             node = self._nodes[name]
             for tensor, owner in self._taken(node, processor):
                 need(tensor, owner, processor)
-            for tensor in self._waits_for(node):
+            for tensor in self._waits_for(node, processor):
                 need(tensor, processor, processor)
 
-    def _taken(self, node: _Node, processor: int) -> Iterator[tuple[str, int]]:
+    def _taken(self, node: Node, processor: int) -> Iterator[tuple[str, int]]:
         """Yields the input tensors of a node, each with the processor that computes it."""
         if node.exchange is None:
             for tensor in node.data_inputs:
@@ -246,26 +193,40 @@ class Sharing:
             for source in node.exchange.sources[processor]:
                 yield self._exchanged(node, node.exchange), source
 
-    def _waits_for(self, node: _Node) -> list[str]:
+    def _waits_for(self, node: Node, processor: int) -> list[str]:
         """Returns the control inputs of a node, as tensors.
 
         Collectives are left out of those of collectives: TensorFlow makes them wait for each other,
         but their nodes here may run in any order. Those that only send have no nodes here.
         """
         return [
-            self._first_output(self._nodes[name])
+            self._first_output(self._nodes[name], processor)
             for name in node.control_inputs
             if name not in self._only_send
             and not (node.is_collective and self._nodes[name].is_collective)
         ]
 
-    def _first_output(self, node: _Node) -> str:
-        """Returns the name of a node's first output, or of the node if it has none."""
+    def _first_output(self, node: Node, processor: int) -> str:
+        """Returns the name of a node's first output, or of the node if it has none.
+
+        If another processor runs a node without outputs, that of a constant that waits for it.
+        """
         name = node.definition.name
         if not node.operation.outputs:
-            return name
+            return name if node.at[processor] == processor else self._done(node)
         tensor = f"{name}:{node.operation.op_def.output_arg[0].name}:0"
-        self._tensors[tensor] = node.operation.outputs[0]
+        self._dtypes[tensor] = node.operation.outputs[0].dtype
+        return tensor
+
+    def _done(self, node: Node) -> str:
+        """Returns the name of a tensor that is there when a node has run."""
+        made = constant_node(f"{node.definition.name}/has_run", True)
+        made.input.append("^" + node.definition.name)
+        if made.name not in self._nodes:
+            done = self._nodes[made.name] = Node(made, node.operation, None)
+            done.equal, done.at = list(self._everyone), node.at
+        tensor = f"{made.name}:output:0"
+        self._dtypes[tensor] = tf.bool
         return tensor
 
     # -- the functions
@@ -301,7 +262,7 @@ class Sharing:
 
     def _set_control_outputs(self, made: FunctionDef, processor: int) -> None:
         """Adds Send and Recv nodes to a function, and makes it run all that have side effects."""
-        outputs = {name: name for name in self._run_by_all}
+        outputs = {name: name for name in self._required[processor]}
         for tensor, sender, receiver in self._sent:
             if processor == sender:
                 node = self._send(tensor, receiver, sender)
@@ -314,14 +275,14 @@ class Sharing:
         del made.signature.control_output[:]
         made.signature.control_output.extend(outputs)
 
-    def _rewritten(self, node: _Node, processor: int) -> list[tf.NodeDef]:
+    def _rewritten(self, node: Node, processor: int) -> list[tf.NodeDef]:
         """Returns the nodes that a processor runs in place of a node of the program."""
         inputs = [
             self._local(tensor, processor, owner) for tensor, owner in self._taken(node, processor)
         ]
         waits = [
             "^" + self._local(tensor, processor, processor).split(":")[0]
-            for tensor in self._waits_for(node)
+            for tensor in self._waits_for(node, processor)
         ]
         if node.exchange is not None:
             dtype, name = node.operation.outputs[0].dtype, node.definition.name
@@ -365,7 +326,7 @@ class Sharing:
         return node
 
     def _dtype(self, tensor: str) -> int:
-        return self._tensors[tensor].dtype.as_datatype_enum
+        return self._dtypes[tensor].as_datatype_enum
 
 
 def _first_equal(keys: Sequence[Sequence[Hashable]]) -> list[int]:

@@ -25,8 +25,13 @@ class ExecutionStrategy(abc.ABC):
     """A way to call a traced program on each processor that this process runs.
 
     Tracing does not depend on the strategy, nor does anything but the calls: whichever is used,
-    a program has the same results, variables and counters.
+    a program has the same results and counters.
+
+    Attributes:
+      one_memory: whether it runs programs whose processors store equal slices in one variable.
     """
+
+    one_memory = False
 
     @abc.abstractmethod
     def prepare(self, program: SimdProgram, function: ConcreteFunction) -> Optional[CallProcessors]:
