@@ -2,7 +2,9 @@
 
 import ast
 import collections
+import gc
 import pathlib
+import weakref
 from unittest import mock
 
 import numpy as np
@@ -11,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.simd import private_attributes
-from mesh_tensorflow._mesh.simd.execution import node
+from mesh_tensorflow._mesh.simd.execution import node as nodes
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 ROWS, COLS, WIDE = mtf.Dimension("rows", 12), mtf.Dimension("cols", 24), mtf.Dimension("wide", 48)
@@ -20,7 +22,7 @@ VALUES = np.random.RandomState(0).randn(12, 24).astype(np.float32)
 
 @pytest.fixture(autouse=True)
 def own_graph(monkeypatch):
-    monkeypatch.setattr(node, "LEAST_ELEMENTS", 32)
+    monkeypatch.setattr(nodes, "LEAST_ELEMENTS", 32)
     with tf.Graph().as_default():
         tf.set_random_seed(3)
         yield
@@ -288,6 +290,74 @@ def test_tables_within_loops_are_not_those_outside():
         found, count = session.run([total, looped])
     np.testing.assert_allclose(found, np.exp(-np.arange(256) / 64).reshape(4, 64).sum(0), rtol=1e-5)
     assert count == 3
+
+
+def weights_and_positions(loop):
+    """A program that adds to weights, then stores them at every row; its layout cuts rows only."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    weights, positions = [
+        mtf.get_variable(mesh, name, [dim], initializer=tf.zeros_initializer())
+        for name, dim in (("weights", COLS), ("positions", ROWS))
+    ]
+    lowering = mtf.Lowering(graph, {mesh: SimdMeshImpl("x:2,y:2", "rows:x")})
+    weights, positions = [lowering.variables[v.operation] for v in (weights, positions)]
+
+    def add(_, variable, value):
+        return variable.assign_add(value, read_value=False)
+
+    before = weights.laid_out_tensor.one_slice
+    added = weights.assign_to_slices(add, [tf.ones([24]) + before])  # 0, 1, 3, 7, ...
+    with tf.control_dependencies([added]):
+        after = weights.read().one_slice
+        stored = positions.assign_to_slices(add, [tf.fill([6], after[3] - before[3])])
+    if loop:
+        impl = weights.mesh_impl
+        total = tf.while_loop(
+            lambda i: i[0] < 3,
+            lambda i: [impl.allreduce(impl.LaidOutTensor([i]), [0], "SUM").one_slice],
+            [tf.ones([1])],
+        )
+        after += 0 * tf.reduce_sum(total)
+    return before, after, stored
+
+
+@pytest.mark.parametrize("loop", [False, True], ids=["one memory", "collectives in a loop"])
+def test_equal_slices_are_one_variable(loop):
+    """Only its owner assigns to it; what waits for that on other processors waits for the owner."""
+    *found, stored = replicate(lambda: weights_and_positions(loop), devices=cpus(4))
+    names = sorted(v.op.name for v in tf.get_collection("TPU_VAR"))
+    assert names == ["positions_slice_0", "positions_slice_2", "weights_slice_0"]
+    assert len(functions()) == (0 if loop else 4)
+    if not loop:
+        adds = [functions()[p]["AssignAddVariableOp"] for p in "0123"]
+        assert adds == [2, 0, 1, 0]  # processor 2 stores the second half of the positions
+        assert [functions()[p]["ReadVariableOp"] for p in "0123"] == [3, 0, 1, 0]
+    [weights, positions] = tf.global_variables()
+    with tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as session:
+        session.run(tf.global_variables_initializer())
+        for step in range(4):
+            before, after, _ = session.run([*found, stored])
+            assert set(before) == {2**step - 1} and set(after) == {2 ** (step + 1) - 1}
+        assert set(session.run(weights.read_value())) == {15.0}
+        assert set(session.run(positions.read_value())) == {15.0}
+
+
+def test_programs_that_share_nothing_store_every_slice():
+    replicate(lambda: weights_and_positions(False), devices=cpus(4), share_memory=False)
+    assert len(tf.get_collection("TPU_VAR")) == 8
+
+
+def test_the_traced_graph_is_freed():
+    graphs = []
+
+    def program():
+        graphs.append(weakref.ref(tf.get_default_graph()))
+        return weights_and_positions(False)
+
+    results = replicate(program, devices=cpus(4))
+    gc.collect()
+    assert graphs[0]() is None and results
 
 
 # -- a TensorFlow that lacks what sharing needs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Optional, TypeVar
 
@@ -52,7 +53,8 @@ class TfCollectives(Reducer[tf.Tensor]):
         for l, p in enumerate(self._physical):
             logical[p] = l
         self._logical = logical
-        self._pnum: Optional[tf.Tensor] = None
+        # Held weakly, since a tensor keeps the graph of the program in memory.
+        self._pnum: Optional[weakref.ref[tf.Tensor]] = None
         # TensorFlow ranks the members of a group by the names of their devices.
         order = sorted(range(mesh_shape.size), key=lambda l: _rank(program.devices[physical[l]]))
         self._rank = {l: rank for rank, l in enumerate(order)}
@@ -64,12 +66,14 @@ class TfCollectives(Reducer[tf.Tensor]):
 
     def pnum(self) -> tf.Tensor:
         """Returns the logical number of the processor that runs the program, an int32 scalar."""
-        if self._pnum is None:
+        pnum = self._pnum and self._pnum()
+        if pnum is None:
             with self._program.graph.as_default(), tf.control_dependencies(None):
-                self._pnum = self._program.pnum
+                pnum = self._program.pnum
                 if self._logical != sorted(self._logical):
-                    self._pnum = tf.gather(constant(self._logical), self._pnum)
-        return self._pnum
+                    pnum = tf.gather(constant(self._logical), pnum)
+            self._pnum = weakref.ref(pnum)
+        return pnum
 
     def _is_outermost(self) -> bool:
         """Returns whether the default graph is the program, not the body of a loop or condition."""

@@ -121,6 +121,7 @@ def replicate(
         raise
     calls = call_on_each(program, function, tensors, strategies)
     results: Any = results_of(program, structure[-1], calls)
+    del program.graph, program.pnum  # variables refer to the program; they would keep its graph
     if not watched:
         return results
     hand_over(results[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -104,7 +105,8 @@ class SimdVariable(SliceVariables):
             for master in variable.masters:
                 master.keep()
         super().__init__(variable)
-        self._value: Optional[SimdTensor] = None
+        # Held weakly, since a tensor keeps the graph of the program in memory.
+        self._value: Optional[weakref.ref[tf.Tensor]] = None
 
     def _make_slices(self, variable: Variable, stored: Sequence[int]) -> Sequence[tf.Variable]:
         """Returns new slice variables, by physical number.
@@ -132,10 +134,12 @@ class SimdVariable(SliceVariables):
     @property
     def laid_out_tensor(self) -> SimdTensor:
         """The value at the beginning of the step, a SimdTensor."""
-        if self._value is None:
+        value = self._value and self._value()
+        if value is None:
             with self.mesh_impl.program.at_beginning():
-                self._value = self.read()
-        return self._value
+                value = self._own.read_value()
+            self._value = weakref.ref(value)
+        return self.mesh_impl.LaidOutTensor([value])
 
     def read(self) -> SimdTensor:
         """Reads the value at the point of the program where it is called."""
