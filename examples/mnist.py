@@ -34,7 +34,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Optional
 
 from absl import app, flags
 
@@ -167,31 +167,33 @@ def learning_rate(peak: float, total_steps: int) -> tf.Tensor:
     return peak * tf.minimum((step + 1) / warmup, tf.maximum(0.0, 1 - step / total_steps))
 
 
-def mesh_of(options: Options) -> mtf.placement_mesh_impl.PlacementMeshImpl:
-    """Returns the mesh of --mesh_shape and --layout, on logical CPUs.
+def mesh_of(options: Options) -> Any:
+    """Returns the mesh of --mesh_shape and --layout, on logical CPUs or on devices of JAX.
 
     Raises:
       ValueError: the mesh shape or the layout is invalid.
     """
     mesh_shape = mtf.convert_to_shape(options.mesh_shape)
     layout = mtf.convert_to_layout_rules(options.layout)
+    if options.mesh_impl == "pjrt":
+        return mtf.GspmdMeshImpl(mesh_shape, layout)
     devices = [f"cpu:{i}" for i in range(mesh_shape.size)]
     return mtf.placement_mesh_impl.PlacementMeshImpl(
         mesh_shape, layout, devices, strict_layout=True
     )
 
 
-def logits_and_loss(
-    mesh: mtf.Mesh, mesh_impl: Any, images: tf.Tensor, labels: tf.Tensor, options: Options
-) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Returns the logits [batch, classes] and the mean loss of images [batch, 28, 28]."""
-    logits = network(import_images(mesh, images), options.hidden_size)
+def run_program(program: Callable[..., Any], inputs: list[tf.Tensor], mesh_impl: str) -> Any:
+    """Returns what a program returns, as tensors and operations of the tf graph."""
+    return mtf.pjrt.in_session(program, inputs) if mesh_impl == "pjrt" else program(*inputs)
+
+
+def mean_loss(logits: mtf.Tensor, labels: tf.Tensor) -> mtf.Tensor:
+    """Returns the mean loss of logits [batch, classes] and labels [batch]."""
     classes = logits.shape[-1]
-    imported = mtf.import_tf_tensor(mesh, labels, logits.shape - classes)
+    imported = mtf.import_tf_tensor(logits.mesh, labels, logits.shape - classes)
     targets = mtf.one_hot(imported, classes)
-    losses = mtf.layers.softmax_cross_entropy_with_logits(logits, targets, classes)
-    mnist_checks.check_layout(mesh.graph, mesh_impl)
-    return logits, mtf.reduce_mean(losses)
+    return mtf.reduce_mean(mtf.layers.softmax_cross_entropy_with_logits(logits, targets, classes))
 
 
 def training(loss: mtf.Tensor, options: Options, total_steps: int) -> list[mtf.Operation]:
@@ -205,7 +207,7 @@ def training(loss: mtf.Tensor, options: Options, total_steps: int) -> list[mtf.O
 
 def model_fn(
     features: dict[str, tf.Tensor],
-    labels: tf.Tensor,
+    labels: Optional[tf.Tensor],
     mode: str,
     params: dict[str, Any],
     config: estimator.RunConfig,
@@ -214,30 +216,46 @@ def model_fn(
 
     Args:
       features: "images" [batch, 28, 28] and, in tests, "counted" [batch], 0 for padding examples.
-      labels: [batch].
-      mode: TRAIN or EVAL.
+      labels: [batch]; None to predict.
+      mode: TRAIN, EVAL or PREDICT.
       params: "options", and the "total_steps" of training.
       config: where and how often to save checkpoints.
     """
-    options, mesh_impl = params["options"], mesh_of(params["options"])
-    mesh = mtf.Mesh(mtf.Graph(), "mnist")
-    logits, loss = logits_and_loss(mesh, mesh_impl, features["images"], labels, options)
-    graph, global_step = mesh.graph, tf.train.get_global_step()
-    variables, updates = list(graph.trainable_variables), []
-    if mode == estimator.ModeKeys.TRAIN:
-        updates = training(loss, options, params["total_steps"])
-    lowering = mtf.Lowering(graph, {mesh: mesh_impl})
-    tf_loss = tf.identity(lowering.export_to_tf_tensor(loss), name=LOSS.split(":")[0])
+    options, lowerings = params["options"], []
+
+    def program(images: tf.Tensor, *labels: tf.Tensor) -> dict[str, Any]:
+        mesh, mesh_impl = mtf.Mesh(mtf.Graph(), "mnist"), mesh_of(options)
+        logits = network(import_images(mesh, images), options.hidden_size)
+        exported, updates = {"logits": logits}, []
+        if labels:
+            exported["loss"] = mean_loss(logits, *labels)
+        if mode == estimator.ModeKeys.TRAIN:
+            updates = training(exported["loss"], options, params["total_steps"])
+        mnist_checks.check_layout(mesh.graph, mesh_impl)
+        lowering = mtf.Lowering(mesh.graph, {mesh: mesh_impl})
+        lowerings.append((lowering, mesh_impl))
+        made = {name: lowering.export_to_tf_tensor(x) for name, x in exported.items()}
+        return {**made, "update": tf.group([lowering.lowered_operation(op) for op in updates])}
+
+    inputs = [features["images"], *([] if labels is None else [labels])]
+    made = run_program(program, inputs, options.mesh_impl)
+    lowering, mesh_impl = lowerings[-1]
     restore = mtf.MtfRestoreHook(lowering)
+    predictions = tf.argmax(made["logits"], axis=1)
+    if mode == estimator.ModeKeys.PREDICT:
+        return estimator.EstimatorSpec(
+            mode, predictions={"class": predictions}, prediction_hooks=[restore]
+        )
+    tf_loss = tf.identity(made["loss"], name=LOSS.split(":")[0])
     if mode == estimator.ModeKeys.EVAL:
-        predictions = tf.argmax(lowering.export_to_tf_tensor(logits), axis=1)
         accuracy = tf.metrics.accuracy(labels, predictions, features["counted"])
         return estimator.EstimatorSpec(
             mode, loss=tf_loss, eval_metric_ops={"accuracy": accuracy}, evaluation_hooks=[restore]
         )
-    with tf.control_dependencies([lowering.lowered_operation(update) for update in updates]):
-        train_op = tf.assign_add(global_step, 1)
-    print(mnist_plot.layout_text(lowering, mesh_impl, variables), flush=True)
+    with tf.control_dependencies([made["update"]]):
+        train_op = tf.assign_add(tf.train.get_global_step(), 1)
+    weights = list(lowering.graph.trainable_variables)
+    print(mnist_plot.layout_text(lowering, mesh_impl, weights), flush=True)
     mnist_checks.check_checkpoint(config.model_dir)
     saver = mtf.checkpoint.Saver(tf.global_variables(), save_relative_paths=True)
     tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
@@ -328,19 +346,6 @@ def train(data: mnist_dataset.Mnist, options: Options, model_dir: str) -> list[m
     return report.history
 
 
-def train_on_jax(
-    data: mnist_dataset.Mnist, options: Options, model_dir: str
-) -> list[mnist_report.Epoch]:
-    """Trains on devices of JAX; see `train`."""
-    import mnist_pjrt  # needs JAX
-
-    model = mnist_pjrt.Model(logits_and_loss, training, train_input, test_input)
-    return mnist_pjrt.train(model, data, options, model_dir, steps_done(model_dir))
-
-
-TRAINERS = {"placement": train, "pjrt": train_on_jax}
-
-
 def steps_done(model_dir: str) -> int:
     """Returns the step of the latest checkpoint, or 0."""
     path = tf.train.latest_checkpoint(model_dir)
@@ -366,7 +371,12 @@ def run(options: Options) -> list[mnist_report.Epoch]:
     start = time.perf_counter()
     with contextlib.ExitStack() as stack:
         model_dir = options.model_dir or stack.enter_context(tempfile.TemporaryDirectory())
-        history = TRAINERS[options.mesh_impl](data, options, model_dir)
+        # In several processes, the first one trains, on the devices of all.
+        history = estimator.run_cluster(
+            lambda: train(data, options, model_dir), estimator.RunConfig()
+        )
+    if history is None:
+        return []
     if not history:
         print(f"{options.model_dir} has been trained for {options.train_epochs} epochs already")
         return history

@@ -28,13 +28,14 @@ def layout_text(lowering: Any, mesh_impl: Any, variables: Sequence[Any]) -> str:
       variables: mtf Variables.
     """
     mesh = ", ".join(f"{d.name}={d.size}" for d in mesh_impl.shape) or "one processor"
+    chosen = "" if any(mesh_impl.devices) else ", which XLA may choose otherwise"
     return f"""\
-mesh     {mesh} on {", ".join(mesh_impl.devices)}
+mesh     {mesh} on {", ".join(filter(None, mesh_impl.devices)) or "devices of JAX"}
 layout   {mesh_impl.layout_rules}
 
 {variable_table(mesh_impl, variables)}
 
-Communication in a training step:
+Communication in a training step{chosen}:
 {lowering.communication_table()}
 """
 

@@ -9,7 +9,8 @@ r"""Trains a small stack of dense layers on random numbers, with a TPUEstimator.
 
 The network learns to reproduce its input, which is random in each step. The processors of the mesh
 are logical CPUs of this process: each executes its part of one graph, or, with --use_tpu, all run
-the same program, like the cores of a TPU. With several processes, processors are divided evenly.
+the same program, like the cores of a TPU. With --mesh_impl=pjrt, they are devices of JAX. With
+several processes, processors are divided evenly.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ _FLAGS: list[command_line.Flag] = [
     (flags.DEFINE_string, "model_dir", "", "Directory of checkpoints, to resume; if empty, none."),
     (flags.DEFINE_string, "log_file", "", "File that gets the lines too."),
     (flags.DEFINE_bool, "use_tpu", False, "Whether all processors run one program."),
+    (flags.DEFINE_string, "mesh_impl", "", "pjrt for the devices of JAX; else, see --use_tpu."),
     (flags.DEFINE_string, "tpu", "", "Name or address of the TPU, for --use_tpu."),
     (flags.DEFINE_string, "tpu_zone", "", "Zone of the TPU, for --use_tpu."),
     (flags.DEFINE_string, "gcp_project", "", "Project of the TPU, for --use_tpu."),
@@ -159,6 +161,8 @@ def model_fn(
 def mesh_of(params: dict[str, Any]) -> Any:
     """Returns the mesh of --mesh_shape and --layout."""
     shape = mtf.convert_to_shape(params["mesh_shape"])
+    if params["mesh_impl"] == "pjrt":
+        return mtf.GspmdMeshImpl(shape, params["layout"])
     if params["use_tpu"]:
         return mtf.simd_mesh_impl.SimdMeshImpl(shape, params["layout"])
     devices = [f"cpu:{i}" for i in range(shape.size)]
@@ -183,7 +187,7 @@ def input_of(seed: int, start: int) -> Any:
 def config_of(params: dict[str, Any], model_dir: str, use_tpu: bool) -> tpu.RunConfig:
     """Returns the RunConfig of the flags."""
     resolver = None
-    if use_tpu and FLAGS.tpu:
+    if use_tpu and not params["mesh_impl"] and FLAGS.tpu:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
             tpu=FLAGS.tpu, zone=FLAGS.tpu_zone or None, project=FLAGS.gcp_project or None
         )
@@ -195,7 +199,11 @@ def config_of(params: dict[str, Any], model_dir: str, use_tpu: bool) -> tpu.RunC
         session_config=None if use_tpu else tf.ConfigProto(device_count={"CPU": processors}),
         save_checkpoints_steps=params["steps_per_checkpoint"],
         log_step_count_steps=params["iterations"],
-        tpu_config=tpu.TPUConfig(iterations_per_loop=params["iterations"], num_shards=processors),
+        tpu_config=tpu.TPUConfig(
+            iterations_per_loop=params["iterations"],
+            num_shards=processors,
+            mesh_impl=params["mesh_impl"] or "simd",
+        ),
     )
 
 
@@ -237,6 +245,8 @@ def check(params: dict[str, Any]) -> None:
     for name in ["master_dtype", "slice_dtype", "activation_dtype"]:
         if params[name] not in _DTYPES:
             raise ValueError(f"--{name} is {params[name]!r}: choose one of {', '.join(_DTYPES)}")
+    if params["mesh_impl"] not in ("", "pjrt"):
+        raise ValueError(f"--mesh_impl is {params['mesh_impl']!r}: choose pjrt, or leave it out")
     if params["optimizer"] not in ("adafactor", "sgd"):
         raise ValueError(f"--optimizer is {params['optimizer']!r}: choose adafactor or sgd")
 
@@ -268,9 +278,10 @@ def main(argv: Sequence[str]) -> None:
         check(params)
         start_log(FLAGS.log_file)
         with tempfile.TemporaryDirectory() as scratch:
-            config = config_of(params, FLAGS.model_dir or scratch, FLAGS.use_tpu)
+            one_program = FLAGS.use_tpu or FLAGS.mesh_impl == "pjrt"
+            config = config_of(params, FLAGS.model_dir or scratch, one_program)
             # The first process runs everything, on the devices of all processes.
-            results = estimator.run_cluster(lambda: run(params, config, FLAGS.use_tpu), config)
+            results = estimator.run_cluster(lambda: run(params, config, one_program), config)
     except estimator.NanLossError as error:
         sys.exit(f"error: {error}")
     except (ValueError, OSError, RuntimeError) as error:

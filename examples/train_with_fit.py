@@ -37,6 +37,9 @@ class Options:
     mesh_shape: str = option("rows:2,cols:2", "Dimensions of the mesh and their sizes.")
     layout: str = option("batch:rows,hidden:cols", "Which dimension is split over which.")
     simd: bool = option(False, "Whether all processors run one program.")
+    mesh_impl: str = option(
+        "", "placement, simd, or pjrt for the devices of JAX; else --simd says."
+    )
     steps: int = option(600, "Steps in all, with those in --directory.")
     batch_size: int = option(96, "Examples in a step, over all processors.")
     hidden_size: int = option(512, "Units of the hidden layer.")
@@ -113,6 +116,7 @@ def run(options: Options) -> mtf.train.Result:
         mesh_shape=options.mesh_shape,
         layout=options.layout,
         simd=options.simd,
+        mesh_impl=options.mesh_impl or None,
         eval_data=test,
         eval_every=options.eval_every,
         directory=options.directory or None,

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Optional, TypeVar
 
 import command_line
 import gin
@@ -169,7 +169,9 @@ class Model:
         return list(utils.decode(self.estimator, input_fn, self.vocabulary))[: len(inputs)]
 
 
-def run(options: Options, gin_file: str, act: Callable[[Model], Outcome], **usual: int) -> Outcome:
+def run(
+    options: Options, gin_file: str, act: Callable[[Model], Outcome], **usual: int
+) -> Optional[Outcome]:
     """Builds the model of a gin file on the mesh of the flags, and runs a function on it.
 
     Args:
@@ -179,7 +181,7 @@ def run(options: Options, gin_file: str, act: Callable[[Model], Outcome], **usua
       **usual: defaults of batch_size, train_steps and steps_per_checkpoint.
 
     Returns:
-      The result of `act`.
+      The result of `act`; None in the processes that only lend their devices.
     """
     numbers = {name: getattr(options, name) or value for name, value in usual.items()}
     outcomes = []
@@ -243,7 +245,7 @@ def run(options: Options, gin_file: str, act: Callable[[Model], Outcome], **usua
             keep_checkpoint_max=2,
         )
     command_line.tell_kept(options.model_dir, options.model_dir)
-    return outcomes[0]
+    return outcomes[0] if outcomes else None  # in the chief only, if there are several processes
 
 
 # --- The command ---

@@ -18,7 +18,8 @@ from mesh_tensorflow.pjrt._collectives import Collectives
 from mesh_tensorflow.pjrt._export import export
 from mesh_tensorflow.pjrt._function import function
 from mesh_tensorflow.pjrt._lowered import Lowered
-from mesh_tensorflow.pjrt._session import in_session
+from mesh_tensorflow.pjrt._sessions.crew import run_in_chief
+from mesh_tensorflow.pjrt._sessions.in_session import in_session
 from mesh_tensorflow.pjrt._store import ArrayStore
 from mesh_tensorflow.pjrt._trace import mesh_impl
 
@@ -31,5 +32,6 @@ __all__ = [
     "in_session",
     "mesh_impl",
     "restore",
+    "run_in_chief",
     "save",
 ]

@@ -9,10 +9,10 @@ from typing import Any, Optional
 import jax
 import numpy as np
 import tensorflow.compat.v1 as tf
-from jax.experimental import multihost_utils
 
 from mesh_tensorflow.checkpoint import check_checkpoint
 from mesh_tensorflow.pjrt._devices import all_dtypes
+from mesh_tensorflow.pjrt._hosts import wait
 from mesh_tensorflow.pjrt._store import ArrayStore
 
 __all__ = ["restore", "save"]
@@ -49,12 +49,12 @@ def save(store: ArrayStore, path: str, step: Optional[int] = None) -> str:
             shape_and_slices=list(slices),
             tensors=list(values),
         )
-    _wait("written")
+    wait("mtf checkpoint written")
     if jax.process_index() == 0:
         found = [part for part in parts if tf.gfile.Exists(f"{part}.index")]
         tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=found, destination_prefix=path)
         tf.train.update_checkpoint_state(os.path.dirname(path) or ".", path)
-    _wait("joined")
+    wait("mtf checkpoint joined")
     return path
 
 
@@ -108,9 +108,3 @@ def _slice_spec(sizes: Sequence[int], index: Sequence[slice]) -> str:
         return ""
     text = ":".join(f"{begin},{end - begin}" for begin, end in ranges)
     return " ".join(map(str, sizes)) + " " + text
-
-
-def _wait(what: str) -> None:
-    """Waits until all processes are here."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(f"mtf checkpoint {what}")

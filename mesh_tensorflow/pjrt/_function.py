@@ -16,7 +16,7 @@ from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
 from mesh_tensorflow.pjrt._devices import AnyMesh, all_dtypes, device_mesh, sharding
-from mesh_tensorflow.pjrt._hosts import placed
+from mesh_tensorflow.pjrt._hosts import placed, run_step
 from mesh_tensorflow.pjrt._lowered import Lowered
 from mesh_tensorflow.pjrt._store import ArrayStore
 from mesh_tensorflow.pjrt._trace import Spec, Trace, trace
@@ -164,7 +164,7 @@ class CompiledFunction:
         arguments = _placed(arrays, program.arguments)
         with all_dtypes():
             keys = program.trace.draw_keys()
-            results, new = program.step(arguments, keys, kept, assigned)
+            results, new = run_step(program.step, arguments, keys, kept, assigned)
         self.store.update(list(program.assigned), new)
         return tf.nest.map_structure(
             lambda number: None if number is None else results[number], program.trace.structure

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-from typing import Any
+import weakref
+from collections.abc import Callable
+from typing import Any, Optional
 
 import jax
 import numpy as np
@@ -14,26 +15,40 @@ from jax.sharding import NamedSharding
 
 from mesh_tensorflow._mesh.slices.random_values import program_seed
 from mesh_tensorflow._processes.processes import processes
+from mesh_tensorflow._processes.runtime import is_pjrt
+from mesh_tensorflow.pjrt._quiet import without_connection_lines
 
-__all__ = ["RUNTIME", "connect", "gathered", "placed", "process_count"]
+__all__ = ["connect", "driving", "gathered", "join", "placed", "process_count", "run_step", "wait"]
 
-RUNTIME = "MTF_RUNTIME"  # "pjrt" where the launcher started processes for JAX
+_connected: weakref.WeakSet[Any] = weakref.WeakSet()  # compiled functions that have run
+_driving = False
 
 
 def process_count() -> int:
     """Returns the number of processes that share JAX's devices."""
-    if os.environ.get(RUNTIME) == "pjrt":
+    if is_pjrt():
         return processes().count
     return jax.process_count() if jax.distributed.is_initialized() else 1
 
 
-def connect() -> None:
+def driving(state: Optional[bool] = None) -> bool:
+    """Returns whether the first process tells the others what to do; see `run_in_chief`.
+
+    Args:
+      state: whether it does from now on; None to leave it.
+    """
+    global _driving
+    if state is not None:
+        _driving = state
+    return _driving
+
+
+def join() -> None:
     """Joins the processes of `mesh_tensorflow.launch --runtime pjrt`, if it started this one.
 
-    Where a script has called jax.distributed.initialize(), they are joined already. Without
-    tf.random.set_seed, the first process draws a seed for all.
+    Where a script has called jax.distributed.initialize(), they are joined already.
     """
-    if os.environ.get(RUNTIME) == "pjrt" and not jax.distributed.is_initialized():
+    if is_pjrt() and not jax.distributed.is_initialized():
         mine = processes()
         if mine.count > 1:
             jax.distributed.initialize(
@@ -41,9 +56,41 @@ def connect() -> None:
                 num_processes=mine.count,
                 process_id=mine.index,
             )
-    if process_count() > 1 and program_seed() is None:
+
+
+def connect() -> None:
+    """Joins the other processes; without tf.random.set_seed, the first draws a seed for all."""
+    join()
+    if process_count() > 1 and not driving() and program_seed() is None:
         drawn = np.uint32(secrets.randbits(31))
-        tf.random.set_seed(int(multihost_utils.broadcast_one_to_all(drawn)))
+        with without_connection_lines():
+            tf.random.set_seed(int(multihost_utils.broadcast_one_to_all(drawn)))
+
+
+def run_step(step: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns what a compiled function returns; the first time, processes may be connected.
+
+    Args:
+      step: what jax.jit returned.
+      *arguments: its arguments.
+    """
+    if step in _connected or process_count() == 1:
+        return step(*arguments)
+    with without_connection_lines():
+        results = jax.block_until_ready(step(*arguments))
+    _connected.add(step)
+    return results
+
+
+def wait(what: str) -> None:
+    """Waits until all processes are here.
+
+    Args:
+      what: a name for what they wait for.
+    """
+    if jax.process_count() > 1:
+        with without_connection_lines():
+            multihost_utils.sync_global_devices(what)
 
 
 def placed(array: Any, where: NamedSharding) -> jax.Array:
@@ -56,7 +103,8 @@ def placed(array: Any, where: NamedSharding) -> jax.Array:
     if where.is_fully_addressable:
         return jax.device_put(array, where)
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
-        return jax.jit(lambda x: x, out_shardings=where)(array)
+        with without_connection_lines():
+            return jax.block_until_ready(jax.jit(lambda x: x, out_shardings=where)(array))
     whole = np.asarray(array)
     return jax.make_array_from_callback(whole.shape, where, lambda index: whole[index])
 
@@ -69,4 +117,5 @@ def gathered(array: jax.Array) -> np.ndarray:
     """
     if array.is_fully_addressable or array.is_fully_replicated:
         return np.asarray(array)
-    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    with without_connection_lines():
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ from mesh_tensorflow.train._loop import Loop
 from mesh_tensorflow.train._model import Model, check_optimizer
 from mesh_tensorflow.train._placing import Given, Placing, placing_of
 from mesh_tensorflow.train._rates import Rates
-from mesh_tensorflow.train._result import Result
+from mesh_tensorflow.train._result import Result, packed, unpacked
 from mesh_tensorflow.train._step_engine import StepEngine
 from mesh_tensorflow.train.callbacks import Callback, Run, TensorBoard
 from mesh_tensorflow.visualize import training_report
@@ -205,7 +206,7 @@ def fit(
         rates=Rates(engine, features, tokens_per_batch, hardware),
     )
     try:
-        return _run(loop, resume)
+        return _run_in_chief(loop, resume) if placing.pjrt else _run(loop, resume)
     finally:
         engine.close()
 
@@ -285,6 +286,13 @@ def _last_checkpoint(directory: Optional[str]) -> Optional[str]:
         "back, name another checkpoint in the file 'checkpoint' there, or begin anew with "
         "resume=False"
     )
+
+
+def _run_in_chief(loop: Loop, resume: bool) -> Result:
+    """Runs on devices of JAX: in the first process, whose result the others get."""
+    run_in_chief = importlib.import_module("mesh_tensorflow.pjrt").run_in_chief
+    found = run_in_chief(lambda: _run(loop, resume), packed)
+    return found if isinstance(found, Result) else unpacked(*found)
 
 
 def _run(loop: Loop, resume: bool) -> Result:

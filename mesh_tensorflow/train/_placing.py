@@ -16,6 +16,8 @@ from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.devices import default_devices, device_spec
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._processes.processes import processes
+from mesh_tensorflow._processes.runtime import is_pjrt
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 from mesh_tensorflow.train._cluster import Cluster, check_connected, find_cluster
@@ -208,6 +210,12 @@ def _placing_of_name(given: Given, name: str) -> Placing:
             "jax.devices(). Leave them out"
         )
     check_connected()
+    if processes().count > 1 and not is_pjrt():
+        raise ValueError(
+            f"fit: there are {processes().count} processes, and mesh_impl='pjrt' runs on the "
+            "devices of all if JAX connects them: start them with python -m mesh_tensorflow.launch "
+            "--runtime pjrt, or set MTF_RUNTIME=pjrt in each"
+        )
     shape, rules = mtf.convert_to_shape(given.mesh_shape), convert_to_layout_rules(given.layout)
     return Placing(shape, rules, ("",) * shape.size, pjrt=True, stored=given.stored)
 

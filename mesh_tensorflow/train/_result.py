@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional
+from collections.abc import Sequence
+from typing import Any, Optional
 
 import numpy as np
 
-__all__ = ["Result"]
+__all__ = ["Result", "packed", "unpacked"]
 
 
 @dataclasses.dataclass
@@ -51,3 +52,28 @@ class Result:
         stopped = [f"stopped={self.stopped!r}"] if self.stopped else []
         parts = [f"step={self.step}", *values, f"checkpoint={self.checkpoint!r}", *stopped]
         return f"Result({', '.join(parts)})"
+
+
+def packed(result: Result) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Returns a Result as values that JSON can say, and arrays, for another process.
+
+    Args:
+      result: the Result.
+    """
+    values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
+    for name in ("history", "evaluations"):
+        values[name] = [{n: float(v) for n, v in record.items()} for record in values[name]]
+    variables = values["variables"]
+    return {**values, "variables": list(variables)}, list(variables.values())
+
+
+def unpacked(values: dict[str, Any], arrays: Sequence[np.ndarray]) -> Result:
+    """Returns the Result that `packed` was given.
+
+    Args:
+      values: the values.
+      arrays: the arrays.
+    """
+    for record in [*values["history"], *values["evaluations"]]:
+        record["step"] = int(record["step"])
+    return Result(**{**values, "variables": dict(zip(values["variables"], arrays))})

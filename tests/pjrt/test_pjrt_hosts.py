@@ -65,9 +65,10 @@ def test_a_process_that_is_lost_is_named(tmp_path):
     assert found[0]["losses"] == found[1]["losses"] and found[0]["sums"] == found[1]["sums"]
 
 
-def test_sessions_run_in_one_process(monkeypatch):
-    monkeypatch.setattr("mesh_tensorflow.pjrt._session.process_count", lambda: 2)
-    with tf.Graph().as_default(), pytest.raises(ValueError, match=r"one process, but there are 2"):
+def test_sessions_run_in_the_chief(monkeypatch):
+    monkeypatch.setattr("mesh_tensorflow.pjrt._sessions.in_session.process_count", lambda: 2)
+    message = r"there are 2 processes, of which the first runs the session.*run_in_chief\(main\)"
+    with tf.Graph().as_default(), pytest.raises(ValueError, match=message):
         mtf.pjrt.in_session(lambda: tf.constant(1))
 
 

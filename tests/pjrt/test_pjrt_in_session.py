@@ -133,6 +133,65 @@ def test_what_a_program_does_not_use_is_not_computed(tf_graph):
     np.testing.assert_array_equal(found["of"], [2])
 
 
+def stepping(change, after=None):
+    """Returns a program that changes the global step, and what it returns as well."""
+
+    def program():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        x = mtf.ones(mesh, "batch:2")
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.GspmdMeshImpl("rows:2", "batch:rows")})
+        step = tf.train.get_global_step()
+        before = tf.identity(step.read_value())
+        value = lowering.export_to_tf_tensor(x)
+        changed = change(step)
+        return {
+            "value": value,
+            "before": before,
+            "changed": changed,
+            **(after(step) if after else {}),
+        }
+
+    return program
+
+
+def test_assignments_to_variables_of_tensorflow_come_after_the_program(tf_graph):
+    def change(step):
+        return tf.group(tf.assign_add(step, 2), tf.assign_sub(step, 1))
+
+    tf.train.get_or_create_global_step()
+    made = mtf.pjrt.in_session(stepping(change))
+    read = mtf.pjrt.in_session(stepping(lambda step: tf.assign_add(step, 10)))
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        assert [session.run(made)["before"] for _ in range(3)] == [0, 1, 2]
+        assert session.run([read["before"], read["changed"]]) == [3, 13]
+        assert session.run(tf.train.get_global_step()) == 13
+
+
+@pytest.mark.parametrize(
+    ("change", "after", "message"),
+    [
+        (
+            lambda step: tf.assign_add(step, 1),
+            lambda step: {"twice": 2 * step.read_value()},
+            "computes with global_step, a variable of TensorFlow, after it has assigned to it",
+        ),
+        (
+            lambda step: tf.cond(
+                tf.equal(step.read_value(), 1), lambda: tf.assign_add(step, 1).op, tf.no_op
+            ),
+            None,
+            "but not within a loop or a condition. Do this outside of the program",
+        ),
+    ],
+    ids=["read", "condition"],
+)
+def test_wrong_assignments(change, after, message, tf_graph):
+    tf.train.get_or_create_global_step()
+    with pytest.raises(ValueError, match=message):
+        mtf.pjrt.in_session(stepping(change, after))
+
+
 def on_two_meshes():
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     x = mtf.ones(mesh, "batch:2")

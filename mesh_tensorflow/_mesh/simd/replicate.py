@@ -8,15 +8,15 @@ has a slice for each processor, each call gets its own slice.
 from __future__ import annotations
 
 import collections
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.devices import default_devices, device_spec
+from mesh_tensorflow._mesh.global_steps import GlobalSteps
 from mesh_tensorflow._mesh.simd.calls import Results, call_on_each, results_of
 from mesh_tensorflow._mesh.simd.execution.choice import choose_strategies
 from mesh_tensorflow._mesh.simd.program import SimdProgram, current_program, tracing
@@ -94,7 +94,7 @@ def replicate(
     program.one_memory = strategies[0].one_memory
     structure: list[Any] = []
     watched = bool(collectors())  # what is collected are further results
-    steps = _GlobalSteps()
+    steps = GlobalSteps()
 
     def traced(pnum: tf.Tensor, *arguments: tf.Tensor) -> list[tf.Tensor]:
         program.graph, program.pnum = tf.get_default_graph(), pnum
@@ -153,37 +153,6 @@ def _check_local(local: Sequence[int], devices: Sequence[str]) -> None:
             f"and at least one: those of the {len(devices)} processors ({', '.join(devices)}) that "
             f"this process runs. It is {local}; None means all"
         )
-
-
-class _GlobalSteps:
-    """Keeps the collection of the global step the same in a program and in the calling graph.
-
-    Else the program would not find a global step that was made before it or while it is traced,
-    since variables are made outside of it.
-    """
-
-    def __init__(self) -> None:
-        self._outside = tf.get_collection_ref(tf.GraphKeys.GLOBAL_STEP)
-        self._inside: list[tf.Variable] = []
-
-    @contextlib.contextmanager
-    def in_program(self) -> Iterator[None]:
-        """Copies the collection to that of the default graph, and back at the end."""
-        self._inside = tf.get_collection_ref(tf.GraphKeys.GLOBAL_STEP)
-        _add_new(self._outside, self._inside)
-        yield
-        _add_new(self._inside, self._outside)
-
-    def made(self, next_creator: Callable[..., tf.Variable], **arguments: object) -> tf.Variable:
-        """Makes a variable, and notes it if it is a global step."""
-        variable = next_creator(**arguments)
-        _add_new(self._outside, self._inside)
-        return variable
-
-
-def _add_new(source: Sequence[tf.Variable], target: list[tf.Variable]) -> None:
-    """Adds to a list what it lacks of another one."""
-    target.extend(v for v in source if not any(v is old for old in target))
 
 
 def _made_outside(next_creator: Callable[..., tf.Variable], **arguments: object) -> tf.Variable:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._processes.peers import check_address
+from mesh_tensorflow._processes.processes import processes
+from mesh_tensorflow._processes.runtime import several_of_jax
 
 __all__ = ["TaskType", "Cluster", "device_filters", "read_cluster", "read_tf_config"]
 
@@ -81,6 +83,10 @@ def read_cluster(tf_config: Mapping[str, Any]) -> Cluster:
     service = tf_config.get("service")
     if service is not None and not isinstance(service, dict):
         raise ValueError(f'{VARIABLE}: "service" should be an object, but is {service!r}')
+    if several_of_jax():
+        # Sessions have no servers: the first process has one of its own.
+        alone = _alone(tf_config, {}, tf.train.ClusterSpec({}), service)
+        return alone._replace(is_chief=processes().is_chief)
     if not spec.as_dict():
         return _alone(tf_config, task, spec, service)
     return _one_of_many(tf_config, task, spec, service)

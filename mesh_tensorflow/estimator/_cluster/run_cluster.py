@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._processes.peers import Peer, PeerLostError, answers, naming_port
+from mesh_tensorflow._processes.runtime import several_of_jax
 from mesh_tensorflow.estimator._cluster.cluster import TaskType
 from mesh_tensorflow.estimator._cluster.cluster_watch import Watch, WatchedSessionCreator, peers_of
 from mesh_tensorflow.estimator._run_config import RunConfig
@@ -30,6 +32,7 @@ def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
     Call it in each process. In the chief, sessions of estimators within `main` see the devices of
     all processes, such as "/job:worker/task:0/device:CPU:0". The other processes serve until
     `main` returns. If the chief loses the connection to a process, the run ends in all processes.
+    With `mesh_tensorflow.launch --runtime pjrt`, it is `mtf.pjrt.run_in_chief`.
 
     Args:
       main: a function without arguments.
@@ -52,6 +55,9 @@ def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
             "run_cluster: TF_CONFIG makes this process an evaluator, which is not part of the "
             "cluster: evaluate in the chief's function, or call estimator.evaluate here"
         )
+    if several_of_jax():
+        result = importlib.import_module("mesh_tensorflow.pjrt").run_in_chief(main)
+        return result if config.is_chief else None
     peers = peers_of(config.cluster_spec)
     if len(peers) < 2 or _watch is not None:
         return main()

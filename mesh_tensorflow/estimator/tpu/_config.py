@@ -14,6 +14,7 @@ from mesh_tensorflow.estimator.tpu._replicated import shards_of_process
 __all__ = ["InputPipelineConfig", "RunConfig", "TPUConfig"]
 
 _CORES_PER_REPLICA = (1, 2, 4, 8, 16, 32, 64, 128)
+_MESH_IMPLS = ("simd", "pjrt")
 
 
 class InputPipelineConfig:
@@ -38,10 +39,11 @@ class _TPUConfigFields(NamedTuple):
     experimental_host_call_every_n_steps: int
     experimental_allow_per_host_v2_parallel_get_next: bool
     experimental_feed_hook: Any
+    mesh_impl: str
 
 
 class TPUConfig(_TPUConfigFields):
-    """Settings of a TPU; on CPUs and GPUs, `num_shards` and the host call interval apply."""
+    """Settings of a TPU; elsewhere, `num_shards`, `mesh_impl` and the host call interval apply."""
 
     def __new__(
         cls,
@@ -56,6 +58,7 @@ class TPUConfig(_TPUConfigFields):
         experimental_host_call_every_n_steps: int = 1,
         experimental_allow_per_host_v2_parallel_get_next: bool = False,
         experimental_feed_hook: object = None,
+        mesh_impl: str = "simd",
     ) -> TPUConfig:
         """Creates an instance.
 
@@ -71,6 +74,9 @@ class TPUConfig(_TPUConfigFields):
           experimental_host_call_every_n_steps: steps between host calls.
           experimental_allow_per_host_v2_parallel_get_next: ignored.
           experimental_feed_hook: ignored.
+          mesh_impl: what runs the program of a TPUEstimator with `use_tpu`: "simd" for devices of
+            TensorFlow, with a SimdMeshImpl in the model function, or "pjrt" for devices of JAX,
+            with an mtf.GspmdMeshImpl; then `num_shards` need not be given.
 
         Returns:
           a TPUConfig.
@@ -96,6 +102,11 @@ class TPUConfig(_TPUConfigFields):
                 f"TPUConfig: num_cores_per_replica is {num_cores_per_replica}; it should be one of "
                 f"{', '.join(map(str, _CORES_PER_REPLICA))}"
             )
+        if mesh_impl not in _MESH_IMPLS:
+            raise ValueError(
+                f"TPUConfig: mesh_impl is {mesh_impl!r}; it should be one of "
+                f"{', '.join(map(repr, _MESH_IMPLS))}"
+            )
         if per_host_input_for_training is True:
             per_host_input_for_training = InputPipelineConfig.PER_HOST_V1
         elif per_host_input_for_training is False:
@@ -113,6 +124,7 @@ class TPUConfig(_TPUConfigFields):
             experimental_host_call_every_n_steps,
             experimental_allow_per_host_v2_parallel_get_next,
             experimental_feed_hook,
+            mesh_impl,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -20,7 +21,7 @@ from mesh_tensorflow.estimator._running.call import (
 )
 from mesh_tensorflow.estimator._running.model import Model
 from mesh_tensorflow.estimator.tpu._config import RunConfig
-from mesh_tensorflow.estimator.tpu._replicated import ReplicaContext, devices_of, replicated_spec
+from mesh_tensorflow.estimator.tpu._replicated import ReplicaContext, replicated_spec, runner_of
 from mesh_tensorflow.estimator.tpu._spec import TPUEstimatorSpec, as_estimator_spec
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class TPUEstimator(Estimator):
 
     It runs on CPUs and GPUs. With `use_tpu=True` and `TPUConfig(num_shards=N)`, the model function
     is one program that N devices run, as the cores of a TPU would: its mesh implementation is a
-    SimdMeshImpl.
+    SimdMeshImpl. With `TPUConfig(mesh_impl="pjrt")` it is one on devices of JAX, TPUs among them:
+    its mesh implementation is an mtf.GspmdMeshImpl.
     """
 
     def __init__(
@@ -201,8 +203,11 @@ class TPUEstimator(Estimator):
     def _check_devices(self, mode: str, called: str) -> None:
         if not self._use_tpu[mode]:
             return
-        tpus = tf.config.list_physical_devices("TPU")
         config: Any = self.config
+        if config.tpu_config.mesh_impl == "pjrt":
+            importlib.import_module("mesh_tensorflow.pjrt")  # an error without JAX
+            return
+        tpus = tf.config.list_physical_devices("TPU")
         if tpus or config.tpu_config.num_shards is None:
             there = f"there are {len(tpus)} TPU cores" if tpus else "there is no TPU"
             raise RuntimeError(
@@ -237,13 +242,14 @@ class TPUEstimator(Estimator):
 
     def _call_model_fn(self, features: object, labels: object, mode: str, config: RunConfig) -> Any:
         if self._use_tpu[mode]:
-            devices = devices_of(config)
-            params = self._params_with(mode, use_tpu=True, context=ReplicaContext(len(devices)))
+            shards = config.tpu_config.num_shards
+            context = None if shards is None else ReplicaContext(shards)
+            params = self._params_with(mode, use_tpu=True, context=context)
             spec = replicated_spec(
                 lambda x, y: call_model_fn(self._model_fn, x, y, mode, params, config),
                 features,
                 labels,
-                devices,
+                runner_of(config),
             )
         else:
             params = self._params_with(mode, use_tpu=False)

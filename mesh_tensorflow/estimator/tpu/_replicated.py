@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,7 @@ from mesh_tensorflow.estimator.tpu._spec import TPUEstimatorSpec
 if TYPE_CHECKING:
     from mesh_tensorflow.estimator.tpu._config import RunConfig
 
-__all__ = ["ReplicaContext", "devices_of", "replicated_spec", "shards_of_process"]
+__all__ = ["ReplicaContext", "devices_of", "replicated_spec", "runner_of", "shards_of_process"]
 
 _TENSORS = ("loss", "train_op", "predictions")
 _CALLS = ("eval_metrics", "host_call")
@@ -103,8 +104,23 @@ def devices_of(config: RunConfig) -> list[str]:
     ]
 
 
+def runner_of(config: RunConfig) -> Callable[[Callable[..., Any], list[Any]], Any]:
+    """Returns a function of a program and its inputs that runs it on the processors.
+
+    Args:
+      config: a tpu.RunConfig.
+    """
+    if config.tpu_config.mesh_impl == "pjrt":
+        return importlib.import_module("mesh_tensorflow.pjrt").in_session
+    devices = devices_of(config)
+    return lambda program, inputs: replicate(program, inputs, devices=devices)
+
+
 def replicated_spec(
-    call: Callable[[Any, Any], Any], features: object, labels: object, devices: list[str]
+    call: Callable[[Any, Any], Any],
+    features: object,
+    labels: object,
+    run: Callable[[Callable[..., Any], list[Any]], Any],
 ) -> TPUEstimatorSpec:
     """Calls a model function as one program that all processors run.
 
@@ -112,7 +128,7 @@ def replicated_spec(
       call: calls the model function with features and labels; returns a TPUEstimatorSpec.
       features: the features of the input function, which every processor gets whole.
       labels: the labels of the input function, which every processor gets whole.
-      devices: a device for each processor.
+      run: runs a program with inputs; see `runner_of`.
 
     Returns:
       A TPUEstimatorSpec of tensors outside of the program.
@@ -141,9 +157,7 @@ def replicated_spec(
         return _results_of(spec)
 
     outside = len(tf.get_collection(tf.GraphKeys.SUMMARIES))
-    results = replicate(
-        program, [x for x in tf.nest.flatten(inputs) if x is not None], devices=devices
-    )
+    results = run(program, [x for x in tf.nest.flatten(inputs) if x is not None])
     return _outside(specs[-1], results)
 
 

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Protocol
 
 import jax
 import numpy as np
 import tensorflow.compat.v1 as tf
-from jax.sharding import NamedSharding
 
 from mesh_tensorflow.pjrt._building import ValueOfVariable
-from mesh_tensorflow.pjrt._devices import all_dtypes
 
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.variables.form import Form
     from mesh_tensorflow.ops._variables.variable import Variable
 
-__all__ = ["SessionVariable"]
+__all__ = ["Keeper", "SessionVariable"]
+
+
+class Keeper(Protocol):
+    """What keeps the arrays of a program's variables."""
+
+    def array(self, name: str) -> Optional[jax.Array]:
+        """Returns a variable, or None if it has no value yet."""
+
+    def value(self, name: str) -> np.ndarray:
+        """Returns the whole value of a variable."""
+
+    def assign(self, name: str, value: np.ndarray) -> None:
+        """Sets a variable."""
 
 
 class SessionVariable(ValueOfVariable):
@@ -25,10 +36,6 @@ class SessionVariable(ValueOfVariable):
 
     In the program that is built, it is the value at that point. Outside of it, it reads and writes
     an array of JAX, when the session runs.
-
-    Attributes:
-      sharding: where its parts are, once the program is built.
-      array: the array, once it has a value.
     """
 
     def __init__(self, variable: Variable, form: Form, outside: tf.Graph):
@@ -41,32 +48,30 @@ class SessionVariable(ValueOfVariable):
         """
         super().__init__(variable, form)
         self._outside = outside
-        self.sharding: Optional[NamedSharding] = None
-        self.array: Optional[jax.Array] = None
+        self._keeper: Optional[Keeper] = None
+
+    def is_kept_by(self, keeper: Keeper) -> None:
+        """Notes the program that keeps the array.
+
+        Args:
+          keeper: the program.
+        """
+        self._keeper = keeper
+
+    @property
+    def array(self) -> Optional[jax.Array]:
+        """The array, once it has a value."""
+        return None if self._keeper is None else self._keeper.array(self.variable.name)
 
     @property
     def _is_outside(self) -> bool:
         return tf.get_default_graph() is self._outside
 
-    def current(self) -> jax.Array:
-        """Returns the array.
-
-        Raises:
-          ValueError: it has no value yet.
-        """
-        if self.array is None:
-            raise ValueError(
-                f"variable {self.variable.name!r} has no value: run "
-                "tf.global_variables_initializer() or restore a checkpoint, then "
-                "lowering.copy_masters_to_slices()"
-            )
-        return self.array
-
     def read_value(self) -> tf.Tensor:
         """Returns the value, at this point of the program or when the session runs."""
         if not self._is_outside:
             return self.value
-        value = self._called(lambda: np.asarray(self.current()), [], self.dtype)
+        value = self._called(self._get, [], self.dtype)
         value.set_shape(self.shape)
         return value
 
@@ -88,10 +93,14 @@ class SessionVariable(ValueOfVariable):
     def _is_of_program(self, graph: tf.Graph) -> bool:
         return getattr(graph, "outer_graph", None) is self._outside
 
+    def _get(self) -> np.ndarray:
+        assert self._keeper is not None
+        return self._keeper.value(self.variable.name)
+
     def _set(self, value: np.ndarray) -> np.bool_:
+        assert self._keeper is not None
         # The memory of `value` is TensorFlow's, which an array of JAX must not refer to.
-        with all_dtypes():
-            self.array = jax.device_put(np.array(value), self.sharding)
+        self._keeper.assign(self.variable.name, np.array(value))
         return np.bool_(True)
 
     def _called(self, fn: Callable[..., Any], inputs: list[tf.Tensor], dtype: tf.DType) -> Any:

@@ -1,0 +1,171 @@
+"""run_in_chief: a program that the first process runs, on the devices of all processes.
+
+The first process, the chief, tells the others which programs there are, when to run them, and what
+to do with their variables; see `programs.py` for its side. They do it in this order, so that all
+take part in the collectives of a program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from mesh_tensorflow._processes.peers import Peer, PeerLostError
+from mesh_tensorflow._processes.processes import Processes, processes
+from mesh_tensorflow._processes.runtime import several_of_jax
+from mesh_tensorflow._stop_signals import StopSignals
+from mesh_tensorflow.pjrt._hosts import driving, join
+from mesh_tensorflow.pjrt._sessions.follower import CALLS, Follower
+from mesh_tensorflow.pjrt._sessions.programs import Crew, crew_of
+from mesh_tensorflow.pjrt._sessions.wire import Message, receive, send
+
+__all__ = ["run_in_chief"]
+
+_POLL_SECS = 0.2
+_START_SECS = 1800.0  # for all processes to be started
+_DONE, _FAILED = "done", "failed"
+
+
+Shared = tuple[Any, Sequence[np.ndarray]]  # what JSON can say, and arrays
+
+
+def run_in_chief(main: Callable[[], Any], share: Optional[Callable[[Any], Shared]] = None) -> Any:
+    """Runs a function in the first process, with the devices of all processes.
+
+    Each process of `python -m mesh_tensorflow.launch --runtime pjrt` calls it. Programs of
+    `mtf.pjrt.in_session` within `main` run on the devices of all; what else `main` does, such as
+    to read data, to write checkpoints and to report, is done once. The other processes do what the
+    first one tells them, until `main` returns. `mesh_tensorflow.estimator.run_cluster`,
+    `mesh_tensorflow.train.fit` and the programs of `mesh_tensorflow.transformer` call it. With one
+    process, or within another `main`, it calls `main`.
+
+    Args:
+      main: a function without arguments.
+      share: takes the result of `main`, and returns a pair that the other processes get: values
+        that JSON can say, and a list of arrays. If None, they get None and an empty list.
+
+    Returns:
+      The result of `main`; in the other processes, the pair.
+
+    Raises:
+      PeerLostError: another process ended, or was not started.
+      RuntimeError: in the other processes, if the program of the first failed.
+    """
+    if not several_of_jax() or driving():
+        return main()
+    mine = processes()
+    driving(True)
+    try:
+        return _lead(mine, main, share) if mine.is_chief else _follow(mine)
+    finally:
+        driving(False)
+
+
+# -- the first process
+
+
+def _lead(
+    mine: Processes, main: Callable[[], Any], share: Optional[Callable[[Any], Shared]]
+) -> Any:
+    with contextlib.ExitStack() as stack:
+        others = [
+            (peer, stack.enter_context(_connection(peer))) for peer in _peers(mine) if peer.task
+        ]
+        join()
+        crew = Crew(others)
+        news = Message(_FAILED, "it failed")
+        try:
+            with crew_of(crew):
+                result = main()
+            news = Message(_DONE, *((None, ()) if share is None else share(result)))
+            return result
+        except BaseException as error:
+            news = Message(_FAILED, f"{type(error).__name__}: {error}")
+            lost = crew.lost()
+            if lost is not None and not isinstance(error, PeerLostError):
+                raise lost from error
+            raise
+        finally:
+            crew.end(news)
+
+
+def _peers(mine: Processes) -> list[Peer]:
+    return [Peer(mine.job, task, address) for task, address in enumerate(mine.addresses)]
+
+
+def _place(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+@contextlib.contextmanager
+def _connection(peer: Peer) -> Iterator[socket.socket]:
+    """Yields a connection to a process, which may not have been started yet."""
+    deadline = time.monotonic() + _START_SECS
+    while True:
+        try:
+            connection = socket.create_connection(_place(peer.address), timeout=_START_SECS)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise PeerLostError(
+                    f"{peer} does not answer: it was not started, or its address cannot be "
+                    f"reached from here ({error}). Start all processes, with the same addresses",
+                    peer,
+                ) from error
+            time.sleep(_POLL_SECS)
+    with connection:
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield connection
+
+
+# -- the other processes
+
+
+def _follow(mine: Processes) -> Shared:
+    chief, me = _peers(mine)[0], _peers(mine)[mine.index]
+    # The chief is asked to stop as well, and needs this process until it has saved.
+    with StopSignals() as signals:
+        with socket.create_server(_place(me.address)) as server:
+            server.settimeout(_START_SECS)
+            try:
+                connection, _ = server.accept()
+            except TimeoutError as error:
+                raise PeerLostError(
+                    f"{me}: {chief} has not connected. Start all processes, with the same "
+                    "addresses",
+                    chief,
+                ) from error
+        with connection:
+            connection.settimeout(None)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            join()
+            news = _serve(connection, chief, me)
+    if signals.received is not None:
+        raise signals.error(f"{me} was stopped, after {chief}")
+    if news.call == _FAILED:
+        raise RuntimeError(f"{chief} has stopped: {news.values}")
+    return news.values, news.arrays
+
+
+def _serve(connection: socket.socket, chief: Peer, me: Peer) -> Message:
+    """Does what the chief says; returns what it says at the end."""
+    follower = Follower()
+    while True:
+        try:
+            message = receive(connection)
+            if message.call not in CALLS:
+                return message
+            send(connection, follower.answer(message))
+        except (EOFError, ConnectionError) as error:
+            raise PeerLostError(
+                f"{chief} does not answer any more: the process ended, or its machine or the "
+                f"network is down. {me} stops",
+                chief,
+            ) from error

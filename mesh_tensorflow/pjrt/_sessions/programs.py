@@ -1,0 +1,213 @@
+"""Programs of the sessions of this process: those on its own devices, and those of a crew."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._processes.peers import Peer, PeerLostError
+from mesh_tensorflow.pjrt._sessions.executor import Description, Executor
+from mesh_tensorflow.pjrt._sessions.follower import FAILED
+from mesh_tensorflow.pjrt._sessions.parts import joined, own_parts
+from mesh_tensorflow.pjrt._sessions.wire import Message, receive, send
+
+__all__ = ["Crew", "Programs", "crew_of", "current_programs"]
+
+
+class Crew:
+    """The other processes, as the chief sees them."""
+
+    def __init__(self, others: Sequence[tuple[Peer, socket.socket]]):
+        """Creates a Crew.
+
+        Args:
+          others: each other process, and a connection to it.
+        """
+        self._others = list(others)
+        self._lost: Optional[Peer] = None
+
+    def lost(self) -> Optional[PeerLostError]:
+        """Returns an error for a process that is lost, or None."""
+        if self._lost is None:
+            return None
+        return PeerLostError(
+            f"{self._lost} does not answer any more: the process ended, or its machine or the "
+            "network is down. Training resumes from the last checkpoint when all processes are "
+            "started again",
+            self._lost,
+        )
+
+    def do(self, message: Message, own: Callable[[], Any]) -> tuple[Any, list[Message]]:
+        """Has all processes do something, this one as well.
+
+        Args:
+          message: what the others do.
+          own: does it in this process.
+
+        Returns:
+          What `own` returns, and the answers.
+
+        Raises:
+          PeerLostError: a process is lost.
+          RuntimeError: another process could not do it.
+        """
+        self._each(lambda connection: send(connection, message))
+        try:
+            result = own()
+        except Exception as error:
+            self._each(receive)  # the same error, or that a process is lost
+            raise error
+        answers = self._each(receive)
+        for (peer, _), answer in zip(self._others, answers):
+            if answer.call == FAILED:
+                raise RuntimeError(f"{peer} failed: {answer.values}")
+        return result, answers
+
+    def _each(self, call: Callable[[socket.socket], Any]) -> list[Any]:
+        results = []
+        for peer, connection in self._others:
+            try:
+                results.append(call(connection))
+            except (EOFError, OSError) as error:
+                self._lost = peer
+                lost = self.lost()
+                assert lost is not None
+                raise lost from error
+        return results
+
+    def end(self, news: Message) -> None:
+        """Tells the other processes, as far as they are there, that the program has ended.
+
+        Args:
+          news: how.
+        """
+        for _, connection in self._others:
+            with contextlib.suppress(OSError):
+                send(connection, news)
+
+
+class Programs:
+    """The programs of sessions, by number; in several processes, all do what is called here."""
+
+    def __init__(self, crew: Optional[Crew] = None):
+        """Begins without programs.
+
+        Args:
+          crew: the other processes, or None.
+        """
+        self._crew, self._executor = crew, Executor()
+        # One thing at a time, so that all processes do the same in the same order.
+        self._lock = threading.RLock()
+        self._numbers = itertools.count()
+        self._unused: collections.deque[int] = collections.deque()
+
+    def _do(self, message: Message, own: Callable[[], Any]) -> tuple[Any, list[Message]]:
+        with self._lock:
+            while self._unused:
+                number = self._unused.popleft()
+                self._do_now(Message("forget", number), lambda n=number: self._executor.forget(n))
+            return self._do_now(message, own)
+
+    def _do_now(self, message: Message, own: Callable[[], Any]) -> tuple[Any, list[Message]]:
+        return (own(), []) if self._crew is None else self._crew.do(message, own)
+
+    def define(self, description: Description, graph_def: tf.GraphDef) -> int:
+        """Adds a program; returns its number.
+
+        Args:
+          description: what it is.
+          graph_def: its operations.
+        """
+        number = next(self._numbers)
+        data = [] if self._crew is None else [np.frombuffer(graph_def.SerializeToString(), "uint8")]
+        message = Message("define", [number, description.plain()], data)
+        self._do(message, lambda: self._executor.define(number, description, graph_def))
+        return number
+
+    def forget(self, number: int) -> None:
+        """Removes a program before the next call; may be called at any time, in any thread.
+
+        Args:
+          number: its number.
+        """
+        self._unused.append(number)
+
+    def run(self, number: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Does a step of a program; returns its results.
+
+        Args:
+          number: its number.
+          arrays: its arguments.
+        """
+        results, _ = self._do(
+            Message("run", number, arrays),
+            lambda: [np.asarray(y) for y in self._executor.run(number, arrays)],
+        )
+        return results
+
+    def assign(self, number: int, name: str, value: np.ndarray) -> None:
+        """Sets a variable.
+
+        Args:
+          number: the number of its program.
+          name: its name.
+          value: its whole value.
+        """
+        message = Message("assign", [number, name], [value])
+        self._do(message, lambda: self._executor.assign(number, name, value))
+
+    def value(self, number: int, name: str) -> np.ndarray:
+        """Returns the whole value of a variable.
+
+        Args:
+          number: the number of its program.
+          name: its name.
+        """
+        with self._lock:
+            array = self._executor.current(number, name)
+            if array.is_fully_addressable or array.is_fully_replicated:
+                return np.asarray(array)
+            own, answers = self._do(Message("read", [number, name]), lambda: own_parts(array))
+            given = [part for a in answers for part in zip(a.values, a.arrays)]
+            return joined(array, [*own, *given])
+
+    def array(self, number: int, name: str) -> Any:
+        """Returns a variable as an array of JAX, or None if it has no value yet.
+
+        Args:
+          number: the number of its program.
+          name: its name.
+        """
+        return self._executor.array(number, name)
+
+
+_alone = Programs()
+_current: contextvars.ContextVar[Programs] = contextvars.ContextVar("programs", default=_alone)
+
+
+def current_programs() -> Programs:
+    """Returns the programs to which a new one is added."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def crew_of(crew: Crew) -> Iterator[None]:
+    """Context in which new programs run in all processes.
+
+    Args:
+      crew: the other processes.
+    """
+    token = _current.set(Programs(crew))
+    try:
+        yield
+    finally:
+        _current.reset(token)
