@@ -52,6 +52,7 @@ MESH_ORDER = [
     [
         "constants",
         "devices",
+        "global_steps",
         "laid_out",
         "laid_out_variable",
         "naming",
