@@ -70,10 +70,12 @@ class _Flat:
     Attributes:
       tensor: the tensor.
       seeds: those that an operation without seeds has been given.
+      constants: the values of constants that have been needed, by name.
     """
 
     tensor: tf.Tensor
     seeds: tuple[int, int]
+    constants: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def is_known(self, sizes: Sequence[int]) -> bool:
         """Returns whether all operations are known, and at most one is random."""
@@ -89,14 +91,20 @@ class _Flat:
 
     def values(self, begin: int, count: int) -> np.ndarray:
         """Returns a range of the elements in row-major order, or one value for all of them."""
+        if self.tensor.op.type == "Const":
+            return self._constant(self.tensor.op, begin, count)
         return self._value(self.tensor, begin, count).numpy()
+
+    def _constant(self, op: tf.Operation, begin: int, count: int) -> np.ndarray:
+        if op.name not in self.constants:
+            self.constants[op.name] = tf.make_ndarray(op.get_attr("value"))
+        array = self.constants[op.name]
+        return array if array.ndim == 0 else array.reshape(-1)[begin : begin + count]
 
     def _value(self, x: tf.Tensor, begin: int, count: int) -> tf.Tensor:
         op = x.op
         if op.type == "Const":
-            array = tf.make_ndarray(op.get_attr("value"))
-            flat = array if array.ndim == 0 else array.reshape(-1)[begin : begin + count]
-            return tf.constant(flat, x.dtype)
+            return tf.constant(self._constant(op, begin, count), x.dtype)
         if op.type in _RANDOM:
             seeds = op.get_attr("seed"), op.get_attr("seed2")
             return _RANDOM[op.type](*(seeds if any(seeds) else self.seeds), begin, count)

@@ -121,45 +121,93 @@ def trace(
       ValueError: the program uses a tf.Variable.
     """
     building = _Building(mesh_impl, store)
+    made = _Made()
     token = _current.set(building)
-    inputs: list[tf.Tensor] = []
-    results: list[Any] = []
 
-    def build() -> None:
-        inputs.extend(tf.placeholder(spec.dtype, spec.sizes) for spec in specs)
+    def build() -> list[tf.Tensor]:
+        inputs = [tf.placeholder(spec.dtype, spec.sizes) for spec in specs]
         with store.scope(), annotating(building):
-            results.append(program(inputs))
+            returned = program(inputs)
+        return made.complete(building, inputs, returned)
 
     try:
         wrapped = tf.wrap_function(build, [])
     finally:
         _current.reset(token)
-    with wrapped.graph.as_default():
-        flat = [_as_tensor(value) for value in tf2.nest.flatten(results[0])]
     _check_captures(wrapped.graph)
-    tensors = [value for value in flat if value is not None]
-    numbers = iter(range(len(tensors)))
-    structure = tf2.nest.pack_sequence_as(
-        results[0], [None if value is None else next(numbers) for value in flat]
-    )
-    variables = building.variables
-    assigned = [name for name, v in variables.items() if v.value is not v.first]
-    feeds = [*inputs, *building.keys, *(v.first for v in variables.values())]
-    fetches = [*tensors, *(variables[name].value for name in assigned)]
-    # An identity of each, since an argument that is returned cannot be fed as well.
-    with wrapped.graph.as_default():
-        fetches = [tf.identity(fetch) for fetch in fetches]
     return Trace(
-        wrapped.prune(feeds, fetches),
+        _function_of(wrapped.graph, made.feeds, wrapped.outputs),
         list(specs),
-        [building.layout(x) for x in inputs],
-        [building.layout(y) for y in tensors],
+        [building.layout(x) for x in made.feeds[: len(specs)]],
+        [building.layout(y) for y in made.results],
         _key_function(building.seeds),
         len(building.seeds),
-        variables,
-        assigned,
-        structure,
+        building.variables,
+        made.assigned,
+        made.structure,
     )
+
+
+class _Made:
+    """What a program takes and returns, known when it has been built.
+
+    Attributes:
+      feeds: the placeholders of the arguments, of the keys and of the variables.
+      results: the tensors that it returns.
+      assigned: the names of the variables that get new values.
+      structure: what it returns, with a number for each result.
+    """
+
+    feeds: list[tf.Tensor]
+    results: list[tf.Tensor]
+    assigned: list[str]
+    structure: Any
+
+    def complete(
+        self, building: _Building, inputs: Sequence[tf.Tensor], returned: Any
+    ) -> list[tf.Tensor]:
+        """Returns results and new values of variables, in the graph of the program."""
+        flat = [_as_tensor(value) for value in tf2.nest.flatten(returned)]
+        self.results = [value for value in flat if value is not None]
+        numbers = iter(range(len(self.results)))
+        self.structure = tf2.nest.pack_sequence_as(
+            returned, [None if value is None else next(numbers) for value in flat]
+        )
+        variables = building.variables
+        self.assigned = [name for name, v in variables.items() if v.value is not v.first]
+        self.feeds = [*inputs, *building.keys, *(v.first for v in variables.values())]
+        fetches = [*self.results, *(variables[name].value for name in self.assigned)]
+        # An identity of each, since an argument that is returned cannot be fed as well.
+        return [tf.identity(fetch) for fetch in fetches]
+
+
+def _function_of(
+    graph: tf.Graph, feeds: Sequence[tf.Tensor], fetches: Sequence[tf.Tensor]
+) -> Callable[..., list[tf.Tensor]]:
+    """Returns a function of feeds that makes the operations of a graph in the default one.
+
+    `prune` of a function of TensorFlow copies operations one at a time, and takes as long for it
+    as it took to make them. A GraphDef is imported as a whole.
+    """
+    needed = tf.graph_util.extract_sub_graph(
+        graph.as_graph_def(), list(dict.fromkeys(fetch.op.name for fetch in fetches))
+    )
+    fed = {feed.op.name for feed in feeds} & {node.name for node in needed.node}
+    for index in reversed(range(len(needed.node))):
+        node = needed.node[index]
+        if node.name in fed:
+            del needed.node[index]  # a placeholder, for which XLA has no kernel
+        elif any(name[:1] == "^" and name[1:] in fed for name in node.input):
+            kept = [name for name in node.input if name[:1] != "^" or name[1:] not in fed]
+            del node.input[:]
+            node.input.extend(kept)
+
+    def function(*values: Any) -> list[tf.Tensor]:
+        given = zip((feed.op.name for feed in feeds), values)
+        inputs = {name: tf.convert_to_tensor(value) for name, value in given if name in fed}
+        return tf.import_graph_def(needed, inputs, [y.name for y in fetches], name="program")
+
+    return function
 
 
 def _as_tensor(value: Any) -> Optional[tf.Tensor]:

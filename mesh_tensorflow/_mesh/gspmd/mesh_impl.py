@@ -20,6 +20,7 @@ from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import LayoutLike, TensorLayout
 from mesh_tensorflow._core.shape import Shape, ShapeLike
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.gspmd.product import matrix_product
 from mesh_tensorflow._mesh.gspmd.sharding import annotated, current_compilation, sharding_text
 from mesh_tensorflow._mesh.gspmd.tensor import GspmdTensor
 from mesh_tensorflow._mesh.gspmd.variable import GspmdVariable
@@ -130,6 +131,11 @@ class GspmdMeshImpl(MeshImpl):
         if isinstance(result, tuple):
             return tuple(self.LaidOutTensor([part]) for part in result)
         return self.LaidOutTensor([result])
+
+    def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
+        """Contracts whole values; see MeshImpl."""
+        product = None if current_compilation() is None else matrix_product(equation, *slices)
+        return super().einsum(equation, *slices) if product is None else product
 
     def Print(
         self, x: GspmdTensor, data: Sequence[GspmdTensor], message: str, **kwargs: object
