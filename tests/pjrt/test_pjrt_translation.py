@@ -11,7 +11,7 @@ from mesh_tensorflow._mesh.gspmd.product import matrix_product
 PRODUCTS = ["ab,bc->ac", "ab,cb->ac", "ba,bc->ac", "ba,cb->ac", "xab,xbc->xac", "xyab,xycb->xyac"]
 OTHERS = [
     "ab,bc->ca",  # transposed
-    "abc,cd->abd",  # more than two dimensions, and no batch
+    "abc,cx->abx",  # more than two dimensions, and no batch
     "xab,yab->xy",
     "axb,xbc->xac",  # the batch is not first
     "ab,ab->ab",
