@@ -15,9 +15,12 @@ from mesh_tensorflow.auto_mtf import (
 from mesh_tensorflow.auto_mtf._memory import objective
 from mesh_tensorflow.auto_mtf.api import layout, layout_and_mesh_shape, layout_and_stored_layout
 from mesh_tensorflow.auto_mtf.explanation import explain
+from mesh_tensorflow.auto_mtf.plans import Choice, choices, plan
 
 __all__ = [
+    "Choice",
     "api",
+    "choices",
     "explain",
     "explanation",
     "graph_interface",
@@ -28,6 +31,7 @@ __all__ = [
     "layout_optimizer",
     "memory_estimator",
     "objective",
+    "plan",
     "print_cp_model_solution",
     "scheduler",
     "step_time",

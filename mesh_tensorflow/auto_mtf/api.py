@@ -15,7 +15,7 @@ from mesh_tensorflow.auto_mtf import layout_optimizer, memory_estimator, step_ti
 from mesh_tensorflow.auto_mtf._time.stored import fastest, stored_estimators
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 
-__all__ = ["layout", "layout_and_mesh_shape", "layout_and_stored_layout"]
+__all__ = ["all_mesh_shapes", "layout", "layout_and_mesh_shape", "layout_and_stored_layout"]
 
 
 class _Choice(NamedTuple):
@@ -138,17 +138,12 @@ def layout_and_mesh_shape(
       auto_mtf.step_time.MemoryLimitError: no layout fits in `memory_limit_bytes`.
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
-    if num_machines < 1 or max_mesh_shape_dimensions < 1:
-        raise ValueError(
-            f"num_machines={num_machines} and "
-            f"max_mesh_shape_dimensions={max_mesh_shape_dimensions} must be 1 or more"
-        )
+    mesh_shapes = all_mesh_shapes(num_machines, max_mesh_shape_dimensions)
     choose = _objective(objective, memory_limit_bytes, hardware)
     outputs = list(mtf_outputs)
     found: list[tuple[_Choice, Shape]] = []
     failures: list[step_time.MemoryLimitError] = []
-    for sizes in _mesh_shape_iterator(num_machines, max_mesh_shape_dimensions):
-        mesh_shape = Shape([(f"mesh_{i}", size) for i, size in enumerate(sizes)])
+    for mesh_shape in mesh_shapes:
         try:
             found.append((choose(mtf_graph, mesh_shape, outputs), mesh_shape))
         except step_time.MemoryLimitError as e:
@@ -213,6 +208,30 @@ _OBJECTIVES: dict[str, Callable[..., _Choice]] = {"memory": _least_memory, "time
 def _rules(text: str) -> LayoutRules:
     pairs = (piece.split(":") for piece in text.split(";") if piece)
     return LayoutRules((d, m) for d, m in pairs)
+
+
+def all_mesh_shapes(num_machines: int, max_mesh_shape_dimensions: int) -> list[Shape]:
+    """Returns the shapes of all meshes with a number of processors, largest dimensions first.
+
+    >>> print(*mtf.auto_mtf.api.all_mesh_shapes(8, 2))
+    Shape[mesh_0=8] Shape[mesh_0=4, mesh_1=2]
+
+    Args:
+      num_machines: the number of processors.
+      max_mesh_shape_dimensions: the maximum number of mesh dimensions.
+
+    Raises:
+      ValueError: a number is less than 1.
+    """
+    if num_machines < 1 or max_mesh_shape_dimensions < 1:
+        raise ValueError(
+            f"num_machines={num_machines} and "
+            f"max_mesh_shape_dimensions={max_mesh_shape_dimensions} must be 1 or more"
+        )
+    return [
+        Shape([(f"mesh_{i}", size) for i, size in enumerate(sizes)])
+        for sizes in _mesh_shape_iterator(num_machines, max_mesh_shape_dimensions)
+    ]
 
 
 def _mesh_shape_iterator(

@@ -11,6 +11,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.tables import text_table as table
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.stored_layout import StoredLayout
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf import api
 from mesh_tensorflow.auto_mtf._time.seconds import ZERO, Seconds
@@ -117,6 +118,8 @@ class Explanation:
             f"step    {_ms(seconds.total)} ms: compute {_ms(seconds.compute)}, communication "
             f"{_ms(seconds.communication)} ({share:.0%})",
         ]
+        if estimator.stored_layout is not None:
+            lines.insert(1, f"stored  {estimator.stored_layout}")
         if not estimator.times.is_exact:
             lines.append("        sums over several processors may be counted more than once")
         return lines
@@ -200,6 +203,7 @@ def explain(
     memory_limit_bytes: Optional[float] = None,
     hardware: Union[str, Hardware, None] = None,
     alternatives: int = 4,
+    stored_layout: Optional[StoredLayout] = None,
 ) -> Explanation:
     """Explains the time and memory of a step under a layout, compared with other layouts.
 
@@ -219,6 +223,8 @@ def explain(
       hardware: see `auto_mtf.layout`.
       alternatives: the number of next fastest layouts to show; with a limit, also as many layouts
         that do not fit.
+      stored_layout: how variables are stored, such as the choice of
+        `auto_mtf.layout_and_stored_layout`; None if as they are computed with.
 
     Returns:
       An Explanation: print it, or call its `plot`.
@@ -230,7 +236,7 @@ def explain(
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
     outputs = list(mtf_outputs)
-    estimator = StepEstimator(mtf_graph, mesh_shape, outputs, hardware)
+    estimator = StepEstimator(mtf_graph, mesh_shape, outputs, hardware, stored_layout)
     ranked = _distinct(estimator, alternatives + 1, memory_limit_bytes)
     if layout is None and objective == "time":
         layout = ranked[0].layout

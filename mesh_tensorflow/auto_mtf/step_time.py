@@ -86,6 +86,7 @@ class StepEstimator:
       space: the legal layouts, a LayoutSpace.
       times: the time of a step, a StepTime.
       memory: the memory over time, a ResidentMemory.
+      parts: what it shares with estimates on other meshes, a ProgramParts.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class StepEstimator:
         hardware: Union[str, Hardware, None] = None,
         stored_layout: Optional[StoredLayout] = None,
         parts: Optional[ProgramParts] = None,
+        exchanges: bool = False,
     ):
         """Creates a StepEstimator.
 
@@ -107,17 +109,21 @@ class StepEstimator:
           stored_layout: how variables are stored, such as `stored_layout(mesh_shape, zero=3)`;
             None if as they are computed with.
           parts: the ProgramParts of the same graph and outputs, if there already are some.
+          exchanges: whether a reshape may exchange dimensions over one mesh dimension, and
+            attention by blocks may split its rows and its memory over one, as in a ring.
         """
         outputs = list(mtf_outputs)
         self.mesh_shape: Shape = convert_to_shape(mesh_shape) or Shape([])
         self.hardware = hardware_profile(hardware)
-        self.space = layout_space(mtf_graph.operations, LayoutValidator(mtf_graph, self.mesh_shape))
+        validator = LayoutValidator(mtf_graph, self.mesh_shape)
+        self.space = layout_space(mtf_graph.operations, validator, exchanges)
         self.stored_layout = stored_layout
-        parts = parts or ProgramParts(mtf_graph, outputs)
+        self.parts = parts = parts or ProgramParts(mtf_graph, outputs)
         model = CostModel(self.mesh_shape, self.hardware, stored_layout)
         candidates = frozenset(self.space.dims)
         units = parts.units(candidates, stored_layout is not None)
-        self.times = StepTime(units, self.space, model)
+        known = parts.known(tuple(self.mesh_shape), id(self.hardware))
+        self.times = StepTime(units, self.space, model, known)
         self.memory = parts.memory(candidates, model.storing)
         self._tables: Optional[Tables] = None
 
@@ -196,11 +202,18 @@ class StepEstimator:
             raise self.does_not_fit(memory_limit_bytes or 0)
         return found
 
-    def program(self, memory_limit_bytes: Optional[float] = None) -> TimeProgram:
-        """Returns the integer program that searches for layouts; see `best`."""
+    def least(self) -> tuple[float, int]:
+        """Returns lower bounds of the seconds and of the peak memory of all layouts."""
+        return self._made_tables().least(), self.memory.least(self.space)
+
+    def _made_tables(self) -> Tables:
         if self._tables is None:
             self._tables = Tables(self.space, self.times.tables(), self.memory.dimension_sets)
-        return TimeProgram(self._tables, self.memory, memory_limit_bytes)
+        return self._tables
+
+    def program(self, memory_limit_bytes: Optional[float] = None) -> TimeProgram:
+        """Returns the integer program that searches for layouts; see `best`."""
+        return TimeProgram(self._made_tables(), self.memory, memory_limit_bytes)
 
     def least_memory(self) -> Estimate:
         """Returns the layout with the lowest peak memory, regardless of its time.

@@ -122,3 +122,15 @@ def test_unknown_stages(tf_graph):
     program = models.language_model(**TINY)
     with pytest.raises(ValueError, match="zero=4: the stage of ZeRO is 1 or 2"):
         mtf.auto_mtf.layout_and_stored_layout(program.graph, "m:2", zero=[4])
+
+
+def test_explains_it(tf_graph):
+    program, estimated = estimator("all:4", 3, "all")
+    explained = mtf.auto_mtf.explain(
+        program.graph, "all:4", program.outputs, "batch:all", hardware=SLOW,
+        stored_layout=estimated.stored_layout,
+    )  # fmt: skip
+    assert explained.chosen == estimated.estimate("batch:all")
+    lines = str(explained).splitlines()
+    assert lines[:2] == ["layout  batch:all", "stored  zero=3 over all"]
+    assert any(" gathered " in line for line in lines)

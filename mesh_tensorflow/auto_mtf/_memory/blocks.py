@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Optional
+
+import numpy as np
 
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.operation import Operation
@@ -15,7 +17,7 @@ from mesh_tensorflow.auto_mtf._memory.updates import Updates, is_recomputed
 from mesh_tensorflow.ops._variables.assign import Assign
 from mesh_tensorflow.ops._variables.variable import Variable
 
-__all__ = ["Block", "Column", "Item", "StoredItems"]
+__all__ = ["Block", "Column", "Item", "StoredItems", "kinds_of", "maximal_rows"]
 
 _NOTHING = 2**62  # parts of a block that does not exist
 
@@ -143,3 +145,26 @@ class StoredItems:
             return Item(name, op, [root], [name]), Block(name, "updates", size, column)
         column = Column(dims, tuple(self._updates.weight_of[x.operation]))
         return Item(name, op, [], [name]), Block(name, "gathered", size, column)
+
+
+def maximal_rows(rows: np.ndarray) -> np.ndarray:
+    """Returns the rows that no other row exceeds in all columns; the peak is at one of them."""
+    rows = np.unique(rows, axis=0)
+    kept = np.empty([0, rows.shape[1]], rows.dtype)
+    for row in rows[np.argsort(-rows.sum(axis=1), kind="stable")]:
+        if not (kept >= row).all(axis=1).any():
+            kept = np.concatenate([kept, row[np.newaxis]])
+    return kept
+
+
+def kinds_of(operations: Sequence[Operation]) -> dict[Operation, str]:
+    """Returns, for each operation, the kind of its output tensors."""
+    backward: Optional[int] = None
+    kinds = {}
+    for i, op in enumerate(operations):
+        if op.gradient_of is not None:
+            backward = i if backward is None else backward
+            kinds[op] = "recomputed" if op.original is not None else "gradients"
+        else:
+            kinds[op] = "activations" if backward is None else "updates"
+    return kinds

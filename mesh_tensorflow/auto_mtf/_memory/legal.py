@@ -11,10 +11,15 @@ from mesh_tensorflow._core.loop import with_inner_operations
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow.auto_mtf._memory.space import LayoutSpace
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
+from mesh_tensorflow.layers._attention.blocked_operation import (
+    BlockedAttentionGradOperation,
+    BlockedAttentionOperation,
+)
 from mesh_tensorflow.ops._control.control import CustomGradientOperation
 from mesh_tensorflow.ops._control.recompute import DelayOperation
 from mesh_tensorflow.ops._control.while_gradient import WhileGradientOperation
 from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
+from mesh_tensorflow.ops._movement.reshape import ReshapeOperation
 from mesh_tensorflow.ops._variables.assign import Assign
 from mesh_tensorflow.signal._fft import FourierOperation
 
@@ -33,13 +38,23 @@ _TENSORS_APART = (
 )
 
 
-def layout_space(operations: Iterable[Operation], validator: LayoutValidator) -> LayoutSpace:
+# With exchanges, also what changes dimensions, or passes parts of a memory around.
+_EXCHANGES = (*_TENSORS_APART, BlockedAttentionOperation, BlockedAttentionGradOperation,
+              ReshapeOperation)  # fmt: skip
+
+
+def layout_space(
+    operations: Iterable[Operation], validator: LayoutValidator, exchanges: bool = False
+) -> LayoutSpace:
     """Returns the legal layouts of a program.
 
     Args:
       operations: the Operations of the program.
       validator: the LayoutValidator of the program.
+      exchanges: whether one mesh dimension may split a dimension before a reshape and another one
+        after it, and both the rows and the memory of attention by blocks.
     """
+    apart = _EXCHANGES if exchanges else _TENSORS_APART
     every = list(with_inner_operations(operations))
     # A tensor that has a name twice cannot be split along it.
     repeated = {
@@ -55,14 +70,14 @@ def layout_space(operations: Iterable[Operation], validator: LayoutValidator) ->
         for m in validator.mesh_dimension_name_to_size
         if validator.is_valid_assignment(d, m)
     ]
-    sets = {names for op in every for names in _together(op)}
+    sets = {names for op in every for names in _together(op, apart)}
     return LayoutSpace(pairs, validator.mesh_dimension_name_to_size, sets)
 
 
-def _together(op: Operation) -> list[frozenset[str]]:
+def _together(op: Operation, apart: tuple[type, ...]) -> list[frozenset[str]]:
     """Returns sets of dimension names, no two of which may be split over one mesh dimension."""
     tensors = [frozenset(t.shape.dimension_names) for t in [*op.inputs, *op.outputs]]
-    return tensors if isinstance(op, _TENSORS_APART) else [frozenset().union(*tensors)]
+    return tensors if isinstance(op, apart) else [frozenset().union(*tensors)]
 
 
 def layout_pairs(layout: Union[str, LayoutRules, Mapping[str, str]]) -> list[tuple[str, str]]:

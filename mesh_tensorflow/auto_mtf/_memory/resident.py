@@ -14,7 +14,14 @@ from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.auto_mtf import scheduler
-from mesh_tensorflow.auto_mtf._memory.blocks import Block, Column, Item, StoredItems
+from mesh_tensorflow.auto_mtf._memory.blocks import (
+    Block,
+    Column,
+    Item,
+    StoredItems,
+    kinds_of,
+    maximal_rows,
+)
 from mesh_tensorflow.auto_mtf._memory.space import LayoutSpace
 from mesh_tensorflow.auto_mtf._memory.storing import Storing
 from mesh_tensorflow.auto_mtf._memory.updates import Updates
@@ -79,7 +86,7 @@ class ResidentMemory:
         self._blocks: dict[str, Block] = {}
         self._variables = list(self._variable_blocks(graph.operations))
         self._root: dict[Tensor, str] = {}
-        self._kinds = _kinds(graph.operations)
+        self._kinds = kinds_of(graph.operations)
         self._items = list(self._make_items(graph.operations))
         self._final = {self._root[t] for t in outputs if t in self._root}
         self._columns: dict[Column, int] = {}
@@ -95,6 +102,7 @@ class ResidentMemory:
         self._schedule, self.bytes, self.at = min(
             (self._run(list(order)) for order in orders), key=lambda run: run[1].sum(axis=1).max()
         )
+        self._highest = maximal_rows(self.bytes)
         self.columns = list(self._columns)
         self.dimension_sets = [column.names(candidates) for column in self.columns]
 
@@ -338,7 +346,20 @@ class ResidentMemory:
 
     def peak(self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> int:
         """Returns the peak memory per processor in bytes; see `in_use`."""
-        return int(self.in_use(layout, mesh_sizes).max())
+        parts = self.parts(layout, mesh_sizes)
+        return int((self._highest // parts).sum(axis=1).max())
+
+    def least(self, space: LayoutSpace) -> int:
+        """Returns a lower bound of the peak memory of all layouts, in bytes.
+
+        Args:
+          space: a LayoutSpace.
+        """
+        parts = [
+            max(self.parts_of_rows(i, space, dims, space.assignments(dims)))
+            for i, dims in enumerate(self.dimension_sets)
+        ]
+        return int((self._highest // np.array(parts)).sum(axis=1).max())
 
     def by_kind(
         self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]
@@ -374,16 +395,3 @@ class ResidentMemory:
             blocks += self._inner[self.at[time]][time - start]
         held = [Held(b.name, b.kind, self._held(b, layout, mesh_sizes)) for b in blocks]
         return sorted((h for h in held if h.bytes), key=lambda h: (-h.bytes, h.name))
-
-
-def _kinds(operations: Sequence[Operation]) -> dict[Operation, str]:
-    """Returns, for each operation, the kind of its output tensors."""
-    backward: Optional[int] = None
-    kinds = {}
-    for i, op in enumerate(operations):
-        if op.gradient_of is not None:
-            backward = i if backward is None else backward
-            kinds[op] = "recomputed" if op.original is not None else "gradients"
-        else:
-            kinds[op] = "activations" if backward is None else "updates"
-    return kinds

@@ -86,7 +86,7 @@ def _batch_like(graph: Graph) -> tuple[str, int]:
     count: Counter[str] = Counter()
     sizes: dict[str, set[int]] = {}
     for op in graph.operations:
-        for d in {d for y in op.outputs for d in y.shape}:
+        for d in dict.fromkeys(d for y in op.outputs for d in y.shape):
             count[d.name] += 1
             sizes.setdefault(d.name, set()).add(d.size)
     for name, _ in count.most_common():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.tensor import Tensor
@@ -10,6 +10,7 @@ from mesh_tensorflow.auto_mtf._memory.resident import ResidentMemory
 from mesh_tensorflow.auto_mtf._memory.steps import program_steps
 from mesh_tensorflow.auto_mtf._memory.storing import Storing
 from mesh_tensorflow.auto_mtf._memory.updates import Updates, find_updates
+from mesh_tensorflow.auto_mtf._time.times import Known
 from mesh_tensorflow.auto_mtf._time.unit import Unit
 from mesh_tensorflow.auto_mtf._time.units import program_units
 
@@ -30,6 +31,7 @@ class ProgramParts:
         self.outputs = list(outputs)
         self._updates: list[Updates] = []
         self._units: dict[tuple[frozenset[str], bool], list[Unit]] = {}
+        self._known: dict[Hashable, Known] = {}
         self._memory: dict[tuple[frozenset[str], int], ResidentMemory] = {}
 
     @property
@@ -38,6 +40,14 @@ class ProgramParts:
         if not self._updates:
             self._updates.append(find_updates(self.graph))
         return self._updates[0]
+
+    def known(self, *mesh: Hashable) -> Known:
+        """Returns the seconds of units that are evaluated so far, on one mesh.
+
+        Args:
+          *mesh: what tells meshes apart.
+        """
+        return self._known.setdefault(mesh, {})
 
     def units(self, candidates: frozenset[str], stored: bool) -> list[Unit]:
         """Returns the units of the program.

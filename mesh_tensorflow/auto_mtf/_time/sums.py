@@ -150,7 +150,8 @@ class _Sums:
         operations = (event.op for event in events if event.op is not None)
         dims = dims_of(operations, (event.weight for event in events), candidates)
         apart = functools.partial(self.apart, candidates)
-        return Unit(tuple(key), dims, 1.0, self.layer, self.seconds, apart)
+        is_stored = any(event.weight is not None for event in events)
+        return Unit(tuple(key), dims, 1.0, self.layer, self.seconds, apart, is_stored)
 
 
 class SumFinder:

@@ -81,6 +81,10 @@ class Tables:
             for table, lookup in zip(self.tables, self._lookup)
         )
 
+    def least(self) -> float:
+        """Returns a lower bound of the seconds of all layouts."""
+        return sum(float(table.seconds.min()) for table in self.tables)
+
     def prune(self, most: float) -> None:
         """Prunes assignments that cannot be in a layout of at most `most` seconds."""
         for table in self.tables:

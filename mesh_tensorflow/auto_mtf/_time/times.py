@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -14,10 +14,13 @@ from mesh_tensorflow.auto_mtf._memory.space import LayoutSpace
 from mesh_tensorflow.auto_mtf._time.seconds import ZERO, CostModel, Seconds
 from mesh_tensorflow.auto_mtf._time.unit import Unit
 
-__all__ = ["Sent", "StepTime", "layer_kind"]
+__all__ = ["Known", "Sent", "StepTime", "layer_kind"]
 
 # Units with more assignments than this are split into smaller ones.
 _MOST_ASSIGNMENTS = 20_000
+
+# Seconds by the signature of a unit, and the layout of its dimensions.
+Known = dict[Any, dict[frozenset, Seconds]]
 
 _NUMBER = re.compile(r"(?<=[A-Za-z])_?\d+(?=/|$)")
 _GRADIENTS = "gradients"
@@ -72,14 +75,23 @@ class StepTime:
       is_exact: whether all sums that may be delayed together were evaluated together.
     """
 
-    def __init__(self, units: Iterable[Unit], space: LayoutSpace, model: CostModel):
+    def __init__(
+        self,
+        units: Iterable[Unit],
+        space: LayoutSpace,
+        model: CostModel,
+        known: Optional[Known] = None,
+    ):
         """Creates a StepTime.
 
         Args:
           units: Units.
           space: a LayoutSpace.
           model: a CostModel.
+          known: the seconds of units that other StepTimes on the same mesh have evaluated, which
+            differ in how variables are stored; more are added.
         """
+        self._known: Known = {} if known is None else known
         self._space = space
         self._model = model
         self.is_exact = True
@@ -95,7 +107,11 @@ class StepTime:
                 for part in unit.apart():
                     self._add(part)
                 return
-        kind = self._kinds.setdefault(unit.signature, _Kind(unit))
+        if unit.signature not in self._kinds:
+            self._kinds[unit.signature] = kind = _Kind(unit)
+            if not unit.is_stored:
+                kind.known = self._known.setdefault(unit.signature, {})
+        kind = self._kinds[unit.signature]
         kind.layers[layer_kind(unit.layer)] += unit.times  # type: ignore[assignment]
         kind.times += unit.times
 

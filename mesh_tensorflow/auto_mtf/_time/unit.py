@@ -24,6 +24,7 @@ class Unit(NamedTuple):
       seconds: a function of a CostModel and a MeshImpl that returns Seconds.
       apart: a function that returns smaller Units of about the same total time, with fewer
         dimensions; or None.
+      is_stored: whether its time depends on how variables are stored.
     """
 
     signature: Any
@@ -32,6 +33,7 @@ class Unit(NamedTuple):
     layer: str
     seconds: Callable[[CostModel, MeshImpl], Seconds]
     apart: Optional[Callable[[], list[Unit]]] = None
+    is_stored: bool = False
 
 
 def dims_of(

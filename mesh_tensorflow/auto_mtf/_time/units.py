@@ -65,6 +65,8 @@ def _gathers(updates: Updates, candidates: frozenset[str]) -> list[Unit]:
             times,
             x.operation.name,
             functools.partial(_gather_seconds, x),
+            None,
+            True,
         )
         for x, times in updates.gathers.items()
     ]
@@ -105,6 +107,8 @@ def _assignments(
                 step.times,
                 step.layer,
                 functools.partial(_assignment_seconds, x, size, weight, gathers),
+                None,
+                weight is not None,
             )
         )
     return units

@@ -1,0 +1,152 @@
+"""Plans for the largest language model of the Mesh TensorFlow paper, in Markdown.
+
+    python benchmarks/parallelism_plans.py
+
+Nothing is computed: programs are built, and their layouts searched by estimated time, for 8, 64 and
+512 processors with 16 and 80 GB each. The model has 4.9e9 weights (Shazeer et al.,
+"Mesh-TensorFlow: deep learning for supercomputers", 2018: d_model 1024, six layers, 256 heads, d_ff
+262144).
+"""
+
+import argparse
+import functools
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import quiet
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--processors", type=int, nargs="+", default=[8, 64, 512])
+    parser.add_argument("--gigabytes", type=float, nargs="+", default=[16, 80])
+    parser.add_argument("--optimizer", default="adam", choices=["adam", "adafactor"])
+    parser.add_argument("--batch", type=int, default=256, help="sequences of 256 tokens")
+    parser.add_argument("--explain", action="store_true", help="print all that is known of a plan")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    ARGUMENTS = parse_arguments()  # before the seconds of the next line
+    quiet.import_tensorflow()
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.auto_mtf import Choice
+from mesh_tensorflow.auto_mtf._time.program_parts import ProgramParts
+from mesh_tensorflow.auto_mtf.plans.language_model import planned_language_model
+from mesh_tensorflow.auto_mtf.plans.result import Lost, Plans
+
+MODEL: dict[str, Any] = {
+    "length": 256, "vocab": 32000, "d_model": 1024, "layers": 6, "heads": 256, "d_kv": 256,
+    "d_ff": 262144, "dtype": "bfloat16",
+}  # fmt: skip
+CANDIDATES = [
+    Choice(),
+    Choice(recompute=True),
+    Choice(recompute=True, sequence_parallel=True),
+    Choice(recompute=True, attention="ring"),
+    Choice(stages=2, microbatches=8, recompute=True),
+    Choice(stages=2, microbatches=8, repeats=3, recompute=True),
+]
+MESHES = {
+    8: ["a:8", "a:4,b:2"],
+    64: ["a:64", "a:16,b:4", "a:8,b:8", "a:8,b:4,c:2"],
+    512: ["a:512", "a:64,b:8", "a:32,b:16", "a:32,b:8,c:2"],
+}
+HARDWARE = "tpu_v3"
+
+
+@functools.cache
+def build(choice: Choice) -> ProgramParts:
+    """Returns a program, which is the same for all numbers of processors."""
+    program = planned_language_model(
+        choice, batch=ARGUMENTS.batch, optimizer=ARGUMENTS.optimizer, **MODEL
+    )
+    return ProgramParts(program.graph, program.outputs)
+
+
+def meshes(processors: int) -> list[Any]:
+    """Returns the mesh shapes to choose from."""
+    return MESHES.get(processors) or mtf.auto_mtf.api.all_mesh_shapes(processors, 2)
+
+
+def picked(processors: int, gigabytes: float) -> Any:
+    """Returns the Plans; or the error, if nothing fits."""
+    try:
+        return mtf.auto_mtf.plan(
+            build, processors, CANDIDATES, memory_limit_bytes=gigabytes * 1e9, hardware=HARDWARE,
+            mesh_shapes=meshes(processors),
+        )  # fmt: skip
+    except mtf.auto_mtf.step_time.MemoryLimitError as e:
+        return e
+
+
+def row(processors: int, gigabytes: float, plans: Any) -> str:
+    """Returns the row of a pick."""
+    if not isinstance(plans, Plans):
+        return f"| {processors} | {gigabytes:g} | none fits: {str(plans).splitlines()[0]} | | | | |"
+    best = plans.best
+    seconds, held = best.seconds, best.memory
+    known = sum(held.get(kind, 0) for kind in ("weights", "slots"))
+    cells = [
+        f"{processors}",
+        f"{gigabytes:g}",
+        f"{best.choice}; {best.estimate.text.replace(';', ', ')}; "
+        f"{best.stored_layout or 'variables as computed with'}",
+        f"{', '.join(f'{d.name}={d.size}' for d in best.mesh_shape)}",
+        f"{seconds.total * 1e3:,.0f} ms: {seconds.communication / seconds.total:.1%}, "
+        f"{best.recomputed_seconds / seconds.total:.0%}, {best.bubble_seconds / seconds.total:.0%}",
+        f"{best.estimate.peak_bytes / 1e9:.1f}: {known / 1e9:.1f}, "
+        f"{held.get('gradients', 0) / 1e9:.1f}, "
+        f"{(best.estimate.peak_bytes - known - held.get('gradients', 0)) / 1e9:.1f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def why(lost: Lost) -> str:
+    """Returns one cell: how much longer, or how much too large."""
+    if lost.best is None:
+        return f"{lost.missing_bytes / 1e9:.1f} GB too many" if lost.missing_bytes else lost.why
+    return lost.why.partition(" times as long")[0]
+
+
+def main() -> None:
+    """Prints the tables."""
+    start, found = time.perf_counter(), {}
+    for processors in ARGUMENTS.processors:
+        for gigabytes in ARGUMENTS.gigabytes:
+            found[processors, gigabytes] = plans = picked(processors, gigabytes)
+            if ARGUMENTS.explain:
+                print(plans, flush=True)
+            seconds = time.perf_counter() - start
+            print(f"{processors}, {gigabytes:g}: {seconds:.0f} s", file=sys.stderr, flush=True)
+    weights = sum(v.size for v in build(CANDIDATES[0]).graph.trainable_variables)
+    print(f"\n{weights:,} weights, {ARGUMENTS.batch} sequences, {ARGUMENTS.optimizer}\n")
+    parts = "step: communication, recomputed, bubble | GB at the peak: variables, gradients, rest"
+    print(f"| processors | GB | pick | mesh | {parts} |")
+    print("|---|---|---|---|---|---|")
+    for key, plans in found.items():
+        print(row(*key, plans))
+    print("\n| program | zero | " + " | ".join(f"{n} of {g:g} GB" for n, g in found) + " |")
+    print("|---|---|" + "---|" * len(found))
+    for choice in CANDIDATES:
+        for zero in (0, 2, 3):
+            cells = []
+            for plans in found.values():
+                lost = plans.lost if isinstance(plans, Plans) else []
+                cells += [why(x) for x in lost if (x.choice, x.zero) == (choice, zero)] or ["**1**"]
+            print(f"| {choice} | {zero} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    tf.disable_v2_behavior()
+    main()
