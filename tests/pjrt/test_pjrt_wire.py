@@ -4,13 +4,16 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.paths import environment
 
+from mesh_tensorflow._processes.peers import Peer
 from mesh_tensorflow.pjrt._quiet import LineFilter
+from mesh_tensorflow.pjrt._sessions.watch import Watch, connected
 from mesh_tensorflow.pjrt._sessions.wire import Message, receive, send
 
 GLOO = (
@@ -42,6 +45,31 @@ def test_messages_arrive_as_they_were():
         one.close()
         with pytest.raises(EOFError):
             receive(other)
+
+
+def test_a_process_that_closes_its_connection_is_lost():
+    me, peer = Peer("worker", 0, "here:1"), Peer("worker", 1, "there:2")
+    one, other = map(connected, tcp_pair())
+    watch = Watch([(peer, one)], me)
+    try:
+        assert watch.error() is None
+        other.close()
+        for _ in range(100):
+            if watch.error() is not None:
+                break
+            time.sleep(0.05)
+        assert watch.error().peer == peer
+        assert "/job:worker/task:1 at there:2 does not answer any more" in str(watch.error())
+    finally:
+        watch.stop()
+        one.close()
+
+
+def tcp_pair():
+    """Returns two sockets that are connected."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        return one, server.accept()[0]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])

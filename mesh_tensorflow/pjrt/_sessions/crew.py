@@ -22,6 +22,7 @@ from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.pjrt._hosts import driving, join
 from mesh_tensorflow.pjrt._sessions.follower import CALLS, Follower
 from mesh_tensorflow.pjrt._sessions.programs import Crew, crew_of
+from mesh_tensorflow.pjrt._sessions.watch import Watch, connected
 from mesh_tensorflow.pjrt._sessions.wire import Message, receive, send
 
 __all__ = ["run_in_chief"]
@@ -77,7 +78,7 @@ def _lead(
             (peer, stack.enter_context(_connection(peer))) for peer in _peers(mine) if peer.task
         ]
         join()
-        crew = Crew(others)
+        crew = Crew(others, _peers(mine)[0])
         news = Message(_FAILED, "it failed")
         try:
             with crew_of(crew):
@@ -86,7 +87,7 @@ def _lead(
             return result
         except BaseException as error:
             news = Message(_FAILED, f"{type(error).__name__}: {error}")
-            lost = crew.lost()
+            lost = crew.watch.error()
             if lost is not None and not isinstance(error, PeerLostError):
                 raise lost from error
             raise
@@ -120,9 +121,7 @@ def _connection(peer: Peer) -> Iterator[socket.socket]:
                 ) from error
             time.sleep(_POLL_SECS)
     with connection:
-        connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        yield connection
+        yield connected(connection)
 
 
 # -- the other processes
@@ -143,10 +142,12 @@ def _follow(mine: Processes) -> Shared:
                     chief,
                 ) from error
         with connection:
-            connection.settimeout(None)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             join()
-            news = _serve(connection, chief, me)
+            watch = Watch([(chief, connected(connection))], me)
+            try:
+                news = _serve(connection, watch, chief)
+            finally:
+                watch.stop()
     if signals.received is not None:
         raise signals.error(f"{me} was stopped, after {chief}")
     if news.call == _FAILED:
@@ -154,7 +155,7 @@ def _follow(mine: Processes) -> Shared:
     return news.values, news.arrays
 
 
-def _serve(connection: socket.socket, chief: Peer, me: Peer) -> Message:
+def _serve(connection: socket.socket, watch: Watch, chief: Peer) -> Message:
     """Does what the chief says; returns what it says at the end."""
     follower = Follower()
     while True:
@@ -164,8 +165,6 @@ def _serve(connection: socket.socket, chief: Peer, me: Peer) -> Message:
                 return message
             send(connection, follower.answer(message))
         except (EOFError, ConnectionError) as error:
-            raise PeerLostError(
-                f"{chief} does not answer any more: the process ended, or its machine or the "
-                f"network is down. {me} stops",
-                chief,
-            ) from error
+            lost = watch.error(chief)
+            assert lost is not None
+            raise lost from error

@@ -14,37 +14,32 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._processes.peers import Peer, PeerLostError
+from mesh_tensorflow._processes.peers import Peer
 from mesh_tensorflow.pjrt._sessions.executor import Description, Executor
 from mesh_tensorflow.pjrt._sessions.follower import FAILED
 from mesh_tensorflow.pjrt._sessions.parts import joined, own_parts
+from mesh_tensorflow.pjrt._sessions.watch import Watch
 from mesh_tensorflow.pjrt._sessions.wire import Message, receive, send
 
 __all__ = ["Crew", "Programs", "crew_of", "current_programs"]
 
 
 class Crew:
-    """The other processes, as the chief sees them."""
+    """The other processes, as the chief sees them.
 
-    def __init__(self, others: Sequence[tuple[Peer, socket.socket]]):
+    Attributes:
+      watch: the Watch of them.
+    """
+
+    def __init__(self, others: Sequence[tuple[Peer, socket.socket]], me: Peer):
         """Creates a Crew.
 
         Args:
           others: each other process, and a connection to it.
+          me: this process.
         """
         self._others = list(others)
-        self._lost: Optional[Peer] = None
-
-    def lost(self) -> Optional[PeerLostError]:
-        """Returns an error for a process that is lost, or None."""
-        if self._lost is None:
-            return None
-        return PeerLostError(
-            f"{self._lost} does not answer any more: the process ended, or its machine or the "
-            "network is down. Training resumes from the last checkpoint when all processes are "
-            "started again",
-            self._lost,
-        )
+        self.watch = Watch(others, me)
 
     def do(self, message: Message, own: Callable[[], Any]) -> tuple[Any, list[Message]]:
         """Has all processes do something, this one as well.
@@ -78,8 +73,7 @@ class Crew:
             try:
                 results.append(call(connection))
             except (EOFError, OSError) as error:
-                self._lost = peer
-                lost = self.lost()
+                lost = self.watch.error(peer)
                 assert lost is not None
                 raise lost from error
         return results
@@ -90,6 +84,7 @@ class Crew:
         Args:
           news: how.
         """
+        self.watch.stop()
         for _, connection in self._others:
             with contextlib.suppress(OSError):
                 send(connection, news)
