@@ -131,6 +131,12 @@ def group(workload: str, mesh: str, systems: list[str], placements: list[str]) -
         if ((c.system, d.system) == ("mtf", "classic") and c.placement == d.placement)
         or (c.label, d.label) == ("mtf simd", "mtf logical")
     ]
+    comparisons += [
+        Comparison(c, d)
+        for c in peers
+        for d in peers
+        if (c.label, d.label) == ("pjrt", "jax_named")
+    ]
     return Group(
         f"{workload}@{mesh}",
         f"{w.title}; mesh {mesh}",

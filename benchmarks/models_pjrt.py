@@ -61,9 +61,10 @@ class PjrtProgram:
         start = time.perf_counter()
         lowered = step.lower(self._data)
         built = time.perf_counter()
+        lowered.compiled  # noqa: B018  # compiled when it is asked for
+        self.seconds = {"build": built - start, "lowering": time.perf_counter() - built}
         self.nodes = len(lowered.stablehlo.splitlines())
         self.collectives = [vars(c) for c in lowered.collectives()]
-        self.seconds = {"build": built - start, "lowering": time.perf_counter() - built}
         start = time.perf_counter()
         step.make_variables(self._data)
         self.init_seconds = time.perf_counter() - start

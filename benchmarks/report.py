@@ -31,6 +31,7 @@ METRICS: dict[str, Any] = {
     "build_s": ("build s", "{:.3f}"),
     "init_s": ("init s", "{:.2f}"),
     "first_s": ("first s", "{:.2f}"),
+    "start_s": ("start s", "{:.2f}"),
 }
 
 
@@ -72,6 +73,9 @@ def measures(result: dict[str, Any]) -> dict[str, float]:
         "build_s": seconds["build"] + seconds["lowering"],
         "init_s": result["init_seconds"],
         "first_s": result["first_step_seconds"],
+        "start_s": sum(seconds[key] for key in ("build", "lowering"))
+        + result["init_seconds"]
+        + result["first_step_seconds"],
     }
 
 
@@ -118,10 +122,10 @@ def _row(
 
 def summarize(group: Group, rounds: list[dict[str, Any]], errors: dict[str, str]) -> dict[str, Any]:
     """Rows, ratios and verdicts of a group."""
-    # Plain TensorFlow, or else the classic, says what the losses have to be.
+    # Plain TensorFlow, or else the classic, or JAX, says what the losses have to be.
     references = {
         c.workload: c.label
-        for system in ("classic", "tf")
+        for system in ("jax_named", "classic", "tf")
         for c in group.configs
         if c.system == system
     }
@@ -234,7 +238,7 @@ def format_group(group: dict[str, Any], rate: float) -> str:
                 cells.append(f"{value / rate:.0%}")
         rows.append([*cells, _loss_cell(row)])
     parts = ["", "== {name}: {title} ({seconds:.0f} s)".format(**group), _table([head] + rows)]
-    keys = ["step_ms", "cpu_ms", "peak_mb", "nodes", "build_s", "first_s"]
+    keys = ["step_ms", "cpu_ms", "peak_mb", "nodes", "build_s", "first_s", "start_s"]
     lines = [["ratio of medians a round"] + [METRICS[key][0] for key in keys]]
     for ratio in group["ratios"]:
         cells = []

@@ -1,5 +1,6 @@
 """Lowered: texts, communication, memory and cost of a program, before it runs."""
 
+import jax
 import pytest
 from helpers.pjrt import DATA, MESH, on_jax
 
@@ -19,6 +20,16 @@ def test_what_is_known_of_a_program():
     arguments = DATA.nbytes // 2 + 2 * 4 * (64 + 16 + 64) // 2 + 2 * 4 * 4
     assert memory.argument_size_in_bytes == arguments
     assert lowered.cost()["flops"] > 0
+
+
+def test_shapes_are_enough():
+    """A program is compiled ahead of time, without data and without variables."""
+    step = on_jax("rows:2,cols:4", keep_prob=1.0)
+    ahead = step.lower(jax.ShapeDtypeStruct(DATA.shape, DATA.dtype))
+    assert "num_partitions=8" in ahead.compiled_text and not step.store.names
+    assert ahead.collectives() == step.lower(DATA).collectives()
+    fewer = on_jax(keep_prob=1.0).lower(DATA).memory().argument_size_in_bytes
+    assert ahead.memory().argument_size_in_bytes < fewer
 
 
 def test_communication():
