@@ -9,6 +9,8 @@ from auto_mtf.test_step_time import SLOW, TINY, all_layouts
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.stored_layout import stored_layout
 from mesh_tensorflow.auto_mtf import models
+from mesh_tensorflow.auto_mtf._time.program_parts import ProgramParts
+from mesh_tensorflow.auto_mtf._time.stored import stored_layouts
 from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, StepEstimator
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
@@ -134,3 +136,17 @@ def test_explains_it(tf_graph):
     lines = str(explained).splitlines()
     assert lines[:2] == ["layout  batch:all", "stored  zero=3 over all"]
     assert any(" gathered " in line for line in lines)
+
+
+def test_what_estimates_share(tf_graph):
+    """Estimates that share what they evaluate are those that share nothing."""
+    program = models.language_model(**TINY)
+    parts = ProgramParts(program.graph, program.outputs)
+    shape = mtf.convert_to_shape("m:2,n:2")
+    for stored in stored_layouts(shape, (0, 2, 3)):
+        alone, beside = (
+            StepEstimator(program.graph, shape, program.outputs, SLOW, stored, some)
+            for some in (None, parts)
+        )
+        for layout in ("", "batch:m", "batch:m;d_ff:n;heads:n", "d_model:n"):
+            assert alone.estimate(layout) == beside.estimate(layout)

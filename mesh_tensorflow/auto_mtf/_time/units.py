@@ -44,9 +44,8 @@ def program_units(
         op, weight = step.op, None if updates is None else updates.weight_of.get(step.op)
         dims = dims_of([op], [weight], candidates)
         seconds = functools.partial(_operation_seconds, op, weight)
-        units.append(
-            Unit((signature(op), weight_key(weight)), dims, step.times, step.layer, seconds)
-        )
+        key, is_stored = (signature(op), weight_key(weight)), weight is not None
+        units.append(Unit(key, dims, step.times, step.layer, seconds, None, is_stored))
     return units + finder.found()
 
 
