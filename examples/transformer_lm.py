@@ -34,6 +34,7 @@ import pathlib
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from typing import Optional
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent))
 
@@ -177,7 +178,7 @@ def act(model: Model, options: Options, corpus: Corpus) -> float:
     return last
 
 
-def run(options: Options) -> float:
+def run(options: Options) -> Optional[float]:
     """Trains with the given options, prints progress, and returns the held-out bits per byte.
 
     Raises:

@@ -27,6 +27,7 @@ import pathlib
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Optional
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent))
 
@@ -132,7 +133,7 @@ def act(model: Model, options: Options) -> float:
     return score
 
 
-def run(options: Options) -> float:
+def run(options: Options) -> Optional[float]:
     """Trains with the given options, prints progress, and returns the exact match.
 
     Raises:
