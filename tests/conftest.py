@@ -11,8 +11,12 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+from helpers.choices import ABOUT, KINDS, choose, set_environment
 from helpers.quiet import import_tensorflow
 
+# Options are parsed after this file, which imports TensorFlow.
+_given = [kind for kind in KINDS if f"--choices={kind}" in sys.argv]
+set_environment(os.environ.setdefault("MTF_TEST_CHOICES", "".join(_given[:1])))
 import_tensorflow()
 
 import hypothesis
@@ -37,10 +41,17 @@ def pytest_addoption(parser):
     parser.addoption(
         "--all", action="store_true", help="run every test, those that are marked slow included"
     )
+    parser.addoption(
+        "--choices",
+        choices=KINDS,
+        help="take the choices of helpers/choices.py, of speed and memory, wherever they are "
+        "possible or nowhere; leaves out the tests that are about them",
+    )
 
 
 def pytest_configure(config):
     """Leaves slow tests out, unless they are asked for by an option or by name."""
+    choose(os.environ["MTF_TEST_CHOICES"])
     named = any("::" in argument for argument in config.args)
     if not (config.getoption("--all") or config.option.markexpr or named):
         config.option.markexpr = "not slow"
@@ -49,14 +60,20 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Marks the tests of slow_tests.py, and puts those that begin first before the others."""
+    if os.environ["MTF_TEST_CHOICES"]:
+        items[:] = [item for item in items if not _matches(item, ABOUT)]
     ranks = {}
     for item in items:
-        name = item.nodeid.removeprefix("tests/")
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in SLOW):
+        if _matches(item, SLOW):
             item.add_marker(pytest.mark.slow)
-        matches = [i for i, pattern in enumerate(FIRST) if fnmatch.fnmatchcase(name, pattern)]
+        matches = [i for i, pattern in enumerate(FIRST) if _matches(item, [pattern])]
         ranks[item] = matches[0] if matches else len(FIRST)
     items.sort(key=ranks.get)
+
+
+def _matches(item, patterns):
+    name = item.nodeid.removeprefix("tests/")
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,0 +1,121 @@
+"""The choices that change speed and memory and never results, for runs of tests with each of them.
+
+`pytest --choices always` runs tests with every choice taken wherever it is possible, and
+`pytest --choices never` with none. Without the option each is taken where it was measured to pay.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, NamedTuple
+
+__all__ = ["ABOUT", "CHOICES", "KINDS", "choose", "set_environment"]
+
+KINDS = ("always", "never")
+_ANY_SIZE, _NO_SIZE = 0, 2**62
+
+
+class Choice(NamedTuple):
+    """A constant of the package that says from where on a choice pays.
+
+    Attributes:
+      what: the choice.
+      module: a module of the package.
+      name: the constant.
+      always: its value if the choice is always taken.
+      never: its value if it is never taken.
+    """
+
+    what: str
+    module: str
+    name: str
+    always: Any
+    never: Any
+
+
+CHOICES = (
+    Choice(
+        "attention by blocks", "transformer.attention._blocked", "LEAST_LENGTH", _ANY_SIZE, _NO_SIZE
+    ),
+    Choice(
+        "gathers in place of products with one-hots",
+        "ops._movement.gather",
+        "_LARGE",
+        _ANY_SIZE,
+        _NO_SIZE,
+    ),
+    Choice(
+        "matrix products in place of einsums",
+        "_mesh.slices.matrix_product",
+        "_SMALL",
+        _NO_SIZE,
+        _ANY_SIZE,
+    ),
+    Choice(
+        "matrix products in place of large einsums",
+        "_mesh.slices.matrix_product",
+        "_LARGE",
+        frozenset(["ab,bc->ac", "ab,ac->bc", "ab,cb->ac"]),
+        frozenset(),
+    ),
+    Choice(
+        "stacks of small variables",
+        "_lowering.stack_variables",
+        "_MAX_STACKED_SLICE",
+        2**27,
+        _ANY_SIZE,
+    ),
+    Choice(
+        "values handed over between SIMD processors",
+        "_mesh.simd.execution.node",
+        "LEAST_ELEMENTS",
+        _ANY_SIZE,
+        _NO_SIZE,
+    ),
+    Choice(
+        "rings of parts of a tensor",
+        "_mesh.placement.rings",
+        "_MIN_ELEMENTS_TO_SHARD",
+        _ANY_SIZE,
+        _NO_SIZE,
+    ),
+    Choice(
+        "calls of mtf.function past tf.function",
+        "_mesh.variables.quick_calls",
+        "_SEEN_CALLS",
+        _ANY_SIZE,
+        _NO_SIZE,
+    ),
+)
+
+
+# Tests of what a choice does, or of when it is taken, in the form of tests/slow_tests.py.
+ABOUT = ("mesh/test_simd_sharing.py::*",)
+
+
+def set_environment(kind: str) -> None:
+    """Makes TensorFlow take its own choice, oneDNN's kernels; before it is imported.
+
+    Args:
+      kind: "always", "never" or "".
+    """
+    if kind:
+        os.environ["TF_ENABLE_ONEDNN_OPTS"] = str(int(kind == "always"))
+
+
+def choose(kind: str) -> None:
+    """Sets the constants of all choices.
+
+    Args:
+      kind: "always", "never" or "": where it pays.
+
+    Raises:
+      AttributeError: a constant is not there any more.
+    """
+    if not kind:
+        return
+    for choice in CHOICES:
+        module = importlib.import_module(f"mesh_tensorflow.{choice.module}")
+        getattr(module, choice.name)
+        setattr(module, choice.name, getattr(choice, kind))
