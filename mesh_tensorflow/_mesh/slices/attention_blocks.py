@@ -8,7 +8,7 @@ O(n^2) memory", 2021; Dao et al., "FlashAttention", 2022).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Optional
 
 import tensorflow.compat.v1 as tf
@@ -44,7 +44,8 @@ def block_sums(operands: Operands) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         ]
 
         def step(at: Start, columns: int, *state: tf.Tensor) -> list:
-            return _with_block(Block(of, (start, at), (size, columns)), of, q, *state)
+            block = Block(of, (start, at), (size, columns))
+            return _unless_left_out(block, lambda: _with_block(block, of, q, *state), state)
 
         state = fold(memory, of.blocks[1], step, state)
         return [tf.reshape(x, [shared, others, size, x.shape.as_list()[2]]) for x in state]
@@ -52,6 +53,15 @@ def block_sums(operands: Operands) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     results = [Sum([shared, others, length, n], 2) for n in (channels, 1, 1)]
     total, largest, weight = over_blocks(length, of.blocks[0], rows, results, of.dtype)
     return total, largest, weight
+
+
+def _unless_left_out(
+    block: Block, compute: Callable[[], list], otherwise: Sequence[tf.Tensor]
+) -> list:
+    hidden = block.left_out()
+    if hidden is None:
+        return compute()
+    return list(tf.cond(hidden, lambda: [tf.identity(x) for x in otherwise], compute, strict=True))
 
 
 def _with_block(
@@ -139,9 +149,16 @@ def block_gradients(
     def of_memory(at: Start, columns: int) -> list:
         def of_queries(start: Start, rows: int) -> list:
             block = Block(of, (start, at), (rows, columns))
-            return _gradients_of_block(block, of, (largest, shift, dy), qkv, bias_shapes, chosen)
+            return _unless_left_out(
+                block,
+                lambda: _gradients_of_block(
+                    block, of, (largest, shift, dy), qkv, bias_shapes, chosen
+                ),
+                [tf.zeros(result.of_block(rows), of.dtype) for result in inner],
+            )
 
-        return over_blocks(length, of.blocks[0], of_queries, results(columns)[0], of.dtype)
+        inner = results(columns)[0]
+        return over_blocks(length, of.blocks[0], of_queries, inner, of.dtype)
 
     return over_blocks(memory, of.blocks[1], of_memory, results(0)[1], of.dtype)
 

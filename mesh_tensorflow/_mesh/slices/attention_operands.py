@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
@@ -11,10 +11,14 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._mesh.slices import random_values
 from mesh_tensorflow._mesh.slices.block_loops import Start
 from mesh_tensorflow._mesh.slices.distance_buckets import Buckets, bucket_of, looked_up
+from mesh_tensorflow._mesh.slices.visibility import (
+    COMPARISONS,
+    MASKED_LOGIT,
+    Compared,
+    sees_nothing,
+)
 
 __all__ = [
-    "COMPARISONS",
-    "MASKED_LOGIT",
     "Block",
     "Distances",
     "Noise",
@@ -22,20 +26,11 @@ __all__ = [
     "arranged",
     "computed_in",
     "default_block_sizes",
+    "divided_alike",
     "noise_mask",
     "product_minus",
     "restored",
 ]
-
-# How an id of a query and one of the memory compare if the one sees the other.
-COMPARISONS: dict[str, Callable] = {
-    "equal": tf.equal,
-    "less_equal": tf.less_equal,
-    "greater_equal": tf.greater_equal,
-}
-
-# Added to a logit, it makes the attention weight exactly 0; representable in bfloat16.
-MASKED_LOGIT = -1e9
 
 # About how many logits a block has, and how many positions at most along each side. Measured by
 # benchmarks/attention.py: larger blocks do not fit into caches, smaller ones are not worth their
@@ -89,6 +84,8 @@ class Operands:
       v: values, [shared, memory, value].
       biases: tensors of the shape [*front, length, memory], with 1 for dimensions that they lack.
       visible: triples (a comparison, ids of queries, ids of the memory), arranged in the same way.
+      skips: a scalar bool tensor, whether blocks of which nothing is seen may be left out; None if
+        never.
       distances: biases of distances.
       noise: a Noise or None.
       blocks: the number of positions of queries and of the memory in a block.
@@ -99,7 +96,8 @@ class Operands:
     k: tf.Tensor
     v: tf.Tensor
     biases: Sequence[tf.Tensor]
-    visible: Sequence[tuple[str, tf.Tensor, tf.Tensor]]
+    visible: Sequence[Compared]
+    skips: Optional[tf.Tensor]
     distances: Sequence[Distances]
     noise: Optional[Noise]
     blocks: tuple[int, int]
@@ -119,6 +117,11 @@ class Operands:
 def computed_in(dtype: tf.DType) -> tf.DType:
     """Returns the dtype in which logits of queries of a dtype are computed."""
     return tf.float64 if dtype == tf.float64 else tf.float32
+
+
+def divided_alike(block: int, length: int) -> int:
+    """Returns the size of blocks of a length that are as few as those of a size, and alike."""
+    return -(-length // -(-length // block))
 
 
 def default_block_sizes(rows: int, length: int, memory: int) -> tuple[int, int]:
@@ -210,6 +213,14 @@ class Block:
             starts.append(start if cut else None)
             sizes.append(size if cut else found)
         return _part(x, starts, sizes)
+
+    def left_out(self) -> Optional[tf.Tensor]:
+        """Returns whether the block may be left out, a scalar; None if it never is."""
+        of = self._of
+        if of.skips is None:
+            return None
+        seen = [(name, self.term(rows), self.term(columns)) for name, rows, columns in of.visible]
+        return tf.logical_and(of.skips, sees_nothing(seen))
 
     @property
     def shape(self) -> list[int]:

@@ -18,6 +18,12 @@ class Sum(NamedTuple):
     shape: list[int]
     axis: Optional[int]
 
+    def of_block(self, size: int) -> list[int]:
+        """Returns the shape of the result of a block of a size, or of so many positions."""
+        if self.axis is None:
+            return self.shape
+        return [*self.shape[: self.axis], size, *self.shape[self.axis + 1 :]]
+
 
 def over_blocks(
     length: int,
@@ -62,7 +68,7 @@ def _looped(
     start = [
         tf.zeros(result.shape, dtype)
         if result.axis is None
-        else tf.TensorArray(dtype, count, element_shape=_resized(result, block))
+        else tf.TensorArray(dtype, count, element_shape=result.of_block(block))
         for result in results
     ]
     state = tf.while_loop(
@@ -74,17 +80,12 @@ def _looped(
     ]
 
 
-def _resized(result: Sum, size: int) -> list[int]:
-    assert result.axis is not None
-    return [*result.shape[: result.axis], size, *result.shape[result.axis + 1 :]]
-
-
 def _joined(x: tf.Tensor, count: int, result: Sum, block: int) -> tf.Tensor:
     axis = result.axis
     assert axis is not None
-    x = tf.reshape(x, [count, *_resized(result, block)])
+    x = tf.reshape(x, [count, *result.of_block(block)])
     order = [*range(1, axis + 1), 0, *range(axis + 1, len(result.shape) + 1)]
-    return tf.reshape(tf.transpose(x, order), _resized(result, count * block))
+    return tf.reshape(tf.transpose(x, order), result.of_block(count * block))
 
 
 def fold(length: int, block: int, step: Callable, state: list) -> list:

@@ -20,6 +20,7 @@ from mesh_tensorflow.layers._attention.masks import (
     hidden_where,
     unseen,
 )
+from mesh_tensorflow.layers._attention.ring import RINGS
 
 __all__ = ["Visible", "added_terms", "attention_and_log_sums", "blocked_attention", "whole_dims"]
 
@@ -191,11 +192,15 @@ def attention_and_log_sums(
     extra_logit: Union[mtf.Tensor, float, None] = None,
     block_sizes: Optional[tuple[int, int]] = None,
     name: Optional[str] = None,
-    ring: bool = False,
+    ring: Union[bool, str] = False,
     distances: Sequence[Distances] = (),
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Returns what `blocked_attention` does, and the logarithms of the softmax's denominators."""
     _check_visible(visible)
+    if ring not in RINGS:
+        raise ValueError(
+            f"{_WHAT}: ring={ring!r} is none of {', '.join(map(repr, RINGS))}; True is for all"
+        )
     rest = added_terms(bias, visible, distances)
     dims = whole_dims(q, k, v, memory_length_dim, key_dim, value_dim, rest)
     if isinstance(dims, str):
@@ -248,7 +253,7 @@ def blocked_attention(
     extra_logit: Union[mtf.Tensor, float, None] = None,
     block_sizes: Optional[tuple[int, int]] = None,
     name: Optional[str] = None,
-    ring: bool = False,
+    ring: Union[bool, str] = False,
 ) -> mtf.Tensor:
     """Dot-product attention by blocks, whose memory does not grow with the square of the length.
 
@@ -283,6 +288,9 @@ def blocked_attention(
       ring: whether, in layouts that split the length of queries and of the memory over the same
         mesh dimension, processors pass parts of keys and values around (ring attention, Liu et al.,
         2023) instead of gathering them. Then the memory of each processor is that of its parts.
+        Where `visible` is causal, and n processors divide the lengths by 2 n, they exchange halves
+        first, so that all have the same work; "zigzag" is an error if that is not possible,
+        "contiguous" leaves parts where they are.
 
     Returns:
       A Tensor with dimensions [dims of q without key_dim..., value_dim].

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._mesh.slices import attention_operands as slices
 from mesh_tensorflow._mesh.slices.distance_buckets import Buckets
+from mesh_tensorflow._mesh.slices.visibility import Compared, sees_own_position
 
 __all__ = ["Dims", "Form", "Terms"]
 
@@ -172,36 +173,102 @@ class Form(NamedTuple):
         sizes = dict(zip(self.q, q.shape.as_list()))
         return [sizes[name] for name in self.row[:-1]]
 
-    def operands(
-        self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, rest: Sequence[tf.Tensor]
-    ) -> slices.Operands:
-        """Returns the Operands made of slices."""
-        front, order = self.front(q), [*self.row, self.dims.memory.name]
+    @property
+    def may_skip(self) -> bool:
+        """Whether some blocks may be known to be left out: if each query has a position of its own.
 
-        def laid(i: Any) -> tf.Tensor:
-            return slices.arranged(rest[i], self.rest[i], order)
+        See `visibility.sees_own_position`.
+        """
+        dims, terms = self.dims, self.terms
+        both = {dims.length.name, dims.memory.name}
+        whole = any(both <= set(self.rest[i]) for i, _ in enumerate(terms.biases))
+        return bool(terms.visible) and dims.length.size == dims.memory.size and not whole
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether queries see only what is before them, or only what is after."""
+        return any(name != "equal" for name, _, _ in self.terms.visible)
+
+    def _laid(self, rest: Sequence[tf.Tensor], i: Any) -> tf.Tensor:
+        return slices.arranged(rest[i], self.rest[i], [*self.row, self.dims.memory.name])
+
+    def _compared(self, rest: Sequence[tf.Tensor]) -> list[Compared]:
+        return [
+            (name, self._laid(rest, i), self._laid(rest, j)) for name, i, j in self.terms.visible
+        ]
+
+    def skips(
+        self, rest: Sequence[tf.Tensor], length: int, start: Union[int, tf.Tensor]
+    ) -> tf.Tensor:
+        """Returns whether blocks may be left out, a scalar, from slices; see `may_skip`.
+
+        Args:
+          rest: slices of the Tensors of the Terms.
+          length: how many queries there are.
+          start: which position of the slices of the memory is that of the first query.
+        """
+        biases = [self._laid(rest, i) for i, _ in enumerate(self.terms.biases)]
+        return sees_own_position(self._compared(rest), biases, length, start)
+
+    def _blocks(self, rows: int, length: int, memory: int, parts: int) -> tuple[int, int]:
+        """Returns block sizes such that none is in two of several parts of the lengths."""
+        found = self.block_sizes or slices.default_block_sizes(rows, length, memory)
+        if parts == 1:
+            return found
+        block, columns = (
+            slices.divided_alike(size, n // parts) for size, n in zip(found, (length, memory))
+        )
+        return block, columns
+
+    def operands(
+        self,
+        q: tf.Tensor,
+        k: tf.Tensor,
+        v: tf.Tensor,
+        rest: Sequence[tf.Tensor],
+        skips: Optional[tf.Tensor] = None,
+        parts: int = 1,
+    ) -> slices.Operands:
+        """Returns the Operands made of slices.
+
+        Args:
+          q: queries.
+          k: keys.
+          v: values.
+          rest: the Tensors of the Terms.
+          skips: whether blocks may be left out, a scalar; or None.
+          parts: how many parts slices consist of that are not next to each other.
+        """
 
         def values(i: Any) -> tf.Tensor:
             return slices.arranged(rest[i], self.rest[i], self.of_buckets(i))
 
-        terms = self.terms
+        front, terms = self.front(q), self.terms
         noise = None
         if terms.noise:
             indices: Any = terms.noise
             key, rows, columns = indices
-            noise = slices.Noise(rest[key], laid(rows), laid(columns), terms.keep_prob)
+            noise = slices.Noise(
+                rest[key], self._laid(rest, rows), self._laid(rest, columns), terms.keep_prob
+            )
         q = self.rows(q, self.q, self.dims.key.name)
         k = self.columns(k, self.k, self.dims.key.name)
         shared, others, length, _ = q.shape.as_list()
+        blocks = self._blocks(shared * others, length, k.shape.as_list()[1], parts)
+        if blocks[1] >= self.dims.memory.size:
+            skips = None  # each block has the positions that queries see
         return slices.Operands(
             front,
             q,
             k,
             self.columns(v, self.v, self.dims.value.name),
-            [laid(i) for i in terms.biases],
-            [(name, laid(i), laid(j)) for name, i, j in terms.visible],
-            [slices.Distances(b, values(i), laid(j), laid(m)) for b, i, j, m in terms.distances],
+            [self._laid(rest, i) for i, _ in enumerate(terms.biases)],
+            self._compared(rest),
+            skips,
+            [
+                slices.Distances(b, values(i), self._laid(rest, j), self._laid(rest, m))
+                for b, i, j, m in terms.distances
+            ],
             noise,
-            self.block_sizes
-            or slices.default_block_sizes(shared * others, length, k.shape.as_list()[1]),
+            blocks,
         )

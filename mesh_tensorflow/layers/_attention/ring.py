@@ -3,12 +3,19 @@
 Liu, Zaharia and Abbeel, "Ring attention with blockwise transformers for near-infinite context"
 (2023). Each processor keeps its queries. In each of n turns it attends to the part of the memory
 that it has, and passes it on; in the gradient, the part's own gradients travel with it.
+
+In causal attention the first of n contiguous parts sees one of them, and the last one all. So
+processors exchange the second halves of their parts with their mirror images: processor p has then
+the halves 2p and 2n-1-2p of 2n. Of the queries and the memory of any two processors, two of four
+pairs of halves are seen ("zigzag", as in the context parallelism of Llama Team, "The Llama 3 herd
+of models", 2024).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -17,8 +24,93 @@ from mesh_tensorflow._core.cost import Collective
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow.layers._attention.blocked_form import Dims
 
-__all__ = ["added_gradients", "joined_sums", "shifts"]
+__all__ = [
+    "RINGS",
+    "added_gradients",
+    "check",
+    "exchanged",
+    "exchanges",
+    "is_exchanged",
+    "joined_sums",
+    "shifts",
+]
+
+_CONTIGUOUS, _ZIGZAG = "contiguous", "zigzag"
+RINGS = (False, True, _CONTIGUOUS, _ZIGZAG)
+
+
+def is_exchanged(kind: Union[bool, str], is_worth_it: bool) -> bool:
+    """Returns whether halves are exchanged.
+
+    Args:
+      kind: one of RINGS.
+      is_worth_it: whether it is possible, and makes the work of processors even.
+    """
+    return {_ZIGZAG: True, _CONTIGUOUS: False}.get(kind, is_worth_it)  # type: ignore[arg-type]
+
+
+def check(what: str, kind: Union[bool, str], mesh_impl: MeshImpl, dims: Dims) -> None:
+    """Checks that a layout makes a ring, or splits nothing that would have to go around.
+
+    Args:
+      what: the name of the operation.
+      kind: one of RINGS, not False.
+      mesh_impl: a MeshImpl.
+      dims: a Dims.
+
+    Raises:
+      ValueError: the length is split otherwise than the memory, or not into the halves of a zigzag.
+    """
+    length, memory = dims.length, dims.memory
+    axes = [mesh_impl.splitting_axis(d) for d in (length, memory)]
+    over = [None if axis is None else mesh_impl.shape[axis] for axis in axes]
+    if axes[0] != axes[1]:
+        [axis, *_] = [d for d in over if d is not None]
+        texts = [f"over {d.name}={d.size}" if d else "over no mesh dimension" for d in over]
+        raise ValueError(
+            f"{what}: ring={kind!r} passes parts of {memory.name}={memory.size} around the "
+            f"processors that have parts of {length.name}={length.size}, so one mesh dimension has "
+            f"to split both; the layout splits {length.name} {texts[0]} and {memory.name} "
+            f"{texts[1]}. Use the rules {length.name}:{axis.name};{memory.name}:{axis.name}, or "
+            "leave ring out"
+        )
+    if kind != _ZIGZAG or over[0] is None:
+        return
+    parts = 2 * over[0].size
+    for d in (length, memory):
+        if d.size % parts:
+            raise ValueError(
+                f"{what}: ring={kind!r} gives each of {over[0].name}={over[0].size} processors two "
+                f"halves, and {d.name}={d.size} is not divisible by {parts}. Pad it to "
+                f"{-(-d.size // parts) * parts}, or take ring={_CONTIGUOUS!r}"
+            )
+
+
+def exchanges(mesh_impl: MeshImpl, axis: int, tensors: Sequence[mtf.Tensor]) -> list[Collective]:
+    """Returns the collectives of `exchanged`, for Tensors of positions."""
+    sizes = [(mesh_impl.laid_out_size(x.shape) // 2, x.dtype.size) for x in tensors]
+    return [Collective("shift", (axis,), n, n * size) for n, size in sizes]
+
+
+def exchanged(mesh_impl: MeshImpl, axis: int, x: LaidOutLike, at: int) -> LaidOutTensor:
+    """Exchanges the second halves of parts with those of mirror images; its own inverse.
+
+    Args:
+      mesh_impl: a MeshImpl.
+      axis: the mesh axis of the parts.
+      x: a LaidOutTensor.
+      at: the axis of the slices that is halved.
+    """
+    n = mesh_impl.shape[axis].size
+    first, second = mesh_impl.slicewise(functools.partial(_halves, at), x)
+    received = mesh_impl.receive(second, axis, list(reversed(range(n))))
+    return mesh_impl.slicewise(lambda *halves: tf.concat(halves, at), first, received)
+
+
+def _halves(at: int, x: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    return tuple(tf.split(x, 2, at))
 
 
 def shifts(

@@ -36,7 +36,7 @@ def takes_blocks(
     bias: Optional[mtf.Tensor],
     dropout_rate: Any,
     joint: bool,
-    ring: bool = False,
+    ring: Union[bool, str] = False,
 ) -> bool:
     """Returns whether attention works by blocks.
 
@@ -79,7 +79,7 @@ def blocked_attend(
     dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]],
     extra_logit: Union[mtf.Tensor, float, None],
     context: Context,
-    ring: bool = False,
+    ring: Union[bool, str] = False,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Returns what `attend` does, and the logarithms of the softmax's denominators."""
     q, k, v = tensors

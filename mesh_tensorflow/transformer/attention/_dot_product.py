@@ -116,7 +116,7 @@ def attend(
     float32_logits: bool = True,
     z_loss_coeff: Optional[float] = None,
     blocked: Optional[bool] = None,
-    ring: bool = False,
+    ring: Union[bool, str] = False,
 ) -> mtf.Tensor:
     """Computes `attention` without checking its operands."""
     output_shape = q.shape - key_dim + value_dim
@@ -167,7 +167,7 @@ def attention(
     float32_logits: bool = True,
     z_loss_coeff: Optional[float] = None,
     blocked: Optional[bool] = None,
-    ring: bool = False,
+    ring: Union[bool, str] = False,
 ) -> mtf.Tensor:
     """Dot-product attention: means of values, weighted by the softmax of queries times keys.
 

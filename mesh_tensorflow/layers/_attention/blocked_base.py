@@ -1,0 +1,186 @@
+"""What attention by blocks and its gradient have in common: who has which part of the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.cost import Collective
+from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.slices.attention_operands import Operands
+from mesh_tensorflow.layers._attention import ring
+from mesh_tensorflow.layers._attention.blocked_form import Form
+
+__all__ = ["Blocked"]
+
+_FLOPS_PER_LOGIT = 8  # besides those of matrix products
+
+
+class Blocked(mtf.Operation):
+    """What attention by blocks and its gradient have in common."""
+
+    _form: Form
+    # Whether the memory's parts are passed around instead of gathered, and how: one of ring.RINGS.
+    _ring: Union[bool, str]
+
+    def _unsplittable(self) -> Collection[str]:
+        """Channels are summed within a block; numbers of a key, and buckets, belong together."""
+        form = self._form
+        key = [form.rest[i] for i in form.terms.noise[:1]]
+        key += [form.of_buckets(i)[-1:] for _, i, *_ in form.terms.distances]
+        return [
+            form.dims.key.name,
+            form.dims.value.name,
+            *(name for names in key for name in names),
+        ]
+
+    # -- where the memory is
+
+    def _gathered_axis(self, mesh_impl: MeshImpl) -> Optional[int]:
+        """Returns the mesh axis that splits the memory as well as the rows of logits, or None.
+
+        Then each processor needs the whole memory.
+        """
+        *rows, memory = self._form.dims.logits
+        axis = mesh_impl.splitting_axis(memory)
+        return axis if axis in mesh_impl.splitting_axes(rows) else None
+
+    def _ring_axis(self, mesh_impl: MeshImpl) -> Optional[int]:
+        """Returns the mesh axis around which the memory is passed, or None."""
+        return self._gathered_axis(mesh_impl) if self._ring else None
+
+    def _exchanged_axis(self, mesh_impl: MeshImpl) -> Optional[int]:
+        """Returns the mesh axis along which halves are exchanged so that work is even, or None."""
+        axis, dims = self._ring_axis(mesh_impl), self._form.dims
+        if axis is None or axis != mesh_impl.splitting_axis(dims.length):
+            return None
+        parts = 2 * mesh_impl.shape[axis].size
+        halves = all(d.size % parts == 0 for d in (dims.length, dims.memory))
+        causal = self._form.may_skip and self._form.is_ordered
+        return axis if ring.is_exchanged(self._ring, halves and causal) else None
+
+    def _check_ring(self, mesh_impl: MeshImpl) -> None:
+        if self._ring:
+            ring.check(self.name, self._ring, mesh_impl, self._form.dims)
+
+    def _logits(self, mesh_impl: MeshImpl) -> mtf.Shape:
+        """Returns the Shape of the logits; if the memory is gathered, no layout splits it."""
+        *rows, memory = self._form.dims.logits
+        if self._gathered_axis(mesh_impl) is not None:
+            memory = mtf.Dimension("_blocked_memory", memory.size)
+        return mtf.Shape([*rows, memory])
+
+    def _memory_axis(self, x: mtf.Tensor) -> Optional[int]:
+        memory = self._form.dims.memory
+        return x.shape.dims.index(memory) if memory in x.shape else None
+
+    def _position_axis(self, x: mtf.Tensor) -> Optional[int]:
+        """Returns the axis of positions, of queries or of the memory, or None."""
+        length = self._form.dims.length
+        return x.shape.dims.index(length) if length in x.shape else self._memory_axis(x)
+
+    # -- laid-out operands
+
+    def _operands(self, lowering: LoweringLike) -> list[LaidOutLike]:
+        """Returns the laid-out inputs with the memory that is computed with at first.
+
+        One more says whether blocks may be left out, if some may.
+        """
+        mesh_impl = lowering.mesh_impl(self)
+        self._check_ring(mesh_impl)
+        values = [lowering.tensors[x] for x in self.inputs]
+        skips = self._skips(mesh_impl, values)
+        gathered, exchanged = self._gathered_axis(mesh_impl), self._exchanged_axis(mesh_impl)
+        if exchanged is not None:
+            at = [self._position_axis(x) for x in self.inputs]
+            values = [
+                v if i is None else ring.exchanged(mesh_impl, exchanged, v, i)
+                for v, i in zip(values, at)
+            ]
+        elif gathered is not None and not self._ring:
+            at = [self._memory_axis(x) for x in self.inputs]
+            values = [
+                v if i is None else mesh_impl.allconcat(v.to_laid_out_tensor(), gathered, i)
+                for v, i in zip(values, at)
+            ]
+        return values + skips
+
+    def _skips(self, mesh_impl: MeshImpl, values: Sequence[LaidOutLike]) -> list[LaidOutLike]:
+        """Returns [whether blocks of which nothing is seen may be left out], or an empty list."""
+        form = self._form
+        length, memory = (mesh_impl.splitting_axis(d) for d in (form.dims.length, form.dims.memory))
+        if not form.may_skip or memory not in (None, length):
+            return []
+        [size] = mesh_impl.slice_shape(mtf.Shape([form.dims.length]))
+        beside = length is not None and memory is None  # the whole memory, some of the queries
+
+        def skips(q: tf.Tensor, *others: Any) -> tf.Tensor:
+            *rest, start = others if beside else (*others, 0)
+            return form.skips(rest, size, start * size)
+
+        more = [mesh_impl.laid_out_pcoord(length)] if beside else []
+        count = 3 + len(form.rest)
+        return [mesh_impl.slicewise(skips, values[0], *values[3:count], *more)]
+
+    def _moving(self, tensors: Sequence[mtf.Tensor], values: Sequence[Any]) -> list[bool]:
+        """Returns which of values, of Tensors and others after them, belong to the memory."""
+        found = [self._memory_axis(x) is not None for x in tensors]
+        return found + [False] * (len(values) - len(found))
+
+    def _restored(self, mesh_impl: MeshImpl, values: Sequence[Any]) -> list[Any]:
+        """Returns values of the outputs, with the halves that were exchanged where they belong."""
+        axis = self._exchanged_axis(mesh_impl)
+        at = [self._position_axis(y) for y in self.outputs]
+        if axis is None:
+            return list(values)
+        return [
+            v if i is None else ring.exchanged(mesh_impl, axis, v, i) for v, i in zip(values, at)
+        ]
+
+    def _of_slices(self, compute: Callable, mesh_impl: MeshImpl) -> Callable:
+        """Returns a function of slices of `_operands`; `compute` takes Operands and the slices."""
+        parts = 1 if self._exchanged_axis(mesh_impl) is None else 2
+        count = 3 + len(self._form.rest)
+
+        def computed(*values: tf.Tensor) -> tuple:
+            inputs, [*skips] = values[: len(self.inputs)], values[len(self.inputs) :]
+            q, k, v, *rest = inputs[:count]
+            of: Operands = self._form.operands(q, k, v, rest, *(skips or [None]), parts)
+            return compute(of, *inputs)
+
+        return computed
+
+    # -- costs
+
+    def _moved(self, mesh_impl: MeshImpl) -> list[Collective]:
+        """Returns the collectives that gather the memory, and scatter gradients along it."""
+        axis = self._gathered_axis(mesh_impl)
+        if axis is None:
+            return []
+        inputs, outputs = (
+            [x for x in xs if self._memory_axis(x) is not None]
+            for xs in (self.inputs, self.outputs)
+        )
+        if self._ring:
+            exchanged = [] if self._exchanged_axis(mesh_impl) is None else [
+                x for x in (*self.inputs, *self.outputs) if self._position_axis(x) is not None
+            ]  # fmt: skip
+            return ring.exchanges(mesh_impl, axis, exchanged) + ring.shifts(
+                mesh_impl, axis, inputs, outputs
+            )
+        parts = mesh_impl.shape[axis].size
+        found = []
+        for kind, tensors in (("allconcat", inputs), ("reduce_scatter", outputs)):
+            for x in tensors:
+                n = mesh_impl.laid_out_size(x.shape) * parts
+                found.append(Collective(kind, (axis,), n, n * x.dtype.size))
+        return found
+
+    def _flops(self, mesh_impl: MeshImpl, products: int) -> int:
+        dims = self._form.dims
+        logits = mesh_impl.laid_out_size(self._logits(mesh_impl))
+        return logits * (products * (dims.key.size + dims.value.size) + _FLOPS_PER_LOGIT)
