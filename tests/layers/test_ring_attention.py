@@ -1,6 +1,8 @@
 """Ring attention: layouts that split the length of queries and of the memory alike."""
 
 import collections
+import functools
+import re
 
 import numpy as np
 import pytest
@@ -18,6 +20,9 @@ LAYOUTS = [
 ]
 
 
+KINDS = ["zigzag", "contiguous"]
+
+
 def arrays():
     """Queries, keys, values, the gradient of the result, and ids of segments."""
     rng = np.random.default_rng(0)
@@ -25,9 +30,18 @@ def arrays():
     return [*made, np.sort(rng.integers(0, 3, [BATCH, LENGTH])).astype("i")]
 
 
-def build(mesh, dropout, ring):
-    """Returns the result of causal attention within segments, and its gradients."""
+def build(mesh, dropout, ring, blind=False, segments=True):
+    """Returns the result of causal attention within segments, and its gradients.
+
+    Args:
+      mesh: a Mesh.
+      dropout: a rate.
+      ring: how parts are passed around.
+      blind: whether one query sees nothing.
+      segments: whether there are segments.
+    """
     q, k, v, dy, ids = arrays()
+    seeing = np.where(np.arange(LENGTH) == 9, 7, ids).astype("i") if blind else ids
 
     def given(x, names):
         dims = [mtf.Dimension(name, SIZES[name]) for name in names.split()]
@@ -36,10 +50,9 @@ def build(mesh, dropout, ring):
     rows, columns = "batch length heads d_kv", "batch memory heads d_kv"
     xs = [given(q, rows), given(k, columns), given(v, columns)]
     length, memory = (mtf.Dimension(name, LENGTH) for name in ("length", "memory"))
-    visible = [
-        ("greater_equal", *(mtf.range(mesh, d, tf.int32) for d in (length, memory))),
-        ("equal", given(ids, "batch length"), given(ids, "batch memory")),
-    ]
+    visible = [("greater_equal", *(mtf.range(mesh, d, tf.int32) for d in (length, memory)))]
+    if segments:
+        visible.append(("equal", given(seeing, "batch length"), given(ids, "batch memory")))
     channels = xs[0].shape.dims[-1]
     y = mtf.layers.blocked_attention(
         *xs, memory, channels, channels, visible=visible, dropout_rate=dropout,
@@ -48,13 +61,13 @@ def build(mesh, dropout, ring):
     return [y, *mtf.gradients([y], xs, [given(dy, rows)])]
 
 
-def run(mesh_shape, layout, kind="placement", dropout=0.0, ring=True):
+def run(mesh_shape, layout, kind="placement", dropout=0.0, ring=True, metadata=None, **options):
     """Returns the values of `build`, the Lowering, and the tf.Graph."""
     with tf.Graph().as_default() as tf_graph:
         tf.set_random_seed(1)
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
-        found = build(mesh, dropout, ring)
+        found = build(mesh, dropout, ring, **options)
         devices = [f"cpu:{i}" for i in range(mtf.convert_to_shape(mesh_shape).size)]
 
         def lowered(make, *arguments):
@@ -75,28 +88,91 @@ def run(mesh_shape, layout, kind="placement", dropout=0.0, ring=True):
             lowerings.append(lowering)
         config = tf.ConfigProto(device_count={"CPU": len(devices)})
         with tf.Session(config=config) as session:
-            return session.run(values), lowerings[0], tf_graph
+            traced = metadata and tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+            found = session.run(values, options=traced, run_metadata=metadata)
+            return found, lowerings[0], tf_graph
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_equal_to_one_processor(dropout):
-    expected = run("x:1", "", dropout=dropout)[0]
-    for mesh_shape, layout in LAYOUTS if not dropout else LAYOUTS[1:2]:
-        found = run(mesh_shape, layout, dropout=dropout)[0]
-        for x, y in zip(found, expected):
-            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5, err_msg=layout)
+@functools.cache
+def expected(dropout=0.0, **options):
+    """Returns the values of one processor, from one block that is all logits at once."""
+    return run("x:1", "", dropout=dropout, **options)[0]
 
 
-def test_simd():
-    expected = run("x:1", "")[0]
-    for x, y in zip(run(*LAYOUTS[1], kind="simd")[0], expected):
-        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+def assert_same(found, wanted, text=""):
+    for x, y in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5, err_msg=text)
 
 
-def test_parts_are_passed_around_instead_of_gathered():
+@pytest.mark.parametrize(
+    "place, kind, ring",
+    [
+        *(pytest.param(place, "placement", "zigzag", id=place[0]) for place in LAYOUTS[:3]),
+        pytest.param(LAYOUTS[3], "placement", "zigzag", id="2x4", marks=pytest.mark.slow),
+        pytest.param(LAYOUTS[1], "placement", "contiguous", id="contiguous"),
+        pytest.param(LAYOUTS[1], "placement", False, id="gathered"),
+        pytest.param(("x:4", "length:x"), "placement", False, id="queries"),
+        pytest.param(("x:4", "memory:x"), "placement", False, id="memory"),
+        pytest.param(LAYOUTS[0], "simd", "zigzag", id="simd 2"),
+        pytest.param(LAYOUTS[3], "simd", "zigzag", id="simd 2x4", marks=pytest.mark.slow),
+        pytest.param(("x:4", "length:x,memory:x"), "simd", "contiguous", id="simd contiguous"),
+    ],
+)
+def test_equal_to_one_processor(place, kind, ring):
+    assert_same(run(*place, kind=kind, ring=ring)[0], expected())
+
+
+def test_equal_to_all_logits():
+    """Which attention of one processor without blocks has."""
+    q, k, v, _, ids = arrays()
+    logits = np.einsum("blhd,bmhd->bhlm", q, k)
+    seen = (ids[:, :, None] == ids[:, None]) & np.tri(LENGTH, dtype=bool)
+    weights = np.exp(np.where(seen[:, None], logits, -np.inf))
+    weights /= weights.sum(-1, keepdims=True)
+    assert_same(expected()[:1], [np.einsum("bhlm,bmhd->blhd", weights, v)])
+
+
+@pytest.mark.parametrize("ring", KINDS)
+def test_dropout(ring):
+    assert_same(run(*LAYOUTS[1], dropout=0.3, ring=ring)[0], expected(0.3))
+
+
+def test_a_query_that_sees_nothing():
+    """Has the mean of everything, of which no block may be left out."""
+    wanted = run("x:1", "", blind=True)[0]
+    np.testing.assert_allclose(wanted[0][:, 9], arrays()[2].mean(1), rtol=1e-4, atol=1e-4)
+    assert_same(run(*LAYOUTS[1], blind=True)[0], wanted)
+
+
+def products(metadata):
+    """Returns how many matrix products each device has computed."""
+    found = collections.Counter()
+    for device in metadata.step_stats.dev_stats:
+        number = int(device.device.rpartition(":")[2])
+        found[number] += sum(" = BatchMatMul" in n.timeline_label for n in device.node_stats)
+    return [found[i] for i in sorted(found)]
+
+
+@pytest.mark.parametrize("ring, blocks", [("zigzag", [9] * 4), ("contiguous", [3, 7, 11, 15])])
+def test_blocks_that_are_computed(ring, blocks):
+    """Two products of each in the value, and five in gradients; of 16 that a processor has."""
+    metadata = tf.RunMetadata()
+    run(*LAYOUTS[1], ring=ring, metadata=metadata, segments=False)
+    assert products(metadata) == [7 * n for n in blocks]
+
+
+def test_blocks_that_one_processor_computes():
+    metadata = tf.RunMetadata()
+    run("x:1", "", metadata=metadata, segments=False)
+    n = LENGTH // 4
+    assert products(metadata) == [7 * n * (n + 1) // 2]
+
+
+@pytest.mark.parametrize("ring, others", [("zigzag", 1), ("contiguous", 0)])
+def test_parts_are_passed_around_instead_of_gathered(ring, others):
     passing, gathering = (collections.Counter(), collections.Counter())
-    for counted, ring in ((passing, True), (gathering, False)):
-        for name, elements in run(*LAYOUTS[1], ring=ring)[1].counters:
+    for counted, kind in ((passing, ring), (gathering, False)):
+        for name, elements in run(*LAYOUTS[1], ring=kind)[1].counters:
             counted[name] += elements
     assert gathering["allconcat/0/blocked_attention_op"]
     moved = {name.partition("/")[0] for name in passing if name.endswith("blocked_attention_op")}
@@ -105,8 +181,11 @@ def test_parts_are_passed_around_instead_of_gathered():
     # Keys and values go three steps in each direction of differentiation, their gradients four;
     # and the positions and segments of the memory with them.
     ids = LENGTH + BATCH * LENGTH
-    expected = (2 * 3 + 2 * 3 + 2 * 4) * part + 2 * 3 * ids
-    assert passing["shift/0/blocked_attention_op"] == expected
+    steps = (2 * 3 + 2 * 3 + 2 * 4) * part + 2 * 3 * ids
+    # Halves of queries, keys, values and the result, and with these of gradients; of ids of both;
+    # and of three numbers of each row twice.
+    halves = (4 + 8) * part + 2 * 2 * ids + (3 + 3) * BATCH * LENGTH * HEADS
+    assert passing["shift/0/blocked_attention_op"] == steps + others * halves // 2
 
 
 def test_no_tensor_has_all_logits():
@@ -119,3 +198,28 @@ def test_no_tensor_has_all_logits():
     ]
     # The largest are whole queries, keys and values.
     assert max(sizes) == BATCH * LENGTH * HEADS * CHANNELS < HEADS * LENGTH * LENGTH
+
+
+@pytest.mark.parametrize("place, ring, message", [
+    (("x:4", "length:x"), True, "blocked_attention: ring=True passes parts of memory=32 around the "
+     "processors that have parts of length=32, so one mesh dimension has to split both; the layout "
+     "splits length over x=4 and memory over no mesh dimension. Use the rules length:x;memory:x, or"
+     " leave ring out"),
+    (("x:4", "memory:x"), True, "the layout splits length over no mesh dimension and memory over "
+     "x=4. Use the rules length:x;memory:x"),
+    (("x:2,y:2", "length:x,memory:y"), True, "splits length over x=2 and memory over y=2"),
+    (("x:32", "length:x,memory:x"), "zigzag", "gives each of x=32 processors two halves, and "
+     "length=32 is not divisible by 64. Pad it to 64, or take ring='contiguous'"),
+    (("x:1", ""), "round", "ring='round' is none of False, True, 'contiguous', 'zigzag'; True is"),
+])  # fmt: skip
+def test_mistakes(place, ring, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(*place, ring=ring)
+
+
+def test_halves_that_are_not_whole():
+    """Parts of one position are passed around as they are."""
+    counted = collections.Counter()
+    for name, elements in run("x:32", "length:x,memory:x")[1].counters:
+        counted[name] += elements
+    assert counted["shift/0/blocked_attention_op"]

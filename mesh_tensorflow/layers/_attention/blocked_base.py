@@ -116,15 +116,16 @@ class Blocked(mtf.Operation):
         if not form.may_skip or memory not in (None, length):
             return []
         [size] = mesh_impl.slice_shape(mtf.Shape([form.dims.length]))
-        beside = length is not None and memory is None  # the whole memory, some of the queries
+        # Some of the queries and the whole memory: their own positions begin somewhere in it.
+        begins = (
+            [mesh_impl.laid_out_pcoord(length)] if length is not None and memory is None else []
+        )
 
-        def skips(q: tf.Tensor, *others: Any) -> tf.Tensor:
-            *rest, start = others if beside else (*others, 0)
-            return form.skips(rest, size, start * size)
+        def skips(*slices: Any) -> tf.Tensor:
+            *rest, part = slices if begins else (*slices, 0)
+            return form.skips(rest, size, part * size)
 
-        more = [mesh_impl.laid_out_pcoord(length)] if beside else []
-        count = 3 + len(form.rest)
-        return [mesh_impl.slicewise(skips, values[0], *values[3:count], *more)]
+        return [mesh_impl.slicewise(skips, *values[3 : 3 + len(form.rest)], *begins)]
 
     def _moving(self, tensors: Sequence[mtf.Tensor], values: Sequence[Any]) -> list[bool]:
         """Returns which of values, of Tensors and others after them, belong to the memory."""
@@ -149,7 +150,8 @@ class Blocked(mtf.Operation):
         def computed(*values: tf.Tensor) -> tuple:
             inputs, [*skips] = values[: len(self.inputs)], values[len(self.inputs) :]
             q, k, v, *rest = inputs[:count]
-            of: Operands = self._form.operands(q, k, v, rest, *(skips or [None]), parts)
+            [may_skip] = skips or [None]
+            of: Operands = self._form.operands(q, k, v, rest, may_skip, parts)
             return compute(of, *inputs)
 
         return computed

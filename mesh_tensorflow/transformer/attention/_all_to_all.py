@@ -1,4 +1,4 @@
-"""Self-attention that exchanges positions for heads, so that each processor has all positions.
+"""Attention that exchanges positions for heads, so that each processor has all positions.
 
 Jacobs et al., "DeepSpeed Ulysses" (2023): where the length is split, an all-to-all gives each
 processor all positions of some heads; after attention another one takes them back.
@@ -7,6 +7,7 @@ processor all positions of some heads; after attention another one takes them ba
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
@@ -14,13 +15,26 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
 
-__all__ = ["ALL_TO_ALL", "by_heads", "by_positions", "check_layout", "matched", "of_heads"]
+__all__ = [
+    "ALL_TO_ALL",
+    "by_heads",
+    "by_positions",
+    "check_layout",
+    "check_memory_layout",
+    "matched",
+    "memory_name",
+    "of_heads",
+]
 
 ALL_TO_ALL = "all_to_all"  # the attention_func
 _HEADS, _SPLIT_HEADS = "heads", "attention_heads"
 _WHOLE_LENGTH = "attention_length"
-# What a Context has of each position.
-_OF_POSITIONS = ("position", "sequence_id", "subsequence_id", "read_priority", "write_priority")
+_MEMORY, _WHOLE_MEMORY = "memory_length", "attention_memory_length"
+# What a Context has of each position, of the sequence or of the encoder's.
+_OF_POSITIONS = (
+    *("position", "sequence_id", "subsequence_id", "read_priority", "write_priority"),
+    "encoder_sequence_id",
+)
 
 
 def _renamed(x: mtf.Tensor, names: dict[str, str]) -> mtf.Tensor:
@@ -28,15 +42,20 @@ def _renamed(x: mtf.Tensor, names: dict[str, str]) -> mtf.Tensor:
     return mtf.reshape(x, mtf.Shape(dims))
 
 
-def by_heads(x: mtf.Tensor, context: Context, length_name: str) -> mtf.Tensor:
+def by_heads(x: mtf.Tensor, length_name: str) -> mtf.Tensor:
     """Exchanges positions for heads: one all-to-all, if both are split.
 
     Args:
-      x: keys or values, with the Context's length.
-      context: a Context.
-      length_name: what the length is called afterwards, which no rule should split.
+      x: keys or values.
+      length_name: the name of their positions.
     """
-    return _renamed(x, {context.length_dim.name: length_name, _HEADS: _SPLIT_HEADS})
+    return _renamed(x, {length_name: _WHOLE_MEMORY, _HEADS: _SPLIT_HEADS})
+
+
+def memory_name(context: Context) -> str:
+    """Returns what the positions of the memory are called in attention."""
+    exchanged = getattr(context, "exchanged_length_dim", None)  # a user's own class may lack it
+    return _MEMORY if exchanged is None else _WHOLE_MEMORY
 
 
 def by_positions(x: mtf.Tensor, context: Context) -> mtf.Tensor:
@@ -52,7 +71,8 @@ def of_heads(context: Context) -> Context:
     for name in _OF_POSITIONS:
         value = getattr(context, name, None)
         if isinstance(value, mtf.Tensor):
-            setattr(made, name, _renamed(value, {context.length_dim.name: _WHOLE_LENGTH}))
+            names = {context.length_dim.name: _WHOLE_LENGTH, _MEMORY: _WHOLE_MEMORY}
+            setattr(made, name, _renamed(value, names))
     return made
 
 
@@ -67,6 +87,44 @@ def matched(x: mtf.Tensor, context: Context) -> mtf.Tensor:
     return _renamed(x, {length_dim.name: context.length_dim.name, _HEADS: _SPLIT_HEADS})
 
 
+def _axes(context: Context) -> Optional[Callable[[str], Optional[mtf.Dimension]]]:
+    """Returns a function of a name, the mesh dimension that splits it; None if none is known."""
+    layout = getattr(context.model, "layout", None)
+    mesh_shape: Any = getattr(context.model, "mesh_shape", None)
+    if layout is None or mesh_shape is None:
+        return None
+    rules, mesh_shape = mtf.convert_to_layout_rules(layout), mtf.convert_to_shape(mesh_shape)
+
+    def axis(name: str) -> Optional[mtf.Dimension]:
+        # Of a size that every mesh dimension divides: what they do not divide is told elsewhere.
+        dim = mtf.Dimension(name, mesh_shape.size)
+        found = rules.tensor_dimension_to_mesh_axis(dim, mesh_shape)
+        return None if found is None else mesh_shape[found]
+
+    return axis
+
+
+def check_memory_layout(what: str, context: Context) -> None:
+    """Checks that the first part of decoding, which exchanges nothing, has room for its logits.
+
+    Args:
+      what: the name of the layer.
+      context: a Context.
+
+    Raises:
+      ValueError: the length and the memory are split over one mesh dimension.
+    """
+    axis = _axes(context)
+    over = axis and axis(_MEMORY)
+    if axis and over and over == axis(context.length_dim.name):
+        raise ValueError(
+            f"{what}: attention_func={ALL_TO_ALL!r} exchanges nothing in decoding, whose logits "
+            f"are {context.length_dim.name} times {_MEMORY}, and the layout splits both over "
+            f"{over.name}. Decode with a layout without {_MEMORY}:{over.name}, such as heads:"
+            f"{over.name}"
+        )
+
+
 def check_layout(what: str, context: Context, heads_dim: mtf.Dimension) -> None:
     """Checks that heads can be exchanged for positions, if the model knows its layout.
 
@@ -78,18 +136,9 @@ def check_layout(what: str, context: Context, heads_dim: mtf.Dimension) -> None:
     Raises:
       ValueError: the length is split and heads are not, or their number is not divisible.
     """
-    layout = getattr(context.model, "layout", None)
-    mesh_shape: Any = getattr(context.model, "mesh_shape", None)
-    if layout is None or mesh_shape is None:
+    axis = _axes(context)
+    if axis is None:
         return
-    rules, mesh_shape = mtf.convert_to_layout_rules(layout), mtf.convert_to_shape(mesh_shape)
-
-    def axis(name: str) -> Optional[mtf.Dimension]:
-        # Of a size that every mesh dimension divides: what they do not divide is told below.
-        dim = mtf.Dimension(name, mesh_shape.size)
-        found = rules.tensor_dimension_to_mesh_axis(dim, mesh_shape)
-        return None if found is None else mesh_shape[found]
-
     by_length, by_heads = axis(context.length_dim.name), axis(_SPLIT_HEADS)
     if by_length is not None and by_heads is None:
         raise ValueError(

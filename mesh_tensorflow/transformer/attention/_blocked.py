@@ -47,7 +47,8 @@ def takes_blocks(
       bias: a Tensor or None.
       dropout_rate: a number or a tf scalar.
       joint: whether there are an extra logit and a z-loss, which exclude each other in blocks.
-      ring: whether blocks are used wherever they are possible.
+      ring: whether, or how, keys and values are passed around; then blocks are used wherever they
+        are possible.
 
     Raises:
       ValueError: `blocked` is true, and blocks are not possible.

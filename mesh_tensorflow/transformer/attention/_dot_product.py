@@ -126,6 +126,8 @@ def attend(
     has_z_loss = z_loss_coeff is not None and context.train and context.losses is not None
     parts, dims = (q, k, v), (memory_length_dim, key_dim, value_dim)
     joint = has_z_loss and extra_logit is not None
+    # One position has nothing that could go around.
+    ring = ring if context is None or context.mode != "incremental" else False
     if _blocked.takes_blocks(blocked, parts, dims, bias, dropout_rate, joint, ring):
         outputs, log_z = _blocked.blocked_attend(
             parts, dims, bias, dropout_rate, dropout_broadcast_dims, extra_logit, context, ring
@@ -198,7 +200,8 @@ def attention(
         blocks are in float32.
       ring: whether to use blocks wherever that is possible and, in layouts that split the length of
         queries and of the memory over one mesh dimension, to pass keys and values around its
-        processors instead of gathering them; see `mtf.layers.blocked_attention`.
+        processors instead of gathering them; see `mtf.layers.blocked_attention`. Steps of decoding
+        take no notice of it.
 
     Returns:
       A Tensor with dimensions [dims of q without key_dim..., value_dim].

@@ -9,6 +9,7 @@ import gin
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer import attention
+from mesh_tensorflow.transformer.attention import _all_to_all
 from mesh_tensorflow.transformer.transformer_layers._attention import states as _states
 from mesh_tensorflow.transformer.transformer_layers._attention.enc_dec_bias import (
     enc_dec_attention_bias,
@@ -19,6 +20,22 @@ if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
 
 __all__ = ["EncDecAttention", "EncDecMixin", "enc_dec_attention"]
+
+
+def _exchanging(layer: SelfAttention, context: Context, heads_dim: mtf.Dimension) -> Context:
+    """Returns the Context in which queries attend: another one if positions become heads."""
+    function = getattr(layer, "attention_func", None)  # a user's layer may lack it
+    if function != _all_to_all.ALL_TO_ALL or context.mode == "incremental":
+        return context
+    what = type(layer).__name__
+    if layer.relative_attention_type is not None:
+        raise ValueError(
+            f"{what}: relative_attention_type={layer.relative_attention_type!r} makes a bias of "
+            f"{context.length_dim.name} times memory_length, which attention_func={function!r} "
+            "does not exchange. Set relative_attention_type=None, or attention_func=None"
+        )
+    _all_to_all.check_layout(what, context, heads_dim)
+    return _all_to_all.of_heads(context)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
@@ -63,18 +80,24 @@ def enc_dec_attention(
         keys_and_values,
         keep=_states.next_to_channels,
     )
+    seen = _exchanging(layer, context, params.query_heads_dims[0])
+    if seen is not context:
+        k, v = (_all_to_all.by_heads(x, memory_length.name) for x in (k, v))
+        memory_length = mtf.Dimension(_all_to_all.memory_name(seen), memory_length.size)
     o = attention_fn(
-        q,
+        _all_to_all.matched(q, seen),
         k,
         v,
         memory_length,
         layer.kv_dim,
         layer.kv_dim,
-        bias=enc_dec_attention_bias(layer, context, params.query_heads_dims),
-        context=context,
+        bias=enc_dec_attention_bias(layer, seen, params.query_heads_dims),
+        context=seen,
         z_loss_coeff=z_loss_coeff,
-        **layer.attention_kwargs_from_context(context),
+        **layer.attention_kwargs_from_context(seen),
     )
+    if seen is not context:
+        o = _all_to_all.by_positions(o, context)
     output_shape = layer.expected_attention_output_shape(x, params)
     y = params.compute_output(o, output_shape=output_shape)
     return layer.layer_output_from_attention_output(context, y, losses)
@@ -137,6 +160,10 @@ class EncDecAttention(EncDecMixin):
     """Attention of a decoder to the output of an encoder.
 
     Vaswani et al., "Attention is all you need" (2017).
+
+    For long sequences, `attention_kwargs={"ring": True}` passes parts of keys and values around,
+    and `attention_func="all_to_all"` exchanges positions of both sequences for heads, as in
+    `SelfAttention`.
     """
 
     def call(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["enc_dec_attention_bias", "relative_position_spans"]
 
 _KINDS = (None, "bias", "bias_shared")
+_NOT_SPLIT = {"bias": "None", "bias_shared": "None"}
 
 
 def _encoder_inputs(context: Context) -> mtf.Tensor:
@@ -135,13 +136,16 @@ def enc_dec_attention_bias(
     """
     kind = layer.relative_attention_type
     _relative.check_type("enc_dec_attention_bias", kind, _KINDS)
-    visible = _visible(context)
+    ids: Any = ("equal", context.sequence_id, context.encoder_sequence_id)
+    of_positions = all(isinstance(x, mtf.Tensor) for x in ids[1:])
     dtype = context.activation_dtype
+    if _relative.in_ring(layer, context, _NOT_SPLIT) and (of_positions or None in ids):
+        return masks.stand_in(context.mesh, [ids], dtype) if of_positions else None
+    visible = _visible(context)
     hidden = None
     if visible is not None:
         hidden = attention.visibility_mask_to_attention_bias(visible, dtype)
-        ids: Any = ("equal", context.sequence_id, context.encoder_sequence_id)
-        if all(isinstance(x, mtf.Tensor) for x in ids[1:]):
+        if of_positions:
             hidden = masks.made_of(hidden, [ids])
     if kind is None:
         return hidden

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Optional
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, Any, Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._mesh.slices.distance_buckets import Buckets
@@ -16,6 +16,7 @@ __all__ = [
     "MAX_DISTANCE",
     "bucket_values",
     "check_type",
+    "in_ring",
     "relative_position_bucket",
     "shared_bias_values",
 ]
@@ -37,6 +38,33 @@ def check_type(
             f'{what}: unrecognized relative_attention_type "{relative_attention_type}"; it is one '
             f"of {', '.join(map(str, kinds))}"
         )
+
+
+def in_ring(layer: Any, context: Context, instead: Mapping[str, str]) -> bool:
+    """Returns whether parts of keys and values may be passed around.
+
+    Then no Tensor may have the length of queries and that of the memory.
+
+    Args:
+      layer: a layer.
+      context: a Context.
+      instead: the types of relative attention whose biases have both, and what to use instead.
+
+    Raises:
+      ValueError: the layer has such a bias.
+    """
+    kwargs = getattr(layer, "attention_kwargs", {})  # layers of other kinds have none
+    if not kwargs.get("ring") or context.mode == "incremental":
+        return False
+    kind = layer.relative_attention_type
+    if kind in instead:
+        raise ValueError(
+            f"{type(layer).__name__}: relative_attention_type={kind!r} makes a bias of "
+            f"{context.length_dim.name} times memory_length, and ring={kwargs['ring']!r} is for "
+            f"lengths that are too long for it. Use relative_attention_type={instead[kind]}, or "
+            "leave ring out of attention_kwargs"
+        )
+    return True
 
 
 def relative_position_bucket(

@@ -147,11 +147,11 @@ class SelfAttention(transformer.TransformerLayer):
         """
         params = self.make_params(context)
         q, seen = params.compute_q(x), context
-        memory_length = self.memory_length(context)
-        k, v = self._keys_and_values(context, x, params, memory_length)
         if self._by_heads(context):
             _all_to_all.check_layout(type(self).__name__, context, params.query_heads_dims[0])
             seen = _all_to_all.of_heads(context)
+        memory_length = self.memory_length(seen)
+        k, v = self._keys_and_values(context, x, params, memory_length)
         memory_position = self._memory_position(seen)
         side, prompt_length = self._prompts()
         if prompt_length is not None:
@@ -257,7 +257,7 @@ class SelfAttention(transformer.TransformerLayer):
         else:
             states = [params.compute_k(m), params.compute_v(m)]
         if by_heads:
-            states = [_all_to_all.by_heads(s, context, memory_length.name) for s in states]
+            states = [_all_to_all.by_heads(s, context.length_dim.name) for s in states]
         if incremental:
             states = _states.updated_states(context, states, memory_length)
         elif context.mode == "first_part":
@@ -270,8 +270,11 @@ class SelfAttention(transformer.TransformerLayer):
 
     def _by_heads(self, context: Context) -> bool:
         """Returns whether positions are exchanged for heads; decoding keeps states as they are."""
-        decodes = context.mode in ("first_part", "incremental")
-        return self.attention_func == _all_to_all.ALL_TO_ALL and not decodes
+        if self.attention_func != _all_to_all.ALL_TO_ALL:
+            return False
+        if context.mode == "first_part":
+            _all_to_all.check_memory_layout(type(self).__name__, context)
+        return context.mode not in ("first_part", "incremental")
 
     def _attend(
         self,
@@ -351,7 +354,7 @@ class SelfAttention(transformer.TransformerLayer):
         Args:
           context: a Context.
         """
-        return mtf.Dimension("memory_length", context.length_dim.size)
+        return mtf.Dimension(_all_to_all.memory_name(context), context.length_dim.size)
 
     def rename_length_to_memory_length(self, x: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns `x` with its length renamed to memory_length, as the memory of attention.

@@ -123,22 +123,8 @@ def _distances(
     return masks.Distances(buckets, values, buckets_dim, here, there)
 
 
-def _in_ring(layer: SelfAttention, context: Context) -> bool:
-    """Returns whether parts of keys and values may be passed around.
-
-    Then no Tensor may have the length of queries and that of the memory.
-    """
-    kwargs = getattr(layer, "attention_kwargs", {})  # layers of other kinds have none
-    if not kwargs.get("ring") or context.mode == "incremental":
-        return False
-    if layer.relative_attention_type == "contextual":
-        raise ValueError(
-            f"{type(layer).__name__}: relative_attention_type={layer.relative_attention_type!r} "
-            f"makes a bias of {context.length_dim.name} times memory_length, and ring=True is for "
-            "lengths that are too long for it. Use relative_attention_type='bias_shared' or "
-            "'bias', or leave ring out of attention_kwargs"
-        )
-    return True
+# In rings, a bias that depends on the query has the length and the memory.
+_NOT_IN_RINGS = {"contextual": "'bias_shared' or 'bias'"}
 
 
 def self_attention_bias(
@@ -154,7 +140,7 @@ def self_attention_bias(
     memory_length = memory_position.shape.dims[-1]
     num_prompts = memory_length.size - context.length_dim.size if with_prompts else 0
     here = query_position(context)
-    if _in_ring(layer, context) and not num_prompts:
+    if _relative.in_ring(layer, context, _NOT_IN_RINGS) and not num_prompts:
         visible = _conditions(layer, context, memory_position)
         far = _distances(layer, context, here, memory_position, heads_dims, q)
         distances = [] if far is None else [far]

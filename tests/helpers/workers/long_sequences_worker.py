@@ -1,0 +1,43 @@
+"""A script for mesh_tensorflow.launch: trains on sequences of which each process has parts.
+
+    long_sequences_worker.py FUNCTION FILE
+
+The chief writes the losses to the file.
+"""
+
+import sys
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from helpers.transformer import long_sequences
+from mesh_tensorflow import launch
+from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
+
+
+def losses_of(mine, server, function):
+    layout = long_sequences.LAYOUTS[function]
+    with tf.Graph().as_default():
+        tf.set_random_seed(3)
+        step = replicate(
+            lambda: long_sequences.step_of(SimdMeshImpl(f"all:{mine.count}", layout), function),
+            devices=mine.devices(per_process=1),
+            local=mine.local(1),
+        )
+        with tf.Session(server.target, config=mine.config(1)) as session:
+            mine.initialize(session, None)
+            return [float(mine.run(session, step)["loss"]) for _ in range(long_sequences.STEPS)]
+
+
+def main(function, path):
+    tf.disable_v2_behavior()
+    mine = launch.processes()
+    server = mine.start_server(1)
+    losses = losses_of(mine, server, function)
+    if mine.is_chief:
+        np.save(path, losses)
+    mine.finish(server)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
