@@ -17,23 +17,14 @@ is the default, every large tensor is memory of its own that is returned when it
 """
 
 import argparse
-import json
-import os
 import resource
-import subprocess
-import sys
-import tempfile
 
 import quiet
+import talking
 
 STEPS = 6
 FIRST = 2  # steps that are not measured
-
-# Environment variables with which memory is returned as soon as a tensor is freed.
-ALLOCATORS = {
-    "direct": {"TF_ENABLE_ONEDNN_OPTS": "0", "MALLOC_MMAP_THRESHOLD_": "65536"},
-    "default": {},
-}
+PASSED = ("microbatches", "layers", "d_model", "recompute")  # options of processes
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -45,7 +36,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=8192, help="rows of the batch")
     parser.add_argument("--d_model", type=int, default=256)
     parser.add_argument("--recompute", type=int, default=0, help="1: keep inputs of stages only")
-    parser.add_argument("--allocator", choices=ALLOCATORS, default="direct")
+    parser.add_argument("--allocator", choices=talking.ALLOCATORS, default="direct")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -54,19 +45,6 @@ def cpu_seconds() -> float:
     """CPU time of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
-
-
-def memory(field: str) -> int:
-    """Bytes of this process, from /proc: VmRSS now, or VmHWM the largest."""
-    with open("/proc/self/status", encoding="ascii") as f:
-        line = next(line for line in f if line.startswith(field + ":"))
-    return 1024 * int(line.split()[1])
-
-
-def forget_largest() -> None:
-    """Makes VmHWM begin again at what is resident now."""
-    with open("/proc/self/clear_refs", "w", encoding="ascii") as f:
-        f.write("5")
 
 
 def train(arguments: argparse.Namespace, kind: str, rows: int, directory: str) -> None:
@@ -138,34 +116,25 @@ def train(arguments: argparse.Namespace, kind: str, rows: int, directory: str) -
             begin = 0.0
             for i in range(STEPS):
                 if i == FIRST:
-                    forget_largest()
+                    talking.forget_largest()
                     begin = cpu_seconds()
                 losses.append(float(mine.run(session, step)["loss"]))
             found = {
                 "cpu": (cpu_seconds() - begin) / (STEPS - FIRST),
-                "largest": memory("VmHWM"),
+                "largest": talking.memory("VmHWM"),
                 "losses": losses,
             }
-            path = os.path.join(directory, f"process_{mine.index}.json")
-            with open(path, "w", encoding="utf-8") as file:
-                json.dump(found, file)
+            talking.leave(directory, mine.index, found)
             mine.finish(server)
 
 
 def measure(arguments: argparse.Namespace, kind: str, rows: int) -> list[dict]:
     """What the processes measured, with a batch of some rows."""
     processes = arguments.processes if kind == "pipeline" else 1
-    passed = ("processes", "microbatches", "layers", "d_model", "recompute")
-    with tempfile.TemporaryDirectory() as directory:
-        program = [
-            *("-m", "mesh_tensorflow.launch", "--processes", str(processes), __file__),
-            *(text for name in passed for text in (f"--{name}", str(getattr(arguments, name)))),
-            *("--worker", f"{kind}:{rows}:{directory}"),
-        ]
-        environment = {**os.environ, **ALLOCATORS[arguments.allocator]}
-        subprocess.run([sys.executable, *program], check=True, env=environment)
-        names = sorted(os.listdir(directory))
-        return [json.load(open(os.path.join(directory, name), encoding="utf-8")) for name in names]
+    options = [f"--{name}={getattr(arguments, name)}" for name in PASSED]
+    return talking.measured_together(
+        __file__, processes, options, f"{kind}:{rows}", arguments.allocator
+    )
 
 
 def main() -> None:

@@ -16,15 +16,10 @@ is the default, every large tensor is memory of its own that is returned when it
 """
 
 import argparse
-import json
-import os
-import subprocess
-import sys
-import tempfile
 
 import quiet
+import talking
 
-LAYERS = 16
 STEPS = 4
 # Bytes of a weight on each of n processors, and what is communicated, in data parallelism's unit.
 FORMULAS = {
@@ -36,36 +31,18 @@ FORMULAS = {
 # A ring sends this part of what a collective counts.
 SENT = {"allreduce": 2.0, "reduce_scatter": 1.0, "allconcat": 1.0}
 
-# Environment variables with which memory is returned as soon as a tensor is freed.
-ALLOCATORS = {
-    "direct": {"TF_ENABLE_ONEDNN_OPTS": "0", "MALLOC_MMAP_THRESHOLD_": "65536"},
-    "default": {},
-}
-
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--millions", type=float, default=64.0, help="weights, in millions")
+    parser.add_argument("--layers", type=int, default=32, help="layers, of one weight each")
     parser.add_argument("--rows", type=int, default=8, help="rows of the batch on each processor")
     parser.add_argument("--stages", default="0,1,2,3")
-    parser.add_argument("--allocator", choices=ALLOCATORS, default="direct")
+    parser.add_argument("--allocator", choices=talking.ALLOCATORS, default="direct")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
-
-
-def memory(field: str) -> int:
-    """Bytes of this process, from /proc: VmRSS now, or VmHWM the largest."""
-    with open("/proc/self/status", encoding="ascii") as f:
-        line = next(line for line in f if line.startswith(field + ":"))
-    return 1024 * int(line.split()[1])
-
-
-def forget_largest() -> None:
-    """Makes VmHWM begin again at what is resident now."""
-    with open("/proc/self/clear_refs", "w", encoding="ascii") as f:
-        f.write("5")
 
 
 def train(arguments: argparse.Namespace, stage: int, directory: str) -> None:
@@ -81,19 +58,19 @@ def train(arguments: argparse.Namespace, stage: int, directory: str) -> None:
 
     tf.disable_v2_behavior()
     n = arguments.processes
-    size = int((arguments.millions * 1e6 / LAYERS) ** 0.5) // (8 * n) * 8 * n
+    size = int((arguments.millions * 1e6 / arguments.layers) ** 0.5) // (8 * n) * 8 * n
     batch = mtf.Dimension("batch", arguments.rows * n)
     dims = mtf.Dimension("d_in", size), mtf.Dimension("d_out", size)
     mine = launch.processes()
     server = mine.start_server(1)
-    found: dict = {"weights": LAYERS * size**2}
+    found: dict = {"weights": arguments.layers * size**2}
 
     def program() -> dict:
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
         data = np.random.RandomState(0).randn(batch.size, size).astype(np.float32)
         x = mtf.import_tf_tensor(mesh, tf.constant(data), [batch, dims[0]])
-        for i in range(LAYERS):
+        for i in range(arguments.layers):
             w = mtf.get_variable(
                 mesh, f"w{i}", list(dims), initializer=tf.random_normal_initializer(stddev=1e-3)
             )
@@ -108,34 +85,26 @@ def train(arguments: argparse.Namespace, stage: int, directory: str) -> None:
         train = tf.group([lowering.lowered_operation(op) for op in updates])
         return {"loss": lowering.export_to_tf_tensor(loss), "train": train}
 
-    before = memory("VmRSS")
+    before = talking.memory("VmRSS")
     with tf.Graph().as_default():
         step = replicate(program, devices=mine.devices(per_process=1), local=mine.local(1))
         with tf.Session(server.target, config=mine.config(1)) as session:
             mine.initialize(session, None)
             mine.run(session, step)
-            forget_largest()
+            talking.forget_largest()
             found["losses"] = [float(mine.run(session, step)["loss"]) for _ in range(1, STEPS)]
-            found["resident"] = memory("VmRSS") - before
-            found["largest"] = memory("VmHWM") - before
-            path = os.path.join(directory, f"process_{mine.index}.json")
-            with open(path, "w", encoding="utf-8") as f:
-                json.dump(found, f)
+            found["resident"] = talking.memory("VmRSS") - before
+            found["largest"] = talking.memory("VmHWM") - before
+            talking.leave(directory, mine.index, found)
             mine.finish(server)
 
 
 def measure(arguments: argparse.Namespace, stage: int, millions: float) -> list[dict]:
     """What the processes of a stage measured, with some millions of weights."""
-    with tempfile.TemporaryDirectory() as directory:
-        program = [
-            *("-m", "mesh_tensorflow.launch", "--processes", str(arguments.processes), __file__),
-            *("--processes", str(arguments.processes), "--millions", str(millions)),
-            *("--rows", str(arguments.rows), "--worker", f"{stage}:{directory}"),
-        ]
-        environment = {**os.environ, **ALLOCATORS[arguments.allocator]}
-        subprocess.run([sys.executable, *program], check=True, env=environment)
-        names = sorted(os.listdir(directory))
-        return [json.load(open(os.path.join(directory, name), encoding="utf-8")) for name in names]
+    options = [f"--millions={millions}", f"--rows={arguments.rows}", f"--layers={arguments.layers}"]
+    return talking.measured_together(
+        __file__, arguments.processes, options, str(stage), arguments.allocator
+    )
 
 
 def main() -> None:

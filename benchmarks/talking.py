@@ -1,4 +1,4 @@
-"""Processes that measure, and answer in lines of JSON."""
+"""Processes that measure: they answer in lines of JSON, or leave a file of it when they end."""
 
 import json
 import os
@@ -10,13 +10,65 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Process", "peak_mb", "serve"]
+__all__ = [
+    "ALLOCATORS",
+    "Process",
+    "forget_largest",
+    "leave",
+    "measured_together",
+    "memory",
+    "peak_mb",
+    "serve",
+]
+
+# Environment variables with which memory is returned as soon as a tensor is freed; or none.
+ALLOCATORS: dict[str, dict[str, str]] = {
+    "direct": {"TF_ENABLE_ONEDNN_OPTS": "0", "MALLOC_MMAP_THRESHOLD_": "65536"},
+    "default": {},
+}
+
+
+def memory(field: str) -> int:
+    """Bytes of this process: VmRSS, those that are resident now, or VmHWM, the largest."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
+
+
+def forget_largest() -> None:
+    """Makes VmHWM begin again at what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def measured_together(
+    script: str, processes: int, options: Sequence[str], worker: str, allocator: str
+) -> list[Any]:
+    """Runs a script as several processes that train together; returns what each has left.
+
+    Args:
+      script: the path of the script.
+      processes: how many.
+      options: its command line, but for the following.
+      worker: the value of its option `--worker`, which a directory for `leave` is added to.
+      allocator: a key of `ALLOCATORS`.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        program = [
+            *("-m", "mesh_tensorflow.launch", "--processes", str(processes), script),
+            *("--processes", str(processes), *options, "--worker", f"{worker}:{directory}"),
+        ]
+        environment = {**os.environ, **ALLOCATORS[allocator]}
+        subprocess.run([sys.executable, *program], check=True, env=environment)
+        return [json.loads(path.read_text()) for path in sorted(Path(directory).iterdir())]
+
+
+def leave(directory: str, index: int, found: Any) -> None:
+    """Leaves what the process of a number has measured."""
+    (Path(directory) / f"process_{index:04d}.json").write_text(json.dumps(found))
 
 
 def peak_mb() -> float:
     """The largest resident memory of this process since it was last reset, in MB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**10
+    return memory("VmHWM") / 2**20
 
 
 def serve(prepare: Callable[[], tuple[Callable[[], Any], dict[str, Any]]]) -> None:
@@ -28,7 +80,7 @@ def serve(prepare: Callable[[], tuple[Callable[[], Any], dict[str, Any]]]) -> No
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not mix with the answers
     run, answer = prepare()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak of what is measured, not of loading
+    forget_largest()  # the peak of what is measured, not of loading
     while True:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()

@@ -298,9 +298,13 @@ class SimdMeshImpl(MeshImpl):
         x = x.to_laid_out_tensor()
         if self.shape[mesh_axis].size == 1:
             return SimdTensor([tf.expand_dims(x.one_slice, concat_axis)]) if stack else x
-        pieces = tf.unstack(self._collectives.allgather(x.one_slice, mesh_axis))
+        stacked = self._collectives.allgather(x.one_slice, mesh_axis)
+        if concat_axis == 0:  # in memory as it will be
+            first, *others = x.slice_shape if x.slice_shape else [1]
+            joined = [self.shape[mesh_axis].size * first, *others]
+            return SimdTensor([stacked if stack else tf.reshape(stacked, constant(joined))])
         join = tf.stack if stack else tf.concat
-        return SimdTensor([join(pieces, concat_axis)])
+        return SimdTensor([join(tf.unstack(stacked), concat_axis)])
 
     @named_collective
     def alltoall(

@@ -14,8 +14,12 @@ An example, for one weight w [d_model, d_ff] with `zero=3` over rows, which spli
     update(g', slots, w)        on parts, each processor has its own
     assign(w, ...)              of parts
 
+For the backward pass, w' is made again, so that it need not be in memory in between. A gradient is
+reduce-scattered as soon as it is there, and the next one is computed after that: whole gradients
+are in memory one by one.
+
 With stage 1 or 2, w is [d_model, d_ff]: its update is computed of parts, and the new value is
-gathered before it is assigned.
+gathered before it is assigned. With stage 1, gradients are scattered when the update needs them.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._lowering.update_names import Names, renamed, update_names
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.stored_layout import StoredLayout, plain_shape
+from mesh_tensorflow._mesh.stored_layout import EARLY, StoredLayout, plain_shape
 from mesh_tensorflow.ops._control.control import Depend
 from mesh_tensorflow.ops._control.recompute import DelayOperation, usable
 from mesh_tensorflow.ops._movement.reshape import ReshapeOperation
@@ -97,6 +101,23 @@ class _Rewriter:
         self._weights: dict[Tensor, Tensor] = {}
         self._waiting: set[Tensor] = set()
         self._again: dict[Tensor, Tensor] = {}
+        # The gradients that are scattered as soon as they are there, with the names of their parts.
+        self._early = self._gradients()
+        self._scattered: dict[Mesh, Tensor] = {}  # the last one
+
+    def _gradients(self) -> dict[Tensor, list[Names]]:
+        """Returns the gradients that updates take in parts, with the names that they have there."""
+        found: dict[Tensor, list[Names]] = {}
+        for op, names in self._updates.items():
+            for x in op.inputs:
+                early = self._graph.stored_layouts[op.mesh].stage >= EARLY
+                if (
+                    early
+                    and x.operation.gradient_of is not None
+                    and x.operation not in self._updates
+                ):
+                    found.setdefault(x, []).append(names)
+        return found
 
     def rewrite(self) -> None:
         """Rewrites the operations of the graph."""
@@ -140,6 +161,8 @@ class _Rewriter:
             for x in inner.inputs:
                 if x not in mapping:
                     mapping[x] = self._under(x, {}, op)
+        if any(y in self._early for y in op.outputs):
+            self._after_last_gradient(op, mapping)
         changed = {x: y for x, y in mapping.items() if x is not y}
         if changed:
             for each in with_inner_operations([op]):
@@ -149,6 +172,20 @@ class _Rewriter:
             for y in op.outputs:
                 _rename(y, own)
             _rename_rules(op, own)
+        for y in op.outputs:
+            for names in self._early.get(y, ()):
+                part = self._under(y, names, op)
+                if part is not y:
+                    self._scattered[op.mesh] = part
+
+    def _after_last_gradient(self, op: Operation, mapping: dict[Tensor, Tensor]) -> None:
+        """Makes an operation of a gradient wait until the one before it has been scattered."""
+        last = self._scattered.get(op.mesh)  # type: ignore[arg-type]
+        waiting = [x for x in op.inputs if not isinstance(x.operation, Variable)]
+        if last is None or not waiting or op.mesh not in self._waits:
+            return
+        xs = [mapping[waiting[-1]]]
+        mapping[waiting[-1]] = self._made(lambda: DelayOperation(xs, [last]), xs).outputs[0]
 
     @staticmethod
     def _variable_of(op: Operation) -> Optional[Variable]:
@@ -179,7 +216,8 @@ class _Rewriter:
     def _gathered(self, known: Tensor, op: Operation) -> Tensor:
         """Returns a whole weight for an operation; it is made before the first that needs it."""
         after = [x for x in op.inputs if x not in self._weights]
-        if _is_recomputed(op):
+        backward = op.gradient_of is not None and known.mesh in self._waits
+        if backward or _is_recomputed(op):
             if known not in self._again:
                 self._again[known] = self._gather(known, after).outputs[0]
             return self._again[known]

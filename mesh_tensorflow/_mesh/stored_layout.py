@@ -19,11 +19,20 @@ from mesh_tensorflow._core.strictness import did_you_mean
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
-__all__ = ["StoredLayout", "given_stored_layout", "plain_shape", "stored_layout", "storing"]
+__all__ = [
+    "EARLY",
+    "WEIGHTS_TOO",
+    "StoredLayout",
+    "given_stored_layout",
+    "plain_shape",
+    "stored_layout",
+    "storing",
+]
 
 _in_force: contextvars.ContextVar[Optional[dict[str, Any]]] = contextvars.ContextVar(
     "stored_layout", default=None
 )
+EARLY = 2  # the stage from which each gradient is scattered before the next is computed
 WEIGHTS_TOO = 3  # the stage from which weights are stored in parts, besides slots
 
 
@@ -35,7 +44,8 @@ class StoredLayout:
     models" (SC 2020).
 
     Attributes:
-      stage: 3 if weights are stored in parts; 1 or 2 if only what optimizers keep is.
+      stage: 3 if weights are stored in parts; 1 or 2 if only what optimizers keep is. From 2 on,
+        a gradient is scattered before the next one is computed.
       rules: which dimensions are split over which mesh dimensions.
       mesh_dim: the name of a mesh dimension that splits one dimension of each variable; or None.
     """

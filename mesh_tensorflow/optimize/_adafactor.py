@@ -195,7 +195,7 @@ class AdafactorOptimizer(Optimizer):
             update = update * mtf.to_float(self._parameter_scale(old))
         if self._beta1:
             m = self._slot(var, "m", var.shape)
-            update = self._beta1 * m + (1.0 - self._beta1) * update
+            update = m + (1.0 - self._beta1) * (update - m)  # waits for it, as Adam's do
             assignments.append(mtf.assign(m, update))
         return [mtf.assign_sub(var, update), *assignments]
 

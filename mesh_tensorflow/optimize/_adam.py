@@ -84,11 +84,13 @@ class AdamWeightDecayOptimizer(Optimizer):
             return []
         grad = mtf.to_float(grad)  # type: ignore[arg-type]
         m, v = self._slot(var, "adam_m"), self._slot(var, "adam_v")
-        next_m = self.beta_1 * m + (1.0 - self.beta_1) * grad
-        next_v = self.beta_2 * v + (1.0 - self.beta_2) * mtf.square(grad)
+        # As corrections of the slots: a product of a slot alone would be in memory from the
+        # beginning of the step.
+        next_m = m + (1.0 - self.beta_1) * (grad - m)
+        next_v = v + (1.0 - self.beta_2) * (mtf.square(grad) - v)
         update = next_m / (mtf.sqrt(next_v) + self.epsilon)
         if self._decays(var):
-            update += mtf.to_float(var.value) * self.weight_decay_rate
+            update = mtf.cwise(self._with_decay, [update, mtf.to_float(var.value)])
         update *= scalar_like(self._rate_of(var), update)
         return [mtf.assign_sub(var, update), mtf.assign(m, next_m), mtf.assign(v, next_v)]
 
@@ -104,6 +106,10 @@ class AdamWeightDecayOptimizer(Optimizer):
             initializer=tf.zeros_initializer(),
             trainable=False,
         )
+
+    def _with_decay(self, update: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([update]):
+            return update + value * self.weight_decay_rate
 
     def _decays(self, var: mtf.Variable) -> bool:
         patterns = self.exclude_from_weight_decay or []

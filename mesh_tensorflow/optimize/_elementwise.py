@@ -126,7 +126,9 @@ class ElementwiseOptimizer(Optimizer):
             given = dict(zip(scalars, rest[len(names) :]))
             step, lr = given.get("step"), given.get("learning_rate", rate)
             x = ElementwiseStep(g, dict(zip(names, rest)), w, lr, step, var)
-            change, new = self.update(x)
+            # What the rule computes of slots alone would else be there from the step's beginning.
+            with tf.control_dependencies([g]):
+                change, new = self.update(x)
             return self._checked(g, [change, *(new[n] for n in names)], var)
 
         op = mtf.SlicewiseOperation(

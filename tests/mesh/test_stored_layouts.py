@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow.ops._control.recompute import DelayOperation
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 BATCH, MODEL, FF = mtf.convert_to_shape("batch:16,d_model:8,d_ff:24").dims
@@ -171,12 +172,18 @@ def test_meshes(place, whole):
 @pytest.mark.usefixtures("own_graph")
 @pytest.mark.parametrize("stage, clip", [(0, False), (1, True), (3, False), (3, True)])
 def test_what_is_communicated(stage, clip):
-    """As much as in data parallelism: what it reduces is reduce-scattered, and gathered."""
+    """What data parallelism reduces is reduce-scattered, and gathered; weights of stage 3 twice."""
     training = Training(clip=clip, zero=stage)
     large = 4 * 2 * MODEL.size * FF.size  # the two kernels on four processors
     expected = {"reduce_scatter": large, "allconcat": large} if stage else {"allreduce": large}
     bias = 4 * FF.size
-    assert training.sent() == {kind: n + bias for kind, n in expected.items()}
+    expected = {kind: n + bias for kind, n in expected.items()}
+    if stage == 3:
+        expected["allconcat"] += large  # not the bias, which the backward pass does not use
+    assert training.sent() == expected
+    on_a_ring = {"allreduce": 2, "reduce_scatter": 1, "allconcat": 1}
+    sent = sum(n * on_a_ring[kind] for kind, n in training.sent().items())
+    assert sent <= (1.5 if stage == 3 else 1) * 2 * (large + bias)
     predicted = walk(training.graph.operations, training.impl)
     counted = [c for _, _, c in training.lowering.collectives]
     asked = [c for _, cost in predicted.costs for c in cost.collectives]
@@ -184,12 +191,50 @@ def test_what_is_communicated(stage, clip):
 
 
 @pytest.mark.usefixtures("own_graph")
-def test_recomputed_layers_gather_again():
+def test_recomputed_layers_gather_no_more_often():
     plain, again = Training(zero=3).sent(), None
     with tf.Graph().as_default():
         again = Training(zero=3, recompute=True).sent()
-    assert again["allconcat"] > 1.5 * plain["allconcat"]
-    assert again["reduce_scatter"] == plain["reduce_scatter"]
+    bias = 4 * FF.size  # what is recomputed needs it, a gradient does not
+    assert again == {**plain, "allconcat": plain["allconcat"] + bias}
+
+
+@pytest.mark.usefixtures("own_graph")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_are_scattered_one_by_one(stage):
+    """From stage 2 on, the operation that makes a gradient waits for the one before it."""
+    operations = Training(zero=stage).graph.operations
+    scattered = [
+        op
+        for op in operations
+        if op.name.endswith("_layout") and op.inputs[0].operation.gradient_of
+    ]
+    waited_for = {
+        x.operation for op in operations if isinstance(op, DelayOperation) for x in op.inputs[1:]
+    }
+    assert len(scattered) == 7  # of two kernels and five vectors
+    assert [op in waited_for for op in scattered] == [stage > 1] * 6 + [False]
+
+
+@pytest.mark.usefixtures("own_graph")
+@pytest.mark.parametrize("place", [ROWS, (*ROWS, "simd")])
+def test_slices_keep_no_whole_tensors_in_memory(place):
+    """A slice of an initial value that is cut along its first axis is a view of it all."""
+    training = Training(place, zero=3)
+    with tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(training.lowering.copy_masters_to_slices())
+        slices = [
+            v for variable in training.lowering.variables.values() for v in variable.slice_variables
+        ]
+        reads = [v.read_value().op.inputs[0] for v in slices]
+        metadata = tf.RunMetadata()
+        options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+        session.run(reads, options=options, run_metadata=metadata)
+    nodes = {n.node_name: n for d in metadata.step_stats.dev_stats for n in d.node_stats}
+    for x in reads:
+        description = nodes[x.op.name].output[0].tensor_description.allocation_description
+        assert description.requested_bytes == 4 * x.shape.num_elements(), x
 
 
 @pytest.mark.usefixtures("own_graph")

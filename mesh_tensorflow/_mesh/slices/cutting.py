@@ -11,7 +11,7 @@ from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
 from mesh_tensorflow._core.shape import Shape
 
-__all__ = ["combine_slices", "make_slices", "slice_coordinates"]
+__all__ = ["combine_slices", "in_own_memory", "make_slices", "slice_coordinates"]
 
 
 def slice_coordinates(layout: TensorLayout, mesh_shape: Shape, pnum: int) -> tuple[int, ...]:
@@ -31,6 +31,20 @@ def make_slices(x: tf.Tensor, layout: TensorLayout, mesh_shape: Shape) -> list[t
             grown.update({key + (i,): piece for i, piece in enumerate(pieces)})
         parts = grown
     return [parts[slice_coordinates(layout, mesh_shape, pnum)] for pnum in range(mesh_shape.size)]
+
+
+def in_own_memory(piece: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
+    """Returns a slice that a variable can keep without keeping the whole tensor.
+
+    TensorFlow cuts along the first axis without copying, and a view holds the memory of it all.
+
+    Args:
+      piece: a slice.
+      whole: the tf.Tensor that it was cut from.
+    """
+    if piece is whole or piece.shape == whole.shape:
+        return piece
+    return tf.raw_ops.DeepCopy(x=piece)
 
 
 def combine_slices(

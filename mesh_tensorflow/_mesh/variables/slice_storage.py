@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.slices.cutting import in_own_memory
 from mesh_tensorflow._mesh.variables.storage import Piece, VariableStorage
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ class SliceStorage(VariableStorage):
         """Cuts a whole value and assigns each piece to all copies of its slice."""
         with tf.device(self._variable.master_device):
             pieces = self._placed.mesh_impl.make_slices(value, self._variable.stored_shape)
-        return tf.group([self._assign(pnum, pieces[pnum]) for pnum in self._placed.slices])
+            kept = {pnum: in_own_memory(pieces[pnum], value) for pnum in self._placed.slices}
+        return tf.group([self._assign(pnum, piece) for pnum, piece in kept.items()])
 
     def initializer(self, value: tf.Tensor) -> tf.Operation:
         """Returns the operation that assigns an initial value; one for each value."""

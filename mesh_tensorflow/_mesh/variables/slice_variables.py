@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.laid_out_variable import LaidOutVariable
+from mesh_tensorflow._mesh.slices.cutting import in_own_memory
 from mesh_tensorflow._mesh.variables.slice_storage import bind_masters
 
 if TYPE_CHECKING:
@@ -86,9 +87,8 @@ class SliceVariables(LaidOutVariable):
         with tf.device(self._variable.master_device):
             whole = tf.cast(whole, self._variable.slice_dtype)
             pieces = self.mesh_impl.make_slices(whole, self._variable.stored_shape)
-        return tf.group(
-            [v.assign(pieces[pnum], read_value=False) for pnum, v in self.slices.items()]
-        )
+            kept = {pnum: in_own_memory(pieces[pnum], whole) for pnum in self.slices}
+        return tf.group([v.assign(kept[pnum], read_value=False) for pnum, v in self.slices.items()])
 
     def _master_to_slices_op(self) -> tf.Operation:
         return self._set_slices(self._variable.read_master())

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Optional
 import tensorflow.compat.v1 as tf
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
+from mesh_tensorflow._mesh.slices.cutting import in_own_memory
+
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.variables.whole_variable import WholeVariable
 
@@ -157,7 +159,10 @@ class PieceSaveable(SaveableObject):
         whole = [len(tensors) == 1 or t.shape == self._whole for t in tensors]
         if several and all(whole):
             tensors = tensors * len(self._pieces) if len(tensors) == 1 else tensors
-            tensors = [tf.slice(t, p.begin, p.sizes) for t, p in zip(tensors, self._pieces)]
+            tensors = [
+                in_own_memory(tf.slice(t, p.begin, p.sizes), t)
+                for t, p in zip(tensors, self._pieces)
+            ]
         for tensor, piece in zip(tensors, self._pieces):
             if not tensor.shape.is_compatible_with(piece.sizes):
                 raise ValueError(

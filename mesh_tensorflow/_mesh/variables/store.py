@@ -15,7 +15,7 @@ from tensorflow.python.ops.variable_scope import get_variable_scope_store
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._mesh.slices.cutting import combine_slices, make_slices
+from mesh_tensorflow._mesh.slices.cutting import combine_slices, in_own_memory, make_slices
 from mesh_tensorflow._mesh.variables.form import Form, differs, whole_form
 from mesh_tensorflow._mesh.variables.initial_values import initial_value
 from mesh_tensorflow._mesh.variables.saved import SLICES, SavedVariables
@@ -281,7 +281,8 @@ class VariableStore(tf2.Module):
                 continue
             with tf.device(device), tf.name_scope(None):
                 number = None if len(form.devices) == 1 else pnum
-                made[pnum] = _slice_variable(variable, pieces[pnum], number)
+                piece = in_own_memory(pieces[pnum], whole)
+                made[pnum] = _slice_variable(variable, piece, number)
         self._keep(variable, form, made)
 
     def _keep(self, variable: Variable, form: Form, made: dict[int, tf.Variable]) -> None:
@@ -319,7 +320,7 @@ class VariableStore(tf2.Module):
         pieces = make_slices(value, form.layout, form.mesh_shape)
         for pnum, v in self._used(name).items():
             with tf.device(v.device):
-                v.assign(pieces[pnum])
+                v.assign(in_own_memory(pieces[pnum], value))
 
     def parts(self, name: str) -> tuple[list[int], dict[tuple[int, ...], list[tf.Variable]]]:
         """Returns the shape of a slice, and the tf variables of each slice by its first index.
