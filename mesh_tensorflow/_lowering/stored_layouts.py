@@ -216,7 +216,9 @@ class _Rewriter:
     def _gathered(self, known: Tensor, op: Operation) -> Tensor:
         """Returns a whole weight for an operation; it is made before the first that needs it."""
         after = [x for x in op.inputs if x not in self._weights]
-        backward = op.gradient_of is not None and known.mesh in self._waits
+        # A loop and its gradient may have operations in common, which read one tensor.
+        in_backward = op.gradient_of is not None and not op.inner_operations
+        backward = in_backward and known.mesh in self._waits
         if backward or _is_recomputed(op):
             if known not in self._again:
                 self._again[known] = self._gather(known, after).outputs[0]

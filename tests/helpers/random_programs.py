@@ -344,13 +344,14 @@ def _run(b, instructions, *given):
     return b.pool[len(given) :][-3:]
 
 
-def build(instructions, recompute=False):
+def build(instructions, recompute=False, optimizer=None):
     """Returns (the Builder, outputs and gradients, update operations) of a program.
 
     Args:
       instructions: lists of four integers.
       recompute: whether its instructions, some of them in several ways at once, and the program
         as a whole are functions whose inner values are computed again for their gradients.
+      optimizer: what updates variables; plain descent by assignments if None.
     """
     b = Builder(recompute)
     given = b.pool
@@ -362,9 +363,11 @@ def build(instructions, recompute=False):
     loss = mtf.add_n(weights)
     wrt = b.inputs + b.variables
     grads = mtf.gradients([loss], wrt)
-    updates = [
-        mtf.assign_sub(v, g * 0.1)
-        for v, g in zip(b.variables, grads[len(b.inputs) :])
-        if g is not None
-    ]
+    of_variables = [(v, g) for v, g in zip(b.variables, grads[len(b.inputs) :]) if g is not None]
+    if optimizer is None:
+        updates = [mtf.assign_sub(v, g * 0.1) for v, g in of_variables]
+    else:
+        updates = optimizer.apply_grads(
+            [g for _, g in of_variables], [v.operation for v, _ in of_variables]
+        )
     return b, [*made, loss, *[g for g in grads if g is not None]], updates
