@@ -215,11 +215,3 @@ def test_no_tensor_has_all_logits():
 def test_mistakes(place, ring, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         run(*place, ring=ring)
-
-
-def test_halves_that_are_not_whole():
-    """Parts of one position are passed around as they are."""
-    counted = collections.Counter()
-    for name, elements in run("x:32", "length:x,memory:x")[1].counters:
-        counted[name] += elements
-    assert counted["shift/0/blocked_attention_op"]
