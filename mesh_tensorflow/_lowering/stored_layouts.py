@@ -70,7 +70,8 @@ def rewrite_stored_layouts(graph: Graph, mesh_to_impl: Mapping[Mesh, MeshImpl]) 
     graph.stored_layouts = layouts
     stored, updates = update_names(graph, {mesh: mesh_to_impl[mesh] for mesh in layouts})
     waits = {mesh for mesh in layouts if mesh_to_impl[mesh].supports_control_dependencies}
-    _Rewriter(graph, stored, updates, waits).rewrite()
+    early = {mesh for mesh, layout in layouts.items() if layout.stage >= EARLY}
+    _Rewriter(graph, stored, updates, waits, early).rewrite()
 
 
 class _Rewriter:
@@ -82,6 +83,7 @@ class _Rewriter:
         stored: Mapping[Variable, Names],
         updates: Mapping[Operation, Names],
         waits: Collection[Mesh],
+        early: Collection[Mesh],
     ):
         """Creates a _Rewriter.
 
@@ -90,8 +92,9 @@ class _Rewriter:
           stored: the names of variables.
           updates: the names of the operations of updates.
           waits: the meshes on which operations can wait for others.
+          early: the meshes on which gradients are scattered as soon as they are there.
         """
-        self._graph, self._waits = graph, waits
+        self._graph, self._waits, self._early_on = graph, waits, early
         self._stored, self._updates = stored, updates
         self._operations: list[Operation] = []
         # Tensors under other names, by the tensor under the first, and their shape.
@@ -110,12 +113,8 @@ class _Rewriter:
         found: dict[Tensor, list[Names]] = {}
         for op, names in self._updates.items():
             for x in op.inputs:
-                early = self._graph.stored_layouts[op.mesh].stage >= EARLY
-                if (
-                    early
-                    and x.operation.gradient_of is not None
-                    and x.operation not in self._updates
-                ):
+                is_gradient = x.operation.gradient_of is not None
+                if op.mesh in self._early_on and is_gradient and x.operation not in self._updates:
                     found.setdefault(x, []).append(names)
         return found
 
