@@ -17,8 +17,8 @@ auto_mtf/test_explanation.py::test_measured_profile*
 auto_mtf/test_explanation.py::test_measured_profile[[]shared*
 auto_mtf/test_explanation.py::test_plot
 auto_mtf/test_plans.py::test_predicted_is_counted*
-auto_mtf/test_stored_layouts.py::test_brute_force[[]adafactor*
-auto_mtf/test_stored_layouts.py::test_predicted_is_counted[[]adafactor*
+auto_mtf/test_stored_costs.py::test_brute_force[[]adafactor*
+auto_mtf/test_stored_costs.py::test_predicted_is_counted[[]adafactor*
 auto_mtf/test_step_time.py::test_does_not_grow_with_layers*
 auto_mtf/test_step_time.py::test_language_model_of_the_paper*
 auto_mtf/test_step_time.py::test_units_add_up_to_the_program[[]None*

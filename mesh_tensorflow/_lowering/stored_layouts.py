@@ -107,6 +107,8 @@ class _Rewriter:
         # The gradients that are scattered as soon as they are there, with the names of their parts.
         self._early = self._gradients()
         self._scattered: dict[Mesh, Tensor] = {}  # the last one
+        # What has waited for one. Later operations take it too: a partial sum is summed once.
+        self._delayed: dict[Tensor, Tensor] = {}
 
     def _gradients(self) -> dict[Tensor, list[Names]]:
         """Returns the gradients that updates take in parts, with the names that they have there."""
@@ -160,6 +162,7 @@ class _Rewriter:
             for x in inner.inputs:
                 if x not in mapping:
                     mapping[x] = self._under(x, {}, op)
+        mapping = {x: self._delayed.get(y, y) for x, y in mapping.items()}
         if any(y in self._early for y in op.outputs):
             self._after_last_gradient(op, mapping)
         changed = {x: y for x, y in mapping.items() if x is not y}
@@ -184,7 +187,8 @@ class _Rewriter:
         if last is None or not waiting or op.mesh not in self._waits:
             return
         xs = [mapping[waiting[-1]]]
-        mapping[waiting[-1]] = self._made(lambda: DelayOperation(xs, [last]), xs).outputs[0]
+        [delayed] = self._made(lambda: DelayOperation(xs, [last]), xs).outputs
+        mapping[waiting[-1]] = self._delayed[xs[0]] = delayed
 
     @staticmethod
     def _variable_of(op: Operation) -> Optional[Variable]:

@@ -75,8 +75,8 @@ FAULTS = [
     ),
     Fault(
         "auto_mtf/_memory/resident.py",
-        "change[last + 1, self._columns[block.dims]] -= block.bytes",
-        "change[last, self._columns[block.dims]] -= block.bytes",
+        "change[last + 1, self._columns[block.column]] -= block.bytes",
+        "change[last, self._columns[block.column]] -= block.bytes",
         "memory is free before the last operation that reads it",
         "auto_mtf/test_step_time.py -k loops_take_memory",
     ),

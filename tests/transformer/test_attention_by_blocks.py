@@ -27,6 +27,8 @@ LAYERS = {
 MASKED = {"plain", "multi_query", "shared_kv", "encoder", "bias", "bias_of_packed"}
 POSITIONS = np.repeat([[0, 1, 2, 0, 1, 2, 3, 4], [0, 1, 0, 1, 0, 1, 2, 3]], ROWS // 2, 0)
 SPLIT = Placing("x:2,y:2", "batch:x,heads:y")
+# Of the largest element: sums are in another order, which makes up to 2e-5 on some CPUs.
+TOLERANCE = 5e-5
 
 
 def both(name, mesh):
@@ -70,7 +72,7 @@ def test_layers(name, placing):
     half = len(results) // 2
     assert half > 2
     for i in range(half):
-        assert_close(results[half + i], results[i], 1e-5, str(i))
+        assert_close(results[half + i], results[i], TOLERANCE, str(i))
 
 
 def test_masks_of_layers_are_not_computed():

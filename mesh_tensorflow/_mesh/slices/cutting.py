@@ -36,7 +36,8 @@ def make_slices(x: tf.Tensor, layout: TensorLayout, mesh_shape: Shape) -> list[t
 def in_own_memory(piece: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
     """Returns a slice that a variable can keep without keeping the whole tensor.
 
-    TensorFlow cuts along the first axis without copying, and a view holds the memory of it all.
+    TensorFlow cuts along the first axis without copying, and a view holds the memory of it all. Its
+    graph optimizer takes operations that only copy (DeepCopy, Snapshot) away.
 
     Args:
       piece: a slice.
@@ -44,7 +45,7 @@ def in_own_memory(piece: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
     """
     if piece is whole or piece.shape == whole.shape:
         return piece
-    return tf.raw_ops.DeepCopy(x=piece)
+    return tf.raw_ops.Roll(input=piece, shift=0, axis=0)
 
 
 def combine_slices(

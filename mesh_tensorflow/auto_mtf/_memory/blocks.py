@@ -13,7 +13,7 @@ from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.auto_mtf._memory.storing import Storing
-from mesh_tensorflow.auto_mtf._memory.updates import Updates, is_recomputed
+from mesh_tensorflow.auto_mtf._memory.updates import Updates, takes_again
 from mesh_tensorflow.ops._variables.assign import Assign
 from mesh_tensorflow.ops._variables.variable import Variable
 
@@ -127,7 +127,7 @@ class StoredItems:
             made_in_parts = x.operation in weight_of or not x.shape.ndims
             return "" if made_in_parts else "/part"
         if x in self._updates.gathers and self._weights_too:
-            return "/again" if is_recomputed(op) else "/whole"
+            return "/again" if takes_again(op) else "/whole"
         return ""
 
     def _whole(self, v: Variable) -> bool:

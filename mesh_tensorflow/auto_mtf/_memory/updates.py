@@ -18,7 +18,7 @@ from mesh_tensorflow._mesh.stored_layout import WEIGHTS_TOO, StoredLayout
 from mesh_tensorflow.ops._variables.assign import Assign
 from mesh_tensorflow.ops._variables.variable import Variable
 
-__all__ = ["Updates", "find_updates", "is_recomputed"]
+__all__ = ["Updates", "find_updates", "takes_again"]
 
 _DATA, _STORE = "data", "store"
 
@@ -31,7 +31,7 @@ class Updates:
       weight_of: for each operation of an update, and each variable that may be stored in parts,
         the Shape of the weight.
       gathers: for each weight's value, how often it is gathered if it is stored in parts: once,
-        and once more if it is needed by what is recomputed.
+        and once more if the backward pass needs it.
     """
 
     weight_of: dict[Operation, Shape]
@@ -98,15 +98,18 @@ def _batch_like(graph: Graph) -> tuple[str, int]:
     return "", 1
 
 
-def is_recomputed(op: Operation) -> bool:
-    """Returns whether an operation is a recomputed one, or part of its gradient.
+def takes_again(op: Operation) -> bool:
+    """Returns whether an operation takes weights that are gathered a second time.
+
+    So do those of the backward pass, and what is recomputed.
 
     Args:
       op: an Operation.
     """
-    return op.original is not None or (
-        op.gradient_of is not None and op.gradient_of.original is not None
-    )
+    of = op.gradient_of
+    if op.original is not None or (of is not None and of.original is not None):
+        return True
+    return of is not None and not op.inner_operations
 
 
 def _gathers(operations: Iterable[Operation], weight_of: dict[Operation, Shape]) -> dict:
@@ -118,5 +121,5 @@ def _gathers(operations: Iterable[Operation], weight_of: dict[Operation, Shape])
         inner = with_inner_operations(op.inner_operations)
         for x in {*op.inputs, *(x for each in inner for x in each.inputs)}:
             if x in weights:
-                found.setdefault(x, set()).add(is_recomputed(op))
+                found.setdefault(x, set()).add(takes_again(op))
     return {x: len(kinds) for x, kinds in found.items()}

@@ -14,6 +14,10 @@ ATTENTIONS = ("whole", "ring", "all_to_all")
 class Choice(NamedTuple):
     """How a program is built, where the layout cannot say it.
 
+    >>> import mesh_tensorflow as mtf
+    >>> print(mtf.auto_mtf.Choice(stages=2, microbatches=4, recompute=True))
+    2 stages, 4 microbatches; layers recomputed
+
     Attributes:
       stages: the number of stages of a pipeline; 1 for none.
       microbatches: the number of microbatches of a pipeline.

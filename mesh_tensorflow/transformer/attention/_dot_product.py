@@ -127,7 +127,7 @@ def attend(
     parts, dims = (q, k, v), (memory_length_dim, key_dim, value_dim)
     joint = has_z_loss and extra_logit is not None
     # One position has nothing that could go around.
-    ring = ring if context is None or context.mode != "incremental" else False
+    ring = False if getattr(context, "mode", None) == "incremental" else ring
     if _blocked.takes_blocks(blocked, parts, dims, bias, dropout_rate, joint, ring):
         outputs, log_z = _blocked.blocked_attend(
             parts, dims, bias, dropout_rate, dropout_broadcast_dims, extra_logit, context, ring

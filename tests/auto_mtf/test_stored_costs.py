@@ -68,7 +68,7 @@ def test_predicted_is_counted(tf_graph, optimizer, recompute, mesh, layout, axis
 
 
 def test_volumes_of_the_paper(tf_graph):
-    """1, 1 and 1.5 times what data parallelism sends, where all weights are recomputed."""
+    """1, 1 and 1.5 times what data parallelism sends: weights are gathered twice."""
     sent = {"allreduce": 2, "reduce_scatter": 1, "allconcat": 1}
     volume = {}
     for zero in (0, 2, 3):
@@ -76,11 +76,10 @@ def test_volumes_of_the_paper(tf_graph):
             program, estimated = estimator("all:4", zero, recompute=True, layers=4, vocab=4)
             found = predicted(estimated, "batch:all")
             volume[zero] = sum(sent[kind] * n for (kind, _), n in found.items())
-            layers = sum(v.size for v in program.graph.trainable_variables if "layer_" in v.name)
     size = sum(v.size for v in program.graph.trainable_variables)
     assert volume[2] == pytest.approx(volume[0], rel=0.01)
     assert volume[0] == pytest.approx(4 * 2 * size, rel=0.01)
-    assert volume[3] - volume[0] == pytest.approx(4 * layers, rel=0.03)
+    assert volume[3] - volume[0] == pytest.approx(4 * size, rel=0.03)
 
 
 @pytest.mark.parametrize("optimizer, recompute", [("adam", False), ("adafactor", True)])
@@ -135,7 +134,6 @@ def test_explains_it(tf_graph):
     assert explained.chosen == estimated.estimate("batch:all")
     lines = str(explained).splitlines()
     assert lines[:2] == ["layout  batch:all", "stored  zero=3 over all"]
-    assert any(" gathered " in line for line in lines)
 
 
 def test_what_estimates_share(tf_graph):
