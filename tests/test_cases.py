@@ -38,7 +38,9 @@ def check_placings(program, placings, dtype):
 def test_layouts(case, dtype, tf_graph):
     """Values and gradients, in a few layouts and another kind of mesh; in other dtypes in one."""
     program = Program(case, dtype)
-    placings = harness.placings(program.graph, case.whole, False, zlib.crc32(case.name.encode()))
+    placings = harness.placings(
+        program.graph, case.whole, False, zlib.crc32(case.name.encode()), case.alike
+    )
     check_placings(program, placings if dtype == "float32" else placings[-1:], dtype)
 
 
@@ -47,7 +49,7 @@ def test_layouts(case, dtype, tf_graph):
 def test_all_layouts(case, dtype, tf_graph):
     program = Program(case, dtype)
     seed = zlib.crc32(case.name.encode())
-    placings = harness.placings(program.graph, case.whole, case.thorough, seed)
+    placings = harness.placings(program.graph, case.whole, case.thorough, seed, case.alike)
     if dtype != "float32":
         placings = placings[:: max(1, len(placings) // 3)]
     placings.append(placings[seed % len(placings)]._replace(apart=False, merge="device"))
@@ -57,7 +59,7 @@ def test_all_layouts(case, dtype, tf_graph):
 def chosen_placing(program, case):
     """Returns a placing that splits something, if there is one."""
     seed = zlib.crc32(case.name.encode())
-    layouts = harness.legal_layouts(program.graph, "x:2,y:2", case.whole, limit=64)
+    layouts = harness.legal_layouts(program.graph, "x:2,y:2", case.whole, 64, case.alike)
     rules = layouts[seed % len(layouts)] if layouts else {}
     return harness.Placing("x:2,y:2", harness.layout_text(rules, "x:2,y:2"))
 

@@ -121,7 +121,7 @@ def _lowered(
 def _check_case(make_impl: MakeImpl, case: Case, most_layouts: int) -> None:
     with tf.Graph().as_default():
         program = Program(case, case.dtypes[0])
-        layouts = harness.legal_layouts(program.graph, _MESH, case.whole, limit=64)
+        layouts = harness.legal_layouts(program.graph, _MESH, case.whole, 64, case.alike)
         chosen = harness.chosen_layouts(layouts, 0, zlib.crc32(case.name.encode()))
         texts = ["", *(harness.layout_text(rules, _MESH) for rules in chosen[:most_layouts])]
         lowered = [

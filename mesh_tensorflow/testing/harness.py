@@ -154,7 +154,11 @@ def is_legal(rules: dict[str, int], shapes: Iterable[tuple], sizes: Sequence[int
 
 
 def legal_layouts(
-    graph: mtf.Graph, mesh: str, whole: Iterable[str] = (), limit: int = 4000
+    graph: mtf.Graph,
+    mesh: str,
+    whole: Iterable[str] = (),
+    limit: int = 4000,
+    alike: Sequence[Sequence[str]] = (),
 ) -> list[dict[str, int]]:
     """Returns the legal layouts of a program, as dictionaries from dimension name to mesh axis."""
     operations = list(with_inner_operations(graph.operations))
@@ -173,6 +177,7 @@ def legal_layouts(
         picks = ([rng.choice(alone[n]) for n in names] for _ in range(limit))
     layouts = [{n: a for n, a in zip(names, pick) if a is not None} for pick in picks]
     layouts += [{n: a} for n in names for a in alone[n] if a is not None]
+    layouts = [r for r in layouts if all(len({r.get(n) for n in names}) == 1 for names in alike)]
     unique = {tuple(sorted(rules.items())): rules for rules in layouts}
     return [rules for rules in unique.values() if is_legal(rules, shapes, sizes)]
 
@@ -215,7 +220,11 @@ def layout_text(rules: dict[str, int], mesh: str) -> str:
 
 
 def placings(
-    graph: mtf.Graph, whole: Iterable[str] = (), thorough: bool = False, seed: int = 0
+    graph: mtf.Graph,
+    whole: Iterable[str] = (),
+    thorough: bool = False,
+    seed: int = 0,
+    alike: Sequence[Sequence[str]] = (),
 ) -> list[Placing]:
     """Returns the placings in which to try a program.
 
@@ -229,12 +238,13 @@ def placings(
         selected layouts of another mesh; fewer if the program is large. Else only a few layouts of
         one mesh.
       seed: an integer.
+      alike: groups of names of dimensions, of which all are split over one mesh dimension or none.
     """
     found = []
     small = len(graph.operations) <= LARGE
     others = [OTHER_MESHES[seed % len(OTHER_MESHES)]] if small else []
     for mesh in [*MESHES, *others] if thorough else ["x:2,y:2"]:
-        layouts = legal_layouts(graph, mesh, whole)
+        layouts = legal_layouts(graph, mesh, whole, alike=alike)
         chosen = chosen_layouts(layouts, 1, seed)
         if thorough and mesh in MESHES and small:
             chosen += [rules for rules in layouts if rules not in chosen][:MOST_LAYOUTS]

@@ -58,6 +58,7 @@ class Case:
       dtypes: the dtypes to try for the floating-point inputs, and for the parts of complex ones.
       tolerance: the error allowed in float32, relative to the largest element.
       whole: names of dimensions that are not split, although the operations allow it.
+      alike: groups of names of dimensions, of which layouts split all or none over a mesh dimension.
       thorough: whether to try every layout; a few are enough if a similar case tries them all.
     """
 
@@ -70,6 +71,7 @@ class Case:
     dtypes: Sequence[str] = ("float32",)
     tolerance: float = 1e-5
     whole: Sequence[str] = ()
+    alike: Sequence[Sequence[str]] = ()
     thorough: bool = True
 
 
