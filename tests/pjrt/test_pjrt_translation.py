@@ -16,6 +16,7 @@ OTHERS = [
     "axb,xbc->xac",  # the batch is not first
     "ab,ab->ab",
     "ab,cd->ac",
+    "a,bd->a",  # nothing in common
     "ab,bc,cd->ad",
     "a,ab->b",
 ]

@@ -31,8 +31,8 @@ def matrix_product(equation: str, *values: tf.Tensor) -> Optional[tf.Tensor]:
     first, second, made = (text[-2:] for text in (*letters, output))
     if len({*first, *second}) != 3 or made[:1] not in first or made[1:] not in second:
         return None
-    [contracted] = {*first} & {*second}
-    if contracted in made or {*made} != {*first} ^ {*second}:
+    contracted = "".join({*first} & {*second})
+    if len(contracted) != 1 or {*made} != {*first} ^ {*second}:
         return None
     return tf.matmul(
         *values, transpose_a=first[0] == contracted, transpose_b=second[1] == contracted
