@@ -149,7 +149,10 @@ def products(metadata):
     found = collections.Counter()
     for device in metadata.step_stats.dev_stats:
         number = int(device.device.rpartition(":")[2])
-        found[number] += sum(" = BatchMatMul" in n.timeline_label for n in device.node_stats)
+        found[number] += sum(
+            re.search("= (_Mkl)?BatchMatMul", n.timeline_label) is not None
+            for n in device.node_stats
+        )
     return [found[i] for i in sorted(found)]
 
 
