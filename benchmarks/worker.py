@@ -99,7 +99,10 @@ class JaxWorker(Worker):
         make = _pjrt_program if arguments.system == "pjrt" else _jax_program
         self._base_mb = resident_mb()
         mesh = "" if arguments.system == "jax" else arguments.mesh
-        program = make()(workloads.WORKLOADS[arguments.workload], mesh)
+        make_program = make()
+        gc.collect()
+        gc.freeze()
+        program = make_program(workloads.WORKLOADS[arguments.workload], mesh)
         self.step = program.step  # type: ignore[method-assign]
         first_seconds = self.run(1)["times"][0]
         self.run(arguments.warm_up)
@@ -188,7 +191,9 @@ def _jax_program() -> Any:
 
 def _pjrt_program() -> Any:
     import models_pjrt
+    import tensorflow as tf
 
+    tf.config.list_logical_devices()  # starts TensorFlow's runtime, as jax.devices() did JAX's
     return models_pjrt.PjrtProgram
 
 
