@@ -11,6 +11,8 @@ from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.strictness import did_you_mean, slip
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.stored_layout import plain_shape
+from mesh_tensorflow.ops._variables.variable import Variable
 
 __all__ = ["check_rules_apply", "rules_that_apply"]
 
@@ -83,6 +85,23 @@ def check_rules_apply(
                 f"layout rule {':'.join(rule)} splits nothing: {fault}",
                 key=f"rule/{rule}/{fault[:16]}",
             )
+    for impl in impls:
+        _check_stored(operations, impl)
+
+
+def _check_stored(operations: Iterable[Operation], mesh_impl: MeshImpl) -> None:
+    """Reports a slip if no variable has the dimension of a rule for how variables are stored."""
+    stored = mesh_impl.stored_layout
+    shapes = [op.shape for op in operations if isinstance(op, Variable)] if stored else []
+    known = sorted({name for shape in shapes for name in plain_shape(shape).dimension_names})
+    for rule in stored.rules.pairs if stored and known else ():
+        if rule[0] not in known:
+            slip(
+                f"variable_layout rule {':'.join(rule)} stores nothing in parts: no variable has "
+                f"{rule[0]!r}. Variables have {_shown(known)}{did_you_mean(rule[0], known)} Correct "
+                "the rule or leave it out",
+                key=f"variable_layout/{rule}",
+            )
 
 
 def _faults(
@@ -98,8 +117,11 @@ def _faults(
         return
     for name, whose, known in zip(rule, ("program", "mesh"), (of_program, of_meshes)):
         if name not in known:
-            shown = ", ".join(known[:_SHOWN]) + (", ..." if len(known) > _SHOWN else "")
             yield (
-                f"{name!r} is not there. The {whose} has {shown or 'no dimensions'}"
+                f"{name!r} is not there. The {whose} has {_shown(known) or 'no dimensions'}"
                 f"{did_you_mean(name, known)} Correct the rule or leave it out"
             )
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

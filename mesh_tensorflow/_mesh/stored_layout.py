@@ -168,19 +168,31 @@ def stored_layout(
     if unknown or (zero_axis is not None and zero_axis not in names):
         name = zero_axis if not unknown else unknown[0]
         what = f"zero_axis={name!r}" if not unknown else f"variable_layout {rules}: {name!r}"
-        raise ValueError(
-            f"{what} is no dimension of the mesh {dims_text(mesh_shape)}"
-            f"{did_you_mean(str(name), names)}"
-        )
+        raise ValueError(f"{what} {_is_none_of(str(name), mesh_shape)}")
     if zero_axis is not None and not zero:
         raise ValueError(f"zero_axis={zero_axis!r} has no effect without zero=1, 2 or 3")
     if not zero and not rules.pairs:
         return None
     if not zero or rules.pairs:
         return StoredLayout(zero or WEIGHTS_TOO, rules, zero_axis)
+    if not names:
+        raise ValueError(
+            f"zero={zero} on a mesh without dimensions: one processor stores everything. Give the "
+            "mesh a dimension, such as all=1, or leave zero out"
+        )
     if zero_axis is None and len(names) != 1:
         raise ValueError(
             f"zero={zero} on the mesh {dims_text(mesh_shape)}: say over which of its dimensions, "
-            f"by zero_axis={names[0] if names else ''!r}; usually that which splits the batch"
+            f"by zero_axis={names[0]!r}; usually that which splits the batch"
         )
     return StoredLayout(zero, rules, zero_axis or names[0])
+
+
+def _is_none_of(name: str, mesh_shape: Shape) -> str:
+    """Returns the end of an error: a mesh has no dimension of a name, and what to write instead."""
+    names = mesh_shape.dimension_names
+    if not names:
+        return "is no dimension of the mesh, which has none. Give it one, or leave this out"
+    nearest = did_you_mean(name, names)
+    instead = nearest if nearest != "." else ". Name one of these"
+    return f"is no dimension of the mesh {dims_text(mesh_shape)}{instead}"

@@ -11,7 +11,6 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow as mtf
 
 BATCH, HEADS, LENGTH, CHANNELS = 2, 2, 32, 4
-SIZES = {"batch": BATCH, "length": LENGTH, "memory": LENGTH, "heads": HEADS, "d_kv": CHANNELS}
 LAYOUTS = [
     ("x:2", "length:x,memory:x"),
     ("x:4", "length:x,memory:x"),
@@ -30,7 +29,7 @@ def arrays():
     return [*made, np.sort(rng.integers(0, 3, [BATCH, LENGTH])).astype("i")]
 
 
-def build(mesh, dropout, ring, blind=False, segments=True):
+def build(mesh, dropout, ring, blind=False, segments=True, size=LENGTH):
     """Returns the result of causal attention within segments, and its gradients.
 
     Args:
@@ -39,17 +38,18 @@ def build(mesh, dropout, ring, blind=False, segments=True):
       ring: how parts are passed around.
       blind: whether one query sees nothing.
       segments: whether there are segments.
+      size: the length.
     """
-    q, k, v, dy, ids = arrays()
-    seeing = np.where(np.arange(LENGTH) == 9, 7, ids).astype("i") if blind else ids
+    q, k, v, dy, ids = (x[:, :size] for x in arrays())
+    seeing = np.where(np.arange(size) == 9, 7, ids).astype("i") if blind else ids
 
     def given(x, names):
-        dims = [mtf.Dimension(name, SIZES[name]) for name in names.split()]
+        dims = [mtf.Dimension(name, n) for name, n in zip(names.split(), x.shape, strict=True)]
         return mtf.import_tf_tensor(mesh, tf.constant(x), dims)
 
     rows, columns = "batch length heads d_kv", "batch memory heads d_kv"
     xs = [given(q, rows), given(k, columns), given(v, columns)]
-    length, memory = (mtf.Dimension(name, LENGTH) for name in ("length", "memory"))
+    length, memory = (mtf.Dimension(name, size) for name in ("length", "memory"))
     visible = [("greater_equal", *(mtf.range(mesh, d, tf.int32) for d in (length, memory)))]
     if segments:
         visible.append(("equal", given(seeing, "batch length"), given(ids, "batch memory")))
@@ -142,6 +142,23 @@ def test_a_query_that_sees_nothing():
     wanted = run("x:1", "", blind=True)[0]
     np.testing.assert_allclose(wanted[0][:, 9], arrays()[2].mean(1), rtol=1e-4, atol=1e-4)
     assert_same(run(*LAYOUTS[1], blind=True)[0], wanted)
+
+
+@pytest.mark.parametrize("mesh_shape, size", [("x:2", 6), ("x:3", 9)])
+@pytest.mark.parametrize("kind", ["placement", "simd"])
+def test_parts_without_whole_halves_stay(kind, mesh_shape, size):
+    """With `ring=True`; what is sent says that nothing is exchanged."""
+    wanted = run("x:1", "", size=size)[0]
+    layout = "length:x,memory:x"
+    found, lowering, _ = run(mesh_shape, layout, kind=kind, size=size)
+    assert_same(found, wanted)
+    stay = run(mesh_shape, layout, ring="contiguous", size=size)[1]
+    assert collections.Counter(lowering.counters) == collections.Counter(stay.counters)
+    message = (
+        f"length={size} is not divisible by {2 * int(mesh_shape[-1])}. Pad it to {size // 3 * 4}"
+    )
+    with pytest.raises(ValueError, match=re.escape(f"{message}, or take ring='contiguous'")):
+        run(mesh_shape, layout, ring="zigzag", size=size)
 
 
 def products(metadata):

@@ -1,5 +1,7 @@
 """Variables that are stored in parts, by ZeRO or rules of their own: the same results everywhere."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf2
@@ -363,6 +365,14 @@ WRONG = [
         {"variable_layout": "d_model:row"},
         "variable_layout LayoutRules{d_model:row}: 'row' is no dimension of the mesh rows=2, cols=",
     ),
+    (
+        {"zero": 3, "zero_axis": "data"},
+        "zero_axis='data' is no dimension of the mesh rows=2, cols=2. Name one of these",
+    ),
+    (
+        {"variable_layout": "d_ff:rows,d_model:data"},
+        "'data' is no dimension of the mesh rows=2, cols=2. Name one of these",
+    ),
     ({"zero_axis": "rows"}, "zero_axis='rows' has no effect without zero=1, 2 or 3"),
 ]
 
@@ -372,6 +382,37 @@ def test_mistakes(kwargs, message):
     with pytest.raises(ValueError) as error:
         mtf.placement_mesh_impl.PlacementMeshImpl("rows:2,cols:2", "", [""] * 4, **kwargs)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("kwargs, message", [
+    ({"zero": 1}, "zero=1 on a mesh without dimensions: one processor stores everything. Give the "
+     "mesh a dimension, such as all=1, or leave zero out"),
+    ({"zero": 1, "zero_axis": "all"}, "zero_axis='all' is no dimension of the mesh, which has none."
+     " Give it one, or leave this out"),
+    ({"variable_layout": "d_ff:all"}, "'all' is no dimension of the mesh, which has none."),
+])  # fmt: skip
+def test_mistakes_on_one_processor(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        mtf.placement_mesh_impl.PlacementMeshImpl("", "", [""], **kwargs)
+
+
+@pytest.mark.parametrize("rule, message", [
+    ("d_modle:rows", "variable_layout rule d_modle:rows stores nothing in parts: no variable has "
+     "'d_modle'. Variables have d_ff, d_model; did you mean d_model? Correct the rule or leave it"),
+    ("batch:rows", "no variable has 'batch'. Variables have d_ff, d_model. Correct the rule or le"),
+])  # fmt: skip
+def test_rules_that_no_variable_has(rule, message):
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    w = mtf.get_variable(mesh, "w", "d_model:4,d_ff:6")
+    mtf.einsum([mtf.ones(mesh, "batch:2,d_model:4"), w], output_shape="batch:2,d_ff:6")
+    place = "rows:2", "batch:rows", [""] * 2
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl(*place, variable_layout=rule)
+    with mtf.strict(), pytest.raises(ValueError, match=re.escape(message)):
+        mtf.Lowering(graph, {mesh: impl})
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl(*place, variable_layout="d_ff:rows")
+    with mtf.strict():
+        mtf.Lowering(graph, {mesh: impl})
 
 
 def test_summary_says_what_is_split_and_what_is_whole():

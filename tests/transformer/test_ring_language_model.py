@@ -1,6 +1,7 @@
 """A language model whose self-attention passes keys and values around a ring."""
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -95,3 +96,20 @@ def test_biases_that_depend_on_queries_are_an_error():
         r"ring=True is for lengths that are too long for it\. Use relative_attention_type='bias_s",
     ):
         outcome(True, "x:4", "length:x,memory_length:x", relative_attention_type="contextual")
+
+
+@pytest.mark.parametrize("ring, place, message", [
+    (True, ("x:4", "length:x"), "ring=True passes parts of memory_length=16 around the processors "
+     "that have parts of length=16, so one mesh dimension has to split both; the layout splits "
+     "length over x=4 and memory_length over no mesh dimension. Use the rules "
+     "length:x;memory_length:x, or leave ring out"),
+    ("contiguous", ("x:4", "memory_length:x"), "the layout splits length over no mesh dimension and "
+     "memory_length over x=4. Use the rules length:x;memory_length:x"),
+    ("zigzag", ("x:2,y:2", "length:x,memory_length:y"), "splits length over x=2 and memory_length "
+     "over y=2. Use the rules length:x;memory_length:x"),
+    ("zigzag", ("x:16", "length:x,memory_length:x"), "ring='zigzag' gives each of x=16 processors "
+     "two halves, and length=16 is not divisible by 32. Pad it to 32, or take ring='contiguous'"),
+])  # fmt: skip
+def test_layouts_that_make_no_ring(ring, place, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        outcome(ring, *place)
