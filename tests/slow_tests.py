@@ -17,6 +17,7 @@ auto_mtf/test_explanation.py::test_measured_profile*
 auto_mtf/test_explanation.py::test_measured_profile[[]shared*
 auto_mtf/test_explanation.py::test_plot
 auto_mtf/test_plans.py::test_predicted_is_counted*
+auto_mtf/test_ring_layouts.py::test_brute_force[[]True*
 auto_mtf/test_stored_costs.py::test_brute_force[[]adafactor*
 auto_mtf/test_stored_costs.py::test_predicted_is_counted[[]adafactor*
 auto_mtf/test_step_time.py::test_does_not_grow_with_layers*

@@ -98,8 +98,8 @@ def _check_stored(operations: Iterable[Operation], mesh_impl: MeshImpl) -> None:
         if rule[0] not in known:
             slip(
                 f"variable_layout rule {':'.join(rule)} stores nothing in parts: no variable has "
-                f"{rule[0]!r}. Variables have {_shown(known)}{did_you_mean(rule[0], known)} Correct "
-                "the rule or leave it out",
+                f"{rule[0]!r}. Variables have {_shown(known)}{did_you_mean(rule[0], known)} "
+                "Correct the rule or leave it out",
                 key=f"variable_layout/{rule}",
             )
 

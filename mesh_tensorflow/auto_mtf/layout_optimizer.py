@@ -30,9 +30,10 @@ class LayoutOptimizer:
     """Finds the layout with the lowest peak memory per processor.
 
     A layout is legal if it splits each dimension over at most one mesh dimension, splits no two
-    dimensions of one operation over the same mesh dimension, and divides all sizes evenly. Peak
-    memory is that of the live tensors while operations run one after the other. Among layouts
-    with equal peak memory, the one that splits the most dimensions is chosen.
+    dimensions of one operation over the same mesh dimension, and divides all sizes evenly. Of the
+    lengths of ring attention, it splits both over the same mesh dimension, or neither. Peak memory
+    is that of the live tensors while operations run one after the other. Among layouts with equal
+    peak memory, the one that splits the most dimensions is chosen.
     """
 
     def __init__(self, memory_estimator: MemoryEstimator, scheduler_alg: str = "LIST"):
@@ -57,6 +58,7 @@ class LayoutOptimizer:
             mesh_sizes=self._mesh_sizes,
             operation_sets=space.operation_sets,
             memory=live_memory(self._graph, self._schedule, space.dims),
+            alike=space.alike,
         )
         self._model = self._program.model
 

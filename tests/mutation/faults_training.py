@@ -68,10 +68,24 @@ FAULTS = [
     ),
     Fault(
         "auto_mtf/_memory/legal.py",
-        "else [frozenset().union(*tensors)]",
-        "else tensors",
+        "found = [frozenset().union(*tensors)]",
+        "found = tensors",
         "two dimensions of an einsum that meet in no tensor are split alike",
         "auto_mtf/test_layout_optimizer.py -k 'brute_force or evaluate'",
+    ),
+    Fault(
+        "auto_mtf/_memory/program.py",
+        "self.model += x == self._global[first, m]",
+        "pass",
+        "of the lengths of a ring, the layout of least memory splits one",
+        "auto_mtf/test_ring_layouts.py -k brute_force_of_memory",
+    ),
+    Fault(
+        "auto_mtf/_memory/space.py",
+        "if axis not in taken and alike <= {axis}:",
+        "if axis not in taken:",
+        "of the lengths of a ring, the fastest layout splits one",
+        "auto_mtf/test_ring_layouts.py -k brute_force",
     ),
     Fault(
         "auto_mtf/_memory/resident.py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Union
 
 from mesh_tensorflow._core.layout import LayoutRules
@@ -11,10 +11,7 @@ from mesh_tensorflow._core.loop import with_inner_operations
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow.auto_mtf._memory.space import LayoutSpace
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
-from mesh_tensorflow.layers._attention.blocked_operation import (
-    BlockedAttentionGradOperation,
-    BlockedAttentionOperation,
-)
+from mesh_tensorflow.layers._attention.blocked_base import Blocked
 from mesh_tensorflow.ops._control.control import CustomGradientOperation
 from mesh_tensorflow.ops._control.recompute import DelayOperation
 from mesh_tensorflow.ops._control.while_gradient import WhileGradientOperation
@@ -39,14 +36,15 @@ _TENSORS_APART = (
 
 
 # With exchanges, also what changes dimensions, or passes parts of a memory around.
-_EXCHANGES = (*_TENSORS_APART, BlockedAttentionOperation, BlockedAttentionGradOperation,
-              ReshapeOperation)  # fmt: skip
+_EXCHANGES = (*_TENSORS_APART, Blocked, ReshapeOperation)
 
 
 def layout_space(
     operations: Iterable[Operation], validator: LayoutValidator, exchanges: bool = False
 ) -> LayoutSpace:
     """Returns the legal layouts of a program.
+
+    Those that ring attention refuses are not among them.
 
     Args:
       operations: the Operations of the program.
@@ -56,6 +54,8 @@ def layout_space(
     """
     apart = _EXCHANGES if exchanges else _TENSORS_APART
     every = list(with_inner_operations(operations))
+    rings = [op for op in every if isinstance(op, Blocked) and op.ring_dims]
+    alike = {frozenset(d.name for d in op.ring_dims) for op in rings}
     # A tensor that has a name twice cannot be split along it.
     repeated = {
         name
@@ -64,20 +64,46 @@ def layout_space(
         for name in t.shape.dimension_names
         if t.shape.dimension_names.count(name) > 1
     }
+    sizes = validator.mesh_dimension_name_to_size
     pairs = [
         (d, m)
         for d in validator.splittable_mtf_dimension_names - repeated
-        for m in validator.mesh_dimension_name_to_size
-        if validator.is_valid_assignment(d, m)
+        for m in sizes
+        if validator.is_valid_assignment(d, m) and all(_has_parts(op, d, sizes[m]) for op in rings)
     ]
-    sets = {names for op in every for names in _together(op, apart)}
-    return LayoutSpace(pairs, validator.mesh_dimension_name_to_size, sets)
+    sets = {names for op in every for names in _together(op, apart, alike)}
+    return LayoutSpace(pairs, sizes, sets, alike)
 
 
-def _together(op: Operation, apart: tuple[type, ...]) -> list[frozenset[str]]:
-    """Returns sets of dimension names, no two of which may be split over one mesh dimension."""
+def _has_parts(op: Blocked, name: str, processors: int) -> bool:
+    """Returns whether processors of a ring can cut a dimension as they have to, if it is one's."""
+    parts = op.parts_in_ring * processors
+    return all(d.size % parts == 0 for d in op.ring_dims if d.name == name)
+
+
+def _together(
+    op: Operation, apart: tuple[type, ...], alike: Iterable[Set[str]]
+) -> list[frozenset[str]]:
+    """Returns sets of dimension names, no two of which may be split over one mesh dimension.
+
+    Args:
+      op: an Operation.
+      apart: classes of those that process each of their tensors independently.
+      alike: sets of names that layouts split alike, as what exchanges dimensions allows.
+    """
     tensors = [frozenset(t.shape.dimension_names) for t in [*op.inputs, *op.outputs]]
-    return tensors if isinstance(op, apart) else [frozenset().union(*tensors)]
+    if isinstance(op, apart):
+        return tensors
+    found = [frozenset().union(*tensors)]
+    if isinstance(op, _EXCHANGES):
+        for group in alike:
+            found = [s - group | kept for s in found for kept in _one_of(s & group)]
+        found += tensors
+    return found
+
+
+def _one_of(names: Set[str]) -> list[Set[str]]:
+    return [{name} for name in names] or [names]
 
 
 def layout_pairs(layout: Union[str, LayoutRules, Mapping[str, str]]) -> list[tuple[str, str]]:

@@ -78,6 +78,7 @@ class LayoutProgram:
         mesh_sizes: Mapping[str, int],
         operation_sets: Iterable[Collection[str]],
         memory: LiveMemory,
+        alike: Iterable[Collection[str]] = (),
     ):
         """Creates the program.
 
@@ -87,6 +88,8 @@ class LayoutProgram:
           operation_sets: for each operation, the names of its splittable dimensions, no two of
             which may be split over the same mesh dimension.
           memory: the LiveMemory of the program.
+          alike: sets of names of dimensions that are split over the same mesh dimension or not at
+            all; all have the same pairs.
         """
         self._sizes = mesh_sizes
         self._memory = memory
@@ -97,6 +100,10 @@ class LayoutProgram:
             for pair in sorted(pairs)
         }
         self._each_split_once(operation_sets)
+        for first, *others in map(sorted, alike):
+            for (d, m), x in self._global.items():
+                if d in others:
+                    self.model += x == self._global[first, m]
         self._used = [
             column for column in range(len(memory.dimension_sets)) if memory.bytes[:, column].any()
         ]

@@ -21,6 +21,15 @@ def maximal_sets(sets: Iterable[Iterable[str]]) -> list[tuple[str, ...]]:
     return sorted(tuple(sorted(s)) for s in kept)
 
 
+def _joined(groups: Iterable[Iterable[str]]) -> list[frozenset[str]]:
+    """Returns groups, with those that have a name in common joined."""
+    found: list[frozenset[str]] = []
+    for group in map(frozenset, groups):
+        apart = [other for other in found if not other & group]
+        found = [*apart, group.union(*(other for other in found if other & group))]
+    return found
+
+
 class LayoutSpace:
     """All layouts in which no two dimensions of one operation share a mesh dimension.
 
@@ -28,6 +37,9 @@ class LayoutSpace:
       dims: sorted names of the dimensions that may be split.
       mesh_sizes: a dictionary from mesh dimension names to sizes.
       pairs: the pairs (dimension name, mesh dimension name) that may be in a layout, sorted.
+      alike: sets of names of dimensions, of which a layout splits all over one mesh dimension, or
+        none. All of a set are dimensions of one operation, so the assignments of its dimensions
+        say so.
     """
 
     def __init__(
@@ -35,6 +47,7 @@ class LayoutSpace:
         pairs: Iterable[tuple[str, str]],
         mesh_sizes: Mapping[str, int],
         operation_sets: Iterable[Iterable[str]],
+        alike: Iterable[Iterable[str]] = (),
     ):
         """Creates a LayoutSpace.
 
@@ -42,8 +55,20 @@ class LayoutSpace:
           pairs: the pairs (dimension name, mesh dimension name) that may be in a layout.
           mesh_sizes: a dictionary from mesh dimension names to sizes.
           operation_sets: for each operation, the names of its dimensions.
+          alike: names of dimensions that are split over the same mesh dimension or not at all.
         """
-        self.pairs = sorted(pairs)
+        sets = {frozenset(s) for s in operation_sets}
+        given, groups = set(pairs), _joined(alike)
+        # A group that meets itself in an operation cannot be split.
+        apart = {name for group in groups for s in sets if len(s & group) > 1 for name in group}
+        self.pairs = sorted(
+            (d, m)
+            for d, m in given
+            if d not in apart and all((o, m) in given for g in groups if d in g for o in g)
+        )
+        splittable = {d for d, _ in self.pairs}
+        self.alike = [group for group in groups if group <= splittable]
+        self._group = {d: group for group in self.alike for d in group}
         self.mesh_sizes = dict(mesh_sizes)
         self.dims = sorted({d for d, _ in self.pairs})
         self._mesh_dims = list(self.mesh_sizes)
@@ -51,7 +76,7 @@ class LayoutSpace:
         for d, m in self.pairs:
             self._axes[d].append(self._mesh_dims.index(m))
         self._meets: dict[str, set[str]] = {d: set() for d in self.dims}
-        self.operation_sets = maximal_sets(set(s) & set(self.dims) for s in operation_sets)
+        self.operation_sets = maximal_sets(s & splittable for s in sets)
         for names in self.operation_sets:
             for d in names:
                 self._meets[d].update(names)
@@ -64,8 +89,9 @@ class LayoutSpace:
         *before, last = dims
         for row in self._rows(before):
             taken = {axis for d, axis in zip(before, row) if d in self._meets[last]} - {WHOLE}
+            alike = {axis for d, axis in zip(before, row) if d in self.together(last)}
             for axis in self._axes[last]:
-                if axis not in taken:
+                if axis not in taken and alike <= {axis}:
                     yield (*row, axis)
 
     def count(self, dims: Sequence[str], most: int) -> int:
@@ -90,9 +116,15 @@ class LayoutSpace:
         """Returns whether two dimensions occur in one operation."""
         return b in self._meets[a]
 
+    def together(self, d: str) -> frozenset[str]:
+        """Returns the names of the dimensions that are split as one is, with its own."""
+        return self._group.get(d, frozenset([d]))
+
     def is_legal(self, layout: Mapping[str, str]) -> bool:
         """Returns whether a layout is legal."""
         pairs = set(layout.items())
+        if any(len({layout.get(d) for d in group}) > 1 for group in self.alike):
+            return False
         return pairs <= set(self.pairs) and not any(
             layout.get(a) == layout.get(b)
             for a in layout

@@ -141,14 +141,20 @@ def local_search(
 def neighbors(space: LayoutSpace, layout: Mapping[str, str]) -> Iterator[Layout]:
     """Yields the legal layouts that change the rule of one dimension.
 
-    Rules that conflict with the change are dropped.
+    Rules of dimensions that are split alike change with it; those that conflict are dropped.
 
     Args:
       space: a LayoutSpace.
       layout: a legal layout.
     """
     for d in layout:
-        yield {other: m for other, m in layout.items() if other != d}
+        yield {other: m for other, m in layout.items() if other not in space.together(d)}
     for d, m in space.pairs:
         if layout.get(d) != m:
-            yield {**{o: n for o, n in layout.items() if n != m or not space.meet(d, o)}, d: m}
+            changed = space.together(d)
+            dropped = {
+                x for o, n in layout.items() for c in changed
+                if n == m and space.meet(c, o) for x in space.together(o)
+            }  # fmt: skip
+            kept = {o: n for o, n in layout.items() if o not in dropped}
+            yield {**kept, **dict.fromkeys(changed, m)}

@@ -63,6 +63,17 @@ class Blocked(mtf.Operation):
         causal = self._form.may_skip and self._form.is_ordered
         return axis if ring.is_exchanged(self._ring, halves and causal) else None
 
+    @property
+    def ring_dims(self) -> tuple[mtf.Dimension, ...]:
+        """The length and the memory if a layout has to split both alike, else none."""
+        dims = self._form.dims
+        return (dims.length, dims.memory) if self._ring else ()
+
+    @property
+    def parts_in_ring(self) -> int:
+        """Into how many parts each processor of a ring cuts its part, at least."""
+        return ring.least_parts(self._ring)
+
     def _check_ring(self, mesh_impl: MeshImpl) -> None:
         if self._ring:
             ring.check(self.name, self._ring, mesh_impl, self._form.dims)

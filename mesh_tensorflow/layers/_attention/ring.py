@@ -34,6 +34,7 @@ __all__ = [
     "exchanges",
     "is_exchanged",
     "joined_sums",
+    "least_parts",
     "shifts",
 ]
 
@@ -49,6 +50,11 @@ def is_exchanged(kind: Union[bool, str], is_worth_it: bool) -> bool:
       is_worth_it: whether it is possible, and makes the work of processors even.
     """
     return {_ZIGZAG: True, _CONTIGUOUS: False}.get(kind, is_worth_it)  # type: ignore[arg-type]
+
+
+def least_parts(kind: Union[bool, str]) -> int:
+    """Returns into how many parts of the same size a processor has to cut its own; for RINGS."""
+    return 2 if kind == _ZIGZAG else 1
 
 
 def check(what: str, kind: Union[bool, str], mesh_impl: MeshImpl, dims: Dims) -> None:
@@ -76,9 +82,9 @@ def check(what: str, kind: Union[bool, str], mesh_impl: MeshImpl, dims: Dims) ->
             f"{texts[1]}. Use the rules {length.name}:{axis.name};{memory.name}:{axis.name}, or "
             "leave ring out"
         )
-    if kind != _ZIGZAG or over[0] is None:
+    if over[0] is None:
         return
-    parts = 2 * over[0].size
+    parts = least_parts(kind) * over[0].size
     for d in (length, memory):
         if d.size % parts:
             raise ValueError(
