@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
 
@@ -380,10 +381,15 @@ class Lowering:
         elements = requested.laid_out_size(x.shape)
         axes = tuple(sorted(mesh_axes))
         collective = Collective("allreduce", axes, elements, elements * x.dtype.size)
+        # Partial sums keep the function, and the Lowering keeps them: without a cycle, all of a
+        # program is freed when its Lowering is.
+        reference, op = weakref.ref(self), x.operation
 
         def count() -> None:
-            self.add_counter(f"allreduce/{list(mesh_axes)}/{label}", elements)
-            self._count_collective(requested, collective, None, x.operation)
+            lowering = reference()
+            if lowering is not None:
+                lowering.add_counter(f"allreduce/{list(mesh_axes)}/{label}", elements)
+                lowering._count_collective(requested, collective, None, op)
 
         return count
 

@@ -4,6 +4,7 @@ import ast
 import collections
 import gc
 import pathlib
+import sys
 import weakref
 from unittest import mock
 
@@ -358,6 +359,41 @@ def test_the_traced_graph_is_freed():
     results = replicate(program, devices=cpus(4))
     gc.collect()
     assert graphs[0]() is None and results
+
+
+@pytest.fixture
+def no_collection():
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_a_large_traced_graph_is_freed_at_once(no_collection):
+    graphs = []
+
+    def program():
+        graphs.append(weakref.ref(tf.get_default_graph()))
+        return weights_and_positions(False)
+
+    with mock.patch.object(sys.modules["mesh_tensorflow._mesh.simd.replicate"], "_LARGE", 1):
+        results = replicate(program, devices=cpus(4))
+    assert graphs[0]() is None and results
+
+
+@pytest.mark.parametrize("share_memory", [True, False])
+def test_a_lowering_is_freed_with_its_last_reference(share_memory, no_collection):
+    lowerings = []
+
+    class Noted(mtf.Lowering):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            lowerings.append(weakref.ref(self))
+
+    with mock.patch.object(mtf, "Lowering", Noted):
+        step = replicate(
+            lambda: model("x:2,y:2", "rows:x,wide:y"), devices=cpus(4), share_memory=share_memory
+        )
+    assert [lowering() for lowering in lowerings] == [None] and step
 
 
 # -- a TensorFlow that lacks what sharing needs

@@ -8,6 +8,7 @@ has a slice for each processor, each call gets its own slice.
 from __future__ import annotations
 
 import collections
+import gc
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
@@ -29,6 +30,9 @@ _counting = threading.Lock()
 # Keys of groups and of collectives; no two programs may have one in common.
 _KEYS_PER_PROGRAM = 2**16
 _MOST_PROGRAMS = 2**13
+# Operations of a traced graph that is collected at once. It is of use no more, but refers to
+# itself, and sessions make too few objects for Python to collect it soon: for 12 layers, 10 MB.
+_LARGE = 2000
 
 
 def _first_key(devices: Sequence[str]) -> int:
@@ -121,7 +125,12 @@ def replicate(
         raise
     calls = call_on_each(program, function, tensors, strategies)
     results: Any = results_of(program, structure[-1], calls)
+    is_large = len(program.graph.get_operations()) >= _LARGE
     del program.graph, program.pnum  # variables refer to the program; they would keep its graph
+    structure.clear()
+    del function, calls
+    if is_large:
+        gc.collect()
     if not watched:
         return results
     hand_over(results[1])
