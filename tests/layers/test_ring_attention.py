@@ -20,6 +20,7 @@ LAYOUTS = [
 
 
 KINDS = ["zigzag", "contiguous"]
+OPERATIONS = ["blocked_attention", "blocked_attention_grad"]
 
 
 def arrays():
@@ -29,7 +30,7 @@ def arrays():
     return [*made, np.sort(rng.integers(0, 3, [BATCH, LENGTH])).astype("i")]
 
 
-def build(mesh, dropout, ring, blind=False, segments=True, size=LENGTH):
+def build(mesh, dropout, ring, blind=False, segments=True, size=LENGTH, order="greater_equal"):
     """Returns the result of causal attention within segments, and its gradients.
 
     Args:
@@ -39,6 +40,7 @@ def build(mesh, dropout, ring, blind=False, segments=True, size=LENGTH):
       blind: whether one query sees nothing.
       segments: whether there are segments.
       size: the length.
+      order: how positions compare where a query sees the memory.
     """
     q, k, v, dy, ids = (x[:, :size] for x in arrays())
     seeing = np.where(np.arange(size) == 9, 7, ids).astype("i") if blind else ids
@@ -50,7 +52,7 @@ def build(mesh, dropout, ring, blind=False, segments=True, size=LENGTH):
     rows, columns = "batch length heads d_kv", "batch memory heads d_kv"
     xs = [given(q, rows), given(k, columns), given(v, columns)]
     length, memory = (mtf.Dimension(name, size) for name in ("length", "memory"))
-    visible = [("greater_equal", *(mtf.range(mesh, d, tf.int32) for d in (length, memory)))]
+    visible = [(order, *(mtf.range(mesh, d, tf.int32) for d in (length, memory)))]
     if segments:
         visible.append(("equal", given(seeing, "batch length"), given(ids, "batch memory")))
     channels = xs[0].shape.dims[-1]
@@ -186,6 +188,50 @@ def test_blocks_that_one_processor_computes():
     run("x:1", "", metadata=metadata, segments=False)
     n = LENGTH // 4
     assert products(metadata) == [7 * n * (n + 1) // 2]
+
+
+@pytest.mark.parametrize("place, ring, blocks", [
+    (("x:1", ""), True, 36 / 64),
+    (("x:2", "heads:x"), False, 36 / 64),
+    (LAYOUTS[1], "zigzag", 9 / 16),
+    (LAYOUTS[1], True, 9 / 16),
+    (LAYOUTS[1], "contiguous", 15 / 16),
+    (LAYOUTS[1], False, 15 / 16),
+    (("x:4", "length:x"), False, 15 / 16),
+    (("x:4", "memory:x"), False, 1),
+    (("x:2,y:2", "length:x,memory:y"), False, 1),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("comparison", ["greater_equal", "less_equal"])
+def test_blocks_that_are_counted(place, ring, blocks, comparison):
+    """Those of the busiest processor, as `test_blocks_that_are_computed` finds; the others wait."""
+    shape, layout = place
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl(
+        shape, layout, [""] * mtf.convert_to_shape(shape).size
+    )
+
+    def flops(order):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        with tf.Graph().as_default():
+            build(mesh, 0.0, ring, order=order)
+        attention = [op for op in mesh.graph.operations if op.name.split("/")[-1] in OPERATIONS]
+        assert len(attention) == 2
+        return [op.cost(impl).flops for op in attention]
+
+    for found, every in zip(flops(comparison), flops("equal")):
+        assert found == every * blocks
+
+
+def test_costs_of_a_ring_are_its_own():
+    """Operations of the same shapes share what they cost only if they compute the same."""
+    keys = set()
+    orders = ["greater_equal", "less_equal", "equal"]
+    cases = [*((True, order) for order in orders), (False, "equal"), ("contiguous", "equal")]
+    for ring, order in cases:
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        with tf.Graph().as_default():
+            build(mesh, 0.0, ring, order=order)
+        keys.update(op.cost_key() for op in mesh.graph.operations if op.name == "blocked_attention")
+    assert len(keys) == len(cases)
 
 
 @pytest.mark.parametrize("ring, others", [("zigzag", 1), ("contiguous", 0)])

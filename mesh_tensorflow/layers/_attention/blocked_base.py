@@ -14,6 +14,7 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slices.attention_operands import Operands
 from mesh_tensorflow.layers._attention import ring
 from mesh_tensorflow.layers._attention.blocked_form import Form
+from mesh_tensorflow.layers._attention.blocked_work import most_pairs
 
 __all__ = ["Blocked"]
 
@@ -194,6 +195,43 @@ class Blocked(mtf.Operation):
         return found
 
     def _flops(self, mesh_impl: MeshImpl, products: int) -> int:
+        """Returns what is computed if all processors do as much as the busiest one.
+
+        Blocks that an order hides are left out; those of other segments are not known.
+        """
         dims = self._form.dims
         logits = mesh_impl.laid_out_size(self._logits(mesh_impl))
+        pairs = self._computed_pairs(mesh_impl)
+        if pairs is not None:
+            [length] = mesh_impl.slice_shape(mtf.Shape([dims.length]))
+            logits = logits // (length * dims.memory.size) * pairs
         return logits * (products * (dims.key.size + dims.value.size) + _FLOPS_PER_LOGIT)
+
+    def _computed_pairs(self, mesh_impl: MeshImpl) -> Optional[int]:
+        """Returns how many pairs of positions the busiest processor computes; None if all."""
+        form, dims = self._form, self._form.dims
+        axis = mesh_impl.splitting_axis(dims.length)
+        if not self._skips_by_order(mesh_impl):
+            return None
+        [length] = mesh_impl.slice_shape(mtf.Shape([dims.length]))
+        front = mtf.list_product(mesh_impl.slice_shape(mtf.Shape(dims.front)))
+        halves = self._exchanged_axis(mesh_impl) is not None
+        memory = length if self._ring_axis(mesh_impl) is not None else dims.memory.size
+        found = form.blocks(front, length, memory, 2 if halves else 1)
+        if found[1] >= dims.memory.size:
+            return None
+        count = 1 if axis is None else mesh_impl.shape[axis].size
+        within = min(found[0], length), min(found[1], memory)
+        return most_pairs(
+            dims.length.size, count, memory, within, halves, form.order == "greater_equal"
+        )
+
+    def _skips_by_order(self, mesh_impl: MeshImpl) -> bool:
+        dims = self._form.dims
+        length, memory = (mesh_impl.splitting_axis(d) for d in (dims.length, dims.memory))
+        return self._form.may_skip and self._form.is_ordered and memory in (None, length)
+
+    def _cost_key(self) -> tuple:
+        """Returns what costs depend on besides shapes."""
+        form = self._form
+        return form.dims, self._ring, form.block_sizes, form.may_skip, form.order

@@ -187,7 +187,13 @@ class Form(NamedTuple):
     @property
     def is_ordered(self) -> bool:
         """Whether queries see only what is before them, or only what is after."""
-        return any(name != "equal" for name, _, _ in self.terms.visible)
+        return self.order is not None
+
+    @property
+    def order(self) -> Optional[str]:
+        """The comparison of an order, as in causal attention, or None; of two, "greater_equal"."""
+        names = [name for name, _, _ in self.terms.visible]
+        return next((name for name in ("greater_equal", "less_equal") if name in names), None)
 
     def _laid(self, rest: Sequence[tf.Tensor], i: Any) -> tf.Tensor:
         return slices.arranged(rest[i], self.rest[i], [*self.row, self.dims.memory.name])
@@ -210,8 +216,15 @@ class Form(NamedTuple):
         biases = [self._laid(rest, i) for i, _ in enumerate(self.terms.biases)]
         return sees_own_position(self._compared(rest), biases, length, start)
 
-    def _blocks(self, rows: int, length: int, memory: int, parts: int) -> tuple[int, int]:
-        """Returns block sizes such that none is in two of several parts of the lengths."""
+    def blocks(self, rows: int, length: int, memory: int, parts: int) -> tuple[int, int]:
+        """Returns block sizes such that none is in two of several parts of the lengths.
+
+        Args:
+          rows: how many logits there are for each pair of positions.
+          length: the number of positions of queries.
+          memory: that of the memory.
+          parts: how many parts each of them consists of.
+        """
         found = self.block_sizes or slices.default_block_sizes(rows, length, memory)
         if parts == 1:
             return found
@@ -254,7 +267,7 @@ class Form(NamedTuple):
         q = self.rows(q, self.q, self.dims.key.name)
         k = self.columns(k, self.k, self.dims.key.name)
         shared, others, length, _ = q.shape.as_list()
-        blocks = self._blocks(shared * others, length, k.shape.as_list()[1], parts)
+        blocks = self.blocks(shared * others, length, k.shape.as_list()[1], parts)
         if blocks[1] >= self.dims.memory.size:
             skips = None  # each block has the positions that queries see
         return slices.Operands(

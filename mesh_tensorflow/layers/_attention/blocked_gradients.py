@@ -149,5 +149,5 @@ class BlockedAttentionGradOperation(Blocked):
         return Cost(flops, super().cost(mesh_impl).bytes, tuple(self._moved(mesh_impl)))
 
     def cost_key(self) -> Hashable:
-        """The dimensions that are contracted, and what is computed."""
-        return self._form.dims, tuple(self._wanted)
+        """The dimensions that are contracted, which blocks are computed where, and what of them."""
+        return self._cost_key(), tuple(self._wanted)

@@ -167,8 +167,8 @@ class BlockedAttentionOperation(Blocked):
         return Cost(flops, super().cost(mesh_impl).bytes, tuple(collectives))
 
     def cost_key(self) -> Hashable:
-        """The dimensions that are contracted."""
-        return self._form.dims
+        """The dimensions that are contracted, and which blocks are computed where."""
+        return self._cost_key()
 
 
 def _relative_to(x: tf.Tensor, largest: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
