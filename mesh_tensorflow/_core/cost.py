@@ -31,7 +31,8 @@ class Cost:
     """The cost of one operation, over all processors.
 
     Attributes:
-      flops: floating point operations; a multiply-add counts as two.
+      flops: floating point operations; a multiply-add counts as two. If processors do not have the
+        same work, as many as if all had that of the busiest, for which the others wait.
       bytes: bytes read and written.
       collectives: its own communication. The allreduce of a partial sum is charged to the operation
         that first needs its value.
