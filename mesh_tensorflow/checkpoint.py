@@ -6,15 +6,16 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from tensorflow.core.protobuf import tensor_bundle_pb2
 
 from mesh_tensorflow._core.errors import reason
 from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._mesh.variables.apart import Apart, PartsSaverBuilder, faults_apart
+from mesh_tensorflow._mesh.variables.files import Faults, faults, number_of_files
 
 __all__ = ["CheckpointError", "Saver", "check_checkpoint", "init_from_checkpoint"]
 
@@ -30,7 +31,13 @@ _OF_THE_PROGRAM = (
     tf.errors.InvalidArgumentError,
     tf.errors.UnavailableError,
 )
-
+# Errors of reading files; that of another process is unknown to TensorFlow.
+_OF_FILES = (
+    tf.errors.DataLossError,
+    tf.errors.NotFoundError,
+    tf.errors.OutOfRangeError,
+    tf.errors.UnknownError,
+)
 
 # Variables, or other objects that can be saved; or a dictionary of them by name.
 VarList = Union[Mapping[str, Any], Iterable[Any]]
@@ -51,7 +58,8 @@ class Saver(tf.train.Saver):
     """A tf.train.Saver that changes no variable unless it can restore all of them.
 
     It first compares the names, shapes and dtypes in the checkpoint with those of the program, and
-    reports the differences.
+    reports the differences. Variables of programs of `mtf.pjrt.in_session` in several processes are
+    written and read part by part, by the processes that have the parts.
 
     >>> w = mtf.get_variable(mesh, "w", "d:2", initializer=tf.ones_initializer())
     >>> master = w.operation.get_master()
@@ -74,6 +82,11 @@ class Saver(tf.train.Saver):
         if var_list is None and not kwargs.get("defer_build"):
             var_list = tf.global_variables() + tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)
         self._wanted = _wanted(var_list)
+        self._apart: dict[str, Apart] = {}
+        if kwargs.get("builder") is None:
+            version: Any = kwargs.get("write_version", tf.train.SaverDef.V2)
+            kwargs["builder"] = builder = PartsSaverBuilder(version)
+            self._apart = builder.apart
         super().__init__(var_list, **kwargs)
 
     def build(self) -> None:
@@ -96,12 +109,19 @@ class Saver(tf.train.Saver):
         save_path = _path(save_path)
         # All data is read before any variable is changed: reads may fail individually, and NaN is
         # reported.
-        check_checkpoint(save_path, self._wanted, read=True)
+        self._check(save_path)
         try:
             super().restore(sess, save_path)
-        except (tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError) as e:
-            check_checkpoint(save_path, self._wanted, read=True)
+        except _OF_FILES as e:
+            self._check(save_path)
             raise CheckpointError(f"checkpoint {save_path} could not be read: {reason(e)}") from e
+
+    def _check(self, path: str) -> None:
+        check_checkpoint(path, self._wanted)
+        # The processes that have parts read what they are going to restore.
+        found = faults_apart(path, self._apart)
+        here = {name: w for name, w in self._wanted.items() if name not in self._apart}
+        _report(path, self._wanted, [*found, _faults(path, here)])
 
     def save(
         self,
@@ -285,7 +305,7 @@ def check_checkpoint(
     _check_names(path, wanted, shapes, dtypes)
     _check_files(path)
     if read:
-        _check_data(path, wanted)
+        _report(path, wanted, [_faults(path, wanted)])
 
 
 def _check_names(
@@ -317,7 +337,12 @@ def _check_files(path: str) -> None:
 
     Files with another count do not belong to it: they are left over from a save that was killed.
     """
-    count = _data_files(path)
+    count = number_of_files(path)
+    if count is None:
+        raise CheckpointError(
+            f"{path}.index cannot be read: it does not begin with the number of data files."
+            f"{_others(path, 'Other checkpoints')}"
+        )
     expected = [f"{os.path.basename(path)}.data-{i:05d}-of-{count:05d}" for i in range(count)]
     found = set(tf.io.gfile.listdir(os.path.dirname(path) or "."))
     missing = [name for name in expected if name not in found]
@@ -327,23 +352,6 @@ def _check_files(path: str) -> None:
             f"checkpoint {path} has not all of its data files: {shown} "
             f"{'is' if len(missing) == 1 else 'are'} missing.{_others(path, 'Other checkpoints')}"
         )
-
-
-def _data_files(path: str) -> int:
-    """Returns the number of data files of a checkpoint, from its index.
-
-    An index is a table of sorted names. Its first entry has the empty name, and consists of two
-    zero bytes (lengths of the shared and the own part of the name), the length of its value, and
-    its value, a header.
-    """
-    with tf.io.gfile.GFile(f"{path}.index", "rb") as index:
-        start = index.read(3 + 127)
-    if start[:2] != b"\0\0" or not 0 < start[2] <= len(start) - 3:
-        raise CheckpointError(
-            f"{path}.index cannot be read: it does not begin with the number of data files."
-            f"{_others(path, 'Other checkpoints')}"
-        )
-    return tensor_bundle_pb2.BundleHeaderProto.FromString(start[3 : 3 + start[2]]).num_shards
 
 
 def _remove_unfinished(path: str) -> None:
@@ -358,29 +366,15 @@ def _remove_unfinished(path: str) -> None:
                 tf.io.gfile.rmtree(os.path.join(directory, file))
 
 
-def _check_data(path: str, wanted: Mapping[str, Wanted]) -> None:
+def _faults(path: str, wanted: Mapping[str, Wanted]) -> Faults:
+    return faults(path, {name: (dtype, [""]) for name, (_, dtype) in wanted.items()})
+
+
+def _report(path: str, wanted: Mapping[str, Wanted], found: Sequence[Faults]) -> None:
     """Raises an error if the data of a variable cannot be read; warns if it has NaN."""
-    damaged, why, not_numbers = [], "", []
-    with tf.Graph().as_default(), tf.Session() as session:
-        # With the operation that restores; the Python reader may abort on damaged slices.
-        name_of = tf.placeholder(tf.string, [])
-        readers: dict[tf.DType, tf.Tensor] = {}
-        for name, (_, dtype) in wanted.items():
-            if dtype not in readers:
-                [value] = tf.raw_ops.RestoreV2(
-                    prefix=path, tensor_names=[name_of], shape_and_slices=[""], dtypes=[dtype]
-                )
-                readers[dtype] = (
-                    tf.reduce_any(tf.math.is_nan(value))
-                    if dtype.is_floating
-                    else tf.size(value) < 0
-                )
-            try:
-                if session.run(readers[dtype], {name_of: name}):
-                    not_numbers.append(name)
-            except tf.errors.OpError as e:
-                damaged.append(name)
-                why = why or reason(e)
+    damaged = list(dict.fromkeys(name for f in found for name in f.damaged))
+    not_numbers = list(dict.fromkeys(name for f in found for name in f.not_numbers))
+    why = next((f.why for f in found if f.damaged), "")
     if damaged:
         raise CheckpointError(
             f"the data of checkpoint {path} is damaged or cut short ({why}); no variable was "

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import jax
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.variables.files import Part, join_files, reading, write_parts
 from mesh_tensorflow.checkpoint import check_checkpoint
-from mesh_tensorflow.pjrt._devices import all_dtypes
 from mesh_tensorflow.pjrt._hosts import wait
+from mesh_tensorflow.pjrt._parts import parts_to_write, read_array
 from mesh_tensorflow.pjrt._store import ArrayStore
 
 __all__ = ["restore", "save"]
@@ -37,22 +37,21 @@ def save(store: ArrayStore, path: str, step: Optional[int] = None) -> str:
     """
     path = path if step is None else f"{path}-{step}"
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    named = [(name, *part) for name in store.names for part in _own_parts(store, name)]
+    masters = store.masters
+    parts = [
+        part
+        for name in store.names
+        for part in parts_to_write(store.array(name), name, masters[name].dtype.base_dtype)
+    ]
     if step is not None and jax.process_index() == 0:
-        named.append((_STEP, "", np.int64(step)))
-    parts = [f"{path}.part-{i}-of-{jax.process_count()}" for i in range(jax.process_count())]
-    if named:
-        names, slices, values = zip(*named)
-        tf.raw_ops.SaveV2(
-            prefix=parts[jax.process_index()],
-            tensor_names=list(names),
-            shape_and_slices=list(slices),
-            tensors=list(values),
-        )
+        parts.append(Part(_STEP, "", np.asarray(step, np.int64)))
+    count = jax.process_count()
+    written = [f"{path}.part-{i}-of-{count}" for i in range(count)]
+    if parts:
+        write_parts(written[jax.process_index()], parts)
     wait("mtf checkpoint written")
     if jax.process_index() == 0:
-        found = [part for part in parts if tf.gfile.Exists(f"{part}.index")]
-        tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=found, destination_prefix=path)
+        join_files([w for w in written if tf.gfile.Exists(f"{w}.index")], path)
         tf.train.update_checkpoint_state(os.path.dirname(path) or ".", path)
     wait("mtf checkpoint joined")
     return path
@@ -72,39 +71,7 @@ def restore(store: ArrayStore, path: str) -> None:
     """
     masters = store.masters
     check_checkpoint(path, masters)
-    for name in store.names:
-        array, dtype = store.array(name), masters[name].dtype
-        read: dict[str, np.ndarray] = {}
-
-        def part(index: Any, name: str = name, dtype: Any = dtype, read: Any = read) -> np.ndarray:
-            array = store.array(name)
-            spec = _slice_spec(array.shape, index)
-            if spec not in read:
-                [value] = tf.raw_ops.RestoreV2(
-                    prefix=path, tensor_names=[name], shape_and_slices=[spec], dtypes=[dtype]
-                )
-                read[spec] = value.numpy().astype(array.dtype)
-            return read[spec]
-
-        with all_dtypes():
-            made = jax.make_array_from_callback(array.shape, array.sharding, part)
-        store.update([name], [made])
-
-
-def _own_parts(store: ArrayStore, name: str) -> list[tuple[str, np.ndarray]]:
-    """Returns the parts of a variable that this process writes, with where they belong."""
-    array, dtype = store.array(name), store.masters[name].dtype.base_dtype.as_numpy_dtype
-    return [
-        (_slice_spec(array.shape, shard.index), np.asarray(shard.data).astype(dtype))
-        for shard in array.addressable_shards
-        if shard.replica_id == 0
-    ]
-
-
-def _slice_spec(sizes: Sequence[int], index: Sequence[slice]) -> str:
-    """Returns a part in the notation of checkpoints; "" for the whole."""
-    ranges = [s.indices(size)[:2] for s, size in zip(index, sizes)]
-    if all((begin, end) == (0, size) for (begin, end), size in zip(ranges, sizes)):
-        return ""
-    text = ":".join(f"{begin},{end - begin}" for begin, end in ranges)
-    return " ".join(map(str, sizes)) + " " + text
+    with reading(path) as reader:
+        for name in store.names:
+            array, dtype = store.array(name), masters[name].dtype.base_dtype
+            store.update([name], [read_array(reader, name, dtype, array, array.sharding)])

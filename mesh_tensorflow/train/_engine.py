@@ -101,6 +101,8 @@ class _Program:
             self._run = self._runner([given[n] for n in self._names], feeds)
             self._to_slices = self.lowered.lowering.copy_masters_to_slices()
             self._to_masters = self.lowered.lowering.copy_slices_to_masters()
+            # Without initial values, a model may be larger than the memory of this process.
+            self._restores_all = placing.pjrt
             self._initialize = tf.global_variables_initializer(), tf.local_variables_initializer()
             self._reads: dict[str, tf.Tensor] = {}
             self._writes: dict[str, tuple[tf.Tensor, tf.Operation]] = {}
@@ -118,11 +120,17 @@ class _Program:
         return run
 
     def initialize(self, checkpoint: Optional[str] = None) -> None:
-        """Gives variables their initial values, or in several processes those of a checkpoint."""
+        """Gives variables their initial values, or in several processes those of a checkpoint.
+
+        Where a checkpoint is going to be restored on devices of JAX, they are given none.
+        """
         if self._cluster is not None and self.agreement is not None:
             self.agreement.reset(self.session)
             with self.graph.as_default():
                 self._cluster.processes.initialize(self.session, checkpoint)
+            return
+        if checkpoint is not None and self._restores_all:
+            self.session.run(self._initialize[1])
             return
         self.session.run(self._initialize)
         self.session.run(self._to_slices)

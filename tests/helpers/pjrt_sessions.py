@@ -1,13 +1,24 @@
 """A script of sessions in several processes of JAX: fit, an estimator, and a session itself."""
 
+import contextlib
+import glob
 import json
 import os
+import shutil
 import signal
 import sys
+import warnings
 
 import numpy as np
 
 MESH, LAYOUT = "rows:2,cols:2", "batch:rows,hidden:cols"
+SHAPES = {"split": "hidden:8,batch:4", "whole": "other:3", "short": "hidden:4", "single": ""}
+INITIAL = {
+    "split": np.arange(32.0, dtype=np.float32).reshape(8, 4),
+    "whole": np.arange(3.0, dtype=np.float32),
+    "short": np.arange(4.0, dtype=np.float32),
+    "single": np.float32(5.0),
+}
 DATA = np.linspace(-1, 1, 64).reshape(16, 4).astype(np.float32)
 
 
@@ -82,6 +93,147 @@ def _in_session(mtf, tf):
         }
 
 
+def with_savers(directory):
+    """Returns what is in a checkpoint that two processes wrote, and what they were asked for."""
+    import mesh_tensorflow as mtf
+
+    return mtf.pjrt.run_in_chief(lambda: _saved(directory), lambda found: (found, []))
+
+
+@contextlib.contextmanager
+def calls_of_crew():
+    """Context that yields a list, to which the calls of the chief are added."""
+    from mesh_tensorflow.pjrt._sessions.programs import Crew
+
+    usual, calls = Crew.do, []
+
+    def do(self, message, own):
+        calls.append(message.call)
+        return usual(self, message, own)
+
+    Crew.do = do
+    try:
+        yield calls
+    finally:
+        Crew.do = usual
+
+
+def variables_program(mesh_impl):
+    """Returns the step of a program with a variable of each kind; see `INITIAL`."""
+    import tensorflow.compat.v1 as tf
+
+    import mesh_tensorflow as mtf
+
+    def program():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        made = [
+            mtf.get_variable(
+                mesh,
+                name,
+                shape,
+                master_dtype=tf.float32,
+                slice_dtype=tf.bfloat16 if name == "short" else tf.float32,
+                activation_dtype=tf.float32,
+                initializer=tf.constant_initializer(INITIAL[name]),
+            )
+            for name, shape in SHAPES.items()
+        ]
+        variables = mesh.graph.name_to_variable
+        doubled = [mtf.assign(variables[w.operation.name], 2.0 * w) for w in made]
+        lowering = mtf.Lowering(mesh.graph, {mesh: mesh_impl})
+        return tf.group([lowering.lowered_operation(x) for x in doubled])
+
+    return program
+
+
+def restored(path, mesh_impl, pjrt=True):
+    """Returns the values after a step from a checkpoint, and the calls of the chief."""
+    import tensorflow.compat.v1 as tf
+
+    import mesh_tensorflow as mtf
+
+    config = tf.ConfigProto(device_count={"CPU": 4})
+    with tf.Graph().as_default(), tf.Session(config=config) as session, calls_of_crew() as calls:
+        tf.train.get_or_create_global_step()
+        program = variables_program(mesh_impl)
+        step = mtf.pjrt.in_session(program) if pjrt else program()
+        mtf.checkpoint.Saver(sharded=True).restore(session, path)
+        before = list(calls)
+        session.run(step)
+        values = {v.op.name: v.eval(session).tolist() for v in tf.global_variables()}
+        return values, before
+
+
+def _saved(directory):
+    import tensorflow.compat.v1 as tf
+
+    import mesh_tensorflow as mtf
+
+    with tf.Graph().as_default(), tf.Session() as session, calls_of_crew() as calls:
+        count = tf.train.get_or_create_global_step()
+        step = mtf.pjrt.in_session(variables_program(mtf.GspmdMeshImpl(MESH, LAYOUT)))
+        saver = mtf.checkpoint.Saver(sharded=True)
+        unsharded = mtf.checkpoint.Saver([v for v in tf.global_variables() if v is not count])
+        plain = tf.train.Saver()
+        session.run(tf.global_variables_initializer())
+        session.run([step, count.assign_add(1)])
+        del calls[:]
+        path = saver.save(session, f"{directory}/model", global_step=count)
+        unsharded.save(session, os.path.relpath(f"{directory}/without-step"), write_state=False)
+        written = list(calls)
+        plain.save(session, f"{directory}/plain", write_state=False)
+        plain.restore(session, f"{directory}/plain")
+        whole = calls[len(written) :]
+        errors = _faults(session, saver, directory, path)
+    with_nan = _warnings(lambda: restored(f"{directory}/with-nan", mtf.GspmdMeshImpl(MESH, LAYOUT)))
+    other = mtf.GspmdMeshImpl("rows:4", "hidden:rows")
+    by_calls = {name: restored(f"{directory}/{name}", other) for name in ("model-1", "plain")}
+    return {"written": written, "plain": whole, "with_nan": with_nan, **errors, "again": by_calls}
+
+
+def _faults(session, saver, directory, path):
+    """Returns errors of a process that cannot write, and of damaged and other files."""
+    import tensorflow.compat.v1 as tf
+
+    import mesh_tensorflow as mtf
+
+    # Where the second process wants to have its file, there is a directory.
+    os.makedirs(f"{directory}/fails_temp/parts-0-1-of-2.data-00000-of-00001")
+    errors = {"fails": _error(lambda: saver.save(session, f"{directory}/fails"))}
+    for what in ("damaged", "lacks"):
+        os.makedirs(f"{directory}/{what}")
+    for file in glob.glob(f"{path}.*"):
+        shutil.copy(file, f"{directory}/damaged")
+    last = sorted(glob.glob(f"{directory}/damaged/*.data-*"))[-1]
+    os.truncate(last, 4)
+    copy = f"{directory}/damaged/{os.path.basename(path)}"
+    errors["damaged"] = _error(lambda: saver.restore(session, copy))
+    with tf.Graph().as_default(), tf.Session() as other:
+        w = tf.get_variable("split", [4, 4], use_resource=True)
+        other.run(w.initializer)
+        mtf.checkpoint.Saver([w]).save(other, f"{directory}/lacks/model")
+    errors["lacks"] = _error(lambda: saver.restore(session, f"{directory}/lacks/model"))
+    unchanged = {v.op.name: v.eval(session).tolist() for v in tf.global_variables()}
+    tf.global_variables()[1].load(np.full([8, 4], np.nan, np.float32), session)
+    saver.save(session, f"{directory}/with-nan", write_state=False)
+    return {**errors, "unchanged": unchanged}
+
+
+def _warnings(function):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function()
+    return [str(w.message) for w in caught if "not numbers" in str(w.message)]
+
+
+def _error(function):
+    try:
+        function()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def with_utils(directory):
     """Trains a language model by transformer.utils.run."""
     import tensorflow.compat.v1 as tf
@@ -93,8 +245,73 @@ def with_utils(directory):
     tf.flags.FLAGS(["test"])
     further = "run.train_steps = 2\nrun.save_checkpoints_steps = 1\n"
     mesh = 'run.mesh_shape = "rows:2,cols:2"\nrun.mesh_impl = "pjrt"\n'
-    runs.call(utils.run, directory, "lm", "train", further + mesh)
-    return sorted(name for name in os.listdir(directory) if "tfevents" in name)
+    with calls_of_crew() as calls:
+        runs.call(utils.run, directory, "lm", "train", further + mesh)
+    events = sorted(name for name in os.listdir(directory) if "tfevents" in name)
+    return {"events": events, "calls": sorted(set(calls))}
+
+
+def with_an_estimator(directory):
+    """Returns metrics, a prediction and the calls of the chief in training, and after it."""
+    import tensorflow.compat.v1 as tf
+
+    import mesh_tensorflow as mtf
+    from mesh_tensorflow.estimator import tpu
+
+    def input_fn(params):
+        return tf.data.Dataset.from_tensors(tf.ones([params["batch_size"], 4])).repeat(2)
+
+    def main():
+        config = tpu.RunConfig(
+            model_dir=directory,
+            save_checkpoints_steps=1,
+            tpu_config=tpu.TPUConfig(mesh_impl="pjrt"),
+        )
+        sizes = {f"{name}_batch_size": 8 for name in ("train", "eval", "predict")}
+        model = tpu.TPUEstimator(_model_fn, config=config, **sizes)
+        with calls_of_crew() as calls:
+            model.train(input_fn, steps=1)
+            first = sorted(set(calls))
+            del calls[:]
+            model.train(input_fn, steps=1)
+            metrics = {name: float(value) for name, value in model.evaluate(input_fn).items()}
+            predicted = next(model.predict(input_fn))["y"].tolist()
+            return {
+                "metrics": metrics,
+                "predicted": predicted,
+                "first": first,
+                "then": sorted(set(calls)),
+            }
+
+    return mtf.pjrt.run_in_chief(main, lambda found: (found, []))
+
+
+def _model_fn(features, labels, mode, params):
+    import tensorflow.compat.v1 as tf
+
+    import mesh_tensorflow as mtf
+    from mesh_tensorflow.estimator import tpu
+
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    x = mtf.import_tf_tensor(mesh, features, f"batch:{params['batch_size']},hidden:4")
+    w = mtf.get_variable(mesh, "w", x.shape[1:], initializer=tf.ones_initializer())
+    y = x * w
+    loss = mtf.reduce_mean(mtf.square(y - 2.0))
+    if mode == "train":
+        [gradient] = mtf.gradients([loss], [w])
+        update = mtf.assign(mesh.graph.name_to_variable["w"], w - gradient)
+    lowering = mtf.Lowering(mesh.graph, {mesh: mtf.GspmdMeshImpl(MESH, LAYOUT)})
+    values, loss = (lowering.export_to_tf_tensor(t) for t in (y, loss))
+    with mtf.utils.outside_all_rewrites():
+        hooks = [mtf.MtfRestoreHook(lowering)]
+    if mode == "infer":
+        return tpu.TPUEstimatorSpec(mode, predictions={"y": values}, prediction_hooks=hooks)
+    if mode == "eval":
+        mean = (lambda y: {"mean": tf.metrics.mean(y)}), [values]
+        return tpu.TPUEstimatorSpec(mode, loss=loss, eval_metrics=mean, evaluation_hooks=hooks)
+    step = tf.assign_add(tf.train.get_global_step(), 1)
+    done = tf.group(lowering.lowered_operation(update), step)
+    return tpu.TPUEstimatorSpec(mode, loss=loss, train_op=done, training_hooks=hooks)
 
 
 def main(what, directory, killed=""):
@@ -121,7 +338,13 @@ def _die_later(directory):
     threading.Thread(target=wait, daemon=True).start()
 
 
-RUNS = {"fit": with_fit, "session": with_a_session, "utils": with_utils}
+RUNS = {
+    "estimator": with_an_estimator,
+    "fit": with_fit,
+    "savers": with_savers,
+    "session": with_a_session,
+    "utils": with_utils,
+}
 
 if __name__ == "__main__":
     main(*sys.argv[1:])

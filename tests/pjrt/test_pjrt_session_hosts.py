@@ -1,6 +1,8 @@
 """Sessions on the devices of several processes: the numbers of one, and a lost process."""
 
 import json
+import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -38,6 +40,104 @@ def test_a_session_runs_on_the_devices_of_two_processes(tmp_path):
     assert other == [{**chief, "variables": values}, []]
 
 
+def values_after(steps):
+    values = {name: 2.0**steps * x for name, x in pjrt_sessions.INITIAL.items()}
+    return {**values, "global_step": 1}
+
+
+def check_values(found, steps):
+    for name, value in values_after(steps).items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def check_files(path):
+    """Each process wrote its parts, and the chief what is of TensorFlow."""
+    reader = tf.train.load_checkpoint(path)
+    shapes = {name: list(x.shape) for name, x in pjrt_sessions.INITIAL.items()}
+    assert reader.get_variable_to_shape_map() == {**shapes, "global_step": []}
+    assert set(reader.get_variable_to_dtype_map().values()) == {tf.float32, tf.int64}
+    check_values({name: reader.get_tensor(name) for name in values_after(1)}, 1)
+    files = [f"{path}.data-{i:05d}-of-00003" for i in range(3)]
+    step, first, second = (pathlib.Path(f).read_bytes() for f in files)
+    assert np.frombuffer(step, np.int64).tolist() == [1]
+    whole = values_after(1)
+    split = whole.pop("split")
+    rest = [whole["whole"], whole["short"], whole["single"]]
+    for data, own in [(first, [split[:, :2], *rest]), (second, [split[:, 2:]])]:
+        expected = np.concatenate([np.ravel(x) for x in own])
+        assert sorted(np.frombuffer(data, np.float32)) == sorted(expected)
+
+
+@pytest.fixture(scope="module")
+def savers(tmp_path_factory):
+    """The directory of what two processes saved, and what they found."""
+    directory = tmp_path_factory.mktemp("savers")
+    chief, other = found(directory, "savers")
+    assert other == [chief, []]
+    return directory, chief
+
+
+def test_savers_write_and_read_part_by_part(savers):
+    directory, chief = savers
+    path = str(directory / "model-1")
+    assert chief["written"] == ["write", "write"]
+    check_files(path)
+    assert tf.train.latest_checkpoint(str(directory)) == path
+    check_values(chief["unchanged"], 1)
+    # TensorFlow's own saver reads and assigns whole values.
+    assert set(chief["plain"]) == {"read", "assign"}
+    # In another layout, part by part, from what either saver wrote.
+    for values, calls in chief["again"].values():
+        assert calls == ["define", "faults", "restore"]
+        check_values(values, 2)
+
+
+def test_what_two_processes_wrote_is_read_by_others(savers):
+    path = str(savers[0] / "model-1")
+    devices = [f"cpu:{i}" for i in range(4)]
+    placed = mtf.placement_mesh_impl.PlacementMeshImpl("rows:2,cols:2", "hidden:cols", devices)
+    one = mtf.GspmdMeshImpl("rows:2,cols:2", "batch:cols")
+    for values, calls in [
+        pjrt_sessions.restored(path, one),
+        pjrt_sessions.restored(path, placed, pjrt=False),
+    ]:
+        assert calls == []
+        check_values(values, 2)
+
+
+def test_a_process_that_cannot_write_is_named(savers):
+    directory, chief = savers
+    assert re.match(
+        r"checkpoint .*/fails could not be written: RuntimeError: /job:worker/task:1 at "
+        r"127.0.0.1:\d+ failed: OSError: .*fails_temp/parts-0-1-of-2 could not be written: .*Is a "
+        r"directory. The checkpoints before it are as they were. ",
+        chief["fails"],
+    )
+    assert not [name for name in os.listdir(directory) if "fails" in name or "temp" in name]
+    assert tf.train.latest_checkpoint(str(directory)) == str(directory / "model-1")
+    # What a process finds wrong with the data is said as for whole variables.
+    assert re.match(
+        r"the data of checkpoint .*/damaged/model-1 is damaged or cut short \(.*\); no variable "
+        r"was changed.\n  Variables that cannot be read \(1\):\n    split\n",
+        chief["damaged"],
+    )
+    assert re.search(r"Missing in the file \(4\):\n    global_step \[\]\n", chief["lacks"])
+    assert "split: float32 [4, 4] in the file, float32 [8, 4] in the program" in chief["lacks"]
+    [warning] = chief["with_nan"]
+    assert re.search(r"values that are not numbers \(NaN\) in 1 of 5 variables: split", warning)
+
+
+@pytest.mark.slow
+def test_estimators_save_and_restore_part_by_part(tmp_path):
+    chief, other = found(tmp_path, "estimator")
+    assert other == [chief, []]
+    assert chief["metrics"]["global_step"] == 2
+    np.testing.assert_allclose(chief["predicted"], [chief["metrics"]["mean"]] * 4, rtol=1e-6)
+    assert chief["first"] == ["assign", "define", "run", "write"]  # with initial values
+    then = set(chief["then"]) - {"forget"}  # of programs whose graphs are collected
+    assert then == {"define", "faults", "restore", "run", "write"}
+
+
 @pytest.mark.slow
 def test_fit_is_as_in_one_process(tmp_path):
     chief, other = found(tmp_path, "fit")
@@ -58,8 +158,10 @@ def test_utils_run_is_as_in_one_process(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()
-    [events] = found(two, "utils")[0]
+    chief, _ = found(two, "utils")
+    [events] = chief["events"]
     assert re.match("events.out.tfevents", events)
+    assert {"run", "write"} < set(chief["calls"]) and "read" not in chief["calls"]
     pjrt_sessions.with_utils(str(one))
     expected, reader = (tf.train.load_checkpoint(str(d)) for d in (one, two))
     assert expected.get_variable_to_shape_map() == reader.get_variable_to_shape_map()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.slices.cutting import in_own_memory
+from mesh_tensorflow._mesh.variables.apart import Apart
 from mesh_tensorflow._mesh.variables.storage import Piece, VariableStorage
 
 if TYPE_CHECKING:
@@ -48,9 +49,17 @@ class SliceStorage(VariableStorage):
                 lambda value, pnums=tuple(pnums): tf.group(
                     [self._assign(pnum, value) for pnum in pnums]
                 ),
+                self._apart(pnums[0]),
             )
             for begin, pnums in holders.items()
         ]
+
+    def _apart(self, pnum: int) -> Optional[Apart]:
+        """Returns how several processes save a slice; None if it is a variable of TensorFlow."""
+        if self._index is not None:
+            return None
+        apart = getattr(self._placed.slices[pnum], "apart", None)
+        return None if apart is None else apart(self._variable.master_dtype)
 
     def _read(self, pnum: int) -> tf.Tensor:
         v = self._placed.slices[pnum]

@@ -11,6 +11,8 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
 from mesh_tensorflow._mesh.slices.cutting import in_own_memory
+from mesh_tensorflow._mesh.variables.apart import Apart
+from mesh_tensorflow._mesh.variables.files import slice_spec
 
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.variables.whole_variable import WholeVariable
@@ -28,6 +30,7 @@ class Piece:
       device: the device that reads it.
       read: returns its value, a tf.Tensor of the master's dtype.
       assign: assigns such a tf.Tensor to it and to every copy of it; returns a tf.Operation.
+      apart: for a whole value of which several processes have parts, how they save it; or None.
     """
 
     begin: tuple[int, ...]
@@ -35,6 +38,7 @@ class Piece:
     device: str
     read: Callable[[], tf.Tensor]
     assign: Callable[[tf.Tensor], tf.Operation]
+    apart: Optional[Apart] = None
 
     def slice_spec(self, whole: Sequence[int]) -> str:
         """Returns the slice in the notation of checkpoints; "" for the whole tensor.
@@ -42,10 +46,7 @@ class Piece:
         Args:
           whole: the shape of the whole tensor.
         """
-        if tuple(whole) == self.sizes:
-            return ""
-        ranges = ":".join(f"{b},{n}" for b, n in zip(self.begin, self.sizes))
-        return " ".join(map(str, whole)) + " " + ranges
+        return slice_spec(whole, self.begin, self.sizes)
 
 
 class VariableStorage(abc.ABC):
@@ -116,6 +117,10 @@ class PieceSaveable(SaveableObject):
 
     The pieces are saved as slices of one tensor, which readers see as a whole, and restored in
     whatever slices are needed.
+
+    Attributes:
+      apart: for a variable of which several processes have parts, how they save it; or None. The
+        savers of this package use it, and those of TensorFlow read and assign the whole value.
     """
 
     def __init__(self, master: WholeVariable, pieces: Sequence[Piece], saved_name: str, name: str):
@@ -128,6 +133,7 @@ class PieceSaveable(SaveableObject):
           name: a unique name of the saveable.
         """
         self._pieces = pieces
+        self.apart = pieces[0].apart
         self._saved_name = saved_name
         self._whole = tuple(master.shape.as_list())
         specs = [

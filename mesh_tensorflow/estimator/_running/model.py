@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._processes.runtime import several_of_jax
+from mesh_tensorflow.checkpoint import Saver
 from mesh_tensorflow.estimator._cluster.run_cluster import own_device, session_creator_for
 from mesh_tensorflow.estimator._running.checkpoints import (
     find_checkpoint,
@@ -125,6 +127,10 @@ def session_creator(
         warm_start(model.warm_start_from)
     elif path is None and not has_other_source(spec.scaffold):
         raise no_checkpoint_error(model.model_dir, called)
+    if several_of_jax() and not (spec.scaffold.saver or tf.get_collection(tf.GraphKeys.SAVERS)):
+        # Each process reads what its devices need; TensorFlow's own saver reads whole variables.
+        saver = Saver(sharded=True, allow_empty=True, defer_build=True)
+        tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
     return session_creator_for(
         model.config, spec.scaffold, evaluation=True, checkpoint_filename_with_path=path
     )

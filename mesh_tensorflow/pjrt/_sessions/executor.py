@@ -222,6 +222,28 @@ class Executor:
         """
         self._programs[number].assign(name, value)
 
+    def place(self, number: int, name: str) -> tuple[jax.ShapeDtypeStruct, NamedSharding]:
+        """Returns the shape and dtype of a variable, and where it has its parts.
+
+        Args:
+          number: the number of its program.
+          name: its name.
+        """
+        program = self._programs[number]
+        variable = program.description.variables[name]
+        like = jax.ShapeDtypeStruct(tuple(variable.sizes), variable.dtype.as_numpy_dtype)
+        return like, program.shardings[name]
+
+    def put(self, number: int, name: str, array: jax.Array) -> None:
+        """Sets a variable to an array that is on its devices.
+
+        Args:
+          number: the number of its program.
+          name: its name.
+          array: the array.
+        """
+        self._programs[number].arrays[name] = array
+
     def array(self, number: int, name: str) -> Optional[jax.Array]:
         """Returns a variable, or None if it has no value yet.
 

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.pjrt._sessions.executor import Description, Executor
 from mesh_tensorflow.pjrt._sessions.parts import own_parts
+from mesh_tensorflow.pjrt._sessions.saving import faults_here, restore_here, write_here
 from mesh_tensorflow.pjrt._sessions.wire import Message
 
 __all__ = ["CALLS", "FAILED", "Follower"]
@@ -88,6 +89,31 @@ class Follower:
         parts = own_parts(self._executor.current(*message.values))
         return [begin for begin, _ in parts], [value for _, value in parts]
 
+    def write(self, message: Message) -> Answer:
+        """Writes the parts of variables that this process has to a file; returns its path, or None.
+
+        Args:
+          message: the beginning of the path; the variables.
+        """
+        return write_here(self._executor, *message.values), ()
+
+    def restore(self, message: Message) -> Answer:
+        """Sets variables to what a checkpoint has.
+
+        Args:
+          message: the path; the variables.
+        """
+        restore_here(self._executor, *message.values)
+        return _NOTHING
+
+    def faults(self, message: Message) -> Answer:
+        """Returns what is wrong with the data of this process' parts in a checkpoint.
+
+        Args:
+          message: the path; the variables.
+        """
+        return faults_here(self._executor, *message.values), ()
+
 
 CALLS: dict[str, Callable[[Follower, Message], Answer]] = {
     "define": Follower.define,
@@ -95,4 +121,7 @@ CALLS: dict[str, Callable[[Follower, Message], Answer]] = {
     "run": Follower.run,
     "assign": Follower.assign,
     "read": Follower.read,
+    "write": Follower.write,
+    "restore": Follower.restore,
+    "faults": Follower.faults,
 }

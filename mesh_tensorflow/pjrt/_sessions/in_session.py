@@ -16,6 +16,7 @@ from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._mesh.global_steps import GlobalSteps
 from mesh_tensorflow._mesh.gspmd.sharding import annotating, current_compilation
 from mesh_tensorflow._mesh.slices.random_values import key_is_of_step, new_key
+from mesh_tensorflow._mesh.variables.apart import Apart
 from mesh_tensorflow.pjrt._building import Building
 from mesh_tensorflow.pjrt._hosts import driving, process_count
 from mesh_tensorflow.pjrt._sessions.executor import Description, VariableOfProgram
@@ -200,6 +201,11 @@ class _SessionProgram:
     def assign(self, name: str, value: np.ndarray) -> None:
         """Sets a variable."""
         self._programs.assign(self._number, name, value)
+
+    def apart(self, name: str, dtype: tf.DType) -> Optional[Apart]:
+        """Returns how several processes save a variable; None if there is one process."""
+        programs = self._programs
+        return Apart(programs, self._number, name, dtype) if programs.are_apart else None
 
 
 def _description(

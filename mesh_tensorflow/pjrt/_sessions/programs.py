@@ -8,16 +8,19 @@ import contextvars
 import itertools
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.variables.apart import Apart
+from mesh_tensorflow._mesh.variables.files import Faults
 from mesh_tensorflow._processes.peers import Peer
 from mesh_tensorflow.pjrt._sessions.executor import Description, Executor
 from mesh_tensorflow.pjrt._sessions.follower import FAILED
 from mesh_tensorflow.pjrt._sessions.parts import joined, own_parts
+from mesh_tensorflow.pjrt._sessions.saving import faults_here, restore_here, saved, write_here
 from mesh_tensorflow.pjrt._sessions.watch import Watch
 from mesh_tensorflow.pjrt._sessions.wire import Message, receive, send
 
@@ -29,6 +32,7 @@ class Crew:
 
     Attributes:
       watch: the Watch of them.
+      me: this process.
     """
 
     def __init__(self, others: Sequence[tuple[Peer, socket.socket]], me: Peer):
@@ -38,7 +42,7 @@ class Crew:
           others: each other process, and a connection to it.
           me: this process.
         """
-        self._others = list(others)
+        self._others, self.me = list(others), me
         self.watch = Watch(others, me)
 
     def do(self, message: Message, own: Callable[[], Any]) -> tuple[Any, list[Message]]:
@@ -174,6 +178,69 @@ class Programs:
             own, answers = self._do(Message("read", [number, name]), lambda: own_parts(array))
             given = [part for a in answers for part in zip(a.values, a.arrays)]
             return joined(array, [*own, *given])
+
+    # -- checkpoints of several processes, as `apart.ProcessesWithParts` says
+
+    @property
+    def are_apart(self) -> bool:
+        """Whether other processes have parts of the variables."""
+        return self._crew is not None
+
+    def write(self, prefix: str, variables: Mapping[str, Apart]) -> list[str]:
+        """Has each process write its parts; returns the paths of what they wrote.
+
+        Args:
+          prefix: how these paths begin.
+          variables: the variables, by name in files.
+        """
+        told = saved(variables)
+        path, answers = self._do_with_files(
+            Message("write", [prefix, told]), lambda: write_here(self._executor, prefix, told)
+        )
+        return [p for p in (path, *(a.values for a in answers)) if p is not None]
+
+    def restore(self, path: str, variables: Mapping[str, Apart]) -> None:
+        """Has each process read its parts of the variables, and set them.
+
+        Args:
+          path: the path of a checkpoint.
+          variables: the variables, by name in files.
+        """
+        told = saved(variables)
+        self._do_with_files(
+            Message("restore", [path, told]), lambda: restore_here(self._executor, path, told)
+        )
+
+    def faults(self, path: str, variables: Mapping[str, Apart]) -> Faults:
+        """Returns what is wrong with the data of variables, which all processes read in parts.
+
+        Args:
+          path: the path of a checkpoint.
+          variables: the variables, by name in files.
+        """
+        told = saved(variables)
+        own, answers = self._do_with_files(
+            Message("faults", [path, told]), lambda: faults_here(self._executor, path, told)
+        )
+        found = [own, *(Faults(*a.values) for a in answers)]
+        return Faults(
+            [name for f in found for name in f.damaged],
+            next((f.why for f in found if f.damaged), ""),
+            [name for f in found for name in f.not_numbers],
+        )
+
+    def _do_with_files(self, message: Message, own: Callable[[], Any]) -> tuple[Any, list[Message]]:
+        """Has all processes do something with files; an error names the process."""
+
+        def named() -> Any:
+            try:
+                return own()
+            except OSError as error:
+                if self._crew is None:
+                    raise
+                raise RuntimeError(f"{self._crew.me} failed: OSError: {error}") from error
+
+        return self._do(message, named)
 
     def array(self, number: int, name: str) -> Any:
         """Returns a variable as an array of JAX, or None if it has no value yet.

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.variables.apart import Apart
 from mesh_tensorflow.pjrt._building import ValueOfVariable
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ class Keeper(Protocol):
 
     def assign(self, name: str, value: np.ndarray) -> None:
         """Sets a variable."""
+
+    def apart(self, name: str, dtype: tf.DType) -> Optional[Apart]:
+        """Returns how several processes save a variable; None if there is one process."""
 
 
 class SessionVariable(ValueOfVariable):
@@ -62,6 +66,14 @@ class SessionVariable(ValueOfVariable):
     def array(self) -> Optional[jax.Array]:
         """The array, once it has a value."""
         return None if self._keeper is None else self._keeper.array(self.variable.name)
+
+    def apart(self, dtype: tf.DType) -> Optional[Apart]:
+        """Returns how several processes save it in parts; None if there is one process.
+
+        Args:
+          dtype: its dtype in files.
+        """
+        return None if self._keeper is None else self._keeper.apart(self.variable.name, dtype)
 
     @property
     def _is_outside(self) -> bool:
