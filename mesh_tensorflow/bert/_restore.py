@@ -10,6 +10,7 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import checkpoint
+from mesh_tensorflow._saver_hook import SaverHook
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = ["get_assignment_map_from_checkpoint", "load_initial_checkpoint"]
@@ -85,7 +86,7 @@ def load_initial_checkpoint(init_checkpoint: Optional[str]) -> None:
 
 def checkpoint_hook(
     model_dir: Optional[str], save_steps: int, listener: tf.train.CheckpointSaverListener
-) -> tf.train.CheckpointSaverHook:
+) -> SaverHook:
     """Returns a hook that saves checkpoints of the masters.
 
     Args:
@@ -100,6 +101,4 @@ def checkpoint_hook(
         save_relative_paths=True,
     )
     tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
-    return tf.train.CheckpointSaverHook(
-        model_dir, save_steps=save_steps, saver=saver, listeners=[listener]
-    )
+    return SaverHook(model_dir, save_steps=save_steps, saver=saver, listeners=[listener])

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from google.protobuf import text_format
 from helpers.estimator import estimator_models as models
 
 from mesh_tensorflow import estimator
@@ -36,6 +37,22 @@ def test_numbers(tmp_path):
     np.testing.assert_allclose(est.get_variable_value("w"), weights, rtol=1e-5)
     assert sorted(est.get_variable_names()) == ["global_step", "w"]
     assert checkpoints(tmp_path) == [0, 4, 8, 10]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_graph_is_written_as_text(wanted, tmp_path):
+    graphs = []
+    scaffold = tf.train.Scaffold(init_fn=lambda *_: graphs.append(tf.get_default_graph()))
+
+    def model_fn(features, labels, mode, params):
+        return models.linear_model(features, labels, mode, params)._replace(scaffold=scaffold)
+
+    make(tmp_path, model_fn, checkpoint_save_graph_def=wanted).train(models.train_data, steps=1)
+    path = tmp_path / "graph.pbtxt"
+    assert path.exists() == wanted
+    if wanted:
+        written = text_format.Parse(path.read_text(), tf.GraphDef())
+        assert written == graphs[0].as_graph_def(add_shapes=True)
 
 
 def test_steps_go_on_and_max_steps_is_where_it_ends(tmp_path):

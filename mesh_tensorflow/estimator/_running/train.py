@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.slices.random_values import keys_by_step
+from mesh_tensorflow._saver_hook import SaverHook
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching.node_names import told_to_user
 from mesh_tensorflow.checkpoint import Saver, check_checkpoint
@@ -211,7 +212,7 @@ def _default_savers(model: Model, spec: EstimatorSpec) -> list[Any]:
     if not (config.save_checkpoints_secs or config.save_checkpoints_steps):
         return []
     return [
-        tf.train.CheckpointSaverHook(
+        SaverHook(
             model.model_dir,
             save_secs=config.save_checkpoints_secs,
             save_steps=config.save_checkpoints_steps,

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, estimator
+from mesh_tensorflow._saver_hook import SaverHook
 from mesh_tensorflow.transformer import learning_rate_schedules
 from mesh_tensorflow.transformer.utils._data.batching import longest, serialize_num_microbatches
 from mesh_tensorflow.transformer.utils._data.features import (
@@ -214,7 +215,7 @@ def _load_initial_checkpoint(settings: Settings) -> None:
         checkpoint.init_from_checkpoint(path, found)
 
 
-def _saver_hook(settings: Settings, results: Results) -> tf.train.CheckpointSaverHook:
+def _saver_hook(settings: Settings, results: Results) -> SaverHook:
     saver = checkpoint.Saver(
         tf.global_variables(),
         sharded=True,
@@ -223,7 +224,7 @@ def _saver_hook(settings: Settings, results: Results) -> tf.train.CheckpointSave
         save_relative_paths=True,
     )
     tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
-    return tf.train.CheckpointSaverHook(
+    return SaverHook(
         settings.model_dir,
         save_steps=settings.save_checkpoints_steps,
         saver=saver,
