@@ -10,7 +10,7 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import checkpoint
-from mesh_tensorflow._saver_hook import SaverHook
+from mesh_tensorflow._programs.saver_hook import SaverHook
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = ["get_assignment_map_from_checkpoint", "load_initial_checkpoint"]

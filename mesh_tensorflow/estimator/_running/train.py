@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.slices.random_values import keys_by_step
-from mesh_tensorflow._saver_hook import SaverHook
+from mesh_tensorflow._programs.saver_hook import SaverHook
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching.node_names import told_to_user
 from mesh_tensorflow.checkpoint import Saver, check_checkpoint

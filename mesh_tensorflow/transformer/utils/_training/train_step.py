@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, estimator
-from mesh_tensorflow._saver_hook import SaverHook
+from mesh_tensorflow._programs.saver_hook import SaverHook
 from mesh_tensorflow.transformer import learning_rate_schedules
 from mesh_tensorflow.transformer.utils._data.batching import longest, serialize_num_microbatches
 from mesh_tensorflow.transformer.utils._data.features import (
