@@ -197,9 +197,10 @@ def _faults(session, saver, directory, path):
 
     import mesh_tensorflow as mtf
 
-    # Where the second process wants to have its file, there is a directory.
-    os.makedirs(f"{directory}/fails_temp/parts-0-1-of-2.data-00000-of-00001")
-    errors = {"fails": _error(lambda: saver.save(session, f"{directory}/fails"))}
+    errors = {"fails": []}
+    for process in range(2):  # where it wants to have its file, there is a directory
+        os.makedirs(f"{directory}/fails_temp/parts-0-{process}-of-2.data-00000-of-00001")
+        errors["fails"].append(_error(lambda: saver.save(session, f"{directory}/fails")))
     for what in ("damaged", "lacks"):
         os.makedirs(f"{directory}/{what}")
     for file in glob.glob(f"{path}.*"):

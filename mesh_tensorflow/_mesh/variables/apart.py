@@ -81,6 +81,12 @@ def _write(variables: Mapping[str, Apart], has_rest: bool, filename: bytes) -> n
     try:
         for i, (processes, own) in enumerate(_groups(variables)):
             prefixes += processes.write(f"{path}{_TEMPORARY}/parts-{i}", own)
+        for prefix in prefixes:
+            if not tf.io.gfile.exists(f"{prefix}.index"):
+                raise OSError(
+                    f"another process has written {prefix}, which is not to be seen here: all "
+                    "processes have to see the same directory, under the same path"
+                )
         join_files(prefixes, path)
     finally:
         _remove(path + _TEMPORARY)

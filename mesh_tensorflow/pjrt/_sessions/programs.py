@@ -33,6 +33,7 @@ class Crew:
     Attributes:
       watch: the Watch of them.
       me: this process.
+      peers: the others.
     """
 
     def __init__(self, others: Sequence[tuple[Peer, socket.socket]], me: Peer):
@@ -43,6 +44,7 @@ class Crew:
           me: this process.
         """
         self._others, self.me = list(others), me
+        self.peers = [peer for peer, _ in self._others]
         self.watch = Watch(others, me)
 
     def do(self, message: Message, own: Callable[[], Any]) -> tuple[Any, list[Message]]:
@@ -223,9 +225,11 @@ class Programs:
             Message("faults", [path, told]), lambda: faults_here(self._executor, path, told)
         )
         found = [own, *(Faults(*a.values) for a in answers)]
+        peers = [] if self._crew is None else [self._crew.me, *self._crew.peers]
+        reasons = [f"{peer}: {f.why}" for peer, f in zip(peers, found) if f.damaged]
         return Faults(
             [name for f in found for name in f.damaged],
-            next((f.why for f in found if f.damaged), ""),
+            reasons[0] if reasons else own.why,
             [name for f in found for name in f.not_numbers],
         )
 
