@@ -37,6 +37,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--d_model", type=int, default=256)
     parser.add_argument("--recompute", type=int, default=0, help="1: keep inputs of stages only")
     parser.add_argument("--allocator", choices=talking.ALLOCATORS, default="direct")
+    parser.add_argument("--stages", type=int, help=argparse.SUPPRESS)  # also if one process has all
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -59,7 +60,7 @@ def train(arguments: argparse.Namespace, kind: str, rows: int, directory: str) -
     from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
     tf.disable_v2_behavior()
-    stages = mtf.Dimension("stages", arguments.processes)
+    stages = mtf.Dimension("stages", arguments.stages)
     batch = mtf.Dimension("batch", rows)
     d, f = mtf.Dimension("d", arguments.d_model), mtf.Dimension("f", 4 * arguments.d_model)
     mine = launch.processes()
@@ -132,6 +133,7 @@ def measure(arguments: argparse.Namespace, kind: str, rows: int) -> list[dict]:
     """What the processes measured, with a batch of some rows."""
     processes = arguments.processes if kind == "pipeline" else 1
     options = [f"--{name}={getattr(arguments, name)}" for name in PASSED]
+    options.append(f"--stages={arguments.processes}")
     return talking.measured_together(
         __file__, processes, options, f"{kind}:{rows}", arguments.allocator
     )
@@ -149,6 +151,7 @@ def main() -> None:
     print(f"{k} stages of {arguments.layers} layers, {m} microbatches, bubble {bubble:.3f}")
     print("              CPU s a step   ideal  ratio  activations MiB    loss")
     ideal = activations = 0.0
+    losses = []
     for kind in ("plain", "pipeline"):
         few, found = (measure(arguments, kind, rows) for rows in (m * k, arguments.rows))
         cpu = sum(f["cpu"] for f in found)
@@ -161,6 +164,9 @@ def main() -> None:
             f"{found[0]['losses'][-1]:7.5f}",
             flush=True,
         )
+        losses.append(found[0]["losses"][-1])
+    if abs(losses[1] - losses[0]) > 1e-4 * losses[0]:
+        raise SystemExit(f"the pipeline computes something else: losses {losses}")
 
 
 if __name__ == "__main__":
