@@ -50,8 +50,6 @@ def cpu_seconds() -> float:
 
 def train(arguments: argparse.Namespace, kind: str, rows: int, directory: str) -> None:
     """Takes steps as one of the processes, and writes what was measured."""
-    import numpy as np
-
     quiet.import_tensorflow()
     import tensorflow.compat.v1 as tf
 
@@ -65,7 +63,6 @@ def train(arguments: argparse.Namespace, kind: str, rows: int, directory: str) -
     d, f = mtf.Dimension("d", arguments.d_model), mtf.Dimension("f", 4 * arguments.d_model)
     mine = launch.processes()
     server = mine.start_server(1)
-    data = np.random.RandomState(0).randn(rows, d.size).astype(np.float32)
 
     def stage(x: mtf.Tensor, *weights: mtf.Tensor) -> mtf.Tensor:
         for wi, wo in zip(weights[::2], weights[1::2]):
@@ -73,10 +70,10 @@ def train(arguments: argparse.Namespace, kind: str, rows: int, directory: str) -
             x += mtf.einsum([h, wo], output_shape=x.shape)
         return x
 
-    def program() -> dict:
+    def program(rows_of_batch: tf.Tensor) -> dict:
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
-        x = mtf.import_tf_tensor(mesh, tf.constant(data), [batch, d])
+        x = mtf.import_tf_tensor(mesh, rows_of_batch, [batch, d])
         weights = []
         for i in range(arguments.layers):
             for name, dims in (("wi", [d, f]), ("wo", [f, d])):
@@ -110,7 +107,10 @@ def train(arguments: argparse.Namespace, kind: str, rows: int, directory: str) -
 
     with tf.Graph().as_default():
         tf.set_random_seed(1)
-        step = replicate(program, devices=mine.devices(per_process=1), local=mine.local(1))
+        # Drawn in each step, with the same seed in all processes: of a constant the first process
+        # would hold a copy for each of them, and those that TensorFlow folds parts into.
+        data = tf.random.normal([rows, d.size], seed=0)
+        step = replicate(program, [data], devices=mine.devices(per_process=1), local=mine.local(1))
         with tf.Session(server.target, config=mine.config(1)) as session:
             mine.initialize(session, None)
             losses = []
