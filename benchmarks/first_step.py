@@ -28,6 +28,7 @@ utils.run.batch_size = ("sequences_per_batch", 8)
 utils.run.train_steps = 1
 utils.run.learning_rate_schedule = @learning_rate_schedules.constant_learning_rate
 constant_learning_rate.learning_rate = 0.01
+dropout_rate = 0.0
 num_layers = 6
 d_model = 512
 d_ff = 2048

@@ -109,7 +109,7 @@ def train(arguments: argparse.Namespace, kind: str, rows: int, directory: str) -
         tf.set_random_seed(1)
         # Drawn in each step, with the same seed in all processes: of a constant the first process
         # would hold a copy for each of them, and those that TensorFlow folds parts into.
-        data = tf.random.normal([rows, d.size], seed=0)
+        data = tf.random.uniform([rows, d.size], -1.7, 1.7, seed=0)
         step = replicate(program, [data], devices=mine.devices(per_process=1), local=mine.local(1))
         with tf.Session(server.target, config=mine.config(1)) as session:
             mine.initialize(session, None)
