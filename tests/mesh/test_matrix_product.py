@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import mesh_tensorflow as mtf
+from mesh_tensorflow._mesh.slices.functions import einsum_slice
 from mesh_tensorflow._mesh.slices.matrix_product import contract
 
 SIZES = {"s": 1, "t": 1, "a": 3, "b": 4, "c": 5, "d": 2}
@@ -29,3 +31,52 @@ def test_equals_einsum(equation):
     assert y.shape.as_list() == [SIZES[c] for c in equation.split("->")[1]]
     if equation in ("sab,sbc->sac", "stab,stbc->stac"):
         assert "MatMul" in kinds and not kinds & {"BatchMatMulV2", "Einsum"}
+
+
+@pytest.mark.parametrize("left, right, output", [
+    ("dab", "dac", "dcb"), ("dab", "dac", "dbc"), ("dba", "dac", "dcb"), ("ab", "ac", "cb"),
+    ("bc", "dab", "dac"), ("dab", "bc", "dac"), ("cb", "ab", "ac"),
+])  # fmt: skip
+def test_operands_are_in_the_order_of_the_output(left, right, output):
+    """Dimensions of the first operand alone come first, so kernels transpose no output."""
+
+    def shape(labels):
+        return mtf.Shape([mtf.Dimension(c, SIZES[c]) for c in labels])
+
+    equations = []
+
+    def einsum(equation, *slices):
+        equations.append(equation)
+        return tf.einsum(equation, *slices)
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        y = einsum_slice(
+            [tf.constant(values(left)), tf.constant(values(right))],
+            [shape(left), shape(right)],
+            shape(output),
+            einsum,
+        )
+        expected = np.einsum(f"{left},{right}->{output}", values(left), values(right))
+        np.testing.assert_allclose(session.run(y), expected, rtol=1e-5, atol=1e-6)
+    [equation] = equations
+    inputs, result = equation.split("->")
+    first, second = inputs.split(",")
+    sides = [c in second for c in result if (c in first) != (c in second)]
+    assert sides == sorted(sides)
+
+
+def test_gradients_of_stages_are_products_of_matrices():
+    """A processor's weight [stages=1, d, f] gets its gradient without a transpose."""
+    with tf.Graph().as_default():
+        stages, rows, d, f = mtf.convert_to_shape("stages:2,rows:512,d:256,f:128").dims
+        mtf_graph = mtf.Graph()
+        mesh = mtf.Mesh(mtf_graph, "mesh")
+        x, w = mtf.ones(mesh, [stages, rows, d]), mtf.ones(mesh, [stages, d, f])
+        y = mtf.einsum([x, w], output_shape=[stages, rows, f])
+        [dw] = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [w])
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl("all:2", "stages:all", ["cpu:0", "cpu:1"])
+        lowering = mtf.Lowering(mtf_graph, {mesh: impl})
+        slices = lowering.tensors[dw].to_laid_out_tensor().all_slices
+    products = [x.op.inputs[0].op for x in slices]  # before the dimension of size 1 is back
+    assert [op.type for op in products] == ["MatMul", "MatMul"]
+    assert all(op.get_attr("transpose_a") for op in products)

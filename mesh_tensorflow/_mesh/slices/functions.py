@@ -101,8 +101,7 @@ def einsum_slice(
     if full is None and slices[0].dtype.is_integer:
         full = Shape(all_dims)
     if full is None:
-        if len(slices) == 2 and len(output_shape) and output_shape[0] not in input_shapes[0]:
-            # Kernels output the dimensions of the first operand first; this avoids a transpose.
+        if len(slices) == 2 and _second_comes_first(input_shapes, output_shape):
             slices, input_shapes = slices[::-1], input_shapes[::-1]
         return einsum_fn(einsum_equation(input_shapes, output_shape), *slices)
     product = _rows_times_matrices(slices, input_shapes, output_shape)
@@ -117,6 +116,17 @@ def einsum_slice(
     summed = [i - offset for i, d in enumerate(full) if d not in output_shape]
     kept = Shape([d for d in full if d in output_shape])
     return transpose_slice(tf.reduce_sum(product, constant(summed)), kept, output_shape)
+
+
+def _second_comes_first(input_shapes: Sequence[Shape], output_shape: Shape) -> bool:
+    """Returns whether a product of two slices needs no transpose if they are swapped.
+
+    After the dimensions that both have, kernels output those of the first operand, then those of
+    the second.
+    """
+    left, right = input_shapes
+    of_one = [d for d in output_shape if (d in left) != (d in right)]
+    return bool(of_one) and of_one[0] in right
 
 
 def _rows_times_matrices(
