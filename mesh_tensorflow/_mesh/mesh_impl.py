@@ -59,7 +59,7 @@ from mesh_tensorflow._mesh.devices import mesh_text
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor as Slices
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.naming import named_collective
-from mesh_tensorflow._mesh.slices import cutting, functions
+from mesh_tensorflow._mesh.slices import cutting, functions, merging
 from mesh_tensorflow._mesh.slices.random_values import new_key
 from mesh_tensorflow._mesh.stored_layout import StoredLayout
 
@@ -236,16 +236,15 @@ class MeshImpl:
 
     def Print(self, x: Slices, data: Sequence[Slices], message: str, **kwargs: object) -> Any:
         """Returns `x`, and prints `data`; by default it logs that nothing is printed."""
-        tf.logging.warning(
-            "Print is not implemented for %s; nothing is printed for %r",
-            type(self).__name__,
-            message,
-        )
+        text = "Print is not implemented for %s; nothing is printed for %r"
+        tf.logging.warning(text, type(self).__name__, message)
         return x
 
     def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
         """Contracts slices on one processor; `mtf.einsum` calls it."""
         return tf.einsum(equation, *slices)
+
+    merge_dims, split_dims = merging.merge_dims, merging.split_dims
 
     def random(self, shape: Shape, tf_fn: Callable, kwargs: dict[str, Any]) -> Any:
         """Returns a laid-out random tensor; processors with the same slice get equal values."""

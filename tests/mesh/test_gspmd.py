@@ -60,6 +60,20 @@ def test_shardings_are_those_of_xla(mesh, axes):
     assert found.replicate_on_last_tile_dim == has_copies
 
 
+@pytest.mark.parametrize("axes, tiles", [
+    (((0, 1), None), [[0], [1], [2], [3], [4], [5]]), (((1, 0), None), [[0], [3], [1], [4], [2], [5]]),
+])  # fmt: skip
+def test_a_dimension_that_several_mesh_axes_split(axes, tiles):
+    from tensorflow.python.compiler.xla.experimental.xla_sharding import xla_data_pb2
+
+    text = sharding_text(axes, mtf.convert_to_shape("a:2,b:3"))
+    found = xla_data_pb2.OpSharding.FromString(text)
+    devices = np.arange(6).reshape(found.iota_reshape_dims)
+    devices = devices.transpose(found.iota_transpose_perm)
+    np.testing.assert_array_equal(devices.reshape(found.tile_assignment_dimensions), tiles)
+    assert not found.replicate_on_last_tile_dim
+
+
 def test_what_is_not_split_has_no_sharding():
     mesh_shape = mtf.convert_to_shape("a:1,b:2")
     assert sharding_text(mtf.TensorLayout([None, None]), mesh_shape) is None

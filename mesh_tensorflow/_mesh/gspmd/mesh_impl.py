@@ -10,7 +10,7 @@ session, they run on one device.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -20,6 +20,7 @@ from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import LayoutLike, TensorLayout
 from mesh_tensorflow._core.shape import Shape, ShapeLike
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.gspmd.merging import merge_parts, split_parts
 from mesh_tensorflow._mesh.gspmd.product import matrix_product
 from mesh_tensorflow._mesh.gspmd.sharding import annotated, current_compilation, sharding_text
 from mesh_tensorflow._mesh.gspmd.tensor import GspmdTensor
@@ -107,17 +108,25 @@ class GspmdMeshImpl(MeshImpl):
           value: a whole value.
           tensor_shape: its Shape.
         """
-        compilation = current_compilation()
-        wanted = compilation is not None if self._annotate is None else self._annotate
-        if not wanted or not tf.is_tensor(value) or not hasattr(value, "graph"):
+        if not self.annotates or not tf.is_tensor(value) or not hasattr(value, "graph"):
             return value
         layout = self.tensor_layout(tensor_shape)
-        sharding = sharding_text(layout, self.shape)
-        result = value if sharding is None else annotated(value, sharding)
+        result = self.annotate_axes(value, layout)
+        compilation = current_compilation()
         if compilation is not None:
             compilation.has_layout(value, layout)
             compilation.has_layout(result, layout)
         return result
+
+    @property
+    def annotates(self) -> bool:
+        """Whether values are annotated."""
+        return current_compilation() is not None if self._annotate is None else self._annotate
+
+    def annotate_axes(self, value: tf.Tensor, axes: Iterable) -> tf.Tensor:
+        """Returns a whole value annotated by the mesh axes that split its dimensions."""
+        sharding = sharding_text(axes, self.shape)
+        return value if sharding is None else annotated(value, sharding)
 
     # -- computation
 
@@ -255,3 +264,27 @@ class _WholeMeshImpl(GspmdMeshImpl):
         """Returns the sizes of a tensor, after checking that it can be split."""
         self.requested.slice_shape(tensor_shape)
         return super().slice_shape(tensor_shape)
+
+    def _cuts(self, tensor_shape: Shape, count: int) -> bool:
+        """Whether annotations split another than the first of the dimensions to merge."""
+        mesh_impl = self.requested
+        return mesh_impl.annotates and bool(mesh_impl.splitting_axes(tensor_shape[1:count]))
+
+    def merge_dims(self, x: tf.Tensor, tensor_shape: Shape, count: int) -> tf.Tensor:
+        """Merges dimensions such that devices keep their parts; see MeshImpl."""
+        if not self._cuts(tensor_shape, count):
+            return super().merge_dims(x, tensor_shape, count)
+        return self._requested_parts(merge_parts, x, tensor_shape, count)
+
+    def split_dims(self, x: tf.Tensor, tensor_shape: Shape, count: int) -> tf.Tensor:
+        """Undoes `merge_dims`; see MeshImpl."""
+        if not self._cuts(tensor_shape, count):
+            return super().split_dims(x, tensor_shape, count)
+        return self._requested_parts(split_parts, x, tensor_shape, count)
+
+    def _requested_parts(
+        self, fn: Callable, x: tf.Tensor, tensor_shape: Shape, count: int
+    ) -> tf.Tensor:
+        mesh_impl = self.requested
+        axes = [mesh_impl.splitting_axis(d) for d in tensor_shape]
+        return fn(x, tensor_shape, axes, mesh_impl.shape, count, mesh_impl.annotate_axes)

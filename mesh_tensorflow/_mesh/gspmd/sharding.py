@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
@@ -92,20 +92,23 @@ def _numbers(field: int, values: Sequence[int]) -> bytes:
     return _varint(field << 3 | 2) + _varint(len(packed)) + packed
 
 
-def sharding_text(layout: TensorLayout, mesh_shape: Shape) -> Optional[bytes]:
+def sharding_text(
+    layout: Iterable[Union[int, Sequence[int], None]], mesh_shape: Shape
+) -> Optional[bytes]:
     """Returns a layout as a serialized OpSharding, or None if it splits nothing.
 
     Args:
-      layout: the TensorLayout of a tensor.
+      layout: the TensorLayout of a tensor; for a dimension that several mesh axes split, their
+        sequence, that of the largest parts first.
       mesh_shape: the Shape of the mesh; devices are numbered in row-major order.
     """
     sizes = mesh_shape.to_integer_list
-    axes = [None if axis is None or sizes[axis] == 1 else axis for axis in layout]
-    split = [axis for axis in axes if axis is not None]
+    axes = [[] if a is None else [a] if isinstance(a, int) else list(a) for a in layout]
+    split = [axis for of_dim in axes for axis in of_dim if sizes[axis] > 1]
     if not split:
         return None
     others = [axis for axis in range(len(sizes)) if axis not in split]
-    tiles = [1 if axis is None else sizes[axis] for axis in axes]
+    tiles = [list_product([sizes[axis] for axis in of_dim]) for of_dim in axes]
     copies = list_product([sizes[axis] for axis in others])
     encoded = _number(_TYPE, _OTHER) + _numbers(_TILES, tiles + [copies] * (copies > 1))
     if copies > 1:

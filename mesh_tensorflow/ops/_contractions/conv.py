@@ -14,6 +14,8 @@ from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.shape import Shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.slices.merging import merged_sizes
+from mesh_tensorflow.ops._contractions.conv_compiled import wide_by_filter
 from mesh_tensorflow.ops._contractions.conv_kind import (
     FILTER,
     NARROW,
@@ -159,23 +161,27 @@ class ConvNdOperation(Operation):
         """Returns a function of one processor's slices of the inputs."""
         kind = self._kind
         kernels, argument_names, sizes_name = _KERNELS[self._computed]
-        output_sizes = mesh_impl.slice_shape(self._shapes[self._computed])
-        # The batch dimensions of an image are merged.
-        flat = {FILTER: mesh_impl.slice_shape(self._shapes[FILTER])}
-        for role in (WIDE, NARROW):
-            sizes = mesh_impl.slice_shape(self._shapes[role])
-            first = len(sizes) - kind.rank - 1
-            flat[role] = [list_product(sizes[:first]), *sizes[first:]]
+        computed = self._shapes[self._computed]
+
+        def batch_dims(role: str) -> int:
+            # The batch dimensions of an image are merged; a filter's window stays as it is.
+            return 1 if role == FILTER else len(self._shapes[role]) - kind.rank - 1
 
         def apply(*slices: tf.Tensor) -> tf.Tensor:
-            arguments: dict[str, Any] = {
-                argument_names[role]: _reshaped(x, flat[role])
+            merged = {
+                role: mesh_impl.merge_dims(x, self._shapes[role], batch_dims(role))
                 for role, x in zip(self._roles, slices)
             }
-            if sizes_name is not None:
-                arguments[sizes_name] = flat[self._computed]
-            y = kernels[kind.rank](strides=kind.tf_strides, padding=kind.padding, **arguments)
-            return _reshaped(y, output_sizes)
+            sizes = merged_sizes(mesh_impl, computed, batch_dims(self._computed))
+            y = None
+            if self._computed == WIDE and mesh_impl.needs_static_sizes:
+                y = wide_by_filter(kind, merged[NARROW], merged[FILTER], sizes)
+            if y is None:
+                arguments: dict[str, Any] = {argument_names[r]: x for r, x in merged.items()}
+                if sizes_name is not None:
+                    arguments[sizes_name] = sizes
+                y = kernels[kind.rank](strides=kind.tf_strides, padding=kind.padding, **arguments)
+            return mesh_impl.split_dims(y, computed, batch_dims(self._computed))
 
         return apply
 
@@ -207,10 +213,6 @@ class ConvNdOperation(Operation):
         """The output is pending over the mesh axes that split summed dimensions."""
         summed = self._summed_axes(mesh_impl)
         return {self.outputs[0]: tuple(sorted(summed))} if summed else {}
-
-
-def _reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-    return x if x.shape.as_list() == list(sizes) else tf.reshape(x, sizes)
 
 
 class _ForwardConvOperation(ConvNdOperation):
