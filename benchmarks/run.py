@@ -176,7 +176,9 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="mesh 2x2 only, 2 rounds of 12 steps")
     parser.add_argument(
-        "--placement", default="all", choices=["one", "logical", "simd", "xla", "all"]
+        "--placement",
+        default="all",
+        help="all, or a list of one, logical, logical_default, simd, xla, with commas",
     )
     parser.add_argument(
         "--systems",
@@ -192,7 +194,9 @@ def parse_arguments() -> argparse.Namespace:
     if not arguments.oracle_python and "classic" in arguments.systems:
         arguments.systems.remove("classic")
     arguments.placements = (
-        ["one", "logical", "simd", "xla"] if arguments.placement == "all" else [arguments.placement]
+        ["one", "logical", "simd", "xla"]
+        if arguments.placement == "all"
+        else arguments.placement.split(",")
     )
     if arguments.quick:
         arguments.rounds, arguments.steps = 2, 12

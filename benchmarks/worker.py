@@ -18,7 +18,7 @@ import quiet
 
 HERE = Path(__file__).resolve().parent
 SYSTEMS = ("mtf", "classic", "tf", "tf_xla", "jax", "jax_named", "pjrt", "dtensor")
-PLACEMENTS = ("one", "logical", "simd", "xla")
+PLACEMENTS = ("one", "logical", "logical_default", "simd", "xla")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -197,6 +197,21 @@ def _pjrt_program() -> Any:
     return models_pjrt.PjrtProgram
 
 
+def _session_config(arguments: argparse.Namespace) -> Any:
+    """The devices and threads of a session: by this package, or as the classic leaves them."""
+    import tensorflow.compat.v1 as tf
+    import workloads
+
+    if arguments.placement == "one" or arguments.system not in ("mtf", "classic"):
+        return tf.ConfigProto(device_count={"CPU": 1})
+    if arguments.system == "classic" or arguments.placement == "logical_default":
+        return tf.ConfigProto(device_count={"CPU": workloads.mesh_size(arguments.mesh)})
+    import mesh_tensorflow as mtf
+
+    rules = workloads.layout(workloads.WORKLOADS[arguments.workload], arguments.mesh)
+    return mtf.session_config(workloads.MESHES[arguments.mesh], rules)
+
+
 class SessionWorker(Worker):
     """A session on a built program."""
 
@@ -205,7 +220,6 @@ class SessionWorker(Worker):
         quiet.import_tensorflow()
         import systems
         import tensorflow.compat.v1 as tf
-        import workloads
 
         self._arguments = arguments
         build = systems.build(
@@ -217,11 +231,8 @@ class SessionWorker(Worker):
         self._base_mb = resident_mb()
         program = self._build(build)
         nodes = count_nodes(tf.get_default_graph())
-        count = workloads.mesh_size(arguments.mesh) if arguments.placement != "one" else 1
-        uses_mesh = arguments.system in ("mtf", "classic")
-        config = tf.ConfigProto(device_count={"CPU": count if uses_mesh else 1})
         start = time.perf_counter()
-        self._session = tf.Session(config=config)
+        self._session = tf.Session(config=_session_config(arguments))
         self._session.run(tf.global_variables_initializer(), program.feeds.make())
         if program.copy_masters is not None:
             self._session.run(program.copy_masters)

@@ -321,7 +321,7 @@ def train(data: mnist_dataset.Mnist, options: Options, model_dir: str) -> list[m
     config = estimator.RunConfig(
         model_dir=model_dir,
         tf_random_seed=options.seed,
-        session_config=tf.ConfigProto(device_count={"CPU": mesh_of(options).size}),
+        session_config=mtf.session_config(mesh_of(options).shape, options.layout),
         save_checkpoints_steps=steps,
         save_summary_steps=steps,
         log_step_count_steps=steps,

@@ -60,7 +60,7 @@ MESH_ORDER = [
         "program",
         "reducer",
     ],
-    ["mesh_pair"],
+    ["mesh_pair", "session_config"],
     ["slices"],
     ["stored_layout"],
     ["mesh_impl"],

@@ -39,6 +39,7 @@ from mesh_tensorflow._mesh.laid_out import (
 from mesh_tensorflow._mesh.laid_out_variable import LaidOutVariable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.parallel import parallel
+from mesh_tensorflow._mesh.session_config import session_config
 from mesh_tensorflow._mesh.slices.functions import binary_reduction_fn, reduction_fn
 from mesh_tensorflow._mesh.tpu.processors import (
     pnum_to_processor_coordinates_nd,

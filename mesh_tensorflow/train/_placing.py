@@ -14,8 +14,9 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.layout import LayoutLike, LayoutRules, convert_to_layout_rules
 from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
 from mesh_tensorflow._core.shape import ShapeLike
-from mesh_tensorflow._mesh.devices import default_devices, device_spec
+from mesh_tensorflow._mesh.devices import default_devices
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.session_config import local_cpus, set_cpus
 from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow._processes.runtime import is_pjrt
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
@@ -82,10 +83,9 @@ class Placing:
         """
         if self.cluster is not None:
             return self.cluster.session(graph)
-        specs = [device_spec(device) for device in self.devices]
-        cpus = [spec.device_index or 0 for spec in specs if spec.device_type in (None, "CPU")]
         config = tf.ConfigProto(allow_soft_placement=not self.simd)
-        config.device_count["CPU"] = 1 + max(cpus, default=0)
+        rules = None if self.pjrt else self.rules
+        set_cpus(config, local_cpus(self.devices), self.shape, rules)
         return tf.Session(graph=graph, config=config)
 
     def parts_of_batch(self, batch_dim: mtf.Dimension) -> int:

@@ -41,7 +41,12 @@ LENGTHS = {"inputs": 8, "targets": 4}
     ],
 )
 def test_there_are_as_many_logical_cpus_as_are_named(mesh_impl, devices, count):
-    config = _session_config(mesh_impl, mtf.convert_to_shape("rows:2,cols:2"), devices)
+    config = _session_config(
+        mesh_impl,
+        mtf.convert_to_shape("rows:2,cols:2"),
+        mtf.convert_to_layout_rules("batch:rows,d_ff:cols"),
+        devices,
+    )
     assert config.device_count["CPU"] == count
 
 

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
+from mesh_tensorflow._mesh.session_config import set_cpus
 from mesh_tensorflow.estimator.processes import peers_of
 from mesh_tensorflow.transformer.utils._data.batching import Lengths
 from mesh_tensorflow.transformer.utils._data.vocabularies import (
@@ -31,6 +32,7 @@ __all__ = ["get_estimator"]
 def _session_config(
     mesh_impl: str,
     mesh_shape: mtf.Shape,
+    layout_rules: mtf.LayoutRules,
     mesh_devices: Optional[Sequence[str]],
     processes: int = 1,
 ) -> tf.ConfigProto:
@@ -42,7 +44,7 @@ def _session_config(
     if mesh_devices is None and (mesh_impl == "simd" or processes > 1):
         cpus.append(-(-mesh_shape.size // processes) - 1)
     if cpus:
-        config.device_count["CPU"] = max(cpus) + 1
+        set_cpus(config, cpus, mesh_shape, layout_rules if processes == 1 else None)
     return config
 
 
@@ -154,7 +156,7 @@ def get_estimator(
     config = estimator.tpu.RunConfig(
         cluster=cluster,
         model_dir=model_dir,
-        session_config=_session_config(mesh_impl, mesh, mesh_devices, processes),
+        session_config=_session_config(mesh_impl, mesh, layout_rules, mesh_devices, processes),
         save_checkpoints_steps=None,
         save_checkpoints_secs=None,
         log_step_count_steps=100,
