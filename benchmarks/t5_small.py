@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import quiet
+from report import product_rate
 from talking import Process
 
 HERE = Path(__file__).resolve().parent
@@ -105,11 +106,8 @@ def run_round(task: str, folder: str, turn: int, arguments: argparse.Namespace) 
             peaks[p.name] = answer["peak_mb"]
     for p in processes:
         p.end()
-    return {
-        s: {"ms": 1e3 * median(seconds[s]), "peak_mb": peaks[s]}
-        | {k: v for k, v in next(p for p in processes if p.name == s).ready.items() if k == "rate"}
-        for s in systems
-    }
+    rate = product_rate() if task == "train" else 0.0
+    return {s: {"ms": 1e3 * median(seconds[s]), "peak_mb": peaks[s], "rate": rate} for s in systems}
 
 
 def check(task: str, ready: dict[str, Any]) -> None:
@@ -134,9 +132,8 @@ def report(task: str, rounds: list[dict[str, Any]]) -> str:
         if task == "train":
             rate = train_flops() / ms / 1e6
             line += f" {rate:6.0f} GFLOP/s"
-            if "rate" in rounds[0][system]:
-                share = rate / median(r[system]["rate"] for r in rounds)
-                line += f" ({share:.0%} of a large product's rate)"
+            share = rate / median(r[system]["rate"] for r in rounds)
+            line += f" ({share:.0%} of a large product's rate)"
         else:
             line += f" {ms / TARGETS:7.1f} ms a token"
         if system != first:

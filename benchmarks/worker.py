@@ -229,10 +229,11 @@ class SessionWorker(Worker):
         gc.collect()
         gc.freeze()
         self._base_mb = resident_mb()
+        config = _session_config(arguments)
         program = self._build(build)
         nodes = count_nodes(tf.get_default_graph())
         start = time.perf_counter()
-        self._session = tf.Session(config=_session_config(arguments))
+        self._session = tf.Session(config=config)
         self._session.run(tf.global_variables_initializer(), program.feeds.make())
         if program.copy_masters is not None:
             self._session.run(program.copy_masters)

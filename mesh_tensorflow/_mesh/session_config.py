@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Optional
 
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.layout import LayoutLike, LayoutRules, convert_to_layout_rules
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._mesh.devices import check_devices, device_spec
 
-__all__ = ["local_cpus", "session_config", "set_cpus"]
+__all__ = ["local_cpus", "session_config", "set_cpus", "threads_of_process"]
 
 
 def session_config(
@@ -25,7 +27,8 @@ def session_config(
     It has a logical CPU for each processor. If the layout splits tensors into at least as many
     parts as the machine has cores, each operation is computed by one thread, since all cores have
     operations of other processors: that is faster than sharing each operation among all threads.
-    The first session of a program decides about threads for all of them.
+    The first session of a program decides about threads for all of them, and tracing a SIMD program
+    counts as one: call this before.
 
     Args:
       mesh_shape: a Shape, or a string such as "rows:2,cols:2".
@@ -67,14 +70,35 @@ def set_cpus(
       rules: its LayoutRules; if None, threads are left to TensorFlow.
     """
     config.device_count["CPU"] = 1 + max(cpus, default=0)
-    if rules is None:
-        return
+    threads = None if rules is None else threads_of_process(cpus, mesh_shape, rules)
+    if threads is not None:
+        config.intra_op_parallelism_threads, config.inter_op_parallelism_threads = threads
+
+
+def threads_of_process(
+    cpus: Sequence[int], mesh_shape: Shape, rules: LayoutRules
+) -> Optional[tuple[int, int]]:
+    """Sets, and returns, the threads of an operation, and those of operations at a time.
+
+    They are set unless eager code has begun: TensorFlow's first session or function decides about
+    threads for the whole process, and tracing a SIMD program counts as one.
+
+    Args:
+      cpus: the numbers of the CPUs of this process in the mesh.
+      mesh_shape: the Shape of the mesh.
+      rules: its LayoutRules.
+
+    Returns:
+      None if they are left to TensorFlow.
+    """
     splitting = {mesh_dim for _, mesh_dim in rules.pairs}
     parts = list_product(d.size for d in mesh_shape if d.name in splitting)
     cores = _cores()
-    if cores > 1 and min(parts, len(set(cpus))) >= cores:
-        config.intra_op_parallelism_threads = 1
-        config.inter_op_parallelism_threads = cores
+    if cores == 1 or min(parts, len(set(cpus))) < cores:
+        return None
+    with contextlib.suppress(RuntimeError):  # which says that it has begun
+        tf2.config.threading.set_intra_op_parallelism_threads(1)
+    return 1, cores
 
 
 def _cores() -> int:
