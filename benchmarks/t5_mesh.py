@@ -17,7 +17,8 @@ MESHES = {
     "one": ("", "", 1),
     "2x2": ("rows:2;cols:2", "batch:rows;vocab:cols;d_ff:cols;heads:cols", 4),
 }
-BFLOAT16 = "_bf16"  # the end of the name of a system that computes in bfloat16
+# Ends of names of systems: with bfloat16, and with processors of one memory merged.
+BFLOAT16, MERGED = "_bf16", "_merged"
 
 
 def ids() -> tuple[np.ndarray, np.ndarray]:
@@ -56,7 +57,8 @@ def side(kinds: str, **options: Any) -> Any:
 
 def prepare(task: str, folder: str, mesh_name: str, threads: int) -> tuple[Callable[[], Any], dict]:
     """Returns what is timed, and the outcome that other systems must have too."""
-    shape, rules, count = MESHES[mesh_name.removesuffix(BFLOAT16)]
+    shape, rules, count = MESHES[mesh_name.removesuffix(BFLOAT16).removesuffix(MERGED)]
+    merge = "memory" if MERGED in mesh_name else "device"
     precision = "mixed_bfloat16" if mesh_name.endswith(BFLOAT16) else "float32"
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
@@ -71,7 +73,7 @@ def prepare(task: str, folder: str, mesh_name: str, threads: int) -> tuple[Calla
         side("sef", autoregressive=True, output_vocab_size=SIZES["vocab_size"], name="decoder"),
     )
     devices = [f"cpu:{i}" for i in range(count)]
-    impl = mtf.placement_mesh_impl.PlacementMeshImpl(shape, rules, devices)
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl(shape, rules, devices, merge=merge)
     if task == "train":
         with mtf.precision(precision):
             loss = model.call_simple(inputs, targets, compute_loss=True)[1]
@@ -96,7 +98,7 @@ def prepare(task: str, folder: str, mesh_name: str, threads: int) -> tuple[Calla
         config=tf.ConfigProto(
             device_count={"CPU": count},
             # As mtf.session_config does, on a machine with so many cores.
-            intra_op_parallelism_threads=1 if count >= threads else threads,
+            intra_op_parallelism_threads=1 if count >= threads and merge != "memory" else threads,
             inter_op_parallelism_threads=threads,
         )
     )

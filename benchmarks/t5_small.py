@@ -5,7 +5,7 @@
 VENV is an environment with torch, transformers and safetensors. The weights are random ones of
 transformers, converted for this package. A time counts only if the systems agree: their first loss
 to 1e-4, or every id that they decode. `--systems torch,one_bf16,2x2_bf16` computes in bfloat16 in
-this package; its loss may differ by 2%.
+this package; its loss may differ by 2%. `2x2_merged` sets `merge="memory"`.
 
 Each round starts a process for each system; they take turns. A ratio is taken within a round; what
 is printed is the median of the rounds and, in brackets, the smallest and the largest.

@@ -185,6 +185,91 @@ def draw_pipeline():
     save(figure, "pipeline.svg")
 
 
+PROCESSORS = 4
+PART_COLOURS = ["#6699cc", "#e08e66", "#55907a", "#c9a84c"]  # by the processor that stores it
+# Tick, what is sent before it, and for each of two weights and their gradients how much is held:
+# a part, the whole, or nothing.
+PART, WHOLE, NONE = "part", "whole", ""
+SHARDED_TICKS = [
+    ("stored", "", (PART, PART), (NONE, NONE)),
+    ("forward,\nlayer 0", "allgather", (WHOLE, PART), (NONE, NONE)),
+    ("forward,\nlayer 1", "allgather", (PART, WHOLE), (NONE, NONE)),
+    ("backward,\nlayer 1", "allgather", (PART, WHOLE), (NONE, WHOLE)),
+    ("backward,\nlayer 0", "reduce-scatter\nallgather", (WHOLE, PART), (WHOLE, PART)),
+    ("update", "reduce-scatter", (PART, PART), (PART, PART)),
+]
+
+
+def bar(axes, x, y, size, processor, held, hatch=None):
+    """Draws what a processor holds of a weight that all of them store in parts."""
+    width, height = size
+    outline(axes, x, y, width, height)
+    for part in range(PROCESSORS):
+        if held == WHOLE or (held == PART and part == processor):
+            left = x + part * width / PROCESSORS
+            face = PART_COLOURS[part]
+            outline(axes, left, y, width / PROCESSORS, height, face, hatch=hatch, lw=0.5)
+
+
+def draw_fully_sharded():
+    """Draws what four processors hold and send in a step of two layers, with zero=3."""
+    figure, axes = canvas(9.0, 5.0)
+    label(axes, 4.5, 4.8, "zero=3: a step of two layers on four processors", 10, weight="bold")
+    left, step, width = 1.3, 1.28, 0.72
+    for tick, (name, sent, weights, gradients) in enumerate(SHARDED_TICKS):
+        x = left + tick * step
+        label(axes, x + width / 2, 4.35, name, 8)
+        label(axes, x - (step - width) / 2 + 0.02, 3.9, sent, 6.5, color=GREY)
+        for processor in range(PROCESSORS):
+            y = 3.1 - processor * 0.82
+            for layer in range(2):
+                bar(axes, x, y + 0.42 - 0.16 * layer, (width, 0.13), processor, weights[layer])
+                held = gradients[layer]
+                bar(axes, x, y + 0.1 - 0.16 * layer, (width, 0.13), processor, held, "....")
+    for processor in range(PROCESSORS):
+        y = 3.1 - processor * 0.82
+        label(axes, 0.1, y + 0.25, f"processor {processor}", 8, ha="left")
+        for row, name in enumerate(["w0", "w1", "g0", "g1"]):
+            offset = 0.485 - 0.16 * row
+            label(axes, left - 0.12, y + offset, name, 6, color=GREY)
+    text = (
+        "color: the processor that stores this part; dotted: gradients, of the own rows or summed"
+    )
+    label(axes, 4.5, 0.2, text, 8, color=GREY)
+    save(figure, "fully_sharded.svg")
+
+
+def draw_ring():
+    """Draws which keys and values four processors hold in each turn of a ring."""
+    figure, axes = canvas(7.2, 3.4)
+    label(
+        axes, 3.6, 3.2, "ring attention: a part of keys and values goes around", 10, weight="bold"
+    )
+    width, height, left, top = 1.15, 0.42, 1.9, 2.25
+    for turn in range(PROCESSORS):
+        label(axes, left + turn * 1.3 + width / 2, top + 0.6, f"turn {turn}", 8, color=GREY)
+    for processor in range(PROCESSORS):
+        y = top - processor * 0.6
+        label(axes, 0.1, y + height / 2, f"processor {processor}", 8, ha="left")
+        outline(axes, 1.2, y, 0.42, height, PART_COLOURS[processor])
+        label(axes, 1.41, y + height / 2, f"q{processor}", 8)
+        for turn in range(PROCESSORS):
+            part, x = (processor - turn) % PROCESSORS, left + turn * 1.3
+            outline(axes, x, y, width, height, PART_COLOURS[part])
+            label(axes, x + width / 2, y + height / 2, f"k{part}, v{part}", 8)
+            if turn + 1 == PROCESSORS:
+                continue
+            end = top - (processor + 1) % PROCESSORS * 0.6 + height / 2
+            ends = ((x + width, y + height / 2), (x + 1.3, end))
+            style = {"arrowstyle": "-|>", "mutation_scale": 7, "color": GREY, "lw": 0.6}
+            axes.add_patch(FancyArrowPatch(*ends, **style))
+    text = (
+        "queries, and the sums of their softmax, stay; arrow: what is sent while a turn is computed"
+    )
+    label(axes, 3.6, 0.12, text, 7.5, color=GREY)
+    save(figure, "ring.svg")
+
+
 def draw_by_visualize():
     """Draws tiles, communication and memory of a language model by mtf.visualize."""
     import mesh_tensorflow as mtf
@@ -211,6 +296,8 @@ def main():
     draw_layout()
     draw_allreduce()
     draw_pipeline()
+    draw_fully_sharded()
+    draw_ring()
     draw_by_visualize()
 
 
