@@ -79,6 +79,16 @@ def _text(error: Exception) -> str:
     return _IN_CALL.sub("", str(error)).strip() or type(error).__name__
 
 
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether an error is Ctrl-C.
+
+    While TensorFlow's bindings make an exception of their own, as for each file that is not there,
+    pybind11 replaces a KeyboardInterrupt by a RuntimeError.
+    """
+    replaced = isinstance(error, RuntimeError) and "REPLACED BY KeyboardInterrupt" in str(error)
+    return replaced or isinstance(error, KeyboardInterrupt)
+
+
 @contextlib.contextmanager
 def mistakes_told(program: str) -> Iterator[None]:
     """Context that ends the process with one message, without a traceback, at an expected error.
@@ -96,14 +106,14 @@ def mistakes_told(program: str) -> Iterator[None]:
     """
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Exception) as error:
         if is_set(_TRACEBACK, False):
             raise
-        sys.stdout.flush()
-        print(f"{program}: stopped by Ctrl-C", file=sys.stderr, flush=True)
-        sys.exit(_INTERRUPTED)
-    except Exception as error:
-        if is_set(_TRACEBACK, False) or not _said_in_its_message(error):
+        if _is_interrupt(error):
+            sys.stdout.flush()
+            print(f"{program}: stopped by Ctrl-C", file=sys.stderr, flush=True)
+            sys.exit(_INTERRUPTED)
+        if not _said_in_its_message(error):
             raise
         sys.stdout.flush()
         print(f"{program}: {_text(error)}", file=sys.stderr, flush=True)

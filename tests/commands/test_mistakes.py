@@ -101,3 +101,26 @@ def test_errors_of_the_users_code_keep_their_traceback(directory):
     assert done.returncode == 1
     assert str(pathlib.Path(directory, "users.py")) in done.stderr
     assert "ValueError: of the user" in done.stderr
+
+
+_INTERRUPTED_WITHIN_TENSORFLOW = """
+import os, signal, sys
+import tensorflow as tf
+from mesh_tensorflow._programs.running import mistakes_told
+
+def interrupt_while_an_error_is_made(frame, event, _):
+    if frame.f_code.co_name == "__init__" and frame.f_code.co_filename.endswith("errors_impl.py"):
+        sys.setprofile(None)
+        os.kill(os.getpid(), signal.SIGINT)
+
+with mistakes_told("waiting"):
+    sys.setprofile(interrupt_while_an_error_is_made)
+    while True:
+        tf.train.latest_checkpoint("none_such")
+"""
+
+
+def test_ctrl_c_within_tensorflows_bindings(tmp_path):
+    """Where pybind11 makes a RuntimeError of it."""
+    done = processes.run("-c", _INTERRUPTED_WITHIN_TENSORFLOW, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "waiting: stopped by Ctrl-C\n")

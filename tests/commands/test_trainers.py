@@ -142,7 +142,7 @@ def test_waiting_for_a_checkpoint(tmp_path):
             time.sleep(0.1)
         os.kill(running.process.pid, signal.SIGINT)
         done = running.end(60)
-    assert done.returncode == 130
+    assert done.returncode == 130, done.stderr
     waiting, stopped = done.stderr.splitlines()
     assert waiting.startswith(f"Waiting for the first checkpoint in {tmp_path}/model: ")
     assert stopped == f"{MAIN}: stopped by Ctrl-C"
