@@ -53,7 +53,7 @@ def _of_libraries(frame: types.FrameType) -> bool:
     return generated or _place(frame).startswith((_PACKAGE, *_LIBRARIES))
 
 
-def _said_in_its_message(error: Exception) -> bool:
+def _said_in_its_message(error: BaseException) -> bool:
     """Whether the message of an error says all: it was raised on purpose, here or in gin.
 
     If code of the user's own was running, the traceback shows where.
@@ -73,7 +73,7 @@ def _said_in_its_message(error: Exception) -> bool:
     )
 
 
-def _text(error: Exception) -> str:
+def _text(error: BaseException) -> str:
     if isinstance(error, tf.errors.OpError):
         return reason(error)
     return _IN_CALL.sub("", str(error)).strip() or type(error).__name__
