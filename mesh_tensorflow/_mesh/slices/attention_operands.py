@@ -41,17 +41,19 @@ _SHORTEST_BLOCK = 64
 
 
 class Noise(NamedTuple):
-    """Dropout: the key of its random numbers, and the indices that they are a function of.
+    """Dropout: the keys of its random numbers, and the indices that they are a function of.
+
+    A key for each row, so that there may be more than 2**32 weights.
 
     Attributes:
-      key: four int32 numbers.
-      rows: an int32 tensor, arranged like a bias, with one index for each row.
-      columns: the same for each position of the memory.
+      key0: an int32 tensor, arranged like a bias, with one number for each row.
+      key1: another one.
+      columns: the same with one index for each position of the memory.
       keep_prob: a number.
     """
 
-    key: tf.Tensor
-    rows: tf.Tensor
+    key0: tf.Tensor
+    key1: tf.Tensor
     columns: tf.Tensor
     keep_prob: float
 
@@ -267,7 +269,8 @@ class Block:
         """Returns weights, or their gradients, with dropout."""
         if noise is None:
             return x
-        part = noise._replace(rows=self.term(noise.rows), columns=self.term(noise.columns))
+        key0, key1, columns = (self.term(x) for x in noise[:-1])
+        part = Noise(key0, key1, columns, noise.keep_prob)
         return self.flat(tf.reshape(x, self.shape) * noise_mask(part, x.dtype))
 
 
@@ -282,9 +285,6 @@ def product_minus(x: tf.Tensor, y: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
 
 def noise_mask(noise: Noise, dtype: tf.DType) -> tf.Tensor:
     """Returns 1 / keep_prob with probability keep_prob, else 0, for rows and columns."""
-    key = tf.unstack(tf.bitcast(noise.key, tf.uint32))
-    rows, columns = (tf.bitcast(x, tf.uint32) for x in (noise.rows, noise.columns))
-    # A key for each row, so that there may be more than 2**32 weights.
-    keys = [random_values.hash_bits(rows, *key[i : i + 2]) for i in (0, 2)]
+    *keys, columns = (tf.bitcast(x, tf.uint32) for x in noise[:-1])
     bits = random_values.hash_bits(columns, *keys)
     return random_values.keep_where(bits, dtype, noise.keep_prob)

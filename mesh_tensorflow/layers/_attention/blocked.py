@@ -114,28 +114,26 @@ def _plain(
 
 def _noise_mask(terms: Terms, rows: mtf.Shape, dtype: tf.DType) -> mtf.Tensor:
     """Returns the whole dropout mask."""
-    key, row, column = terms.noise
+    *_, row, column = terms.noise
     order = [d for d in rows if d in row.shape] + column.shape.dims
     names = [d.name for d in order]
 
-    def mask(key: tf.Tensor, row_index: tf.Tensor, column_index: tf.Tensor) -> tf.Tensor:
-        return operands.noise_mask(
-            operands.Noise(
-                key,
-                operands.arranged(row_index, row.shape.dimension_names, names),
-                operands.arranged(column_index, column.shape.dimension_names, names),
-                terms.keep_prob,
-            ),
-            dtype,
+    def mask(*indices: tf.Tensor) -> tf.Tensor:
+        key0, key1, columns = (
+            operands.arranged(index, x.shape.dimension_names, names)
+            for index, x in zip(indices, terms.noise)
         )
+        return operands.noise_mask(operands.Noise(key0, key1, columns, terms.keep_prob), dtype)
 
-    return mtf.slicewise(mask, [key, row, column], mtf.Shape(order), dtype, order)
+    return mtf.slicewise(mask, list(terms.noise), mtf.Shape(order), dtype, order)
 
 
 def _noise(
     mesh: mtf.Mesh, dims: Dims, rows: mtf.Shape, shared: Sequence[mtf.Dimension]
 ) -> list[mtf.Tensor]:
-    """Returns a random key, and an index for each row and each position of the memory.
+    """Returns two random keys for each row, and an index for each position of the memory.
+
+    Keys that belong to rows are cut with them, also into the microbatches of a pipeline.
 
     Args:
       mesh: a Mesh.
@@ -143,22 +141,15 @@ def _noise(
       rows: the Shape of queries without their channels.
       shared: the Dimensions along which the mask is the same.
     """
-    key = mtf.random_uniform(
-        mesh, [mtf.Dimension("_noise_key", 4)], minval=-(2**31), maxval=2**31 - 1, dtype=tf.int32
-    )
-    index, stride = None, 1
     noisy = mtf.Shape([d for d in rows if d not in shared])
-    for d in reversed(noisy.dims):
-        part = mtf.range(mesh, d, tf.int32)
-        part = part if stride == 1 else part * ((stride + 2**31) % 2**32 - 2**31)
-        index = part if index is None else mtf.add(part, index)
-        stride *= d.size
-    if index is None:
-        index = mtf.zeros(mesh, [], tf.int32)
+    keys = [
+        mtf.random_uniform(mesh, noisy, minval=-(2**31), maxval=2**31 - 1, dtype=tf.int32)
+        for _ in range(2)
+    ]
     memory = dims.memory
     if memory in shared:
-        return [key, index, mtf.zeros(mesh, [], tf.int32)]
-    return [key, index, mtf.range(mesh, memory, tf.int32)]
+        return [*keys, mtf.zeros(mesh, [], tf.int32)]
+    return [*keys, mtf.range(mesh, memory, tf.int32)]
 
 
 def _check_visible(visible: Visible) -> None:

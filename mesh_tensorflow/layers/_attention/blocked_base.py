@@ -29,15 +29,10 @@ class Blocked(mtf.Operation):
     _ring: Union[bool, str]
 
     def _unsplittable(self) -> Collection[str]:
-        """Channels are summed within a block; numbers of a key, and buckets, belong together."""
+        """Channels are summed within a block; values of buckets belong together."""
         form = self._form
-        key = [form.rest[i] for i in form.terms.noise[:1]]
-        key += [form.of_buckets(i)[-1:] for _, i, *_ in form.terms.distances]
-        return [
-            form.dims.key.name,
-            form.dims.value.name,
-            *(name for names in key for name in names),
-        ]
+        buckets = [form.of_buckets(i)[-1] for _, i, *_ in form.terms.distances]
+        return [form.dims.key.name, form.dims.value.name, *buckets]
 
     # -- where the memory is
 

@@ -55,7 +55,7 @@ class Terms:
       visible: triples of a comparison and two Tensors, ids of queries and of the memory.
       distances: tuples of Buckets and of three Tensors: values with a dimension of buckets, which
         is none of the logits', and positions of queries and of the memory.
-      noise: the key of dropout, and the indices of rows and of the memory; or an empty tuple.
+      noise: two keys of dropout for each row, and the indices of the memory; or an empty tuple.
       keep_prob: a number.
       extra: a Tensor, one more logit of each row, or None.
       extra_value: the same as a number, or None.
@@ -260,10 +260,8 @@ class Form(NamedTuple):
         noise = None
         if terms.noise:
             indices: Any = terms.noise
-            key, rows, columns = indices
-            noise = slices.Noise(
-                rest[key], self._laid(rest, rows), self._laid(rest, columns), terms.keep_prob
-            )
+            key0, key1, columns = (self._laid(rest, i) for i in indices)
+            noise = slices.Noise(key0, key1, columns, terms.keep_prob)
         q = self.rows(q, self.q, self.dims.key.name)
         k = self.columns(k, self.k, self.dims.key.name)
         shared, others, length, _ = q.shape.as_list()
