@@ -28,6 +28,10 @@ STILL = [
     (transformer_layers.SelfAttention, {"num_heads": 2, "key_value_size": 4}),
     (transformer_layers.DenseReluDense, {"hidden_size": 12}),
 ]
+BLOCKED = [
+    (transformer_layers.SelfAttention, {**ATTENTION, "attention_kwargs": {"blocked": True}}),
+    DROPPING[1],
+]
 LOSING = [(Mix, {"loss": 2.0, "shares": True})]
 # Groups are rows, so that microbatches have the groups of the batch.
 EXPERTS = [(moe.MoE1D, {"num_experts": 2, "hidden_size": 8, "group_size": LENGTH, "z_loss": 0.1})]
@@ -57,6 +61,8 @@ def made(layers, pipe=None, blocks=4, call=None, **kwargs):
     (STILL, TWO, Placing("x:2,y:2", "stages:x,heads:y,d_ff:y,vocab:y")),
     (DROPPING, TWO, WHOLE),
     (DROPPING, CIRCULAR, Placing("x:2,y:2", "stages:x,batch:y")),
+    (BLOCKED, TWO, Placing("x:2,y:2", "stages:x,batch:y")),
+    (BLOCKED, CIRCULAR, Placing("x:2,y:2", "stages:x,heads:y")),
     (LOSING, TWO, Placing("x:2,y:2", "stages:x,batch:y")),
     (LOSING, CIRCULAR, Placing("x:2", "stages:x", simd=True)),
     (EXPERTS, TWO, Placing("x:2", "stages:x")),
