@@ -22,6 +22,8 @@ from groups import Config, Group
 
 HERE = Path(__file__).resolve().parent
 SYSTEMS = ("mtf", "tf", "tf_xla", "classic")  # others run if they are named
+ALL_PLACEMENTS = ("one", "logical", "simd", "xla")
+PLACEMENTS = (*ALL_PLACEMENTS, "logical_default")
 CHUNKS = 4
 DETERMINISM_RUNS = 3
 DETERMINISM_STEPS = 40
@@ -178,7 +180,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--placement",
         default="all",
-        help="all, or a list of one, logical, logical_default, simd, xla, with commas",
+        help=f"all, or some of {', '.join(PLACEMENTS)}, with commas; all is without the last",
     )
     parser.add_argument(
         "--systems",
@@ -193,11 +195,12 @@ def parse_arguments() -> argparse.Namespace:
     arguments.systems = arguments.systems.split(",")
     if not arguments.oracle_python and "classic" in arguments.systems:
         arguments.systems.remove("classic")
-    arguments.placements = (
-        ["one", "logical", "simd", "xla"]
-        if arguments.placement == "all"
-        else arguments.placement.split(",")
-    )
+    if arguments.placement == "all":
+        arguments.placement = ",".join(ALL_PLACEMENTS)
+    arguments.placements = arguments.placement.split(",")
+    for name in arguments.placements:
+        if name not in PLACEMENTS:
+            parser.error(f"--placement {name!r} is none of all, {', '.join(PLACEMENTS)}")
     if arguments.quick:
         arguments.rounds, arguments.steps = 2, 12
     return arguments

@@ -200,7 +200,7 @@ SHARDED_TICKS = [
 ]
 
 
-def bar(axes, x, y, size, processor, held, hatch=None):
+def bar(axes, x, y, size, processor, held, alpha=1.0):
     """Draws what a processor holds of a weight that all of them store in parts."""
     width, height = size
     outline(axes, x, y, width, height)
@@ -208,7 +208,7 @@ def bar(axes, x, y, size, processor, held, hatch=None):
         if held == WHOLE or (held == PART and part == processor):
             left = x + part * width / PROCESSORS
             face = PART_COLOURS[part]
-            outline(axes, left, y, width / PROCESSORS, height, face, hatch=hatch, lw=0.5)
+            outline(axes, left, y, width / PROCESSORS, height, face, alpha=alpha, lw=0.5)
 
 
 def draw_fully_sharded():
@@ -225,16 +225,14 @@ def draw_fully_sharded():
             for layer in range(2):
                 bar(axes, x, y + 0.42 - 0.16 * layer, (width, 0.13), processor, weights[layer])
                 held = gradients[layer]
-                bar(axes, x, y + 0.1 - 0.16 * layer, (width, 0.13), processor, held, "....")
+                bar(axes, x, y + 0.1 - 0.16 * layer, (width, 0.13), processor, held, 0.45)
     for processor in range(PROCESSORS):
         y = 3.1 - processor * 0.82
         label(axes, 0.1, y + 0.25, f"processor {processor}", 8, ha="left")
         for row, name in enumerate(["w0", "w1", "g0", "g1"]):
             offset = 0.485 - 0.16 * row
             label(axes, left - 0.12, y + offset, name, 6, color=GREY)
-    text = (
-        "color: the processor that stores this part; dotted: gradients, of the own rows or summed"
-    )
+    text = "color: the processor that stores this part; pale: gradients, of the own rows or summed"
     label(axes, 4.5, 0.2, text, 8, color=GREY)
     save(figure, "fully_sharded.svg")
 

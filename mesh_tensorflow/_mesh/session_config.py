@@ -14,7 +14,7 @@ from mesh_tensorflow._core.layout import LayoutLike, LayoutRules, convert_to_lay
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._mesh.devices import check_devices, device_spec
 
-__all__ = ["local_cpus", "session_config", "set_cpus", "threads_of_process"]
+__all__ = ["local_cpus", "session_config", "set_cpus", "set_threads"]
 
 
 def session_config(
@@ -27,8 +27,9 @@ def session_config(
     It has a logical CPU for each processor. If the layout splits tensors into at least as many
     parts as the machine has cores, each operation is computed by one thread, since all cores have
     operations of other processors: that is faster than sharing each operation among all threads.
-    The first session of a program decides about threads for all of them, and tracing a SIMD program
-    counts as one: call this before.
+    The first session of a program decides about threads for all of them, and so does the first
+    eager operation, or tracing a SIMD program. So this function also sets the threads of the
+    process, unless TensorFlow has begun: call it before.
 
     Args:
       mesh_shape: a Shape, or a string such as "rows:2,cols:2".
@@ -70,12 +71,12 @@ def set_cpus(
       rules: its LayoutRules; if None, threads are left to TensorFlow.
     """
     config.device_count["CPU"] = 1 + max(cpus, default=0)
-    threads = None if rules is None else threads_of_process(cpus, mesh_shape, rules)
+    threads = None if rules is None else set_threads(cpus, mesh_shape, rules)
     if threads is not None:
         config.intra_op_parallelism_threads, config.inter_op_parallelism_threads = threads
 
 
-def threads_of_process(
+def set_threads(
     cpus: Sequence[int], mesh_shape: Shape, rules: LayoutRules
 ) -> Optional[tuple[int, int]]:
     """Sets, and returns, the threads of an operation, and those of operations at a time.

@@ -107,17 +107,13 @@ def mistakes_told(program: str) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, Exception) as error:
-        if is_set(_TRACEBACK, False):
+        interrupted = _is_interrupt(error)
+        if is_set(_TRACEBACK, False) or not (interrupted or _said_in_its_message(error)):
             raise
-        if _is_interrupt(error):
-            sys.stdout.flush()
-            print(f"{program}: stopped by Ctrl-C", file=sys.stderr, flush=True)
-            sys.exit(_INTERRUPTED)
-        if not _said_in_its_message(error):
-            raise
+        text = "stopped by Ctrl-C" if interrupted else _text(error)
         sys.stdout.flush()
-        print(f"{program}: {_text(error)}", file=sys.stderr, flush=True)
-        sys.exit(2)
+        print(f"{program}: {text}", file=sys.stderr, flush=True)
+        sys.exit(_INTERRUPTED if interrupted else 2)
 
 
 class _Plain(logging.Formatter):

@@ -16,7 +16,7 @@ from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.devices import default_devices
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.session_config import local_cpus, set_cpus, threads_of_process
+from mesh_tensorflow._mesh.session_config import local_cpus, set_cpus, set_threads
 from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow._processes.runtime import is_pjrt
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
@@ -72,7 +72,7 @@ class Placing:
             return importlib.import_module("mesh_tensorflow.pjrt").in_session(program, inputs)
         if self.simd:
             if self.cluster is None:
-                threads_of_process(local_cpus(self.devices), self.shape, self.rules)
+                set_threads(local_cpus(self.devices), self.shape, self.rules)
             local = None if self.cluster is None else self.cluster.local
             return replicate(program, inputs, devices=list(self.devices), local=local)
         return program(*inputs)
