@@ -16,8 +16,17 @@ from collections.abc import Iterator
 
 __all__ = ["LineFilter", "without_connection_lines"]
 
-_PREFIX = b"[Gloo] Rank "
-_LINE = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.[^\n]*\n")
+_START = b"[Gloo] Rank "
+_PIECES = (
+    _START,
+    b" is connected to ",
+    b" peer ranks. ",
+    b"Expected number of connected peer ranks is : ",
+)
+_FIRST = re.compile(re.escape(_START))
+_PIECE = re.compile(b"|".join(map(re.escape, _PIECES)) + rb"|\d+|\n")
+_BEGINNINGS = [re.escape(_START[:size]) + rb"\Z" for size in range(1, len(_START))]
+_MAY_BEGIN = re.compile(b"|".join([re.escape(_START), *_BEGINNINGS]))
 _STDOUT = 1
 _CHUNK = 2**16
 
@@ -29,9 +38,12 @@ _active: list[_Redirection] = []
 class LineFilter:
     """Passes bytes on as they come, without the lines of Gloo.
 
+    A thread of each device writes the pieces of its line, so those of several lines may come mixed.
+
     >>> from mesh_tensorflow.pjrt._quiet import LineFilter
     >>> lines = LineFilter()
-    >>> line = b"[Gloo] Rank 0 is connected to 1 peer ranks. Expected number is : 1"
+    >>> line = b"[Gloo] Rank 0 is connected to 1 peer ranks. "
+    >>> line += b"Expected number of connected peer ranks is : 1"
     >>> [lines.passed(b"loss [0.5"), lines.passed(b"]" + line), lines.passed(bytes([10, 65]))]
     [b'loss [0.5', b']', b'A']
     """
@@ -39,19 +51,33 @@ class LineFilter:
     def __init__(self) -> None:
         """Begins."""
         self._held = b""
+        self._unfinished = 0  # lines of Gloo of which the end has not come
 
     def passed(self, data: bytes) -> bytes:
-        """Returns what can be passed on, and holds back what may be the beginning of a line.
+        """Returns what can be passed on, and holds back what may be the beginning of a piece.
 
         Args:
           data: the next bytes.
         """
-        data = _LINE.sub(b"", self._held + data)
-        start = data.rfind(b"[")
-        tail = data[start:] if start >= 0 else b""
-        begins = tail.startswith(_PREFIX) and b"\n" not in tail
-        self._held = tail if tail and (begins or _PREFIX.startswith(tail)) else b""
-        return data[: len(data) - len(self._held)]
+        data, passed = self._held + data, b""
+        while data:
+            pieces, pattern = (_PIECES, _PIECE) if self._unfinished else (_PIECES[:1], _FIRST)
+            if piece := pattern.match(data):
+                self._unfinished += (piece[0] == _START) - (piece[0] == b"\n")
+                data = data[piece.end() :]
+            elif any(p.startswith(data) for p in pieces):
+                break
+            else:
+                end = self._end_of_others(data)
+                passed, data = passed + data[:end], data[end:]
+        self._held = data
+        return passed
+
+    def _end_of_others(self, data: bytes) -> int:
+        """Returns where what is not of Gloo ends: at a line of it, or where one goes on."""
+        begins = _MAY_BEGIN.search(data, 1)
+        end = begins.start() if begins else len(data)
+        return min(end, data.find(b"\n") + 1 or end) if self._unfinished else end
 
     def rest(self) -> bytes:
         """Returns what is held back, at the end."""

@@ -82,6 +82,24 @@ def test_only_the_lines_of_gloo_are_left_out(size):
     assert passed + lines.rest() == b"a [1][Gloo] Rank?\n[Gl\n[end ["
 
 
+PEERS = b" is connected to 3 peer ranks. Expected number of connected peer ranks is : "
+MIXED = [
+    b"[Gloo] Rank [Gloo] Rank 2 is connected to 33" + PEERS + b"3\n" + PEERS[18:] + b"3\n",
+    b"[Gloo] Rank 1" + PEERS + b"[Gloo] Rank 0" + PEERS + b"3\n3\n",
+    b"[Gloo] Rank [Gloo] Rank 0[Gloo] Rank 1" + PEERS + b"3\n" + PEERS + b"3\n2" + PEERS + b"3\n",
+    b"[Gloo] Rank 1" + PEERS + b"[Gloo] Rank 0" + PEERS + b"3\nother [\n3\n",
+]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("mixed", MIXED)
+def test_lines_of_gloo_that_threads_mixed(mixed, size):
+    lines, data = LineFilter(), b"0\n1" + mixed + b"2\n[3]" + mixed + b"4\n"
+    passed = b"".join(lines.passed(data[i : i + size]) for i in range(0, len(data), size))
+    other = b"other [\n" if b"other" in mixed else b""
+    assert passed + lines.rest() == b"0\n1" + other + b"2\n[3]" + other + b"4\n"
+
+
 def test_what_is_written_is_passed_on_at_once():
     lines = LineFilter()
     assert lines.passed(b"step 1 of 2 [loss 0.5]") == b"step 1 of 2 [loss 0.5]"
