@@ -28,6 +28,8 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 _LIBRARIES = tuple(
     os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib")
 )
+# Wherever they are: a virtual environment may use packages of a user or of the system.
+_INSTALLED = frozenset(["site-packages", "dist-packages"])
 _TENSORFLOW = os.path.join(tf.sysconfig.get_lib(), "")
 # What these log, such as a line for each variable, the training report says shorter.
 _LONG = tuple(os.path.join(_PACKAGE, *name) for name in (("_lowering",), ("ops", "_variables")))
@@ -50,7 +52,9 @@ def _place(frame: types.FrameType) -> str:
 
 def _of_libraries(frame: types.FrameType) -> bool:
     generated = frame.f_code.co_filename.startswith("<")  # such as __init__ of a data class
-    return generated or _place(frame).startswith((_PACKAGE, *_LIBRARIES))
+    place = _place(frame)
+    installed = place.startswith((_PACKAGE, *_LIBRARIES)) or _INSTALLED & set(place.split(os.sep))
+    return generated or bool(installed)
 
 
 def _said_in_its_message(error: BaseException) -> bool:

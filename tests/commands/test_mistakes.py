@@ -124,3 +124,21 @@ def test_ctrl_c_within_tensorflows_bindings(tmp_path):
     """Where pybind11 makes a RuntimeError of it."""
     done = processes.run("-c", _INTERRUPTED_WITHIN_TENSORFLOW, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (130, "waiting: stopped by Ctrl-C\n")
+
+
+@pytest.mark.parametrize(
+    ("folder", "code", "before"),
+    [("site-packages", 2, "program: [Errno 2]"), ("programs", 1, "Traceback (most recent call")],
+)
+def test_libraries_are_wherever_packages_are_installed(folder, code, before, tmp_path):
+    """A virtual environment may use packages of the system, or of a user."""
+    program = tmp_path / folder / "program.py"
+    program.parent.mkdir()
+    program.write_text(
+        "from mesh_tensorflow._programs.running import mistakes_told\n"
+        "with mistakes_told('program'):\n    open('none_such')\n"
+    )
+    done = processes.run(str(program), cwd=tmp_path)
+    assert done.returncode == code
+    assert before in done.stderr
+    assert done.stderr.endswith("[Errno 2] No such file or directory: 'none_such'\n")
