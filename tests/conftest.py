@@ -14,12 +14,12 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from helpers.choices import ABOUT, KINDS, choose, set_environment
+from helpers.choices import ABOUT, KINDS, VARIABLE, choose, set_environment
 from helpers.quiet import import_tensorflow
 
 # Options are parsed after this file, which imports TensorFlow.
 _given = [kind for kind in KINDS if f"--choices={kind}" in sys.argv]
-set_environment(os.environ.setdefault("MTF_TEST_CHOICES", "".join(_given[:1])))
+set_environment(os.environ.setdefault(VARIABLE, "".join(_given[:1])))
 import_tensorflow()
 
 import hypothesis
@@ -54,7 +54,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     """Leaves slow tests out, unless they are asked for by an option or by name."""
-    choose(os.environ["MTF_TEST_CHOICES"])
+    choose()
     named = any("::" in argument for argument in config.args)
     if not (config.getoption("--all") or config.option.markexpr or named):
         config.option.markexpr = "not slow"
@@ -63,7 +63,7 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Marks the tests of slow_tests.py, and puts those that begin first before the others."""
-    if os.environ["MTF_TEST_CHOICES"]:
+    if os.environ[VARIABLE]:
         items[:] = [item for item in items if not _matches(item, ABOUT)]
     ranks = {}
     for item in items:

@@ -4,6 +4,7 @@ import re
 import threading
 import warnings
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from helpers.world import A, B, C, World
@@ -156,6 +157,21 @@ RIGHT = {
 def test_what_is_meant_is_no_slip(name, tf_graph):
     with mtf.strict():
         RIGHT[name](World())
+
+
+@pytest.mark.slips
+@pytest.mark.parametrize("rows", [2, 2**14])
+def test_a_gather_without_its_dimension_gives_all(rows, tf_graph):
+    """Of tables of any size, at indices in range."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    table = mtf.ones(mesh, [("rows", rows)])
+    with pytest.warns(mtf.MeshTensorFlowWarning, match="nothing is picked"):
+        y = mtf.gather(table, mtf.constant(mesh, [1, 9], [("batch", 2)], tf.int32), C)
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl("", "", [""])
+    lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+    with tf.Session() as session:
+        found = session.run(lowering.export_to_tf_tensor(y))
+    np.testing.assert_array_equal(found, np.ones([2, rows], "float32"))
 
 
 def test_a_rule_needs_to_fit_one_of_the_meshes(tf_graph):

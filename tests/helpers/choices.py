@@ -10,9 +10,10 @@ import importlib
 import os
 from typing import Any, NamedTuple
 
-__all__ = ["ABOUT", "CHOICES", "KINDS", "choose", "set_environment"]
+__all__ = ["ABOUT", "CHOICES", "KINDS", "VARIABLE", "choose", "set_environment"]
 
 KINDS = ("always", "never")
+VARIABLE = "MTF_TEST_CHOICES"  # of the environment: one of these, or empty for where it pays
 _ANY_SIZE, _NO_SIZE = 0, 2**62
 
 
@@ -100,6 +101,8 @@ ABOUT = (
     "ops/test_variables.py::test_assignments_to_stacked_variables",
     "ops/test_variables.py::test_autostack*True*",
     "ops/test_variables.py::test_stacked_variables_in_loops_and_recomputed_functions",
+    # Gradients of a softmax of one element: rounding errors, or exact zeros.
+    "oracle/test_oracle.py::test_program?local_attention-one?",
     "oracle/test_oracle.py::test_script?stacked_variables?",
     "test_quick_calls.py::*",
 )
@@ -115,15 +118,13 @@ def set_environment(kind: str) -> None:
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = str(int(kind == "always"))
 
 
-def choose(kind: str) -> None:
-    """Sets the constants of all choices.
-
-    Args:
-      kind: "always", "never" or "": where it pays.
+def choose() -> None:
+    """Sets the constants of all choices, as the run of the tests asks: in each of its processes.
 
     Raises:
       AttributeError: a constant is not there any more.
     """
+    kind = os.environ.get(VARIABLE, "")
     if not kind:
         return
     for choice in CHOICES:

@@ -27,7 +27,8 @@ def is_worthwhile(weights: Tensor, indices: Tensor, dim: Dimension, output_shape
     """Returns whether `GatherOperation` supports a gather and is faster than a contraction."""
     rest = weights.shape - [dim]
     dims = [*indices.shape.dims, *rest.dims]
-    apart = len(set(dims)) == len(dims) and set(dims) == set(output_shape.dims)
+    apart = dim in weights.shape.dims and len(set(dims)) == len(dims)
+    apart = apart and set(dims) == set(output_shape.dims)
     names = [d.name for d in [dim, *dims]]
     known = weights.dtype.is_floating and indices.dtype in (tf.int32, tf.int64)
     return known and apart and len(set(names)) == len(names) and weights.shape.size >= _LARGE

@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from helpers.choices import choose
 from helpers.mesh import pipelined_training
 from mesh_tensorflow import launch
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
@@ -55,4 +56,5 @@ def main(folder):
 
 
 if __name__ == "__main__":
+    choose()
     main(*sys.argv[1:])

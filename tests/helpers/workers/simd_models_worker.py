@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from helpers.choices import choose
 from helpers.mesh import simd_models
 from mesh_tensorflow import launch
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
@@ -40,4 +41,5 @@ def main(path):
 
 
 if __name__ == "__main__":
+    choose()
     main(*sys.argv[1:])

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from helpers.choices import choose
 from helpers.mesh.residual_network import STEPS, network
 from mesh_tensorflow import launch
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
@@ -56,4 +57,5 @@ def main(mesh_shape, layout, per_process, directory, fail="", resume=""):
 
 
 if __name__ == "__main__":
+    choose()
     main(*sys.argv[1:])

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from helpers.choices import choose
 from mesh_tensorflow._core.dimension import split_pairs
 from mesh_tensorflow._core.loop import with_inner_operations
 from mesh_tensorflow.testing import harness
@@ -50,6 +51,7 @@ def run(name):
 
 
 if __name__ == "__main__":
+    choose()
     tf.disable_v2_behavior()
     for chosen in sys.argv[1:]:
         print(chosen, run(chosen), flush=True)

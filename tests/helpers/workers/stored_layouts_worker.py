@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from helpers.choices import choose
 from helpers.mesh import stored_training
 from mesh_tensorflow import launch
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
@@ -45,4 +46,5 @@ def main(stage, folder):
 
 
 if __name__ == "__main__":
+    choose()
     main(*sys.argv[1:])
