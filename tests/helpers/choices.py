@@ -101,6 +101,8 @@ ABOUT = (
     "ops/test_variables.py::test_assignments_to_stacked_variables",
     "ops/test_variables.py::test_autostack*True*",
     "ops/test_variables.py::test_stacked_variables_in_loops_and_recomputed_functions",
+    # Kernels of bfloat16 other than oneDNN's round more often.
+    "oracle/test_oracle.py::test_*dense_bfloat16*",
     # Gradients of a softmax of one element: rounding errors, or exact zeros.
     "oracle/test_oracle.py::test_program?local_attention-one?",
     "oracle/test_oracle.py::test_script?stacked_variables?",
