@@ -81,7 +81,7 @@ class LineFilter:
 
     def rest(self) -> bytes:
         """Returns what is held back, at the end."""
-        rest, self._held = self._held, b""
+        rest, self._held, self._unfinished = self._held, b"", 0
         return rest
 
 

@@ -100,6 +100,11 @@ def test_lines_of_gloo_that_threads_mixed(mixed, size):
     assert passed + lines.rest() == b"0\n1" + other + b"2\n[3]" + other + b"4\n"
 
 
+def test_what_is_written_after_a_line_that_was_cut():
+    lines = LineFilter()
+    assert lines.passed(b"a" + GLOO[:-1]) + lines.rest() + lines.passed(b"5\n") == b"a5\n"
+
+
 def test_what_is_written_is_passed_on_at_once():
     lines = LineFilter()
     assert lines.passed(b"step 1 of 2 [loss 0.5]") == b"step 1 of 2 [loss 0.5]"
