@@ -1,4 +1,4 @@
-"""The order in which modules may import each other, and limits of size and documentation."""
+"""The order in which modules may import each other, and what every module has."""
 
 import ast
 import functools
@@ -79,8 +79,6 @@ LATE = {
     ("_core/graph", "_lowering.stack_variables"): "methods of Graph that rewrite the program",
     ("auto_mtf/explanation", "auto_mtf._time.plot"): "needs matplotlib, which is an extra",
 }
-MAX_FILE_LINES = 400
-MAX_FILES = 15  # in a folder
 MAX_ANY = 0.08  # of the arguments that are annotated
 
 
@@ -215,37 +213,8 @@ def test_no_cycles():
     assert not found, listed(found)
 
 
-def test_size_of_folders():
-    large = [
-        f"{folder}: {files} files"
-        for folder, files in readers_table.files_of_folders(TREES).items()
-        if files > MAX_FILES
-    ]
-    assert not large, listed(large)
-
-
 def test_arguments_have_types():
     assert readers_table.any_share(TREES) <= MAX_ANY
-
-
-def lines_without_examples(path):
-    """Returns the number of lines of a file, without the examples in docstrings.
-
-    The blank line after an example belongs to it.
-    """
-    count, in_example = 0, False
-    for line in path.read_text(encoding="utf-8").splitlines():
-        text, was = line.strip(), in_example
-        in_example = text.startswith(">>>") or (was and text not in ("", '"""'))
-        count += not (in_example or (was and not text))
-    return count
-
-
-def test_size_of_files():
-    """Examples in docstrings are not counted."""
-    lines = {path: lines_without_examples(path) for path in FILES}
-    long = [f"{module_name(p)}: {n} lines" for p, n in lines.items() if n > MAX_FILE_LINES]
-    assert not long, listed(long)
 
 
 def test_size_of_functions():
@@ -278,6 +247,10 @@ def declares_all(path):
     return joins or "__all__" in declared
 
 
-def test_all_is_declared():
-    silent = [module_name(p) for p in FILES if p.name != "__init__.py" and not declares_all(p)]
+def is_public(path):
+    return not any(part.startswith("_") for part in module_name(path).split("/"))
+
+
+def test_public_modules_declare_all():
+    silent = [module_name(p) for p in FILES if is_public(p) and not declares_all(p)]
     assert not silent, listed(silent)
