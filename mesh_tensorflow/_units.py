@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["bytes_text", "count_text", "counted", "shortened", "unit_of_bytes"]
+from collections.abc import Sequence
+
+__all__ = ["bytes_text", "count_text", "counted", "shortened", "shortened_apart", "unit_of_bytes"]
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _COUNTS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3))
@@ -87,3 +89,19 @@ def shortened(name: str, width: int) -> str:
         return name
     head = max(1, (width - 1) // 3)
     return f"{name[:head]}…{name[head + 1 - width :]}"
+
+
+def shortened_apart(names: Sequence[str], width: int) -> list[str]:
+    """Returns names with their middles left out, as little as keeps different ones different.
+
+    Args:
+      names: strings.
+      width: the most characters, where so many tell them apart.
+
+    >>> shortened_apart(["encoder/block_000/layer_001/wi", "encoder/block_001/layer_001/wi"], 20)
+    ['encode…0/layer_001/wi', 'encode…1/layer_001/wi']
+    """
+    longest = max(map(len, names), default=0)
+    while width < longest and len({shortened(n, width) for n in names}) < len(set(names)):
+        width += 1
+    return [shortened(name, width) for name in names]

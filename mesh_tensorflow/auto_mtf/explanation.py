@@ -105,9 +105,18 @@ class Explanation:
 
     # -- as text
 
+    def sections(self) -> dict[str, str]:
+        """Returns the text of each part that has one: "step", "memory", "layers", "others"."""
+        found = {
+            "step": self._heading(),
+            "memory": self._memory(),
+            "layers": self._times(),
+            "others": self._others(),
+        }
+        return {name: "\n".join(lines) for name, lines in found.items() if lines}
+
     def __str__(self) -> str:
-        blocks = [self._heading(), self._memory(), self._times(), self._others()]
-        return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+        return "\n\n".join(self.sections().values())
 
     def _heading(self) -> list[str]:
         seconds, estimator = self.chosen.seconds, self.estimator

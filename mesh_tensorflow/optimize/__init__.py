@@ -10,7 +10,13 @@ from mesh_tensorflow.optimize._adafactor import (
 )
 from mesh_tensorflow.optimize._adam import AdamWeightDecayOptimizer
 from mesh_tensorflow.optimize._average import ExponentialMovingAverage
-from mesh_tensorflow.optimize._base import Optimizer
+from mesh_tensorflow.optimize._base import (
+    Optimizer,
+    float_slot,
+    rate_now,
+    scalar_like,
+    skip_without_gradient,
+)
 from mesh_tensorflow.optimize._choose import make_optimizer
 from mesh_tensorflow.optimize._clip import clip_by_global_norm, global_norm
 from mesh_tensorflow.optimize._decoupled import AdamWOptimizer, LionOptimizer
@@ -48,9 +54,13 @@ __all__ = [
     "clip_by_global_norm",
     "compute_lr_for_step",
     "elementwise",
+    "float_slot",
     "from_keras",
     "global_norm",
     "make_optimizer",
     "product_learning_rate",
+    "rate_now",
     "reduce_rms",
+    "scalar_like",
+    "skip_without_gradient",
 ]

@@ -15,7 +15,7 @@ from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow.ops._source import import_unchanged
 from mesh_tensorflow.utils import steps_done
 
-__all__ = ["Optimizer"]
+__all__ = ["Optimizer", "Rate", "float_slot", "rate_now", "scalar_like", "skip_without_gradient"]
 
 # A learning rate or another hyperparameter that may change during training: a number, a scalar, or
 # a schedule, which is called with the number of completed steps, a float32 tf scalar.
@@ -40,8 +40,16 @@ def _schedules_called_once() -> Iterator[None]:
 def rate_now(rate: Rate) -> Any:
     """Returns the value of a schedule at the current step; any other rate as it is.
 
+    For hyperparameters of an optimizer of one's own. Within `apply_grads`, a schedule is called
+    once for all variables.
+
+    >>> rate = mtf.optimize.rate_now(lambda step: 0.1 / (1.0 + step))
+    >>> print(float(rate), mtf.optimize.rate_now(0.5))
+    0.10000000149011612 0.5
+
     Args:
-      rate: a number, a tf scalar, an mtf scalar Tensor, or a function of the step.
+      rate: a number, a tf scalar, an mtf scalar Tensor, or a function of the step, the number of
+        completed steps as a float32 tf scalar.
 
     Returns:
       A number, a tf scalar or an mtf scalar Tensor.
@@ -128,18 +136,36 @@ class Optimizer:
 
 
 def skip_without_gradient(grad: Optional[mtf.Tensor], var: mtf.Variable) -> bool:
-    """Returns whether there is no gradient, and logs it."""
+    """Returns whether there is no gradient, and logs it: then `apply_grad` returns no update.
+
+    >>> w = mtf.get_variable(mesh, "w", "d:4")
+    >>> mtf.optimize.skip_without_gradient(w, graph.trainable_variables[0])
+    False
+
+    Args:
+      grad: the gradient, or None.
+      var: the Variable.
+    """
     if grad is None:
         tf.logging.warning("no gradient for variable %s; it is not updated", var.name)
     return grad is None
 
 
 def scalar_like(value: Rate, x: mtf.Tensor) -> Union[float, mtf.Tensor]:
-    """Converts a learning rate to a scalar that can be multiplied with a Tensor.
+    """Returns a learning rate as a scalar that can be multiplied with a Tensor.
+
+    >>> x = mtf.ones(mesh, "d:4")
+    >>> rate = mtf.optimize.scalar_like(lambda step: 0.1 * (step + 1.0), x)
+    >>> print(rate.shape, rate.dtype.name, (rate * x).shape)
+    Shape[] float32 Shape[d=4]
 
     Args:
-      value: a number, a tf scalar, an mtf Tensor or a schedule.
-      x: a Tensor.
+      value: a number, a tf scalar, an mtf scalar Tensor or a schedule, which is called with the
+        current step.
+      x: a Tensor, whose dtype and mesh the scalar gets.
+
+    Returns:
+      A number, or a scalar Tensor.
     """
     value = rate_now(value)
     if isinstance(value, mtf.Tensor):
@@ -150,12 +176,23 @@ def scalar_like(value: Rate, x: mtf.Tensor) -> Union[float, mtf.Tensor]:
 
 
 def float_slot(var: mtf.Variable, name: str, initial: float = 0.0) -> mtf.Tensor:
-    """Returns the value of a float32 slot variable of the shape of `var`.
+    """Returns a slot variable of the shape of a variable: float32, and not trained.
+
+    It is split as its variable is, saved under its name, and stored in parts with ZeRO.
+
+    >>> w = mtf.get_variable(mesh, "w", "d:4")
+    >>> var = graph.trainable_variables[0]
+    >>> slot = mtf.optimize.float_slot(var, f"{var.name}/mean_square")
+    >>> print(slot.shape, [v.name for v in graph.all_variables])
+    Shape[d=4] ['w', 'w/mean_square']
 
     Args:
-      var: a Variable.
+      var: the Variable.
       name: the full name of the slot variable.
       initial: the initial value of its elements.
+
+    Returns:
+      A float32 Tensor, its value at the beginning of the step; `mtf.assign` updates it.
     """
     return mtf.get_variable(
         var.mesh,

@@ -73,7 +73,7 @@ def clip_by_global_norm(
 
     Args:
       grads: Tensors, or None, which stays None: the result of `mtf.gradients`.
-      max_norm: a number above 0, a tf scalar or an mtf scalar Tensor.
+      max_norm: a number above 0, a tf scalar or an mtf scalar Tensor; infinity only measures.
 
     Returns:
       (a list with each gradient, of its shape and dtype; the norm before clipping, a float32
@@ -101,5 +101,5 @@ def _scaled(g: mtf.Tensor, factor: mtf.Tensor) -> mtf.Tensor:
 
 def _factor(norm: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
     """Returns bound / norm, at most 1; NaN if the norm is infinite or NaN."""
-    # The difference is 0 for a finite norm, and NaN otherwise.
-    return tf.minimum(bound / tf.maximum(norm, bound), 1.0) + (norm - norm)
+    # The difference is 0 for a finite norm, and NaN otherwise. An infinite bound clips nothing.
+    return tf.where(norm <= bound, tf.ones_like(norm), bound / norm) + (norm - norm)

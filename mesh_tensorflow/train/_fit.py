@@ -112,7 +112,7 @@ def fit(
         of the data. If None, `model_fn` is given tf.Tensors of whole batches.
       learning_rate: a number, or a function of the step, an integer tf scalar.
       clip_norm: the largest Euclidean norm of all gradients together; larger ones are scaled down.
-        The norm is reported as "gradient_norm".
+        The norm is reported as "gradient_norm", with float("inf") without scaling.
       microbatches: the number of equal parts of a batch that are computed one after the other, with
         the memory of one; gradients are those of the whole batch. Only the loss is reported.
       average: the decay of moving averages of the weights, such as 0.999, or an

@@ -93,6 +93,7 @@ class Loop:
         """
         run = self.run
         self._saved = run.step if run.checkpoint else None
+        run.reads(self.engine.values)
         self.call("on_begin")
         try:
             with StopSignals() as signals:

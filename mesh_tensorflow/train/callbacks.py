@@ -7,12 +7,16 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 __all__ = ["Callback", "CsvLog", "EarlyStopping", "JsonLinesLog", "Run", "TensorBoard"]
+
+
+_BUCKETS = 30  # of a histogram, as TensorBoard draws them
 
 
 class Run:
@@ -44,6 +48,22 @@ class Run:
         self.directory, self.logdir = directory, logdir
         self.stopped: Optional[str] = None
         self.checkpoint: Optional[str] = None
+        self._read: Callable[[], dict[str, np.ndarray]] = dict
+
+    def variables(self) -> dict[str, np.ndarray]:
+        """Returns the whole value of each variable, slots of optimizers included, by name.
+
+        They are read from all processors, which may take as long as a step.
+        """
+        return self._read()
+
+    def reads(self, read: Callable[[], dict[str, np.ndarray]]) -> None:
+        """Says how the variables of the run are read.
+
+        Args:
+          read: returns the whole value of each variable by name.
+        """
+        self._read = read
 
     def stop(self, reason: str) -> None:
         """Ends the run after this step; a checkpoint is saved.
@@ -209,21 +229,33 @@ def _write_whole(path: str, text: str) -> None:
 class TensorBoard(Callback):
     """Writes the loss, the metrics and the rates for TensorBoard.
 
-    Values of steps are under "train", those of evaluations under "eval".
+    Values of steps are under "train", those of evaluations under "eval". Histograms of weights have
+    the names of the variables, and are under "train" too.
 
-    >>> board = mtf.train.TensorBoard("logs")  # for fit(callbacks=[board])
+    >>> board = mtf.train.TensorBoard("logs", histograms_every=100)  # for fit(callbacks=[board])
     """
 
-    def __init__(self, logdir: Optional[str] = None):
+    def __init__(self, logdir: Optional[str] = None, histograms_every: Optional[int] = None):
         """Creates the callback.
 
         Args:
           logdir: where to write; that of the run if None.
+          histograms_every: the number of steps between histograms of all variables of more than one
+            element; None for none.
+
+        Raises:
+          ValueError: `histograms_every` is less than 1.
         """
+        if histograms_every is not None and histograms_every < 1:
+            raise ValueError(
+                f"TensorBoard: histograms_every is {histograms_every}; give a number of steps, at "
+                "least 1, or None for no histograms"
+            )
         self._logdir = logdir
+        self._histograms_every = histograms_every
         self._writers: dict[str, Any] = {}
 
-    def _write(self, run: Run, part: str, values: Mapping[str, float]) -> None:
+    def _write(self, run: Run, part: str, values: Sequence[Any]) -> None:
         logdir = self._logdir or run.logdir or run.directory
         if logdir is None:
             raise ValueError("TensorBoard: no logdir: give fit(logdir=...) or TensorBoard(logdir)")
@@ -237,23 +269,59 @@ class TensorBoard(Callback):
             # What a run wrote after the checkpoint that this one goes on from is left out.
             start = tf.SessionLog(status=tf.SessionLog.START)
             self._writers[part].add_session_log(start, run.step)
-        scalars = [tf.Summary.Value(tag=n, simple_value=v) for n, v in values.items()]
-        self._writers[part].add_summary(tf.Summary(value=scalars), run.step)
+        self._writers[part].add_summary(tf.Summary(value=values), run.step)
         self._writers[part].flush()
+
+    def on_step(self, run: Run, values: Mapping[str, float]) -> None:
+        """Writes histograms of the variables, if it is time for them."""
+        if self._histograms_every is not None and run.step % self._histograms_every == 0:
+            self._write(run, "train", _histograms(run.variables()))
 
     def on_log(self, run: Run, values: Mapping[str, float]) -> None:
         """Writes the values of a step."""
-        self._write(run, "train", values)
+        self._write(run, "train", _scalars(values))
 
     def on_evaluation(self, run: Run, values: Mapping[str, float]) -> None:
         """Writes the means of an evaluation."""
-        self._write(run, "eval", values)
+        self._write(run, "eval", _scalars(values))
 
     def on_end(self, run: Run) -> None:
         """Closes the files."""
         for writer in self._writers.values():
             writer.close()
         self._writers = {}
+
+
+def _scalars(values: Mapping[str, float]) -> list[Any]:
+    return [tf.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+
+
+def _histograms(variables: Mapping[str, np.ndarray]) -> list[Any]:
+    """Returns a summary for each variable that has a distribution: real numbers, all finite."""
+    made = []
+    for name, value in variables.items():
+        if value.size < 2 or np.iscomplexobj(value):
+            continue
+        flat = value.astype(np.float64).ravel()
+        flat = flat[np.isfinite(flat)]  # NaNs belong to no bucket
+        if not flat.size:
+            continue
+        counts, edges = np.histogram(flat, _BUCKETS)
+        made.append(
+            tf.Summary.Value(
+                tag=name,
+                histo=tf.HistogramProto(
+                    min=flat.min(),
+                    max=flat.max(),
+                    num=flat.size,
+                    sum=flat.sum(),
+                    sum_squares=np.square(flat).sum(),
+                    bucket_limit=edges[1:],
+                    bucket=counts,
+                ),
+            )
+        )
+    return made
 
 
 class _FileLog(Callback):

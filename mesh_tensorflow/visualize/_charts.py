@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mesh_tensorflow._units import bytes_text, shortened, unit_of_bytes
+from mesh_tensorflow._units import bytes_text, shortened_apart, unit_of_bytes
 from mesh_tensorflow.visualize._colors import KIND_COLORS
 from mesh_tensorflow.visualize._picture import Box, Line, Picture, Polygon, Words, text_width
 from mesh_tensorflow.visualize._picture import Shape as Drawn
@@ -62,7 +62,7 @@ def bars(
       kinds: the names of all kinds, in the order of stacking.
       what: what is counted, such as "of each processor in a step".
     """
-    names = {name: shortened(name, _MOST_NAME) for name in rows}
+    names = dict(zip(rows, shortened_apart(list(rows), _MOST_NAME)))
     totals = {name: sum(values.values()) for name, values in rows.items()}
     most = max(totals.values(), default=0)
     unit, size = unit_of_bytes(most)
@@ -91,7 +91,7 @@ def bars(
         shapes.append(Words(x + 6, y + _ROW / 2, text, 11, "start", "muted"))
     right = left + _PLOT + labels
     legend, end = _legend(kinds, left, bottom + 60, right)
-    width = max(right, _MARGIN + text_width(title, 14) * 1.2 + _MARGIN)
+    width = max(right, _MARGIN + text_width(title, 14, bold=True) + _MARGIN)
     return Picture(width, end + _MARGIN, [*shapes, *legend], title)
 
 

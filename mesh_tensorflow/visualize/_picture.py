@@ -9,8 +9,18 @@ from typing import Any, NamedTuple, Optional, Union
 
 __all__ = ["Box", "Line", "Picture", "Polygon", "Words", "text_width"]
 
-# The average width of a letter of a sans-serif font, as a fraction of its size.
-_LETTER = 0.56
+# The widths of DejaVu Sans, as fractions of its size: the widest of the fonts below, so that what
+# fits in it fits in all. Most lower-case letters and digits are 0.61 to 0.64 wide.
+_WIDTHS = {
+    **dict.fromkeys("ijl'|", 0.28),
+    **dict.fromkeys(" ,.:;/!ft()[]-", 0.39),
+    **dict.fromkeys("rsczJ_I", 0.53),
+    **dict.fromkeys("ABCDEFGHKLNPRSTUVXYZ", 0.71),
+    **dict.fromkeys("wOQ=+<>~↓→", 0.84),
+    **dict.fromkeys("mMW@%…", 1.0),
+}
+_WIDTH = 0.64
+_BOLD = 1.12  # a bold letter is so much wider
 _DPI = 150
 _POINTS = 72
 _INK, _MUTED, _PAPER = "#24292f", "#6e7781", "#ffffff"
@@ -18,14 +28,16 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 _KINDS = (".svg", ".png", ".pdf")
 
 
-def text_width(text: str, size: float) -> float:
-    """Returns about how wide a text is, in the unit of the font size.
+def text_width(text: str, size: float, bold: bool = False) -> float:
+    """Returns how wide a text is at most, in the unit of the font size.
 
     Args:
       text: a string.
       size: the font size.
+      bold: whether it is bold.
     """
-    return len(text) * size * _LETTER
+    letters = sum(_WIDTHS.get(letter, _WIDTH) for letter in text)
+    return letters * size * (_BOLD if bold else 1)
 
 
 class Box(NamedTuple):

@@ -29,6 +29,7 @@ from mesh_tensorflow.visualize._summary import KINDS, Summary, VariableRow
 
 __all__ = ["report"]
 
+_ROWS_SHOWN = 16  # of a table; longer ones are folded
 _WEIGHTS_SHOWN = 4
 _OTHERS_SHOWN = 2
 
@@ -152,10 +153,14 @@ def _variables(summary: Summary) -> tuple[str, str]:
     lists = []
     for kind, label in KINDS.items():
         found = summary.of_kind(kind)
-        if found and kind == "weights":
-            lists.append(_variable_table(found))
-        elif found:
-            lists.append(_html.details(f"{len(found)} {label}", _variable_table(found)))
+        shown = found if kind == "weights" else []
+        if len(shown) > _ROWS_SHOWN:
+            shown = sorted(shown, key=lambda row: -row.parameters)[: _ROWS_SHOWN // 2]
+            lists.append(_html.note(f"The {len(shown)} largest:"))
+        if shown:
+            lists.append(_variable_table(shown))
+        if len(shown) < len(found):
+            lists.append(_html.details(f"all {len(found)} {label}", _variable_table(found)))
     return _html.section("Variables", _html.table([header, *rows], sums=1), *lists)
 
 
@@ -216,7 +221,12 @@ def _communication(found: Communication) -> tuple[str, str]:
         "The sum of a gradient belongs to the layer whose gradient it is."
     )
     picture = _html.figure(found.picture().svg(inline=True))
-    table = _html.table([header, *rows, *sums], (0, 1, 2), (0,), sums=len(sums))
+    if len(rows) > _ROWS_SHOWN:
+        every = _html.table([header, *rows], (0, 1, 2), (0,))
+        table = _html.table([header, *sums], (0, 1, 2), (0,), sums=len(sums))
+        table += _html.details(f"{len(rows)} sums by layer", every)
+    else:
+        table = _html.table([header, *rows, *sums], (0, 1, 2), (0,), sums=len(sums))
     return _html.section("Communication", _html.note(text), picture, table)
 
 
@@ -250,4 +260,11 @@ def _layouts(
         f"Estimated for {explained.estimator.hardware.name}, whatever the program runs on; the "
         "estimates rank layouts of one program. See mtf.auto_mtf.explain."
     )
-    return _html.section("Layouts", _html.note(text), _html.preformatted(str(explained)))
+    parts = explained.sections()
+    layers = parts.pop("layers")
+    if layers.count("\n") < _ROWS_SHOWN:
+        folded = _html.preformatted(layers)
+    else:
+        folded = _html.details("times of all layers", _html.preformatted(layers))
+    shown = _html.preformatted("\n\n".join(parts.values()))
+    return _html.section("Layouts", _html.note(text), shown, folded)

@@ -23,6 +23,7 @@ _GAP = 56.0  # between tiles and processors
 _SIDE = 260.0  # of a table of tiles, at most
 _MOST_TABLES = 4
 _LEAST_CELL = 14.0
+_LABELED = 8
 _LINE = 20.0
 _MOST_NAME = 90
 
@@ -39,7 +40,7 @@ class _Placed:
         """Adds a line of text."""
         words = Words(x, y, text, **style)  # type: ignore[arg-type]
         self.shapes.append(words)
-        wide = text_width(text, words.size) * (1.2 if words.bold else 1)
+        wide = text_width(text, words.size, words.bold)
         reach = {"start": wide, "middle": wide / 2, "end": 0.0}[words.anchor]
         if not words.turned:
             self.right = max(self.right, x + reach)
@@ -55,8 +56,8 @@ class _Placed:
             self.shapes.append(Words(*middle, text, _SIZE, color=text_color(box.fill or "#ffffff")))
 
 
-def _cell_size(count: int, wanted: float) -> float:
-    return max(3.0, min(wanted, _SIDE / max(1, count)))
+def _cell_size(count: int, wanted: float, least: float = 3.0) -> float:
+    return max(least, min(wanted, _SIDE / max(1, count)))
 
 
 def _color(sharding: Sharding, tile: Tile) -> str:
@@ -75,7 +76,9 @@ def _tiles(out: _Placed, sharding: Sharding, index: Sequence[int], x: float, y: 
     longest = max(len(processors_text(t.processors)) for line in tiles for t in line)
     parts = [f"{t.begin[i]}:{t.end[i]}" for t in tiles[-1] for i in sharding.shown[-1:]]
     heads = max((text_width(part, 11) for part in parts), default=0) + 10
-    width = _cell_size(columns, max(64.0, heads, longest * _SIZE * 0.6 + 14))
+    # A few columns are as wide as their labels; many have none.
+    least = heads if columns <= _LABELED else 3.0
+    width = _cell_size(columns, max(64.0, heads, longest * _SIZE * 0.64 + 14), least)
     height = _cell_size(rows, 44.0)
     shown = sharding.shown
     names = [sharding.shape[i] for i in shown]
@@ -93,7 +96,7 @@ def _tiles(out: _Placed, sharding: Sharding, index: Sequence[int], x: float, y: 
         out.words(left + columns * width / 2, y, names[-1].name, size=_SIZE)
         for j, tile in enumerate(tiles[0]):
             text = f"{tile.begin[shown[-1]]}:{tile.end[shown[-1]]}"
-            if text_width(text, 11) < width + 4:
+            if text_width(text, 11) < width:
                 out.words(left + (j + 0.5) * width, y + 15, text, size=11, color="muted")
     for i, line in enumerate(tiles):
         for j, tile in enumerate(line):
@@ -166,7 +169,7 @@ def picture(sharding: Sharding) -> Picture:
     if len(tables) > _MOST_TABLES:
         text = f"and {len(tables) - _MOST_TABLES} more tables like these"
         out.words(x, y, text, anchor="start", color="muted", size=_SIZE)
-    edge = max(out.right, x + text_width("tiles, with the processors that hold them", 13) * 1.2)
+    edge = max(out.right, heading_right)
     place = edge + _GAP
     out.words(place, head, "processors, in the color of their tile", anchor="start", bold=True)
     _processors(out, sharding, place, head + 26)

@@ -12,7 +12,7 @@ from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tables import text_table
 from mesh_tensorflow._lowering.update_names import stored_shapes
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._units import bytes_text, count_text, shortened
+from mesh_tensorflow._units import bytes_text, count_text, shortened_apart
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.visualize._subject import (
     Impls,
@@ -207,7 +207,8 @@ class Summary:
         ]
         widths = [max(len(row[i]) for row in [header, *rows]) for i in range(1, len(header))]
         room = max(_MIN_NAME, self._width() - sum(widths) - 2 * len(widths))
-        rows = [[shortened(row[0], room), *row[1:]] for row in rows]
+        names = shortened_apart([row[0] for row in rows], room)
+        rows = [[name, *row[1:]] for name, row in zip(names, rows)]
         return text_table([header, *rows], left=(0, 1, 2, 3))
 
     def _totals(self) -> list[str]:

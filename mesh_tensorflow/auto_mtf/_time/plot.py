@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._units import shortened, unit_of_bytes
+from mesh_tensorflow._units import shortened_apart, unit_of_bytes
 
 __all__ = ["draw"]
 
@@ -75,7 +75,7 @@ def _times(axis: Any, names: list[str], seconds: list[Any], title: str) -> None:
         values = np.array([s[i] * 1e3 for s in seconds])
         axis.barh(places, values, left=begin, label=what, color=color)
         begin += values
-    axis.set_yticks(places, [shortened(name, _MOST_NAME) for name in names], fontsize="small")
+    axis.set_yticks(places, shortened_apart(names, _MOST_NAME), fontsize="small")
     axis.invert_yaxis()
     axis.set_xlabel("ms")
     axis.set_title(title)
