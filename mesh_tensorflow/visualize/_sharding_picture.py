@@ -24,6 +24,7 @@ _SIDE = 260.0  # of a table of tiles, at most
 _MOST_TABLES = 4
 _LEAST_CELL = 14.0
 _LABELED = 8
+_TILES = "tiles, with the processors that hold them"
 _LINE = 20.0
 _MOST_NAME = 90
 
@@ -157,7 +158,7 @@ def picture(sharding: Sharding) -> Picture:
     head = y
     tables = list(others(sharding))
     edge = 0.0
-    out.words(x, head, "tiles, with the processors that hold them", anchor="start", bold=True)
+    out.words(x, head, _TILES, anchor="start", bold=True)
     heading_right, out.right = out.right, 0.0
     y += 26
     for what, index in tables[:_MOST_TABLES]:
@@ -169,7 +170,7 @@ def picture(sharding: Sharding) -> Picture:
     if len(tables) > _MOST_TABLES:
         text = f"and {len(tables) - _MOST_TABLES} more tables like these"
         out.words(x, y, text, anchor="start", color="muted", size=_SIZE)
-    edge = max(out.right, heading_right)
+    edge = max(out.right, x + text_width(_TILES, 13, bold=True))
     place = edge + _GAP
     out.words(place, head, "processors, in the color of their tile", anchor="start", bold=True)
     _processors(out, sharding, place, head + 26)

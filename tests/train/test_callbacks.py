@@ -3,6 +3,7 @@
 import csv
 import json
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from helpers.train import linear
@@ -187,3 +188,40 @@ def test_files_of_logs(tmp_path):
                 found += [(event.step, v.tag) for v in event.summary.value if v.tag == "loss"]
     assert events["train"] == [(step, "loss") for step in (1, 2, 3, 4, 5)]
     assert events["eval"] == [(step, "loss") for step in (2, 3, 4, 5, 5)]
+
+
+@pytest.mark.parametrize("placing", [{}, {"mesh_shape": "all:2", "simd": True}])
+def test_histograms_are_of_the_weights_at_their_steps(tmp_path, placing):
+    class Weights(mtf.train.Callback):
+        def __init__(self):
+            self.seen = {}
+
+        def on_step(self, run, values):
+            self.seen[run.step] = run.variables()
+
+    weights = Weights()
+    board = mtf.train.TensorBoard(str(tmp_path), histograms_every=2)
+    result = linear.fit(5, callbacks=[weights, board], **placing)
+    np.testing.assert_array_equal(
+        weights.seen[5]["linear/kernel"], result.variables["linear/kernel"]
+    )
+    found = {}
+    for file in (tmp_path / "train").glob("events*"):
+        for event in tf.train.summary_iterator(str(file)):
+            for value in event.summary.value:
+                if value.HasField("histo"):
+                    found[event.step, value.tag] = value.histo
+    large = [name for name, value in result.variables.items() if value.size > 1]
+    assert large and set(found) == {(step, name) for step in (2, 4) for name in large}
+    for (step, name), histogram in found.items():
+        value = weights.seen[step][name].astype(np.float64)
+        assert (histogram.min, histogram.max) == (value.min(), value.max())
+        assert sum(histogram.bucket) == histogram.num == value.size
+        assert histogram.sum == pytest.approx(value.sum(), abs=1e-9)
+        edges = [value.min(), *histogram.bucket_limit]
+        np.testing.assert_array_equal(histogram.bucket, np.histogram(value, edges)[0])
+
+
+def test_histograms_need_a_number_of_steps():
+    with pytest.raises(ValueError, match="histograms_every is 0; give a number of steps, at least"):
+        mtf.train.TensorBoard("logs", histograms_every=0)

@@ -1,6 +1,7 @@
 """Tiles, pictures and reports: who holds what, numbers, and pages that need no other file."""
 
 import html.parser
+import itertools
 import re
 import sys
 import xml.etree.ElementTree
@@ -12,7 +13,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import _units as units
 from mesh_tensorflow.auto_mtf import models
-from mesh_tensorflow.visualize import _charts
+from mesh_tensorflow.visualize import _charts, _picture, _sharding_picture
 
 TINY = {
     "batch": 8, "length": 8, "vocab": 16, "d_model": 16, "layers": 2, "heads": 4, "d_kv": 4,
@@ -125,6 +126,57 @@ def test_picture_of_tiles(tmp_path, mesh, layout, shape):
         assert float(box.get("y")) + float(box.get("height")) <= height
 
 
+def extent(words, font):
+    """Returns left, right, top and bottom of a line of text in DejaVu Sans."""
+    wide = font.getlength(words.text) / font.size * words.size
+    if words.turned:
+        return (
+            words.x - words.size / 2,
+            words.x + words.size / 2,
+            words.y - wide / 2,
+            words.y + wide / 2,
+        )
+    left = words.x - {"start": 0, "middle": wide / 2, "end": wide}[words.anchor]
+    return left, left + wide, words.y - words.size / 2, words.y + words.size / 2
+
+
+LABELS = [
+    ("rows:2,cols:4", "batch:rows,vocab:cols", "outer_batch:1,batch:8,length:512,vocab:32128"),
+    ("rows:2,cols:4", "vocab:cols", "vocab:32128,d_model:1024"),
+    ("rows:2,cols:4", "a_long_name_of_a_dimension:cols", "a_long_name_of_a_dimension:400,d:123456"),
+    ("x:8,y:8", "vocab:x,d_model:y", "vocab:32768,d_model:65536"),
+]
+
+
+@pytest.mark.parametrize("mesh, layout, shape", [*MESHES, *LABELS])
+def test_labels_do_not_overlap(mesh, layout, shape):
+    font = real_font()
+    sharding = mtf.visualize.visualize_sharding(shape, impl_of(mesh, layout))
+    drawn = _sharding_picture.picture(sharding)
+    words = [s for s in drawn.shapes if isinstance(s, _picture.Words)]
+    extents = [extent(w, font) for w in words]
+    for (one, a), (other, b) in itertools.combinations(zip(words, extents), 2):
+        apart = a[1] <= b[0] or b[1] <= a[0] or a[3] <= b[2] or b[3] <= a[2]
+        assert apart, (one.text, other.text)
+    assert all(0 <= left and right <= drawn.width for left, right, _, _ in extents)
+
+
+def real_font():
+    manager = pytest.importorskip("matplotlib.font_manager")
+    from PIL import ImageFont
+
+    return ImageFont.truetype(manager.findfont("DejaVu Sans"), 100)
+
+
+def test_names_in_charts_stay_different():
+    names = [f"decoder/block_{i:03}/layer_001/SelfAttention/combined/wi/kernel" for i in range(12)]
+    chart = _charts.bars("title", {name: {"a": 1.0} for name in names}, ["a"], "of a step")
+    shown = [s.text for s in chart.shapes if isinstance(s, _picture.Words) and "…" in s.text]
+    assert len(set(shown)) == len(names)
+    font = real_font()
+    assert all(extent(s, font)[0] >= 0 for s in chart.shapes if getattr(s, "text", "") in shown)
+
+
 def test_other_kinds_of_files(tmp_path, monkeypatch):
     sharding = mtf.visualize.visualize_sharding("a:4", impl_of("all:2", "a:all"))
     with pytest.raises(ValueError, match=r"pictures are written to files that end in .svg, .png"):
@@ -203,6 +255,12 @@ def test_report(tf_graph, tmp_path):
     chosen = "batch:rows;d_ff:cols;heads:cols;vocab:cols"
     assert any(word.startswith(f"layout  {chosen}") for word in words)
     assert text.count("<svg") == 8  # tiles of six tensors, communication, memory
+    # What is long is folded; the sums, and the largest variables, are not.
+    folded = re.findall(r"<summary>(.*?)</summary>", text)
+    weights = summary.of_kind("weights")
+    assert f"all {len(weights)} trainable" in folded and "times of all layers" in folded
+    large = sorted(weights, key=lambda row: -row.parameters)[0].name
+    assert large in Page(text.split("<details>")[0] + "</section></body></html>").words
     # In words of the running program: what was lowered is described as what was built.
     lowering = mtf.Lowering(made.graph, {made.mesh: impl})
     mtf.visualize.report(lowering, path, outputs=made.outputs, tensors=[], explain=False)
