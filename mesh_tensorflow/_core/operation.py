@@ -238,6 +238,34 @@ class Operation(metaclass=_LeavesNothingBehind):
         """
         return self._initialize_splittable_and_unsplittable_dims("splittable")
 
+    def check_layout(self, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
+        """Checks that it can be lowered in a layout; a Lowering asks before it changes anything.
+
+        The default checks that the layout splits no dimension that no layout may split.
+
+        Args:
+          mesh_to_impl: from Mesh to the requested MeshImpl.
+
+        Raises:
+          ValueError: it cannot be lowered in the layout.
+        """
+        whole = self.unsplittable_dims
+        for t in self._inputs + self._outputs if whole else ():
+            mesh_impl = mesh_to_impl.get(t.mesh)
+            for d in t.shape:
+                if mesh_impl is None or d.name not in whole:
+                    continue
+                axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
+                if axis is not None and mesh_impl.shape[axis].size > 1:
+                    mesh_dim = mesh_impl.shape[axis]
+                    raise ValueError(
+                        f"dimension {d.name}={d.size} of {t.name} {t.shape} is split over mesh "
+                        f"dimension {mesh_dim.name}={mesh_dim.size}, but {type(self).__name__} "
+                        f"{self.name} cannot work on parts of it. Drop the layout rule "
+                        f"{d.name}:{mesh_dim.name}, or rename the dimension before this operation "
+                        f'with mtf.rename_dimension(x, "{d.name}", "{d.name}_unsplit")'
+                    )
+
     # -- gradient
 
     @property

@@ -51,7 +51,7 @@ from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._lowering.checks import all_of_package, check_impls
+from mesh_tensorflow._lowering.checks import all_of_package, check_impls, check_layouts
 from mesh_tensorflow._lowering.copies import copy_in_sequence
 from mesh_tensorflow._lowering.counters import (
     communication_table,
@@ -116,6 +116,7 @@ class Lowering:
         """
         check_impls(mesh_to_impl)
         check_rules_apply(graph.operations, mesh_to_impl)
+        check_layouts(graph.operations, mesh_to_impl)
         rewrite_stored_layouts(graph, mesh_to_impl)
         self._begin(graph, mesh_to_impl)
         for master in [m for v in graph.all_variables for m in v.masters if keep_masters]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -369,6 +370,9 @@ class ImportLaidOutTensorOperation(Operation):
     def _unsplittable(self) -> list[str]:
         """Returns all dimension names: the slices are in one layout, which cannot be changed."""
         return self._outputs[0].shape.dimension_names
+
+    def check_layout(self, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
+        """Accepts the layout that the slices are in; the Lowering checks their shapes."""
 
     def lower(self, lowering: LoweringLike) -> None:
         """Uses the slices that it was given."""

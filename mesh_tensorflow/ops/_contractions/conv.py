@@ -25,7 +25,6 @@ from mesh_tensorflow.ops._contractions.conv_kind import (
     conv_kind,
 )
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
-from mesh_tensorflow.ops._elementwise.slicewise import check_not_split
 
 __all__ = [
     "Conv2dOperation",
@@ -148,7 +147,6 @@ class ConvNdOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Convolves slice by slice; leaves a partial sum over split summed dimensions."""
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, lowering)
         output = self.outputs[0]
         self._count(lowering, lowering.requested_impl(self))
         result = mesh_impl.slicewise(

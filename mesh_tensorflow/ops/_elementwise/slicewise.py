@@ -74,34 +74,10 @@ class SlicewiseOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Applies the TensorFlow function to each slice."""
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, lowering)
         values = mesh_impl.slicewise(self._tf_fn, *[lowering.tensors[x] for x in self.inputs])
         values = values if len(self.outputs) > 1 or isinstance(values, tuple) else (values,)
         for y, value in zip(self.outputs, values):
             lowering.set_tensor_lowering(y, value)
-
-
-def check_not_split(op: Operation, lowering: LoweringLike) -> None:
-    """Checks that the layout splits no dimension that `op` declares unsplittable.
-
-    Raises:
-      ValueError: it splits one.
-    """
-    mesh_impl = lowering.requested_impl(op)
-    for t in op.inputs + op.outputs:
-        for d in t.shape:
-            axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
-            if axis is None or mesh_impl.shape[axis].size == 1:
-                continue
-            if d.name in op.unsplittable_dims:
-                mesh_dim = mesh_impl.shape[axis]
-                raise ValueError(
-                    f"dimension {d.name}={d.size} of {t.name} {t.shape} is split over mesh "
-                    f"dimension {mesh_dim.name}={mesh_dim.size}, but {type(op).__name__} "
-                    f"{op.name} cannot work on parts of it. Drop the layout rule "
-                    f"{d.name}:{mesh_dim.name}, or rename the dimension before this operation "
-                    f'with mtf.rename_dimension(x, "{d.name}", "{d.name}_unsplit")'
-                )
 
 
 class GenericGradOperation(Operation):

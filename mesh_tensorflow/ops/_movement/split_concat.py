@@ -15,7 +15,6 @@ from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, check_names_differ
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
-from mesh_tensorflow.ops._elementwise.slicewise import check_not_split
 from mesh_tensorflow.ops._source import check_dimension
 
 __all__ = [
@@ -74,7 +73,6 @@ class ConcatOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Concatenates slice by slice; the dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, lowering)
         value = mesh_impl.slicewise(
             lambda *pieces: tf.concat(pieces, self._axis),
             *[lowering.tensors[x] for x in self.inputs],
@@ -158,7 +156,6 @@ class SplitOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Splits slice by slice; the dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, lowering)
         equal = len(set(self._sizes)) == 1
         how = len(self._sizes) if equal else self._sizes
         values = mesh_impl.slicewise(
@@ -234,7 +231,6 @@ class StackOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Stacks slice by slice; the new dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, lowering)
         axis = self.outputs[0].shape.dims.index(self._new_dim)
         value = mesh_impl.slicewise(
             lambda *pieces: tf.stack(pieces, axis), *[lowering.tensors[x] for x in self.inputs]
@@ -284,7 +280,6 @@ class UnstackOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Unstacks slice by slice; the dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, lowering)
         values = mesh_impl.slicewise(
             lambda t: tuple(tf.unstack(t, axis=self._axis)), lowering.tensors[self.inputs[0]]
         )
