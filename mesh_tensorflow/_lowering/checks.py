@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from mesh_tensorflow._core.graph import Mesh
 from mesh_tensorflow._core.loop import with_inner_operations
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, is_of_package
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._watching.node_names import tell_lowering_error
 
@@ -18,10 +18,7 @@ def all_of_package(operations: Iterable[Operation]) -> bool:
 
     Other classes may rely on a slice for each processor, so processors are not merged then.
     """
-    return all(
-        type(op).__module__.startswith("mesh_tensorflow.")
-        for op in with_inner_operations(operations)
-    )
+    return all(is_of_package(type(op)) for op in with_inner_operations(operations))
 
 
 def check_impls(mesh_to_impl: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -81,33 +81,40 @@ class SlicewiseOperation(Operation):
 
 
 class GenericGradOperation(Operation):
-    """The gradients of a SlicewiseOperation's floating inputs, by TensorFlow."""
+    """The gradients of an operation's floating inputs, by TensorFlow, slice by slice.
+
+    A subclass may lower in another way; it finds the operation in `_forward_op`, and the gradients
+    of its outputs in `_grad_ys`.
+    """
 
     def __init__(
         self,
-        forward_op: SlicewiseOperation,
+        forward_op: Operation,
         grad_ys: Sequence[Optional[Tensor]],
         name: Optional[str] = None,
     ):
         """Creates the operation.
 
         Args:
-          forward_op: a SlicewiseOperation.
+          forward_op: a SlicewiseOperation, or an operation that lowers to slices of its inputs.
           grad_ys: a Tensor or None for each of its outputs.
           name: a string or None.
         """
         self._forward_op = forward_op
+        self._grad_ys = list(grad_ys)
         self._given = [i for i, dy in enumerate(grad_ys) if dy is not None]
         self._num_forward = (len(forward_op.inputs), len(forward_op.outputs))
         inputs = forward_op.inputs + forward_op.outputs + [dy for dy in grad_ys if dy is not None]
-        super().__init__(inputs, name=name or "generic_grad")
+        super().__init__(inputs, mesh=inputs[0].mesh, name=name or "generic_grad")
         # Integer inputs have no gradient; their outputs are zeros.
         self._outputs = [
             Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(forward_op.inputs)
         ]
-        self._initialize_splittable_and_unsplittable_dims(
-            "unsplittable", forward_op.splittable_dims
-        )
+        for y, x in zip(self._outputs, forward_op.inputs):
+            y._mesh = x.mesh
+
+    def _unsplittable(self) -> Collection[str]:
+        return self._forward_op.unsplittable_dims
 
     def _split_over(self, mesh_impl: MeshImpl, shape: Shape) -> set[int]:
         return set(mesh_impl.splitting_axes(shape))
@@ -126,7 +133,13 @@ class GenericGradOperation(Operation):
         """Differentiates the TensorFlow function slice by slice."""
         mesh_impl = lowering.mesh_impl(self)
         num_x, num_y = self._num_forward
-        fn = self._forward_op._tf_fn
+        fn = getattr(self._forward_op, "_tf_fn", None)
+        if fn is None and tf.executing_eagerly():
+            raise NotImplementedError(
+                f"{self.name} differentiates the nodes that {self._forward_op.name} became in a "
+                "graph of TensorFlow, which eager code has not: lower the program within "
+                f"@mtf.function, or give {type(self._forward_op).__name__} another gradient"
+            )
         summed = [self._summed_axes(mesh_impl, y) for y in self._outputs]
         shares = [self._share(mesh_impl, self._forward_op.outputs[i], summed) for i in self._given]
 
@@ -155,7 +168,7 @@ class GenericGradOperation(Operation):
 
 
 def _tf_gradients(
-    fn: Callable,
+    fn: Optional[Callable],
     xs: Sequence[tf.Tensor],
     ys: Sequence[tf.Tensor],
     dys: Sequence[tf.Tensor],
@@ -170,7 +183,8 @@ def _tf_gradients(
     grads: list = [None] * len(xs)
     if distinct and not tf.executing_eagerly():
         grads = tf.gradients(ys, xs, grad_ys=list(dys), stop_gradients=xs)
-    if any(g is None and is_differentiable(x.dtype) for g, x in zip(grads, xs)):
+    missing = any(g is None and is_differentiable(x.dtype) for g, x in zip(grads, xs))
+    if missing and fn is not None:
         # The forward value was computed from other copies of them (a constant, a cloned input).
         floating = [x for x in xs if is_differentiable(x.dtype)]
         copies = floating if distinct else [tf.identity(x) for x in floating]

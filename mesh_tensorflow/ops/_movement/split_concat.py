@@ -58,8 +58,8 @@ class ConcatOperation(Operation):
                 )
         super().__init__(xs, name=name or "concat")
         self._concat_dim_name = concat_dim_name
-        self._sizes = [x.shape[self._axis].size for x in xs]
-        shape = first.resize_dimension(concat_dim_name, sum(self._sizes))
+        self._input_sizes = [x.shape[self._axis].size for x in xs]
+        shape = first.resize_dimension(concat_dim_name, sum(self._input_sizes))
         self._outputs = [Tensor(self, shape, xs[0].dtype)]
 
     def _unsplittable(self) -> Iterable[str]:
@@ -68,7 +68,7 @@ class ConcatOperation(Operation):
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         """Splits dy into the sizes of the inputs."""
         dy = grad_ys[0]
-        return split(dy, self.outputs[0].shape[self._axis], self._sizes)
+        return split(dy, self.outputs[0].shape[self._axis], self._input_sizes)
 
     def lower(self, lowering: LoweringLike) -> None:
         """Concatenates slice by slice; the dimension is not split."""
@@ -133,7 +133,7 @@ class SplitOperation(Operation):
                 )
         super().__init__([x], name=name or "split")
         self._split_dim = split_dim
-        self._sizes = sizes
+        self._output_sizes = sizes
         self._axis = x.shape.dims.index(split_dim)
         dims = x.shape.dims
         self._outputs = [
@@ -156,8 +156,8 @@ class SplitOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Splits slice by slice; the dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
-        equal = len(set(self._sizes)) == 1
-        how = len(self._sizes) if equal else self._sizes
+        equal = len(set(self._output_sizes)) == 1
+        how = len(self._output_sizes) if equal else self._output_sizes
         values = mesh_impl.slicewise(
             lambda t: tuple(tf.split(t, how, axis=self._axis)), lowering.tensors[self.inputs[0]]
         )
