@@ -104,6 +104,11 @@ class Graph:
         return self._all_variables
 
     @property
+    def _name_to_variable(self) -> dict[str, Variable]:
+        """The name that `name_to_variable` had in early releases."""
+        return self.name_to_variable
+
+    @property
     def to_string(self) -> str:
         """One line for each operation."""
         return "\n".join(op.to_string for op in self._operations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -17,12 +18,17 @@ if TYPE_CHECKING:
     from mesh_tensorflow._core.interfaces import LoweringLike
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
-__all__ = ["Operation"]
+__all__ = ["Operation", "is_of_package"]
 
 # The methods whose results `cost_key` stands for.
 _COSTS = frozenset(["cost", "delays_sums", "pending_sums", "scatters"])
 
 PendingSums = Mapping[Tensor, tuple[int, ...]]
+
+
+def is_of_package(cls: type) -> bool:
+    """Returns whether a class of operations is one of this package, and not a user's."""
+    return cls.__module__.startswith("mesh_tensorflow.")
 
 
 class _LeavesNothingBehind(type):
@@ -74,15 +80,16 @@ class Operation(metaclass=_LeavesNothingBehind):
 
         Args:
           inputs: the Tensors it reads.
-          mesh: the Mesh it runs on; that of the first input if None.
+          mesh: the Mesh it runs on and its outputs are on, if inputs are on several, or there are
+            none; that of all inputs if None.
           name: a string, made unique in the graph; the class's name if None.
 
         Raises:
-          ValueError: an input is not a Tensor, is on another mesh, or is an inner value of a
-            function with a custom gradient; or there are neither inputs nor a mesh.
+          ValueError: an input is not a Tensor, or is an inner value of a function with a custom
+            gradient; inputs are on several meshes, or there are none, and no mesh is given.
         """
         inputs = list(inputs or ())
-        self._check_inputs(inputs, name)
+        self._check_inputs(inputs, name, mesh)
         if mesh is None:
             if not inputs:
                 raise ValueError(
@@ -107,7 +114,9 @@ class Operation(metaclass=_LeavesNothingBehind):
         self._name = self._graph.unique_name(type(self).__name__ if name is None else name)
         self._graph.register(self)
 
-    def _check_inputs(self, inputs: Sequence[Tensor], name: Optional[str]) -> None:
+    def _check_inputs(
+        self, inputs: Sequence[Tensor], name: Optional[str], mesh: Optional[Mesh] = None
+    ) -> None:
         what = name or type(self).__name__
         check_tensors(what, inputs)
         for x in inputs:
@@ -116,10 +125,12 @@ class Operation(metaclass=_LeavesNothingBehind):
                     f"{what}: {x.to_string} is an inner value of a function with a custom gradient "
                     "and cannot be used outside; return it from that function"
                 )
-        if any(x.mesh is not inputs[0].mesh for x in inputs):
+        if mesh is None and any(x.mesh is not inputs[0].mesh for x in inputs):
             raise ValueError(
                 f"{what}: inputs must be on one mesh: "
-                f"{', '.join(f'{x.name} is on {x.mesh.name!r}' for x in inputs)}"
+                f"{', '.join(f'{x.name} is on {x.mesh.name!r}' for x in inputs)}. An operation of "
+                "your own that moves values between meshes gives the mesh of its outputs: "
+                "super().__init__(inputs, mesh=mesh)"
             )
 
     @property
@@ -172,16 +183,12 @@ class Operation(metaclass=_LeavesNothingBehind):
     @property
     def splittable_dims(self) -> frozenset[str]:
         """Names of its dimensions that a layout may split."""
-        if self._splittable_dims is None:
-            self._settle_split_rules()
-        return self._splittable_dims  # type: ignore[return-value]
+        return self._split_rules()[0]
 
     @property
     def unsplittable_dims(self) -> frozenset[str]:
         """Names of its dimensions that no layout may split."""
-        if self._unsplittable_dims is None:
-            self._settle_split_rules()
-        return self._unsplittable_dims  # type: ignore[return-value]
+        return self._split_rules()[1]
 
     def _dimension_names(self) -> frozenset[str]:
         return frozenset(n for t in self._inputs + self._outputs for n in t.shape.dimension_names)
@@ -190,16 +197,23 @@ class Operation(metaclass=_LeavesNothingBehind):
         """Returns the names of dimensions that may not be split; none by default."""
         return ()
 
-    def _settle_split_rules(self) -> None:
+    def _split_rules(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Returns the names that may be split and those that may not, declared in either way."""
+        splittable, unsplittable = self._splittable_dims, self._unsplittable_dims
         names = self._dimension_names()
-        if self._splittable_dims is not None:
-            self._unsplittable_dims = names - self._splittable_dims
-            return
-        unsplittable = frozenset(
-            self._unsplittable() if self._unsplittable_dims is None else self._unsplittable_dims
-        )
-        self._unsplittable_dims = unsplittable
-        self._splittable_dims = names - unsplittable
+        if unsplittable is None:
+            unsplittable = (
+                frozenset(self._unsplittable()) if splittable is None else names - splittable
+            )
+        return names - unsplittable if splittable is None else splittable, unsplittable
+
+    def _rules_are_of_base(self) -> bool:
+        """Returns whether it declares nothing, and lowers in another way than a class of ours."""
+        if self._splittable_dims is not None or self._unsplittable_dims is not None:
+            return False
+        classes = itertools.takewhile(lambda c: not is_of_package(c), type(self).__mro__)
+        own = {name for c in classes for name in vars(c)}
+        return "lower" in own and own.isdisjoint(("_unsplittable", "unsplittable_dims"))
 
     def _initialize_splittable_and_unsplittable_dims(
         self, default_splittability: str, exception_dims_iterable: Optional[Iterable[str]] = None
@@ -237,6 +251,35 @@ class Operation(metaclass=_LeavesNothingBehind):
           (names of all dimensions, an empty set).
         """
         return self._initialize_splittable_and_unsplittable_dims("splittable")
+
+    def check_layout(self, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
+        """Checks that it can be lowered in a layout; a Lowering asks before it changes anything.
+
+        The default checks that the layout splits no dimension that no layout may split.
+
+        Args:
+          mesh_to_impl: from Mesh to the requested MeshImpl.
+
+        Raises:
+          ValueError: it cannot be lowered in the layout.
+        """
+        # What a class says of how it lowers is not said of a user's subclass that lowers otherwise.
+        whole = frozenset() if self._rules_are_of_base() else self.unsplittable_dims
+        for t in self._inputs + self._outputs if whole else ():
+            mesh_impl = mesh_to_impl.get(t.mesh)
+            for d in t.shape:
+                if mesh_impl is None or d.name not in whole:
+                    continue
+                axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
+                if axis is not None and mesh_impl.shape[axis].size > 1:
+                    mesh_dim = mesh_impl.shape[axis]
+                    raise ValueError(
+                        f"dimension {d.name}={d.size} of {t.name} {t.shape} is split over mesh "
+                        f"dimension {mesh_dim.name}={mesh_dim.size}, but {type(self).__name__} "
+                        f"{self.name} cannot work on parts of it. Drop the layout rule "
+                        f"{d.name}:{mesh_dim.name}, or rename the dimension before this operation "
+                        f'with mtf.rename_dimension(x, "{d.name}", "{d.name}_unsplit")'
+                    )
 
     # -- gradient
 

@@ -104,6 +104,7 @@ class Tensor:
         if not isinstance(dtype, tf.DType):
             raise ValueError(f"the dtype of tensor {name!r} must be a tf.DType, not {dtype!r}")
         self._operation = operation
+        self._mesh = operation.mesh
         self._shape = shape
         self._dtype = dtype
         self._name = name
@@ -125,7 +126,7 @@ class Tensor:
     @property
     def mesh(self) -> Mesh:
         """The Mesh it is on."""
-        return self._operation.mesh
+        return self._mesh
 
     @property
     def graph(self) -> Graph:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from mesh_tensorflow._core.graph import Mesh
 from mesh_tensorflow._core.loop import with_inner_operations
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, is_of_package
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._watching.node_names import tell_lowering_error
 
-__all__ = ["all_of_package", "check_impls"]
+__all__ = ["all_of_package", "check_impls", "check_layouts"]
 
 
 def all_of_package(operations: Iterable[Operation]) -> bool:
@@ -16,10 +18,7 @@ def all_of_package(operations: Iterable[Operation]) -> bool:
 
     Other classes may rely on a slice for each processor, so processors are not merged then.
     """
-    return all(
-        type(op).__module__.startswith("mesh_tensorflow.")
-        for op in with_inner_operations(operations)
-    )
+    return all(is_of_package(type(op)) for op in with_inner_operations(operations))
 
 
 def check_impls(mesh_to_impl: object) -> None:
@@ -40,3 +39,17 @@ def check_impls(mesh_to_impl: object) -> None:
     for impl in impls:
         if isinstance(impl, MeshImpl):
             impl.check_processors()
+
+
+def check_layouts(operations: Iterable[Operation], mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
+    """Checks that each operation, including inner ones, can be lowered in the layout of its mesh.
+
+    Raises:
+      ValueError: one cannot; the message names it.
+    """
+    for op in with_inner_operations(operations):
+        try:
+            op.check_layout(mesh_to_impl)
+        except Exception as e:
+            tell_lowering_error(e, op)
+            raise

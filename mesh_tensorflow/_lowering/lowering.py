@@ -51,7 +51,7 @@ from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._lowering.checks import all_of_package, check_impls
+from mesh_tensorflow._lowering.checks import all_of_package, check_impls, check_layouts
 from mesh_tensorflow._lowering.copies import copy_in_sequence
 from mesh_tensorflow._lowering.counters import (
     communication_table,
@@ -71,6 +71,7 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.mesh_pair import HasSlices, MeshPair
 from mesh_tensorflow._watching.node_names import NodeNames, tell_lowering_error
 from mesh_tensorflow._watching.requests import nan_checks_in_force
+from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = ["Lowering"]
@@ -116,6 +117,7 @@ class Lowering:
         """
         check_impls(mesh_to_impl)
         check_rules_apply(graph.operations, mesh_to_impl)
+        check_layouts(graph.operations, mesh_to_impl)
         rewrite_stored_layouts(graph, mesh_to_impl)
         self._begin(graph, mesh_to_impl)
         for master in [m for v in graph.all_variables for m in v.masters if keep_masters]:
@@ -273,17 +275,42 @@ class Lowering:
         """Returns the whole value of a Tensor as a tf.Tensor.
 
         In eager code it is the value that the Lowering computed; for a variable, its current value.
+        What was made after the Lowering is lowered now.
+
+        Raises:
+          NotInLoweringError: it is a value inside of a loop, belongs to another graph, or depends
+            on a variable that was made after the Lowering.
         """
         mesh_impl = self.mesh_impl(x)
         if x not in self.tensors:
-            raise NotInLoweringError(
-                f"{x.name} {x.shape} is not in this Lowering: it was made after it, is a value "
-                "inside of a loop, or belongs to another graph. Make the Lowering last"
-            )
+            self._lower_late(x)
         source: Any = x.operation
         if tf.executing_eagerly() and getattr(source, "store", None) is not None:
             return source.stored_value()
         return mesh_impl.export_to_tf_tensor(x, self.tensors[x].to_laid_out_tensor())
+
+    def _lower_late(self, x: Tensor) -> None:
+        """Lowers the operations that a Tensor depends on and that were made after the Lowering."""
+        needed, late = {x}, []
+        for op in reversed(self.graph.operations):
+            if not needed.isdisjoint(op.outputs) and not self.tensors.keys() >= set(op.outputs):
+                late.append(op)
+                needed.update(op.inputs)
+        merged = any(pair.is_merged for pair in self._pairs.values())
+        known = {y for op in late for y in op.outputs} | self.tensors.keys()
+        if (
+            not needed <= known
+            or any(isinstance(op, Variable) for op in late)
+            or (merged and not all_of_package(late))
+        ):
+            raise NotInLoweringError(
+                f"{x.name} {x.shape} is not in this Lowering: it is a value inside of a loop, "
+                "belongs to another graph, or depends on a variable, or on an operation of your "
+                "own, that was made after it. Make the Lowering last"
+            )
+        late.reverse()
+        check_layouts(late, self.mesh_to_impl)
+        self.lower_operations(late)
 
     def lowered_operation(self, op: Operation) -> tf.Operation:
         """Returns the tf operation of an Assign.

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from mesh_tensorflow._core.cost import Collective
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.graph import Graph, Mesh
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, is_of_package
 from mesh_tensorflow._core.pending import Walk
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
@@ -137,7 +137,7 @@ class _Finder:
         """Returns whether an operation can do a part of an update under other names."""
         return (
             op.works_by_name
-            and type(op).__module__.startswith("mesh_tensorflow.")
+            and is_of_package(type(op))
             and op not in self.updates
             and op not in self._outside
             and all(set(t.shape) <= set(v.shape) for t in op.inputs + op.outputs)

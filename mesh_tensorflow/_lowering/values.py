@@ -24,7 +24,7 @@ from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._lowering.checks import all_of_package, check_impls
+from mesh_tensorflow._lowering.checks import all_of_package, check_impls, check_layouts
 from mesh_tensorflow._lowering.lowering import Lowering
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
@@ -148,7 +148,9 @@ class LookedAt(Lowering):
         Args:
           x: a Tensor of the graph.
         """
-        self.lower_operations(self.missing(x))
+        missing = self.missing(x)
+        check_layouts(missing, self.mesh_to_impl)
+        self.lower_operations(missing)
         return self.mesh_impl(x).export_to_tf_tensor(x, self.tensors[x].to_laid_out_tensor())
 
 

@@ -13,7 +13,6 @@ from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow.ops._elementwise.slicewise import check_not_split
 
 __all__ = [
     "EOS_ID",
@@ -64,7 +63,6 @@ class SelectOperation(mtf.Operation):
 
     def lower(self, lowering: LoweringLike) -> None:
         """Gathers along the first dimension after the batch dimensions."""
-        check_not_split(self, lowering)
         axis = len(self._batch)
         x, indices = (lowering.tensors[t] for t in self.inputs)
         value = lowering.mesh_impl(self).slicewise(

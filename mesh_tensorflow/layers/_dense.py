@@ -14,6 +14,7 @@ from mesh_tensorflow import layers
 from mesh_tensorflow._core.dimension import list_of_dimensions
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.strictness import check_flag
+from mesh_tensorflow.layers._early_forms import trains_if_not_told
 from mesh_tensorflow.ops._variables.precision import InputDType
 
 __all__ = [
@@ -381,6 +382,7 @@ def dense_product(
     return product
 
 
+@trains_if_not_told
 def dense_relu_dense(
     x: mtf.Tensor,
     hidden_channels: mtf.Dimension,
@@ -400,7 +402,7 @@ def dense_relu_dense(
     Args:
       x: a Tensor with dimensions [..., io].
       hidden_channels: a Dimension, the output of the first layer.
-      is_training: whether dropout is applied.
+      is_training: whether dropout is applied; if it is left out, as before 0.1.19, it is.
       dropout: the dropout rate.
       dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
       master_dtype: a dtype.

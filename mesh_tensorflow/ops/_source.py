@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -100,12 +101,12 @@ class Constant(Operation):
 
 
 def _constant_array(
-    mesh: Mesh, value: ArrayLike, sizes: list[Optional[int]], shape: Shape, dtype: tf.DType
+    mesh: Mesh, value: ArrayLike, sizes: tf.TensorShape, shape: Shape, dtype: tf.DType
 ) -> Tensor:
-    if sizes != shape.to_integer_list:
+    if not sizes.is_compatible_with(shape.to_integer_list):
         raise ValueError(
             f"constant: one number, or an array of the sizes of {shape}, not one of "
-            f"{tuple(sizes)}; "
+            f"{tuple(sizes.as_list())}; "
             "mtf.import_tf_tensor and mtf.broadcast make a Tensor of smaller ones"
         )
     if dtype.is_complex and not tf.is_tensor(value):
@@ -114,8 +115,8 @@ def _constant_array(
     return import_unchanged(mesh, value, shape, name="constant")
 
 
-def _sizes(value: Any) -> list[Optional[int]]:
-    return value.shape.as_list() if tf.is_tensor(value) else list(np.shape(value))
+def _sizes(value: Any) -> tf.TensorShape:
+    return value.shape if tf.is_tensor(value) else tf.TensorShape(np.shape(value))
 
 
 def constant(
@@ -141,7 +142,7 @@ def constant(
     shape = Shape([]) if shape is None else convert_to_shape(shape)
     if not isinstance(value, (int, float)):
         sizes = _sizes(value)
-        if sizes:
+        if sizes.rank != 0:
             return _constant_array(mesh, value, sizes, shape, tf.as_dtype(dtype))
     return Constant(mesh, value, shape, dtype).outputs[0]
 
@@ -255,19 +256,37 @@ class ImportOperation(Operation):
         self._outputs = [Tensor(self, shape, tf_tensor.dtype)]
 
     def lower(self, lowering: LoweringLike) -> None:
-        """Cuts the tf.Tensor into slices, its sizes checked when it runs if they are not known."""
-        y, tf_tensor = self.outputs[0], self._tf_tensor
-        if not tf_tensor.shape.is_fully_defined():
-            tf_tensor = self._checked_at_run_time(tf_tensor, y.shape)
+        """Cuts the tf.Tensor into slices."""
+        y = self.outputs[0]
+        tf_tensor = _of_sizes(self.name, self._tf_tensor, y.shape.to_integer_list, y.shape)
         value = lowering.mesh_impl(self).import_tf_tensor(y, tf_tensor)
         lowering.set_tensor_lowering(y, value)
 
-    def _checked_at_run_time(self, tf_tensor: tf.Tensor, shape: Shape) -> tf.Tensor:
-        sizes, found = shape.to_integer_list, tf.shape(tf_tensor)
-        fits = tf.reduce_all(tf.math.equal(found, sizes, incompatible_shape_error=False))
-        message = f"{self.name}: what is fed to {tf_tensor.name} must fit {shape}; its sizes are"
-        with tf.control_dependencies([tf.Assert(fits, [message, found])]):
-            return tf.ensure_shape(tf.identity(tf_tensor), sizes)
+
+def _of_sizes(what: str, x: tf.Tensor, sizes: Sequence[int], shape: Shape) -> tf.Tensor:
+    """Returns a tf.Tensor of known sizes; checked when it runs if they are not known yet.
+
+    Args:
+      what: what the tensor is, for the message.
+      x: a tf.Tensor.
+      sizes: the sizes that it must have.
+      shape: the Shape that they follow from, for the message.
+    """
+    if not tf.is_tensor(x) or x.shape.is_fully_defined():
+        return x
+    found = tf.shape(x)
+    # Equal numbers of sizes first: one size would be compared with each of several.
+    fits = tf.logical_and(
+        tf.equal(tf.size(found), len(sizes)),
+        tf.reduce_all(tf.raw_ops.Equal(x=found, y=sizes, incompatible_shape_error=False)),
+    )
+    must = "" if list(sizes) == shape.to_integer_list else f" in slices of {list(sizes)}"
+    message = f"{what}: {x.name} must fit {shape}{must}; its sizes are"
+    with tf.control_dependencies([tf.Assert(fits, [message, found])]):
+        checked = tf.identity(x)
+    # Not tf.ensure_shape, which may run before the assertion, and does not know the operation.
+    checked.set_shape(sizes)
+    return checked
 
 
 def _as_tf_tensor(what: str, value: ArrayLike) -> tf.Tensor:
@@ -285,6 +304,11 @@ def _as_tf_tensor(what: str, value: ArrayLike) -> tf.Tensor:
 def _anonymous_if_none(tf_tensor: tf.Tensor, shape: Optional[ShapeLike]) -> Shape:
     if shape is not None:
         return convert_to_shape(shape)
+    if not tf_tensor.shape.is_fully_defined():
+        raise ValueError(
+            f"import_tf_tensor: the tf.Tensor has shape {tf_tensor.shape}, whose sizes are not all "
+            "known before it runs: give its shape, mtf.import_tf_tensor(mesh, x, shape)"
+        )
     sizes = tf_tensor.shape.as_list()
     return anonymous_shape(Shape([Dimension(f"d{i}", s) for i, s in enumerate(sizes)]))
 
@@ -300,12 +324,13 @@ def import_tf_tensor(
 
     Args:
       mesh: a Mesh.
-      tf_tensor: a tf.Tensor, or an object that converts to one.
+      tf_tensor: a tf.Tensor, or an object that converts to one. Sizes that are not known yet, such
+        as that of a batch, are checked when it runs.
       shape: a Shape; anonymous dimensions if None.
       name: a string or None.
 
     Raises:
-      ValueError: the sizes do not fit `shape`.
+      ValueError: the sizes do not fit `shape`, or are not known and there is none.
     """
     tf_tensor = _as_tf_tensor("import_tf_tensor", tf_tensor)
     dtype = imported_dtype(tf_tensor.dtype)
@@ -370,10 +395,18 @@ class ImportLaidOutTensorOperation(Operation):
         """Returns all dimension names: the slices are in one layout, which cannot be changed."""
         return self._outputs[0].shape.dimension_names
 
+    def check_layout(self, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
+        """Accepts the layout that the slices are in; the Lowering checks their shapes."""
+
     def lower(self, lowering: LoweringLike) -> None:
         """Uses the slices that it was given."""
-        y = self.outputs[0]
-        lowering.set_tensor_lowering(y, lowering.import_slices(y, self._laid_out_tensor))
+        y, laid_out = self.outputs[0], self._laid_out_tensor
+        mesh_impl, slices = lowering.requested_impl(self), slices_of(laid_out)
+        if any(tf.is_tensor(s) and not s.shape.is_fully_defined() for s in slices):
+            sizes = mesh_impl.slice_shape(y.shape)
+            known = [_of_sizes(self.name, s, sizes, y.shape) for s in slices]
+            laid_out = mesh_impl.LaidOutTensor.from_tensor_list(known)
+        lowering.set_tensor_lowering(y, lowering.import_slices(y, laid_out))
 
 
 def import_laid_out_tensor(

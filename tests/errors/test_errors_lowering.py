@@ -108,18 +108,38 @@ def test_lowering_without_a_mesh_implementation(tf_graph):
 
 
 def _lowered(world):
-    graph = mtf.Graph()
-    mesh = mtf.Mesh(graph, "mesh")
-    world.y = mtf.import_tf_tensor(mesh, tf.zeros([8]), [A])
-    return mtf.Lowering(graph, {mesh: PlacementMeshImpl("x:1", "", [""])})
+    world.y = mtf.import_tf_tensor(world.mesh, tf.ones([8]), [A])
+    return mtf.Lowering(world.graph, {world.mesh: PlacementMeshImpl("x:2", "a:x", [""] * 2)})
 
 
 def test_export_of_a_tensor_made_after_lowering(tf_graph):
-    world = World()
+    world = Plain()
     lowering = _lowered(world)
-    late = world.y * 2
-    with pytest.raises(ValueError, match=r"scalar_mul:0 .*made after"):
+    late = mtf.reduce_sum(world.y * 2)
+    first = lowering.export_to_tf_tensor(late)
+    nodes = len(tf_graph.get_operations())
+    again = lowering.export_to_tf_tensor(late)
+    assert len(tf_graph.get_operations()) - nodes < 3  # it is lowered once
+    with tf.Session() as session:
+        assert session.run([first, again]) == [16.0, 16.0]
+
+
+def test_what_cannot_be_lowered_after_a_lowering(tf_graph):
+    world = Plain()
+    lowering = _lowered(world)
+    before = dict(lowering.tensors)
+    v = mtf.get_variable(world.mesh, "v", [A])
+    inner = []
+    mtf.while_loop(lambda t: mtf.less(mtf.reduce_sum(t), 1), lambda t: inner.append(t) or t, [v])
+    other = mtf.Mesh(mtf.Graph(), "other")
+    lowering._pairs[other] = lowering._pair(world.mesh)
+    for late in (v * world.y, inner[0], mtf.zeros(other, [A])):
+        with pytest.raises(ValueError, match=r"is not in this Lowering: .*Make the Lowering last"):
+            lowering.export_to_tf_tensor(late)
+    late = mtf.concat([world.y, world.y], "a")
+    with pytest.raises(ValueError, match=r"concat cannot work on parts"):
         lowering.export_to_tf_tensor(late)
+    assert lowering.tensors == before
 
 
 def test_lowered_operation_of_a_replaced_assignment(tf_graph):

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.layers._early_forms import trains_if_not_told
 from mesh_tensorflow.ops._variables.precision import InputDType, current_precision
 
 __all__ = [
@@ -82,6 +83,7 @@ def check_dropout(what: str, dropout: float | tf.Tensor) -> None:
         )
 
 
+@trains_if_not_told
 @leaves_no_node
 def dot_product_attention(
     q: mtf.Tensor,
@@ -111,7 +113,7 @@ def dot_product_attention(
       v: values, a Tensor with dimensions [..., memory, channels].
       mask: a Tensor that is added to the logits [dims of q without kv..., memory], and may lack
         some of their dimensions; or None.
-      is_training: whether dropout is applied.
+      is_training: whether dropout is applied; if it is left out, as before 0.1.19, it is.
       dropout: the dropout rate of the attention weights.
       dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
       extra_logit: a number or a Tensor, an extra logit in the denominator of the softmax; or None.
@@ -287,6 +289,7 @@ def _check_antecedents(query: mtf.Tensor, memory: Optional[mtf.Tensor]) -> None:
         )
 
 
+@trains_if_not_told
 @leaves_no_node
 def multihead_attention(
     query_antecedent: mtf.Tensor,
@@ -318,7 +321,7 @@ def multihead_attention(
         lack some of their dimensions; or None.
       kv_channels: a Dimension, the channels of queries, keys and values.
       heads: a Dimension.
-      is_training: whether dropout is applied.
+      is_training: whether dropout is applied; if it is left out, as before 0.1.19, it is.
       dropout: the dropout rate of the attention weights.
       dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
       master_dtype: a dtype.

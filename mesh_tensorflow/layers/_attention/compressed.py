@@ -16,6 +16,7 @@ from mesh_tensorflow.layers._attention.attention import (
     multihead_attention_vars,
 )
 from mesh_tensorflow.layers._attention.masks import hidden_where
+from mesh_tensorflow.layers._early_forms import trains_if_not_told
 
 __all__ = ["compress_mean", "multihead_self_attention_memory_compressed"]
 
@@ -56,6 +57,7 @@ def compress_mean(x: mtf.Tensor, dim: mtf.Dimension, compression_factor: int) ->
     return mtf.reduce_mean(x, reduced_dim=group)
 
 
+@trains_if_not_told
 @leaves_no_node
 def multihead_self_attention_memory_compressed(
     x: mtf.Tensor,
@@ -89,7 +91,7 @@ def multihead_self_attention_memory_compressed(
       compression_factor: the number of positions per group.
       kv_channels: a Dimension, the channels of queries, keys and values.
       heads: a Dimension.
-      is_training: whether dropout is applied.
+      is_training: whether dropout is applied; if it is left out, as before 0.1.19, it is.
       dropout: the dropout rate of the attention weights.
       dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
       master_dtype: a dtype.

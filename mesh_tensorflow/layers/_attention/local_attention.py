@@ -20,6 +20,7 @@ from mesh_tensorflow.layers._attention.masks import (
     attention_bias_local_block,
     hidden_where,
 )
+from mesh_tensorflow.layers._early_forms import trains_if_not_told
 
 __all__ = [
     "local_1d_halo_exchange",
@@ -57,6 +58,7 @@ def _in_blocks(t: mtf.Tensor, length: mtf.Dimension, block: mtf.Dimension) -> mt
     return mtf.reshape(t, mtf.replace_dimensions(t.shape, length, [blocks, block]))
 
 
+@trains_if_not_told
 @leaves_no_node
 def masked_local_attention_1d(
     x: mtf.Tensor,
@@ -93,7 +95,7 @@ def masked_local_attention_1d(
       x: a Tensor with dimensions [batch..., length, io].
       kv_channels: a Dimension, the channels of queries, keys and values.
       heads: a Dimension.
-      is_training: a bool, unused; there is no dropout.
+      is_training: a bool, unused; there is no dropout. It may be left out.
       window_size: the number of positions before a block that are visible from it.
       master_dtype: a dtype.
       slice_dtype: a dtype.
@@ -222,6 +224,7 @@ def _memory_dim(
     return mtf.Dimension(name, dim.size)
 
 
+@trains_if_not_told
 @leaves_no_node
 def local_self_attention_spatial_blocks(
     query_antecedent: mtf.Tensor,
@@ -249,7 +252,7 @@ def local_self_attention_spatial_blocks(
       query_antecedent: a Tensor with dimensions [batch..., num_w_blocks, w, io].
       kv_channels: a Dimension, the channels of queries, keys and values.
       heads: a Dimension.
-      is_training: a bool, unused; there is no dropout.
+      is_training: a bool, unused; there is no dropout. It may be left out.
       memory_w_dim: a Dimension whose name is that of the memory positions, by default
         "memory_w" for "w"; its size is ignored.
       mask_right: whether to attend only to the left neighbor, and within the block only to the
@@ -284,6 +287,7 @@ def local_self_attention_spatial_blocks(
         return mtf.einsum([o, wo], output_shape=x.shape)
 
 
+@trains_if_not_told
 @leaves_no_node
 def local_2d_self_attention_spatial_blocks(
     query_antecedent: mtf.Tensor,
@@ -316,7 +320,7 @@ def local_2d_self_attention_spatial_blocks(
       query_antecedent: a Tensor with dimensions [batch..., num_h_blocks, num_w_blocks, h, w, io].
       kv_channels: a Dimension, the channels of queries, keys and values.
       heads: a Dimension.
-      is_training: a bool, unused; there is no dropout.
+      is_training: a bool, unused; there is no dropout. It may be left out.
       memory_h_dim: a Dimension whose name is that of the memory rows, by default "memory_h" for
         "h"; its size is ignored.
       memory_w_dim: a Dimension whose name is that of the memory columns, by default "memory_w"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
@@ -20,12 +21,12 @@ from mesh_tensorflow.ops._contractions.conv_kind import (
     FILTER,
     NARROW,
     WIDE,
+    ConvForm,
     ConvKind,
     check_shapes,
     conv_kind,
 )
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
-from mesh_tensorflow.ops._elementwise.slicewise import check_not_split
 
 __all__ = [
     "Conv2dOperation",
@@ -58,6 +59,8 @@ _KERNELS: dict[str, tuple[dict[int, Any], dict[str, str], Optional[str]]] = {
 class ConvNdOperation(Operation):
     """One of the three tensors of a convolution, computed from the other two."""
 
+    _form: ConvForm  # what it computes
+
     def __init__(
         self,
         kind: ConvKind,
@@ -76,12 +79,8 @@ class ConvNdOperation(Operation):
         Raises:
           ValueError: shapes or dtypes do not match, or TensorFlow does not convolve the dtype.
         """
-        self._kind = kind
-        self._roles = list(operands)
-        self._computed = next(role for role in _KERNELS if role not in operands)
-        self._product = kind.product(self._computed)
-        self._counter, usual_name, self._sum_label = kind.names(self._product)
-        what = name or usual_name
+        computed = next(role for role in _KERNELS if role not in operands)
+        what = name or kind.names(kind.product(computed))[1]
         tensors = list(operands.values())
         self._check_inputs(tensors, what)
         check_dtypes(what, tensors)
@@ -93,95 +92,102 @@ class ConvNdOperation(Operation):
             )
         shapes = {role: x.shape for role, x in operands.items()}
         if output_shape is not None:
-            shapes[self._computed] = output_shape
+            shapes[computed] = output_shape
         check_shapes(what, kind, shapes)
         if output_shape is None:
             image = shapes[kind.input_role]
-            shapes[self._computed] = kind.image_shape(self._computed, image, shapes[FILTER])
+            shapes[computed] = kind.image_shape(computed, image, shapes[FILTER])
         super().__init__(tensors, name=what)
-        self._shapes = shapes
-        self._outputs = [Tensor(self, shapes[self._computed], dtype)]
+        self._form = ConvForm(kind, list(operands), computed, shapes)
+        self._strides, self._padding = kind.tf_strides, kind.padding
+        self._outputs = [Tensor(self, shapes[computed], dtype)]
+
+    @property
+    def _product(self) -> str:
+        return self._form.kind.product(self._form.computed)
 
     def _unsplittable(self) -> list[str]:
-        rank = self._kind.rank
-        images = self._shapes[WIDE][-rank - 1 : -1] + self._shapes[NARROW][-rank - 1 : -1]
-        return [d.name for d in self._shapes[FILTER][:rank] + images]
+        kind, _, _, shapes = self._form
+        spatial = slice(-kind.rank - 1, -1)
+        window = shapes[FILTER][: kind.rank]
+        return [d.name for d in window + shapes[WIDE][spatial] + shapes[NARROW][spatial]]
 
     # -- gradient
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         """Returns the two other products of the same kind: each role is bilinear in the others."""
         # Each product is linear in either operand, and its gradients are the other two products.
-        tensors = {**dict(zip(self._roles, self._inputs)), self._computed: grad_ys[0]}
-        return [self._product_of(role, tensors) for role in self._roles]
+        _, roles, computed, _ = self._form
+        tensors = {**dict(zip(roles, self._inputs)), computed: grad_ys[0]}
+        return [self._product_of(role, tensors) for role in roles]
 
     def _product_of(self, role: str, tensors: dict[str, Tensor]) -> Tensor:
         """Returns the tensor with the given role in this convolution, computed from the others."""
-        kind = self._kind
+        kind, _, _, shapes = self._form
         rank, transposed = kind.rank, kind.transposed
         movement = (kind.tf_strides, kind.padding)
         if role == FILTER:
-            images = tensors[kind.input_role], self._shapes[FILTER], tensors[kind.output_role]
+            images = tensors[kind.input_role], shapes[FILTER], tensors[kind.output_role]
             op = mtf.Conv2or3dBackpropFilterOperation(rank, transposed, *images, *movement)
             return op.outputs[0]
         given = NARROW if role == WIDE else WIDE
-        usual = kind.image_shape(role, self._shapes[given], self._shapes[FILTER])
-        if role == kind.output_role and usual == self._shapes[role]:
+        usual = kind.image_shape(role, shapes[given], shapes[FILTER])
+        if role == kind.output_role and usual == shapes[role]:
             cls = _FORWARD[rank, transposed]
             return cls(tensors[given], tensors[FILTER], *movement).outputs[0]
         # A wide image that has not the default size of a transposed convolution needs its shape.
         return mtf.Conv2or3dBackpropInputOperation(
-            rank, role == NARROW, self._shapes[role], tensors[FILTER], tensors[given], *movement
+            rank, role == NARROW, shapes[role], tensors[FILTER], tensors[given], *movement
         ).outputs[0]
 
     # -- lowering
 
     def _summed_axes(self, mesh_impl: MeshImpl) -> list[int]:
         """Returns the mesh axes that split the summed dimensions, in the order of these."""
+        kind, _, computed, shapes = self._form
         summed = {
-            NARROW: self._shapes[FILTER][-2:-1],
-            WIDE: self._shapes[FILTER][-1:],
-            FILTER: self._shapes[WIDE][: -self._kind.rank - 1],
-        }[self._computed]
+            NARROW: shapes[FILTER][-2:-1],
+            WIDE: shapes[FILTER][-1:],
+            FILTER: shapes[WIDE][: -kind.rank - 1],
+        }[computed]
         return mesh_impl.splitting_axes(summed)
 
     def lower(self, lowering: LoweringLike) -> None:
         """Convolves slice by slice; leaves a partial sum over split summed dimensions."""
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, lowering)
         output = self.outputs[0]
         self._count(lowering, lowering.requested_impl(self))
         result = mesh_impl.slicewise(
             self._slice_fn(mesh_impl), *[lowering.tensors[x] for x in self.inputs]
         )
         axes = self._summed_axes(mesh_impl)
-        lowering.set_partial_sum(output, result, axes, self._sum_label)
+        _, _, label = self._form.kind.names(self._product)
+        lowering.set_partial_sum(output, result, axes, label)
 
     def _slice_fn(self, mesh_impl: MeshImpl) -> Callable[..., tf.Tensor]:
         """Returns a function of one processor's slices of the inputs."""
-        kind = self._kind
-        kernels, argument_names, sizes_name = _KERNELS[self._computed]
-        computed = self._shapes[self._computed]
+        kind, roles, computed, shapes = self._form
+        kernels, argument_names, sizes_name = _KERNELS[computed]
 
         def batch_dims(role: str) -> int:
             # The batch dimensions of an image are merged; a filter's window stays as it is.
-            return 1 if role == FILTER else len(self._shapes[role]) - kind.rank - 1
+            return 1 if role == FILTER else len(shapes[role]) - kind.rank - 1
 
         def apply(*slices: tf.Tensor) -> tf.Tensor:
             merged = {
-                role: mesh_impl.merge_dims(x, self._shapes[role], batch_dims(role))
-                for role, x in zip(self._roles, slices)
+                role: mesh_impl.merge_dims(x, shapes[role], batch_dims(role))
+                for role, x in zip(roles, slices)
             }
-            sizes = merged_sizes(mesh_impl, computed, batch_dims(self._computed))
+            sizes = merged_sizes(mesh_impl, shapes[computed], batch_dims(computed))
             y = None
-            if self._computed == WIDE and mesh_impl.needs_static_sizes:
+            if computed == WIDE and mesh_impl.needs_static_sizes:
                 y = wide_by_filter(kind, merged[NARROW], merged[FILTER], sizes)
             if y is None:
                 arguments: dict[str, Any] = {argument_names[r]: x for r, x in merged.items()}
                 if sizes_name is not None:
                     arguments[sizes_name] = sizes
                 y = kernels[kind.rank](strides=kind.tf_strides, padding=kind.padding, **arguments)
-            return mesh_impl.split_dims(y, computed, batch_dims(self._computed))
+            return mesh_impl.split_dims(y, shapes[computed], batch_dims(computed))
 
         return apply
 
@@ -189,16 +195,17 @@ class ConvNdOperation(Operation):
 
     def _multiply_adds(self, image: str, sizes_of: Callable[[Shape], list[int]]) -> int:
         """Returns the number of products of elements of `image` and elements of the filter."""
-        *window, wide, narrow = sizes_of(self._shapes[FILTER])
-        pixels = list_product(sizes_of(self._shapes[image]))
+        *window, wide, narrow = sizes_of(self._form.shapes[FILTER])
+        pixels = list_product(sizes_of(self._form.shapes[image]))
         return pixels * list_product(window) * (wide if image == NARROW else narrow)
 
     def _count(self, lowering: LoweringLike, mesh_impl: MeshImpl) -> None:
-        image = self._kind.output_role
+        counter, _, _ = self._form.kind.names(self._product)
+        image = self._form.kind.output_role
         laid_out = self._multiply_adds(image, mesh_impl.slice_shape) * mesh_impl.size
         unique = self._multiply_adds(image, lambda shape: shape.to_integer_list)
-        lowering.add_counter(f"{self._counter}/{self._product}", laid_out)
-        lowering.add_counter(f"{self._counter}_unique/{self._product}", unique)
+        lowering.add_counter(f"{counter}/{self._product}", laid_out)
+        lowering.add_counter(f"{counter}_unique/{self._product}", unique)
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Two flops for each multiply-add of every processor."""
@@ -207,7 +214,7 @@ class ConvNdOperation(Operation):
 
     def cost_key(self) -> tuple:
         """The kind of convolution, and which of its tensors is computed."""
-        return self._kind, tuple(self._roles)
+        return self._form.kind, tuple(self._form.roles)
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         """The output is pending over the mesh axes that split summed dimensions."""
@@ -247,6 +254,22 @@ class _ForwardConvOperation(ConvNdOperation):
         kind = conv_kind(name or type(self).__name__, *self._family, strides, padding)
         operands = {kind.input_role: conv_input, FILTER: conv_filter}
         super().__init__(kind, operands, None, name)
+        x, w, y = conv_input.shape.dims, conv_filter.shape.dims, self._outputs[0].shape.dims
+        first = -kind.rank - 1
+        self._batch_dims, self._in_dim, self._out_dim = x[:first], x[-1], y[-1]
+        # For subclasses that read what the classic's constructor sets.
+        for letter, *dims in zip("dhw"[-kind.rank :], x[first:-1], w, y[first:-1]):
+            for prefix, dim in zip(("in_", "f", "out_"), dims):
+                setattr(self, f"_{prefix}{letter}_dim", dim)
+
+    @functools.cached_property
+    def _form(self) -> ConvForm:
+        """What it computes, if a subclass sets the fields instead of calling this constructor."""
+        kind = conv_kind(self.name, *self._family, self._strides, self._padding)
+        x, w = self._inputs
+        shapes = {kind.input_role: x.shape, FILTER: w.shape}
+        form = ConvForm(kind, list(shapes), kind.output_role, shapes)
+        return form._replace(shapes={**shapes, form.computed: self._outputs[0].shape})
 
 
 class Conv2dOperation(_ForwardConvOperation):

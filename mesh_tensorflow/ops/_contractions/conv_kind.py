@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
@@ -91,6 +92,22 @@ class ConvKind:
             for d, k, s in zip(other[first:-1], filter_shape, self.strides)
         ]
         return Shape(other[:first] + spatial + [filter_shape[channels]])
+
+
+class ConvForm(NamedTuple):
+    """What an operation computes of a convolution.
+
+    Attributes:
+      kind: the ConvKind.
+      roles: the roles of its inputs.
+      computed: the role of its output.
+      shapes: the Shapes of all three tensors, by their roles.
+    """
+
+    kind: ConvKind
+    roles: list[str]
+    computed: str
+    shapes: dict[str, Shape]
 
 
 def conv_kind(

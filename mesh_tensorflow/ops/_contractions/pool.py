@@ -19,7 +19,6 @@ from mesh_tensorflow._core.tables import table_lookup
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.ops._contractions.reduce_broadcast import reduce_first, reduce_mean
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
-from mesh_tensorflow.ops._elementwise.slicewise import check_not_split
 
 __all__ = [
     "PoolBackPropOperation",
@@ -193,7 +192,6 @@ class PoolOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Pools slice by slice; pooled dimensions are not split."""
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, lowering)
         fn, ksize = pool_fn(self._pool_fn_string), self._ksize
         value = mesh_impl.slicewise(lambda x: fn(x, ksize, ksize), lowering.tensors[self.inputs[0]])
         lowering.set_tensor_lowering(self.outputs[0], value)
@@ -262,7 +260,6 @@ class PoolBackPropOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Spreads dy over each window, or gives it to the window's maximum."""
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, lowering)
         ksize = self._ksize
         x, y, dy = (lowering.tensors[t] for t in self.inputs)
         if _POOLS[self._pool_fn_string].is_max:

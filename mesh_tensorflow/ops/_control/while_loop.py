@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.errors import tensors_text
-from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.loop import Loop
 from mesh_tensorflow._core.operation import Operation, PendingSums
@@ -134,6 +134,9 @@ class WhileLoopOperation(Operation):
 
     def _unsplittable(self) -> Sequence[str]:
         return [n for op in self._body_ops for n in op.unsplittable_dims]
+
+    def check_layout(self, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
+        """Leaves it to the inner operations, each of which is asked itself."""
 
     def cloned_from(self, original: Operation, mapping: Mapping[Tensor, Tensor]) -> None:
         """Replaces outer tensors in the body by their copies; see Operation."""

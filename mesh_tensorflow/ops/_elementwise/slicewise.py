@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -74,64 +74,47 @@ class SlicewiseOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Applies the TensorFlow function to each slice."""
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, lowering)
         values = mesh_impl.slicewise(self._tf_fn, *[lowering.tensors[x] for x in self.inputs])
         values = values if len(self.outputs) > 1 or isinstance(values, tuple) else (values,)
         for y, value in zip(self.outputs, values):
             lowering.set_tensor_lowering(y, value)
 
 
-def check_not_split(op: Operation, lowering: LoweringLike) -> None:
-    """Checks that the layout splits no dimension that `op` declares unsplittable.
-
-    Raises:
-      ValueError: it splits one.
-    """
-    mesh_impl = lowering.requested_impl(op)
-    for t in op.inputs + op.outputs:
-        for d in t.shape:
-            axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
-            if axis is None or mesh_impl.shape[axis].size == 1:
-                continue
-            if d.name in op.unsplittable_dims:
-                mesh_dim = mesh_impl.shape[axis]
-                raise ValueError(
-                    f"dimension {d.name}={d.size} of {t.name} {t.shape} is split over mesh "
-                    f"dimension {mesh_dim.name}={mesh_dim.size}, but {type(op).__name__} "
-                    f"{op.name} cannot work on parts of it. Drop the layout rule "
-                    f"{d.name}:{mesh_dim.name}, or rename the dimension before this operation "
-                    f'with mtf.rename_dimension(x, "{d.name}", "{d.name}_unsplit")'
-                )
-
-
 class GenericGradOperation(Operation):
-    """The gradients of a SlicewiseOperation's floating inputs, by TensorFlow."""
+    """The gradients of an operation's floating inputs, by TensorFlow, slice by slice.
+
+    A subclass may lower in another way; it finds the operation in `_forward_op`, and the gradients
+    of its outputs in `_grad_ys`.
+    """
 
     def __init__(
         self,
-        forward_op: SlicewiseOperation,
+        forward_op: Operation,
         grad_ys: Sequence[Optional[Tensor]],
         name: Optional[str] = None,
     ):
         """Creates the operation.
 
         Args:
-          forward_op: a SlicewiseOperation.
+          forward_op: a SlicewiseOperation, or an operation that lowers to slices of its inputs.
           grad_ys: a Tensor or None for each of its outputs.
           name: a string or None.
         """
         self._forward_op = forward_op
+        self._grad_ys = list(grad_ys)
         self._given = [i for i, dy in enumerate(grad_ys) if dy is not None]
         self._num_forward = (len(forward_op.inputs), len(forward_op.outputs))
         inputs = forward_op.inputs + forward_op.outputs + [dy for dy in grad_ys if dy is not None]
-        super().__init__(inputs, name=name or "generic_grad")
+        super().__init__(inputs, mesh=inputs[0].mesh, name=name or "generic_grad")
         # Integer inputs have no gradient; their outputs are zeros.
         self._outputs = [
             Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(forward_op.inputs)
         ]
-        self._initialize_splittable_and_unsplittable_dims(
-            "unsplittable", forward_op.splittable_dims
-        )
+        for y, x in zip(self._outputs, forward_op.inputs):
+            y._mesh = x.mesh
+
+    def _unsplittable(self) -> Collection[str]:
+        return self._forward_op.unsplittable_dims
 
     def _split_over(self, mesh_impl: MeshImpl, shape: Shape) -> set[int]:
         return set(mesh_impl.splitting_axes(shape))
@@ -150,7 +133,13 @@ class GenericGradOperation(Operation):
         """Differentiates the TensorFlow function slice by slice."""
         mesh_impl = lowering.mesh_impl(self)
         num_x, num_y = self._num_forward
-        fn = self._forward_op._tf_fn
+        fn = getattr(self._forward_op, "_tf_fn", None)
+        if fn is None and tf.executing_eagerly():
+            raise NotImplementedError(
+                f"{self.name} differentiates the nodes that {self._forward_op.name} became in a "
+                "graph of TensorFlow, which eager code has not: lower the program within "
+                f"@mtf.function, or give {type(self._forward_op).__name__} another gradient"
+            )
         summed = [self._summed_axes(mesh_impl, y) for y in self._outputs]
         shares = [self._share(mesh_impl, self._forward_op.outputs[i], summed) for i in self._given]
 
@@ -179,7 +168,7 @@ class GenericGradOperation(Operation):
 
 
 def _tf_gradients(
-    fn: Callable,
+    fn: Optional[Callable],
     xs: Sequence[tf.Tensor],
     ys: Sequence[tf.Tensor],
     dys: Sequence[tf.Tensor],
@@ -194,7 +183,8 @@ def _tf_gradients(
     grads: list = [None] * len(xs)
     if distinct and not tf.executing_eagerly():
         grads = tf.gradients(ys, xs, grad_ys=list(dys), stop_gradients=xs)
-    if any(g is None and is_differentiable(x.dtype) for g, x in zip(grads, xs)):
+    missing = any(g is None and is_differentiable(x.dtype) for g, x in zip(grads, xs))
+    if missing and fn is not None:
         # The forward value was computed from other copies of them (a constant, a cloned input).
         floating = [x for x in xs if is_differentiable(x.dtype)]
         copies = floating if distinct else [tf.identity(x) for x in floating]

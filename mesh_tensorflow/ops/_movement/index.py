@@ -20,7 +20,6 @@ from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._elementwise.dtypes import check_real
-from mesh_tensorflow.ops._elementwise.slicewise import check_not_split
 from mesh_tensorflow.ops._movement import gather as _gather
 from mesh_tensorflow.ops._source import check_dimension, given_dimension, scalar_indices
 
@@ -251,7 +250,6 @@ class TopKOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Takes the largest of each slice, gathers these, and chooses again."""
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, lowering)
         x = self.inputs[0]
         axis = x.shape.dims.index(self._reduced_dim)
         mesh_axis = mesh_impl.splitting_axis(self._reduced_dim)

@@ -13,7 +13,6 @@ from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow.ops._elementwise.slicewise import check_not_split
 
 __all__ = ["PadOperation", "SliceOperation", "mtf_slice", "pad"]
 
@@ -57,7 +56,6 @@ class SliceOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Slices along a dimension that is not split."""
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, lowering)
         sizes = mesh_impl.slice_shape(self.outputs[0].shape)
         begin = [self._begin if axis == self._axis else 0 for axis in range(len(sizes))]
         value = mesh_impl.slicewise(
@@ -118,7 +116,6 @@ class PadOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Pads along a dimension that is not split."""
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, lowering)
         x = self.inputs[0]
         paddings = [
             self._paddings if axis == self._axis else [0, 0] for axis in range(len(x.shape))

@@ -15,7 +15,6 @@ from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, check_names_differ
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
-from mesh_tensorflow.ops._elementwise.slicewise import check_not_split
 from mesh_tensorflow.ops._source import check_dimension
 
 __all__ = [
@@ -59,8 +58,8 @@ class ConcatOperation(Operation):
                 )
         super().__init__(xs, name=name or "concat")
         self._concat_dim_name = concat_dim_name
-        self._sizes = [x.shape[self._axis].size for x in xs]
-        shape = first.resize_dimension(concat_dim_name, sum(self._sizes))
+        self._input_sizes = [x.shape[self._axis].size for x in xs]
+        shape = first.resize_dimension(concat_dim_name, sum(self._input_sizes))
         self._outputs = [Tensor(self, shape, xs[0].dtype)]
 
     def _unsplittable(self) -> Iterable[str]:
@@ -69,12 +68,11 @@ class ConcatOperation(Operation):
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         """Splits dy into the sizes of the inputs."""
         dy = grad_ys[0]
-        return split(dy, self.outputs[0].shape[self._axis], self._sizes)
+        return split(dy, self.outputs[0].shape[self._axis], self._input_sizes)
 
     def lower(self, lowering: LoweringLike) -> None:
         """Concatenates slice by slice; the dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, lowering)
         value = mesh_impl.slicewise(
             lambda *pieces: tf.concat(pieces, self._axis),
             *[lowering.tensors[x] for x in self.inputs],
@@ -135,7 +133,7 @@ class SplitOperation(Operation):
                 )
         super().__init__([x], name=name or "split")
         self._split_dim = split_dim
-        self._sizes = sizes
+        self._output_sizes = sizes
         self._axis = x.shape.dims.index(split_dim)
         dims = x.shape.dims
         self._outputs = [
@@ -158,9 +156,8 @@ class SplitOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Splits slice by slice; the dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, lowering)
-        equal = len(set(self._sizes)) == 1
-        how = len(self._sizes) if equal else self._sizes
+        equal = len(set(self._output_sizes)) == 1
+        how = len(self._output_sizes) if equal else self._output_sizes
         values = mesh_impl.slicewise(
             lambda t: tuple(tf.split(t, how, axis=self._axis)), lowering.tensors[self.inputs[0]]
         )
@@ -234,7 +231,6 @@ class StackOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Stacks slice by slice; the new dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, lowering)
         axis = self.outputs[0].shape.dims.index(self._new_dim)
         value = mesh_impl.slicewise(
             lambda *pieces: tf.stack(pieces, axis), *[lowering.tensors[x] for x in self.inputs]
@@ -284,7 +280,6 @@ class UnstackOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Unstacks slice by slice; the dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
-        check_not_split(self, lowering)
         values = mesh_impl.slicewise(
             lambda t: tuple(tf.unstack(t, axis=self._axis)), lowering.tensors[self.inputs[0]]
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
@@ -73,6 +74,7 @@ class Variable(Operation):
         self._store: Optional[VariableStore] = store_of(self._graph)
         self._initializer = initializer
         self._master: Any = None
+        self._laid_out: Optional[weakref.ref] = None  # of the last Lowering, which keeps it
         self._make_master(name, shape, kwargs)
         self._shape = shape
         self._outputs = [Tensor(self, shape, dtype.activation_dtype)]
@@ -206,6 +208,55 @@ class Variable(Operation):
         """
         return self._master
 
+    @property
+    def master(self) -> Any:
+        """The master, by the name that early releases have for it; see `get_master`."""
+        return self.get_master()
+
+    def set_master(self, master: tf.Variable) -> None:
+        """Makes another tf variable the master, before the program is lowered in a session.
+
+        Args:
+          master: a tf.Variable of the sizes and the dtype of the master, which takes its place.
+
+        Raises:
+          ValueError: it has other sizes or another dtype; or a VariableStore holds the variable.
+        """
+        sizes = self.shape.to_integer_list
+        if self._store is not None:
+            raise ValueError(
+                f"variable {self._name!r} is held by a VariableStore and has no master of its own: "
+                f"store.assign({self._name!r}, value) changes its value"
+            )
+        if master.shape.as_list() != sizes or master.dtype.base_dtype != self.master_dtype:
+            raise ValueError(
+                f"the master of variable {self._name!r} {self.shape} must be a tf.Variable of "
+                f"{sizes} and {self.master_dtype.name}, not of {master.shape.as_list()} and "
+                f"{master.dtype.base_dtype.name}"
+            )
+        for name in (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES):
+            known = tf.get_collection_ref(name)
+            known[:] = [v for v in known if v is not self._master]
+        self._master = master
+
+    def assign_to_slices(self, assign_fn: Callable, values: Sequence[tf.Tensor]) -> tf.Operation:
+        """Assigns to its slices in the last Lowering; see `LaidOutVariable.assign_to_slices`.
+
+        Args:
+          assign_fn: takes the Variable, a tf variable and a tf.Tensor for it; returns a
+            tf.Operation.
+          values: the slices of a LaidOutTensor of its shape.
+
+        Raises:
+          ValueError: it has not been lowered, or the Lowering is gone.
+        """
+        laid_out = None if self._laid_out is None else self._laid_out()
+        if laid_out is None:
+            raise ValueError(
+                f"variable {self._name!r} has no slices: make a Lowering of its graph, and keep it"
+            )
+        return laid_out.assign_to_slices(assign_fn, values)
+
     def read_master(self) -> tf.Tensor:
         """Returns the value of the master."""
         return self._master.read_value()
@@ -225,6 +276,7 @@ class Variable(Operation):
         with outside_all_rewrites():
             laid_out = mesh_impl.LaidOutVariable(self, mesh_impl)
         lowering.variables[self] = laid_out
+        self._laid_out = weakref.ref(laid_out)
         with mesh_impl.at_beginning():
             value = self.cast_to_activation(mesh_impl, laid_out.laid_out_tensor)
         lowering.set_tensor_lowering(self.value, value)

@@ -56,7 +56,9 @@ class WriteAtOperation(mtf.Operation):
         self._dim = dim
         self._several = several
         self._outputs = [mtf.Tensor(self, state.shape, state.dtype)]
-        self._initialize_splittable_and_unsplittable_dims("splittable", [d.name for d in several])
+
+    def _unsplittable(self) -> list[str]:
+        return [d.name for d in self._several]
 
     def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> Sequence[Optional[mtf.Tensor]]:
         """Returns the gradients of the state, zero where written, and of the new values."""

@@ -1,0 +1,301 @@
+"""Operations of a user's own that derive from classes of the package, as published programs have.
+
+They set and read fields by the names that the classic gives them, and move values between meshes.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+
+X = np.arange(1.0, 9.0, dtype=np.float32).reshape(2, 4)
+
+
+@pytest.fixture
+def mesh(tf_graph):
+    return mtf.Mesh(mtf.Graph(), "mesh")
+
+
+def placed(layout="", shape="p:2"):
+    return PlacementMeshImpl(shape, layout, ["cpu:0"] * 2)
+
+
+def imported(mesh, value=X, shape="b:2,d:4"):
+    return mtf.import_tf_tensor(mesh, tf.constant(value), shape)
+
+
+def values(graph, mesh_to_impl, *targets):
+    lowering = mtf.Lowering(graph, mesh_to_impl)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        return session.run([lowering.export_to_tf_tensor(t) for t in targets])
+
+
+# -- gradients
+
+
+def slices_of(lowering, x):
+    return lowering.tensors[x].to_laid_out_tensor().tensor_list
+
+
+class SliceBySlice(mtf.GenericGradOperation):
+    """Differentiates each slice; reads the operation and the gradients of its outputs."""
+
+    def lower(self, lowering):
+        impl = lowering.mesh_impl(self)
+        xs, [y], [dy] = self._forward_op.inputs, self._forward_op.outputs, self._grad_ys
+        found = [
+            tf.gradients(b, a, grad_ys=g)
+            for *a, b, g in zip(*(slices_of(lowering, t) for t in (*xs, y, dy)))
+        ]
+        for out, slices in zip(self.outputs, mtf.transpose_list_of_lists(found)):
+            lowering.set_tensor_lowering(out, impl.LaidOutTensor.from_tensor_list(slices))
+
+
+@pytest.mark.parametrize("layout", ["", "b:p", "d:p"])
+def test_a_gradient_of_slicewise(mesh, layout):
+    x = imported(mesh)
+    y = mtf.slicewise(
+        lambda s, t: s * s * t,
+        [x, imported(mesh, X + 1)],
+        splittable_dims=x.shape.dims,
+        grad_function=lambda op, dy: SliceBySlice(op, [dy]).outputs,
+    )
+    [dx] = mtf.gradients([mtf.reduce_sum(y)], [x])
+    [found] = values(mesh.graph, {mesh: placed(layout)}, dx)
+    np.testing.assert_allclose(found, 2 * X * (X + 1), rtol=1e-6)
+
+
+class Cube(mtf.Operation):
+    """An operation whose gradient is TensorFlow's of what it lowers to."""
+
+    def __init__(self, x):
+        super().__init__([x], name="cube")
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+
+    def gradient(self, grad_ys):
+        return mtf.GenericGradOperation(self, grad_ys).outputs
+
+    def lower(self, lowering):
+        cubes = [s * s * s for s in slices_of(lowering, self.inputs[0])]
+        made = lowering.mesh_impl(self).LaidOutTensor.from_tensor_list(cubes)
+        lowering.set_tensor_lowering(self.outputs[0], made)
+
+
+@pytest.mark.parametrize("layout", ["", "b:p", "d:p"])
+def test_a_gradient_of_another_operation(mesh, layout):
+    x = imported(mesh)
+    [dx] = mtf.gradients([Cube(x).outputs[0]], [x])
+    [found] = values(mesh.graph, {mesh: placed(layout)}, dx)
+    np.testing.assert_allclose(found, 3 * X**2, rtol=1e-6)
+
+
+def test_a_gradient_of_another_operation_in_eager_code():
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    x = mtf.import_tf_tensor(mesh, tf2.constant(X), "b:2,d:4")
+    [dx] = mtf.gradients([Cube(x).outputs[0]], [x])
+    with pytest.raises(NotImplementedError, match=r"(?s)that cube became.*@mtf.function.*Cube"):
+        mtf.Lowering(mesh.graph, {mesh: placed()})
+    with pytest.raises(NotImplementedError, match=r"@mtf\.function"):
+        dx.numpy()
+
+
+# -- convolutions
+
+IMAGES = {2: "b:1,h:5,w:5,i:2", 3: "b:1,t:5,h:5,w:5,i:2"}
+WINDOWS = {2: "fh:3,fw:3,i:2,o:4", 3: "ft:3,fh:3,fw:3,i:2,o:4"}
+CLASSES = {
+    (2, False): mtf.Conv2dOperation,
+    (3, False): mtf.Conv3dOperation,
+    (2, True): mtf.Conv2dTransposeOperation,
+    (3, True): mtf.Conv3dTransposeOperation,
+}
+
+
+@pytest.mark.parametrize("layout", ["", "o:p", "i:p"])
+@pytest.mark.parametrize("strides", [1, 2])
+@pytest.mark.parametrize("rank, transposed", CLASSES)
+def test_a_convolution_that_sets_the_fields(mesh, rank, transposed, strides, layout):
+    """The classic's constructor is not called: the output's shape is said by the subclass."""
+    base = CLASSES[rank, transposed]
+
+    class Mine(base):
+        def __init__(self, x, w, strides, padding):
+            mtf.Operation.__init__(self, [x, w], name="my_conv")
+            self._strides, self._padding = strides, padding
+            shape = base(x, w, strides, padding).outputs[0].shape
+            self._outputs = [mtf.Tensor(self, shape, x.dtype)]
+
+    window = WINDOWS[rank]
+    if transposed:
+        window = window.replace("i:2,o:4", "o:4,i:2")
+    x = mtf.random_uniform(mesh, IMAGES[rank], seed=1)
+    w = mtf.random_uniform(mesh, window, seed=2)
+    steps = (1, *[strides] * rank, 1)
+    results = []
+    for cls in (Mine, base):
+        y = cls(x, w, steps, "VALID").outputs[0]
+        results += [y, *mtf.gradients([mtf.reduce_sum(mtf.square(y))], [x, w])]
+    found = values(mesh.graph, {mesh: placed(layout)}, *results)
+    for mine, expected in zip(found[:3], found[3:]):
+        np.testing.assert_allclose(mine, expected, rtol=1e-5)
+
+
+def test_fields_of_a_convolution(mesh):
+    x, w = mtf.zeros(mesh, IMAGES[3]), mtf.zeros(mesh, WINDOWS[3])
+    op = mtf.Conv3dOperation(x, w, [1, 2, 2, 2, 1], "VALID")
+    sizes = {name: d.size for name, d in vars(op).items() if name.endswith("_dim")}
+    assert sizes == {
+        "_in_d_dim": 5, "_in_h_dim": 5, "_in_w_dim": 5, "_in_dim": 2,
+        "_fd_dim": 3, "_fh_dim": 3, "_fw_dim": 3, "_out_dim": 4,
+        "_out_d_dim": 2, "_out_h_dim": 2, "_out_w_dim": 2,
+    }  # fmt: skip
+    assert (op._strides, op._padding) == ([1, 2, 2, 2, 1], "VALID")
+    assert op._batch_dims == [mtf.Dimension("b", 1)]
+
+
+# -- what a subclass lowers otherwise
+
+
+class SplitParts(mtf.SplitOperation):
+    """Cuts each slice, so that each part has something of every processor's slice."""
+
+    def lower(self, lowering):
+        impl = lowering.mesh_impl(self)
+        axis = impl.tensor_dimension_to_mesh_axis(self._split_dim)
+        parts = 1 if axis is None else impl.shape[axis].size
+        sizes = [size // parts for size in self._output_sizes]
+        made = impl.slicewise(
+            lambda t: tuple(tf.split(t, sizes, axis=self._axis)), lowering.tensors[self.inputs[0]]
+        )
+        for y, value in zip(self.outputs, made):
+            lowering.set_tensor_lowering(y, value)
+
+
+class Undeclared(mtf.SplitOperation):
+    """Lowers as its base does."""
+
+
+class Declared(SplitParts):
+    """Says which dimension may not be split."""
+
+    def _unsplittable(self):
+        return ["d"]
+
+
+def test_what_a_base_declares_is_not_said_of_another_lowering(mesh):
+    x = imported(mesh)
+    parts = SplitParts(x, x.shape.dims[1], 2).outputs
+    assert parts[0].operation.unsplittable_dims == {"d"}  # auto_mtf does not choose it
+    a, b = values(mesh.graph, {mesh: placed("d:p")}, *parts)
+    np.testing.assert_array_equal(a, X[:, [0, 2]])
+    np.testing.assert_array_equal(b, X[:, [1, 3]])
+
+
+@pytest.mark.parametrize("cls", [Undeclared, Declared])
+def test_what_a_subclass_declares_or_inherits(mesh, cls):
+    x = imported(mesh)
+    cls(x, x.shape.dims[1], 2)
+    with pytest.raises(ValueError, match=rf"but {cls.__name__} split cannot work on parts"):
+        mtf.Lowering(mesh.graph, {mesh: placed("d:p")})
+
+
+def test_sizes_that_concatenations_have(mesh):
+    x = imported(mesh)
+    assert mtf.concat([x, x], "d").operation._input_sizes == [4, 4]
+    assert mtf.split(x, x.shape.dims[1], [1, 3])[0].operation._output_sizes == [1, 3]
+
+
+# -- several meshes
+
+
+class ToMesh(mtf.Operation):
+    """Moves a value to a mesh with as many processors; its gradient moves back."""
+
+    def __init__(self, x, *others, mesh):
+        super().__init__([x, *others], mesh=mesh, name="to_mesh")
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+
+    def gradient(self, grad_ys):
+        rest = [None] * (len(self.inputs) - 1)
+        return [ToMesh(grad_ys[0], mesh=self.inputs[0].mesh).outputs[0], *rest]
+
+    def lower(self, lowering):
+        made = lowering.mesh_impl(self).LaidOutTensor(slices_of(lowering, self.inputs[0]))
+        lowering.set_tensor_lowering(self.outputs[0], made)
+
+
+def test_inputs_on_several_meshes(tf_graph):
+    graph = mtf.Graph()
+    first, second = mtf.Mesh(graph, "first"), mtf.Mesh(graph, "second")
+    x, y = imported(first), imported(second, 10 * X)
+    op = ToMesh(x, y, mesh=second)
+    assert (op.mesh, op.outputs[0].mesh) == (second, second)
+    z = op.outputs[0] * y
+    [dx] = mtf.gradients([z], [x])
+    assert dx.mesh is first
+    impls = {first: placed("b:p"), second: placed("b:q", "q:2")}
+    found = values(graph, impls, z, dx)
+    np.testing.assert_allclose(found, [10 * X**2, 10 * X], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"on one mesh: .*super\(\).__init__\(inputs, mesh=mesh\)"):
+        mtf.add(x, y)
+
+
+def test_gradients_are_on_the_meshes_of_what_they_are_of(tf_graph):
+    graph = mtf.Graph()
+    first, second = mtf.Mesh(graph, "first"), mtf.Mesh(graph, "second")
+    x, y = imported(first), imported(second)
+    op = ToMesh(x, y, mesh=second)
+    grad = mtf.GenericGradOperation(op, [mtf.ones_like(op.outputs[0])])
+    assert [t.mesh for t in grad.outputs] == [first, second]
+    grad.outputs[1]._mesh = first
+    assert grad.outputs[1].mesh is first
+
+
+def test_a_layout_of_either_mesh_is_checked(tf_graph):
+    class Whole(ToMesh):
+        def _unsplittable(self):
+            return ["b"]
+
+    graph = mtf.Graph()
+    first, second = mtf.Mesh(graph, "first"), mtf.Mesh(graph, "second")
+    Whole(imported(first), mesh=second)
+    impls = {first: placed("b:p"), second: placed("", "q:2")}
+    with pytest.raises(ValueError, match=r"b=2 of import:0 .* mesh dimension p=2, but Whole"):
+        mtf.Lowering(graph, impls)
+
+
+# -- names of early releases
+
+
+def test_variables_by_early_names(mesh):
+    v = mtf.get_variable(mesh, "v", "b:2,d:4", initializer=tf.zeros_initializer()).operation
+    assert mesh.graph._name_to_variable == {"v": v} and v.master is v.get_master()
+    with pytest.raises(ValueError, match=r"variable 'v' has no slices: make a Lowering"):
+        v.assign_to_slices(mtf.assign_slice, [])
+    mine = tf.get_variable("mine", initializer=X)
+    with pytest.raises(ValueError, match=r"'v' Shape\[b=2, d=4\] must be .*\[2, 4\] and float32"):
+        v.set_master(tf.get_variable("other", initializer=X[:1]))
+    v.set_master(mine)
+    lowering = mtf.Lowering(mesh.graph, {mesh: placed("b:p")})
+    whole = lowering.export_to_tf_tensor(v.value)
+    slices = lowering.variables[v].laid_out_tensor.all_slices
+    doubled = v.assign_to_slices(mtf.assign_slice, [2 * s for s in slices])
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(lowering.copy_masters_to_slices())
+        np.testing.assert_array_equal(session.run(whole), X)
+        session.run(doubled)
+        session.run(lowering.copy_slices_to_masters())
+        np.testing.assert_array_equal(session.run(mine), 2 * X)
+        assert not any(g.name == "v:0" for g in tf.global_variables())
+
+
+def test_a_variable_of_a_store_has_no_other_master():
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    v = mtf.get_variable(mesh, "v", "d:4").operation
+    with pytest.raises(ValueError, match=r"store.assign\('v', value\)"):
+        v.set_master(tf2.Variable(X[0]))
