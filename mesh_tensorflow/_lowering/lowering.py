@@ -82,7 +82,8 @@ class Lowering:
     Attributes:
       graph: the Graph.
       mesh_to_impl: a dictionary from Mesh to MeshImpl.
-      operations: from Assign operations to tf operations.
+      operations: from Assign operations, and others that have effects, to tf operations.
+      assigned: from Variables to the last assignment to each, in the order of the program.
       tensors: from Tensors to laid-out values.
       variables: from Variables to LaidOutVariables.
       loop_tapes: from loops to the saved values that their gradients read.
@@ -138,6 +139,7 @@ class Lowering:
         known = all_of_package(graph.operations)
         self._pairs = {mesh: MeshPair.of(impl, known) for mesh, impl in mesh_to_impl.items()}
         self.operations: dict[Operation, tf.Operation] = {}
+        self.assigned: dict[Any, tf.Operation] = {}
         self.tensors: dict[Tensor, Any] = {}
         self.variables: dict[Any, Any] = {}
         self.loop_tapes: dict[Operation, tuple] = {}
@@ -300,6 +302,15 @@ class Lowering:
                 "are replaced by those it returns"
             )
         return tf.group(outputs)
+
+    @property
+    def effects(self) -> list[tf.Operation]:
+        """The tf operations of what a step does besides its results: assignments, prints.
+
+        They are all those of the program, in its order; loops do themselves what is in them. What
+        trains a model runs them in each step, whoever made them: optimizers, layers or the model.
+        """
+        return [self.operations[op] for op in self.graph.operations if op in self.operations]
 
     def copy_masters_to_slices(self) -> tf.Operation:
         """Returns a tf operation that copies all masters to their slices.
