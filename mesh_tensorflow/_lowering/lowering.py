@@ -69,6 +69,7 @@ from mesh_tensorflow._lowering.stored_layouts import rewrite_stored_layouts
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.mesh_pair import HasSlices, MeshPair
+from mesh_tensorflow._mesh.step_inputs import operations_so_far, read_before_increments
 from mesh_tensorflow._watching.node_names import NodeNames, tell_lowering_error
 from mesh_tensorflow._watching.requests import nan_checks_in_force
 from mesh_tensorflow.utils import outside_all_rewrites
@@ -115,6 +116,7 @@ class Lowering:
         Raises:
           ValueError: an operation cannot be lowered in this layout; the message names it.
         """
+        start = operations_so_far()
         check_impls(mesh_to_impl)
         check_rules_apply(graph.operations, mesh_to_impl)
         rewrite_stored_layouts(graph, mesh_to_impl)
@@ -125,6 +127,7 @@ class Lowering:
             self.autostack()
         self.lower_operations(graph.operations)
         self.tensors.update({x: self.tensors[y] for x, y in graph.stacked_values.items()})
+        read_before_increments(start=start)
         log_variable_sizes(
             graph.trainable_variables, "Trainable Variables", True, mesh_to_impl, log_file
         )
