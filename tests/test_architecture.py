@@ -65,6 +65,7 @@ MESH_ORDER = [
     ["stored_layout"],
     ["mesh_impl"],
     ["variables"],
+    ["step_inputs"],
     ["placement", "simd", "tpu", "gspmd"],
 ]
 # (module, what it imports): why it does so although the order forbids it.

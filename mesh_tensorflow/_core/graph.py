@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, TypeVar, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -52,6 +52,8 @@ class Graph:
       differentiated: the operation whose gradient is being built, or None.
       looked_at: the values of Tensors that eager code has looked at; None if there are none.
       stages: what gives layers variables and random values while a pipeline is built, else None.
+      assigns: which assignments a step carries out: "asked", those whose lowered operation is run;
+        "all", in the order of the program; or "none", as in an evaluation.
     """
 
     def __init__(self) -> None:
@@ -71,6 +73,7 @@ class Graph:
         self.variable_store: Optional[VariableStore] = None
         self.differentiated: Optional[Operation] = None
         self.stages: Optional[StagesLike] = None
+        self.assigns: Literal["asked", "all", "none"] = "asked"
         self.captured_variable_scope = tf.get_variable_scope()
         # By mesh, the stored layout that its variables have, once it is lowered with one.
         self.stored_layouts: Optional[dict[Mesh, Any]] = None
@@ -239,7 +242,8 @@ class Graph:
     ) -> tuple[list[Operation], dict[Tensor, Tensor]]:
         """Copies operations with other inputs.
 
-        Random operations and variables are not copied: their values are reused.
+        Random operations and variables are not copied: their values are reused. Nor are operations
+        with effects: an assignment is not done twice.
 
         Args:
           ops: operations, in topological order.
@@ -252,6 +256,9 @@ class Graph:
         clones = []
         for op in ops:
             if not any(x in mapping for x in op.inputs):
+                continue
+            if op.has_effect:
+                mapping.update((y, mapping.get(x, x)) for x, y in zip(op.inputs, op.outputs))
                 continue
             clone = copy.copy(op)
             clone._name = self.unique_name(op._name.split("/")[-1])

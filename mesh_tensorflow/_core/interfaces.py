@@ -77,7 +77,8 @@ class LoweringLike(Protocol):
     """The interface of `mesh_tensorflow.Lowering` that operations use.
 
     Attributes:
-      operations: from Assign operations to tf operations.
+      operations: from Assign operations, and others that have effects, to tf operations.
+      assigned: from Variables to the last assignment to each, in the order of the program.
       tensors: from Tensors to laid-out values.
       variables: from Variables to LaidOutVariables.
       loop_tapes: from loops to the saved values that their gradients read.
@@ -85,6 +86,7 @@ class LoweringLike(Protocol):
     """
 
     operations: dict[Operation, tf.Operation]
+    assigned: dict[Variable, tf.Operation]
     tensors: dict[Tensor, Any]
     variables: dict[Variable, Any]
     loop_tapes: dict[Operation, tuple]

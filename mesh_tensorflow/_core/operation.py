@@ -63,9 +63,11 @@ class Operation(metaclass=_LeavesNothingBehind):
       gradient_of: the operation whose gradient it is part of, or None.
       is_eager: whether it was made in eager code, so that its outputs have values at any time.
       works_by_name: whether only shapes of inputs and outputs name dimensions, in its class.
+      has_effect: whether it does something, such as print, and its outputs are its first inputs. It
+        does so once a step, also where its function is computed again.
     """
 
-    is_eager = works_by_name = False
+    is_eager = works_by_name = has_effect = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Resets the cost key of a class that overrides costs or partial sums."""

@@ -69,6 +69,7 @@ from mesh_tensorflow._lowering.stored_layouts import rewrite_stored_layouts
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.mesh_pair import HasSlices, MeshPair
+from mesh_tensorflow._mesh.step_inputs import operations_so_far, read_before_increments
 from mesh_tensorflow._watching.node_names import NodeNames, tell_lowering_error
 from mesh_tensorflow._watching.requests import nan_checks_in_force
 from mesh_tensorflow.ops._variables.variable import Variable
@@ -83,7 +84,8 @@ class Lowering:
     Attributes:
       graph: the Graph.
       mesh_to_impl: a dictionary from Mesh to MeshImpl.
-      operations: from Assign operations to tf operations.
+      operations: from Assign operations, and others that have effects, to tf operations.
+      assigned: from Variables to the last assignment to each, in the order of the program.
       tensors: from Tensors to laid-out values.
       variables: from Variables to LaidOutVariables.
       loop_tapes: from loops to the saved values that their gradients read.
@@ -115,6 +117,7 @@ class Lowering:
         Raises:
           ValueError: an operation cannot be lowered in this layout; the message names it.
         """
+        start = operations_so_far()
         check_impls(mesh_to_impl)
         check_rules_apply(graph.operations, mesh_to_impl)
         check_layouts(graph.operations, mesh_to_impl)
@@ -126,6 +129,7 @@ class Lowering:
             self.autostack()
         self.lower_operations(graph.operations)
         self.tensors.update({x: self.tensors[y] for x, y in graph.stacked_values.items()})
+        read_before_increments(start=start)
         log_variable_sizes(
             graph.trainable_variables, "Trainable Variables", True, mesh_to_impl, log_file
         )
@@ -140,6 +144,7 @@ class Lowering:
         known = all_of_package(graph.operations)
         self._pairs = {mesh: MeshPair.of(impl, known) for mesh, impl in mesh_to_impl.items()}
         self.operations: dict[Operation, tf.Operation] = {}
+        self.assigned: dict[Any, tf.Operation] = {}
         self.tensors: dict[Tensor, Any] = {}
         self.variables: dict[Any, Any] = {}
         self.loop_tapes: dict[Operation, tuple] = {}
@@ -327,6 +332,15 @@ class Lowering:
                 "are replaced by those it returns"
             )
         return tf.group(outputs)
+
+    @property
+    def effects(self) -> list[tf.Operation]:
+        """The tf operations of what a step does besides its results: assignments, prints.
+
+        They are all those of the program, in its order; loops do themselves what is in them. What
+        trains a model runs them in each step, whoever made them: optimizers, layers or the model.
+        """
+        return [self.operations[op] for op in self.graph.operations if op in self.operations]
 
     def copy_masters_to_slices(self) -> tf.Operation:
         """Returns a tf operation that copies all masters to their slices.

@@ -138,9 +138,11 @@ def lowered(build: Callable[[mtf.Mesh], Program], params: object) -> Lowered:
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "bert_mesh")
     program = build(mesh)
+    # What layers assign is part of a step of training, besides what the optimizer does.
+    graph.assigns = "all" if program.updates else "none"
     lowering = mtf.Lowering(graph, {mesh: _mesh_impl(params, graph)})
     tensors = {name: lowering.export_to_tf_tensor(x) for name, x in program.tensors.items()}
-    update = tf.group([lowering.lowered_operation(op) for op in program.updates])
+    update = tf.group(lowering.effects if program.updates else [])
     if program.learning_rate is not None and not _is_simd(params):
         tf.summary.scalar("learning_rate", program.learning_rate)
     with outside_all_rewrites():

@@ -20,6 +20,8 @@ __all__ = ["Print", "PrintOperation", "ScalarSummaryOperation", "scalar_summary"
 class PrintOperation(Operation):
     """The same value; prints other values when it is computed."""
 
+    has_effect = True
+
     def __init__(
         self,
         x: Tensor,
@@ -41,12 +43,16 @@ class PrintOperation(Operation):
 
     def lower(self, lowering: LoweringLike) -> None:
         """Has the mesh implementation print the slices."""
+        if self in lowering.operations:  # the gradient of a loop computes its body again
+            lowering.set_tensor_lowering(self.outputs[0], lowering.tensors[self.inputs[0]])
+            return
         value = lowering.mesh_impl(self).Print(
             lowering.tensors[self.inputs[0]].to_laid_out_tensor(),
             [lowering.tensors[d].to_laid_out_tensor() for d in self._data],
             self._message,
             **self._kwargs,
         )
+        lowering.operations[self] = tf.group(value.all_slices)
         lowering.set_tensor_lowering(self.outputs[0], value)
 
     def cost_key(self) -> None:
@@ -77,6 +83,8 @@ def Print(x: Tensor, data: Sequence[Tensor], message: str, **kwargs: Any) -> Ten
 
 class ScalarSummaryOperation(Operation):
     """Adds a scalar to the summaries, with its name as the tag."""
+
+    has_effect = True
 
     def __init__(self, name: str, x: Tensor):
         """Creates the operation; see `scalar_summary`."""

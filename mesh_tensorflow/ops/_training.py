@@ -14,6 +14,7 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.ops._elementwise.slicewise import slicewise
+from mesh_tensorflow.ops._microbatches.whole import InMicrobatches
 
 __all__ = ["serialize_training_step"]
 
@@ -51,7 +52,8 @@ def serialize_training_step(
     """Computes losses and gradients of a batch as a sequence of microbatches.
 
     Losses and gradients are summed over the microbatches, not averaged. Outputs that have the batch
-    dimension are concatenated to the whole batch.
+    dimension are concatenated to the whole batch. Assignments in `model_fn` are done once, of the
+    value of the whole batch: see mtf.optimize.accumulate_gradients.
 
     >>> x = mtf.ones(mesh, "batch:4,d:2")
     >>> def model_fn(features):
@@ -72,8 +74,8 @@ def serialize_training_step(
       (gradients of the loss for `graph.trainable_variables`, a dictionary of outputs).
 
     Raises:
-      ValueError: the batch size is not divisible by `num_splits`, or a trainable variable has no
-        gradient.
+      ValueError: the batch size is not divisible by `num_splits`, a trainable variable has no
+        gradient, or what is assigned is not known for the whole batch.
     """
     if batch_dim.size % num_splits:
         raise ValueError(
@@ -97,10 +99,13 @@ def serialize_training_step(
         shape = Shape(y.shape.dims[:at] + [micro_dim] + y.shape.dims[at:])
         return mtf.einsum([y, place], output_shape=shape)
 
+    whole = InMicrobatches("serialize_training_step", graph, batch_dim, num_splits)
+
     def body(index: Tensor) -> list[Any]:
-        outputs = model_fn(
-            {key: take_microbatch(x, index, micro_dim) for key, x in prepared.items()}
-        )
+        whole.begin()
+        given = {key: take_microbatch(x, index, micro_dim) for key, x in prepared.items()}
+        outputs = model_fn(dict(given))
+        whole.effects_are_built(list(given.values()))
         trainable = [v.value for v in graph.trainable_variables]
         grads = mtf.gradients([outputs["loss"]], trainable)
         missing = [v.name for v, g in zip(graph.trainable_variables, grads) if g is None]
@@ -112,14 +117,17 @@ def serialize_training_step(
         names[:] = list(outputs)
         batched[:] = [small_dim in y.shape for y in outputs.values()]
         results = [to_whole(y, index) if b else y for y, b in zip(outputs.values(), batched)]
-        return [index + 1, *results, *grads]
+        return [index + 1, *results, *grads, *whole.results()]
 
     results = mtf.while_loop(
         lambda index: mtf.less(index, num_splits),
         body,
         [mtf.constant(mesh, 0, dtype=tf.int32)],
         has_accumulators=True,
-    )[1:]
+    )
+    loop, count = results[0].operation, len(results) - whole.num_results
+    whole.finish(results[count:], loop)
+    results = results[1:count]
     outputs = {}
     for name, is_batched, y in zip(names, batched, results):
         if is_batched:

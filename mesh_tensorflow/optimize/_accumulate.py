@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.ops._microbatches.whole import InMicrobatches
 from mesh_tensorflow.ops._training import split_microbatches, take_microbatch
 
 __all__ = ["AccumulatedLoss", "accumulate_gradients"]
@@ -49,12 +50,18 @@ def accumulate_gradients(
     """Computes a loss and its gradients in microbatches, with the memory of one.
 
     The batch is split into microbatches of equal size, which a loop goes through within one step.
-    Results are those of the whole batch: means over the microbatches. Gradients are summed in
+    Results are those of the whole batch. Gradients are summed in
     float32, and over processors once, after the loop.
 
-    If examples have weights, such as 0 for padding, the mean of means is not the mean over the
-    batch: then let `loss_fn` return (the weighted sum of losses, the sum of weights). The result is
-    the quotient of their totals, with the gradients of it for fixed weights.
+    A scalar loss may be a mean or a sum over the batch, or a function of such, as is the quotient
+    of a weighted sum of losses and the sum of the weights: it is then computed of the totals. One
+    that is none of these is an error. `loss_fn` may also return (the weighted sum of losses, the
+    sum of weights): the result is the quotient of their totals, with the gradients of it for fixed
+    weights.
+
+    Assignments in `loss_fn` are done once, after the loop, of the value of the whole batch in the
+    same sense. What layers compute across examples is of a microbatch: batch normalization takes
+    the means of one, and its moving averages get the means of these.
 
     >>> batch, d = mtf.Dimension("batch", 8), mtf.Dimension("d", 4)
     >>> x = mtf.import_tf_tensor(mesh, np.ones([8, 4], np.float32), [batch, d])
@@ -68,8 +75,8 @@ def accumulate_gradients(
 
     Args:
       loss_fn: takes one microbatch of the inputs, a Tensor or a list or dictionary; `batch_dim` is
-        smaller in it, with the same name. Returns the mean loss of the microbatch, a scalar Tensor;
-        or (sum, weight), two scalar Tensors.
+        smaller in it, with the same name. Returns the loss of the microbatch, a scalar Tensor; or
+        (sum, weight), two scalar Tensors.
       inputs: a Tensor, or several in a list, tuple or dictionary. Those without `batch_dim` go
         whole to every microbatch.
       batch_dim: a Dimension.
@@ -78,26 +85,15 @@ def accumulate_gradients(
       variables: the Variables of the gradients; the trainable ones of the graph if None.
 
     Raises:
-      ValueError: the batch is not divisible by `num_microbatches`, no input has `batch_dim`, or the
-        loss is not a scalar.
+      ValueError: the batch is not divisible by `num_microbatches`, no input has `batch_dim`, the
+        loss is not a scalar, or it or what is assigned is not known for the whole batch.
     """
     names, values = _named(inputs)
     _check(values, batch_dim, num_microbatches)
     step = _Microbatch(names, inputs, loss_fn, variables)
     if num_microbatches == 1:
-        results = step(values)
-    else:
-        results = _in_loop(step, values, batch_dim, num_microbatches)
-    total, weight, *sums = results
-    share = 1.0 / num_microbatches if not step.weighted else mtf.reciprocal(weight)
-    grads = iter(
-        [x * (share if isinstance(share, float) else mtf.cast(share, x.dtype)) for x in sums]
-    )
-    return AccumulatedLoss(
-        total * share,
-        [next(grads) if reached else None for reached in step.reached],
-        step.variables,
-    )
+        return step.alone(values)
+    return _in_loop(step, values, batch_dim, num_microbatches)
 
 
 def _wide(x: mtf.Tensor) -> mtf.Tensor:
@@ -109,8 +105,6 @@ class _Microbatch:
 
     Attributes:
       variables: the Variables.
-      reached: for each of them, whether the loss depends on it.
-      weighted: whether the loss function returns a weight.
     """
 
     def __init__(
@@ -125,61 +119,146 @@ class _Microbatch:
         self._loss_fn = loss_fn
         self._given = variables
         self.variables: list[mtf.Variable] = []
-        self.reached: list[bool] = []
-        self.weighted = False
 
-    def __call__(self, values: list[mtf.Tensor]) -> list[mtf.Tensor]:
-        """Returns [loss, weight, gradients of the variables that it depends on], in float32.
-
-        Complex gradients stay as they are.
-        """
+    def loss(self, values: list[mtf.Tensor]) -> tuple[mtf.Tensor, Optional[mtf.Tensor]]:
+        """Returns the loss, and its weight or None."""
         given: Any = values[0] if self._single else values
         if self._names is not None:
             given = dict(zip(self._names, values))
-        loss, weight = self._checked(self._loss_fn(given))
-        given_variables = self._given
-        chosen = loss.graph.trainable_variables if given_variables is None else given_variables
+        loss, weight = _checked(self._loss_fn(given))
+        chosen = loss.graph.trainable_variables if self._given is None else self._given
         self.variables = list(chosen)
-        grads = mtf.gradients([loss], [v.value for v in self.variables])
-        self.reached = [g is not None for g in grads]
-        found = [_wide(x) for x in (loss, *(g for g in grads if g is not None))]
-        one = mtf.constant(loss.mesh, 1.0, mtf.Shape([]), tf.float32)
-        return [found[0], one if weight is None else mtf.to_float(weight), *found[1:]]
+        return loss, weight
 
-    def _checked(self, result: Loss) -> tuple[mtf.Tensor, Optional[mtf.Tensor]]:
-        self.weighted = isinstance(result, (tuple, list))
-        pair = list(result) if isinstance(result, (tuple, list)) else [result]
-        scalars = [x for x in pair if isinstance(x, mtf.Tensor) and not x.shape.ndims]
-        if len(scalars) != len(pair) or len(pair) > 2 or (self.weighted and len(pair) < 2):
-            raise ValueError(
-                "accumulate_gradients: loss_fn must return a scalar Tensor, or two: (sum of "
-                f"losses, weight); it returned {result!r}. mtf.reduce_mean makes one of several"
-            )
-        return pair[0], pair[1] if self.weighted else None
+    def gradients(self, y: mtf.Tensor) -> list[Optional[mtf.Tensor]]:
+        """Returns the gradients of a scalar, in float32; complex ones stay as they are."""
+        grads = mtf.gradients([y], [v.value for v in self.variables])
+        return [None if g is None else _wide(g) for g in grads]
+
+    def alone(self, values: list[mtf.Tensor]) -> AccumulatedLoss:
+        """Returns the loss of a batch that is the only microbatch."""
+        loss, weight = self.loss(values)
+        grads = self.gradients(loss)
+        if weight is None:
+            return AccumulatedLoss(_wide(loss), grads, self.variables)
+        share = mtf.reciprocal(mtf.to_float(weight))
+        return AccumulatedLoss(
+            _wide(loss) * share, [_times(share, g) for g in grads], self.variables
+        )
+
+
+def _checked(result: Loss) -> tuple[mtf.Tensor, Optional[mtf.Tensor]]:
+    weighted = isinstance(result, (tuple, list))
+    pair = list(result) if isinstance(result, (tuple, list)) else [result]
+    scalars = [x for x in pair if isinstance(x, mtf.Tensor) and not x.shape.ndims]
+    if len(scalars) != len(pair) or len(pair) > 2 or (weighted and len(pair) < 2):
+        raise ValueError(
+            "accumulate_gradients: loss_fn must return a scalar Tensor, or two: (sum of "
+            f"losses, weight); it returned {result!r}. mtf.reduce_mean makes one of several"
+        )
+    return pair[0], pair[1] if weighted else None
+
+
+def _times(factor: Union[float, mtf.Tensor], x: Optional[mtf.Tensor]) -> Optional[mtf.Tensor]:
+    """Returns a product with a number or a float32 scalar; None for None."""
+    if x is None:
+        return None
+    return x * (mtf.cast(factor, x.dtype) if isinstance(factor, mtf.Tensor) else factor)
+
+
+def _sum(xs: Iterable[Optional[mtf.Tensor]]) -> Optional[mtf.Tensor]:
+    """Returns the sum of those that are not None; None if all are."""
+    there = [x for x in xs if x is not None]
+    return mtf.add_n(there) if there else None
 
 
 def _in_loop(
-    step: _Microbatch, values: list[mtf.Tensor], batch_dim: mtf.Dimension, num_microbatches: int
-) -> list[mtf.Tensor]:
-    """Returns the sums of the results of all microbatches."""
-    small = mtf.Dimension(batch_dim.name, batch_dim.size // num_microbatches)
-    micro = mtf.Dimension("microbatch", num_microbatches)
+    step: _Microbatch, values: list[mtf.Tensor], batch_dim: mtf.Dimension, number: int
+) -> AccumulatedLoss:
+    """Returns the loss of the batch, of a loop over its microbatches."""
+    small = mtf.Dimension(batch_dim.name, batch_dim.size // number)
+    micro = mtf.Dimension("microbatch", number)
     split = [batch_dim in x.shape for x in values]
     prepared = [
         split_microbatches(x, batch_dim, small, micro) if s else x for x, s in zip(values, split)
     ]
+    whole = InMicrobatches("accumulate_gradients", values[0].graph, batch_dim, number)
+    built: list[tuple[mtf.Tensor, Optional[mtf.Tensor]]] = []
+    # For each term of the loss, its gradients, and the places of those that are not None.
+    terms: list[mtf.Tensor] = []
+    reached: list[list[bool]] = []
 
     def body(index: mtf.Tensor) -> list[mtf.Tensor]:
+        whole.begin()
         given = [take_microbatch(x, index, micro) if s else x for x, s in zip(prepared, split)]
-        return [index + 1, *step(given)]
+        loss, weight = step.loss(given)
+        whole.model_is_built([x for x, s in zip(given, split) if s])
+        built.append((loss, weight))
+        if weight is None:
+            whole.want(loss, "the loss")
+        terms[:] = [loss] if weight is not None else whole.terms(loss)
+        grads = [step.gradients(term) for term in terms]
+        reached[:] = [[g is not None for g in each] for each in grads]
+        given_sums = [] if weight is None else [_wide(loss), mtf.to_float(weight)]
+        summed = [g for each in grads for g in each if g is not None]
+        return [index + 1, *given_sums, *summed, *whole.results()]
 
-    return mtf.while_loop(
-        lambda index: mtf.less(index, num_microbatches),
+    results = mtf.while_loop(
+        lambda index: mtf.less(index, number),
         body,
         [mtf.constant(values[0].mesh, 0, dtype=tf.int32)],
         has_accumulators=True,
-        maximum_iterations=num_microbatches,
-    )[1:]
+        maximum_iterations=number,
+    )
+    loss, weight = built[0]
+    totals = iter(results[1:])
+    pair = [] if weight is None else [next(totals), next(totals)]
+    grads = [[next(totals) if there else None for there in each] for each in reached]
+    whole.finish(list(totals), results[0].operation)
+    if weight is not None:
+        share = mtf.reciprocal(pair[1])
+        return AccumulatedLoss(
+            pair[0] * share, [_times(share, g) for g in grads[0]], step.variables
+        )
+    value = whole.value(loss)
+    if not whole.is_function(loss):
+        share_of_loss = whole.share(loss)
+        found = [_times(share_of_loss, g) for g in grads[0]]
+        return AccumulatedLoss(_wide(value), found, step.variables)
+    return AccumulatedLoss(
+        _wide(value), _by_terms(whole, value, terms, grads, step.variables), step.variables
+    )
+
+
+def _by_terms(
+    whole: InMicrobatches,
+    loss: mtf.Tensor,
+    terms: Sequence[mtf.Tensor],
+    grads: Sequence[Sequence[Optional[mtf.Tensor]]],
+    variables: Sequence[mtf.Variable],
+) -> list[Optional[mtf.Tensor]]:
+    """Returns the gradients of a function of sums over the batch, by the chain rule.
+
+    Args:
+      whole: what has the values of the whole batch.
+      loss: the loss of the whole batch.
+      terms: the sums, as the model function made them.
+      grads: the gradients of each of them for the variables, summed over the microbatches.
+      variables: the Variables.
+    """
+    totals = [whole.value(term) for term in terms]
+    weights = [v.value for v in variables]
+    outer = mtf.gradients([loss], [*totals, *weights], operations=whole.outside)
+    direct = [None if g is None else _wide(g) for g in outer[len(terms) :]]
+    found = []
+    for i in range(len(variables)):
+        parts = [
+            _times(whole.share(term), _times(_wide(d), each[i]))
+            for term, d, each in zip(terms, outer, grads)
+            if d is not None
+        ]
+        found.append(_sum([*parts, direct[i]]))
+    return found
 
 
 def _named(inputs: Inputs) -> tuple[Optional[list[str]], list[mtf.Tensor]]:

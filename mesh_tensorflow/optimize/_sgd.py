@@ -16,6 +16,7 @@ from mesh_tensorflow.optimize._base import (
     scalar_like,
     skip_without_gradient,
 )
+from mesh_tensorflow.optimize._stored import stored_value
 
 __all__ = ["MomentumOptimizer", "SgdOptimizer"]
 
@@ -161,6 +162,10 @@ class MomentumOptimizer(Optimizer):
             initializer=tf.zeros_initializer(),
             trainable=False,
         )
-        rate = scalar_like(self.lr, grad)  # type: ignore[arg-type]
-        updated = v * scalar_like(self.momentum, v) + grad * rate  # type: ignore[operator]
-        return [mtf.assign(v, updated), mtf.assign_sub(var, v)]
+        velocity = v
+        if grad.dtype != v.dtype:  # type: ignore[union-attr]
+            # Gradients of microbatches are float32, also where values of variables are bfloat16.
+            velocity, grad = stored_value(v.operation), mtf.to_float(grad)  # type: ignore[arg-type]
+        rate, momentum = scalar_like(self.lr, grad), scalar_like(self.momentum, velocity)
+        updated = velocity * momentum + grad * rate  # type: ignore[operator]
+        return [mtf.assign(v, updated), mtf.assign_sub(var, velocity)]

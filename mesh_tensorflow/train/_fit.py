@@ -97,9 +97,11 @@ def fit(
         features)` for a dictionary. If it has a parameter `training`, that is whether weights are
         updated. It returns the loss, or a dictionary with "loss" and metrics, or a pair (loss,
         metrics). Each is a scalar, the mean of the batch; a Tensor with one value for each example;
-        a pair (sum, weight); or one of mtf.train.metrics. Without an optimizer, it is a step
-        function: an @mtf.function of the features, as tf.Tensors, that trains and returns the loss,
-        or a dictionary with "loss" and metrics, as tf scalars.
+        a pair (sum, weight); or one of mtf.train.metrics. What it assigns, prints by mtf.Print or
+        records by mtf.scalar_summary is part of each step, also the updates of layers such as
+        batch_norm; evaluations assign nothing. Without an optimizer, it is a step function: an
+        @mtf.function of the features, as tf.Tensors, that trains and returns the loss, or a
+        dictionary with "loss" and metrics, as tf scalars.
       data: a tf.data.Dataset, of examples or of batches; NumPy arrays, one, or a tuple or a
         dictionary of them, with the examples along the first axis; a Hugging Face dataset, or the
         path of one on disk; an iterable of examples or batches; or a function without arguments
@@ -114,7 +116,10 @@ def fit(
       clip_norm: the largest Euclidean norm of all gradients together; larger ones are scaled down.
         The norm is reported as "gradient_norm", with float("inf") without scaling.
       microbatches: the number of equal parts of a batch that are computed one after the other, with
-        the memory of one; gradients are those of the whole batch. Only the loss is reported.
+        the memory of one; the loss and its gradients are those of the whole batch. Only the loss is
+        reported. A scalar loss is a mean or a sum over the batch, or computed of such, as the
+        quotient of two sums is; another one is an error. Assignments are done once a step, of the
+        value of the whole batch: see mtf.optimize.accumulate_gradients.
       average: the decay of moving averages of the weights, such as 0.999, or an
         mtf.optimize.ExponentialMovingAverage. Evaluations use the averages.
       precision: "mixed_bfloat16" or an mtf.Precision; see mtf.precision. If None, that of a `with

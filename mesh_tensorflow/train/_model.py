@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Optional, Union
 
 import gin
@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slices.random_values import keys_by_step
+from mesh_tensorflow._programs.summaries import summaries_so_far, taken_summaries
 from mesh_tensorflow.optimize import (
     ExponentialMovingAverage,
     Optimizer,
@@ -100,6 +101,7 @@ class Model:
         with counted_steps(before), keys_by_step(before), chosen:
             graph = mtf.Graph()
             mesh = mtf.Mesh(graph, "mesh")
+            start = summaries_so_far()
             arguments = features.imported(mesh, tensors)
             if training:
                 outputs, grads = self._gradients(features, mesh, arguments)
@@ -112,19 +114,23 @@ class Model:
                         updates = updates + average.apply(variables, after=updates)
             else:
                 outputs = self._outputs(features, mesh, arguments, training)
+            # Evaluations compute with the variables as they are.
+            graph.assigns = "all" if training else "none"
             lowering = mtf.Lowering(graph, {mesh: make_impl()})
-        extra = {
+        gives: dict[str, Any] = {
             f"{name}/0": lowering.export_to_tf_tensor(x) if isinstance(x, mtf.Tensor) else x
             for name, x in extra.items()
         }
-        gives: dict[str, Any] = dict(extra)
         for name, output in outputs.items():
             for i, part in enumerate(output.parts):
                 gives[f"{name}/{i}"] = lowering.export_to_tf_tensor(part)
-        after = before
-        if training:
-            done = [lowering.lowered_operation(op) for op in updates]
-            with tf.control_dependencies([*done, *gives.values()]):
+        for name, scalar in taken_summaries(start).items():
+            if training:
+                gives[f"{_free_name(name, [*outputs, *extra])}/0"] = scalar
+        with tf.control_dependencies([*lowering.effects, *gives.values()]):
+            if not training:
+                after = tf.identity(before)
+            else:
                 after = tf.no_op() if step is None else tf.identity(step.assign_add(1))
         afters = {name: output.after for name, output in outputs.items()}
         return Lowered(graph, lowering, afters, averages), {**gives, "step": after}
@@ -198,6 +204,14 @@ class Model:
                 f"fit: optimizer should return an mtf.optimize.Optimizer, but returned {made!r}"
             )
         return made, extra
+
+
+def _free_name(name: str, taken: Collection[str]) -> str:
+    """Returns the name of a summary in records, with a number if a metric has it."""
+    number = 0
+    while (found := f"{name}_{number}" if number else name) in {*taken, "step", "learning_rate"}:
+        number += 1
+    return found
 
 
 def _average_of(

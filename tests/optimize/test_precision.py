@@ -229,3 +229,48 @@ def test_transformers(tf_graph):
         assert (v.slice_dtype, v.activation_dtype) == (tf.float32, tf.bfloat16)
     grads = mtf.gradients([loss], [v.value for v in mesh.graph.trainable_variables])
     assert all(g is not None for g in grads)
+
+
+OPTIMIZERS = {
+    "sgd": lambda: mtf.optimize.SgdOptimizer(0.05),
+    "sgd with momentum": lambda: mtf.optimize.SgdOptimizer(0.05, momentum=0.9, nesterov=True),
+    "momentum": lambda: mtf.optimize.MomentumOptimizer(0.05, 0.9),
+    "adam": lambda: mtf.optimize.AdamWeightDecayOptimizer(0.05),
+    "adamw": lambda: mtf.optimize.AdamWOptimizer(mtf.schedules.constant(0.05)),
+    "lion": lambda: mtf.optimize.LionOptimizer(0.05),
+    "adafactor": lambda: mtf.optimize.AdafactorOptimizer(learning_rate=0.05),
+    "keras": lambda: mtf.optimize.from_keras(tf.keras.optimizers.RMSprop(0.05, momentum=0.5)),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n == "momentum" else pytest.param(n, marks=pytest.mark.slow) for n in OPTIMIZERS]
+)
+def test_gradients_in_float32_of_values_in_bfloat16(name):
+    """Those of microbatches are float32: the updates are those of gradients in bfloat16."""
+
+    def trained(number, wide=False):
+        store = mtf.VariableStore()
+        for _ in range(3):
+            with store.scope(), mtf.precision("mixed_bfloat16"):
+                mesh = mtf.Mesh(mtf.Graph(), "mesh")
+
+                def loss_fn(x):
+                    y = mtf.layers.dense(x, [HEADS], [MODEL], name="y", use_bias=False)
+                    return mtf.reduce_mean(mtf.square(mtf.to_float(y) - 1.0))
+
+                data = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
+                x = mtf.import_tf_tensor(mesh, data, [BATCH, MODEL])
+                fill = tf.constant_initializer(0.5)
+                mtf.get_variable(mesh, "y/kernel", [MODEL, HEADS], initializer=fill)
+                found = mtf.optimize.accumulate_gradients(loss_fn, x, BATCH, number)
+                grads = [g if wide else mtf.to_bfloat16(g) for g in found.grads]
+                OPTIMIZERS[name]().apply_grads(grads, found.variables)
+                impl = mtf.placement_mesh_impl.PlacementMeshImpl("rows:2", "batch:rows", [""] * 2)
+                mtf.Lowering(mesh.graph, {mesh: impl})
+        return store.value("y/kernel").numpy()
+
+    narrow = trained(1)
+    assert np.abs(narrow - 0.5).max() > 1e-3
+    for number in (1, 2):
+        np.testing.assert_allclose(trained(number, wide=True), narrow, atol=4e-3)

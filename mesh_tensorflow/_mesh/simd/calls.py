@@ -63,7 +63,8 @@ def _copies(
 
     These are variables of other processes, and those that the program assigns to: the first
     processor of the variable's process assigns to the variable itself, the others to a copy. So
-    `assign_add(global_step, 1)` adds 1, and all processors read the same value.
+    `assign_add(global_step, 1)` adds 1, and all processors read the same value. And scalars that
+    the program reads, so that increments outside of it can wait for the reads.
 
     Returns:
       {index of the captured input: (handle of the copy, operation that sets the copy)}.
@@ -79,7 +80,9 @@ def _copies(
             continue
         uses = {op.type: op for op in inner.consumers() if op.type.startswith(_USES)}
         here = _is_at(outer.device, device)
-        if not uses or (here and (pnum == program.local[0] or set(uses) == {"ReadVariableOp"})):
+        reads = set(uses) == {"ReadVariableOp"}
+        own = here and (pnum == program.local[0] or reads) and not (reads and _is_scalar(outer))
+        if not uses or own:
             continue
         if not here and len(program.local) < len(program.devices):
             raise ValueError(
@@ -91,6 +94,11 @@ def _copies(
         dtype = op.get_attr("T" if kind.startswith("ResourceApply") else "dtype")
         copies[i] = _copy(outer, dtype, device, f"{outer.op.name}_of_processor_{pnum}")
     return copies
+
+
+def _is_scalar(variable: tf.Tensor) -> bool:
+    """Returns whether the handle of a variable is that of a scalar."""
+    return variable.op.type == "VarHandleOp" and not variable.op.get_attr("shape").dim
 
 
 def _copies_of_shared(

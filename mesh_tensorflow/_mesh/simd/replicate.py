@@ -21,6 +21,7 @@ from mesh_tensorflow._mesh.global_steps import GlobalSteps
 from mesh_tensorflow._mesh.simd.calls import Results, call_on_each, results_of
 from mesh_tensorflow._mesh.simd.execution.choice import choose_strategies
 from mesh_tensorflow._mesh.simd.program import SimdProgram, current_program, tracing
+from mesh_tensorflow._mesh.step_inputs import read_before_increments
 from mesh_tensorflow._watching.requests import collecting, collectors, hand_over
 
 __all__ = ["replicate"]
@@ -124,6 +125,7 @@ def replicate(
             ) from e
         raise
     calls = call_on_each(program, function, tensors, strategies)
+    read_before_increments([output.op for outputs in calls for output in outputs])
     results: Any = results_of(program, structure[-1], calls)
     is_large = len(program.graph.get_operations()) >= _LARGE
     del program.graph, program.pnum  # variables refer to the program; they would keep its graph

@@ -153,22 +153,20 @@ class Model:
     ) -> dict[str, Any]:
         """Builds the U-Net and lowers it; returns its results as tf.Tensors."""
         graph, mesh, mesh_impl = parts
-        record, loss, scores, updates = unet.unet_with_spatial_partition(
+        record, loss, scores, _ = unet.unet_with_spatial_partition(
             mesh, mesh_impl, self._mode, *slices
         )
         if self._is_training:
             variables = graph.trainable_variables
             grads = mtf.gradients([loss], [v.value for v in variables])
-            updates = [
-                *updates,
-                *optimize.AdafactorOptimizer(learning_rate=rate).apply_grads(grads, variables),
-            ]
+            optimize.AdafactorOptimizer(learning_rate=rate).apply_grads(grads, variables)
         outputs: dict[str, Any] = {"scores": {"loss": loss, **scores}}
         if not self._is_training:
             outputs["record"] = record
         outputs = tf.nest.map_structure(lambda x: mtf.cast(x, tf.float32), outputs)
+        graph.assigns = "all" if self._is_training else "none"
         self._lowering = mtf.Lowering(graph, {mesh: mesh_impl})
-        done = [self._lowering.lowered_operation(op) for op in updates]
+        done = self._lowering.effects
         exported = tf.nest.map_structure(self._lowering.export_to_tf_tensor, outputs)
         with tf.control_dependencies(done):  # the results of a program are tensors
             return tf.nest.map_structure(tf.identity, exported)

@@ -294,7 +294,9 @@ def reduce_mean(
             return x
         number = list_product(d.size for d in x.shape if d not in shape)
         # The mean of no elements is NaN, as in NumPy.
-        return reduce_sum(x, output_shape=shape) * (1.0 / number if number else math.nan)
+        y = reduce_sum(x, output_shape=shape) * (1.0 / number if number else math.nan)
+        y.operation.is_mean = True
+        return y
 
 
 def _extreme(x: Tensor, shape: Shape, reduction: str, name: Optional[str], default: str) -> Tensor:

@@ -204,6 +204,11 @@ class WhileLoopOperation(Operation):
                 flat = state.flatten(new)
                 if tape is not None:
                     arrays = tape.write(lowering, arrays, index)
+                # Sessions leave out what no result of the loop depends on.
+                done = [lowering.operations[op] for op in self._effects(lowering)]
+                if done:
+                    with tf.control_dependencies([op for op in done if op is not None]):
+                        flat = [tf.identity(t) for t in flat]
             return index + 1, flat, arrays
 
         zeros = [zero_state(mesh_impl, y, s) for y, s in zip(self._body_outputs[n:], summands[n:])]
@@ -218,8 +223,14 @@ class WhileLoopOperation(Operation):
         values[n:] = after_loop(mesh_impl, values[n:], counters)
         for y, value in zip(self.outputs, values):
             lowering.set_tensor_lowering(y, value)
+        if self._effects(lowering):
+            lowering.operations[self] = tf.group(flat)
         if tape is not None:
             lowering.loop_tapes[self] = (tape, count, arrays)
+
+    def _effects(self, lowering: LoweringLike) -> list[Operation]:
+        """Returns the operations of the body that do something besides computing."""
+        return [op for op in self._body_ops if op in lowering.operations]
 
     def _size_of_tape(self, mesh_impl: MeshImpl) -> Optional[int]:
         """Returns the most iterations, where a compiler must know it; None elsewhere."""

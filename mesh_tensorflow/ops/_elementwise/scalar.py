@@ -62,9 +62,14 @@ class _ScalarOperation(Operation):
 
 
 class ScalarMultiplyOperation(_ScalarOperation):
-    """Multiplies a Tensor by a number or a tf scalar; no gradient goes to the scalar."""
+    """Multiplies a Tensor by a number or a tf scalar; no gradient goes to the scalar.
+
+    Attributes:
+      is_mean: whether it makes the mean of a sum, by the number of what is summed.
+    """
 
     _verb, _default_name = "multiply", "scalar_mul"
+    is_mean = False
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         """Multiplies dy by the scalar, or by its conjugate if it is complex."""

@@ -9,6 +9,7 @@ from typing import Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow.ops._elementwise.complex_numbers import conj, modulus
@@ -450,6 +451,11 @@ def cast(x: Tensor, dtype: tf.DType, name: Optional[str] = "cast") -> Tensor:
         name=name,
         grad_function=_cast_grad,
     )
+
+
+def is_cast(op: Operation) -> bool:
+    """Returns whether an operation is one of `cast`."""
+    return isinstance(op, SlicewiseOperation) and op._grad_function is _cast_grad
 
 
 def to_float(x: Tensor, name: Optional[str] = "to_float") -> Tensor:

@@ -41,6 +41,17 @@ def _variable_of(var: Union[Tensor, Variable], what: str) -> Variable:
     return x.operation
 
 
+def earlier_assignments(
+    lowering: LoweringLike, variables: Sequence[Variable]
+) -> list[tf.Operation]:
+    """Returns the last assignments so far, if a step carries out all of them, in order."""
+    graph = variables[0].graph
+    if graph.assigns != "all" or not lowering.mesh_impl(variables[0]).supports_control_dependencies:
+        return []  # a program of a compiler is in order by itself
+    found = [lowering.assigned.get(v) for v in variables]
+    return list(dict.fromkeys(op for op in found if op is not None))
+
+
 class ReadVariable(Operation):
     """Reads the value of a variable at this point of the program."""
 
@@ -57,7 +68,8 @@ class ReadVariable(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Reads the slice variables, and casts to the activation dtype."""
         mesh_impl = lowering.mesh_impl(self)
-        value = self._var.cast_to_activation(mesh_impl, lowering.variables[self._var].read())
+        with tf.control_dependencies(earlier_assignments(lowering, [self._var])):
+            value = self._var.cast_to_activation(mesh_impl, lowering.variables[self._var].read())
         lowering.set_tensor_lowering(self.outputs[0], value)
 
 
@@ -102,6 +114,8 @@ def assign_sub_slice(variable: Variable, slice_var: tf.Variable, val: tf.Tensor)
 class Assign(Operation):
     """Assigns to variables, when its `lowering.lowered_operation` is run."""
 
+    has_effect = True
+
     def __init__(
         self,
         variables: Sequence[Variable],
@@ -142,11 +156,18 @@ class Assign(Operation):
 
     def lower(self, lowering: LoweringLike) -> None:
         """Assigns each variable's slices."""
+        if self.graph.assigns == "none":
+            lowering.operations[self] = tf.no_op()
+            return
+        values = [lowering.tensors[x].to_laid_out_tensor().all_slices for x in self.inputs]
         operations = []
-        for v, x in zip(self._variables, self.inputs):
-            values = lowering.tensors[x].to_laid_out_tensor().all_slices
-            operations.append(lowering.variables[v].assign_to_slices(self._assign_fn, values))
-        lowering.operations[self] = operations[0] if len(operations) == 1 else tf.group(operations)
+        with tf.control_dependencies(earlier_assignments(lowering, self._variables)):
+            for v, slices in zip(self._variables, values):
+                laid_out = lowering.variables[v]
+                operations.append(laid_out.assign_to_slices(self._assign_fn, slices))
+        done = operations[0] if len(operations) == 1 else tf.group(operations)
+        lowering.operations[self] = done
+        lowering.assigned.update(dict.fromkeys(self._variables, done))
 
     def cost_key(self) -> tuple:
         """The slice dtypes of the variables."""

@@ -16,6 +16,7 @@ from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._mesh.global_steps import GlobalSteps
 from mesh_tensorflow._mesh.gspmd.sharding import annotating, current_compilation
 from mesh_tensorflow._mesh.slices.random_values import key_is_of_step, new_key
+from mesh_tensorflow._mesh.step_inputs import read_before_increments
 from mesh_tensorflow._mesh.variables.apart import Apart
 from mesh_tensorflow.pjrt._building import Building
 from mesh_tensorflow.pjrt._hosts import driving, process_count
@@ -91,6 +92,7 @@ def in_session(
     with tf.variable_creator_scope(steps.made):
         concrete = tf2.function(traced, autograph=False).get_concrete_function(*specs)
     part = cut(concrete, tensors, building.variables)
+    read_before_increments([x.op for x in part.given])
     program = _SessionProgram(part, building, devices)
     flat = tf.nest.flatten(structure[-1])
     results = program.results()

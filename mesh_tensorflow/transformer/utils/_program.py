@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._programs.summaries import summaries_so_far, taken_summaries
 from mesh_tensorflow.estimator.processes import devices_of, in_cluster, shards_of_process
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import (
@@ -44,7 +45,10 @@ _recorded: contextvars.ContextVar[Optional[list[mtf.Lowering]]] = contextvars.Co
 
 
 class Outputs(NamedTuple):
-    """The outputs of a program: Tensors by name, and operations that update variables."""
+    """The outputs of a program: Tensors by name, and operations that update variables.
+
+    A program with updates is a step of training, which carries out all of its assignments.
+    """
 
     tensors: Mapping[str, mtf.Tensor]
     updates: Sequence[mtf.Operation] = ()
@@ -178,25 +182,6 @@ def _mesh_in_program(settings: Settings, layout_rules: mtf.LayoutRules) -> SimdM
     )
 
 
-def _taken_summaries(start: int) -> dict[str, tf.Tensor]:
-    """Empties the collection of mtf.scalar_summary, and returns its tensors by name."""
-    collection = tf.get_collection_ref(mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY)
-    found, graph = dict(collection[start:]), tf.get_default_graph()
-    del collection[start:]
-    around = tf.no_op()._get_control_flow_context()
-    there = {
-        name: tf.cast(x, tf.float32)
-        for name, x in found.items()
-        if x.graph is graph and x.op._get_control_flow_context() is around
-    }
-    if len(there) < len(found):
-        tf.logging.warning(
-            "Summaries of what is within loops are left out: %s",
-            ", ".join(found.keys() - there.keys()),
-        )
-    return there
-
-
 _ONE_PROGRAM: dict[str, Callable[[mtf.Shape, mtf.LayoutRules], Any]] = {
     "simd": SimdMeshImpl,
     "pjrt": mtf.GspmdMeshImpl,
@@ -241,7 +226,7 @@ def run_on_mesh(
     def program() -> tuple[dict[str, tf.Tensor], list[tf.Operation], dict[str, tf.Tensor]]:
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "my_mesh")
-        start = len(tf.get_collection(mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY))
+        start = summaries_so_far()
         outputs = build(mesh)
         rules = layout_of_program(settings.layout_rules, graph, settings.mesh_shape)
         impl: Any
@@ -251,16 +236,18 @@ def run_on_mesh(
             impl = PlacementMeshImpl(settings.mesh_shape, rules, devices)
         else:
             impl = _ONE_PROGRAM[settings.mesh_impl](settings.mesh_shape, rules)
+        # What layers assign is part of a step of training, besides what the optimizer does.
+        graph.assigns = "all" if outputs.updates else "none"
         lowering = mtf.Lowering(
             graph, {mesh: impl}, autostack=settings.autostack, log_file=log_file
         )
         lowerings.append(lowering)
         tensors = {name: lowering.export_to_tf_tensor(x) for name, x in outputs.tensors.items()}
-        updates = [lowering.lowered_operation(op) for op in outputs.updates]
+        updates = lowering.effects if outputs.updates else []
         return (
             tensors,
             [tf.group(updates)] if updates else [],
-            _taken_summaries(start) if summaries else {},
+            taken_summaries(start) if summaries else {},
         )
 
     run = _program_runner(settings, devices)

@@ -1,0 +1,155 @@
+"""The variables of TensorFlow that a step is computed from are read before the step changes them.
+
+A program of a session often computes its learning rate from the global step, and increments that in
+the same run:
+
+    rate = schedule(tf.cast(global_step, tf.float32))
+    ...
+    train_op = tf.group(lowering.lowered_operation(update), tf.assign_add(global_step, 1))
+
+In a graph of TensorFlow 1, nothing says which comes first. As for the variables of the mesh, it is
+the read: an increment gets control dependencies on the reads that a lowered program depends on. It
+is usually made after the program, so it gets them when it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._mesh.variables.whole_variable import WholeVariable
+
+__all__ = ["operations_so_far", "read_before_increments"]
+
+_INCREMENTS = {"AssignAdd", "AssignSub", "AssignAddVariableOp", "AssignSubVariableOp"}
+_ASSIGNMENTS = {*_INCREMENTS, "Assign", "AssignVariableOp"}
+# These pass on the memory of a variable of the old kind, which an increment changes in place.
+_ALIASES = {"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient"}
+# Into branches and loops, from where nothing outside of them can wait.
+_ENTRANCES = {"Switch", "RefSwitch", "Enter", "RefEnter"}
+_ATTRIBUTE = "_mtf_step_inputs"
+
+
+def _is_session_graph() -> bool:
+    building = tf.get_default_graph().building_function
+    return not tf.executing_eagerly_outside_functions() and not building
+
+
+def operations_so_far() -> int:
+    """Returns the number of operations of the default graph, if it is that of a session; else 0."""
+    return len(tf.get_default_graph().get_operations()) if _is_session_graph() else 0
+
+
+def read_before_increments(steps: Optional[Iterable[tf.Operation]] = None, start: int = 0) -> None:
+    """Makes increments of variables wait for their reads by a step.
+
+    It does nothing in functions and in eager code, which keep the order of a program.
+
+    Args:
+      steps: operations of the default graph that do the step; those since `start` if None.
+      start: `operations_so_far()` before the step was built.
+    """
+    if not _is_session_graph():
+        return
+    graph = tf.get_default_graph()
+    found = [*tf.global_variables(), *tf.local_variables()]
+    variables = {v.op for v in found if not isinstance(v, WholeVariable)}
+    if not variables:
+        return
+    inputs = getattr(graph, _ATTRIBUTE, None)
+    if inputs is None:
+        inputs = _StepInputs(graph)
+        setattr(graph, _ATTRIBUTE, inputs)
+    steps = graph.get_operations()[start:] if steps is None else steps
+    inputs.add(_reads(steps, variables))
+
+
+def _reads(
+    steps: Iterable[tf.Operation], variables: Collection[tf.Operation]
+) -> Iterator[tuple[tf.Operation, tf.Operation]]:
+    """Yields pairs (variable, operation that reads it) of all that a step depends on."""
+    for op in _ancestors(steps):
+        for x in op.inputs:
+            source = _source(x)
+            if source not in variables or op.type in _ENTRANCES | _ASSIGNMENTS:
+                continue
+            by_handle = source.type == "VarHandleOp"
+            if op.type == "ReadVariableOp" if by_handle else not _is_alias(op):
+                yield source, op
+
+
+def _ancestors(operations: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
+    """Yields operations, and all that they depend on."""
+    pending = list(operations)
+    seen = set(pending)
+    while pending:
+        op = pending.pop()
+        yield op
+        for before in (*(x.op for x in op.inputs), *op.control_inputs):
+            if before not in seen:
+                seen.add(before)
+                pending.append(before)
+
+
+def _is_alias(op: tf.Operation) -> bool:
+    return op.type in _ALIASES and not op.control_inputs
+
+
+def _source(x: tf.Tensor) -> tf.Operation:
+    """Returns the operation that owns the memory of a Tensor."""
+    while _is_alias(x.op):
+        x = x.op.inputs[0]
+    return x.op
+
+
+class _StepInputs:
+    """The reads of a graph's steps, for which increments wait, also those that are made later."""
+
+    def __init__(self, graph: tf.Graph):
+        self._reads: dict[tf.Operation, list[tf.Operation]] = {}
+        # TensorFlow has no public way to hear of new operations.
+        made = graph._create_op_helper
+
+        def helper(op: tf.Operation, *args: Any, **kwargs: Any) -> None:
+            made(op, *args, **kwargs)
+            if op.type in _ASSIGNMENTS:
+                self._wait(op)
+
+        graph._create_op_helper = helper
+
+    def add(self, pairs: Iterable[tuple[tf.Operation, tf.Operation]]) -> None:
+        """Notes reads; increments that exist wait for them, unless they come after it.
+
+        Args:
+          pairs: pairs (variable, operation that reads it).
+        """
+        new: dict[tf.Operation, list[tf.Operation]] = {}
+        for variable, read in pairs:
+            if read not in self._reads.get(variable, ()):
+                new.setdefault(variable, []).append(read)
+        for variable, reads in new.items():
+            users = [op for op in variable.outputs[0].consumers() if op.type in _ASSIGNMENTS]
+            plain = [op for op in reads if not op.control_inputs and len(op.inputs) == 1]
+            others = [op for op in reads if op not in plain]
+            # One that waits for an assignment is meant to see it.
+            plain += [op for op in others if set(users).isdisjoint(_ancestors([op]))]
+            self._reads.setdefault(variable, []).extend(plain)
+            for op in users:
+                self._wait(op, plain)
+
+    def _wait(self, op: tf.Operation, reads: Optional[list[tf.Operation]] = None) -> None:
+        """Makes an assignment wait for reads, if it is an increment."""
+        variable = _source(op.inputs[0])
+        reads = self._reads.get(variable, []) if reads is None else reads
+        if not reads or not _is_increment(op, variable):
+            return
+        context = op._get_control_flow_context()
+        before = [read for read in reads if read._get_control_flow_context() is context]
+        op._add_control_inputs([read for read in before if read not in op.control_inputs])
+
+
+def _is_increment(op: tf.Operation, variable: tf.Operation) -> bool:
+    """Returns whether an assignment changes a value, unlike one that sets or restores it."""
+    return op.type in _INCREMENTS or variable in _ancestors([op.inputs[1].op])

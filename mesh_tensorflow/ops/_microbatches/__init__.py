@@ -1,0 +1,1 @@
+"""Values of a batch from those of its microbatches."""

@@ -1,0 +1,164 @@
+"""What a step reads of TensorFlow's variables is their value before the step increments them."""
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from helpers.train import effects
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import estimator
+from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
+from mesh_tensorflow.testing import harness
+
+STEPS = 4
+
+
+def _late():
+    """An int64 zero that takes its time, so that a read that waits for it comes late."""
+
+    def wait():
+        time.sleep(0.02)
+        return np.int64(0)
+
+    zero = tf.py_func(wait, [], tf.int64)
+    zero.set_shape([])
+    return zero
+
+
+def _read_late(step):
+    if isinstance(step, tf.Variable) and hasattr(step, "handle"):
+        with tf.control_dependencies([_late()]):
+            return tf.cast(step.read_value(), tf.float32)
+    return tf.cast(tf.add(step, _late()), tf.float32)
+
+
+def _imported(mesh, rate):
+    return mtf.import_fully_replicated(mesh, rate, mtf.Shape([]))
+
+
+USES = {
+    "imported": lambda mesh, rate: _imported(mesh, rate),
+    "scalar": lambda mesh, rate: mtf.constant(mesh, 0.0) + rate,
+    "factor": lambda mesh, rate: mtf.constant(mesh, 1.0) * rate,
+}
+
+
+def _program(rate, use, impl):
+    """Lowers the assignment of a rate to the variable "used"."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    used = effects.state(mesh, "used")
+    mtf.assign(used, USES[use](mesh, rate))
+    lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+    return lowering, used.operation
+
+
+def _values(train, lowering, used):
+    """Returns the rate that each step has used."""
+    to_masters, value = lowering.copy_slices_to_masters(), used.get_master().read_value()
+    found = []
+    with harness.session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(lowering.copy_masters_to_slices())
+        for _ in range(STEPS):
+            session.run(train)
+            session.run(to_masters)
+            found.append(float(session.run(value)))
+    return found
+
+
+INCREMENTS = {
+    "assign_add": lambda step: tf.assign_add(step, 1),
+    "method": lambda step: step.assign_add(1),
+    "sum": lambda step: tf.assign(step, step + 1),
+}
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
+@pytest.mark.parametrize("increment", INCREMENTS)
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("resource", [False, True], ids=["ref", "resource"])
+def test_increments_wait_for_reads(resource, use, increment, first, tf_graph):
+    """Whether they are made before the program or after it."""
+    with tf.variable_scope("", use_resource=resource):
+        step = tf.train.get_or_create_global_step()
+    done = [INCREMENTS[increment](step)] if first else []
+    lowering, used = _program(_read_late(step), use, effects.placed("merged"))
+    done = done or [INCREMENTS[increment](step)]
+    train = tf.group(*done, *lowering.effects)
+    assert _values(train, lowering, used) == list(range(STEPS))
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["captured", "read inside"])
+def test_simd_programs(inside, tf_graph):
+    with tf.variable_scope("", use_resource=True):
+        step = tf.train.get_or_create_global_step()
+    rate = None if inside else _read_late(step)
+    found = []
+
+    def program():
+        value = tf.cast(step.read_value(), tf.float32) if inside else rate
+        found.append(_program(value, "imported", SimdMeshImpl("rows:2", "")))
+        return found[-1][0].effects
+
+    done = replicate(program, devices=["/cpu:0", "/cpu:1"])
+    train = tf.group(*done, tf.assign_add(step, 1))
+    assert _values(train, *found[-1]) == list(range(STEPS))
+    with harness.session() as session:  # an increment by itself runs nothing else
+        session.run(tf.global_variables_initializer())
+        session.run(tf.assign_add(step, 1))
+        assert session.run(found[-1][1].get_master().read_value()) == 0.0
+
+
+def test_what_is_read_after_an_increment_stays_so(tf_graph):
+    with tf.variable_scope("", use_resource=True):
+        step = tf.train.get_or_create_global_step()
+    with tf.control_dependencies([tf.assign_add(step, 1)]):
+        rate = tf.cast(step.read_value(), tf.float32)
+    lowering, used = _program(rate, "imported", effects.placed("merged"))
+    found = _values(tf.group(*lowering.effects), lowering, used)
+    assert found == list(range(1, STEPS + 1))
+
+
+def test_what_sets_a_variable_waits_for_nothing(tf_graph):
+    """Initializers and savers run where nothing can be read yet."""
+    with tf.variable_scope("", use_resource=True):
+        step = tf.train.get_or_create_global_step()
+    _program(_read_late(step), "imported", effects.placed("merged"))
+    reset = step.assign(7, read_value=False)
+    assert not reset.control_inputs
+    with harness.session() as session:
+        session.run(reset)
+        assert session.run(step) == 7
+
+
+@pytest.mark.parametrize("kind", ["plain", "tpu"])
+def test_estimators(kind, tmp_path):
+    """Their model function increments the step beside what the program assigns."""
+    spec = estimator.EstimatorSpec if kind == "plain" else estimator.tpu.TPUEstimatorSpec
+
+    def model_fn(features, mode, params=None):
+        step = tf.train.get_global_step()
+        lowering, used = _program(_read_late(step), "imported", effects.placed("merged"))
+        return spec(
+            mode,
+            loss=tf.reduce_mean(features),
+            train_op=tf.group(*lowering.effects, tf.assign_add(step, 1)),
+            training_hooks=[mtf.MtfRestoreHook(lowering)],
+        )
+
+    def data(params=None):
+        return tf.data.Dataset.from_tensors(np.ones([4], np.float32)).repeat()
+
+    folder = str(tmp_path)
+    if kind == "plain":
+        config = estimator.RunConfig(log_step_count_steps=None)
+        made = estimator.Estimator(model_fn, folder, config)
+    else:
+        config = estimator.tpu.RunConfig(model_dir=folder, log_step_count_steps=None)
+        made = estimator.tpu.TPUEstimator(
+            model_fn, config=config, use_tpu=False, train_batch_size=4
+        )
+    made.train(data, steps=STEPS)
+    assert made.get_variable_value("used") == STEPS - 1
