@@ -91,6 +91,8 @@ def _add_z_loss(
       context: a Context.
       dtype: the dtype of the loss.
     """
+    # Of queries that see nothing, which padding usually has.
+    log_z = mtf.maximum(log_z, masks.MASKED_LOGIT)
     squares = mtf.square(mtf.reshape(log_z, rows_shape))
     nonpadding = context.nonpadding
     if isinstance(nonpadding, mtf.Tensor):
@@ -142,7 +144,7 @@ def attend(
         output_shape=q.shape - key_dim + [d for d in [memory_length_dim] if d in k.shape],
     )
     if bias is not None:
-        logits = logits + mtf.cast(bias, dtype)
+        logits = masks.hide(logits + mtf.cast(bias, dtype), bias)
     if has_z_loss:
         log_z = mtf.reduce_logsumexp(logits, memory_length_dim)
         _add_z_loss(log_z, rows_shape, z_loss_coeff, context, v.dtype)  # type: ignore[arg-type]
