@@ -101,9 +101,9 @@ def sees_own_position(
     query that sees nothing has the mean of everything, for which all blocks are needed.
 
     Args:
-      visible: comparisons.
-      biases: tensors that are added to logits, arranged in the same way, none with both the length
-        and the memory. A bias may hide a position too.
+      visible: comparisons, whose ids have the length or the memory, none of them both.
+      biases: tensors that are added to logits, arranged in the same way, none with both either. A
+        bias may hide a position too.
       length: the number of queries.
       start: which position of the memory has the number of the first query.
     """

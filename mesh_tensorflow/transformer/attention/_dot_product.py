@@ -128,8 +128,9 @@ def attend(
     has_z_loss = z_loss_coeff is not None and context.train and context.losses is not None
     parts, dims = (q, k, v), (memory_length_dim, key_dim, value_dim)
     joint = has_z_loss and extra_logit is not None
-    # One position has nothing that could go around.
-    ring = False if getattr(context, "mode", None) == "incremental" else ring
+    if getattr(context, "mode", None) == "incremental":
+        # One position has nothing that could go around, or be cut.
+        blocked, ring = False, False
     if _blocked.takes_blocks(blocked, parts, dims, bias, dropout_rate, joint, ring):
         outputs, log_z = _blocked.blocked_attend(
             parts, dims, bias, dropout_rate, dropout_broadcast_dims, extra_logit, context, ring
@@ -199,7 +200,7 @@ def attention(
         0, in training; or None.
       blocked: whether logits are computed by blocks, see `mtf.layers.blocked_attention`; if None,
         they are for lengths from 1,024 on where that is possible. The logits and the softmax of
-        blocks are in float32.
+        blocks are in float32. Steps of decoding take no notice of it.
       ring: whether to use blocks wherever that is possible and, in layouts that split the length of
         queries and of the memory over one mesh dimension, to pass keys and values around its
         processors instead of gathering them; see `mtf.layers.blocked_attention`. Steps of decoding
