@@ -21,6 +21,7 @@ from mesh_tensorflow._mesh.slices.attention_operands import (
 )
 from mesh_tensorflow._mesh.slices.block_loops import Start, Sum, fold, over_blocks
 from mesh_tensorflow._mesh.slices.distance_buckets import sums_by_bucket
+from mesh_tensorflow._mesh.slices.visibility import HIDDEN_LOGIT
 
 __all__ = ["block_gradients", "block_sums", "finished"]
 
@@ -86,7 +87,7 @@ def finished(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns means of values, logarithms of denominators, and the two parts of the latter.
 
-    Of a row that is masked everywhere, the logarithm has lost the sum to rounding.
+    Of a row that sees nothing, the logarithm has lost the sum to rounding.
 
     Args:
       total: from `block_sums`; this and the following have the same dimensions.
@@ -125,6 +126,9 @@ def block_gradients(
     """
     of = operands
     _, _, length, memory = of.sizes
+    # Only values have a gradient of a row that sees nothing; see `visibility`.
+    blind = largest < HIDDEN_LOGIT / 2
+    seen, shift = (tf.where_v2(blind, tf.zeros_like(x), x) for x in (dy, shift))
     bias_shapes = [of.biases[i].shape.as_list() for i in biases]
     chosen = [of.distances[i] for i in distances]
 
@@ -152,7 +156,7 @@ def block_gradients(
             return _unless_left_out(
                 block,
                 lambda: _gradients_of_block(
-                    block, of, (largest, shift, dy), qkv, bias_shapes, chosen
+                    block, of, (largest, shift, seen, dy), qkv, bias_shapes, chosen
                 ),
                 [tf.zeros(result.of_block(rows), of.dtype) for result in inner],
             )
@@ -166,19 +170,19 @@ def block_gradients(
 def _gradients_of_block(
     block: Block,
     of: Operands,
-    rows: tuple[tf.Tensor, tf.Tensor, tf.Tensor],
+    rows: tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor],
     qkv: bool,
     bias_shapes: Sequence[list[int]],
     distances: Sequence[Distances],
 ) -> list[tf.Tensor]:
     q = block.queries(of.q)
-    largest, shift, dy = (block.queries(x) for x in rows)
+    largest, shift, seen, dy = (block.queries(x) for x in rows)
     p = tf.exp(block.logits(q, largest))
     v = block.memories(of.v)
     if of.noise is None:
-        dp = product_minus(dy, v, shift)
+        dp = product_minus(seen, v, shift)
     else:
-        dp = block.dropped(tf.matmul(dy, v, transpose_b=True), of.noise) - shift
+        dp = block.dropped(tf.matmul(seen, v, transpose_b=True), of.noise) - shift
     ds = p * dp
     found = []
     if qkv:

@@ -13,9 +13,10 @@ from mesh_tensorflow._mesh.slices.block_loops import Start
 from mesh_tensorflow._mesh.slices.distance_buckets import Buckets, bucket_of, looked_up
 from mesh_tensorflow._mesh.slices.visibility import (
     COMPARISONS,
-    MASKED_LOGIT,
+    HIDDEN_LOGIT,
     Compared,
     sees_nothing,
+    with_hidden,
 )
 
 __all__ = [
@@ -248,8 +249,6 @@ class Block:
     def _with_terms(self, s: tf.Tensor) -> tf.Tensor:
         of = self._of
         s = tf.reshape(s, self.shape)
-        for bias in of.biases:
-            s = s + tf.cast(self.term(bias), s.dtype)
         for d in of.distances:
             s = s + tf.cast(looked_up(d.values, self.buckets(d)), s.dtype)
         visible: Any = None
@@ -257,8 +256,10 @@ class Block:
             seen = COMPARISONS[comparison](self.term(rows), self.term(columns))
             visible = seen if visible is None else tf.logical_and(visible, seen)
         if visible is not None:
-            hidden = tf.constant(MASKED_LOGIT, s.dtype)
-            s = s + tf.where_v2(visible, tf.zeros_like(hidden), hidden)
+            s = tf.where_v2(visible, s, tf.constant(HIDDEN_LOGIT, s.dtype))
+        for x in of.biases:
+            bias = tf.cast(self.term(x), s.dtype)
+            s = with_hidden(s + bias, bias)
         return self.flat(s)
 
     def buckets(self, of: Distances) -> tf.Tensor:

@@ -45,12 +45,29 @@ def bucket_of(relative: tf.Tensor, buckets: Buckets) -> tf.Tensor:
     return found + side * tf.cast(relative > 0, tf.int32) if bidirectional else found
 
 
+def _in_one_table(
+    index: tf.Tensor, heads: list[int], count: int
+) -> tuple[tf.Tensor, list[int], list[int]]:
+    """Returns indices for one table, where values and indices have dimensions in common.
+
+    Returns:
+      (the indices; the axes that both have, whose tables follow each other in it; the others).
+    """
+    front = index.shape.as_list()[:-2]
+    common = [i for i, (a, b) in enumerate(zip(heads, front, strict=True)) if a > 1 and b > 1]
+    for i in reversed(common):
+        shape = [n if axis == i else 1 for axis, n in enumerate([*front, 1, 1])]
+        index += tf.reshape(tf.range(front[i], dtype=index.dtype) * count, shape)
+        count *= front[i]
+    return index, common, [i for i in range(len(front)) if i not in common]
+
+
 def looked_up(values: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
     """Returns the values of buckets.
 
     Args:
       values: [*heads, buckets]; its dimensions but the last are those of `index` but the last two,
-        and one of two that belong together has size 1.
+        or have size 1 in one of the two.
       index: an integer tensor, [*front, rows, columns].
 
     Returns:
@@ -58,9 +75,13 @@ def looked_up(values: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
     """
     *heads, count = values.shape.as_list()
     *front, rows, columns = index.shape.as_list()
-    table = tf.reshape(values, [int(np.prod(heads, dtype=int)), count])
+    index, common, alone = _in_one_table(index, heads, count)
+    if common:
+        values = tf.transpose(values, [*alone, *common, len(heads)])
+    joined = [max(a, b) for a, b in zip(heads, front)]
+    heads = [1 if i in common else n for i, n in enumerate(heads)]
+    table = tf.reshape(values, [int(np.prod(heads, dtype=int)), -1])
     found = tf.gather(table, tf.reshape(index, [-1]), axis=1)
-    joined = [max(a, b) for a, b in zip(heads, front, strict=True)]
     if max(front, default=1) > 1:  # side by side, and in order
         found = tf.reshape(found, [*heads, *front, rows, columns])
         n = len(heads)
@@ -86,11 +107,18 @@ def sums_by_bucket(x: tf.Tensor, index: tf.Tensor, heads: list[int], count: int)
     alone = [i for i in range(n) if heads[i] == 1 == front[i]]
     if any(x.shape.as_list()[i] > 1 for i in alone):
         x = tf.reduce_sum(x, alone, keepdims=True)
-    of_heads = [i for i in range(n) if heads[i] > 1]
+    index, common, _ = _in_one_table(index, heads, count)
+    of_heads = [i for i in range(n) if heads[i] > 1 and i not in common]
     others = [i for i in range(n) if i not in of_heads]
     x = tf.transpose(x, [*others, n, n + 1, *of_heads])
-    total = int(np.prod(heads, dtype=int))
+    total = int(np.prod([heads[i] for i in of_heads], dtype=int))
+    tables = [heads[i] for i in common]
     number = int(np.prod(front, dtype=int)) * rows * columns
     flat = tf.reshape(x, [number, total])
-    sums = tf.math.unsorted_segment_sum(flat, tf.reshape(index, [-1]), count)
-    return tf.reshape(tf.transpose(sums), [*heads, count])
+    rows_of_tables = int(np.prod(tables, dtype=int)) * count
+    sums = tf.transpose(tf.math.unsorted_segment_sum(flat, tf.reshape(index, [-1]), rows_of_tables))
+    if common:
+        order = [*of_heads, *common]
+        sums = tf.reshape(sums, [*(heads[i] for i in order), count])
+        sums = tf.transpose(sums, [*(order.index(i) for i in sorted(order)), len(order)])
+    return tf.reshape(sums, [*heads, count])

@@ -1,4 +1,18 @@
-"""Which pairs of queries and memory attention may see, from comparisons of their ids."""
+"""Which pairs of queries and memory attention may see, and what hidden pairs mean.
+
+A pair is hidden if its ids compare otherwise than they should, or if what is added to its logit is
+less than half of MASKED_LOGIT. The logit of a hidden pair is HIDDEN_LOGIT, whatever its query and
+its key are, and no gradient flows through it. So
+
+- where a query sees something, weights of what is hidden from it are exactly 0;
+- a query that sees nothing has the mean of all values, or 0 if the softmax has an extra logit. The
+  values get their part of the gradient; queries, keys and biases get 0.
+
+Logits are selected and not summed, so that this depends on no rounding: it is the same in blocks,
+in rings and with all logits at once, in each layout and for logits of any size. Memory that is only
+room at the border, such as that beyond the ends in local attention, has ABSENT_LOGIT: it is no part
+of the mean either.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +21,17 @@ from typing import Any, Union
 
 import tensorflow.compat.v1 as tf
 
-__all__ = ["COMPARISONS", "MASKED_LOGIT", "Compared", "sees_nothing", "sees_own_position"]
+__all__ = [
+    "ABSENT_LOGIT",
+    "COMPARISONS",
+    "HIDDEN_LOGIT",
+    "MASKED_LOGIT",
+    "Compared",
+    "hidden_logits",
+    "sees_nothing",
+    "sees_own_position",
+    "with_hidden",
+]
 
 # (comparison, ids of queries, ids of the memory), arranged as [*front, length, memory] with 1 for
 # dimensions that they lack.
@@ -20,8 +44,23 @@ COMPARISONS: dict[str, Callable] = {
     "greater_equal": tf.greater_equal,
 }
 
-# Added to a logit, it makes the attention weight exactly 0; representable in bfloat16.
+# What masks add to logits; representable in bfloat16.
 MASKED_LOGIT = -1e9
+# The logits of hidden pairs: less than those of any products, far apart, and finite in bfloat16.
+HIDDEN_LOGIT, ABSENT_LOGIT = -1e30, -1e35
+
+
+def hidden_logits(bias: tf.Tensor) -> tf.Tensor:
+    """Returns the logits that pairs have if a bias hides them."""
+    hidden, absent = (
+        tf.constant(max(x, float(bias.dtype.min)), bias.dtype) for x in (HIDDEN_LOGIT, ABSENT_LOGIT)
+    )
+    return tf.where_v2(bias < absent / 2, absent, hidden)
+
+
+def with_hidden(logits: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """Returns logits in which those of pairs that a bias hides are replaced; for any shapes."""
+    return tf.where_v2(bias < MASKED_LOGIT / 2, hidden_logits(bias), logits)
 
 
 def _all_greater(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -59,12 +98,12 @@ def sees_own_position(
     """Returns a scalar: whether each query sees the position of the memory that has its number.
 
     Then weights of what is hidden from it are exactly 0, and blocks of them may be left out. A
-    query that sees nothing has a mean of everything, for which all blocks are needed.
+    query that sees nothing has the mean of everything, for which all blocks are needed.
 
     Args:
-      visible: comparisons.
-      biases: tensors that are added to logits, arranged in the same way, none with both the length
-        and the memory. A bias may hide a position too.
+      visible: comparisons, whose ids have the length or the memory, none of them both.
+      biases: tensors that are added to logits, arranged in the same way, none with both either. A
+        bias may hide a position too.
       length: the number of queries.
       start: which position of the memory has the number of the first query.
     """

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.layers._attention.masks import hide
 from mesh_tensorflow.layers._early_forms import trains_if_not_told
 from mesh_tensorflow.ops._variables.precision import InputDType, current_precision
 
@@ -130,6 +131,7 @@ def dot_product_attention(
     logits = mtf.einsum([q, k], output_shape=mtf.Shape([*query_dims, memory_dim]))
     if mask is not None:
         logits = mtf.add(logits, mtf.cast(mask, logits.dtype), output_shape=logits.shape)
+        logits = hide(logits, mask)
     weights = mtf.softmax(logits, memory_dim, extra_logit=extra_logit)
     if dropout != 0.0:
         noise_shape = weights.shape - dropout_broadcast_dims  # type: ignore[operator]

@@ -18,6 +18,7 @@ from mesh_tensorflow.layers._attention.masks import (
     Distances,
     distance_bias,
     hidden_where,
+    hide,
     unseen,
 )
 from mesh_tensorflow.layers._attention.ring import RINGS
@@ -94,18 +95,19 @@ def _plain(
     rows = q.shape - dims.key
     shape = rows + dims.memory
     logits = mtf.einsum([mtf.cast(q, dtype), mtf.cast(k, dtype)], output_shape=shape)
-    for bias in terms.biases:
-        logits = mtf.add(logits, mtf.cast(bias, dtype), output_shape=shape)
     for buckets, values, here, there in terms.distances:
         [dim] = [d for d in values.shape if d not in shape]
         bias = distance_bias(Distances(buckets, values, dim, here, there))
         logits = mtf.add(logits, mtf.cast(bias, dtype), output_shape=shape)
     hidden = unseen(terms.visible)
     if hidden is not None:
-        logits = mtf.add(logits, hidden_where(hidden, dtype), output_shape=shape)
+        logits = hide(logits, hidden_where(hidden, dtype))
+    for x in terms.biases:
+        bias = mtf.cast(x, dtype)
+        logits = hide(mtf.add(logits, bias, output_shape=shape), bias)
     extra = terms.extra_value if terms.extra is None else mtf.cast(terms.extra, dtype)
     log_z = mtf.reduce_logsumexp(logits, dims.memory, extra_logit=extra)
-    weights = mtf.exp(logits - log_z)
+    weights = mtf.softmax(logits, dims.memory, extra_logit=extra)
     if terms.noise:
         weights = mtf.multiply(weights, _noise_mask(terms, rows, dtype), output_shape=shape)
     y = mtf.einsum([weights, mtf.cast(v, dtype)], output_shape=rows + dims.value)

@@ -70,9 +70,10 @@ class Blocked(mtf.Operation):
         """Into how many parts each processor of a ring cuts its part, at least."""
         return ring.least_parts(self._ring)
 
-    def _check_ring(self, mesh_impl: MeshImpl) -> None:
+    def _check_ring(self, lowering: LoweringLike) -> None:
         if self._ring:
-            ring.check(self.name, self._ring, mesh_impl, self._form.dims)
+            # Processors may be merged where it runs, but a program is right or wrong everywhere.
+            ring.check(self.name, self._ring, lowering.requested_impl(self), self._form.dims)
 
     def _logits(self, mesh_impl: MeshImpl) -> mtf.Shape:
         """Returns the Shape of the logits; if the memory is gathered, no layout splits it."""
@@ -98,7 +99,7 @@ class Blocked(mtf.Operation):
         One more says whether blocks may be left out, if some may.
         """
         mesh_impl = lowering.mesh_impl(self)
-        self._check_ring(mesh_impl)
+        self._check_ring(lowering)
         values = [lowering.tensors[x] for x in self.inputs]
         skips = self._skips(mesh_impl, values)
         gathered, exchanged = self._gathered_axis(mesh_impl), self._exchanged_axis(mesh_impl)

@@ -177,11 +177,13 @@ class Form(NamedTuple):
     def may_skip(self) -> bool:
         """Whether some blocks may be known to be left out: if each query has a position of its own.
 
-        See `visibility.sees_own_position`.
+        Biases and ids of both queries and memory say nothing about it. See
+        `visibility.sees_own_position`.
         """
         dims, terms = self.dims, self.terms
         both = {dims.length.name, dims.memory.name}
-        whole = any(both <= set(self.rest[i]) for i, _ in enumerate(terms.biases))
+        ids: list[Any] = [i for _, *pair in terms.visible for i in pair]
+        whole = any(both <= set(self.rest[i]) for i in [*range(len(terms.biases)), *ids])
         return bool(terms.visible) and dims.length.size == dims.memory.size and not whole
 
     @property

@@ -10,7 +10,10 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._mesh.slices import visibility
 from mesh_tensorflow._mesh.slices.distance_buckets import Buckets, bucket_of
+from mesh_tensorflow._mesh.slices.visibility import MASKED_LOGIT
+from mesh_tensorflow.ops._elementwise.compare import select
 
 __all__ = [
     "attention_bias_local_2d_block",
@@ -20,9 +23,6 @@ __all__ = [
     "attention_mask_same_segment",
     "rename_length_to_memory_length",
 ]
-
-# Added to a logit, it makes the attention weight exactly 0; representable in bfloat16.
-MASKED_LOGIT = -1e9
 
 
 class Distances(NamedTuple):
@@ -145,6 +145,20 @@ def unseen(visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]]) -> Optional[mt
 def hidden_where(condition: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
     """Returns an attention mask that hides the positions where `condition` is true."""
     return mtf.cast(condition, dtype) * MASKED_LOGIT
+
+
+def hide(logits: mtf.Tensor, bias: Optional[mtf.Tensor]) -> mtf.Tensor:
+    """Returns logits in which those of pairs that a bias hides are replaced; see `visibility`.
+
+    Args:
+      logits: a Tensor, with the bias if there is one.
+      bias: a Tensor whose dimensions are some of the logits', or None.
+    """
+    if bias is None:
+        return logits
+    bias = mtf.stop_gradient(mtf.cast(bias, logits.dtype))
+    level = mtf.cwise(visibility.hidden_logits, [bias], name="hidden_logits")
+    return select(mtf.less(bias, MASKED_LOGIT / 2), level, logits, logits.shape)
 
 
 @leaves_no_node

@@ -11,10 +11,15 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import divisors
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.layers._pipeline.schedule import PipelineSchedule
+from mesh_tensorflow.ops._control.control import custom_gradient
+from mesh_tensorflow.ops._control.recompute import Gradients, usable
+from mesh_tensorflow.ops._elementwise.compare import select
 
 __all__ = ["pipeline"]
 
 _MICROBATCHES = "pipeline_microbatches"
+# Takes the number of a tick and the inputs of all stages; returns their outputs, and losses.
+_Apply = Callable[[int, mtf.Tensor], list[mtf.Tensor]]
 
 
 @leaves_no_node
@@ -42,6 +47,10 @@ def pipeline(
 
     With `repeats_dim`, the pipeline is circular: what leaves the last stage enters the first again,
     `repeats_dim.size` times, each time with other weights. The bubble is smaller by this factor.
+
+    What stages compute in bubbles is part of no result and of no gradient. The first ticks, in
+    which later stages wait, are computed again for the gradient, with inputs that these stages see
+    later: a function with infinite slopes elsewhere would give gradients that are not numbers.
 
     >>> stages, batch, d = mtf.convert_to_shape("stages:2,batch:6,d:4").dims
     >>> w = mtf.constant(mesh, 3.0, mtf.Shape([stages, d]))
@@ -87,22 +96,20 @@ def pipeline(
     sources = run.sources(x)
     chosen = _Weights(weights, stages_dim, repeats_dim)
     sides = _Weights([run.by_microbatch(side) for side in side_inputs], stages_dim, repeats_dim)
-    results: list[mtf.Tensor] = []
-    shifted: list[mtf.Tensor] = []
-    losses: list[list[mtf.Tensor]] = []
     returned: Any = None
-    for tick in range(run.schedule.ticks):
-        state = run.entering(tick, sources, shifted)
+
+    def apply(tick: int, state: mtf.Tensor) -> list[mtf.Tensor]:
+        """Returns the activations of all stages, and what the tick adds to the losses."""
+        nonlocal returned
         of_tick = sides.at(run.schedule, tick)
         inputs = [state, *chosen.at(run.schedule, tick), *(run.side(tick, s) for s in of_tick)]
-        returned = mtf.recompute_grad(stage_fn, inputs) if recompute else stage_fn(*inputs)
+        again = recompute and tick >= stages_dim.size - 1  # the ticks before are computed again
+        returned = mtf.recompute_grad(stage_fn, inputs) if again else stage_fn(*inputs)
         y, *added = returned if isinstance(returned, (list, tuple)) else [returned]
         _check_result(y, state, added, stages_dim)
-        losses.append([run.loss(tick, loss) for loss in added])
-        if tick >= run.schedule.ticks - num_microbatches:
-            results.append(y)
-        if tick + 1 < run.schedule.ticks:
-            shifted.append(mtf.shift(y, 1, stages_dim, wrap=repeats > 1))
+        return [y, *(run.loss(tick, loss) for loss in added)]
+
+    results, losses = run.ticks(apply, sources)
     y = run.of_last_stage(results, x.shape)
     if not isinstance(returned, (list, tuple)):
         return y
@@ -125,8 +132,8 @@ class _Run:
         self._dim = mtf.Dimension(_MICROBATCHES, schedule.num_microbatches)
         self.schedule = schedule
 
-    def _stage_is(self, stage: int) -> mtf.Tensor:
-        return mtf.equal(mtf.range(self._mesh, self._stages_dim, tf.int32), stage)
+    def _stage_is(self, stage: int, compare: Callable = mtf.equal) -> mtf.Tensor:
+        return compare(mtf.range(self._mesh, self._stages_dim, tf.int32), stage)
 
     def by_microbatch(self, x: mtf.Tensor) -> mtf.Tensor:
         """Returns a Tensor with a dimension of microbatches after that of the batch."""
@@ -144,13 +151,91 @@ class _Run:
         x = mtf.broadcast(x, mtf.Shape([self._stages_dim, *x.shape]))
         return [self._microbatch(x, i) for i in range(self._dim.size)]
 
-    def entering(
+    def ticks(
+        self, apply: _Apply, sources: Sequence[mtf.Tensor]
+    ) -> tuple[list[mtf.Tensor], list[list[mtf.Tensor]]]:
+        """Returns the activations of the last ticks, and the losses of all of them."""
+        first = self._stages_dim.size - 1
+        results, losses = [], []
+        shifted: list[mtf.Tensor] = []
+        if first:
+            last, *of_first = self._first_ticks(apply, sources)
+            shifted = [last] * first  # of which the last one is used
+            losses.append(of_first)
+        for tick in range(first, self.schedule.ticks):
+            y, *added = apply(tick, self._entering(tick, sources, shifted))
+            losses.append(added)
+            if tick >= self.schedule.ticks - self._dim.size:
+                results.append(y)
+            if tick + 1 < self.schedule.ticks:
+                shifted.append(self._shifted(y))
+        return results, losses
+
+    def _shifted(self, y: mtf.Tensor) -> mtf.Tensor:
+        return mtf.shift(y, 1, self._stages_dim, wrap=self.schedule.num_repeats > 1)
+
+    def _first_ticks(self, apply: _Apply, sources: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
+        """Returns the shifted activations after all ticks with a stage that waits, and losses.
+
+        A stage that waits computes with the input of the first one. Its result is not used, and
+        gets the gradient 0; but 0 times a slope that is infinite there is not a number, and may be
+        summed over stages. When the gradient is computed, what each stage gets first is known, and
+        so ticks are computed again with that where stages wait. The rest is as before.
+        """
+        graph, stages = self._mesh.graph, self._stages_dim.size
+        # After which of the operations that enter a tick, or make it, there are others.
+        ends: list[int] = []
+        count = 0
+
+        def fn(waiting: mtf.Tensor) -> list[mtf.Tensor]:
+            nonlocal count
+            start = len(graph.operations)
+            states: list[mtf.Tensor] = []
+            shifted: list[mtf.Tensor] = []
+            losses = []
+            for tick in range(stages - 1):
+                state = self._entering(tick, sources, shifted)
+                states.append(select(self._stage_is(tick, mtf.less_equal), state, waiting))
+                ends.append(len(graph.operations) - start)
+                y, *added = apply(tick, states[-1])
+                ends.append(len(graph.operations) - start)
+                losses.append(added)
+                shifted.append(self._shifted(y))
+            found = [shifted[-1], *(mtf.add_n(list(of_ticks)) for of_ticks in zip(*losses))]
+            count = len(found)
+            return [*found, *states]
+
+        def grad_fn(
+            explicit_inputs: Sequence[mtf.Tensor],
+            all_inputs: Sequence[mtf.Tensor],
+            forward_operations: Sequence[mtf.Operation],
+            outputs: Sequence[mtf.Tensor],
+            output_grads: Sequence[mtf.Tensor],
+        ) -> list[Optional[mtf.Tensor]]:
+            states = outputs[count:]
+            seen = states[0]
+            for stage, state in enumerate([*states[1:], outputs[0]], 1):
+                seen = select(self._stage_is(stage), state, seen)
+            seen = mtf.stop_gradient(seen)
+            grads = Gradients(all_inputs, outputs[:count], output_grads[:count])
+            with usable(forward_operations):
+                grads.through(forward_operations[ends[-1] :])
+                for tick in reversed(range(stages - 1)):
+                    begin, middle, end = [0, *ends][2 * tick : 2 * tick + 3]
+                    busy = self._stage_is(tick, mtf.less_equal)
+                    again = {states[tick]: select(busy, states[tick], seen)}
+                    grads.through(forward_operations[middle:end], again)
+                    grads.through(forward_operations[begin:middle])
+            return grads.of(all_inputs, but=explicit_inputs)
+
+        return custom_gradient(fn, grad_fn, [mtf.stop_gradient(sources[0])])[:count]
+
+    def _entering(
         self, tick: int, sources: Sequence[mtf.Tensor], shifted: Sequence[mtf.Tensor]
     ) -> mtf.Tensor:
         """Returns what enters all stages at a tick.
 
-        In bubbles, stages compute with activations of other ticks and not with zeros: an infinite
-        value or slope at 0 would give gradients that are not numbers, although nothing uses them.
+        Stages that have nothing to do any more compute what they have computed last.
         """
         if tick == 0:
             return sources[0]
@@ -162,7 +247,7 @@ class _Run:
             first = shifted[item - len(sources) + self._stages_dim.size - 1]
         if first is shifted[tick - 1]:
             return first
-        return mtf.where(self._stage_is(0), first, shifted[tick - 1], output_shape=first.shape)
+        return select(self._stage_is(0), first, shifted[tick - 1], output_shape=first.shape)
 
     def side(self, tick: int, side: mtf.Tensor) -> mtf.Tensor:
         """Returns the part of a side input that belongs to each stage's microbatch."""
@@ -178,7 +263,7 @@ class _Run:
         busy = [self.schedule.at(tick, k) is not None for k in range(self._stages_dim.size)]
         if not all(busy):
             mask = mtf.constant(self._mesh, busy, mtf.Shape([self._stages_dim]), tf.bool)
-            loss = mtf.where(mask, loss, 0.0)
+            loss = select(mask, loss, 0.0)
         return mtf.reduce_sum(loss) * (1.0 / self._dim.size)
 
     def of_last_stage(self, results: Sequence[mtf.Tensor], shape: mtf.Shape) -> mtf.Tensor:
@@ -187,7 +272,7 @@ class _Run:
             mtf.Dimension(self._batch_dim.name, self._batch_dim.size // self._dim.size)
         )
         y = mtf.stack(list(results), self._dim.name, axis + 1)
-        y = mtf.where(self._stage_is(self._stages_dim.size - 1), y, 0.0, output_shape=y.shape)
+        y = select(self._stage_is(self._stages_dim.size - 1), y, 0.0, output_shape=y.shape)
         return mtf.reshape(mtf.reduce_sum(y, reduced_dim=self._stages_dim), shape)
 
 
@@ -221,7 +306,7 @@ class _Weights:
             return first
         # There are no fewer microbatches than stages: stages are in one pass, or in two.
         stage = mtf.range(first.mesh, self._stages_dim, tf.int32)
-        return mtf.where(
+        return select(
             mtf.less(stage, repeats.count(repeats[0])), first, last, output_shape=first.shape
         )
 

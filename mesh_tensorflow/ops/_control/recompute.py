@@ -15,7 +15,7 @@ from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum, convert_args_to_laid_out_tensors
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow.ops._control.control import custom_gradient
+from mesh_tensorflow.ops._control.control import custom_gradient, external_inputs
 from mesh_tensorflow.ops._control.recompute_budget import RecomputeBudget
 
 __all__ = ["recompute_grad"]
@@ -151,6 +151,58 @@ def computed_again(
             operations=kept + graph.operations[start:],
         )
     return again, grads
+
+
+class Gradients:
+    """Gradients of parts of a function, from the last part to the first."""
+
+    def __init__(
+        self, inputs: Sequence[Tensor], ys: Sequence[Tensor], grad_ys: Sequence[Tensor]
+    ) -> None:
+        """Creates it.
+
+        Args:
+          inputs: the Tensors that the function uses, and variables that it makes.
+          ys: its results.
+          grad_ys: the gradient of each of `ys`.
+        """
+        self._inputs = set(inputs)
+        self._found: dict[Tensor, Tensor] = {}
+        for y, dy in zip(ys, grad_ys):
+            self._add(y, dy)
+
+    def _add(self, x: Tensor, dx: Optional[Tensor]) -> None:
+        if dx is not None:
+            self._found[x] = self._found[x] + dx if x in self._found else dx
+
+    def through(
+        self, operations: Sequence[Operation], again: Optional[Mapping[Tensor, Tensor]] = None
+    ) -> None:
+        """Adds the gradients of what operations use.
+
+        Args:
+          operations: a part of the function.
+          again: from inputs of the part to others, with which it is computed again; or None.
+        """
+        made = [y for op in operations for y in op.outputs]
+        ys = [y for y in made if y in self._found and y not in self._inputs]
+        if not ys:
+            return
+        given = [self._found.pop(y) for y in ys]
+        used = external_inputs(operations, [])
+        xs = [x for x in used if is_differentiable(x.dtype)]
+        xs += [y for y in made if y in self._inputs]
+        if again:
+            again = dict(zip(again, wait_for(list(again.values()), given)))
+            grads = computed_again(operations, again, ys, xs, given)[1]
+        else:
+            grads = mtf.gradients(ys, xs, grad_ys=given, operations=list(operations))
+        for x, dx in zip(xs, grads):
+            self._add(x, dx)
+
+    def of(self, xs: Sequence[Tensor], but: Collection[Tensor] = ()) -> list[Optional[Tensor]]:
+        """Returns the gradients of inputs, None for those of `but`."""
+        return [None if x in but else self._found.get(x) for x in xs]
 
 
 def _from_stored(

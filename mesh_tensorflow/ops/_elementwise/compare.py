@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -9,9 +10,18 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.shape import ShapeLike
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Shape, ShapeLike, broadcast_shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Operand, Tensor, check_tensors
-from mesh_tensorflow.ops._elementwise.binary import add, binary_op_with_broadcasting, multiply
+from mesh_tensorflow._mesh.slices.functions import broadcast_slice, tile_slice
+from mesh_tensorflow.ops._elementwise.binary import (
+    add,
+    binary_arguments_to_tensors,
+    binary_op_with_broadcasting,
+    check_dtypes,
+    multiply,
+)
 
 __all__ = [
     "equal",
@@ -152,3 +162,66 @@ def where(
         return taken
     other = multiply(if_false, mtf.cast(mtf.logical_not(condition), if_true.dtype), output_shape)
     return add(taken, other)
+
+
+class SelectOperation(Operation):
+    """One of two Tensors, by a condition; what is not selected has no part in it, not even NaN."""
+
+    works_by_name = True
+
+    def __init__(self, condition: Tensor, if_true: Tensor, if_false: Tensor, shape: Shape):
+        """Creates the operation; `shape` has the dimensions of all inputs."""
+        check_dtypes("select", [if_true, if_false])
+        super().__init__([condition, if_true, if_false], name="select")
+        self._outputs = [Tensor(self, shape, if_true.dtype)]
+
+    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+        """Gives dy to the one that was selected, and 0 to the other."""
+        condition, *inputs = self.inputs
+        conditions = [condition, mtf.logical_not(condition)]
+        return [
+            None,
+            *(
+                mtf.reduce_sum(select(taken, grad_ys[0], 0.0), output_shape=x.shape)
+                for taken, x in zip(conditions, inputs)
+            ),
+        ]
+
+    def lower(self, lowering: LoweringLike) -> None:
+        """Selects slices that are broadcast by name."""
+        mesh_impl = lowering.mesh_impl(self)
+        shape = self.outputs[0].shape
+        sizes = mesh_impl.slice_shape(shape)
+
+        def selected(*slices: tf.Tensor) -> tf.Tensor:
+            broadcast = (broadcast_slice(t, x.shape, shape) for t, x in zip(slices, self.inputs))
+            return tile_slice(tf.where_v2(*broadcast), sizes)
+
+        value = mesh_impl.slicewise(selected, *(lowering.tensors[x] for x in self.inputs))
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+def select(
+    condition: Tensor,
+    if_true: Operand,
+    if_false: Operand,
+    output_shape: Optional[ShapeLike] = None,
+) -> Tensor:
+    """Returns what `where` does, of whatever value the one is that is not selected.
+
+    So the gradients of what is selected are numbers, too, where those of the other are not.
+
+    Args:
+      condition: a boolean Tensor.
+      if_true: a Tensor or a number.
+      if_false: a Tensor or a number; one of the two is a Tensor.
+      output_shape: a Shape or None.
+    """
+    if_true, if_false = binary_arguments_to_tensors(if_true, if_false)
+    shape = convert_to_shape(output_shape)
+    if shape is None:
+        shape = broadcast_shape(if_true.shape, if_false.shape, None)
+        shape = broadcast_shape(shape, condition.shape, None)
+    for x in (condition, if_true, if_false):
+        broadcast_shape(shape, x.shape, shape)  # an error if it lacks a dimension
+    return SelectOperation(condition, if_true, if_false, shape).outputs[0]

@@ -91,6 +91,8 @@ def _add_z_loss(
       context: a Context.
       dtype: the dtype of the loss.
     """
+    # Of queries that see nothing, which padding usually has.
+    log_z = mtf.maximum(log_z, masks.MASKED_LOGIT)
     squares = mtf.square(mtf.reshape(log_z, rows_shape))
     nonpadding = context.nonpadding
     if isinstance(nonpadding, mtf.Tensor):
@@ -126,8 +128,9 @@ def attend(
     has_z_loss = z_loss_coeff is not None and context.train and context.losses is not None
     parts, dims = (q, k, v), (memory_length_dim, key_dim, value_dim)
     joint = has_z_loss and extra_logit is not None
-    # One position has nothing that could go around.
-    ring = False if getattr(context, "mode", None) == "incremental" else ring
+    if getattr(context, "mode", None) == "incremental":
+        # One position has nothing that could go around, or be cut.
+        blocked, ring = False, False
     if _blocked.takes_blocks(blocked, parts, dims, bias, dropout_rate, joint, ring):
         outputs, log_z = _blocked.blocked_attend(
             parts, dims, bias, dropout_rate, dropout_broadcast_dims, extra_logit, context, ring
@@ -142,7 +145,7 @@ def attend(
         output_shape=q.shape - key_dim + [d for d in [memory_length_dim] if d in k.shape],
     )
     if bias is not None:
-        logits = logits + mtf.cast(bias, dtype)
+        logits = masks.hide(logits + mtf.cast(bias, dtype), bias)
     if has_z_loss:
         log_z = mtf.reduce_logsumexp(logits, memory_length_dim)
         _add_z_loss(log_z, rows_shape, z_loss_coeff, context, v.dtype)  # type: ignore[arg-type]
@@ -197,7 +200,7 @@ def attention(
         0, in training; or None.
       blocked: whether logits are computed by blocks, see `mtf.layers.blocked_attention`; if None,
         they are for lengths from 1,024 on where that is possible. The logits and the softmax of
-        blocks are in float32.
+        blocks are in float32. Steps of decoding take no notice of it.
       ring: whether to use blocks wherever that is possible and, in layouts that split the length of
         queries and of the memory over one mesh dimension, to pass keys and values around its
         processors instead of gathering them; see `mtf.layers.blocked_attention`. Steps of decoding

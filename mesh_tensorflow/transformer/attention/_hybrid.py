@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow.layers._attention.masks import MASKED_LOGIT
+from mesh_tensorflow.layers._attention import masks
 from mesh_tensorflow.transformer.attention._dot_product import check_operands, with_dropout
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ def _before_decoding(context: Context, logits: mtf.Tensor) -> mtf.Tensor:
         return logits
     positions = mtf.range(context.mesh, context.length_dim, tf.int32)
     outside = mtf.greater_equal(positions, context.initial_position)
-    hidden = mtf.cast(outside, logits.dtype) * MASKED_LOGIT
-    return mtf.add(logits, hidden, output_shape=logits.shape)
+    return masks.hide(logits, masks.hidden_where(outside, logits.dtype))
 
 
 def _log_sums_over_queries(
@@ -98,7 +97,7 @@ def hybrid_attention(
     check_operands("hybrid_attention", tensors, memory_length_dim, key_dim, value_dim)
     logits = layers.us_einsum([q, k], output_shape=q.shape - key_dim + memory_length_dim)
     if bias is not None:
-        logits = logits + bias
+        logits = masks.hide(logits + bias, bias)
     mix = mtf.get_variable(
         context.mesh,
         "doubly_coeff",
@@ -109,9 +108,8 @@ def hybrid_attention(
     mix = mtf.maximum(mtf.minimum(mix, 1.0), 0.0)
     usual = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
     twice = logits - _log_sums_over_queries(context, logits, extra_logit)
-    if bias is not None:
-        # A memory position that is masked for all queries has a sum as low as its logits.
-        twice = twice + mtf.cast(mtf.less(bias, MASKED_LOGIT / 2), bias.dtype) * MASKED_LOGIT
+    # A memory position that is masked for all queries has a sum as low as its logits.
+    twice = masks.hide(twice, bias)
     twice = mtf.softmax(twice, memory_length_dim, extra_logit=extra_logit)
     weights = usual + (twice - usual) * mix
     weights = with_dropout(weights, dropout_rate, dropout_broadcast_dims, context)

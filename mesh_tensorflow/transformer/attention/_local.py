@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -9,6 +10,8 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._mesh.slices.visibility import ABSENT_LOGIT
+from mesh_tensorflow.ops._elementwise.compare import select
 from mesh_tensorflow.transformer.attention._bias import visibility_mask_to_attention_bias
 from mesh_tensorflow.transformer.attention._dot_product import attention
 
@@ -70,8 +73,8 @@ class _Blocks:
         shape = mtf.replace_dimensions(x.shape, self.length, [self.blocks, block])
         return mtf.reshape(x, shape)
 
-    def in_window(self, mesh: mtf.Mesh) -> list[mtf.Tensor]:
-        """Returns boolean masks of the neighborhood and of the sequence."""
+    def in_window(self, mesh: mtf.Mesh) -> mtf.Tensor:
+        """Returns a boolean mask of the neighborhood within the sequence."""
         begin = mtf.range(mesh, self.blocks, tf.int32) * self.query.size
         memory = mtf.range(mesh, self.window, tf.int32) - self.halo
         distance = memory - mtf.range(mesh, self.query, tf.int32)
@@ -81,27 +84,33 @@ class _Blocks:
             mtf.less_equal(distance, self.right),
             mtf.greater_equal(position, 0),
         ]
-        return found if self.one_sided else found + [mtf.less(position, self.length.size)]
+        if not self.one_sided:
+            found.append(mtf.less(position, self.length.size))
+        return functools.reduce(mtf.logical_and, found)
 
 
-def _visible(
+def _bias(
     blocks: _Blocks,
     mesh: mtf.Mesh,
     sequence_id: Union[mtf.Tensor, int, None],
     write_priority: Optional[mtf.Tensor],
     read_priority: Optional[mtf.Tensor],
+    dtype: tf.DType,
 ) -> mtf.Tensor:
-    conditions = blocks.in_window(mesh)
+    """Returns the mask; how much more than the neighborhood a block has is up to the layout."""
+    in_window = blocks.in_window(mesh)
+    conditions = []
     if isinstance(sequence_id, mtf.Tensor) and blocks.length in sequence_id.shape:
         conditions.append(mtf.equal(blocks.queries(sequence_id), blocks.memories(sequence_id)))
     if write_priority is not None and read_priority is not None:
         conditions.append(
             mtf.greater_equal(blocks.queries(read_priority), blocks.memories(write_priority))
         )
-    visible = conditions[0]
-    for condition in conditions[1:]:
-        visible = mtf.logical_and(visible, condition)
-    return visible
+    absent = select(in_window, mtf.zeros(mesh, [], dtype), ABSENT_LOGIT, in_window.shape)
+    if not conditions:
+        return absent
+    hidden = visibility_mask_to_attention_bias(functools.reduce(mtf.logical_and, conditions), dtype)
+    return absent + hidden
 
 
 @leaves_no_node
@@ -158,7 +167,7 @@ def local_attention_1d(
             )
     output_shape = mtf.Shape([d for d in q.shape if d != key_dim] + [value_dim])
     blocks = _Blocks(length_dim, length_dim_num_splits, radius, fully_autoregressive)
-    visible = _visible(blocks, q.mesh, sequence_id, write_priority, read_priority)
+    bias = _bias(blocks, q.mesh, sequence_id, write_priority, read_priority, q.dtype)
     kwargs = dict(attention_kwargs or {})
     shared = [d for d in kwargs.pop("dropout_broadcast_dims", None) or [] if d != length_dim]
     o = attention(
@@ -168,7 +177,7 @@ def local_attention_1d(
         blocks.window,
         key_dim,
         value_dim,
-        bias=visibility_mask_to_attention_bias(visible, q.dtype),
+        bias=bias,
         dropout_broadcast_dims=[*shared, blocks.query],
         **kwargs,
     )

@@ -9,6 +9,7 @@ import gin
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow.layers._attention import masks
 from mesh_tensorflow.transformer.attention import _dot_product
 from mesh_tensorflow.transformer.transformer_layers._attention import relative as _relative
 from mesh_tensorflow.transformer.transformer_layers._attention import states as _states
@@ -138,7 +139,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
         channels = m.shape.dims[-1]
         logits = layers.us_einsum([q, m], output_shape=q.shape - channels + memory_length)
         if bias is not None:
-            logits = logits + bias
+            logits = masks.hide(logits + bias, bias)
         weights = mtf.softmax(logits, memory_length)
         weights = _dot_product.with_dropout(
             weights, self.dropout_rate, [context.length_dim], context

@@ -9,6 +9,7 @@ import gin
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow.layers._attention import masks
 from mesh_tensorflow.transformer.attention import _dot_product
 from mesh_tensorflow.transformer.transformer_layers._attention import relative as _relative
 from mesh_tensorflow.transformer.transformer_layers._attention import states as _states
@@ -246,7 +247,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
             context, logits, "logits", self.key_heads_dims, self.softmax_heads_dims, made_by("l")
         )
         if bias is not None:
-            logits = logits + bias
+            logits = masks.hide(logits + bias, bias)
         weights = mtf.softmax(logits, memory_length)
         weights = self.talking_heads(
             context,
