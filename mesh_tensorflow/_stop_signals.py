@@ -1,17 +1,24 @@
-"""Ctrl-C and SIGTERM: training ends after the step, and saves."""
+"""Signals such as Ctrl-C: they end training after its step, and what is done as a whole is done."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Optional
 
-__all__ = ["StopSignals", "StoppedBySignal"]
+__all__ = ["StopSignals", "StoppedBySignal", "deferred"]
 
 # What the user did or sent.
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+# What a program may have given a handler that raises an exception.
+_RAISING = [
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+]
 
 
 class StoppedBySignal(SystemExit):
@@ -94,3 +101,37 @@ def _error(number: signal.Signals, text: str) -> BaseException:
     if number == signal.SIGINT:
         return KeyboardInterrupt(text)
     return StoppedBySignal(128 + number, text)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Context for what has to be done as a whole: Python's handlers of signals run at its end.
+
+    They run in the main thread, between any two of its operations, and may raise an exception, as
+    that of Ctrl-C does. A second signal is handled at once, so that it ends what hangs.
+    """
+    handlers: dict[int, Any] = {}
+    given: dict[int, Any] = {}
+    ended = False
+
+    def note(number: int, frame: Optional[FrameType]) -> None:
+        # One that an exception of another kept in place goes on as before.
+        if given or ended:
+            handlers[number](number, frame)
+        given[number] = frame
+
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in _RAISING:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    handlers[number] = handler
+                    signal.signal(number, note)
+        yield
+    finally:
+        ended = True
+        noted = list(given.items())
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number, frame in noted:
+            handlers[number](number, frame)

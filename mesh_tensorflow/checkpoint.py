@@ -269,7 +269,7 @@ def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
 def check_checkpoint(
     path: str,
     wanted: VarList,
-    read: bool = False,
+    read: Union[bool, Mapping[str, Sequence[str]]] = False,
 ) -> None:
     """Checks that a checkpoint has the variables of a program.
 
@@ -286,7 +286,8 @@ def check_checkpoint(
     Args:
       path: the path of a checkpoint, as returned by `Saver.save`.
       wanted: variables, or a dictionary of them by name in the checkpoint.
-      read: whether to also read the data, which finds truncated and damaged files.
+      read: whether to also read the data, which finds truncated and damaged files; or the parts
+        of each variable that are read, as checkpoints write them, by name.
 
     Raises:
       CheckpointError: it does not; the message names the files and variables.
@@ -305,7 +306,7 @@ def check_checkpoint(
     _check_names(path, wanted, shapes, dtypes)
     _check_files(path)
     if read:
-        _report(path, wanted, [_faults(path, wanted)])
+        _report(path, wanted, [_faults(path, wanted, None if read is True else read)])
 
 
 def _check_names(
@@ -366,8 +367,13 @@ def _remove_unfinished(path: str) -> None:
                 tf.io.gfile.rmtree(os.path.join(directory, file))
 
 
-def _faults(path: str, wanted: Mapping[str, Wanted]) -> Faults:
-    return faults(path, {name: (dtype, [""]) for name, (_, dtype) in wanted.items()})
+def _faults(
+    path: str, wanted: Mapping[str, Wanted], parts: Optional[Mapping[str, Sequence[str]]] = None
+) -> Faults:
+    def read(name: str) -> Sequence[str]:
+        return [""] if parts is None else parts[name]
+
+    return faults(path, {name: (dtype, read(name)) for name, (_, dtype) in wanted.items()})
 
 
 def _report(path: str, wanted: Mapping[str, Wanted], found: Sequence[Faults]) -> None:

@@ -9,10 +9,9 @@ import jax
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.variables.files import Part, join_files, reading, write_parts
-from mesh_tensorflow.checkpoint import check_checkpoint
+from mesh_tensorflow._mesh.variables.files import Part, join_files, write_parts
 from mesh_tensorflow.pjrt._hosts import wait
-from mesh_tensorflow.pjrt._parts import parts_to_write, read_array
+from mesh_tensorflow.pjrt._parts import parts_to_write
 from mesh_tensorflow.pjrt._store import ArrayStore
 
 __all__ = ["restore", "save"]
@@ -34,15 +33,24 @@ def save(store: ArrayStore, path: str, step: Optional[int] = None) -> str:
 
     Returns:
       The path of the checkpoint.
+
+    Raises:
+      ValueError: the store has no variables yet.
     """
     path = path if step is None else f"{path}-{step}"
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    if not store.names:
+        raise ValueError(
+            "mtf.pjrt.save: the store has no variables yet: call the function, or its "
+            "make_variables, before"
+        )
     masters = store.masters
-    parts = [
-        part
-        for name in store.names
-        for part in parts_to_write(store.array(name), name, masters[name].dtype.base_dtype)
-    ]
+    with store.lock:  # the values between two steps
+        parts = [
+            part
+            for name in store.names
+            for part in parts_to_write(store.array(name), name, masters[name].dtype.base_dtype)
+        ]
     if step is not None and jax.process_index() == 0:
         parts.append(Part(_STEP, "", np.asarray(step, np.int64)))
     count = jax.process_count()
@@ -58,20 +66,18 @@ def save(store: ArrayStore, path: str, step: Optional[int] = None) -> str:
 
 
 def restore(store: ArrayStore, path: str) -> None:
-    """Restores the variables of a store; each process reads the parts that its devices have.
+    """Restores all variables of a store, or none; each process reads the parts that it has.
 
-    The variables have to be there: call the function, or its `make_variables`, before.
+    Variables that are made later get their values in the checkpoint as well, if it has them; those
+    of the first call, where the store has none yet, have to be there. With several processes, all
+    have to call it.
 
     Args:
       store: the `store` of a function of `mtf.pjrt.function`.
       path: the path of a checkpoint, of any mesh implementation.
 
     Raises:
-      ValueError: there is no such checkpoint, or it lacks variables or has them in other shapes.
+      CheckpointError: there is no such checkpoint, it is damaged, or it lacks variables or has
+        them in other shapes; no variable was changed.
     """
-    masters = store.masters
-    check_checkpoint(path, masters)
-    with reading(path) as reader:
-        for name in store.names:
-            array, dtype = store.array(name), masters[name].dtype.base_dtype
-            store.update([name], [read_array(reader, name, dtype, array, array.sharding)])
+    store.restore(os.fspath(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import os
@@ -62,7 +63,8 @@ def device_mesh(mesh_shape: Shape, devices: Union[Sequence[Any], str, None]) -> 
         none if "abstract".
 
     Raises:
-      ValueError: the number of devices is wrong.
+      ValueError: the number of devices is wrong, or one is given several times.
+      TypeError: they are no devices of JAX.
     """
     sizes, names = tuple(mesh_shape.to_integer_list), tuple(mesh_shape.dimension_names)
     if isinstance(devices, str):
@@ -73,6 +75,18 @@ def device_mesh(mesh_shape: Shape, devices: Union[Sequence[Any], str, None]) -> 
         make_cpus(mesh_shape.size)
         connect()
         devices = _all_devices()[: mesh_shape.size]
+    others = [d for d in devices if not isinstance(d, jax.Device)]
+    if others:
+        raise TypeError(
+            f"devices should be a list of jax.devices(), but has {others[0]!r} "
+            f"({type(others[0]).__name__})"
+        )
+    repeated = [f"{d} {n} times" for d, n in collections.Counter(devices).items() if n > 1]
+    if repeated:
+        raise ValueError(
+            f"the mesh {dims_text(mesh_shape)} needs a device for each of its processors, but "
+            f"devices have {', '.join(repeated)}. Pass different ones, or make the mesh smaller"
+        )
     if len(devices) != mesh_shape.size:
         raise ValueError(
             f"the mesh {dims_text(mesh_shape)} has {mesh_shape.size} processors, but there are "

@@ -9,16 +9,18 @@ from typing import Any, Optional, Union
 import jax
 import numpy as np
 import tensorflow as tf
+from jax.core import Tracer
 from jax.experimental import jax2tf
 from jax.sharding import AbstractMesh, NamedSharding
 
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
+from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.pjrt._devices import AnyMesh, all_dtypes, device_mesh, sharding
 from mesh_tensorflow.pjrt._hosts import placed, run_step
 from mesh_tensorflow.pjrt._lowered import Lowered
-from mesh_tensorflow.pjrt._store import ArrayStore
+from mesh_tensorflow.pjrt._store import ArrayStore, Needed
 from mesh_tensorflow.pjrt._trace import Spec, Trace, trace
 
 __all__ = ["CompiledFunction", "CompiledProgram", "function"]
@@ -39,7 +41,8 @@ def function(
 
     Within it, programs are lowered with `mtf.pjrt.mesh_impl()`. The first call creates the
     variables of the programs. They are kept in `.store`, an ArrayStore, as arrays that are split
-    over the devices by the layout. A call gives their memory to their new values.
+    over the devices by the layout. A call gives their memory to their new values. Threads may call
+    functions at once: those of one store run one after the other.
 
     Args:
       fn: a function of tf.Tensors; None to use `function` as a decorator.
@@ -88,6 +91,12 @@ class CompiledProgram:
         where = {name: sharding(mesh, v.form.layout) for name, v in traced.variables.items()}
         self.assigned = {name: where[name] for name in traced.assigned}
         self.kept = {name: s for name, s in where.items() if name not in self.assigned}
+        self._given_away = {
+            (sizes, np.dtype(traced.variables[name].dtype.as_numpy_dtype))
+            for name, s in self.assigned.items()
+            for whole in [tuple(traced.variables[name].sizes)]
+            for sizes in (whole, s.shard_shape(whole))
+        }
         self.step = jax.jit(
             self.call,
             in_shardings=(self.arguments, self.copied, *map(_values, (self.kept, self.assigned))),
@@ -102,6 +111,14 @@ class CompiledProgram:
         call = jax2tf.call_tf(self.trace.function, has_side_effects=False)
         results = list(call(*arguments, *keys, *variables))
         return results[: len(self.results)], results[len(self.results) :]
+
+    def not_given_away(self, arguments: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns arguments that have no memory in common with variables that get new values.
+
+        Args:
+          arguments: arrays of JAX, which may be variables, or parts of them.
+        """
+        return [a.copy() if (a.shape, a.dtype) in self._given_away else a for a in arguments]
 
     def abstract(self) -> tuple[list, list, list, list]:
         """Returns the arguments of `step` as shapes, dtypes and shardings."""
@@ -147,6 +164,11 @@ class CompiledFunction:
         functools.update_wrapper(self, fn)
         self.fn, self.mesh_impl = fn, mesh_impl
         self.mesh = device_mesh(mesh_impl.shape, devices)
+        if store is not None and not isinstance(store, ArrayStore):
+            raise TypeError(
+                f"store should be an mtf.pjrt.ArrayStore, such as the `store` of another function "
+                f"of mtf.pjrt.function, but is {store!r}"
+            )
         self.store = ArrayStore() if store is None else store
         self._programs: dict[Any, CompiledProgram] = {}
 
@@ -159,24 +181,43 @@ class CompiledFunction:
                 f'{self!r} has no devices: it was made with devices="abstract", to look at what '
                 "`lower` returns. Make it without, to call it"
             )
-        program, arrays = self._program(args, named)
-        kept, assigned = self._variables(program)
-        arguments = _placed(arrays, program.arguments)
-        with all_dtypes():
-            keys = program.trace.draw_keys()
-            results, new = run_step(program.step, arguments, keys, kept, assigned)
-        self.store.update(list(program.assigned), new)
+        if tf.inside_function():
+            raise self._traced("a tf.function, or the function of an mtf.pjrt.function")
+        if any(isinstance(x, Tracer) for x in jax.tree_util.tree_leaves((args, named))):
+            raise self._traced("jax.jit, jax.grad or jax.vmap")
+        with self.store.lock:
+            program, arrays = self._program(args, named)
+            kept, assigned = self._variables(program)
+            arguments = program.not_given_away(_placed(arrays, program.arguments))
+            with all_dtypes():
+                keys = program.trace.draw_keys()
+                # Between the two, the store has variables whose memory the step was given.
+                with deferred():
+                    results, new = run_step(program.step, arguments, keys, kept, assigned)
+                    if any(isinstance(y, Tracer) for y in [*results, *new]):
+                        raise self._traced("jax.jit")
+                    self.store.update(list(program.assigned), new)
         return tf.nest.map_structure(
             lambda number: None if number is None else results[number], program.trace.structure
         )
 
+    def _traced(self, by: str) -> ValueError:
+        return ValueError(
+            f"{self!r} is called within {by}, which calls its function once, to see what it does. "
+            "It keeps variables between calls, so call it outside. For gradients, use "
+            "mtf.gradients in its program; mtf.pjrt.export makes a function for JAX of a program "
+            "that assigns to no variables"
+        )
+
     def _variables(self, program: CompiledProgram) -> list[list[jax.Array]]:
         """Returns the variables that a program only reads, and those that it assigns to."""
+        groups = program.kept, program.assigned
         variables = program.trace.variables
-        return [
-            [self.store.prepared(variables[name], s) for name, s in group.items()]
-            for group in (program.kept, program.assigned)
-        ]
+        with self.store.lock:
+            self.store.prepare(
+                {name: Needed(variables[name], s) for group in groups for name, s in group.items()}
+            )
+            return [[self.store.array(name) for name in group] for group in groups]
 
     def make_variables(self, *args: object, **named: object) -> None:
         """Makes the variables of a call, as before a checkpoint is read, and computes nothing.
@@ -223,9 +264,10 @@ class CompiledFunction:
         arrays = [_array(leaf) for leaf in leaves if _is_array(leaf)]
         kinds = tuple(_kind(leaf) for leaf in leaves)
         key = (structure, kinds)
-        if key not in self._programs:
-            self._programs[key] = CompiledProgram(self._trace(leaves, structure), self.mesh)
-        return self._programs[key], arrays
+        with self.store.lock:
+            if key not in self._programs:
+                self._programs[key] = CompiledProgram(self._trace(leaves, structure), self.mesh)
+            return self._programs[key], arrays
 
     def _trace(self, leaves: Sequence[Any], structure: Any) -> Trace:
         def program(tensors: Sequence[tf.Tensor]) -> Any:
@@ -258,6 +300,11 @@ def _is_array(leaf: object) -> bool:
 
 def _array(leaf: Any) -> Any:
     """Returns an argument as JAX takes it."""
+    if isinstance(leaf, tf.Tensor) and not hasattr(leaf, "numpy"):
+        raise TypeError(
+            f"{leaf!r} is a tensor of a tf graph, which has no value: a function of "
+            "mtf.pjrt.function takes arrays. In a program with a session, use mtf.pjrt.in_session"
+        )
     return leaf.numpy() if isinstance(leaf, (tf.Tensor, tf.Variable)) else leaf
 
 

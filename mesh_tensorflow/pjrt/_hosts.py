@@ -18,7 +18,18 @@ from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow._processes.runtime import is_pjrt
 from mesh_tensorflow.pjrt._quiet import without_connection_lines
 
-__all__ = ["connect", "driving", "gathered", "join", "placed", "process_count", "run_step", "wait"]
+__all__ = [
+    "check_kept",
+    "connect",
+    "driving",
+    "gathered",
+    "in_any_process",
+    "join",
+    "placed",
+    "process_count",
+    "run_step",
+    "wait",
+]
 
 _connected: weakref.WeakSet[Any] = weakref.WeakSet()  # compiled functions that have run
 _driving = False
@@ -82,6 +93,20 @@ def run_step(step: Callable[..., Any], *arguments: Any) -> Any:
     return results
 
 
+def check_kept(name: str, array: jax.Array) -> None:
+    """Raises RuntimeError for a variable whose memory a step was given, and did not give back.
+
+    Args:
+      name: its name.
+      array: its value.
+    """
+    if array.is_deleted():
+        raise RuntimeError(
+            f"variable {name!r} is lost: a step was given its memory for the new value, and failed "
+            "or was stopped before it had one. Restore a checkpoint"
+        )
+
+
 def wait(what: str) -> None:
     """Waits until all processes are here.
 
@@ -91,6 +116,18 @@ def wait(what: str) -> None:
     if jax.process_count() > 1:
         with without_connection_lines():
             multihost_utils.sync_global_devices(what)
+
+
+def in_any_process(found: bool) -> bool:
+    """Returns whether something is so in one of the processes, all of which have to call it.
+
+    Args:
+      found: whether it is so in this one.
+    """
+    if jax.process_count() == 1:
+        return found
+    with without_connection_lines():
+        return bool(np.any(multihost_utils.process_allgather(np.asarray(found))))
 
 
 def placed(array: Any, where: NamedSharding) -> jax.Array:

@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
 
 import jax
 import numpy as np
 import tensorflow.compat.v1 as tf
 from jax.sharding import Sharding
 
-from mesh_tensorflow._mesh.variables.files import Part, Reader, slice_spec
+from mesh_tensorflow._mesh.variables.files import Part, Reader, reading, slice_spec
+from mesh_tensorflow.checkpoint import CheckpointError, Wanted, check_checkpoint
 from mesh_tensorflow.pjrt._devices import all_dtypes
+from mesh_tensorflow.pjrt._hosts import in_any_process
 
-__all__ = ["own_specs", "parts_to_write", "read_array", "spec_of"]
+__all__ = [
+    "Restored",
+    "check_together",
+    "own_specs",
+    "parts_to_write",
+    "read_array",
+    "read_arrays",
+    "spec_of",
+]
+
+
+class Restored(NamedTuple):
+    """A variable that is to be read from a checkpoint.
+
+    Attributes:
+      dtype: its dtype in files.
+      like: what has its shape, and its dtype on the devices.
+      where: its sharding.
+    """
+
+    dtype: tf.DType
+    like: Any
+    where: Sharding
 
 
 def spec_of(sizes: Sequence[int], index: Sequence[slice]) -> str:
@@ -84,3 +108,40 @@ def read_array(reader: Reader, name: str, dtype: tf.DType, like: Any, where: Sha
     make: Callable[..., jax.Array] = jax.make_array_from_callback
     with all_dtypes():
         return make(sizes, where, part)
+
+
+def check_together(path: str, variables: Mapping[str, Restored]) -> None:
+    """Raises an error in all processes if one of them cannot read its parts of a checkpoint.
+
+    Args:
+      path: the path of the checkpoint.
+      variables: what it should have, by name.
+
+    Raises:
+      CheckpointError: there is no such checkpoint, it is damaged, or it lacks variables or has them
+        in other shapes.
+    """
+    wanted = {n: Wanted(tuple(v.like.shape), v.dtype) for n, v in variables.items()}
+    specs = {n: own_specs(v.like.shape, v.where) for n, v in variables.items()}
+    error: Optional[CheckpointError] = None
+    try:
+        check_checkpoint(path, wanted, specs)
+    except CheckpointError as found:
+        error = found
+    if in_any_process(error is not None):
+        raise error or CheckpointError(
+            f"another process cannot read its parts of checkpoint {path}, and says why; no "
+            "variable was changed"
+        )
+
+
+def read_arrays(path: str, variables: Mapping[str, Restored]) -> Iterator[tuple[str, jax.Array]]:
+    """Yields the name and the value of each variable; see `read_array`.
+
+    Args:
+      path: the path of a checkpoint.
+      variables: the variables, by name.
+    """
+    with reading(path) as reader:
+        for name, v in variables.items():
+            yield name, read_array(reader, name, v.dtype, v.like, v.where)

@@ -1,157 +1,65 @@
-"""Leaves lines of a library out of what the process writes, while it is connected.
+"""Keeps the C++ libraries of the process from writing to the standard output for a while.
 
-Gloo, by which JAX connects CPUs of several processes, writes a line to the standard output whenever
-it has connected some of them, past Python. There is no setting against that.
+Gloo, by which JAX connects CPUs of several processes, writes a line to std::cout whenever it has
+connected some of them, and has no setting against that. What Python writes takes another way.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
-import secrets
-import sys
+import ctypes
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Optional
 
-__all__ = ["LineFilter", "without_connection_lines"]
+__all__ = ["without_connection_lines"]
 
-_START = b"[Gloo] Rank "
-_PIECES = (
-    _START,
-    b" is connected to ",
-    b" peer ranks. ",
-    b"Expected number of connected peer ranks is : ",
-)
-_FIRST = re.compile(re.escape(_START))
-_PIECE = re.compile(b"|".join(map(re.escape, _PIECES)) + rb"|\d+|\n")
-_BEGINNINGS = [re.escape(_START[:size]) + rb"\Z" for size in range(1, len(_START))]
-_MAY_BEGIN = re.compile(b"|".join([re.escape(_START), *_BEGINNINGS]))
-_STDOUT = 1
-_CHUNK = 2**16
+_GOOD, _BAD = 0, 1  # std::ios_base::goodbit, and badbit, with which a stream writes nothing
 
 _lock = threading.Lock()
 _depth = 0
-_active: list[_Redirection] = []
 
 
-class LineFilter:
-    """Passes bytes on as they come, without the lines of Gloo.
+@functools.cache
+def _set_state() -> Optional[Callable[[int], object]]:
+    """Returns a function that sets the state of std::cout; None where it cannot be found.
 
-    A thread of each device writes the pieces of its line, so those of several lines may come mixed.
-
-    >>> from mesh_tensorflow.pjrt._quiet import LineFilter
-    >>> lines = LineFilter()
-    >>> line = b"[Gloo] Rank 0 is connected to 1 peer ranks. "
-    >>> line += b"Expected number of connected peer ranks is : 1"
-    >>> [lines.passed(b"loss [0.5"), lines.passed(b"]" + line), lines.passed(bytes([10, 65]))]
-    [b'loss [0.5', b']', b'A']
+    The library is GNU's, which JAX's wheels for Linux load. The std::ios part of a stream, a
+    virtual base, is where the third entry before its table of virtual functions says.
     """
-
-    def __init__(self) -> None:
-        """Begins."""
-        self._held = b""
-        self._unfinished = 0  # lines of Gloo of which the end has not come
-
-    def passed(self, data: bytes) -> bytes:
-        """Returns what can be passed on, and holds back what may be the beginning of a piece.
-
-        Args:
-          data: the next bytes.
-        """
-        data, passed = self._held + data, b""
-        while data:
-            pieces, pattern = (_PIECES, _PIECE) if self._unfinished else (_PIECES[:1], _FIRST)
-            if piece := pattern.match(data):
-                self._unfinished += (piece[0] == _START) - (piece[0] == b"\n")
-                data = data[piece.end() :]
-            elif any(p.startswith(data) for p in pieces):
-                break
-            else:
-                end = self._end_of_others(data)
-                passed, data = passed + data[:end], data[end:]
-        self._held = data
-        return passed
-
-    def _end_of_others(self, data: bytes) -> int:
-        """Returns where what is not of Gloo ends: at a line of it, or where one goes on."""
-        begins = _MAY_BEGIN.search(data, 1)
-        end = begins.start() if begins else len(data)
-        return min(end, data.find(b"\n") + 1 or end) if self._unfinished else end
-
-    def rest(self) -> bytes:
-        """Returns what is held back, at the end."""
-        rest, self._held, self._unfinished = self._held, b"", 0
-        return rest
-
-
-class _Redirection:
-    """The standard output, whose bytes a thread passes on."""
-
-    def __init__(self) -> None:
-        sys.stdout.flush()
-        self._end = b"\0" + secrets.token_hex(8).encode() + b"\0"
-        self._drained = threading.Event()
-        self._kept = os.dup(_STDOUT)
-        self._read, write = os.pipe()
-        os.dup2(write, _STDOUT)
-        os.close(write)
-        threading.Thread(target=self._pass_on, daemon=True).start()
-
-    def close(self) -> None:
-        """Puts the standard output back, after all of its bytes have been passed on."""
-        sys.stdout.flush()
-        os.write(_STDOUT, self._end)
-        self._drained.wait()
-        os.dup2(self._kept, _STDOUT)
-
-    def _pass_on(self) -> None:
-        lines, pending = LineFilter(), b""
-        # Until the end of file: a program that was started meanwhile may still write.
-        while data := os.read(self._read, _CHUNK):
-            pending += data
-            before, end, after = pending.partition(self._end)
-            if end:
-                self._write(lines.passed(before) + lines.rest())
-                self._drained.set()
-                pending = after
-            start = pending.rfind(b"\0")  # a part of the mark may have come
-            known = start if start >= 0 and self._end.startswith(pending[start:]) else len(pending)
-            self._write(lines.passed(pending[:known]))
-            pending = pending[known:]
-        self._write(lines.passed(pending) + lines.rest())
-        os.close(self._read)
-        os.close(self._kept)
-
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._kept, view) :]
+    try:
+        library = ctypes.CDLL("libstdc++.so.6")
+        stream = ctypes.addressof(ctypes.c_char.in_dll(library, "_ZSt4cout"))
+        clear = library["_ZNSt9basic_iosIcSt11char_traitsIcEE5clearESt12_Ios_Iostate"]
+    except (OSError, ValueError, AttributeError):
+        return None
+    table = ctypes.c_void_p.from_address(stream).value
+    if table is None:  # no library has initialized it
+        return None
+    offset = ctypes.c_ssize_t.from_address(table - 3 * ctypes.sizeof(ctypes.c_void_p)).value
+    clear.argtypes, clear.restype = [ctypes.c_void_p, ctypes.c_int], None
+    return functools.partial(clear, stream + offset)
 
 
 @contextlib.contextmanager
 def without_connection_lines() -> Iterator[None]:
-    """Leaves out the lines of Gloo from what is written to the standard output within.
+    """Context in which std::cout writes nothing, where the library is known; else lines are seen.
 
-    All else is passed on in its order, as it is written.
+    What Python and other processes write is not touched.
     """
     global _depth
+    set_state = _set_state()
+    if set_state is None:
+        yield
+        return
     with _lock:
         _depth += 1
-        if _depth == 1 and _is_open():
-            _active.append(_Redirection())
+        set_state(_BAD)
     try:
         yield
     finally:
         with _lock:
             _depth -= 1
-            if _depth == 0 and _active:
-                _active.pop().close()
-
-
-def _is_open() -> bool:
-    try:
-        os.fstat(_STDOUT)
-    except OSError:
-        return False
-    return sys.stdout is not None
+            if _depth == 0:
+                set_state(_GOOD)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import jax
 import numpy as np
@@ -13,17 +14,19 @@ from jax.sharding import NamedSharding
 
 from mesh_tensorflow._mesh.variables.form import Form, differs
 from mesh_tensorflow._mesh.variables.store import VariableStore
+from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.pjrt._building import ValueOfVariable
 from mesh_tensorflow.pjrt._devices import all_dtypes
-from mesh_tensorflow.pjrt._hosts import gathered, placed
+from mesh_tensorflow.pjrt._hosts import check_kept, gathered, placed
 from mesh_tensorflow.pjrt._initial import part_function
+from mesh_tensorflow.pjrt._parts import Restored, check_together, read_arrays
 from mesh_tensorflow.pjrt._trace import current_trace
 
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
     from mesh_tensorflow.ops._variables.variable import Variable
 
-__all__ = ["ArrayStore", "form_of"]
+__all__ = ["ArrayStore", "Needed", "form_of"]
 
 
 def form_of(variable: Variable, mesh_impl: GspmdMeshImpl) -> Form:
@@ -42,6 +45,18 @@ def form_of(variable: Variable, mesh_impl: GspmdMeshImpl) -> Form:
     return Form(variable.shape, variable.slice_dtype, layout, mesh_impl.shape, owner, {})
 
 
+class Needed(NamedTuple):
+    """A variable as a program needs it.
+
+    Attributes:
+      traced: the variable in the program.
+      where: where it has its parts.
+    """
+
+    traced: ValueOfVariable
+    where: NamedSharding
+
+
 class _Shard:
     """One part of a variable, with the methods of a tf.Variable that savers call."""
 
@@ -51,8 +66,9 @@ class _Shard:
 
     def read_value(self) -> tf.Tensor:
         """Returns the value of the part."""
-        shards = self._store.array(self._name).addressable_shards
-        return tf.constant(next(np.asarray(s.data) for s in shards if s.index == self._index))
+        with self._store.lock:
+            shards = self._store.array(self._name).addressable_shards
+            return tf.constant(next(np.asarray(s.data) for s in shards if s.index == self._index))
 
     def assign(self, value: Any, read_value: bool = True) -> None:
         """Sets the value of the part, on each device that has it."""
@@ -65,21 +81,34 @@ class ArrayStore(VariableStore):
     It has the methods of an `mtf.VariableStore`. `tf.train.Checkpoint(store=store)` and
     `mtf.checkpoint.Saver(store.masters)` save and restore its variables, part by part, in files
     that any layout and mesh implementation can read.
+
+    Attributes:
+      lock: is held by each step and each access to a variable. Hold it, by `with store.lock:`, to
+        save or read several variables as they are between two steps of other threads.
     """
 
     def __init__(self, name: Optional[str] = None):
         super().__init__(name=name or "mtf_arrays")
         # Hidden from TensorFlow, which would wrap a dictionary to save what is in it.
         self._arrays = self._no_dependency({})
+        self.lock = threading.RLock()
+        # What was read before the variables were made, and the names that it has.
+        self._checkpoint: Optional[str] = None
+        self._names_there: set[str] = set()
 
     def array(self, name: str) -> jax.Array:
-        """Returns a variable as it is on the devices.
+        """Returns a variable as it is on the devices, until the next step that assigns to it.
 
         Args:
           name: the full name of an mtf variable.
+
+        Raises:
+          RuntimeError: a step that was to assign to it was given its memory, and failed.
         """
         self._form(name)
-        return self._arrays[name]
+        array = self._arrays[name]
+        check_kept(name, array)
+        return array
 
     def declare(self, variable: Variable) -> None:
         """Does nothing: the function that is built gives the variable its value.
@@ -115,35 +144,79 @@ class ArrayStore(VariableStore):
 
     # -- values
 
-    def prepared(self, traced: ValueOfVariable, wanted: NamedSharding) -> jax.Array:
-        """Returns a variable as a function needs it; makes it, or moves it if need be.
+    def prepare(self, needed: Mapping[str, Needed]) -> None:
+        """Makes variables that are not there yet, and moves those that are elsewhere.
 
         Args:
-          traced: the variable in the function.
-          wanted: where it has its parts.
+          needed: the variables that a program needs, by name.
         """
-        name = traced.variable.name
-        if name not in self._arrays:
-            self._make(traced, wanted)
-        array = self._arrays[name]
-        if array.sharding != wanted:
-            with all_dtypes():
-                array = placed(array, wanted)
-            self._arrays[name], self._known.forms[name] = array, traced.form
-        return array
+        with self.lock:
+            self._make({name: n for name, n in needed.items() if name not in self._arrays})
+            for name, (traced, where) in needed.items():
+                array = self.array(name)
+                if array.sharding != where:
+                    with all_dtypes():
+                        array = placed(array, where)
+                    self._set(traced, array)
 
-    def _make(self, traced: ValueOfVariable, wanted: NamedSharding) -> None:
-        """Gives a variable its initial value, or that of a checkpoint that was read before."""
-        variable = traced.variable
-        part: Any = part_function(variable)
-        with all_dtypes():
-            self._arrays[variable.name] = jax.make_array_from_callback(
-                tuple(traced.sizes), wanted, part
+    def _make(self, new: Mapping[str, Needed]) -> None:
+        """Gives variables their initial values, or those of a checkpoint that was read before."""
+        read = new if not self._arrays else set(new) & self._names_there
+        made = self._read({n: new[n] for n in new if n in read})
+        for name, (traced, where) in new.items():
+            if name not in made:
+                part: Any = part_function(traced.variable)
+                with all_dtypes():
+                    made[name] = jax.make_array_from_callback(tuple(traced.sizes), where, part)
+        with deferred():
+            for name, (traced, _) in new.items():
+                self._set(traced, made[name])
+                v = traced.variable
+                self._known.saved.add(self, name, v.shape, v.master_dtype, v.trainable)
+
+    def _read(self, new: Mapping[str, Needed]) -> dict[str, jax.Array]:
+        """Returns the values of new variables in the checkpoint that was read before."""
+        if not new or self._checkpoint is None:
+            return {}
+        wanted = {
+            name: Restored(
+                traced.variable.master_dtype,
+                jax.ShapeDtypeStruct(tuple(traced.sizes), traced.dtype.as_numpy_dtype),
+                where,
             )
-        self._known.forms[variable.name] = traced.form
-        self._known.saved.add(
-            self, variable.name, variable.shape, variable.master_dtype, variable.trainable
-        )
+            for name, (traced, where) in new.items()
+        }
+        check_together(self._checkpoint, wanted)
+        return dict(read_arrays(self._checkpoint, wanted))
+
+    def _set(self, traced: ValueOfVariable, array: jax.Array) -> None:
+        name = traced.variable.name
+        self._arrays[name], self._known.forms[name] = array, traced.form
+
+    def restore(self, path: str) -> None:
+        """Restores all variables, or none; see `mtf.pjrt.restore`.
+
+        Args:
+          path: the path of a checkpoint.
+        """
+        with self.lock:
+            masters = self.masters
+            wanted = {
+                name: Restored(
+                    masters[name].dtype.base_dtype,
+                    jax.ShapeDtypeStruct(array.shape, array.dtype),  # without its memory
+                    array.sharding,
+                )
+                for name, array in self._arrays.items()
+            }
+            # All is read before any is changed, and then again: the devices may have no memory for
+            # two values of each variable.
+            check_together(path, wanted)
+            with deferred():
+                for name, array in read_arrays(path, wanted):
+                    self._arrays[name] = array
+            self._checkpoint = path
+            self._names_there = {name for name, _ in tf.train.list_variables(path)}
 
     def _put(self, name: str, value: np.ndarray, wanted: NamedSharding) -> None:
         with all_dtypes():
@@ -158,7 +231,8 @@ class ArrayStore(VariableStore):
           names: their names.
           arrays: their new values.
         """
-        self._arrays.update(zip(names, arrays))
+        with self.lock:
+            self._arrays.update(zip(names, arrays))
 
     def value(self, name: str) -> tf.Tensor:
         """Returns the whole value of a variable, gathered from all devices.
@@ -168,7 +242,8 @@ class ArrayStore(VariableStore):
         Args:
           name: the full name of an mtf variable.
         """
-        return tf.constant(gathered(self.array(name)))
+        with self.lock:
+            return tf.constant(gathered(self.array(name)))
 
     def assign(self, name: str, value: npt.ArrayLike) -> None:
         """Assigns the whole value of a variable.
@@ -180,11 +255,12 @@ class ArrayStore(VariableStore):
         form = self._form(name)
         whole = tf.cast(tf.convert_to_tensor(value), form.dtype)
         whole.shape.assert_is_compatible_with(tf.TensorShape(form.shape.to_integer_list))
-        self._put(name, whole.numpy(), self._arrays[name].sharding)
+        with self.lock:
+            self._put(name, whole.numpy(), self._arrays[name].sharding)
 
     def _assign_part(self, name: str, index: tuple[slice, ...], value: np.ndarray) -> None:
-        array = self._arrays[name]
-        with all_dtypes():
+        with self.lock, all_dtypes():
+            array = self.array(name)
             parts = [
                 jax.device_put(value, s.device) if s.index == index else s.data
                 for s in array.addressable_shards

@@ -14,9 +14,10 @@ from jax.sharding import NamedSharding
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.pjrt._devices import AnyMesh, all_dtypes, device_mesh, sharding
 from mesh_tensorflow.pjrt._function import CompiledProgram
-from mesh_tensorflow.pjrt._hosts import placed, process_count, run_step
+from mesh_tensorflow.pjrt._hosts import check_kept, placed, process_count, run_step
 from mesh_tensorflow.pjrt._trace import Spec, Trace
 
 __all__ = ["Description", "Executor", "VariableOfProgram"]
@@ -117,8 +118,10 @@ class _Program:
             arguments = [placed(a, s) for a, s in zip(arrays, program.arguments)]
             kept = [self.current(name) for name in program.kept]
             assigned = [self.current(name) for name in program.assigned]
-            results, new = run_step(program.step, arguments, [], kept, assigned)
-        self.arrays.update(zip(program.assigned, new))
+            # Between the two, there are variables whose memory the step was given.
+            with deferred():
+                results, new = run_step(program.step, arguments, [], kept, assigned)
+                self.arrays.update(zip(program.assigned, new))
         return results
 
     def current(self, name: str) -> jax.Array:
@@ -127,7 +130,9 @@ class _Program:
                 f"variable {name!r} has no value: run tf.global_variables_initializer() or restore "
                 "a checkpoint, then lowering.copy_masters_to_slices()"
             )
-        return self.arrays[name]
+        array = self.arrays[name]
+        check_kept(name, array)
+        return array
 
     def assign(self, name: str, value: np.ndarray) -> None:
         with all_dtypes():
