@@ -12,6 +12,8 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.variables.folder import check_writable
+
 __all__ = ["Callback", "CsvLog", "EarlyStopping", "JsonLinesLog", "Run", "TensorBoard"]
 
 
@@ -222,6 +224,12 @@ class TensorBoard(Callback):
         """
         self._logdir = logdir
         self._writers: dict[str, Any] = {}
+
+    def on_begin(self, run: Run) -> None:
+        """Sees whether logs can be written, before there are any."""
+        logdir = self._logdir or run.logdir or run.directory
+        if logdir is not None:
+            check_writable(logdir, "fit: logdir")
 
     def _write(self, run: Run, part: str, values: Mapping[str, float]) -> None:
         logdir = self._logdir or run.logdir or run.directory
