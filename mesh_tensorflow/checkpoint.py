@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -14,10 +13,19 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import reason
 from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._mesh.variables import folder
 from mesh_tensorflow._mesh.variables.apart import Apart, PartsSaverBuilder, faults_apart
 from mesh_tensorflow._mesh.variables.files import Faults, faults, number_of_files
+from mesh_tensorflow._paths import readable
 
-__all__ = ["CheckpointError", "Saver", "check_checkpoint", "init_from_checkpoint"]
+__all__ = [
+    "CheckpointError",
+    "Saver",
+    "check_checkpoint",
+    "fault_of",
+    "init_from_checkpoint",
+    "last_good",
+]
 
 # The maximum number of variable names in an error message.
 _LONGEST_LIST = 12
@@ -111,17 +119,25 @@ class Saver(tf.train.Saver):
         # reported.
         self._check(save_path)
         try:
-            super().restore(sess, save_path)
+            super().restore(sess, readable(save_path))
         except _OF_FILES as e:
             self._check(save_path)
             raise CheckpointError(f"checkpoint {save_path} could not be read: {reason(e)}") from e
 
     def _check(self, path: str) -> None:
         check_checkpoint(path, self._wanted)
+        _report(path, self._wanted, self.faults(path))
+
+    def faults(self, path: str) -> list[Faults]:
+        """Returns what is wrong with the data of a checkpoint of these variables.
+
+        Args:
+          path: the path of a checkpoint that has all of them.
+        """
         # The processes that have parts read what they are going to restore.
         found = faults_apart(path, self._apart)
         here = {name: w for name, w in self._wanted.items() if name not in self._apart}
-        _report(path, self._wanted, [*found, _faults(path, here)])
+        return [*found, _faults(path, here)]
 
     def save(
         self,
@@ -148,8 +164,7 @@ class Saver(tf.train.Saver):
         if global_step is not None and not isinstance(global_step, (int, np.integer)):
             global_step = tf.train.global_step(sess, global_step)
         try:
-            with _without_deprecations():
-                return super().save(sess, save_path, global_step=global_step, **kwargs)
+            return super().save(sess, save_path, global_step=global_step, **kwargs)
         except (tf.errors.OpError, OSError) as e:
             if isinstance(e, _OF_THE_PROGRAM):
                 raise
@@ -161,20 +176,29 @@ class Saver(tf.train.Saver):
                 "this user may write there, or save elsewhere; training goes on from the last one"
             ) from e
 
+    def recover_last_checkpoints(self, checkpoint_paths: Sequence[str]) -> None:
+        """Goes on with a list of the checkpoints that are kept; leaves out what is gone.
 
-def _is_no_deprecation(record: logging.LogRecord) -> bool:
-    return "Instructions for updating" not in str(record.msg)
+        Args:
+          checkpoint_paths: the paths.
+        """
+        indices = {path: f"{path}.index" for path in checkpoint_paths}
+        there = {path: index for path, index in indices.items() if tf.io.gfile.exists(index)}
+        self.set_last_checkpoints_with_time(
+            [(path, tf.io.gfile.stat(index).mtime_nsec / 1e9) for path, index in there.items()]
+        )
 
-
-@contextlib.contextmanager
-def _without_deprecations() -> Iterator[None]:
-    """Context for TensorFlow's Saver, which removes old checkpoints by a deprecated function."""
-    log = tf.get_logger()
-    log.addFilter(_is_no_deprecation)
-    try:
-        yield
-    finally:
-        log.removeFilter(_is_no_deprecation)
+    def _MaybeDeleteOldCheckpoints(self, meta_graph_suffix: str = "meta") -> None:
+        """Removes old checkpoints by their names; TensorFlow takes the names for patterns."""
+        while self._checkpoints_to_be_deleted:
+            path, time = self._checkpoints_to_be_deleted.pop(0)
+            if time > self._next_checkpoint_time:
+                self._next_checkpoint_time += self.saver_def.keep_checkpoint_every_n_hours * 3600
+                continue
+            try:
+                folder.remove(path)
+            except tf.errors.OpError as e:
+                tf.logging.warning("%s is of no use, but stays: %s", path, reason(e))
 
 
 def _path(given: object) -> str:
@@ -235,30 +259,24 @@ def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
     Raises:
       ValueError: there is no checkpoint, it lacks a variable, or a variable has another shape.
     """
-    if tf.io.gfile.isdir(path):
-        last = tf.train.latest_checkpoint(path)
-        if last is None:
-            raise ValueError(
-                f"there is no checkpoint in {path}: its file named 'checkpoint' lists none. Give "
-                "the path of one, such as model.ckpt-1000, without what follows the number"
-            )
-        path = last
-    check_checkpoint(path, variables)
+    path = folder.find(path, "init_from_checkpoint")
+    check_checkpoint(path, variables, read=tf.executing_eagerly())
     if tf.executing_eagerly():  # they are initialized already
-        reader = tf.train.load_checkpoint(path)
+        reader = folder.open_reader(path)
+        values = {name: reader.get_tensor(name) for name in variables}  # all, before any is changed
         for name, variable in variables.items():
-            variable.assign(reader.get_tensor(name))
+            variable.assign(values[name])
         return
     several = {
         name: v for name, v in variables.items() if len(v._gather_saveables_for_checkpoint()) > 1
     }
     one = {name: v for name, v in variables.items() if name not in several}
     if one:
-        tf.train.init_from_checkpoint(path, one)
+        tf.train.init_from_checkpoint(readable(path), one)
     for name, variable in several.items():
         with tf.device("/device:CPU:0"), tf.name_scope("init_from_checkpoint"):
             [value] = tf.raw_ops.RestoreV2(
-                prefix=path,
+                prefix=readable(path),
                 tensor_names=[name],
                 shape_and_slices=[""],
                 dtypes=[variable.dtype.base_dtype],
@@ -295,10 +313,10 @@ def check_checkpoint(
     if not isinstance(wanted, Mapping) or not all(isinstance(w, Wanted) for w in wanted.values()):
         wanted = _wanted(wanted)
     path = os.fspath(path)
-    if not tf.gfile.Exists(f"{path}.index") and not tf.gfile.Glob(path):  # of format 2 or 1
+    if not folder.exists(path):
         raise CheckpointError(f"there is no checkpoint {path}.{_others(path, 'Checkpoints')}")
     try:
-        reader = tf.train.load_checkpoint(path)
+        reader = folder.open_reader(path)
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     except (tf.errors.OpError, ValueError, RuntimeError) as e:
         others = _others(path, "Other checkpoints")
@@ -307,6 +325,57 @@ def check_checkpoint(
     _check_files(path)
     if read:
         _report(path, wanted, [_faults(path, wanted, None if read is True else read)])
+
+
+def fault_of(path: str, nan_too: bool = True) -> str:
+    """Returns what is wrong with the files of a checkpoint, in a sentence; "" if it is whole.
+
+    >>> w = mtf.get_variable(mesh, "w", "d:2", initializer=tf.ones_initializer())
+    >>> path = mtf.checkpoint.Saver([w.operation.get_master()]).save(None, "model.ckpt-1")
+    >>> mtf.checkpoint.fault_of(path)
+    ''
+    >>> with open("model.ckpt-1.data-00000-of-00001", "r+b") as file:
+    ...     _ = file.truncate(3)
+    >>> "damaged or cut short" in mtf.checkpoint.fault_of(path)
+    True
+
+    Args:
+      path: the path of a checkpoint, all of whose data are read.
+      nan_too: whether values that are not numbers are wrong.
+    """
+    try:
+        check_checkpoint(path, {})
+        reader = folder.open_reader(path)
+        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+        wanted = {name: Wanted(tuple(shapes[name]), dtype) for name, dtype in dtypes.items()}
+        found = _faults(path, wanted)
+        _report_damage(path, [found])
+    except CheckpointError as e:
+        return str(e)
+    if nan_too and found.not_numbers:
+        return f"checkpoint {path} has values that are not numbers (NaN) in {found.not_numbers[0]}"
+    return ""
+
+
+def last_good(directory: str) -> Optional[str]:
+    """Returns the checkpoint of most steps in a directory that is whole, or None.
+
+    The files are looked at themselves: what `checkpoint`, the list there, says does not count.
+    Checkpoints that are cut or damaged, or that have NaN, are left out.
+
+    >>> w = mtf.get_variable(mesh, "w", "d:2", initializer=tf.ones_initializer())
+    >>> saver = mtf.checkpoint.Saver([w.operation.get_master()])
+    >>> for step in (1, 2):
+    ...     path = saver.save(None, "run/model.ckpt", global_step=step)
+    >>> with open("run/model.ckpt-2.data-00000-of-00001", "r+b") as file:
+    ...     _ = file.truncate(3)
+    >>> mtf.checkpoint.last_good("run")
+    'run/model.ckpt-1'
+
+    Args:
+      directory: the directory of checkpoints with names such as model.ckpt-1000.
+    """
+    return next((p for p in reversed(folder.numbered(directory)) if not fault_of(p)), None)
 
 
 def _check_names(
@@ -376,10 +445,9 @@ def _faults(
     return faults(path, {name: (dtype, read(name)) for name, (_, dtype) in wanted.items()})
 
 
-def _report(path: str, wanted: Mapping[str, Wanted], found: Sequence[Faults]) -> None:
-    """Raises an error if the data of a variable cannot be read; warns if it has NaN."""
+def _report_damage(path: str, found: Sequence[Faults]) -> None:
+    """Raises an error if the data of a variable cannot be read."""
     damaged = list(dict.fromkeys(name for f in found for name in f.damaged))
-    not_numbers = list(dict.fromkeys(name for f in found for name in f.not_numbers))
     why = next((f.why for f in found if f.damaged), "")
     if damaged:
         raise CheckpointError(
@@ -387,6 +455,12 @@ def _report(path: str, wanted: Mapping[str, Wanted], found: Sequence[Faults]) ->
             f"changed.{_list('Variables that cannot be read', damaged)}"
             f"\n  {_others(path, 'Other checkpoints').strip()}"
         )
+
+
+def _report(path: str, wanted: Mapping[str, Wanted], found: Sequence[Faults]) -> None:
+    """Raises an error if the data of a variable cannot be read; warns if it has NaN."""
+    _report_damage(path, found)
+    not_numbers = list(dict.fromkeys(name for f in found for name in f.not_numbers))
     if not_numbers:
         more = ", ..." if len(not_numbers) > _LONGEST_LIST else ""
         slip(
@@ -413,12 +487,7 @@ def _others(path: str, title: str) -> str:
     except tf.errors.NotFoundError:
         return f" There is no directory {directory!r}"
     stems = [f[: -len(".index")] for f in files if f.endswith(".index")]
-    others = sorted((s for s in stems if s != name), key=_by_step)
+    others = sorted((s for s in stems if s != name), key=folder.by_step)
     if not others:
         return f" There is no other in {directory or '.'}"
     return f" {title} in {directory or '.'}: {', '.join(others[-_LONGEST_LIST:])}"
-
-
-def _by_step(stem: str) -> tuple[int, str]:
-    number: Optional[re.Match] = re.search(r"-(\d+)$", stem)
-    return (int(number.group(1)) if number else -1, stem)

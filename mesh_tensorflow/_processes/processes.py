@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Optional
 
+from mesh_tensorflow._paths import readable
 from mesh_tensorflow._processes.environment import addresses_and_index
 from mesh_tensorflow._processes.peers import (
     POLL_SECONDS,
@@ -214,7 +215,9 @@ class Processes:
 
         variables = tf.global_variables()
         saved = set(
-            tf.train.load_checkpoint(checkpoint).get_variable_to_shape_map() if checkpoint else ()
+            tf.train.load_checkpoint(readable(checkpoint)).get_variable_to_shape_map()
+            if checkpoint
+            else ()
         )
         mine = [v for v in variables if self.is_chief or not getattr(v, "is_bound", False)]
         new = [v for v in mine if v.op.name not in saved]
@@ -228,7 +231,7 @@ class Processes:
             with graph.as_default():
                 session.run(initializer)
                 if saver is not None:
-                    saver.restore(session, checkpoint)
+                    saver.restore(session, readable(checkpoint))
                 while session.run(missing).size:
                     time.sleep(POLL_SECONDS)
 

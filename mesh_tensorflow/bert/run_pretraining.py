@@ -18,6 +18,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
 from mesh_tensorflow._command_lines.bert import PRETRAINING_MODES, RUN_PRETRAINING
 from mesh_tensorflow._flags import FLAGS, define
+from mesh_tensorflow._mesh.variables import folder
 from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow.bert._records import check_first_records, parsed_record, training_order
 from mesh_tensorflow.bert._training import (
@@ -207,7 +208,7 @@ def _files(name: str) -> list[str]:
     files = [
         path
         for pattern in getattr(FLAGS, name).split(",")
-        for path in sorted(tf.io.gfile.glob(pattern.strip()))
+        for path in folder.matching(pattern.strip())
     ]
     if not files:
         raise ValueError(f"run_pretraining: no file matches --{name}={getattr(FLAGS, name)}")
@@ -283,8 +284,8 @@ def _latest_step(directory: str) -> int:
     Args:
       directory: the path of the directory.
     """
-    path = tf.train.latest_checkpoint(directory)
-    return int(tf.train.load_variable(path, "global_step")) if path else 0
+    path = folder.latest(directory)
+    return int(folder.open_reader(path).get_tensor("global_step")) if path else 0
 
 
 if __name__ == "__main__":

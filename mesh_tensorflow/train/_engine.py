@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Optional, Protocol
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow.checkpoint import Saver
+from mesh_tensorflow._mesh.variables.files import Faults
+from mesh_tensorflow.checkpoint import CheckpointError, Saver
 from mesh_tensorflow.debug import user_errors
 from mesh_tensorflow.train._cluster import Agreement
 from mesh_tensorflow.train._input.data import Batch
@@ -19,7 +20,7 @@ from mesh_tensorflow.train._model import Lowered, Model
 from mesh_tensorflow.train._outputs import Afters, Means, finished, single
 from mesh_tensorflow.train._placing import Placing
 
-__all__ = ["CHECKPOINT_NAME", "Engine", "SessionEngine"]
+__all__ = ["CHECKPOINT_NAME", "Engine", "SessionEngine", "wrong_values"]
 
 CHECKPOINT_NAME = "model.ckpt"
 
@@ -38,8 +39,8 @@ class Engine(Protocol):
     def evaluate(self, batches: Iterator[Batch]) -> dict[str, float]:
         """Returns the means of the loss and the metrics of some batches."""
 
-    def save(self, directory: str, step: int) -> str:
-        """Saves a checkpoint; returns its path."""
+    def save(self, directory: str, step: int) -> tuple[str, list[str]]:
+        """Writes a checkpoint; returns its path, and what in it is not a number, or infinite."""
 
     def stops(self, step: int, wanted: bool) -> bool:
         """Returns whether to stop after this step, if this process was asked to."""
@@ -55,6 +56,28 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Frees what it holds."""
+
+
+def wrong_values(path: str, found: Sequence[Faults], weights: Collection[str]) -> list[str]:
+    """Returns the variables of a checkpoint that no run can go on from.
+
+    Args:
+      path: the path of the checkpoint.
+      found: what is wrong in it.
+      weights: the names of trained variables; others may be infinite, such as a least loss so far.
+
+    Raises:
+      CheckpointError: it has been written, but cannot be read.
+    """
+    damaged = [(name, f.why) for f in found for name in f.damaged]
+    if damaged:
+        name, why = damaged[0]
+        raise CheckpointError(
+            f"checkpoint {path} was written, but {name} cannot be read from it: {why}. The one "
+            "before it is as it was; see whether the disk is in order"
+        )
+    infinite = [name for f in found for name in f.infinite if name in weights]
+    return sorted({*(name for f in found for name in f.not_numbers), *infinite})
 
 
 class _Program:
@@ -191,7 +214,6 @@ class SessionEngine:
         placing: Placing,
         features: Features,
         seed: Optional[int],
-        keep: int,
     ):
         """Creates an engine.
 
@@ -201,12 +223,11 @@ class SessionEngine:
           placing: where programs run.
           features: the features of a training batch.
           seed: the seed of initial values and of random operations.
-          keep: the number of checkpoints to keep.
         """
         self.lowered: Optional[Lowered] = None
         self._model, self._eval_model = model, eval_model
         self._placing, self._features = placing, features
-        self._seed, self._keep = seed, keep
+        self._seed = seed
         self._training: Optional[_Program] = None
         self._evaluations: dict[tuple, _Program] = {}
         self._saver: Optional[Saver] = None
@@ -220,7 +241,7 @@ class SessionEngine:
         )
         self.lowered = self._training.lowered
         with self._training.graph.as_default():
-            self._saver = Saver(max_to_keep=self._keep, sharded=True, save_relative_paths=True)
+            self._saver = Saver(sharded=True)
         self._training.initialize(checkpoint)
         if checkpoint is not None:
             self._restore(self._training, self._saver, checkpoint)
@@ -308,30 +329,30 @@ class SessionEngine:
             program.initialize()
         return program
 
-    def save(self, directory: str, step: int) -> str:
-        """Saves a checkpoint; returns its path."""
+    def save(self, directory: str, step: int) -> tuple[str, list[str]]:
+        """Writes a checkpoint; returns its path, and what in it is not a number, or infinite."""
         assert self._training is not None and self._saver is not None
         self._training.session.run(self._training._to_masters)
         path = os.path.join(directory, CHECKPOINT_NAME)
         with self._training.graph.as_default():
             saved = self._saver.save(
-                self._training.session, path, global_step=step, write_meta_graph=False
+                self._training.session,
+                path,
+                global_step=step,
+                write_meta_graph=False,
+                write_state=False,  # the loop lists it, if it is one to go on from
             )
         assert saved is not None
-        return saved
+        trained = self._training.lowered.graph.trainable_variables
+        weights = {part.name for v in trained for part in v.parts}
+        return saved, wrong_values(saved, self._saver.faults(saved), weights)
 
     def _restore(self, program: _Program, saver: Saver, path: str) -> None:
-        """Restores a checkpoint, and goes on with the list of those that are kept."""
+        """Restores a checkpoint, which several processes have done before."""
         if self._placing.cluster is None:
             with program.graph.as_default():
                 saver.restore(program.session, path)
             program.session.run(program._to_slices)
-        known = tf.train.get_checkpoint_state(os.path.dirname(path) or ".")
-        if known is not None:
-            # The times are those of `keep_checkpoint_every_n_hours`, which is not used.
-            saver.set_last_checkpoints_with_time(
-                [(p, 0.0) for p in known.all_model_checkpoint_paths]
-            )
 
     def stops(self, step: int, wanted: bool) -> bool:
         """Returns whether to stop after this step; several processes agree on one."""

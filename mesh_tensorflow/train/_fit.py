@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import itertools
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Optional, Union
@@ -15,18 +14,21 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.variables import folder
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow.auto_mtf.hardware import Hardware
+from mesh_tensorflow.checkpoint import CheckpointError, fault_of
 from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
 from mesh_tensorflow.train._engine import Engine, SessionEngine
-from mesh_tensorflow.train._input.data import AnyDataset, Part, Source, opened, source_of
+from mesh_tensorflow.train._input.data import AnyDataset, Batch, Part, Source, opened, source_of
 from mesh_tensorflow.train._input.features import Features
 from mesh_tensorflow.train._loop import Loop
 from mesh_tensorflow.train._model import Model, check_optimizer
 from mesh_tensorflow.train._placing import Given, Placing, placing_of
 from mesh_tensorflow.train._rates import Rates
 from mesh_tensorflow.train._result import Result, packed, unpacked
+from mesh_tensorflow.train._resume import Found, Resume, damaged, find_checkpoint
 from mesh_tensorflow.train._step_engine import StepEngine
 from mesh_tensorflow.train.callbacks import Callback, Run, TensorBoard
 from mesh_tensorflow.visualize import training_report
@@ -61,7 +63,7 @@ def fit(
     directory: Optional[str] = None,
     save_every: int = 1000,
     keep: int = 5,
-    resume: bool = True,
+    resume: Resume = True,
     callbacks: Sequence[Callback] = (),
     log_every: int = 10,
     logdir: Optional[str] = None,
@@ -144,7 +146,8 @@ def fit(
       save_every: the number of steps between checkpoints. There is one at the end, too.
       keep: the number of checkpoints to keep.
       resume: whether to go on from the last checkpoint in `directory`, with the next batch of the
-        data. Data that are read in the same order give the losses of an uninterrupted run.
+        data. Data that are read in the same order give the losses of an uninterrupted run. If that
+        checkpoint is damaged, it is an error, and "last_good" goes on from the last whole one.
       callbacks: objects of class mtf.train.Callback.
       log_every: the number of steps between records of `Result.history`.
       logdir: where to write logs for TensorBoard; None writes none.
@@ -162,7 +165,8 @@ def fit(
 
     Raises:
       ValueError: an argument is wrong, or the layout does not fit.
-      NotANumberError: the loss is not a number.
+      CheckpointError: the last checkpoint is damaged, or of another model.
+      NotANumberError: the loss is not a number, or weights that would be saved are not.
       KeyboardInterrupt: the user pressed Ctrl-C; a checkpoint is saved first.
     """
     _check_numbers(
@@ -185,14 +189,14 @@ def fit(
             "only a model function, with an optimizer, can have",
             {**_changed(model), **_changed(mesh)},
         )
-        engine = StepEngine(model_fn, eval_fn, store, features, keep, seed)
+        engine = StepEngine(model_fn, eval_fn, store, features, seed)
     else:
         _check_unused(
             "only a step function, without an optimizer, can have",
             {} if store is None else {"store": store},
         )
         eval_model = model if eval_fn is None else dataclasses.replace(model, fn=eval_fn)
-        engine = SessionEngine(model, eval_model, placing, features, seed, keep)
+        engine = SessionEngine(model, eval_model, placing, features, seed)
     chief = placing.cluster is None or placing.cluster.is_chief
     if logdir and not any(isinstance(callback, TensorBoard) for callback in callbacks):
         callbacks = [*callbacks, TensorBoard(logdir)]
@@ -202,6 +206,7 @@ def fit(
         source=source,
         eval_source=None if eval_data is None else source_of(eval_data, features),
         saves=chief,
+        keep=keep,
         alone=placing.cluster is None,
         eval_every=eval_every,
         save_every=save_every,
@@ -277,37 +282,35 @@ def _features_and_source(
     return features, source_of(data, features, part, shuffle, seed)
 
 
-def _last_checkpoint(directory: Optional[str]) -> Optional[str]:
-    """Returns the path of the last checkpoint of a directory, which may have been moved."""
-    state = tf.train.get_checkpoint_state(directory) if directory else None
-    if directory is None or state is None:
-        return None
-    path = state.model_checkpoint_path
-    for found in (path, os.path.join(directory, os.path.basename(path))):
-        if tf.gfile.Exists(f"{found}.index"):
-            return found
-    raise ValueError(
-        f"fit: the last checkpoint of {directory} is {path}, whose files are missing. Bring them "
-        "back, name another checkpoint in the file 'checkpoint' there, or begin anew with "
-        "resume=False"
-    )
+def _prepare(engine: Engine, batch: Batch, last: Optional[Found]) -> None:
+    """Builds the program, with new variables or those of a checkpoint."""
+    try:
+        engine.prepare(batch, None if last is None else last.path)
+    except (CheckpointError, tf.errors.OpError) as e:
+        fault = "" if last is None else fault_of(last.path, nan_too=False)
+        if last is None or not fault:  # it is of another program
+            raise
+        raise damaged(last.path, fault) from e
 
 
-def _run_in_chief(loop: Loop, resume: bool) -> Result:
+def _run_in_chief(loop: Loop, resume: Resume) -> Result:
     """Runs on devices of JAX: in the first process, whose result the others get."""
     run_in_chief = importlib.import_module("mesh_tensorflow.pjrt").run_in_chief
     found = run_in_chief(lambda: _run(loop, resume), packed)
     return found if isinstance(found, Result) else unpacked(*found)
 
 
-def _run(loop: Loop, resume: bool) -> Result:
+def _run(loop: Loop, resume: Resume) -> Result:
     """Restores or begins, trains, and returns the result."""
     run, engine = loop.run, loop.engine
-    last = _last_checkpoint(run.directory) if resume else None
+    last = find_checkpoint(run.directory, resume)
     if last is not None:
-        run.step = int(tf.train.load_checkpoint(last).get_tensor("global_step"))
-        run.checkpoint = last
+        run.step, run.checkpoint = last.step, last.path
+        if last.note:
+            loop.say(last.note)
     done = run.step >= run.steps  # then a batch is needed for its shape only
+    if run.directory is not None and loop.saves and not done:
+        folder.check_writable(run.directory, "fit: directory")
     batches = loop.source.training(0 if done else run.step)
     first = next(batches, None)
     if first is None:
@@ -316,13 +319,13 @@ def _run(loop: Loop, resume: bool) -> Result:
             + (f" after step {run.step}, where this run goes on" if run.step else "")
             + ": there are too few examples, or the data can be read only once"
         )
-    engine.prepare(first, last)
+    _prepare(engine, first, last)
     if engine.lowered is not None:
         places = {"checkpoints": run.directory, "logs": run.logdir}
         known = {name: place for name, place in places.items() if place}
         loop.say(training_report(engine.lowered.lowering, places=known))
     if last is not None:
-        loop.say(f"going on from step {run.step}, {last}")
+        loop.say(f"going on from step {run.step}, {last.path}")
     if done:
         loop.say(f"nothing to do: step {run.step} of {run.steps} is done. Give fit more steps")
     loop.train(itertools.chain([first], batches))

@@ -13,6 +13,7 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.variables import folder
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.train._engine import Engine
@@ -23,8 +24,11 @@ from mesh_tensorflow.train.callbacks import Callback, Run
 __all__ = ["Loop", "NotANumberError"]
 
 
+_NAMED = 6  # variables in a message
+
+
 class NotANumberError(ValueError, ArithmeticError):
-    """The loss is not a number, or infinite.
+    """The loss, or weights that would be saved, are not numbers, or infinite.
 
     >>> issubclass(mtf.train.NotANumberError, ValueError)
     True
@@ -41,6 +45,7 @@ class Loop:
       source: the training data.
       eval_source: the evaluation data, or None.
       saves: whether this process saves checkpoints.
+      keep: the number of checkpoints to keep.
       alone: whether there is one process.
       eval_every: steps between evaluations, or None: only at the end.
       save_every: steps between checkpoints.
@@ -57,6 +62,7 @@ class Loop:
     source: Source
     eval_source: Optional[Source]
     saves: bool
+    keep: int
     alone: bool
     eval_every: Optional[int]
     save_every: int
@@ -107,7 +113,7 @@ class Loop:
                     self._evaluate_at_the_end(signals)
                 self.engine.settle(run.step)
                 if run.directory is not None and not self.saves:
-                    run.checkpoint = tf.train.latest_checkpoint(run.directory)
+                    run.checkpoint = folder.latest(run.directory)
         finally:
             self.call("on_end")
         if signals.received is not None:
@@ -165,10 +171,12 @@ class Loop:
 
     def _check(self, values: Mapping[str, float]) -> None:
         loss = values.get("loss", 0.0)
-        if math.isfinite(loss):
-            return
-        raise NotANumberError(
-            f"the loss is {loss} at step {self.run.step}. "
+        if not math.isfinite(loss):
+            raise self._not_a_number(f"the loss is {loss} at step {self.run.step}")
+
+    def _not_a_number(self, what: str) -> NotANumberError:
+        return NotANumberError(
+            f"{what}. "
             + (
                 f"The last checkpoint is {self.run.checkpoint}; no weights were saved since then. "
                 if self.run.checkpoint
@@ -235,7 +243,16 @@ class Loop:
             return
         with self._not_timed():
             tf.gfile.MakeDirs(self.run.directory)
-            self.run.checkpoint = self.engine.save(self.run.directory, self.run.step)
+            path, wrong = self.engine.save(self.run.directory, self.run.step)
+            if wrong:
+                folder.remove(path)
+                raise self._not_a_number(
+                    f"after step {self.run.step}, whose loss was a finite number, "
+                    f"{', '.join(wrong[:_NAMED])}{', ...' if wrong[_NAMED:] else ''} are not "
+                    "numbers, or infinite"
+                )
+            folder.record(path, self.keep)  # and the oldest goes, now that there is a newer one
+            self.run.checkpoint = path
             self._saved = self.run.step
             self.call("on_checkpoint", self.run.checkpoint)
 

@@ -9,12 +9,13 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
-from google.protobuf import text_format
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._mesh.slices.random_values import keys_by_step
+from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.variables.files import faults
 from mesh_tensorflow.checkpoint import check_checkpoint
-from mesh_tensorflow.train._engine import CHECKPOINT_NAME
+from mesh_tensorflow.train._engine import CHECKPOINT_NAME, wrong_values
 from mesh_tensorflow.train._input.data import Batch
 from mesh_tensorflow.train._input.features import Features
 from mesh_tensorflow.train._model import Lowered
@@ -40,7 +41,6 @@ class StepEngine:
         eval_fn: Optional[Callable[..., Any]],
         store: Optional[mtf.VariableStore],
         features: Features,
-        keep: int,
         seed: Optional[int],
     ):
         """Creates an engine.
@@ -51,7 +51,6 @@ class StepEngine:
           eval_fn: the same without updates; or None.
           store: the VariableStore of both; if None, `step_fn.store`.
           features: the structure of a batch.
-          keep: the number of checkpoints to keep.
           seed: the seed of a run, or None.
 
         Raises:
@@ -67,7 +66,7 @@ class StepEngine:
                 "its program. For a model function, give fit an optimizer"
             )
         self._store: mtf.VariableStore = found
-        self._features, self._keep = features, keep
+        self._features = features
         self._seed = seed
         self._step: Any = None
 
@@ -130,8 +129,8 @@ class StepEngine:
             means.add({name: [value] for name, value in values.items()}, len(batch[0]))
         return means.result({})
 
-    def save(self, directory: str, step: int) -> str:
-        """Saves a checkpoint; returns its path."""
+    def save(self, directory: str, step: int) -> tuple[str, list[str]]:
+        """Writes a checkpoint; returns its path, and what in it is not a number, or infinite."""
         path = os.path.join(directory, f"{CHECKPOINT_NAME}-{step}")
         values = {**self.values(), _STEP: np.int64(step)}
         tf.raw_ops.SaveV2(
@@ -140,14 +139,9 @@ class StepEngine:
             shape_and_slices=[""] * len(values),
             tensors=list(values.values()),
         )
-        known = tf.train.get_checkpoint_state(directory)
-        before = [] if known is None else list(known.all_model_checkpoint_paths)
-        kept = [*[p for p in before if p != path], path]
-        _list_checkpoints(directory, kept[-self._keep :])
-        for old in kept[: -self._keep]:
-            for file in tf.gfile.Glob(f"{old}.*"):
-                tf.gfile.Remove(file)
-        return path
+        wanted = {name: (tf.as_dtype(np.asarray(v).dtype), [""]) for name, v in values.items()}
+        weights = {name for name, v in self._store.masters.items() if v.trainable}
+        return path, wrong_values(path, [faults(path, wanted)], weights)
 
     def _restore(self, path: str, batch: Batch) -> None:
         """Restores a checkpoint.
@@ -161,8 +155,9 @@ class StepEngine:
                 traced.get_concrete_function(*arguments)
         else:
             self._call(self._step_fn, batch)
-        check_checkpoint(path, {name: self._store.value(name) for name in self._store.names})
-        reader = tf.train.load_checkpoint(path)
+        wanted = {name: self._store.value(name) for name in self._store.names}
+        check_checkpoint(path, wanted, read=True)
+        reader = folder.open_reader(path)
         for name in self._store.names:
             self._store.assign(name, reader.get_tensor(name))
         if self._step is not None:
@@ -180,16 +175,6 @@ def _traced(fn: Callable[..., Any]) -> Any:
     """Returns the tf.function of a function; None if it is eager code."""
     found = getattr(fn, "tf_function", fn)
     return found if hasattr(found, "get_concrete_function") else None
-
-
-def _list_checkpoints(directory: str, paths: list[str]) -> None:
-    """Writes the file that lists the checkpoints of a directory, the latest last."""
-    names = [os.path.basename(path) for path in paths]  # so that the directory can be moved
-    state = tf.train.generate_checkpoint_state_proto(os.path.abspath(directory), names[-1], names)
-    written = os.path.join(directory, "checkpoint.new")
-    with tf.gfile.GFile(written, "w") as file:
-        file.write(text_format.MessageToString(state))
-    tf.gfile.Rename(written, os.path.join(directory, "checkpoint"), overwrite=True)
 
 
 def _number(name: object, value: Any) -> float:

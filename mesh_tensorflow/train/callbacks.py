@@ -13,6 +13,8 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.variables.folder import check_writable
+
 __all__ = ["Callback", "CsvLog", "EarlyStopping", "JsonLinesLog", "Run", "TensorBoard"]
 
 
@@ -254,6 +256,12 @@ class TensorBoard(Callback):
         self._logdir = logdir
         self._histograms_every = histograms_every
         self._writers: dict[str, Any] = {}
+
+    def on_begin(self, run: Run) -> None:
+        """Sees whether logs can be written, before there are any."""
+        logdir = self._logdir or run.logdir or run.directory
+        if logdir is not None:
+            check_writable(logdir, "fit: logdir")
 
     def _write(self, run: Run, part: str, values: Sequence[Any]) -> None:
         logdir = self._logdir or run.logdir or run.directory

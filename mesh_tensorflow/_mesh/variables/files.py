@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.protobuf import tensor_bundle_pb2
 
 from mesh_tensorflow._core.errors import reason
+from mesh_tensorflow._paths import readable
 
 __all__ = [
     "Faults",
@@ -48,11 +49,13 @@ class Faults(NamedTuple):
       damaged: the names of variables that cannot be read.
       why: the reason for the first of them.
       not_numbers: the names of variables with NaN.
+      infinite: the names of other variables with infinite values, which may be meant.
     """
 
     damaged: Sequence[str]
     why: str
     not_numbers: Sequence[str]
+    infinite: Sequence[str]
 
 
 def slice_spec(whole: Sequence[int], begin: Sequence[int], sizes: Sequence[int]) -> str:
@@ -161,7 +164,7 @@ class Reader:
         self._path, self._session = path, session
         self._name, self._spec = tf.placeholder(tf.string, []), tf.placeholder(tf.string, [])
         self._values: dict[tf.DType, tf.Tensor] = {}
-        self._nan: dict[tf.DType, tf.Tensor] = {}
+        self._kinds: dict[tf.DType, tf.Tensor] = {}
 
     def _value(self, dtype: tf.DType) -> tf.Tensor:
         if dtype not in self._values:
@@ -186,14 +189,15 @@ class Reader:
         """
         return self._run(self._value(dtype), name, spec)
 
-    def has_nan(self, name: str, spec: str, dtype: tf.DType) -> bool:
-        """Returns whether a part of a variable has NaN; see `read`."""
-        if dtype not in self._nan:
+    def kinds(self, name: str, spec: str, dtype: tf.DType) -> tuple[bool, bool]:
+        """Returns whether a part of a variable has NaN, and infinite values; see `read`."""
+        if dtype not in self._kinds:
             value = self._value(dtype)
-            self._nan[dtype] = (
-                tf.reduce_any(tf.math.is_nan(value)) if dtype.is_floating else tf.size(value) < 0
-            )
-        return bool(self._run(self._nan[dtype], name, spec))
+            none = tf.size(value) < 0  # which reads it
+            tests = [tf.math.is_nan, tf.math.is_inf] if dtype.is_floating else []
+            self._kinds[dtype] = tf.stack([tf.reduce_any(t(value)) for t in tests] or [none, none])
+        nan, infinite = self._run(self._kinds[dtype], name, spec)
+        return bool(nan), bool(infinite)
 
     def _run(self, fetched: tf.Tensor, name: str, spec: str) -> Any:
         try:
@@ -210,7 +214,7 @@ def reading(path: str) -> Iterator[Reader]:
       path: the path of a checkpoint.
     """
     with _session() as session:
-        yield Reader(path, session)
+        yield Reader(readable(path), session)
 
 
 def faults(path: str, wanted: Mapping[str, tuple[tf.DType, Sequence[str]]]) -> Faults:
@@ -220,14 +224,16 @@ def faults(path: str, wanted: Mapping[str, tuple[tf.DType, Sequence[str]]]) -> F
       path: the path of the checkpoint.
       wanted: the dtype of each variable, and its parts as in `slice_spec`, by name.
     """
-    damaged, why, not_numbers = [], "", []
+    damaged, why, not_numbers, infinite = [], "", [], []
     with reading(path) as reader:
         for name, (dtype, specs) in wanted.items():
             try:
-                found = [reader.has_nan(name, spec, dtype) for spec in specs]  # reads them all
-                if any(found):
+                found = [reader.kinds(name, spec, dtype) for spec in specs]  # reads them all
+                if any(nan for nan, _ in found):
                     not_numbers.append(name)
+                elif any(inf for _, inf in found):
+                    infinite.append(name)
             except OSError as e:
                 damaged.append(name)
                 why = why or str(e)
-    return Faults(damaged, why, not_numbers)
+    return Faults(damaged, why, not_numbers, infinite)

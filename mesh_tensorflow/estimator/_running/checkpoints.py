@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import checkpoint
+from mesh_tensorflow._mesh.variables import folder
 
 __all__ = [
     "WarmStartSettings",
@@ -112,8 +113,8 @@ def warm_start(settings: WarmStartSettings) -> list[str]:
     Raises:
       ValueError: there is no checkpoint, or it does not have all variables.
     """
-    path = _checkpoint_at(settings.ckpt_to_initialize_from)
-    saved = dict(tf.train.list_variables(path))
+    path = folder.find(settings.ckpt_to_initialize_from, "warm start")
+    saved = folder.open_reader(path).get_variable_to_shape_map()
     variables = {v.op.name: v for v in _chosen(settings.vars_to_warm_start)}
     names = {name: settings.var_name_to_prev_var_name.get(name, name) for name in variables}
     lacking = sorted(old for old in names.values() if old not in saved)
@@ -126,20 +127,6 @@ def warm_start(settings: WarmStartSettings) -> list[str]:
     if names:
         checkpoint.init_from_checkpoint(path, {old: variables[new] for new, old in names.items()})
     return sorted(names)
-
-
-def _exists(path: str) -> bool:
-    # tf.train.checkpoint_exists logs a deprecation warning.
-    return tf.io.gfile.exists(f"{path}.index") or (
-        tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)
-    )
-
-
-def _checkpoint_at(path: str) -> str:
-    found = tf.train.latest_checkpoint(path) if tf.io.gfile.isdir(path) else path
-    if found is None or not _exists(found):
-        raise ValueError(f"warm start: there is no checkpoint at {path}")
-    return found
 
 
 def _chosen(patterns: Union[str, list[str], None]) -> list[Any]:
@@ -168,10 +155,10 @@ def find_checkpoint(model_dir: str, checkpoint_path: Optional[str], called: str)
       ValueError: there is no checkpoint at `checkpoint_path`.
     """
     if checkpoint_path is None:
-        return tf.train.latest_checkpoint(model_dir)
+        return folder.latest(model_dir)
     checkpoint_path = os.fspath(checkpoint_path)
-    if not _exists(checkpoint_path):
-        there = tf.train.latest_checkpoint(model_dir)
+    if not folder.exists(checkpoint_path):
+        there = folder.latest(model_dir)
         raise ValueError(
             f"{called}: there is no checkpoint at checkpoint_path={checkpoint_path!r}; the latest "
             f"in the model directory is {there}"
@@ -233,10 +220,10 @@ def saved_step(model_dir: str) -> Optional[int]:
     Returns:
       a step; None if there is no checkpoint, or it has no global step.
     """
-    path = tf.train.latest_checkpoint(model_dir)
+    path = folder.latest(model_dir)
     if path is None:
         return None
-    reader = tf.train.load_checkpoint(path)
+    reader = folder.open_reader(path)
     if not reader.has_tensor(tf.GraphKeys.GLOBAL_STEP):
         return None
     return int(reader.get_tensor(tf.GraphKeys.GLOBAL_STEP))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._paths import escaped
 from mesh_tensorflow.estimator._running.random_step import STEP_DONE
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def read_eval_metrics(eval_dir: str) -> dict[int, dict[str, float]]:
       a dict from step, in order, to metrics by name.
     """
     found: dict[int, dict[str, float]] = {}
-    for path in sorted(tf.io.gfile.glob(os.path.join(eval_dir, "*.tfevents.*"))):
+    for path in sorted(tf.io.gfile.glob(os.path.join(escaped(eval_dir), "*.tfevents.*"))):
         for event in tf.train.summary_iterator(path):
             for value in event.summary.value:
                 if value.HasField("simple_value"):

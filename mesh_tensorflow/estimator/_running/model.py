@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._paths import readable
 from mesh_tensorflow._processes.runtime import several_of_jax
 from mesh_tensorflow.checkpoint import Saver
 from mesh_tensorflow.estimator._cluster.run_cluster import own_device, session_creator_for
@@ -132,5 +133,8 @@ def session_creator(
         saver = Saver(sharded=True, allow_empty=True, defer_build=True)
         tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
     return session_creator_for(
-        model.config, spec.scaffold, evaluation=True, checkpoint_filename_with_path=path
+        model.config,
+        spec.scaffold,
+        evaluation=True,
+        checkpoint_filename_with_path=path and readable(path),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.slices.random_values import keys_by_step
+from mesh_tensorflow._mesh.variables import folder
 from mesh_tensorflow._programs.saver_hook import SaverHook
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching.node_names import told_to_user
@@ -90,7 +92,7 @@ def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -
             loss, number = _loop(model, spec, step, hooks, signals)
         finally:
             progress.close(stopped=True)  # no more than an end that came before
-        saved = tf.train.latest_checkpoint(model.model_dir)
+        saved = folder.latest(model.model_dir)
         if signals.received is not None:
             kept = f"the latest checkpoint is {saved}" if saved else "nothing was saved"
             text = f"training stopped by {signals.received.name} after step {number}; {kept}"
@@ -156,7 +158,15 @@ def _check_checkpoint(spec: EstimatorSpec, model_dir: str) -> None:
     Raises:
       CheckpointError: it is damaged, or variables are missing or have other shapes.
     """
-    path = tf.train.latest_checkpoint(model_dir)
+    path = folder.latest(model_dir)
+    others = [] if path else folder.numbered(model_dir)
+    if others:
+        tf.logging.warning(
+            "%s has %s, but its file named 'checkpoint' names none that is there: training begins "
+            "anew and writes over them. To go on, have that file name one.",
+            model_dir,
+            ", ".join(map(os.path.basename, others[-8:])),
+        )
     savers = [spec.scaffold.saver] if spec.scaffold.saver else []
     savers += tf.get_collection(tf.GraphKeys.SAVERS)
     if path and savers and not isinstance(savers[0], Saver):

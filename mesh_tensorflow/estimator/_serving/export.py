@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._paths import readable
 from mesh_tensorflow.estimator._modes import DEFAULT_SIGNATURE, STANDARD_MODES, ModeKeys
 from mesh_tensorflow.estimator._running.checkpoints import find_checkpoint
 from mesh_tensorflow.estimator._running.inputs import Inputs
@@ -160,7 +161,7 @@ def _add_graph(
         main_op = _main_op(spec, mode)
         saver = spec.scaffold.saver or tf.train.Saver(sharded=True)
         with tf.Session(config=model.config.effective_session_config) as session:
-            saver.restore(session, path)
+            saver.restore(session, readable(path))
             arguments = {
                 "tags": [_TAGS[mode]],
                 "signature_def_map": signatures,

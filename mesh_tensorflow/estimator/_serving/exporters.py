@@ -12,6 +12,8 @@ import tensorflow.compat.v1 as tf
 if TYPE_CHECKING:
     from mesh_tensorflow.estimator._estimator import Estimator
 
+from mesh_tensorflow._paths import escaped
+
 __all__ = ["BestExporter", "Exporter", "FinalExporter", "LatestExporter"]
 
 
@@ -281,7 +283,9 @@ class BestExporter(_SavedModelExporter):
     def _best_before(self, estimator: Estimator, step: int) -> Optional[Mapping[str, Any]]:
         best: Optional[Mapping[str, Any]] = None
         assert self._pattern is not None
-        for path in sorted(tf.io.gfile.glob(os.path.join(estimator.model_dir, self._pattern))):
+        for path in sorted(
+            tf.io.gfile.glob(os.path.join(escaped(estimator.model_dir), self._pattern))
+        ):
             for event in tf.train.summary_iterator(path):
                 values = {
                     value.tag: value.simple_value

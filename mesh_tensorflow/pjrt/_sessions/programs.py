@@ -231,6 +231,7 @@ class Programs:
             [name for f in found for name in f.damaged],
             reasons[0] if reasons else own.why,
             [name for f in found for name in f.not_numbers],
+            [name for f in found for name in f.infinite],
         )
 
     def _do_with_files(self, message: Message, own: Callable[[], Any]) -> tuple[Any, list[Message]]:

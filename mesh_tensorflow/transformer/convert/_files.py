@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.variables import folder
 from mesh_tensorflow.transformer.convert._weights import is_weight
 from mesh_tensorflow.transformer.vocabulary import missing_package
 
@@ -54,10 +55,7 @@ def read_step(path: str) -> int:
 
 
 def _reader(path: str) -> tf.train.NewCheckpointReader:
-    found = tf.train.latest_checkpoint(path) if tf.io.gfile.isdir(path) else path
-    if found is None or not tf.io.gfile.exists(f"{found}.index"):
-        raise ValueError(f"no TensorFlow checkpoint at {path!r}")
-    return tf.train.load_checkpoint(found)
+    return folder.open_reader(folder.find(path, "convert"))
 
 
 def write_checkpoint(variables: Arrays, directory: str, step: int = 0) -> str:

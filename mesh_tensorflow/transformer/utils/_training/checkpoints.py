@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Optional, Union
 
@@ -12,12 +13,14 @@ import gin
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.variables import folder
 from mesh_tensorflow.transformer.utils._flags import MODULE
 
 __all__ = ["get_checkpoint_iterator", "get_step_from_checkpoint_path"]
 
 Steps = Union[int, str, Sequence[int], None]
 LATEST = -1
+_POLL_SECONDS = 1.0
 
 
 def get_step_from_checkpoint_path(checkpoint_path: str) -> int:
@@ -45,12 +48,11 @@ def _path(model_dir: str, step: int) -> str:
 
 
 def _saved_steps(model_dir: str) -> list[int]:
-    files = tf.io.gfile.glob(_path(model_dir, 0)[:-1] + "*.index")
-    return sorted({get_step_from_checkpoint_path(os.path.basename(f)) for f in files})
+    return [get_step_from_checkpoint_path(os.path.basename(p)) for p in folder.numbered(model_dir)]
 
 
 def _latest(model_dir: str) -> list[str]:
-    path = tf.train.latest_checkpoint(model_dir)
+    path = folder.latest(model_dir)
     if path is None:
         raise ValueError(f"get_checkpoint_iterator: No checkpoint files found in {model_dir}")
     return [path]
@@ -80,14 +82,19 @@ def _chosen(steps: Iterable[int], model_dir: str, find_closest: bool) -> list[st
 
 def _new_ones(model_dir: str, skip_until: int, stop_after: Optional[int]) -> Iterator[str]:
     """Yields each checkpoint as soon as it is written."""
-    if tf.train.latest_checkpoint(model_dir) is None:
+    if folder.latest(model_dir) is None:
         tf.logging.info(
             "Waiting for the first checkpoint in %s: a training that writes there makes one%s. "
             "Ctrl-C ends this",
             model_dir,
             "" if stop_after is None else f"; ends at that of step {stop_after}",
         )
-    for path in tf.train.checkpoints_iterator(model_dir):
+    path = None
+    while True:
+        before, path = path, folder.latest(model_dir)
+        if path is None or path == before:
+            time.sleep(_POLL_SECONDS)
+            continue
         step = get_step_from_checkpoint_path(path)
         if step > skip_until:
             yield path

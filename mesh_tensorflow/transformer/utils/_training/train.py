@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
+from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._paths import readable
 from mesh_tensorflow.transformer.utils._data.batching import Lengths
 from mesh_tensorflow.transformer.utils._data.data import call_dataset_fn, in_vocabulary
 from mesh_tensorflow.transformer.utils._data.features import model_features
@@ -54,7 +56,7 @@ class _InputCheckpoints(tf.train.SessionRunHook):
         step = session.run(tf.train.get_global_step(session.graph))
         path = os.path.join(self._model_dir, f"{_INPUT_NAME}-{step}")
         if step and tf.io.gfile.exists(f"{path}.index"):
-            self._saver.restore(session, path)
+            self._saver.restore(session, readable(path))
             tf.logging.info("The input pipeline goes on from %s", path)
         elif step:
             tf.logging.warning("There is no %s: the input pipeline starts anew", path)
@@ -82,7 +84,7 @@ class _InputListener(tf.train.CheckpointSaverListener):
 
 def _seen_batches(model_dir: str, init_step: int) -> int:
     """Returns the number of batches seen by a training that began at a step."""
-    latest = tf.train.latest_checkpoint(model_dir)
+    latest = folder.latest(model_dir)
     step = get_step_from_checkpoint_path(latest) if latest else init_step
     return max(step - init_step, 0)
 

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, estimator
+from mesh_tensorflow._mesh.variables import folder
 from mesh_tensorflow._programs.saver_hook import SaverHook
 from mesh_tensorflow.transformer import learning_rate_schedules
 from mesh_tensorflow.transformer.utils._data.batching import longest, serialize_num_microbatches
@@ -193,7 +194,7 @@ def _load_initial_checkpoint(settings: Settings) -> None:
     if not path:
         return
     if tf.io.gfile.isdir(path):
-        path = tf.train.latest_checkpoint(path)
+        path = folder.latest(path)
     saved = dict(tf.train.list_variables(path))
     found = {}
     for v in tf.global_variables():

@@ -1,0 +1,75 @@
+"""Paths that TensorFlow would take for patterns, such as the directory "lr[0.1]"."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from typing import Union
+
+__all__ = ["escaped", "readable"]
+
+_SPECIAL = re.compile(r"[*?\[\\]")
+# Those with which a pattern does not match itself; "*" and "?" do.
+_NOT_ITSELF = re.compile(r"[\[\\]")
+
+
+def escaped(path: Union[str, os.PathLike[str]]) -> str:
+    r"""Returns the pattern of `tf.io.gfile.glob` that this path alone matches.
+
+    Args:
+      path: the path.
+
+    >>> print(escaped("runs/lr[0.1]"))
+    runs/lr\[0.1]
+    """
+    return _SPECIAL.sub(lambda found: "\\" + found[0], os.fspath(path))
+
+
+def readable(path: Union[str, os.PathLike[str]]) -> str:
+    """Returns a path at which operations and readers of TensorFlow find a checkpoint.
+
+    They look for files that match the path before they read those of this name, so a checkpoint
+    with a bracket in its path is not found. Such a one is read through a link, which this process
+    removes at its end.
+
+    Args:
+      path: the path of a checkpoint.
+    """
+    path = os.fspath(path)
+    if not _NOT_ITSELF.search(path) or "://" in path:
+        return path
+    directory, name = os.path.split(os.path.abspath(path))
+    key = hashlib.sha256(directory.encode()).hexdigest()[:16]
+    link = os.path.join(_links(os.getpid()), key)
+    if not _NOT_ITSELF.search(name):
+        if not os.path.islink(link):
+            os.symlink(directory, link)
+        return os.path.join(link, name)
+    plain = hashlib.sha256(name.encode()).hexdigest()[:16]
+    os.makedirs(f"{link}-files", exist_ok=True)
+    for file in os.listdir(f"{link}-files"):  # of a checkpoint that may have been written anew
+        if file.startswith(f"{plain}."):
+            os.remove(os.path.join(f"{link}-files", file))
+    for file in os.listdir(directory) if os.path.isdir(directory) else []:
+        if file.startswith(f"{name}."):
+            target = os.path.join(f"{link}-files", plain + file[len(name) :])
+            os.symlink(os.path.join(directory, file), target)
+    return os.path.join(f"{link}-files", plain)
+
+
+@functools.cache
+def _links(pid: int) -> str:
+    """Returns a directory of this process for links."""
+    made = tempfile.mkdtemp(prefix="mesh_tensorflow-links-")
+
+    def remove() -> None:
+        if os.getpid() == pid:  # a forked process has the same exit handlers
+            shutil.rmtree(made, ignore_errors=True)
+
+    atexit.register(remove)
+    return made
