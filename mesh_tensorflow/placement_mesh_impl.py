@@ -23,6 +23,7 @@ from mesh_tensorflow._mesh.devices import (
     default_devices,
     memory_domain,
     merged_processors,
+    soft_placement,
 )
 from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -90,8 +91,9 @@ class PlacementMeshImpl(MeshImpl):
             if it has none.
           strict_layout: whether a rule for a mesh dimension that the mesh does not have is an
             error. By default it is ignored, so that one layout works for several meshes.
-          allreduce: the algorithm for sums over several memory domains: "ring", "collective"
-            (TensorFlow's collectives, NCCL on GPUs), or "auto".
+          allreduce: the algorithm for sums over several memory domains: "ring" of copies,
+            "collective" (TensorFlow's collectives, NCCL on GPUs), or "auto": collectives between
+            GPUs, unless this process lacks some of them, and rings elsewhere.
           merge: which processors along a mesh dimension are merged, so that no tensors are split
             over them: those on one "device", those that share "memory", or "none". Results,
             counters and checks are those of the requested mesh.
@@ -124,8 +126,16 @@ class PlacementMeshImpl(MeshImpl):
         cls.merges_devices = vars(cls).get("merges_devices", False)
 
     def check_processors(self) -> None:
-        """Reports a slip if this process lacks devices of a TensorFlow 2 program."""
-        check_devices_exist(self._devices)
+        """Checks that this process has the devices, if this is a TensorFlow 2 program.
+
+        A TensorFlow 1 session has devices of its own, and checks them itself.
+
+        Raises:
+          ValueError: it lacks some, and there is no soft placement, or slips are errors.
+        """
+        if tf.executing_eagerly_outside_functions():
+            soft = soft_placement(default=True)
+            check_devices_exist(self._devices, soft, in_session=False, who="PlacementMeshImpl")
 
     @functools.cached_property
     def execution_impl(self) -> MeshImpl:

@@ -60,7 +60,7 @@ MESH_ORDER = [
         "program",
         "reducer",
     ],
-    ["mesh_pair", "session_config"],
+    ["mesh_pair", "session_config", "apart_in_session"],
     ["slices"],
     ["stored_layout"],
     ["mesh_impl"],

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
+from typing import Optional
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.eager import context
 
 from mesh_tensorflow._core.errors import dims_text, mesh_shapes_that_fit
 from mesh_tensorflow._core.layout import LayoutRules
@@ -13,13 +16,18 @@ from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.strictness import slip
 
 __all__ = [
+    "absent_devices",
+    "are_whole_gpus",
     "check_devices",
     "check_devices_exist",
     "check_rules",
     "default_devices",
     "device_spec",
+    "devices_text",
+    "local_device",
     "memory_domain",
     "merged_processors",
+    "soft_placement",
 ]
 
 
@@ -49,38 +57,131 @@ def device_spec(device: str) -> tf.DeviceSpec:
         ) from None
 
 
-def check_devices_exist(devices: Sequence[str]) -> None:
-    """Reports a slip if a TensorFlow 2 program names devices that this process lacks.
+def local_device(device: str) -> Optional[tuple[str, int]]:
+    """Returns the kind and number of a device of this process, as in ("GPU", 0).
 
-    TensorFlow silently runs such operations on other devices. A TensorFlow 1 session has its own
-    devices, and raises unless soft placement is enabled.
+    Args:
+      device: a device string.
+
+    Returns:
+      None if the choice is left to TensorFlow, or the device is of another process.
 
     Raises:
-      ValueError: within `mtf.strict()`.
+      ValueError: it is malformed.
     """
-    if not tf.executing_eagerly_outside_functions():
-        return
-    with tf.init_scope():  # functions have another setting
-        if not tf.config.get_soft_device_placement():
-            return
-    specs = {device: device_spec(device) for device in dict.fromkeys(devices)}
-    found = [device_spec(d.name) for d in tf.config.list_logical_devices()]
-    here = sorted((spec.device_type, spec.device_index) for spec in found)
+    spec = device_spec(device)
+    if spec.job not in (None, "localhost") or not spec.device_type:
+        return None
+    return spec.device_type, spec.device_index or 0
+
+
+def _devices_here(in_session: bool) -> list[tuple[str, int]]:
+    """Returns the kinds and numbers of the devices that this process has.
+
+    Args:
+      in_session: whether a session is meant. What it has is found without TensorFlow's eager
+        runtime, which would fix the threads of the process and take the memory of GPUs.
+    """
+    if not in_session:
+        with tf.init_scope():
+            names = [d.name for d in tf.config.list_logical_devices()]
+        return sorted((s.device_type, s.device_index or 0) for s in map(device_spec, names))
+    counts: collections.Counter = collections.Counter()
+    for device in tf.config.get_visible_devices():
+        parts = tf.config.get_logical_device_configuration(device)
+        counts[device.device_type] += len(parts or [None])
+    return sorted((kind, i) for kind, count in counts.items() for i in range(count))
+
+
+def devices_text(places: Sequence[tuple[str, int]]) -> str:
+    """Returns kinds and numbers of devices as text, such as "CPU:0, GPU:0"."""
+    return ", ".join(f"{kind}:{number}" for kind, number in places)
+
+
+def absent_devices(
+    devices: Sequence[str], in_session: bool
+) -> tuple[list[str], list[tuple[str, int]]]:
+    """Returns those devices which should be of this process, but are not there.
+
+    Args:
+      devices: device strings.
+      in_session: whether they are those of a session, which has as many logical CPUs as its
+        configuration says.
+
+    Returns:
+      (some of the devices, the kinds and numbers of all that are there).
+    """
+    here = _devices_here(in_session)
+    places = {device: local_device(device) for device in dict.fromkeys(devices)}
     absent = [
         device
-        for device, spec in specs.items()
-        if spec.job in (None, "localhost")
-        and spec.device_type
-        and (spec.device_type, spec.device_index or 0) not in here
+        for device, place in places.items()
+        if place is not None and place not in here and not (in_session and place[0] == "CPU")
     ]
-    if absent:
-        slip(
-            f"this process has no device {', '.join(map(repr, absent))}; what is placed there runs "
-            f"elsewhere. It has {', '.join(f'{kind}:{i}' for kind, i in here)}. Name these, or "
-            "make several logical devices of one with "
-            "tf.config.set_logical_device_configuration",
-            key=f"devices/{absent}",
+    return absent, here
+
+
+def check_devices_exist(
+    devices: Sequence[str], soft: Optional[bool], in_session: bool, who: str
+) -> None:
+    """Checks that this process has the devices that a user names.
+
+    Args:
+      devices: device strings; those of other processes are not checked.
+      soft: whether TensorFlow runs elsewhere what is placed on absent ones, which is a slip, and
+        no error; None if it can't.
+      in_session: see `absent_devices`.
+      who: what was given the devices, for the message.
+
+    Raises:
+      ValueError: one is not there, and `soft` is false or slips are errors.
+    """
+    absent, here = absent_devices(devices, in_session)
+    if not absent:
+        return
+    more = ", and as many logical CPUs as a session is given" if in_session else ""
+    text = (
+        f"{who}: this process has no device {', '.join(map(repr, absent))}"
+        f"{'; what is placed there runs elsewhere' if soft else ''}. It has "
+        f"{devices_text(here)}{more}. Name these, or make several logical "
+        "devices of one with tf.config.set_logical_device_configuration"
+    )
+    if soft:
+        return slip(text, key=f"devices/{absent}")
+    if soft is not None:
+        text += (
+            ". If what is placed on absent devices should run on others, call "
+            "tf.config.set_soft_device_placement(True)"
         )
+    raise ValueError(text)
+
+
+def soft_placement(default: bool) -> bool:
+    """Returns whether eager code runs elsewhere what is placed on absent devices.
+
+    Args:
+      default: what is returned unless the program has called tf.config.set_soft_device_placement;
+        in TensorFlow it is true in eager code.
+    """
+    chosen = getattr(context.context(), "_soft_device_placement", None)
+    return default if chosen is None else chosen
+
+
+def are_whole_gpus(devices: Sequence[str]) -> bool:
+    """Returns whether devices are GPUs that collectives may connect.
+
+    Those of this process are there, and none is one of several logical devices of one GPU.
+
+    Args:
+      devices: device strings.
+    """
+    if any(device_spec(device).device_type != "GPU" for device in devices):
+        return False
+    if all(local_device(device) is None for device in devices):
+        return True
+    absent, here = absent_devices(devices, not tf.executing_eagerly_outside_functions())
+    logical = sum(kind == "GPU" for kind, _ in here)
+    return not absent and logical == len(tf.config.get_visible_devices("GPU"))
 
 
 def memory_domain(device: str) -> str:
@@ -89,10 +190,11 @@ def memory_domain(device: str) -> str:
     The CPU devices of one task share one; every other device has its own.
     """
     spec = device_spec(device)
-    task = f"{spec.job}/{spec.replica}/{spec.task}"
+    job = None if spec.job == "localhost" else spec.job
+    task = "localhost" if job is None else f"{job}/{spec.replica or 0}/{spec.task}"
     if spec.device_type in (None, "CPU"):
         return f"{task}/CPU"
-    return f"{task}/{spec.device_type}:{spec.device_index}"
+    return f"{task}/{spec.device_type}:{spec.device_index or 0}"
 
 
 def merged_processors(mesh_shape: Shape, places: Sequence[str]) -> tuple[Shape, list[int]]:

@@ -128,8 +128,9 @@ def fit(
         mtf.precision(...)` around the call, if there is one.
       mesh_shape: the shape of the mesh, such as "rows:2,cols:2".
       layout: the layout rules, such as "batch:rows,hidden:cols".
-      devices: a device for each processor. If None, the GPUs; or the logical CPUs, if there are
-        enough of them; or one CPU for all processors.
+      devices: a device for each processor, which are all there, unless the program has called
+        tf.config.set_soft_device_placement(True). If None, the GPUs; or the logical CPUs, if there
+        are enough of them; or one CPU for all processors.
       simd: whether all processors run one program (see SimdMeshImpl), on logical CPUs or GPUs.
       mesh_impl: "placement", "simd", as `simd` is, or "pjrt" for devices of JAX (see mtf.pjrt); or
         a PlacementMeshImpl, in place of `mesh_shape`, `layout` and `devices`.

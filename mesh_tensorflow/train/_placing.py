@@ -14,7 +14,12 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.layout import LayoutLike, LayoutRules, convert_to_layout_rules
 from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
 from mesh_tensorflow._core.shape import ShapeLike
-from mesh_tensorflow._mesh.devices import default_devices
+from mesh_tensorflow._mesh.devices import (
+    check_devices,
+    check_devices_exist,
+    default_devices,
+    soft_placement,
+)
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.session_config import local_cpus, set_cpus, set_threads
 from mesh_tensorflow._processes.processes import processes
@@ -162,7 +167,8 @@ def placing_of(given: Given) -> Placing:
       given: these arguments.
 
     Raises:
-      ValueError: there are too few devices, or `mesh_impl` is given besides the others.
+      ValueError: there are too few devices, some are not there, or `mesh_impl` is given besides the
+        others.
       TypeError: `mesh_impl` is no mesh implementation.
     """
     mesh_impl = given.mesh_impl
@@ -186,6 +192,7 @@ def placing_of(given: Given) -> Placing:
             )
         check_connected()
         own = tuple(getattr(mesh_impl, "devices", ()))
+        _check_exist(own)
         return Placing(mesh_impl.shape, mesh_impl.layout_rules, own, False, mesh_impl)
     shape, rules = mtf.convert_to_shape(given.mesh_shape), convert_to_layout_rules(given.layout)
     cluster = find_cluster(given.simd, shape.size)
@@ -222,9 +229,20 @@ def _placing_of_name(given: Given, name: str) -> Placing:
     return Placing(shape, rules, ("",) * shape.size, pjrt=True, stored=given.stored)
 
 
+def _check_exist(devices: Sequence[str]) -> None:
+    """Raises ValueError if devices are not there, unless soft placement has been asked for.
+
+    A run would take hours on other devices before one saw it.
+    """
+    soft = soft_placement(default=False)
+    check_devices_exist(devices, soft, in_session=True, who="fit: devices")
+
+
 def _devices(shape: mtf.Shape, devices: Optional[Sequence[str]], simd: bool) -> tuple[str, ...]:
     """Returns a device for each processor."""
     if devices is not None:
+        check_devices(devices, shape)
+        _check_exist(devices)
         return tuple(devices)
     found = default_devices()
     if len(found) >= shape.size:

@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from helpers.world import A, B, C, World
 
@@ -268,6 +269,12 @@ def test_devices_that_are_not_there():
             lower("gpu:7")
     with pytest.warns(mtf.MeshTensorFlowWarning, match=text):
         tf.function(lambda: lower("gpu:7"))()
+    tf2.config.set_soft_device_placement(False)
+    try:
+        with pytest.raises(ValueError, match=r"has no device 'gpu:7'\. It has CPU:0"):
+            lower("gpu:7")
+    finally:
+        tf2.config.set_soft_device_placement(True)
 
 
 class OfAUser(mtf.Operation):

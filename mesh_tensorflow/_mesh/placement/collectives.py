@@ -12,6 +12,8 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.processors import processor_groups
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tables import table_lookup
+from mesh_tensorflow._mesh.apart_in_session import apart_in_session
+from mesh_tensorflow._mesh.devices import absent_devices, are_whole_gpus, devices_text
 from mesh_tensorflow._mesh.placement.rings import allreduce_ring
 from mesh_tensorflow._mesh.reducer import Reducer
 from mesh_tensorflow._mesh.slices.complex_view import complex_view, real_view
@@ -19,6 +21,7 @@ from mesh_tensorflow._mesh.slices.functions import binary_reduction_fn
 
 __all__ = ["PlacedReducer"]
 
+_IN_ANY_PLACE = 'give PlacementMeshImpl allreduce="ring"'
 _MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
 
 # TensorFlow's runtime identifies groups and instances of collectives by process-wide numbers.
@@ -43,7 +46,8 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
           mesh_shape: shape of the mesh.
           devices: device strings, one for each processor.
           domains: the name of each processor's memory domain.
-          method: "ring", "collective", or "auto" for collectives between GPUs and rings otherwise.
+          method: "ring", "collective", or "auto" for collectives between GPUs that are there, and
+            rings otherwise.
         """
         across = {"ring": allreduce_ring, "collective": allreduce_collective, "auto": None}
         self._across = table_lookup(across, method, "allreduce method")
@@ -149,9 +153,7 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
     def _method(self, leaders: Sequence[str]) -> Callable[..., list[tf.Tensor]]:
         if self._across is not None:
             return self._across
-        specs = [tf.DeviceSpec.from_string(device) for device in leaders]
-        gpus = all(s.device_type == "GPU" for s in specs)
-        return allreduce_collective if gpus else allreduce_ring
+        return allreduce_collective if are_whole_gpus(leaders) else allreduce_ring
 
 
 def reduce_here(xs: Sequence[tf.Tensor], reduction: str) -> tf.Tensor:
@@ -174,6 +176,19 @@ def group_key(devices: Sequence[str]) -> int:
         return _group_keys.setdefault(tuple(sorted(devices)), len(_group_keys) + 1)
 
 
+def _checked(devices: Sequence[str]) -> list[tf.Operation]:
+    """Checks that devices are there, each by itself; returns what checks it in a session."""
+    in_session = not tf.executing_eagerly_outside_functions()
+    absent, here = absent_devices(devices, in_session)
+    if absent:
+        raise ValueError(
+            f"collectives between {', '.join(devices)} would wait forever: this process has no "
+            f"device {', '.join(map(repr, absent))}. It has "
+            f"{devices_text(here)}. Name these, or {_IN_ANY_PLACE}"
+        )
+    return [apart_in_session(devices, _IN_ANY_PLACE)] if in_session else []
+
+
 def allreduce_collective(
     xs: Sequence[tf.Tensor], devices: Sequence[str], reduction_fn_string: str = "SUM"
 ) -> list[tf.Tensor]:
@@ -188,12 +203,16 @@ def allreduce_collective(
 
     Returns:
       The reduced value on each device.
+
+    Raises:
+      ValueError: this process lacks a device.
     """
+    before = _checked(devices)
     group, instance_key = group_key(devices), next(_instance_keys)
     merge_op = table_lookup(_MERGE_OPS, reduction_fn_string, "reduction")
     reduced = []
     for x, device in zip(xs, devices):
-        with tf.device(device):
+        with tf.device(device), tf.control_dependencies(before):
             reduced.append(
                 tf.raw_ops.CollectiveReduceV2(
                     input=real_view(x),
@@ -205,6 +224,7 @@ def allreduce_collective(
                     final_op="Id",
                     communication_hint="auto",
                     # No time limit: for each, TensorFlow would use a thread that sleeps that long.
+                    # What would never end is found before.
                 )
             )
     out = []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias, Union
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.apart_in_session import apart_in_session
 from mesh_tensorflow._mesh.simd.execution.strategy import ExecutionStrategy
 from mesh_tensorflow._mesh.simd.program import SimdProgram
 
@@ -45,7 +46,10 @@ def call_on_each(
     if not strategy.one_memory:
         for pnum, made in copied.items():
             made.update(_copies_of_shared(program, function, pnum))
-    before = [*_wake_up(program), *[op for made in copied.values() for _, op in made.values()]]
+    before = [
+        *_wake_up(program, strategy),
+        *[op for made in copied.values() for _, op in made.values()],
+    ]
     arguments = []
     for pnum in program.local:
         own = program.arguments(function.captured_inputs, pnum)
@@ -144,7 +148,7 @@ def _is_at(device: str, processor: str) -> bool:
     return spec.job is None or (spec.job, spec.task) == (own.job, own.task)
 
 
-def _wake_up(program: SimdProgram) -> list[tf.Operation]:
+def _wake_up(program: SimdProgram, strategy: ExecutionStrategy) -> list[tf.Operation]:
     """Returns collectives that run before a program.
 
     A session prepares for collectives only if its graph has one outside of functions. With several
@@ -152,6 +156,9 @@ def _wake_up(program: SimdProgram) -> list[tf.Operation]:
     a process that asks the first process for the step's number after the first one has ended the
     step would wait in another step than the rest of its group, which may not include the first.
     """
+    local = [program.devices[pnum] for pnum in program.local]
+    mend = f'the session tf.compat.v1.ConfigProto(device_count={{"CPU": {len(local)}}})'
+    apart = [] if strategy.one_memory else [apart_in_session(local, f"give {mend}")]
     alone = len(program.local) == len(program.devices)
     found = tf.get_collection_ref(f"mtf_simd_wake_up/{'' if alone else program.devices}")
     if not found:
@@ -160,7 +167,7 @@ def _wake_up(program: SimdProgram) -> list[tf.Operation]:
             (1, _WAKE_UP_GROUP + first) if alone else (len(program.devices), program.new_keys())
         )
         for pnum in program.local[:1] if alone else program.local:
-            with tf.device(program.devices[pnum]):
+            with tf.device(program.devices[pnum]), tf.control_dependencies(apart):
                 found.append(
                     tf.raw_ops.CollectiveReduceV2(
                         input=tf.zeros([1]),
@@ -172,7 +179,7 @@ def _wake_up(program: SimdProgram) -> list[tf.Operation]:
                         final_op="Id",
                     ).op
                 )
-    return list(found)
+    return [*found, *apart]
 
 
 def results_of(

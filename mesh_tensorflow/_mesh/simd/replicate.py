@@ -16,7 +16,12 @@ from typing import Any, Optional
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.devices import default_devices, device_spec
+from mesh_tensorflow._mesh.devices import (
+    check_devices_exist,
+    default_devices,
+    device_spec,
+    local_device,
+)
 from mesh_tensorflow._mesh.global_steps import GlobalSteps
 from mesh_tensorflow._mesh.simd.calls import Results, call_on_each, results_of
 from mesh_tensorflow._mesh.simd.execution.choice import choose_strategies
@@ -81,7 +86,7 @@ def replicate(
       RuntimeError: TensorFlow lacks what every program needs.
       TypeError: the program assigns to a variable from outside that is no resource variable.
       ValueError: it is called in eager code or within another program, two processors have the
-        same device, or `local` names none of the processors.
+        same device, this process lacks one, or `local` names none of the processors.
     """
     if tf.executing_eagerly_outside_functions():
         raise ValueError(
@@ -94,6 +99,8 @@ def replicate(
     local = list(range(len(devices)) if local is None else local)
     _check_distinct(devices)
     _check_local(local, devices)
+    # Soft placement is no help: processors on one device would wait for each other forever.
+    check_devices_exist(devices, soft=None, in_session=True, who="replicate")
     program = SimdProgram(devices, local, _first_key(devices))
     strategies = choose_strategies(program, share_memory)
     program.one_memory = strategies[0].one_memory
@@ -141,7 +148,7 @@ def replicate(
 
 def _check_distinct(devices: Sequence[str]) -> None:
     """Raises ValueError if processors share a device: their collectives would deadlock."""
-    counts = collections.Counter(device_spec(d).to_string() for d in devices)
+    counts = collections.Counter(_place(device) for device in devices)
     repeated = [device for device, n in counts.items() if n > 1]
     if repeated:
         raise ValueError(
@@ -150,6 +157,12 @@ def _check_distinct(devices: Sequence[str]) -> None:
             f"{[f'/cpu:{i}' for i in range(len(devices))]}, in a session with "
             f'tf.compat.v1.ConfigProto(device_count={{"CPU": {len(devices)}}})'
         )
+
+
+def _place(device: str) -> str:
+    """Returns one name for all names of a device."""
+    own = local_device(device)
+    return device_spec(device).to_string() if own is None else f"/device:{own[0]}:{own[1]}"
 
 
 def _check_local(local: Sequence[int], devices: Sequence[str]) -> None:

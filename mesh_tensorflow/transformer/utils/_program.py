@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._mesh.devices import check_devices_exist
 from mesh_tensorflow._programs.summaries import summaries_so_far, taken_summaries
 from mesh_tensorflow.estimator.processes import devices_of, in_cluster, shards_of_process
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
@@ -110,6 +111,9 @@ def processor_devices(
     if mesh_impl == "pjrt":
         _check_pjrt(mesh_devices)
     if mesh_devices is not None:
+        # The estimator's session has soft placement, but on a SIMD mesh.
+        soft = True if mesh_impl == "placement" else None
+        check_devices_exist(mesh_devices, soft, in_session=True, who="mesh_devices")
         return list(mesh_devices)
     # Only the configuration of a TPUEstimator has this.
     if in_cluster() and hasattr(config, "tpu_config") and shards_of_process(config):
