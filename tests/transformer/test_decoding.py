@@ -222,6 +222,12 @@ def test_errors():
     assert "inputs must have the dimensions [batch, beam, length]" in text
     text = error_of(lambda mesh: encoder_and_decoder().decode(ids(mesh), beam_size=0))
     assert "beam_size must be 1, for sampling, or more, not 0" in text
+    for sampling in ({"temperature": 1.0}, {"temperature": 0.5}, {"sampling_keep_top_k": 3}):
+        text = error_of(
+            lambda mesh, kw=sampling: encoder_and_decoder().decode(ids(mesh), beam_size=4, **kw)
+        )
+        [(name, value)] = sampling.items()
+        assert f"{name}={value}" in text and "have no meaning with beam_size=4" in text
     text = error_of(lambda mesh: encoder_and_decoder().decode(floats(mesh)))
     assert "inputs must be an integer Tensor with dimensions [batch..., length]" in text
 

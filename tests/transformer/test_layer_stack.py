@@ -251,6 +251,43 @@ def test_layers_with_other_windows_have_a_relative_bias_of_their_own(tf_graph):
     ]
 
 
+KWARGS = {"loss": 0.5}
+
+
+@pytest.mark.parametrize("order", [
+    "c", "nc", "cn", "kc", "ck", "nck", "nkc", "cnk", "ckn", "knc", "kcn", "Nc", "cNn", "kKc",
+])  # fmt: skip
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_entries_of_layers_in_any_order(order, kind):
+    parts = {"c": Mix, "n": "named", "k": KWARGS, "N": None, "K": {"shares": True}}
+    entry = kind(parts[letter] for letter in order)
+    made = transformer.make_layer_stack([entry, Mix], lambda layers: layers, num_layers=2)
+    name = "named" if "n" in order else "layer_000"
+    assert [layer.name for layer in made] == [
+        f"block_{block:03d}/{layer}" for block in range(2) for layer in (name, "layer_001")
+    ]
+    assert made[0].loss == made[2].loss == (0.5 if "k" in order else 0.0)
+    assert made[0].shares == ("K" in order) and made[1].loss == 0.0
+    flat = transformer.make_layer_stack([entry, Mix], lambda layers: layers, 2, block_scope=False)
+    names = ["named"] * 2 if "n" in order else ["layer_000", "layer_002"]
+    assert [layer.name for layer in flat] == [names[0], "layer_001", names[1], "layer_003"]
+
+
+def test_of_two_classes_or_names_the_last_counts():
+    def made(entry):
+        [layer] = transformer.make_layer_stack([entry], lambda layers: layers, num_layers=1)
+        return layer
+
+    with pytest.warns(mtf.MeshTensorFlowWarning, match="has 2 names, of which only the last"):
+        assert made(("first", Mix, "second")).name == "block_000/second"
+    with pytest.warns(mtf.MeshTensorFlowWarning, match="has 2 classes, of which only the last"):
+        assert isinstance(made((transformer_layers.DenseReluDense, Mix)), Mix)
+    assert made((KWARGS, Mix, {"loss": 0.25})).loss == 0.25
+    for entry in ("name", KWARGS, (), ("name", KWARGS), ("name", (Mix, KWARGS)), (Mix, 3), Mix()):
+        with pytest.raises(ValueError, match="an entry of layers must be a class of layers"):
+            made(entry)
+
+
 def test_layers_of_one_name_share_their_variables(tf_graph):
     layer_stack = stack()
     for layer in layer_stack.layers:
@@ -277,7 +314,7 @@ def bindings():
 
 def test_gin(bindings, tf_graph):
     bindings("""
-        make_layer_stack.layers = [@models.Mix, [@models.Mix, "named", {"loss": 0.5}]]
+        make_layer_stack.layers = [@models.Mix, ("named", {"loss": 0.5}, @models.Mix)]
         make_layer_stack.num_layers = 1
         decoder/make_layer_stack.num_layers = 2
         student/encoder/make_layer_stack.num_layers = 3

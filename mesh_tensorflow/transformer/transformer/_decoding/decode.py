@@ -41,8 +41,8 @@ def decode(
       variable_dtype: a VariableDType.
       beam_size: an int; 1 for sampling.
       alpha: a number, the length penalty of a beam search.
-      temperature: a number, for sampling.
-      sampling_keep_top_k: an int, for sampling.
+      temperature: a number, for sampling; 0.0 for beam search.
+      sampling_keep_top_k: an int, for sampling; -1 for beam search.
       decode_length_multiplier: a number, for beam search.
       decode_length_constant: a number, for beam search.
       max_decode_length: an int, the size of the result's length; that of the inputs if None.
@@ -53,8 +53,8 @@ def decode(
       An int32 Tensor with dimensions [batch..., length].
 
     Raises:
-      ValueError: `beam_size` is not positive, `inputs` is not such a Tensor, or there is a draft
-        for a beam search.
+      ValueError: `beam_size` is not positive, `inputs` is not such a Tensor, or there is a draft,
+        a temperature or a number of ids to sample from for a beam search.
     """
     if beam_size < 1:
         raise ValueError(f"decode: beam_size must be 1, for sampling, or more, not {beam_size}")
@@ -62,6 +62,13 @@ def decode(
         raise ValueError(
             f"decode: draft_model proposes ids for sampling, but beam_size is {beam_size}; set "
             "beam_size=1, or leave draft_model out"
+        )
+    if beam_size > 1 and (temperature != 0.0 or sampling_keep_top_k != -1):
+        raise ValueError(
+            f"decode: a beam search draws no ids, so temperature={temperature} and "
+            f"sampling_keep_top_k={sampling_keep_top_k} have no meaning with beam_size="
+            f"{beam_size}; set beam_size=1 to sample, or temperature=0.0 and "
+            "sampling_keep_top_k=-1 for beams"
         )
     if not inputs.shape.dims or not inputs.dtype.is_integer:
         raise ValueError(

@@ -232,9 +232,9 @@ class Bitransformer:
           alpha: a number, the length penalty of beam search: larger values prefer longer
             sequences.
           temperature: a number, for sampling: 0.0 takes the id with the largest logit, 1.0
-            samples from the softmax.
+            samples from the softmax. A beam search samples nothing: it must be 0.0.
           sampling_keep_top_k: an int, for sampling: the number of ids with the largest logits to
-            sample from; -1 for all.
+            sample from; -1 for all, which it must be for beam search.
           decode_length_multiplier: a number, for beam search: the maximum length is this times
             the length of the longest input, plus `decode_length_constant`.
           decode_length_constant: a number, for beam search.
@@ -248,8 +248,8 @@ class Bitransformer:
           An int32 Tensor with dimensions [batch..., length].
 
         Raises:
-          ValueError: `beam_size` is not positive, `inputs` is not such a Tensor, or the draft
-            does not fit.
+          ValueError: `beam_size` is not positive, `inputs` is not such a Tensor, the draft does
+            not fit, or a beam search is given arguments of sampling.
         """
         return _decode.decode(
             self,

@@ -8,6 +8,7 @@ from typing import Optional
 import gin
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
 from mesh_tensorflow.transformer.transformer._models.bitransformer import Bitransformer
 from mesh_tensorflow.transformer.transformer._models.student_teacher import StudentTeacher
@@ -20,18 +21,27 @@ _MODULE = "mesh_tensorflow.transformer.transformer"
 
 
 def _layer_of(entry: object) -> tuple[Callable[..., TransformerLayer], Optional[str], dict]:
-    """Returns (class, name, keyword arguments) for an entry of `layers`."""
+    """Returns (class, name, keyword arguments) for an entry of `layers`.
+
+    Its parts are known by their types, since files of users have them in every order.
+    """
     parts = list(entry) if isinstance(entry, (list, tuple)) else [entry]
-    cls, *options = parts or [None]
-    names = [p for p in options if isinstance(p, str)]
-    kwargs = [p for p in options if isinstance(p, dict)]
-    known = len(names) + len(kwargs) == len(options)
-    if not callable(cls) or not known or len(names) > 1 or len(kwargs) > 1:
+    names = [p for p in parts if isinstance(p, str)]
+    kwargs = [p for p in parts if isinstance(p, dict)]
+    classes = [p for p in parts if p is not None and not isinstance(p, (str, dict))]
+    if not classes or not all(callable(c) for c in classes):
         raise ValueError(
             "make_layer_stack: an entry of layers must be a class of layers, or a list of it, a "
             f"name (a string) and keyword arguments (a dictionary), got {entry!r}"
         )
-    return cls, next(iter(names), None), next(iter(kwargs), {})
+    for what, several in (("classes", classes), ("names", names)):
+        if len(several) > 1:
+            slip(
+                f"make_layer_stack: the entry {entry!r} of layers has {len(several)} {what}, of "
+                f"which only the last counts, {several[-1]!r}. Give each layer an entry of its own"
+            )
+    arguments = {name: value for given in kwargs for name, value in given.items()}
+    return classes[-1], next(reversed(names), None), arguments
 
 
 @gin.configurable(module=_MODULE)
@@ -48,8 +58,8 @@ def make_layer_stack(
     `layers` replaces `layer_000`. Layers of the same name share their variables.
 
     Args:
-      layers: a list with an entry for each layer of a block: a class, or a list of a class and,
-        optionally, a name and a dictionary of keyword arguments.
+      layers: a list with an entry for each layer of a block: a class, or a list or tuple of a
+        class and, optionally, a name and a dictionary of keyword arguments, in any order.
       layer_stack_cls: a class, or a function that takes the list of layers.
       num_layers: an integer, the number of blocks.
       block_scope: whether the names of layers begin with the name of the block.
