@@ -119,7 +119,9 @@ def built(
             return found[0]
         return found
 
-    with mtf.precision(options["precision"]) if "precision" in options else contextlib.nullcontext():
+    with (
+        mtf.precision(options["precision"]) if "precision" in options else contextlib.nullcontext()
+    ):
         x = mtf.import_tf_tensor(mesh, data, [BATCH, WIDTH])
         parts = options.get("microbatches", 1)
         if parts > 1:

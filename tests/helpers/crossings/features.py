@@ -23,7 +23,9 @@ def _weight(mesh, name, shape, scale=0.5):
 
 def _error(x, between=lambda h: h):
     """Returns the squared errors of an autoencoder."""
-    h = between(mtf.tanh(mtf.einsum([x, _weight(x.mesh, "encode", [WIDTH, HIDDEN])], reduced_dims=[WIDTH])))
+    h = between(
+        mtf.tanh(mtf.einsum([x, _weight(x.mesh, "encode", [WIDTH, HIDDEN])], reduced_dims=[WIDTH]))
+    )
     y = mtf.einsum([h, _weight(x.mesh, "decode", [HIDDEN, WIDTH])], reduced_dims=[HIDDEN])
     return mtf.square(y - x)
 
@@ -33,9 +35,7 @@ def _plain(mesh, x):
 
 
 def _counter(mesh, x):
-    seen = mtf.get_variable(
-        mesh, "seen", [], initializer=tf.zeros_initializer(), trainable=False
-    )
+    seen = mtf.get_variable(mesh, "seen", [], initializer=tf.zeros_initializer(), trainable=False)
     return _plain(mesh, x), [mtf.assign(seen, seen + 1.0)]
 
 

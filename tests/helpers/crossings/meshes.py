@@ -62,9 +62,7 @@ class Place:
             return SimdMeshImpl(self.mesh_shape, layout, **stored)
         if not self.mesh_shape:
             stored = {}
-        return PlacementMeshImpl(
-            self.mesh_shape, layout, self.devices, merge=self.merge, **stored
-        )
+        return PlacementMeshImpl(self.mesh_shape, layout, self.devices, merge=self.merge, **stored)
 
     def run(self, program: Callable[..., Any], inputs: Sequence[tf.Tensor]) -> Any:
         """Returns what a program makes of inputs, in the default tf graph."""
