@@ -1,33 +1,12 @@
 """Random programs give the same outputs, gradients and updates in every layout."""
 
 import pytest
-import tensorflow.compat.v1 as tf
 from helpers import random_programs
+from helpers.random_programs import OPTIMIZERS, SHAPES, Program, check, placing_of, run
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-import mesh_tensorflow as mtf
-from mesh_tensorflow._core.cost import Cost
-from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow.testing import harness
-from mesh_tensorflow.testing.harness import Placing
-
-SHAPES = [
-    "x:1",
-    "x:2",
-    "x:3",
-    "x:4",
-    "x:6",
-    "x:8",
-    "x:2,y:2",
-    "x:2,y:3",
-    "x:3,y:2",
-    "x:2,y:4",
-    "x:4,y:2",
-    "x:1,y:4",
-    "x:2,y:2,z:2",
-    "x:2,y:1,z:3",
-]
 
 INSTRUCTION = st.tuples(
     st.integers(0, len(random_programs.OPS) - 1),
@@ -35,35 +14,6 @@ INSTRUCTION = st.tuples(
     st.integers(0, 15),
     st.integers(0, 31),
 )
-
-
-def run(instructions, mesh, layout_seed, recompute=False, **kind):
-    """Returns the values of a program after one training step, and the placing."""
-    with tf.Graph().as_default():
-        tf.set_random_seed(17)
-        builder, targets, updates = random_programs.build(instructions, recompute)
-        layout = harness.random_layout(builder.graph, mesh, layout_seed) if mesh else {}
-        placing = Placing(mesh, harness.layout_text(layout, mesh), **kind)
-        with harness.separate_memories() if placing.apart else tf.name_scope(""):
-            impl = placing.impl()
-            lowering = mtf.Lowering(builder.graph, {builder.mesh: impl})
-            exports = [lowering.export_to_tf_tensor(t) for t in targets]
-            train = tf.group([lowering.lowered_operation(op) for op in updates])
-            to_slices = lowering.copy_masters_to_slices()
-            to_masters = lowering.copy_slices_to_masters()
-        predicted = harness.collectives_of(walk(builder.graph.operations, impl, targets).costs)
-        counted = harness.collectives_of(
-            (kind, Cost(collectives=(c,))) for kind, _, c in lowering.collectives
-        )
-        assert counted == predicted, placing
-        with harness.session() as session:
-            session.run(tf.global_variables_initializer())
-            session.run(to_slices)
-            values = session.run([exports, train])[0]
-            session.run(to_masters)
-            return placing, values + session.run(tf.global_variables())
-
-
 PHASES = [Phase.generate, Phase.shrink]
 IN_LAYOUTS = given(
     st.lists(INSTRUCTION, min_size=10, max_size=20),
@@ -71,36 +21,46 @@ IN_LAYOUTS = given(
     st.sampled_from(SHAPES),
     st.integers(0, 10**6),
 )
-RECOMPUTED = given(
-    st.lists(INSTRUCTION, min_size=4, max_size=12), st.sampled_from(SHAPES), st.integers(0, 10**6)
-)
+FEW = st.lists(INSTRUCTION, min_size=4, max_size=12)
+IN_ONE_LAYOUT = given(FEW, st.sampled_from(SHAPES), st.integers(0, 10**6))
 
 
 def check_layouts(instructions, first_mesh, second_mesh, seed):
-    _, expected = run(instructions, "", 0)
+    program = Program(instructions)
+    expected = run(program)
     kinds = [
         {"merge": ["none", "memory"][seed % 2]},
         {"apart": True, "merge": "device", "pairs": seed % 3 == 0},
     ]
     for mesh, kind in zip((first_mesh, second_mesh), kinds):
-        placing, values = run(instructions, mesh, seed, **kind)
-        assert len(values) == len(expected)
-        for i, (value, e) in enumerate(zip(values, expected)):
-            harness.assert_close(value, e, 1e-4, f"{placing}, target {i}")
+        check(program, placing_of(program, mesh, seed, **kind), expected)
 
 
 def check_recomputed(instructions, mesh, seed):
     """Values that are computed again for a gradient are the same, and so are the gradients."""
-    _, expected = run(instructions, "", 0)
-    for place in ("", mesh):
-        placing, values = run(instructions, place, seed, recompute=True)
-        assert len(values) == len(expected)
-        for i, (value, e) in enumerate(zip(values, expected)):
-            harness.assert_close(value, e, 1e-4, f"{placing}, target {i}")
+    expected = run(Program(instructions, keeps_state=False))
+    program = Program(instructions, recompute=True)
+    for placing in (harness.WHOLE, placing_of(program, mesh, seed)):
+        check(program, placing, expected)
+
+
+def check_microbatches(instructions, mesh, seed):
+    """A loop over parts of a batch adds up the same in every layout."""
+    program = Program(instructions, microbatches=2)
+    check(program, placing_of(program, mesh, seed, simd=True), run(program))
+
+
+def check_stored(instructions, mesh, seed):
+    """Variables and slots that are stored in parts change alike."""
+    program = Program(instructions, optimizer=sorted(OPTIMIZERS)[seed % 2])
+    kind = {"zero": 1 + seed % 3, "zero_axis": "x", "simd": bool(seed & 1)}
+    check(program, placing_of(program, mesh, seed, **kind), run(program))
 
 
 test_some_layouts = settings(max_examples=5, phases=PHASES)(IN_LAYOUTS(check_layouts))
-test_some_recomputed = settings(max_examples=3, phases=PHASES)(RECOMPUTED(check_recomputed))
+test_some_recomputed = settings(max_examples=3, phases=PHASES)(IN_ONE_LAYOUT(check_recomputed))
+test_some_microbatches = settings(max_examples=2, phases=PHASES)(IN_ONE_LAYOUT(check_microbatches))
+test_some_stored = settings(max_examples=3, phases=PHASES)(IN_ONE_LAYOUT(check_stored))
 
 
 @pytest.mark.slow
@@ -112,6 +72,16 @@ def test_any_layout(instructions, first_mesh, second_mesh, seed):
 
 @pytest.mark.slow
 @settings(max_examples=8, phases=PHASES)
-@RECOMPUTED
+@IN_ONE_LAYOUT
 def test_recomputed(instructions, mesh, seed):
     check_recomputed(instructions, mesh, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(30))
+def test_drawn(seed):
+    """What run_random_programs.py runs."""
+    program, placings = random_programs.drawn(seed)
+    expected = run(program)
+    for placing in placings:
+        check(program, placing, expected)

@@ -76,6 +76,9 @@ class Placing(NamedTuple):
       pairs: whether pairs of consecutive processors are on one device.
       simd: whether to use SimdMeshImpl.
       share: in SIMD, whether processors share equal slices, however small.
+      pjrt: whether to use GspmdMeshImpl, on devices of JAX.
+      zero: the stage of ZeRO; None stores variables as the layout says.
+      zero_axis: its mesh dimension.
     """
 
     mesh: str
@@ -85,22 +88,51 @@ class Placing(NamedTuple):
     pairs: bool = False
     simd: bool = False
     share: bool = True
+    pjrt: bool = False
+    zero: Optional[int] = None
+    zero_axis: Optional[str] = None
 
     @property
     def cpus(self) -> list[str]:
         """The names of logical CPUs, one for each processor."""
         return [f"/cpu:{i}" for i in range(_mesh_shape(self.mesh).size)]
 
-    def impl(self) -> mtf.MeshImpl:
-        """Creates the MeshImpl."""
-        if self.simd:
-            return SimdMeshImpl(self.mesh, self.layout)
+    @property
+    def devices(self) -> list[str]:
+        """The devices of PlacementMeshImpl."""
         n = _mesh_shape(self.mesh).size
         places = [i // 2 if self.pairs else i for i in range(n)]
-        devices = [f"cpu:{i}" if self.apart else "" for i in places]
+        return [f"cpu:{i}" if self.apart else "" for i in places]
+
+    def impl(self) -> mtf.MeshImpl:
+        """Creates the MeshImpl; for SIMD and JAX within a program that `run` runs."""
+        stored: dict[str, Any] = {}
+        if self.zero is not None:
+            stored = {"zero": self.zero, "zero_axis": self.zero_axis}
+        if self.pjrt:
+            return mtf.GspmdMeshImpl(self.mesh, self.layout, **stored)
+        if self.simd:
+            return SimdMeshImpl(self.mesh, self.layout, **stored)
         return placement_mesh_impl.PlacementMeshImpl(
-            self.mesh, self.layout, devices, merge=self.merge
+            self.mesh, self.layout, self.devices, merge=self.merge, **stored
         )
+
+    def run(self, program: Callable[..., Any], inputs: Sequence[tf.Tensor] = ()) -> Any:
+        """Returns what a program of sessions makes of its inputs, on the processors.
+
+        Args:
+          program: a function of the inputs that makes a Lowering.
+          inputs: tf.Tensors.
+        """
+        if self.pjrt:
+            return mtf.pjrt.in_session(program, inputs)
+        if self.simd:
+            return replicate(program, inputs, devices=self.cpus, share_memory=self.share)
+        return program(*inputs)
+
+    def around(self) -> contextlib.AbstractContextManager:
+        """Returns the context in which the program is built."""
+        return separate_memories() if self.apart else contextlib.nullcontext()
 
 
 WHOLE = Placing("", "")
@@ -301,15 +333,8 @@ def lower(
     graph: mtf.Graph, mesh: mtf.Mesh, placing: Placing, targets: Sequence[mtf.Tensor]
 ) -> Lowered:
     """Lowers a program and exports tensors; may be called several times in one tf graph."""
-    patch = separate_memories() if placing.apart else contextlib.nullcontext()
-
-    def run(program: Callable) -> Any:
-        return replicate(program, devices=placing.cpus, share_memory=placing.share)
-
-    with patch, mock.patch.object(node, "LEAST_ELEMENTS", 1):
-        return lower_with(
-            graph, mesh, targets, placing.impl, placing, run if placing.simd else None
-        )
+    with placing.around(), mock.patch.object(node, "LEAST_ELEMENTS", 1):
+        return lower_with(graph, mesh, targets, placing.impl, placing, placing.run)
 
 
 def lower_with(

@@ -1,14 +1,45 @@
-"""Programs put together from a list of small integers, for test_random_programs."""
+"""Programs put together from lists of small integers, and what comes out of them in a placing."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow.testing import harness
+from mesh_tensorflow.testing.harness import Placing
 
 DIMS = [mtf.Dimension(n, s) for n, s in [("a", 4), ("b", 6), ("c", 8), ("d", 12), ("e", 4)]]
 INPUTS = [[0, 1], [1, 2], [0, 2, 3], [2, 4], [3]]
 VARIABLES = [[1, 3], [2], [2, 3], [2]]
 LARGEST = 4096
+STEPS = 2  # the second reads what the first assigned
+SHAPES = [
+    "x:1",
+    "x:2",
+    "x:3",
+    "x:4",
+    "x:6",
+    "x:8",
+    "x:2,y:2",
+    "x:2,y:3",
+    "x:3,y:2",
+    "x:2,y:4",
+    "x:4,y:2",
+    "x:1,y:4",
+    "x:2,y:2,z:2",
+    "x:2,y:1,z:3",
+]
+# Slots of Adam are compared, so that no division may enlarge errors of rounding.
+OPTIMIZERS = {
+    "momentum": lambda: mtf.optimize.MomentumOptimizer(0.1, 0.9),
+    "adam": lambda: mtf.optimize.AdamWeightDecayOptimizer(0.01, epsilon=0.1),
+}
 
 
 def _tame(x):
@@ -23,8 +54,11 @@ class DoesNotFit(Exception):
 class Builder:
     """Holds the tensors made so far, and makes one more for each instruction."""
 
-    def __init__(self, recompute=False):
+    def __init__(self, recompute=False, keeps_state=False):
         self.recompute = recompute
+        self.keeps_state = keeps_state  # not in functions, which may be called several times
+        self.dims = DIMS
+        self.updates = []
         self.graph = mtf.Graph()
         self.mesh = mtf.Mesh(self.graph, "mesh")
         rng = np.random.RandomState(0)
@@ -43,6 +77,7 @@ class Builder:
             for i, places in enumerate(VARIABLES)
         ]
         self.pool = [*self.inputs, *self.variables]
+        self.states = []
         self.count = 0
 
     def step(self, op, i, j, k):
@@ -78,6 +113,13 @@ class Builder:
     def noise(self, x):
         """Returns random values: no two elements of x + noise tie by accident of rounding."""
         return mtf.random_uniform(self.mesh, x.shape)
+
+    def variable(self, shape, **kwargs):
+        """Returns a variable with a name of its own."""
+        start = tf.random_normal_initializer(stddev=0.5)
+        return mtf.get_variable(
+            self.mesh, f"own_{self.fresh()}", shape, initializer=start, **kwargs
+        )
 
     def fits(self, x, y):
         """Whether the two can be broadcast to one shape that is not too large."""
@@ -134,7 +176,7 @@ def _sum_of_sums(b, x, y, k):
 
 
 def _broadcast(b, x, y, k):
-    new = [d for d in DIMS if d.name not in x.shape.dimension_names]
+    new = [d for d in b.dims if d.name not in x.shape.dimension_names]
     if new and len(x.shape) < 4:
         at = k % (len(x.shape) + 1)
         return mtf.broadcast(x, x.shape[:at] + [new[k % len(new)]] + x.shape[at:])
@@ -143,9 +185,9 @@ def _broadcast(b, x, y, k):
 def _rename(b, x, y, k):
     if len(x.shape):
         old = x.shape[k % len(x.shape)]
-        free = [d.name for d in DIMS if d.name not in x.shape.dimension_names] + [b.fresh()]
+        free = [d.name for d in b.dims if d.name not in x.shape.dimension_names] + [b.fresh()]
         name = free[k // 4 % len(free)]
-        known = {d.name: d.size for d in DIMS}
+        known = {d.name: d.size for d in b.dims}
         if known.get(name, old.size) == old.size:
             return mtf.rename_dimension(x, old.name, name)
 
@@ -278,8 +320,9 @@ def _loop(b, x, y, k):
             u = mtf.dropout(u, rate=0.2)
         return [i + 1, u - mtf.reduce_mean(u) * 0.5, mtf.reduce_sum(u, output_shape=y.shape)]
 
+    most = {"maximum_iterations": 1 + k % 3} if k & 8 else {}
     _, last, total = mtf.while_loop(
-        lambda i, _: mtf.less(i, 1 + k % 3), body, [zero, x], has_accumulators=True
+        lambda i, _: mtf.less(i, 1 + k % 3), body, [zero, x], has_accumulators=True, **most
     )
     return last + total * 0.1
 
@@ -296,6 +339,76 @@ def _cwise(b, x, y, k):
     other = [x, y, mtf.sin(x), mtf.stop_gradient(x)][k % 4]
     if other.shape == x.shape:
         return mtf.cwise(lambda t, u: t * tf.cos(u), [x, other])
+
+
+def _state(b, x, y, k):
+    """A counter, a moving average of a value, or of its mean; what is read is what was before."""
+    if not b.keeps_state:
+        return None
+    kept = x.shape[k % (len(x.shape) + 1) :]
+    state = b.variable(kept, trainable=False)
+    value = mtf.reduce_mean(mtf.stop_gradient(x), output_shape=kept)
+    new = [state + 1.0, state * 0.5 + value * 0.5, state + value][k % 3]
+    b.updates.append(mtf.assign(state, new))
+    b.states.append(state)
+    return x + mtf.sin(state)
+
+
+def _read(b, x, y, k):
+    """A variable that is assigned in the same step, read again."""
+    found = [s for s in b.states if b.fits(x, s)]
+    return x * found[k % len(found)] if found else None
+
+
+def _pipeline(b, x, y, k):
+    even = [d for d in x.shape if d.size % 2 == 0]
+    if not even or len(x.shape) > 3:
+        return None
+    batch = even[k % len(even)]
+    parts = 2 if k & 1 else batch.size
+    stages = mtf.Dimension(b.fresh(), 2 if parts == 2 or k & 2 else 4)
+    repeats = mtf.Dimension(b.fresh(), 2) if k & 8 and parts >= stages.size else None
+    own = [d for d in x.shape if d != batch][:1]
+    first = [stages] if repeats is None else [repeats, stages]
+    weights = [b.variable(first + own), b.variable(own)]
+
+    def stage(u, w, shared, *sides):
+        u = u * 0.7 + mtf.sin(u * w) + shared * 0.1
+        for side in sides:
+            u = u + mtf.reduce_mean(side, output_shape=[d for d in side.shape if d in u.shape])
+        return u - mtf.reduce_mean(u, reduced_dim=own[0]) * 0.3 if own else u
+
+    sides = [y] if k & 16 and batch in y.shape and b.fits(x, y) else []
+    return mtf.layers.pipeline(
+        stage, x, weights, stages, batch, parts, repeats, sides, recompute=bool(k & 4)
+    )
+
+
+def _attend(b, x, y, k):
+    """Attention by blocks; in a layout that splits both lengths alike, around a ring."""
+    if len(x.shape) < 2:
+        return None
+    length, channels = (x.shape[(k + i) % len(x.shape)] for i in range(2))
+    memory = mtf.Dimension(b.fresh(), length.size)
+    other = y if y.shape == x.shape else x * 0.5
+    keys = mtf.rename_dimension(other, length.name, memory.name)
+    visible = []
+    if k & 1:
+        places = [mtf.range(b.mesh, d, tf.int32) for d in (length, memory)]
+        visible.append(("greater_equal", *places))
+    return mtf.layers.blocked_attention(
+        x,
+        keys,
+        mtf.sin(keys),
+        memory,
+        channels,
+        channels,
+        visible=visible,
+        dropout_rate=0.2 if k & 2 else 0.0,
+        extra_logit=0.3 if k & 4 else None,
+        block_sizes=[None, (2, 3), (3, 2)][k % 3],
+        ring=[False, True, "contiguous"][k // 8 % 3],
+    )
 
 
 OPS = [
@@ -333,7 +446,30 @@ OPS = [
     _loop,
     _slicewise,
     _cwise,
+    _state,
+    _read,
+    _pipeline,
+    _attend,
 ]
+
+
+class Program(NamedTuple):
+    """A program.
+
+    Attributes:
+      instructions: lists of four integers.
+      recompute: whether its instructions, some of them in several ways at once, and the program
+        as a whole are functions whose inner values are computed again for their gradients.
+      microbatches: into how many parts dimension a is cut, whose results are added up.
+      optimizer: what updates variables, of OPTIMIZERS; plain descent by assignments if None.
+      keeps_state: whether instructions may assign to variables, where they are in no function.
+    """
+
+    instructions: list
+    recompute: bool = False
+    microbatches: int = 1
+    optimizer: Optional[str] = None
+    keeps_state: bool = True
 
 
 def _run(b, instructions, *given):
@@ -344,30 +480,124 @@ def _run(b, instructions, *given):
     return b.pool[len(given) :][-3:]
 
 
-def build(instructions, recompute=False, optimizer=None):
-    """Returns (the Builder, outputs and gradients, update operations) of a program.
+def _loss(b, made):
+    return mtf.add_n([mtf.reduce_mean(mtf.square(x)) for x in made + b.variables])
 
-    Args:
-      instructions: lists of four integers.
-      recompute: whether its instructions, some of them in several ways at once, and the program
-        as a whole are functions whose inner values are computed again for their gradients.
-      optimizer: what updates variables; plain descent by assignments if None.
-    """
-    b = Builder(recompute)
-    given = b.pool
-    if recompute:
-        made = mtf.recompute_grad(lambda *given: _run(b, instructions, *given), given)
+
+def _in_microbatches(b, program):
+    """Returns [the loss], and the gradients of trainable variables."""
+    inputs, small = b.inputs, mtf.Dimension("a", DIMS[0].size // program.microbatches)
+
+    def loss_fn(inputs):
+        b.inputs, b.dims = inputs, [small, *DIMS[1:]]
+        return _loss(b, _run(b, program.instructions, *inputs, *b.variables))
+
+    found = mtf.optimize.accumulate_gradients(loss_fn, inputs, DIMS[0], program.microbatches)
+    return [found.loss], found.grads
+
+
+def build(program):
+    """Returns (the Builder, outputs and gradients, update operations) of a program."""
+    in_functions = program.recompute or program.microbatches > 1
+    b = Builder(program.recompute, keeps_state=program.keeps_state and not in_functions)
+    given, instructions = b.pool, program.instructions
+    if program.microbatches > 1:
+        targets, grads = _in_microbatches(b, program)
     else:
-        made = _run(b, instructions, *given)
-    weights = [mtf.reduce_mean(mtf.square(x)) for x in made + b.variables]
-    loss = mtf.add_n(weights)
-    wrt = b.inputs + b.variables
-    grads = mtf.gradients([loss], wrt)
-    of_variables = [(v, g) for v, g in zip(b.variables, grads[len(b.inputs) :]) if g is not None]
-    if optimizer is None:
-        updates = [mtf.assign_sub(v, g * 0.1) for v, g in of_variables]
+        if program.recompute:
+            made = mtf.recompute_grad(lambda *given: _run(b, instructions, *given), given)
+        else:
+            made = _run(b, instructions, *given)
+        loss = _loss(b, made)
+        variables = [v.value for v in b.graph.trainable_variables]
+        grads = mtf.gradients([loss], b.inputs + variables)
+        targets = [*made, loss, *[g for g in grads[: len(b.inputs)] if g is not None]]
+        grads = grads[len(b.inputs) :]
+    pairs = [(g, v) for g, v in zip(grads, b.graph.trainable_variables) if g is not None]
+    targets += [g for g, _ in pairs]
+    if program.optimizer is None:
+        updates = [mtf.assign_sub(v.value, g * 0.1) for g, v in pairs]
     else:
-        updates = optimizer.apply_grads(
-            [g for _, g in of_variables], [v.operation for v, _ in of_variables]
-        )
-    return b, [*made, loss, *[g for g in grads if g is not None]], updates
+        updates = OPTIMIZERS[program.optimizer]().apply_grads(*map(list, zip(*pairs)))
+    return b, targets, [*b.updates, *updates]
+
+
+def placing_of(program, mesh, seed, **kind):
+    """Returns a Placing with a random legal layout."""
+    with tf.Graph().as_default():
+        graph = build(program)[0].graph
+        layout = harness.random_layout(graph, mesh, seed)
+    return Placing(mesh, harness.layout_text(layout, mesh), **kind)
+
+
+def run(program, placing=harness.WHOLE):
+    """Returns what each of STEPS training steps gives, and the variables after them."""
+    with tf.Graph().as_default(), placing.around():
+        tf.set_random_seed(17)
+        builder, targets, updates = build(program)
+        lowerings = []
+
+        def lowered():
+            lowering = mtf.Lowering(builder.graph, {builder.mesh: placing.impl()})
+            lowerings.append(lowering)
+            exports = [lowering.export_to_tf_tensor(t) for t in targets]
+            return exports, tf.group([lowering.lowered_operation(op) for op in updates])
+
+        step = placing.run(lowered)
+        [lowering] = lowerings
+        _check_collectives(builder, lowering, targets, placing)
+        to_slices = lowering.copy_masters_to_slices()
+        to_masters = lowering.copy_slices_to_masters()
+        with harness.session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(to_slices)
+            values = [x for _ in range(STEPS) for x in session.run(step)[0]]
+            session.run(to_masters)
+            return values + session.run(tf.global_variables())
+
+
+def _check_collectives(builder, lowering, targets, placing):
+    impl = lowering.mesh_to_impl[builder.mesh]
+    predicted = harness.collectives_of(walk(builder.graph.operations, impl, targets).costs)
+    counted = harness.collectives_of(
+        (kind, Cost(collectives=(c,))) for kind, _, c in lowering.collectives
+    )
+    assert counted == predicted, f"{placing}: {counted - predicted} and {predicted - counted}"
+
+
+def check(program, placing, expected):
+    """Raises AssertionError if a program does not give what is expected in a placing."""
+    values = run(program, placing)
+    assert len(values) == len(expected)
+    for i, (value, e) in enumerate(zip(values, expected)):
+        harness.assert_close(value, e, 1e-4, f"{placing}, target {i}")
+
+
+def drawn(seed):
+    """Returns the Program of a seed, and the Placings to try it in."""
+    rng = random.Random(seed)
+    limits = (len(OPS), 4, 16, 32)
+    instructions = [
+        tuple(rng.randrange(n) for n in limits) for _ in range(rng.choice([4, 8, 12, 16, 20]))
+    ]
+    special = rng.randrange(8)
+    program = Program(
+        instructions[:12] if special < 2 else instructions,
+        recompute=special == 0,
+        microbatches=2 if special == 1 else 1,
+        optimizer=rng.choice([None, *OPTIMIZERS]),
+    )
+    kinds = [
+        {"merge": rng.choice(["none", "memory"])},
+        {"apart": True, "merge": rng.choice(["none", "device"]), "pairs": rng.random() < 0.3},
+        {"simd": True, "share": rng.random() < 0.5},
+        {"pjrt": True},
+    ]
+    placings = []
+    for kind in rng.sample(kinds, 2):
+        mesh = rng.choice(SHAPES)
+        if rng.random() < 0.4:
+            axes = mtf.convert_to_shape(mesh).dimension_names
+            kind = {**kind, "zero": rng.choice([1, 2, 3]), "zero_axis": rng.choice(axes)}
+        placings.append(placing_of(program, mesh, seed, **kind))
+    return program, placings

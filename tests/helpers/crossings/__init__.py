@@ -1,0 +1,1 @@
+"""Features, front ends and mesh implementations, which tests/crossings tries together."""
