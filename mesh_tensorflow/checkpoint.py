@@ -47,6 +47,9 @@ _OF_FILES = (
     tf.errors.UnknownError,
 )
 
+# What follows the path of a checkpoint in the names of its files.
+_OF_A_FILE = re.compile(r"\.(index|meta|data-\d+-of-\d+)$")
+
 # Variables, or other objects that can be saved; or a dictionary of them by name.
 VarList = Union[Mapping[str, Any], Iterable[Any]]
 
@@ -86,7 +89,15 @@ class Saver(tf.train.Saver):
           var_list: as for tf.train.Saver: a list of variables, or a dictionary of them by name in
             the checkpoint. If None, all global variables.
           **kwargs: further arguments of tf.train.Saver.
+
+        Raises:
+          ValueError: `sharded` is true, in eager code.
         """
+        if kwargs.get("sharded") and tf.executing_eagerly():
+            raise ValueError(
+                "Saver: sharded=True writes a file for each device of a session, and eager code "
+                "has none. Leave it out: one file has all variables, also those in slices"
+            )
         if var_list is None and not kwargs.get("defer_build"):
             var_list = tf.global_variables() + tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)
         self._wanted = _wanted(var_list)
@@ -313,6 +324,7 @@ def check_checkpoint(
     if not isinstance(wanted, Mapping) or not all(isinstance(w, Wanted) for w in wanted.values()):
         wanted = _wanted(wanted)
     path = os.fspath(path)
+    _check_is_prefix(path)
     if not folder.exists(path):
         raise CheckpointError(f"there is no checkpoint {path}.{_others(path, 'Checkpoints')}")
     try:
@@ -376,6 +388,23 @@ def last_good(directory: str) -> Optional[str]:
       directory: the directory of checkpoints with names such as model.ckpt-1000.
     """
     return next((p for p in reversed(folder.numbered(directory)) if not fault_of(p)), None)
+
+
+def _check_is_prefix(path: str) -> None:
+    """Raises an error that names the checkpoint, if the path is that of its folder or of a file."""
+    if tf.io.gfile.isdir(path):
+        last = folder.latest(path)
+        there = (
+            f"the last checkpoint in it is {last}: restore that, as tf.train.latest_checkpoint("
+            f"{path!r}) gives it"
+            if last
+            else "its file named 'checkpoint' lists no checkpoint. Give the path of one, such as "
+            "model.ckpt-1000, without what follows the number"
+        )
+        raise CheckpointError(f"{path} is a directory, and {there}")
+    prefix = _OF_A_FILE.sub("", path)
+    if prefix != path and tf.io.gfile.exists(f"{prefix}.index"):
+        raise CheckpointError(f"{path} is one of the files of a checkpoint. Its path is {prefix}")
 
 
 def _check_names(

@@ -236,3 +236,25 @@ def test_track():
     assert store.masters == {"global_step": count, "also": count} and not store.names
     with pytest.raises(ValueError, match="there is a variable 'global_step' already"):
         store.track(tf2.Variable(2), "global_step")
+
+
+def test_a_saver_of_eager_code_writes_one_file():
+    v = mtf.get_variable(mtf.Mesh(mtf.Graph(), "mesh"), "v", "d:2").operation.get_master()
+    with pytest.raises(ValueError, match=r"sharded=True .* eager code has none\. Leave it out"):
+        mtf.checkpoint.Saver([v], sharded=True)
+
+
+def test_paths_that_are_not_those_of_checkpoints(tmp_path):
+    v = mtf.get_variable(mtf.Mesh(mtf.Graph(), "mesh"), "v", "d:2").operation.get_master()
+    saver = mtf.checkpoint.Saver([v])
+    with pytest.raises(mtf.checkpoint.CheckpointError, match=r"a directory, and .*lists no check"):
+        saver.restore(None, str(tmp_path))
+    path = saver.save(None, str(tmp_path / "model"), global_step=3)
+    v.assign([5.0, 6.0])
+    for folder in (tmp_path, f"{tmp_path}/"):
+        with pytest.raises(mtf.checkpoint.CheckpointError, match=r"directory, .*model-3: restore"):
+            saver.restore(None, folder)
+    for end in (".index", ".data-00000-of-00001"):
+        with pytest.raises(mtf.checkpoint.CheckpointError, match=r"Its path is .*model-3$"):
+            saver.restore(None, path + end)
+    assert v.numpy().tolist() == [5.0, 6.0]

@@ -6,11 +6,12 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Optional, TypeVar, Union
 
 import gin
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.strictness import did_you_mean
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import counted
 
@@ -25,6 +26,13 @@ __all__ = ["Graph", "Mesh", "leaves_no_node"]
 
 F = TypeVar("F", bound=Callable)
 T = TypeVar("T")
+
+
+class _ByName(dict):
+    """Variables by name; a KeyError names the nearest one."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise KeyError(f"no variable {name!r} in the graph{did_you_mean(name, self)}")
 
 
 class GraphMark(NamedTuple):
@@ -67,7 +75,7 @@ class Graph:
         self._random_operations = 0
         # What holds the values of Tensors that were looked at in eager code; see _lowering/values.
         self.looked_at: Any = None
-        self.name_to_variable: dict[str, Variable] = {}
+        self.name_to_variable: dict[str, Variable] = _ByName()
         self.stacked_values: dict[Tensor, Tensor] = {}
         self.inspected: dict[str, Tensor] = {}
         self.variable_store: Optional[VariableStore] = None

@@ -11,9 +11,9 @@ from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._core.strictness import slip
 
 __all__ = [
-    "STORED",
     "LayoutLike",
     "LayoutRules",
+    "StoredName",
     "TensorLayout",
     "convert_to_layout_rules",
     "tensor_dim_to_mesh_dim_size",
@@ -21,8 +21,36 @@ __all__ = [
 ]
 
 
-# In the name of a dimension of a variable, before the mesh dimension that splits what is stored.
-STORED = "@"
+class StoredName(str):
+    """The name of a dimension where it is stored, which one mesh dimension splits.
+
+    It is equal to no name that a program gives, whatever characters that has.
+
+    Attributes:
+      plain: the name of the dimension where it is computed with.
+      mesh_dim: the name of the mesh dimension.
+    """
+
+    plain: str
+    mesh_dim: str
+
+    def __new__(cls, plain: str, mesh_dim: str) -> StoredName:
+        """Creates the name, which reads plain@mesh_dim."""
+        name = super().__new__(cls, f"{plain}@{mesh_dim}")
+        name.plain, name.mesh_dim = plain, mesh_dim
+        return name
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        return self.plain, self.mesh_dim
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StoredName) and str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((StoredName, str.__hash__(self)))
 
 
 class TensorLayout:
@@ -127,9 +155,8 @@ class LayoutRules:
           ValueError: the rules split the dimension over two mesh dimensions.
         """
         name = tensor_dimension.name
-        if STORED in name:
-            stored = name.partition(STORED)[2]
-            return next((a for a, d in enumerate(mesh_shape) if d.name == stored), None)
+        if isinstance(name, StoredName):
+            return next((a for a, d in enumerate(mesh_shape) if d.name == name.mesh_dim), None)
         axes = [a for a, mesh_dim in enumerate(mesh_shape) if (name, mesh_dim.name) in self._pairs]
         if len(axes) > 1:
             raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from mesh_tensorflow._core.graph import Mesh
 from mesh_tensorflow._core.layout import LayoutRules
@@ -56,7 +56,9 @@ def rules_that_apply(
 
 
 def check_rules_apply(
-    operations: Iterable[Operation], mesh_to_impl: Mapping[Mesh, MeshImpl]
+    operations: Iterable[Operation],
+    mesh_to_impl: Mapping[Mesh, MeshImpl],
+    report: Callable[..., None] = slip,
 ) -> None:
     """Reports a slip if the program or the meshes lack the dimension of a layout rule.
 
@@ -66,9 +68,10 @@ def check_rules_apply(
     Args:
       operations: all operations of the program.
       mesh_to_impl: a dictionary from Mesh to MeshImpl, which has the layout rules.
+      report: takes a message, and the argument `key` of `slip`.
 
     Raises:
-      ValueError: within `mtf.strict()`.
+      ValueError: within `mtf.strict()`, if it is `slip` that reports.
     """
     # A user-defined MeshImpl may have layout rules of another class.
     impls = [
@@ -81,22 +84,24 @@ def check_rules_apply(
     of_meshes = list(dict.fromkeys(d for impl in impls for d in impl.shape.dimension_names))
     for rule in rules if of_program and of_meshes else ():  # otherwise there is nothing to split
         for fault in _faults(rule, of_program, of_meshes):
-            slip(
+            report(
                 f"layout rule {':'.join(rule)} splits nothing: {fault}",
                 key=f"rule/{rule}/{fault[:16]}",
             )
     for impl in impls:
-        _check_stored(operations, impl)
+        _check_stored(operations, impl, report)
 
 
-def _check_stored(operations: Iterable[Operation], mesh_impl: MeshImpl) -> None:
+def _check_stored(
+    operations: Iterable[Operation], mesh_impl: MeshImpl, report: Callable[..., None]
+) -> None:
     """Reports a slip if no variable has the dimension of a rule for how variables are stored."""
     stored = mesh_impl.stored_layout
     shapes = [op.shape for op in operations if isinstance(op, Variable)] if stored else []
     known = sorted({name for shape in shapes for name in plain_shape(shape).dimension_names})
     for rule in stored.rules.pairs if stored and known else ():
         if rule[0] not in known:
-            slip(
+            report(
                 f"variable_layout rule {':'.join(rule)} stores nothing in parts: no variable has "
                 f"{rule[0]!r}. Variables have {_shown(known)}{did_you_mean(rule[0], known)} "
                 "Correct the rule or leave it out",

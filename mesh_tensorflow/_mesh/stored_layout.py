@@ -12,7 +12,12 @@ import gin
 
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.layout import STORED, LayoutLike, LayoutRules, convert_to_layout_rules
+from mesh_tensorflow._core.layout import (
+    LayoutLike,
+    LayoutRules,
+    StoredName,
+    convert_to_layout_rules,
+)
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.strictness import did_you_mean
 
@@ -68,7 +73,7 @@ class StoredLayout:
     def _key(self) -> tuple:
         return self.stage, tuple(self.rules.pairs), self.mesh_dim
 
-    def names(self, shape: Shape, mesh_impl: MeshImpl) -> dict[str, str]:
+    def names(self, shape: Shape, mesh_impl: MeshImpl) -> dict[str, StoredName]:
         """Returns the names under which dimensions of a variable are stored, by their own.
 
         A dimension that is split already, or that a mesh dimension does not divide, is left whole;
@@ -79,7 +84,7 @@ class StoredLayout:
           mesh_impl: a MeshImpl.
         """
         taken = set(mesh_impl.splitting_axes(shape))
-        found: dict[str, str] = {}
+        found: dict[str, StoredName] = {}
         for d, mesh_dim in self._wanted(shape):
             axis = mesh_impl.shape.dims.index(mesh_impl.shape.get_dim_by_name(mesh_dim))
             parts = mesh_impl.shape[axis].size
@@ -87,7 +92,7 @@ class StoredLayout:
             if parts == 1 or axis in taken or split or d.name in found or d.size % parts:
                 continue
             taken.add(axis)
-            found[d.name] = f"{d.name}{STORED}{mesh_dim}"
+            found[d.name] = StoredName(d.name, mesh_dim)
         return found
 
     def _wanted(self, shape: Shape) -> Iterator[tuple[Dimension, str]]:
@@ -103,7 +108,12 @@ class StoredLayout:
 
 def plain_shape(shape: Shape) -> Shape:
     """Returns a Shape with the dimensions' own names, without how they are stored."""
-    return Shape([Dimension(d.name.partition(STORED)[0], d.size) for d in shape])
+    return Shape(
+        [
+            Dimension(d.name.plain if isinstance(d.name, StoredName) else d.name, d.size)
+            for d in shape
+        ]
+    )
 
 
 @contextlib.contextmanager

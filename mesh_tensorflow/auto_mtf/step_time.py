@@ -122,7 +122,7 @@ class StepEstimator:
         model = CostModel(self.mesh_shape, self.hardware, stored_layout)
         candidates = frozenset(self.space.dims)
         units = parts.units(candidates, stored_layout is not None)
-        known = parts.known(tuple(self.mesh_shape), id(self.hardware))
+        known = parts.known(tuple(self.mesh_shape), repr(self.hardware))
         self.times = StepTime(units, self.space, model, known)
         self.memory = parts.memory(candidates, model.storing)
         self._tables: Optional[Tables] = None

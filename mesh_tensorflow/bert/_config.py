@@ -76,6 +76,7 @@ class BertConfig:
         moe_intermediate_size: int = 6144,
         type_vocab_size: int = 16,
         initializer_range: Optional[float] = 0.02,
+        layer_norm_epsilon: float = 1e-6,
     ) -> None:
         """Creates a BertConfig.
 
@@ -107,6 +108,8 @@ class BertConfig:
           type_vocab_size: the number of values of `token_type_ids`.
           initializer_range: the standard deviation of the initializers; if None, it depends on the
             fan-in.
+          layer_norm_epsilon: what normalizations add to the variance. The published BERT
+            checkpoints were trained with 1e-12.
 
         Raises:
           ValueError: a size is not a positive integer.
@@ -151,6 +154,7 @@ class BertConfig:
         self.moe_intermediate_size = moe_intermediate_size
         self.type_vocab_size = type_vocab_size
         self.initializer_range = initializer_range
+        self.layer_norm_epsilon = layer_norm_epsilon
 
     @classmethod
     def from_dict(cls, json_object: Mapping[str, Any]) -> BertConfig:

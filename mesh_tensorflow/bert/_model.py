@@ -305,7 +305,8 @@ class BertModel(BertDims):
           A Tensor of the shape of `x`.
         """
         bias = self.config.use_bias
-        return layer_norm(x, self.model_dim, subtract_mean=bias, use_bias=bias)
+        epsilon = self.config.layer_norm_epsilon
+        return layer_norm(x, self.model_dim, epsilon, subtract_mean=bias, use_bias=bias)
 
     # -- heads
 

@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
+from mesh_tensorflow._mesh.variables.argument_keys import value_key
 from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.pjrt._devices import AnyMesh, all_dtypes, device_mesh, sharding
 from mesh_tensorflow.pjrt._hosts import placed, run_step
@@ -319,4 +320,5 @@ def _kind(leaf: Any) -> Any:
             f"{leaf!r} ({type(leaf).__name__}) is no argument of a function of mtf.pjrt: pass "
             "arrays of NumPy, TensorFlow or JAX, or values that can be keys of a dictionary"
         ) from None
-    return type(leaf), leaf
+    key = value_key(leaf)
+    return (type(leaf), leaf) if key is None else key

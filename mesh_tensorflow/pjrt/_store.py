@@ -12,7 +12,7 @@ import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 from jax.sharding import NamedSharding
 
-from mesh_tensorflow._mesh.variables.form import Form, differs
+from mesh_tensorflow._mesh.variables.form import Form, differs, fitting
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.pjrt._building import ValueOfVariable
@@ -250,11 +250,9 @@ class ArrayStore(VariableStore):
 
         Args:
           name: the full name of an mtf variable.
-          value: an array of the shape of the variable.
+          value: an array of the shape of the variable; see VariableStore.
         """
-        form = self._form(name)
-        whole = tf.cast(tf.convert_to_tensor(value), form.dtype)
-        whole.shape.assert_is_compatible_with(tf.TensorShape(form.shape.to_integer_list))
+        whole = fitting(name, self._form(name), value)
         with self.lock:
             self._put(name, whole.numpy(), self._arrays[name].sharding)
 

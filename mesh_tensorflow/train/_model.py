@@ -6,12 +6,13 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Optional, Union
+from typing import Any, NoReturn, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._lowering.layout_slips import check_rules_apply
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slices.random_values import keys_by_step
 from mesh_tensorflow._programs.summaries import summaries_so_far, taken_summaries
@@ -116,7 +117,10 @@ class Model:
                 outputs = self._outputs(features, mesh, arguments, training)
             # Evaluations compute with the variables as they are.
             graph.assigns = "all" if training else "none"
-            lowering = mtf.Lowering(graph, {mesh: make_impl()})
+            mesh_to_impl = {mesh: make_impl()}
+            if training:  # which has all the dimensions that rules may be for
+                check_rules_apply(graph.operations, mesh_to_impl, _raise_slip)
+            lowering = mtf.Lowering(graph, mesh_to_impl)
         gives: dict[str, Any] = {
             f"{name}/0": lowering.export_to_tf_tensor(x) if isinstance(x, mtf.Tensor) else x
             for name, x in extra.items()
@@ -228,6 +232,11 @@ def _check_variables(graph: mtf.Graph) -> None:
             "fit: the model has no trainable variables: make them with mtf.get_variable or "
             "layers, on the mesh that the model function is given"
         )
+
+
+def _raise_slip(message: str, key: str) -> NoReturn:
+    """Raises what programs of sessions are only warned of, that share a layout with others."""
+    raise ValueError(f"fit: {message}")
 
 
 def check_optimizer(optimizer: Any, learning_rate: Any) -> None:

@@ -425,3 +425,64 @@ def test_summary_says_what_is_split_and_what_is_whole():
     slots = {name: text for name, text in rows.items() if name not in ("w", "odd")}
     assert rows["w"] == rows["odd"] == "-" and sorted(slots.values()) == ["-", "a:rows"]
     assert "stored with zero=2 over rows" in str(mtf.summary(mesh.graph, impl))
+
+
+# -- names that a program gives may have any characters
+
+NAMES = ["a@b", "a@all", "@", "@all", "a@", "all@all", "a@all@all", "d@a:"]
+
+
+def with_a_name(name, layout, zero, mesh_dim="all", steps=3):
+    """Trains a weight with a dimension of that name; returns losses and the weight."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        dims = [mtf.Dimension(name, 8), mtf.Dimension("out", 4)]
+        x = mtf.import_tf_tensor(mesh, tf.constant(DATA), [BATCH, dims[0]])
+        w = mtf.get_variable(mesh, "w", dims, initializer=tf.ones_initializer())
+        other = mtf.get_variable(
+            mesh, "o", [mtf.Dimension("a", 8)], initializer=tf.ones_initializer()
+        )
+        variable = w.operation
+        loss = mtf.reduce_mean(mtf.square(mtf.einsum([x, w], [BATCH, dims[1]])))
+        loss += mtf.reduce_sum(mtf.square(other))
+        grads = mtf.gradients([loss], [w, other])
+        updates = mtf.optimize.MomentumOptimizer(0.1, 0.9).apply_grads(
+            grads, mesh.graph.trainable_variables
+        )
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl(
+            [(mesh_dim, 2)], layout, ["cpu:0"] * 2, zero=zero, merge="none"
+        )
+        lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+        fetched = lowering.export_to_tf_tensor(loss), lowering.export_to_tf_tensor(w)
+        train = [lowering.lowered_operation(op) for op in updates]
+        shape = impl.slice_shape(variable.stored_shape)
+        session.run(tf.global_variables_initializer())
+        session.run(lowering.copy_masters_to_slices())
+        results = []
+        for _ in range(steps):
+            results.append(session.run(fetched))
+            session.run(train)
+        return results, shape
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_of_a_dimension(name, zero):
+    found, shape = with_a_name(name, [("batch", "all")], zero)
+    expected, _ = with_a_name("plain", [("batch", "all")], 0)
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one[0], other[0], rtol=1e-5)
+        np.testing.assert_allclose(one[1], other[1], rtol=1e-5)
+    assert shape == ([4, 4] if zero == 3 else [8, 4])  # no rule splits it
+
+
+def test_rules_for_such_names():
+    for name in NAMES:
+        found, shape = with_a_name(name, [(name, "all")], 0)
+        assert shape == [4, 4] and len(found) == 3
+
+
+def test_mesh_dimensions_of_such_names():
+    for mesh_dim in ("m@n", "@", "all@"):
+        _, shape = with_a_name("a@b", [("batch", mesh_dim)], 3, mesh_dim)
+        assert shape == [4, 4]

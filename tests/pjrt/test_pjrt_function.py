@@ -234,3 +234,19 @@ def test_repr():
         "<mtf.pjrt.function step on <GspmdMeshImpl rows=2, cols=2; layout batch:rows, hidden:cols; "
         "4 processors>>"
     )
+
+
+def test_values_that_python_equates():
+    """Each value has a program of its own, also a NaN, which is found again."""
+    made = []
+
+    @mtf.pjrt.function(mesh_shape="rows:1", layout="")
+    def fn(x, value):
+        made.append(value)
+        return x * float(len(made))
+
+    values = [1, True, 1.0, 0.0, -0.0, 0, False, float("nan")]
+    for _ in range(2):
+        found = [float(fn(tf.constant(1.0), value)) for value in values]
+        assert found == [float(i + 1) for i in range(len(values))]
+    assert list(map(repr, made)) == list(map(repr, values))

@@ -452,3 +452,20 @@ def test_within_the_scope_of_a_store(alone):
     assert set(result.variables) == set(alone.variables)
     np.testing.assert_allclose(result.losses, alone.losses, rtol=1e-5)
     assert store.names == ["linear/kernel"]
+
+
+TYPOS = {
+    "dimension": ({"layout": "bach:rows"}, r"fit: layout rule bach:rows .*did you mean batch\?"),
+    "mesh": ({"layout": "batch:row"}, r"fit: layout rule batch:row .*did you mean rows\?"),
+    "order": ({"layout": "rows:batch"}, r"fit: layout rule rows:batch .*did you mean batch:rows\?"),
+    "variables": ({"variable_layout": "bach:rows"}, r"fit: variable_layout rule bach:rows "),
+}
+
+
+@pytest.mark.parametrize("simd", [False, True])
+@pytest.mark.parametrize("typo", TYPOS)
+def test_a_typo_in_a_layout(typo, simd):
+    given, text = TYPOS[typo]
+    options = {"mesh_shape": "rows:2", "layout": "batch:rows", **given}
+    with pytest.raises(ValueError, match=text):
+        linear.fit(1, simd=simd, **options)

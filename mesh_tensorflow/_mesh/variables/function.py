@@ -9,6 +9,7 @@ from typing import Any, Optional
 import tensorflow as tf2
 
 from mesh_tensorflow._mesh.stored_layout import storing
+from mesh_tensorflow._mesh.variables.argument_keys import original
 from mesh_tensorflow._mesh.variables.quick_calls import QuickCalls
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow._watching.node_names import NodeNames, names_in_current_graph, raise_for_user
@@ -24,7 +25,7 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
     """Compiles a function that builds and lowers mtf programs, as tf.function does.
 
     The first call creates the variables of the programs. They are kept in `.store`, a
-    VariableStore.
+    VariableStore. Unlike tf.function, it traces anew for 1, True and 1.0, which Python equates.
 
     >>> import tensorflow as tf
     >>> import mesh_tensorflow as mtf
@@ -58,6 +59,7 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
 
     @functools.wraps(fn)
     def within_store(*args: object, **named: object) -> Any:
+        args, named = original((args, named))  # as they come where functions run eagerly
         with store.scope(), storing(**stored):
             result = fn(*args, **named)
         tables.extend(names_in_current_graph())
@@ -75,6 +77,7 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
                 return calls(args, named)
             if key not in watched:
                 watched[key] = tf2.function(collecting(within_store), **kwargs)
+            args, named = calls.told((args, named))
             result, collected = watched[key](*args, **named)
         except tf2.errors.OpError as e:
             raise_for_user(e, tables or None)

@@ -13,6 +13,13 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf2
 
+from mesh_tensorflow._mesh.variables.argument_keys import (
+    ToldApart,
+    original,
+    told_apart,
+    value_key,
+)
+
 try:  # Parts of TensorFlow that are not public; tf.function does all calls if one is missing.
     from tensorflow.python.eager import context, record
     from tensorflow.python.eager.polymorphic_function.atomic_function import (
@@ -31,7 +38,7 @@ __all__ = ["QuickCalls"]
 # Arguments of tf.function that change neither how arguments are converted nor how traces run.
 _PLAIN_OPTIONS = frozenset({"autograph", "name", "reduce_retracing"})
 _NEW, _SEEN = object(), object()
-_LITERALS = frozenset({bool, int, float, str, bytes, type(None)})
+_LITERALS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _OPAQUE = frozenset({tf2.resource, tf2.variant})
 _MOST_TRACES = 256
 # This many calls after one with new arguments are left to tf.function: its warning of too frequent
@@ -62,6 +69,9 @@ class QuickCalls:
 
     Calls are tf.function's own if they have arguments other than tensors, arrays, plain Python
     values and containers of these, or are within a gradient tape, a graph or a strategy.
+
+    Attributes:
+      told: returns arguments as the tf.function takes them, Python values told apart by type.
     """
 
     def __init__(self, traced: Any, options: Mapping[str, Any]):
@@ -74,6 +84,8 @@ class QuickCalls:
         self._traced = traced
         self._name = traced.python_function.__name__
         self._always_seen = not (_AVAILABLE and _PLAIN_OPTIONS.issuperset(options))
+        # A signature has no place for Python values.
+        self.told = original if "input_signature" in options else told_apart
         self._traces: dict[tuple[Any, ...], Any] = {}  # also _SEEN, and None: left to tf.function
         self._to_be_seen = 0
 
@@ -87,14 +99,13 @@ class QuickCalls:
         Returns:
           The function's result.
         """
-        if self._always_seen or not _is_plain_call():
-            return self._traced(*args, **named)
         key: list[Any] = []
         tensors: list[Any] = []
-        if not _describe((args, named) if named else args, key, tensors):
-            return self._traced(*args, **named)
-        trace = self._trace(tuple(key), args, named)
+        trace = None
+        if not self._always_seen and _is_plain_call() and _describe((args, named), key, tensors):
+            trace = self._trace(tuple(key), args, named)
         if trace is None:
+            args, named = self.told((args, named))
             return self._traced(*args, **named)
         inputs = [tensors[index] for index in trace.order]
         inputs = [x if type(x) is EagerTensor else tf2.constant(x) for x in inputs]
@@ -120,7 +131,7 @@ class QuickCalls:
             return None
         if known is _SEEN:
             try:
-                known = _find_trace(self._traced, args, named)
+                known = _find_trace(self._traced, *self.told((args, named)))
             except AttributeError:  # a part of TensorFlow that is not public has another name
                 known = None
             self._traces[key] = known
@@ -150,7 +161,7 @@ def _describe(value: Any, key: list[Any], tensors: list[Any]) -> bool:
     """
     kind = type(value)
     if kind is EagerTensor:
-        key.append((value.dtype, value.shape))
+        key.append((kind, value.dtype, value.shape))
         tensors.append(value)
         return value.dtype not in _OPAQUE
     if kind is np.ndarray:
@@ -166,9 +177,9 @@ def _describe(value: Any, key: list[Any], tensors: list[Any]) -> bool:
     if kind is tuple or kind is list:
         key.append((kind, len(value)))
         return all(_describe(part, key, tensors) for part in value)
-    if kind not in _LITERALS or value != value:  # a NaN, which no key finds again
+    if kind is not ToldApart and kind not in _LITERALS:
         return False
-    key.append((kind, value))
+    key.append(value.key if kind is ToldApart else value_key(value))
     return True
 
 
@@ -177,13 +188,13 @@ def _find_trace(traced: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Op
 
     Args:
       traced: the tf.function.
-      args: the arguments by position, all of which _describe knows.
+      args: the arguments by position, all of which _describe knows, told apart.
       named: the arguments by name.
     """
     # Tensors that are all different objects tell in which order the trace takes them.
     args, named = tf2.nest.map_structure(_distinct, (args, named))
     tensors: list[Any] = []
-    _describe((args, named) if named else args, [], tensors)
+    _describe((args, named), [], tensors)
     concrete = traced.get_concrete_function(*args, **named)
     function = getattr(concrete, "_inference_function", None)
     graph = concrete.graph

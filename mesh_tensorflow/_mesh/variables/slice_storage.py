@@ -31,7 +31,8 @@ class SliceStorage(VariableStorage):
         self._placed = placed
         self._variable = variable
         self._index = index
-        self._initializers: dict[int, tf.Operation] = {}
+        # With the values, so that their ids are not reused.
+        self._initializers: dict[int, tuple[tf.Tensor, tf.Operation]] = {}
 
     def pieces(self) -> list[Piece]:
         """Returns one piece for each distinct slice, with all its copies."""
@@ -99,8 +100,8 @@ class SliceStorage(VariableStorage):
             return self._placed.stack_initializer()
         if id(value) not in self._initializers:
             with tf.control_dependencies(None), tf.name_scope(f"init/{self._variable.name}"):
-                self._initializers[id(value)] = self.assign(value)
-        return self._initializers[id(value)]
+                self._initializers[id(value)] = value, self.assign(value)
+        return self._initializers[id(value)][1]
 
     def is_initialized(self) -> tf.Tensor:
         """Returns whether every slice variable has a value."""

@@ -42,7 +42,8 @@ class SliceVariables(LaidOutVariable):
         """
         self._variable = variable
         self._room: dict[int, tf.Operation] = {}
-        self._stack_initializers: dict[tuple[int, ...], tf.Operation] = {}
+        # With the values, so that their ids are not reused.
+        self._stack_initializers: dict[tuple[int, ...], tuple[list, tf.Operation]] = {}
         self._copies: dict[str, tf.Operation] = {}
         self._is_bound = not self.slice_is_master and bind_masters(self, variable)
 
@@ -77,8 +78,8 @@ class SliceVariables(LaidOutVariable):
         if key not in self._stack_initializers:
             name = f"init/{self._variable.name}"
             with tf.control_dependencies(None), tf.name_scope(name):
-                self._stack_initializers[key] = self._set_slices(tf.stack(values))
-        return self._stack_initializers[key]
+                self._stack_initializers[key] = values, self._set_slices(tf.stack(values))
+        return self._stack_initializers[key][1]
 
     # -- copies between slices and a separate master
 

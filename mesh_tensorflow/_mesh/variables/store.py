@@ -15,8 +15,9 @@ from tensorflow.python.ops.variable_scope import get_variable_scope_store
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.strictness import did_you_mean
 from mesh_tensorflow._mesh.slices.cutting import combine_slices, in_own_memory, make_slices
-from mesh_tensorflow._mesh.variables.form import Form, differs, whole_form
+from mesh_tensorflow._mesh.variables.form import Form, differs, fitting, whole_form
 from mesh_tensorflow._mesh.variables.initial_values import initial_value
 from mesh_tensorflow._mesh.variables.saved import SLICES, SavedVariables
 from mesh_tensorflow._units import counted
@@ -313,10 +314,14 @@ class VariableStore(tf2.Module):
 
         Args:
           name: the full name of an mtf variable.
-          value: an array of the shape of the variable.
+          value: an array of the shape of the variable. Floats are rounded to its dtype.
+
+        Raises:
+          KeyError: there is no such variable.
+          ValueError: the value has another shape, or an element would be lost in the dtype.
         """
         form = self._form(name)
-        value = tf.cast(tf.convert_to_tensor(value), form.dtype)
+        value = fitting(name, form, value)
         pieces = make_slices(value, form.layout, form.mesh_shape)
         for pnum, v in self._used(name).items():
             with tf.device(v.device):
@@ -336,7 +341,10 @@ class VariableStore(tf2.Module):
 
     def _form(self, name: str) -> Form:
         if name not in self._known.forms:
-            raise KeyError(f"no variable {name!r} in the store; there are {self.names}")
+            known = self.names
+            few = ", ".join(known) if len(known) <= _SHOWN else f"{counted(len(known), 'variable')}"
+            there = f"it has {few}{did_you_mean(name, known)}" if known else "it is empty"
+            raise KeyError(f"no variable {name!r} in the store: {there}")
         return self._known.forms[name]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Optional
 
 from mesh_tensorflow._core.dimension import Dimension
-from mesh_tensorflow._core.layout import STORED, LayoutRules
+from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.stored_layout import WEIGHTS_TOO, StoredLayout
@@ -49,7 +49,7 @@ class Storing:
         if key not in self._known:
             impl = MeshImpl(self._mesh_shape, LayoutRules(own.items()))
             names = self.layout.names(weight, impl)
-            self._known[key] = {d: name.partition(STORED)[2] for d, name in names.items()}
+            self._known[key] = {d: name.mesh_dim for d, name in names.items()}
         return self._known[key]
 
     def parts(

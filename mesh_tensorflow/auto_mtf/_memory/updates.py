@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.layout import STORED, LayoutRules
+from mesh_tensorflow._core.layout import LayoutRules, StoredName
 from mesh_tensorflow._core.loop import with_inner_operations
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape
@@ -72,9 +72,9 @@ class _AnyStored(StoredLayout):
 
     shapes: dict[str, Shape]
 
-    def names(self, shape: Shape, mesh_impl: MeshImpl) -> dict[str, str]:
+    def names(self, shape: Shape, mesh_impl: MeshImpl) -> dict[str, StoredName]:
         """Returns a name that tells the shape, for each dimension."""
-        name = f"{STORED}{shape}"
+        name = StoredName("", str(shape))
         self.shapes[name] = shape
         return dict.fromkeys(shape.dimension_names, name)
 

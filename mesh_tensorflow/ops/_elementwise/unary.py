@@ -35,6 +35,7 @@ __all__ = [
     "selu",
     "sigmoid",
     "sign",
+    "silu",
     "sin",
     "softplus",
     "sqrt",
@@ -237,6 +238,16 @@ def swish(x: Tensor) -> Tensor:
     return _with_saved(x, _swish_forward, _swish_grad, "swish")
 
 
+def silu(x: Tensor) -> Tensor:
+    """Returns x * sigmoid(x), elementwise: `swish` by its other name.
+
+    >>> x = mtf.constant(mesh, [-1.0, 0.0, 2.0], "d:3")
+    >>> print(np.round(mtf.silu(x).numpy(), 3))
+    [-0.269  0.     1.762]
+    """
+    return swish(x)
+
+
 def _swish_forward(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     s = tf.sigmoid(x)
     return x * s, s
@@ -250,17 +261,37 @@ _GELU_SCALE = math.sqrt(2.0 / math.pi)
 _GELU_CUBIC = 0.044715
 
 
-def gelu(x: Tensor) -> Tensor:
-    """Returns the Gaussian error linear unit of `x`, in its tanh form.
+@leaves_no_node
+def gelu(x: Tensor, approximate: bool = True) -> Tensor:
+    """Returns the Gaussian error linear unit of `x` (https://arxiv.org/abs/1606.08415).
 
-    0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))), elementwise
-    (https://arxiv.org/abs/1606.08415).
+    x * P(X <= x) for a normal X, elementwise; or its tanh form,
+    0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))).
 
     >>> x = mtf.constant(mesh, [-1.0, 0.0, 2.0], "d:3")
-    >>> print(np.round(mtf.gelu(x).numpy(), 3))
-    [-0.159  0.     1.955]
+    >>> print(np.round(mtf.gelu(x).numpy(), 4), np.round(mtf.gelu(x, approximate=False).numpy(), 4))
+    [-0.1588  0.      1.9546] [-0.1587  0.      1.9545]
+
+    Args:
+      x: a floating Tensor.
+      approximate: whether to take the tanh form, as T5 and most language models do; False for the
+        error function, as BERT in PyTorch and torch.nn.GELU.
     """
-    return _with_saved(x, _gelu_forward, _gelu_grad, "gelu")
+    if approximate:
+        return _with_saved(x, _gelu_forward, _gelu_grad, "gelu")
+    return x * _normal_cdf(x)
+
+
+def _normal_cdf(x: Tensor) -> Tensor:
+    def probability(t: tf.Tensor) -> tf.Tensor:
+        half, scale = (constant(c, t.dtype) for c in (0.5, math.sqrt(0.5)))
+        return half * tf.math.erf(t * scale) + half
+
+    def gradient(op: Operation, dy: Tensor) -> list[Tensor]:
+        density = exp(square(op.inputs[0]) * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
+        return [dy * density]
+
+    return cwise(probability, [x], name="normal_cdf", grad_function=gradient)
 
 
 def _gelu_forward(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

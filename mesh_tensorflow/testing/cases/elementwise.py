@@ -47,6 +47,7 @@ _TABLE = [
     (mtf.tanh, np.tanh, "", FLOATS),
     (mtf.negative, np.negative, "", ALL),
     (mtf.swish, lambda x: x * special.expit(x), "", FLOATS),
+    (mtf.silu, lambda x: x * special.expit(x), "", FLOATS),
     (mtf.gelu, _gelu, "", FLOATS),
     (mtf.elu, _elu, "away", FLOATS),
     (mtf.selu, _selu, "away", FLOATS),
@@ -63,6 +64,8 @@ CASES = [
     for fn, oracle, kind, dtypes in _TABLE
 ] + [
     case("leaky_relu_alpha", "a b/away", lambda x: mtf.leaky_relu(x, alpha=0.05), _leaky(0.05)),
+    case("gelu_exact", "a b", lambda x: mtf.gelu(x, approximate=False),
+         lambda x: x * special.ndtr(x), dtypes=FLOATS),
     case("sign", "a b/away", mtf.sign, np.sign, grads=(), dtypes=ALL),
     case("logical_not", "a b/bool", mtf.logical_not, np.logical_not),
     case("pow_number", "a b/positive", lambda x: mtf.pow(x, 2.5), lambda x: x**2.5),
