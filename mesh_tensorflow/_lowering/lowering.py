@@ -63,7 +63,7 @@ from mesh_tensorflow._lowering.counters import (
 from mesh_tensorflow._lowering.layout_slips import check_rules_apply
 from mesh_tensorflow._lowering.log import is_logging, log_operation, trace_mark
 from mesh_tensorflow._lowering.named_values import collect_values
-from mesh_tensorflow._lowering.nan_checks import check_outputs
+from mesh_tensorflow._lowering.nan_checks import all_checks, check_outputs, parted_at_assignments
 from mesh_tensorflow._lowering.stack_variables import largest_stacked_slice
 from mesh_tensorflow._lowering.stored_layouts import rewrite_stored_layouts
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum
@@ -127,7 +127,7 @@ class Lowering:
             master.keep()
         if autostack:
             self.autostack()
-        self.lower_operations(graph.operations)
+        self._lower_program()
         self.tensors.update({x: self.tensors[y] for x, y in graph.stacked_values.items()})
         read_before_increments(start=start)
         log_variable_sizes(
@@ -160,6 +160,20 @@ class Lowering:
         return lowering_text(self.graph, self.mesh_to_impl, self._collectives)
 
     # -- lowering operations
+
+    def _lower_program(self) -> None:
+        """Lowers the operations of the graph, in order.
+
+        If values are checked, nothing is assigned before all that does not depend on assignments
+        has been, so that a step that fails leaves all variables as they were.
+        """
+        if nan_checks_in_force() is None:
+            self.lower_operations(self.graph.operations)
+            return
+        first, last = parted_at_assignments(self.graph.operations)
+        self.lower_operations(first)
+        with tf.control_dependencies(all_checks(self)):
+            self.lower_operations(last)
 
     def lower_operations(self, operations: Iterable[Operation]) -> None:
         """Lowers operations in order; loops also call it for their bodies.
@@ -198,6 +212,11 @@ class Lowering:
           NotInLoweringError: no MeshImpl was given for it. It is a KeyError and a ValueError.
         """
         return self._pair(m).executed
+
+    @property
+    def executed_impls(self) -> list[MeshImpl]:
+        """The executed MeshImpl of each Mesh."""
+        return [pair.executed for pair in self._pairs.values()]
 
     def requested_impl(self, m: Union[Mesh, Operation, Tensor]) -> MeshImpl:
         """Returns the requested MeshImpl of a Mesh, which counters and checks refer to."""

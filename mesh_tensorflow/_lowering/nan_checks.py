@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.loop import with_inner_operations
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
@@ -17,11 +18,12 @@ from mesh_tensorflow._mesh.slices.complex_view import real_view
 from mesh_tensorflow._watching.node_names import site_text
 from mesh_tensorflow._watching.nonfinite import STATE, NonFiniteError, nonfinite_message
 from mesh_tensorflow._watching.requests import NanChecks
+from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable
 
 if TYPE_CHECKING:
     from mesh_tensorflow._lowering.lowering import Lowering
 
-__all__ = ["check_outputs"]
+__all__ = ["all_checks", "check_outputs", "parted_at_assignments"]
 
 _MOST_INPUTS = 8  # that are described
 
@@ -69,6 +71,59 @@ def check_outputs(lowering: Lowering, op: Operation, checks: NanChecks) -> None:
             )
         else:
             lowering.tensors[y] = new.of_shape(y.shape)
+
+
+def parted_at_assignments(
+    operations: Sequence[Operation],
+) -> tuple[list[Operation], list[Operation]]:
+    """Returns operations that depend on no assignment, and assignments with those that do.
+
+    Args:
+      operations: the operations of a program, in order.
+    """
+    last: dict[Operation, None] = {}
+    assigned: set[Operation] = set()
+    for op in operations:
+        inner = list(with_inner_operations([op]))
+        assigned.update(v for each in inner if isinstance(each, Assign) for v in each.variables)
+        sources = [d for each in inner for d in _dependencies(each)]
+        if (
+            any(isinstance(each, Assign) for each in inner)
+            or any(isinstance(each, ReadVariable) and each.variable in assigned for each in inner)
+            or any((d.operation if isinstance(d, Tensor) else d) in last for d in sources)
+        ):
+            last[op] = None
+    return [op for op in operations if op not in last], list(last)
+
+
+def _dependencies(op: Operation) -> list[Union[Tensor, Operation]]:
+    """Returns what an operation computes with, and what it waits for."""
+    return [*op.inputs, *getattr(op, "_dependencies", ()), *getattr(op, "_after", ())]
+
+
+def all_checks(lowering: Lowering) -> list[tf.Tensor]:
+    """Returns tf.Tensors that are there once all checks so far have passed, on all processors.
+
+    Args:
+      lowering: the Lowering.
+    """
+    if tf.executing_eagerly():
+        return []
+    graph, context = tf.get_default_graph(), tf.no_op()._get_control_flow_context()
+    done = [
+        t
+        for t in lowering.checked.values()
+        if t.graph is graph and t.op._get_control_flow_context() is context
+    ]
+    found = list(done)
+    for impl in {id(impl): impl for impl in lowering.executed_impls}.values():
+        pnums = impl.laid_out_pnum()
+        if len(pnums.all_slices) < impl.size and impl.supports_control_dependencies:
+            # Each processor knows of its own checks; the sum is there once all have passed.
+            with tf.control_dependencies(done):
+                one = impl.slicewise(lambda pnum: tf.ones_like(pnum, tf.float32), pnums)
+                found += impl.allreduce(one, range(impl.shape.ndims), "SUM").all_slices
+    return found
 
 
 def _slices(value: Any) -> LaidOutTensor:

@@ -166,6 +166,7 @@ class MomentumOptimizer(Optimizer):
         if grad.dtype != v.dtype:  # type: ignore[union-attr]
             # Gradients of microbatches are float32, also where values of variables are bfloat16.
             velocity, grad = stored_value(v.operation), mtf.to_float(grad)  # type: ignore[arg-type]
-        rate, momentum = scalar_like(self.lr, grad), scalar_like(self.momentum, velocity)
+        rate = scalar_like(self.lr, grad)  # type: ignore[arg-type]
+        momentum = scalar_like(self.momentum, velocity)
         updated = velocity * momentum + grad * rate  # type: ignore[operator]
         return [mtf.assign(v, updated), mtf.assign_sub(var, velocity)]

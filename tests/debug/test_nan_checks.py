@@ -160,3 +160,124 @@ def test_in_loops_and_gradients(tf_graph):
         with tf.Session() as sess, pytest.raises(mtf.debug.NonFiniteError, match=text):
             with mtf.debug.user_errors(lowering):
                 sess.run(fetched, {fed: [1, 1, 1, fault]})
+
+
+def assigning(mesh, data):
+    """Assigns before and after what may fail, and what is read after an assignment."""
+    x = mtf.import_tf_tensor(mesh, data, [A, B])
+    first, middle, last, average = (
+        mtf.get_variable(mesh, name, [A], initializer=tf.ones_initializer(), trainable=False)
+        for name in ("first", "middle", "last", "average")
+    )
+    sums = mtf.reduce_sum(x, output_shape=[A])
+    add = mtf.assign_add(first, sums)
+    mtf.assign(middle, mtf.log(sums))
+    mtf.assign(average, mtf.read_variable(first) * 0.5)
+    mtf.assign(last, mtf.depend(first, [add]) + sums)
+
+
+def _in_store(run, store):
+    run(GOOD)
+    before = {name: store.value(name).numpy() for name in store.names}
+    with pytest.raises(mtf.debug.NonFiniteError):
+        run(BAD)
+    after = {name: store.value(name).numpy() for name in store.names}
+    run(GOOD)
+    return before, after, store.value("first").numpy()
+
+
+def _eagerly(merge):
+    store = mtf.VariableStore()
+
+    def run(data):
+        with store.scope(), mtf.debug.nan_checks():
+            mesh = mtf.Mesh(mtf.Graph(), "mesh")
+            assigning(mesh, tf.constant(data))
+            mtf.Lowering(mesh.graph, {mesh: placed(merge)})
+
+    return _in_store(run, store)
+
+
+def _in_function(merge):
+    @mtf.function
+    def step(data):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        assigning(mesh, data)
+        mtf.Lowering(mesh.graph, {mesh: placed(merge)})
+
+    def run(data):
+        with mtf.debug.nan_checks():
+            step(data)
+
+    return _in_store(run, step.store)
+
+
+def _in_session(how):
+    with tf.Graph().as_default(), mtf.debug.nan_checks():
+        fed = tf.placeholder(tf.float32, [4, 6])
+        made = []
+
+        def program():
+            mesh = mtf.Mesh(mtf.Graph(), "mesh")
+            assigning(mesh, fed)
+            simd = how in ("shared", "collectives")
+            args = ("x:2,y:2", "a:x,b:y")
+            impl = mtf.simd_mesh_impl.SimdMeshImpl(*args) if simd else placed(how)
+            mesh.graph.assigns = "all"
+            made.append(mtf.Lowering(mesh.graph, {mesh: impl}))
+            return made[-1].effects
+
+        if how in ("shared", "collectives"):
+            devices = [f"/cpu:{i}" for i in range(4)]
+            share = how == "shared"
+            step = mtf.simd_mesh_impl.replicate(program, devices=devices, share_memory=share)
+        else:
+            step = program()
+        to_slices, to_masters = made[0].copy_masters_to_slices(), made[0].copy_slices_to_masters()
+        values = {v.op.name: v.read_value() for v in tf.global_variables()}
+        with tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as session:
+
+            def read():
+                session.run(to_masters)
+                return session.run(values)
+
+            session.run(tf.global_variables_initializer())
+            session.run(to_slices)
+            session.run(step, {fed: GOOD})
+            before = read()
+            with pytest.raises(mtf.debug.NonFiniteError), mtf.debug.user_errors(made[0]):
+                session.run(step, {fed: BAD})
+            after = read()
+            session.run(step, {fed: GOOD})
+            return before, after, read()["first"]
+
+
+STEPS = {
+    "eager": lambda: _eagerly("none"),
+    "function": lambda: _in_function("none"),
+    "function, merged": lambda: _in_function("device"),
+    "session": lambda: _in_session("none"),
+    "session, merged": lambda: _in_session("device"),
+    "replicated": lambda: _in_session("shared"),
+    "replicated, by collectives": lambda: _in_session("collectives"),
+}
+
+
+@pytest.mark.parametrize(
+    "front",
+    [f if f in ("function", "session") else pytest.param(f, marks=pytest.mark.slow) for f in STEPS],
+)
+def test_a_step_that_fails_assigns_nothing(front):
+    before, after, first = STEPS[front]()
+    sums = GOOD.sum(1)
+    expected = {
+        "first": 1 + sums,
+        "middle": np.log(sums),
+        "last": 1 + 2 * sums,
+        "average": (1 + sums) / 2,
+    }
+    assert set(before) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(before[name], value, rtol=1e-5, err_msg=name)
+        np.testing.assert_array_equal(after[name], before[name], err_msg=name)
+    np.testing.assert_allclose(first, 1 + 2 * sums, rtol=1e-5)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 from helpers.train import effects
 
 import mesh_tensorflow as mtf
@@ -41,3 +42,30 @@ def test_summaries_and_evaluations():
     assert result.losses == [0.0, 1.0] and result.final["eval_loss"] == 2.0
     means = effects.DATA.mean((1, 2))
     np.testing.assert_allclose([r["mean"] for r in result.history], means, rtol=1e-5)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["captured", "read inside"])
+def test_a_step_reads_the_global_step_before_its_increment(inside, tf_graph):
+    with tf.variable_scope("", use_resource=True):
+        step = tf.train.get_or_create_global_step()
+    rate = tf.cast(step.read_value(), tf.float32)
+    made = []
+
+    def program():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        value = tf.cast(step.read_value(), tf.float32) if inside else rate
+        used = effects.state(mesh, "used")
+        mtf.assign(used, 1.0 * mtf.import_fully_replicated(mesh, value, mtf.Shape([])))
+        made.append(mtf.Lowering(mesh.graph, {mesh: mtf.GspmdMeshImpl("rows:2", "")}))
+        return made[-1].effects
+
+    done = mtf.pjrt.in_session(program)
+    increment = tf.assign_add(step, 1)
+    reads = [op for op in increment.op.control_inputs if op.type == "ReadVariableOp"]
+    assert reads
+    used = next(v for v in tf.global_variables() if v.op.name == "used").read_value()
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for number in range(3):
+            session.run([*done, increment])
+            assert session.run(used) == number

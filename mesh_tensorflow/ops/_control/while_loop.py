@@ -12,7 +12,7 @@ from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.loop import Loop
+from mesh_tensorflow._core.loop import Loop, with_inner_operations
 from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
@@ -30,6 +30,7 @@ from mesh_tensorflow.ops._control.loop_state import (
 )
 from mesh_tensorflow.ops._control.while_gradient import WhileGradientOperation
 from mesh_tensorflow.ops._random import RandomOperation
+from mesh_tensorflow.ops._variables.assign import Assign, earlier_assignments
 from mesh_tensorflow.ops._variables.variable import Variable
 
 __all__ = ["WhileLoopOperation", "while_loop"]
@@ -185,6 +186,7 @@ class WhileLoopOperation(Operation):
         tape = Tape(mesh_impl, self.taped()) if self._keeps_tape else None
         counters: dict[int, Any] = {}
         keys = self._random_keys(lowering)
+        assigned, earlier = dict(lowering.assigned), self._earlier_assignments(lowering)
 
         def cond(index: tf.Tensor, flat: list, arrays: list) -> tf.Tensor:
             self._enter(lowering, state.unflatten(flat))
@@ -195,6 +197,7 @@ class WhileLoopOperation(Operation):
         def body(index: tf.Tensor, flat: list, arrays: list) -> tuple:
             values = state.unflatten(flat)
             self._enter(lowering, values)
+            lowering.assigned.clear()  # what is outside cannot wait for what is in here
             lowering.random_keys.update({op: fold_key(key, index) for op, key in keys.items()})
             with inside_loop():
                 lowering.lower_operations(self._body_ops)
@@ -214,19 +217,30 @@ class WhileLoopOperation(Operation):
         zeros = [zero_state(mesh_impl, y, s) for y, s in zip(self._body_outputs[n:], summands[n:])]
         first = state.flatten(inputs + zeros)
         arrays = [] if tape is None else tape.new_arrays(self._size_of_tape(mesh_impl))
-        count, flat, arrays = tf.while_loop(
-            cond, body, (tf.constant(0), first, arrays), **self._tf_kwargs
-        )
+        with tf.control_dependencies(earlier):
+            count, flat, arrays = tf.while_loop(
+                cond, body, (tf.constant(0), first, arrays), **self._tf_kwargs
+            )
         # A recomputation of this loop starts from the same keys.
         lowering.random_keys.update(keys)
         values = state.unflatten(flat)
         values[n:] = after_loop(mesh_impl, values[n:], counters)
         for y, value in zip(self.outputs, values):
             lowering.set_tensor_lowering(y, value)
+        changed = list(lowering.assigned)
+        lowering.assigned.clear()
+        lowering.assigned.update(assigned)
         if self._effects(lowering):
             lowering.operations[self] = tf.group(flat)
+            lowering.assigned.update(dict.fromkeys(changed, lowering.operations[self]))
         if tape is not None:
             lowering.loop_tapes[self] = (tape, count, arrays)
+
+    def _earlier_assignments(self, lowering: LoweringLike) -> list[tf.Operation]:
+        """Returns what the loop waits for, if it assigns to variables."""
+        inner = with_inner_operations(self._body_ops)
+        variables = [v for op in inner if isinstance(op, Assign) for v in op.variables]
+        return earlier_assignments(lowering, variables) if variables else []
 
     def _effects(self, lowering: LoweringLike) -> list[Operation]:
         """Returns the operations of the body that do something besides computing."""

@@ -156,7 +156,9 @@ class Kinds:
         if own:
             return Kind("rows", own, _why_mixed(op, own, kinds))
         if isinstance(op, CustomGradientOperation):
-            return self[op.inputs[len(op.inputs) - len(op.outputs) + index]]
+            kind = self[op.inputs[len(op.inputs) - len(op.outputs) + index]]
+            why = f"it is computed in a function with a custom gradient, {op.name}"
+            return Kind("unknown", why=why) if kind is _FUNCTION else kind
         unknown = [k for k in kinds if k.name == "unknown" or (k.dims and k.why)]
         if unknown:
             return Kind("unknown", why=unknown[0].why)

@@ -61,6 +61,11 @@ class ReadVariable(Operation):
         self._var = var
         self._outputs = [Tensor(self, var.shape, var.activation_dtype)]
 
+    @property
+    def variable(self) -> Variable:
+        """The variable that it reads."""
+        return self._var
+
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         """Passes the gradient on."""
         return list(grad_ys)

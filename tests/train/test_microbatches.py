@@ -1,0 +1,199 @@
+"""Scalar losses in microbatches: those of the whole batch with their gradients, or an error."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from helpers.train import effects
+
+import mesh_tensorflow as mtf
+
+BATCH, LENGTH, OUT = mtf.convert_to_shape("batch:8,length:4,out:3").dims
+_RANDOM = np.random.RandomState(0)
+DATA = (_RANDOM.randn(8, 4) * (_RANDOM.rand(8, 4) > 0.4)).astype(np.float32)  # 0 is padding
+
+
+def weights(x):
+    return mtf.get_variable(
+        x.mesh, "w", [LENGTH], initializer=tf.constant_initializer([1.0, 0.5, -1.0, 2.0])
+    )
+
+
+def mask(x):
+    return mtf.to_float(mtf.not_equal(x, 0.0))
+
+
+def losses(x):
+    return mtf.square(x * weights(x) - 1.0)
+
+
+def masked(x):
+    return mtf.reduce_sum(losses(x) * mask(x)) / mtf.reduce_sum(mask(x))
+
+
+def gated(x):
+    """The weights are trained, too."""
+    gates = mtf.sigmoid(x * weights(x))
+    return mtf.reduce_sum(gates * losses(x)) / mtf.reduce_sum(gates)
+
+
+def guarded(x):
+    return 0.3 * mtf.reduce_sum(losses(x) * mask(x)) / mtf.maximum(mtf.reduce_sum(mask(x)), 1.0)
+
+
+def regularizer(x):
+    return 0.01 * mtf.reduce_sum(mtf.square(weights(x)))
+
+
+def flattened(x):
+    """Of tokens, which are no longer under the name of the batch."""
+    tokens = mtf.Dimension("tokens", x.shape.size)
+    x = mtf.reshape(x * weights(x), [tokens])
+    return mtf.reduce_sum(mtf.square(x - 1.0) * mask(x)) / mtf.reduce_sum(mask(x))
+
+
+def in_a_loop(x):
+    """A loop over layers adds up means."""
+
+    def body(i, h):
+        h = mtf.tanh(h * weights(x))
+        return [i + 1, h, mtf.reduce_mean(mtf.square(h))]
+
+    start = [mtf.constant(x.mesh, 0, dtype=tf.int32), x]
+    results = mtf.while_loop(
+        lambda i, h: mtf.less(i, 3), body, start, has_accumulators=True, maximum_iterations=3
+    )
+    return results[2] + mtf.reduce_mean(results[1])
+
+
+def by_examples(x):
+    """Means of examples, of which the mean is taken."""
+    each = mtf.reduce_mean(losses(x), reduced_dim=LENGTH)
+    return mtf.reduce_mean(mtf.Print(each, [each], "")) + 2.0
+
+
+def recomputed(x):
+    total = mtf.recompute_grad(lambda x: mtf.reduce_sum(losses(x) * mask(x)), [x])
+    return total / mtf.reduce_sum(mask(x))
+
+
+KNOWN = {
+    "mean": lambda x: mtf.reduce_mean(losses(x)),
+    "mean, terms of weights": lambda x: mtf.reduce_mean(losses(x)) * 3.0 + regularizer(x) - 1.0,
+    "mean of examples": by_examples,
+    "sum": lambda x: 0.003 * mtf.reduce_sum(losses(x)),
+    "quotient": masked,
+    "quotient, trained weights": gated,
+    "quotient, guarded": guarded,
+    "quotient, terms": lambda x: masked(x) + regularizer(x) + 0.3 * mtf.reduce_mean(losses(x)) + 1,
+    "two quotients": lambda x: masked(x) - 2.0 * gated(x),
+    "root of a mean": lambda x: mtf.sqrt(mtf.reduce_mean(losses(x))),
+    "tokens": flattened,
+    "loop": in_a_loop,
+    "recomputed": recomputed,
+    "weights alone": regularizer,
+    "pair": lambda x: (mtf.reduce_sum(losses(x) * mask(x)), mtf.reduce_sum(mask(x))),
+}
+
+
+def found(loss_fn, number, mesh="merged"):
+    """Returns the loss and the gradient."""
+
+    @mtf.function
+    def step(data):
+        mesh_ = mtf.Mesh(mtf.Graph(), "mesh")
+        x = mtf.import_tf_tensor(mesh_, data, [BATCH, LENGTH])
+        result = mtf.optimize.accumulate_gradients(loss_fn, x, BATCH, number)
+        lowering = mtf.Lowering(mesh_.graph, {mesh_: effects.placed(mesh)})
+        return [lowering.export_to_tf_tensor(y) for y in (result.loss, *result.grads)]
+
+    return [y.numpy() for y in step(DATA)]
+
+
+SHORT = {"mean, terms of weights", "sum", "quotient, terms", "root of a mean"}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in SHORT else pytest.param(n, marks=pytest.mark.slow) for n in KNOWN]
+)
+def test_losses_and_gradients_of_the_whole_batch(name):
+    expected = found(KNOWN[name], 1)
+    for number, mesh in ((2, "merged"), (4, "one")):
+        for value, wanted in zip(found(KNOWN[name], number, mesh), expected, strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mesh", ["placement", "simd"])
+def test_a_masked_mean_in_fit(mesh):
+    def model(mesh, x):
+        return masked(x) + regularizer(x)
+
+    def trained(**arguments):
+        return mtf.train.fit(
+            model,
+            DATA,
+            3,
+            dims=[BATCH, LENGTH],
+            optimizer=mtf.optimize.SgdOptimizer(0.05),
+            progress=False,
+            log_every=1,
+            **arguments,
+        ).losses
+
+    expected = trained()
+    arguments = (
+        effects.fit_arguments(mesh)
+        if mesh == "simd"
+        else {"mesh_shape": "rows:2", "layout": "length:rows"}
+    )
+    np.testing.assert_allclose(trained(microbatches=4, **arguments), expected, rtol=1e-5)
+
+
+def _compared(x):
+    y = mtf.rename_dimension(x * weights(x), "batch", "other")
+    products = mtf.einsum([x, y], reduced_dims=[LENGTH])
+    return mtf.reduce_mean(mtf.reduce_logsumexp(products, products.shape.dims[-1]))
+
+
+def _noisy(x):
+    return mtf.sqrt(mtf.reduce_sum(losses(x))) * mtf.random_uniform(x.mesh, [])
+
+
+UNKNOWN = {
+    "maximum": (
+        lambda x: mtf.reduce_max(losses(x)),
+        r"the loss is not known for the whole batch from 2 microbatches: reduce_max .* is no sum",
+    ),
+    "size of a microbatch": (
+        lambda x: mtf.reduce_sum(losses(x)) / x.shape.dims[0].size,
+        r"multiplies a sum over the batch by 0.25, which may be made of the size of a microbatch",
+    ),
+    "size of the batch": (
+        lambda x: mtf.reduce_sum(losses(x)) / mtf.constant(x.mesh, 8.0),
+        r"by 0.125, which .* Return \(sum, weight\), two scalars",
+    ),
+    "comparison": (_compared, r"compares examples of a batch with each other \(batch=4, other=4"),
+    "custom gradient": (
+        lambda x: mtf.recompute_grad(masked, [x]),
+        "it is computed in a function with a custom gradient, custom_gradient",
+    ),
+    "random numbers": (_noisy, "joins it with random numbers, which each microbatch draws anew"),
+    "whole batch in a shape": (
+        lambda x: mtf.reduce_mean(
+            mtf.broadcast(mtf.reduce_sum(losses(x), output_shape=[]), [BATCH])
+        ),
+        r"microbatches of batch=4, but broadcast has the dimension of the whole batch, batch=8.*"
+        r"x\.shape\.dims\[0\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_losses_that_microbatches_do_not_tell(name):
+    loss_fn, message = UNKNOWN[name]
+    found(loss_fn, 1)
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    x = mtf.import_tf_tensor(mesh, DATA, [BATCH, LENGTH])
+    before = mesh.graph.to_string
+    with pytest.raises(ValueError, match=message):
+        mtf.optimize.accumulate_gradients(loss_fn, x, BATCH, 2)
+    assert mesh.graph.to_string == before
