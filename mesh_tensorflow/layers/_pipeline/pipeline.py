@@ -12,7 +12,7 @@ from mesh_tensorflow._core.errors import divisors
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.layers._pipeline.schedule import PipelineSchedule
 from mesh_tensorflow.ops._control.control import custom_gradient
-from mesh_tensorflow.ops._control.recompute import Gradients, usable
+from mesh_tensorflow.ops._control.recompute import Gradients
 from mesh_tensorflow.ops._elementwise.compare import select
 
 __all__ = ["pipeline"]
@@ -217,15 +217,17 @@ class _Run:
             for stage, state in enumerate([*states[1:], outputs[0]], 1):
                 seen = select(self._stage_is(stage), state, seen)
             seen = mtf.stop_gradient(seen)
+            for op in forward_operations:
+                for y in op.outputs:
+                    y.usable = True  # also in the gradients of what follows
             grads = Gradients(all_inputs, outputs[:count], output_grads[:count])
-            with usable(forward_operations):
-                grads.through(forward_operations[ends[-1] :])
-                for tick in reversed(range(stages - 1)):
-                    begin, middle, end = [0, *ends][2 * tick : 2 * tick + 3]
-                    busy = self._stage_is(tick, mtf.less_equal)
-                    again = {states[tick]: select(busy, states[tick], seen)}
-                    grads.through(forward_operations[middle:end], again)
-                    grads.through(forward_operations[begin:middle])
+            grads.through(forward_operations[ends[-1] :])
+            for tick in reversed(range(stages - 1)):
+                begin, middle, end = [0, *ends][2 * tick : 2 * tick + 3]
+                busy = self._stage_is(tick, mtf.less_equal)
+                again = {states[tick]: select(busy, states[tick], seen)}
+                grads.through(forward_operations[middle:end], again)
+                grads.through(forward_operations[begin:middle])
             return grads.of(all_inputs, but=explicit_inputs)
 
         return custom_gradient(fn, grad_fn, [mtf.stop_gradient(sources[0])])[:count]
