@@ -2,7 +2,8 @@
 
     python examples/run_exported.py DIRECTORY DEVICES INPUT.npy ...
 
-It prints the sum of each result, and writes the results to DIRECTORY/results.npz.
+It prints the sum of each result, and writes the results to DIRECTORY/results.npz. JAX reads
+programs by another package: pip install jax flatbuffers.
 """
 
 import argparse

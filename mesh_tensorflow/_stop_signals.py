@@ -47,6 +47,7 @@ class StopSignals:
 
     Attributes:
       received: the first signal, or None.
+      is_of_other: whether another process received it.
     """
 
     def __init__(self, noted: Optional[Callable[[signal.Signals], None]] = None) -> None:
@@ -56,6 +57,7 @@ class StopSignals:
           noted: is called with the first signal; or None.
         """
         self.received: Optional[signal.Signals] = None
+        self.is_of_other = False
         self._noted = noted
         self._previous: dict[signal.Signals, Any] = {}
 
@@ -79,10 +81,21 @@ class StopSignals:
         if self._noted is not None:
             self._noted(given)
 
+    def note_of_other(self, number: int) -> None:
+        """Notes a signal that another process of this run received.
+
+        Args:
+          number: its number.
+        """
+        if self.received is None:
+            self.received, self.is_of_other = signal.Signals(number), True
+
     @property
     def name(self) -> str:
         """What the user did or sent, such as "Ctrl-C"; empty if there was nothing."""
-        return "" if self.received is None else _NAMES[self.received]
+        if self.received is None:
+            return ""
+        return _NAMES[self.received] + (" in another process" if self.is_of_other else "")
 
     def error(self, text: str) -> BaseException:
         """Returns the exception that ends the program for the signal that was received.

@@ -228,6 +228,14 @@ def commands(path):
     return [line for line in lines if line and not line.startswith("#")]
 
 
+def test_no_command_installs_the_package_of_this_name_in_an_index():
+    """That is the classic; messages name the packages that are missing, and pages the clone."""
+    files = [*PAGES, *(ROOT / "mesh_tensorflow").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
+    command = re.compile(r"install[ \n\"\'`]+mesh[-_]tensorflow\b(?!\.)")
+    found = [path for path in files if command.search(path.read_text(encoding="utf-8"))]
+    assert [path for path in found if path.name != "errors_index.md"] == []
+
+
 def test_readme_commands_are_those_of_ci():
     ci = (ROOT / ".ci" / "run").read_text()
     shown = [part.strip() for line in commands(ROOT / "README.md") for part in line.split("&&")]

@@ -10,7 +10,7 @@ try:
 except ImportError as e:
     raise ImportError(
         "mesh_tensorflow.pjrt runs programs through JAX, which is not installed: "
-        'pip install "mesh-tensorflow[pjrt]", or jax for your accelerator'
+        'pip install "jax>=0.8", or as JAX says for your accelerator'
     ) from e
 
 from mesh_tensorflow.pjrt._checkpoints import restore, save

@@ -31,7 +31,8 @@ def export(
     `program_N.bin` is the program for the N devices of the function's mesh, and `program_1.bin` the
     same for one device, both as `jax.export` serializes them. They take a list of the arguments
     that are arrays, and a dictionary of the weights by name. `weights.safetensors` has the weights
-    and, as metadata, the mesh. `examples/run_exported.py` runs such files.
+    and, as metadata, the mesh. `examples/run_exported.py` runs such files; JAX needs the package
+    `flatbuffers` to read them.
 
     Args:
       function: a function that `mtf.pjrt.function` compiled, which assigns to no variables.

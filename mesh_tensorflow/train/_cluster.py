@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._processes.peers import POLL_SECONDS
 from mesh_tensorflow._processes.processes import Processes, processes
+from mesh_tensorflow._stop_signals import StopSignals
 
 __all__ = ["Agreement", "Cluster", "check_connected", "find_cluster"]
 
@@ -87,7 +88,7 @@ class Cluster:
 
 
 class Agreement:
-    """What the chief decides for all: the step at which they stop, and that all is saved."""
+    """What all know of each other: the step at which they stop and why, and that all is saved."""
 
     def __init__(self, cluster: Cluster):
         """Adds its variables to the default tf graph.
@@ -100,7 +101,7 @@ class Agreement:
         with tf.device(chief):
             # They are no global variables: every process would initialize them, and savers save
             # them.
-            self._last, self._saved = (
+            self._last, self._signal, self._saved = (
                 tf.Variable(
                     tf.constant(0, tf.int64),
                     collections=[],
@@ -108,16 +109,19 @@ class Agreement:
                     use_resource=True,
                     name=name,
                 )
-                for name in ("last_step_of_all", "saved_step_of_all")
+                for name in ("last_step_of_all", "signal_of_all", "saved_step_of_all")
             )
             self._fed = tf.placeholder(tf.int64, [])
             self._set_last = self._last.assign(self._fed, read_value=False)
+            self._set_signal = self._signal.assign(self._fed, read_value=False)
             self._set_saved = self._saved.assign(self._fed, read_value=False)
             self._read_last, self._read_saved = self._last.read_value(), self._saved.read_value()
+            self._read_signal = self._signal.read_value()
 
     def reset(self, session: tf.Session) -> None:
         """Makes a run begin; in the chief, before the others read what it decides."""
         if self._cluster.is_chief:
+            session.run(self._set_signal, {self._fed: 0})
             session.run(self._set_last, {self._fed: _NEVER})
             session.run(self._set_saved, {self._fed: -1})
 
@@ -133,21 +137,28 @@ class Agreement:
         while self._cluster.processes.run(session, self._read_saved) != step:
             time.sleep(POLL_SECONDS)
 
-    def agreed(self, session: tf.Session, step: int, wanted: bool) -> bool:
+    def agreed(self, session: tf.Session, step: int, wanted: bool, signals: StopSignals) -> bool:
         """Returns whether all processes stop after this step.
 
-        Processes are in the same step when they compute, as it needs all of them. When the chief
+        Processes are in the same step when they compute, as it needs all of them. When one of them
         decides, others may be done with this step, but not with the next.
 
         Args:
           session: the session of this process.
           step: the number of steps that are done.
-          wanted: whether this process was asked to stop; only that of the chief counts.
+          wanted: whether this process was asked to stop.
+          signals: those that this process received; the one of another is noted there.
         """
         last = session.run(self._read_last)
-        if wanted and self._cluster.is_chief and last == _NEVER:
+        if wanted and last == _NEVER:
+            if signals.received is not None:  # first, so that whoever stops knows why
+                session.run(self._set_signal, {self._fed: int(signals.received)})
             session.run(self._set_last, {self._fed: step + 1})
-        return step >= last
+        if step < last:
+            return False
+        if number := session.run(self._read_signal):
+            signals.note_of_other(number)
+        return True
 
 
 def check_connected(environment: Optional[Mapping[str, str]] = None) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.variables.files import Faults
+from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.checkpoint import CheckpointError, Saver
 from mesh_tensorflow.debug import user_errors
 from mesh_tensorflow.train._cluster import Agreement
@@ -42,8 +43,8 @@ class Engine(Protocol):
     def save(self, directory: str, step: int) -> tuple[str, list[str]]:
         """Writes a checkpoint; returns its path, and what in it is not a number, or infinite."""
 
-    def stops(self, step: int, wanted: bool) -> bool:
-        """Returns whether to stop after this step, if this process was asked to."""
+    def stops(self, step: int, wanted: bool, signals: StopSignals) -> bool:
+        """Returns whether to stop after this step; notes the signals of other processes."""
 
     def settle(self, step: int) -> None:
         """Waits at the end of a run until other processes are done with it, and have saved."""
@@ -354,11 +355,11 @@ class SessionEngine:
                 saver.restore(program.session, path)
             program.session.run(program._to_slices)
 
-    def stops(self, step: int, wanted: bool) -> bool:
+    def stops(self, step: int, wanted: bool, signals: StopSignals) -> bool:
         """Returns whether to stop after this step; several processes agree on one."""
         if self._training is None or self._training.agreement is None:
             return wanted
-        return self._training.agreement.agreed(self._training.session, step, wanted)
+        return self._training.agreement.agreed(self._training.session, step, wanted, signals)
 
     def settle(self, step: int) -> None:
         """Waits at the end of a run until the process that saves has done so."""

@@ -159,9 +159,9 @@ class Loop:
         """Returns whether the run was asked to stop after this step; processes agree on one."""
         if signals.received is not None:
             self.run.stop(signals.name)
-        asked = self.engine.stops(self.run.step, bool(self.run.stopped))
+        asked = self.engine.stops(self.run.step, bool(self.run.stopped), signals)
         if asked:
-            self.run.stop("another process was asked to stop")
+            self.run.stop(signals.name or "another process was asked to stop")
         return asked
 
     def _evaluate_at_the_end(self, signals: StopSignals) -> None:

@@ -14,6 +14,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._mesh.slices.random_values import keys_by_step
 from mesh_tensorflow._mesh.variables import folder
 from mesh_tensorflow._mesh.variables.files import faults
+from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.checkpoint import check_checkpoint
 from mesh_tensorflow.train._engine import CHECKPOINT_NAME, wrong_values
 from mesh_tensorflow.train._input.data import Batch
@@ -82,7 +83,7 @@ class StepEngine:
         if checkpoint is not None:
             self._restore(checkpoint, batch)
 
-    def stops(self, step: int, wanted: bool) -> bool:
+    def stops(self, step: int, wanted: bool, signals: StopSignals) -> bool:
         """Returns whether to stop after this step: if the process was asked to."""
         return wanted
 

@@ -57,9 +57,7 @@ def tfds_function(user: str, function: str) -> Callable[..., Any]:
     try:
         import tensorflow_datasets as tfds
     except ImportError as e:
-        raise missing_package(
-            user, "tensorflow-datasets", "pip install 'mesh-tensorflow[transformer]'"
-        ) from e
+        raise missing_package(user, "tensorflow-datasets", "pip install tensorflow-datasets") from e
     # If importing its parts fails, it only logs that, and is empty.
     if not hasattr(tfds, function):
         raise ImportError(
@@ -317,7 +315,7 @@ class SentencePieceVocabulary(Vocabulary):
             raise missing_package(
                 "SentencePieceVocabulary",
                 "sentencepiece",
-                "pip install 'mesh-tensorflow[transformer]'",
+                "pip install sentencepiece",
             ) from e
         if extra_ids < 0:
             raise ValueError(f"SentencePieceVocabulary: extra_ids {extra_ids} is negative")

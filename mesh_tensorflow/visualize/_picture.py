@@ -163,7 +163,7 @@ class Picture:
         except ImportError as e:
             raise ImportError(
                 f"{os.fspath(path)!r}: a picture that is not SVG needs matplotlib: pip install "
-                "mesh-tensorflow[examples]; or give a path that ends in .svg"
+                "matplotlib; or give a path that ends in .svg"
             ) from e
         inches = (self.width / _POINTS * 0.75, self.height / _POINTS * 0.75)
         figure = Figure(figsize=inches, dpi=_DPI, facecolor=_PAPER)

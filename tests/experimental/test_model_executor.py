@@ -194,7 +194,7 @@ generated_scans.set_flags(
     num_training_loops=2, num_train_iterations_per_loop=2, use_tpu=False)
 print(len(model_executor.train_and_eval()), "scores")
 """
-    done = processes.run("-c", script, timeout=100)
+    done = processes.run("-c", script)
     assert done.stdout == "10 scores\n", done.stderr
 
 

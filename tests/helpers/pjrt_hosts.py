@@ -1,7 +1,9 @@
 """A script that trains in several processes of JAX, and writes down what it saw."""
 
+import glob
 import json
 import os
+import shutil
 import signal
 import sys
 
@@ -24,6 +26,7 @@ def main(directory, killed=""):
     losses.append(float(step(pjrt.DATA)))
     mtf.pjrt.restore(step.store, path)
     found = {
+        "error": error_of_damaged(step.store, path),
         "losses": losses,
         "devices": [len(jax.devices()), len(jax.local_devices())],
         "sums": {name: float(tf.reduce_sum(step.store.value(name))) for name in step.store.names},
@@ -34,6 +37,27 @@ def main(directory, killed=""):
         os.kill(os.getpid(), signal.SIGKILL)
     while killed:
         step(pjrt.DATA)
+
+
+def error_of_damaged(store, path):
+    """Returns the error of restoring a copy of which the first part is damaged."""
+    import jax
+
+    import mesh_tensorflow as mtf
+    from mesh_tensorflow.pjrt._hosts import wait
+
+    copy = f"{os.path.dirname(path)}/damaged/model"
+    if jax.process_index() == 0:
+        os.makedirs(os.path.dirname(copy))
+        for file in glob.glob(f"{path}.*"):
+            shutil.copy(file, copy + file[len(path) :])
+        os.truncate(sorted(glob.glob(f"{copy}.data-*"))[0], 4)
+    wait("copied")
+    try:
+        mtf.pjrt.restore(store, copy)
+    except mtf.checkpoint.CheckpointError as error:
+        return str(error)
+    return None
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def test_the_script_imports_jax_alone(tmp_path):
         f"sys.argv[1:] = [{str(tmp_path)!r}, '4', {str(tmp_path / 'data.npy')!r}]; "
         f"runpy.run_path({str(EXAMPLES / 'run_exported.py')!r}, run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "(8, 6) float32" in done.stdout, done.stderr
     np.testing.assert_allclose(np.load(tmp_path / "results.npz")["arr_0"], expected, rtol=1e-6)
 

@@ -217,8 +217,8 @@ except ImportError as e:
 
 
 def test_without_jax():
-    done = processes.run("-c", WITHOUT_JAX, timeout=120)
-    assert 'pip install "mesh-tensorflow[pjrt]"' in done.stdout, done
+    done = processes.run("-c", WITHOUT_JAX)
+    assert 'pip install "jax>=0.8"' in done.stdout, done
 
 
 def test_jax_is_imported_when_it_is_used():

@@ -33,6 +33,9 @@ def test_two_processes_are_as_one(tmp_path):
     expected = [float(step(pjrt.DATA)) for _ in range(3)]
     for record in found:
         np.testing.assert_allclose(record["losses"][:3], expected, rtol=1e-6)
+    first, second = (record.pop("error") for record in found)
+    assert "damaged/model is damaged or cut short" in first
+    assert "another process cannot read its parts of checkpoint" in second
     assert found[0] == found[1]
 
     # The files are those of one process, and the weights those after three steps.

@@ -107,20 +107,50 @@ def test_a_checkpoint_is_of_one_step_of_another_thread(tmp_path):
     in_threads(2, run)
 
 
-def test_threads_run_sessions_of_one_program():
-    def program():
-        mesh = mtf.Mesh(mtf.Graph(), "mesh")
-        w = mtf.get_variable(mesh, "w", "d:8", initializer=tf.compat.v1.zeros_initializer())
-        update = mtf.assign_add(w, mtf.ones_like(w))
-        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.GspmdMeshImpl("rows:4", "d:rows")})
-        return lowering.lowered_operation(update)
+class InSession:
+    """Counts as `counting` does, in a session."""
 
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        update = mtf.pjrt.in_session(program)
-        session.run(tf.compat.v1.global_variables_initializer())
-        in_threads(2, lambda number: [session.run(update) for _ in range(50)])
-        [w] = tf.compat.v1.global_variables()
-        np.testing.assert_array_equal(session.run(w), [100] * 8)
+    def __init__(self):
+        self._graph = tf.Graph()
+        with self._graph.as_default():
+            self._update = mtf.pjrt.in_session(self._program)
+            self._variables = tf.compat.v1.global_variables()
+            self._session = tf.compat.v1.Session()
+            self._session.run(tf.compat.v1.global_variables_initializer())
+
+    def _program(self):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        zeros = tf.compat.v1.zeros_initializer()
+        made = [mtf.get_variable(mesh, n, "d:8", initializer=zeros) for n in "abc"]
+        updates = [mtf.assign_add(v, mtf.ones_like(v)) for v in made]
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.GspmdMeshImpl("rows:4", "d:rows")})
+        return tf.group([lowering.lowered_operation(u) for u in updates])
+
+    def step(self):
+        self._session.run(self._update)
+
+    def values(self):
+        found = self._session.run({v.op.name: v for v in self._variables})
+        return {name: float(value) for name, [value] in ((n, set(v)) for n, v in found.items())}
+
+
+class OfFunction:
+    """The same by a function of mtf.pjrt."""
+
+    def __init__(self):
+        self._step = counting()
+
+    def step(self):
+        self._step(ONE)
+
+    def values(self):
+        return values(self._step.store)
+
+
+def test_threads_run_sessions_of_one_program():
+    program = InSession()
+    in_threads(2, lambda number: [program.step() for _ in range(50)])
+    assert program.values() == dict.fromkeys("abc", 100)
 
 
 def test_threads_train_models_at_once():
@@ -162,27 +192,28 @@ def send():
         time.sleep(wait)
         os.kill(os.getpid(), number)
 
-step = tests.counting()
-step(tests.ONE)
+program = getattr(tests, sys.argv[3])()
+program.step()
 threading.Thread(target=send, daemon=True).start()
 for _ in waits:
     try:
         ready.set()
         while True:
-            step(tests.ONE)
+            program.step()
     except KeyboardInterrupt:
         pass
-    found = tests.values(step.store)
+    found = program.values()
     assert len(set(found.values())) == 1, found
-step(tests.ONE)
-assert tests.values(step.store) == dict.fromkeys("abc", found["a"] + 1)
+program.step()
+assert program.values() == dict.fromkeys("abc", found["a"] + 1)
 print(f"{len(waits)} signals")
 """
 
 
+@pytest.mark.parametrize("program", ["OfFunction", "InSession"])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGALRM"])
-def test_a_step_that_a_signal_ends_is_done_or_not(name):
-    done = processes.run("-c", INTERRUPTED, name, pathlib.Path(__file__).parent)
+def test_a_step_that_a_signal_ends_is_done_or_not(name, program):
+    done = processes.run("-c", INTERRUPTED, name, pathlib.Path(__file__).parent, program)
     assert (done.returncode, done.stdout) == (0, "150 signals\n"), done.stderr[-3000:]
 
 

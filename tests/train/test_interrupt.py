@@ -36,7 +36,7 @@ class Training:
             )
             time.sleep(0.01)
         os.kill(self._process.pid, number)
-        self._process.join(60)
+        self._process.join(300)
         return self._process.exitcode, self.steps(), self._errors.read_text()
 
 

@@ -271,7 +271,9 @@ def test_huggingface_files(model, tmp_path, monkeypatch):
     same(convert.read_huggingface(str(tmp_path))[0], tensors)
 
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with pytest.raises(ImportError, match=r"package safetensors, which is not .*\[transformer\]"):
+    with pytest.raises(
+        ImportError, match=r"package safetensors, which is not .*install 'safetensors"
+    ):
         convert.read_huggingface(str(model))
 
 

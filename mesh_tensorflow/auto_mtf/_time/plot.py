@@ -30,7 +30,7 @@ def draw(explanation: Any, path: str) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as e:
-        raise ImportError("a plot needs matplotlib: pip install mesh-tensorflow[examples]") from e
+        raise ImportError("a plot needs matplotlib: pip install matplotlib") from e
     figure = Figure(figsize=(11, 13), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(3, 1)

@@ -20,7 +20,7 @@ from mesh_tensorflow._processes.processes import Processes, processes
 from mesh_tensorflow._processes.runtime import several_of_jax
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.pjrt._hosts import driving, join
-from mesh_tensorflow.pjrt._sessions.follower import CALLS, Follower
+from mesh_tensorflow.pjrt._sessions.follower import CALLS, SIGNAL, Follower
 from mesh_tensorflow.pjrt._sessions.programs import Crew, crew_of
 from mesh_tensorflow.pjrt._sessions.watch import Watch, connected
 from mesh_tensorflow.pjrt._sessions.wire import Message, receive, send
@@ -129,25 +129,23 @@ def _connection(peer: Peer) -> Iterator[socket.socket]:
 
 def _follow(mine: Processes) -> Shared:
     chief, me = _peers(mine)[0], _peers(mine)[mine.index]
-    # The chief is asked to stop as well, and needs this process until it has saved.
-    with StopSignals() as signals:
-        with socket.create_server(_place(me.address)) as server:
-            server.settimeout(_START_SECS)
-            try:
-                connection, _ = server.accept()
-            except TimeoutError as error:
-                raise PeerLostError(
-                    f"{me}: {chief} has not connected. Start all processes, with the same "
-                    "addresses",
-                    chief,
-                ) from error
-        with connection:
-            join()
-            watch = Watch([(chief, connected(connection))], me)
-            try:
-                news = _serve(connection, watch, chief)
-            finally:
-                watch.stop()
+    with socket.create_server(_place(me.address)) as server:
+        server.settimeout(_START_SECS)
+        try:
+            connection, _ = server.accept()
+        except TimeoutError as error:
+            raise PeerLostError(
+                f"{me}: {chief} has not connected. Start all processes, with the same addresses",
+                chief,
+            ) from error
+    # The chief, which is told of a signal, needs this process until it has saved.
+    with connection, StopSignals() as signals:
+        join()
+        watch = Watch([(chief, connected(connection))], me)
+        try:
+            news = _serve(connection, watch, chief, signals)
+        finally:
+            watch.stop()
     if signals.received is not None:
         raise signals.error(f"{me} was stopped, after {chief}")
     if news.call == _FAILED:
@@ -155,15 +153,19 @@ def _follow(mine: Processes) -> Shared:
     return news.values, news.arrays
 
 
-def _serve(connection: socket.socket, watch: Watch, chief: Peer) -> Message:
-    """Does what the chief says; returns what it says at the end."""
-    follower = Follower()
+def _serve(connection: socket.socket, watch: Watch, chief: Peer, signals: StopSignals) -> Message:
+    """Does what the chief says, and tells it of a signal; returns what it says at the end."""
+    follower, told = Follower(), False
     while True:
         try:
             message = receive(connection)
             if message.call not in CALLS:
                 return message
-            send(connection, follower.answer(message))
+            answer = follower.answer(message)
+            if signals.received is not None and not told:
+                told = True
+                send(connection, Message(SIGNAL, int(signals.received)))
+            send(connection, answer)
         except (EOFError, ConnectionError) as error:
             lost = watch.error(chief)
             assert lost is not None

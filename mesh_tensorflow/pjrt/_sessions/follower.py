@@ -13,9 +13,9 @@ from mesh_tensorflow.pjrt._sessions.parts import own_parts
 from mesh_tensorflow.pjrt._sessions.saving import faults_here, restore_here, write_here
 from mesh_tensorflow.pjrt._sessions.wire import Message
 
-__all__ = ["CALLS", "FAILED", "Follower"]
+__all__ = ["CALLS", "FAILED", "SIGNAL", "Follower"]
 
-FAILED = "failed"
+FAILED, SIGNAL = "failed", "signal"  # beside answers
 
 Answer = tuple[Any, Sequence[np.ndarray]]
 _NOTHING: Answer = (None, ())

@@ -6,6 +6,8 @@ import collections
 import contextlib
 import contextvars
 import itertools
+import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +20,7 @@ from mesh_tensorflow._mesh.variables.apart import Apart
 from mesh_tensorflow._mesh.variables.files import Faults
 from mesh_tensorflow._processes.peers import Peer
 from mesh_tensorflow.pjrt._sessions.executor import Description, Executor
-from mesh_tensorflow.pjrt._sessions.follower import FAILED
+from mesh_tensorflow.pjrt._sessions.follower import FAILED, SIGNAL
 from mesh_tensorflow.pjrt._sessions.parts import joined, own_parts
 from mesh_tensorflow.pjrt._sessions.saving import faults_here, restore_here, saved, write_here
 from mesh_tensorflow.pjrt._sessions.watch import Watch
@@ -65,9 +67,9 @@ class Crew:
         try:
             result = own()
         except Exception as error:
-            self._each(receive)  # the same error, or that a process is lost
+            self._each(_answer)  # the same error, or that a process is lost
             raise error
-        answers = self._each(receive)
+        answers = self._each(_answer)
         for (peer, _), answer in zip(self._others, answers):
             if answer.call == FAILED:
                 raise RuntimeError(f"{peer} failed: {answer.values}")
@@ -94,6 +96,15 @@ class Crew:
         for _, connection in self._others:
             with contextlib.suppress(OSError):
                 send(connection, news)
+
+
+def _answer(connection: socket.socket) -> Message:
+    """Returns the answer of a process; a signal that it received is given to this one as well."""
+    while (message := receive(connection)).call == SIGNAL:
+        number = signal.Signals(message.values)
+        tf.logging.warning("Another process of this program received %s.", number.name)
+        os.kill(os.getpid(), number)
+    return message
 
 
 class Programs:

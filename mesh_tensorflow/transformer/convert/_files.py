@@ -107,7 +107,7 @@ def _safetensors() -> Any:
         raise missing_package(
             "mesh_tensorflow.transformer.convert",
             "safetensors",
-            "pip install 'mesh-tensorflow[transformer]'",
+            "pip install 'safetensors>=0.5'",
         ) from e
     return safetensors.numpy
 

@@ -48,7 +48,8 @@ class _Note(mtf.train.Callback):
 
 def train_and_note(directory, steps_path, errors_path, **arguments):
     """Trains for very many steps in a process; notes the steps and what is written to stderr."""
-    sys.stderr = open(errors_path, "w", buffering=1)
+    if errors_path is not None:
+        sys.stderr = open(errors_path, "w", buffering=1)
     fit(
         10**6,
         directory=directory,
