@@ -22,11 +22,13 @@ __all__ = [
     "CheckpointError",
     "Saver",
     "check_checkpoint",
+    "choose_initial",
     "fault_of",
     "init_from_checkpoint",
     "last_good",
 ]
 
+_STEP = "global_step"
 # The maximum number of variable names in an error message.
 _LONGEST_LIST = 12
 # Errors of a session that concern the program, not files; a monitored session recovers from some of
@@ -293,6 +295,69 @@ def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
                 dtypes=[variable.dtype.base_dtype],
             )
             variable._initial_value = tf.ensure_shape(value, variable.shape)
+
+
+def choose_initial(
+    what: str,
+    path: str,
+    variables: Mapping[str, Any],
+    trained: Iterable[str],
+    strict: bool = False,
+    hint: str = "",
+) -> dict[str, Any]:
+    """Returns the variables that are in a checkpoint, to begin with their values there.
+
+    What is only in the checkpoint, and what is only in the model, is logged: a model that gets a
+    part of its weights trains all the same, and worse.
+
+    >>> old = mtf.get_variable(mesh, "old", "d:2").operation.get_master()
+    >>> path = mtf.checkpoint.Saver([old]).save(None, "model.ckpt")
+    >>> mtf.checkpoint.choose_initial("my program", path, {"old": old}, ["old"]).keys()
+    dict_keys(['old'])
+
+    Args:
+      what: what asks for it, for messages.
+      path: the path of a checkpoint.
+      variables: the variables of the model, by their names in the checkpoint.
+      trained: the names there of those that are trained.
+      strict: whether a trained variable that the checkpoint lacks, or a weight there that the model
+        lacks, is an error. Slots of optimizers, whose names begin with those of weights, and the
+        global step may be on one side only.
+      hint: what to do about an error.
+
+    Raises:
+      ValueError: the checkpoint has no trained variable of the model, or one of another shape; or
+        `strict`.
+    """
+    saved = folder.open_reader(path).get_variable_to_shape_map()
+    trained = [name for name in variables if name in set(trained)]
+    found = {name: v for name, v in variables.items() if name in saved}
+    differs = [
+        f"{name} has shape {list(saved[name])}, but {_saved_name(v) or name} in the model has "
+        f"{list(v.shape)}"
+        for name, v in found.items()
+        if list(saved[name]) != list(v.shape)
+    ]
+    if differs:
+        more = f" ({len(differs) - 1} more differ)" if differs[1:] else ""
+        raise ValueError(f"{what} {path}: {differs[0]}{more}{hint and '; '}{hint}")
+    lacking = [name for name in variables if name not in saved]
+    # Slots of weights, as in w/adam_m and w_slot_v, say nothing about which model it is.
+    roots = tuple(f"{name}{mark}" for name in variables for mark in "/_")
+    unused = [n for n in sorted(saved) if n not in found and n != _STEP and not n.startswith(roots)]
+    lists = _list("In the model only", lacking) + _list("In the checkpoint only", unused)
+    if not any(name in saved for name in trained):
+        raise ValueError(
+            f"{what} {path}: none of the model's weights is there, so that training would begin "
+            f"with random ones{hint and '; '}{hint}.{lists}"
+        )
+    if strict and (unused or any(name not in saved for name in trained)):
+        raise ValueError(
+            f"{what} {path}: the checkpoint has other weights than the model, and strict asks for "
+            f"the same{hint and '; '}{hint}.{lists}"
+        )
+    tf.logging.info("Initializing %d variables from %s%s", len(found), path, lists)
+    return found
 
 
 def check_checkpoint(

@@ -38,6 +38,12 @@ _TRAINING_FLAGS: tuple[Flag, ...] = (
     (flags.DEFINE_string, "bert_config_file", None, "Configuration of the model, as JSON."),
     (flags.DEFINE_string, "output_dir", None, "Directory of checkpoints and results."),
     (flags.DEFINE_string, "init_checkpoint", None, "Checkpoint that training begins with."),
+    (
+        flags.DEFINE_bool,
+        "init_checkpoint_strict",
+        False,
+        "Whether that checkpoint has to have exactly the weights of the model.",
+    ),
     (flags.DEFINE_float, "learning_rate", 5e-5, "The highest learning rate."),
     (flags.DEFINE_string, "optimizer", "adam", "adam or adafactor."),
     (flags.DEFINE_bool, "clip_gradients", True, "Whether gradients are clipped to a norm of 1."),

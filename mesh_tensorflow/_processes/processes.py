@@ -230,7 +230,7 @@ class Processes:
         def initialize() -> None:
             with graph.as_default():
                 session.run(initializer)
-                if saver is not None:
+                if saver is not None and checkpoint is not None:
                     saver.restore(session, readable(checkpoint))
                 while session.run(missing).size:
                     time.sleep(POLL_SECONDS)

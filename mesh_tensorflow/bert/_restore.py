@@ -10,6 +10,7 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import checkpoint
+from mesh_tensorflow._mesh.variables import folder
 from mesh_tensorflow._programs.saver_hook import SaverHook
 from mesh_tensorflow.utils import outside_all_rewrites
 
@@ -38,7 +39,8 @@ def get_assignment_map_from_checkpoint(
       ValueError: the checkpoint does not exist, or has a variable of a different shape.
     """
     try:
-        saved = dict(tf.train.list_variables(init_checkpoint))
+        path = folder.find(init_checkpoint, "init_checkpoint")
+        saved = folder.open_reader(path).get_variable_to_shape_map()
     except (tf.errors.OpError, ValueError) as error:
         raise ValueError(
             f"init_checkpoint: {init_checkpoint} is no checkpoint, such as model.ckpt-1000: {error}"
@@ -46,7 +48,7 @@ def get_assignment_map_from_checkpoint(
     assignment: dict[str, str] = collections.OrderedDict()
     initialized: dict[str, int] = {}
     by_name = {v.name.removesuffix(":0"): v for v in tvars}
-    for name, shape in saved.items():
+    for name, shape in sorted(saved.items()):
         if name not in by_name or _OF_TRAINING.search(name):
             continue
         ours = by_name[name].shape.as_list()
@@ -60,24 +62,32 @@ def get_assignment_map_from_checkpoint(
     return assignment, initialized
 
 
-def load_initial_checkpoint(init_checkpoint: Optional[str]) -> None:
+def load_initial_checkpoint(init_checkpoint: Optional[str], strict: bool = False) -> None:
     """Initializes the variables of the default tf graph from a checkpoint.
 
     Args:
-      init_checkpoint: a checkpoint, or None.
+      init_checkpoint: a checkpoint, or its directory; or None.
+      strict: whether it has to have exactly the model's weights.
 
     Raises:
-      ValueError: the checkpoint has none of the variables.
+      ValueError: the checkpoint has none of the variables, or other ones, with `strict`.
     """
     if not init_checkpoint:
         return
+    init_checkpoint = folder.find(init_checkpoint, "init_checkpoint")
     found, _ = get_assignment_map_from_checkpoint(tf.global_variables(), init_checkpoint)
     if not found:
         raise ValueError(
             f"init_checkpoint: {init_checkpoint} has none of the model's variables, which have "
             "names such as bert/embeddings/word_embeddings; TF BERT's own checkpoints have others"
         )
-    tf.logging.info("Initializing %d variables from %s", len(found), init_checkpoint)
+    checkpoint.choose_initial(
+        "init_checkpoint",
+        init_checkpoint,
+        {v.op.name: v for v in tf.global_variables() if not _OF_TRAINING.search(v.op.name)},
+        [v.op.name for v in tf.trainable_variables()],
+        strict,
+    )
     with outside_all_rewrites():
         checkpoint.init_from_checkpoint(
             init_checkpoint, {v.op.name: v for v in tf.global_variables() if v.op.name in found}

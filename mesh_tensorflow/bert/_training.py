@@ -188,7 +188,7 @@ def training_spec(done: Lowered, init_checkpoint: Optional[str]) -> estimator.tp
       done: the lowered program.
       init_checkpoint: a checkpoint to initialize variables from, or None.
     """
-    load_initial_checkpoint(init_checkpoint)
+    load_initial_checkpoint(init_checkpoint, FLAGS.init_checkpoint_strict)
     print_training_report(done.lowering, places={"checkpoints": f"{FLAGS.output_dir}, with logs"})
     with tf.control_dependencies([done.update]):
         train_op = tf.assign_add(tf.train.get_or_create_global_step(), 1)

@@ -16,7 +16,7 @@ from mesh_tensorflow.checkpoint import CheckpointError, Saver
 from mesh_tensorflow.debug import user_errors
 from mesh_tensorflow.train._cluster import Agreement
 from mesh_tensorflow.train._input.data import Batch
-from mesh_tensorflow.train._input.features import Features
+from mesh_tensorflow.train._input.features import Features, with_dtype
 from mesh_tensorflow.train._model import Lowered, Model
 from mesh_tensorflow.train._outputs import Afters, Means, finished, single
 from mesh_tensorflow.train._placing import Placing
@@ -104,6 +104,8 @@ class _Program:
             before = tf.identity(self.step.read_value())
             feeds = [tf.placeholder(array.dtype, array.shape) for array in batch]
             self._shapes = [array.shape for array in batch]
+            self._dtypes = [array.dtype for array in batch]
+            self._features = features
 
             def program(*tensors: tf.Tensor) -> dict[str, Any]:
                 step = None if placing.pjrt else self.step  # else on the other devices
@@ -158,6 +160,14 @@ class _Program:
             return
         self.session.run(self._initialize)
         self.session.run(self._to_slices)
+
+    def fitted(self, batch: Batch) -> Batch:
+        """Returns a batch with the dtypes of the first one; raises ValueError if it can't have.
+
+        A session would cut what it is fed to the dtype of the first batch.
+        """
+        names = self._features.names
+        return [with_dtype(a, d, n) for a, d, n in zip(batch, self._dtypes, names)]
 
     def check(self, batch: Batch) -> None:
         """Raises ValueError for a batch of other shapes than the first one."""
@@ -257,7 +267,7 @@ class SessionEngine:
         assert self._training is not None
         self._features.check(batch)
         self._training.check(batch)
-        outputs = self._training.run(batch)
+        outputs = self._training.run(self._training.fitted(batch))
         outputs.pop("step")
         means = {name: single(values) for name, values in outputs.items()}
         return finished(means, self._training.lowered.afters)

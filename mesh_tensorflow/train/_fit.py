@@ -108,12 +108,15 @@ def fit(
         dictionary of them, with the examples along the first axis; a Hugging Face dataset, or the
         path of one on disk; an iterable of examples or batches; or a function without arguments
         that returns one of these. Data are read again and again; an iterator can be read only once,
-        but a function that returns one is called again. float64 becomes float32.
+        but a function that returns one is called again. float64 becomes float32; batches of other
+        dtypes than the first get its dtype, and a value that this does not have is an error.
       steps: the number of steps, those of earlier runs in `directory` included.
       optimizer: an mtf.optimize.Optimizer, or a function that returns one, called within the
         program, with `learning_rate` if that is given: an optimizer class will do.
       dims: the dimensions of the features, batch first, such as [batch, pixels], in the structure
-        of the data. If None, `model_fn` is given tf.Tensors of whole batches.
+        of the data. Batches of the data have this size; smaller ones, as the last of an epoch may
+        be, are left out, and larger ones are an error. If None, `model_fn` is given tf.Tensors of
+        whole batches.
       learning_rate: a number, or a function of the step, an integer tf scalar.
       clip_norm: the largest Euclidean norm of all gradients together; larger ones are scaled down.
         The norm is reported as "gradient_norm", with float("inf") without scaling.

@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
+import mesh_tensorflow as mtf
 from mesh_tensorflow.train._input.data import Dataset, Part, source_of
-from mesh_tensorflow.train._input.features import Features
+from mesh_tensorflow.train._input.features import Features, with_dtype
 
 ROWS = 10
 X = np.arange(ROWS * 3, dtype=np.float32).reshape(ROWS, 3)
@@ -148,3 +149,131 @@ def test_structures():
     assert Features.of_batch({"a": 1}).names == ["a"]
     with pytest.raises(ValueError, match="dims has 2 features, but the data gives a tuple of 3"):
         pair.values((1, 2, 3))
+
+
+# -- dtypes that change
+
+
+def means(data, **arguments):
+    """The losses of a model that returns the mean of its batch, as float32."""
+    dims = mtf.convert_to_shape("batch:2,p:1")
+
+    def model_fn(mesh, x):
+        w = mtf.get_variable(mesh, "w", [], initializer=tf.zeros_initializer())
+        return mtf.reduce_mean(mtf.cast(x, tf.float32)) + 0.0 * w
+
+    optimizer = mtf.optimize.SgdOptimizer(0.1)
+    arguments = {"optimizer": optimizer, "log_every": 1, "progress": False, **arguments}
+    return mtf.train.fit(model_fn, data, 2, dims=dims, **arguments).losses
+
+
+def pair(first, second):
+    return [np.array([[value], [value]]) for value in (first, second)]
+
+
+# The values of two batches, and whether the first one's dtype has the second one's value.
+DTYPES = {
+    "an int and a fraction": (pair(1, 0.9), False),
+    "uint8 and 300": (pair(np.uint8(1), np.int32(300)), False),
+    "int32 and 2**40": (pair(np.int32(1), np.int64(2**40)), False),
+    "bool and 5": (pair(True, 5), False),
+    "uint8 and -1": (pair(np.uint8(1), np.int8(-1)), False),
+    "int64 and a large uint64": (pair(np.int64(1), np.uint64(2**63)), False),
+    "float16 and 1/3": (pair(np.float16(1), np.float32(1 / 3)), False),
+    "a fraction and an int": (pair(0.5, 2), True),
+    "int64 and int8": (pair(np.int64(2**40), np.int8(3)), True),
+}
+
+
+@pytest.mark.parametrize("case", DTYPES)
+def test_dtypes_that_change(case):
+    """A list has one dtype; what comes one by one keeps its values, or is an error."""
+    data, fits = DTYPES[case]
+    expected = [float(np.float32(batch[0, 0])) for batch in data]
+    assert means(data) == pytest.approx(expected)
+    examples = [row for batch in data for row in batch]
+    assert means(examples) == pytest.approx(expected)
+    for one_by_one in (lambda: (b for b in data), lambda: Again(data), lambda: Again(examples)):
+        if fits:
+            assert means(one_by_one()) == pytest.approx(expected)
+            continue
+        text = (
+            rf"x of a batch is {data[1].dtype if data[1].dtype != np.float64 else 'float32'} with"
+        )
+        with pytest.raises(
+            ValueError, match=text + r" the value .*, which no .*, the dtype of the"
+        ):
+            means(one_by_one())
+
+
+def test_values_without_an_order():
+    nan = np.array([np.nan], np.float16)
+    assert np.isnan(with_dtype(nan, np.dtype(np.float32), "x")).all()
+    for array, dtype in ((nan, np.int32), (np.array([1j]), np.float32), (np.array([1j]), np.int8)):
+        with pytest.raises(ValueError, match=r"x of a batch is .*, the dtype of the first batch"):
+            with_dtype(array, np.dtype(dtype), "x")
+
+
+# -- batches of other sizes
+
+
+def batches_of(*sizes):
+    return [np.full([n, 1], i, np.float32) for i, n in enumerate(sizes)]
+
+
+SOURCES = {
+    "list": lambda sizes: batches_of(*sizes),
+    "iterable": lambda sizes: Again(batches_of(*sizes)),
+    "generator": lambda sizes: (batch for batch in batches_of(*sizes)),
+    "function": lambda sizes: lambda: iter(batches_of(*sizes)),
+    "tf.data": lambda sizes: tf2.data.Dataset.from_generator(
+        lambda: batches_of(*sizes), output_signature=tf2.TensorSpec([None, 1])
+    ),
+    "endless tf.data": lambda sizes: tf2.data.Dataset.from_generator(
+        lambda: batches_of(*sizes), output_signature=tf2.TensorSpec([None, 1])
+    ).repeat(),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_batches_of_other_sizes(kind):
+    """The last of an epoch may be smaller; else rows would be lost without a word."""
+    make, features = SOURCES[kind], Features.of_dims("batch:4,p:1")
+    assert [
+        b[0][0, 0] for b in itertools.islice(source_of(make([4, 4, 2]), features).training(0), 2)
+    ] == [0, 1]
+    with pytest.raises(ValueError, match=r"batch 1 of the data has 8 rows, but dims has batch=4"):
+        take(source_of(make([4, 8, 4]), features), 3)
+    with pytest.raises(ValueError, match="the first batch of the data has 3 rows, but dims has ba"):
+        take(source_of(make([3, 3]), features), 3)
+    if kind != "endless tf.data":
+        assert [len(b[0]) for b in source_of(make([4, 8, 3]), features).once()] == [4, 8, 3]
+
+
+EVALUATIONS = {
+    "array": lambda x: x,
+    "examples": lambda x: list(x),
+    "batch": lambda x: [x],
+    "tf.data": tf2.data.Dataset.from_tensor_slices,
+}
+
+
+@pytest.mark.parametrize("kind", EVALUATIONS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_evaluations_of_less_than_a_batch(rows, kind):
+    dims = mtf.convert_to_shape("batch:4,p:1")
+
+    def model_fn(mesh, x):
+        w = mtf.get_variable(mesh, "w", [], initializer=tf.zeros_initializer())
+        return mtf.reduce_mean(x) + 0.0 * w
+
+    result = mtf.train.fit(
+        model_fn,
+        np.zeros([8, 1], np.float32),
+        1,
+        dims=dims,
+        optimizer=mtf.optimize.SgdOptimizer(0.1),
+        eval_data=EVALUATIONS[kind](np.arange(rows, dtype=np.float32)[:, None]),
+        progress=False,
+    )
+    assert result.final["eval_loss"] == pytest.approx(np.mean(np.arange(rows)))

@@ -381,3 +381,52 @@ def test_ids_beyond_the_vocabulary(tmp_path):
     with pytest.raises(tf.errors.InvalidArgumentError, match="vocabulary of 10 ids"):
         rows(dataset((vocabulary.ByteVocabulary(), Small())))
     assert rows(dataset((Small(), vocabulary.ByteVocabulary())))[0]["targets"] == [10, 1, 0, 0]
+
+
+# -- records that are not what is read
+
+
+def read_records(path, text2self=True, **arguments):
+    def make():
+        return data.pretokenized_tfrecord_dataset(
+            [str(path)], text2self, True, False, None, 4, **arguments
+        )
+
+    return rows_in_session(make)
+
+
+@pytest.mark.parametrize(("value", "shift"), [(2**40, 0), (-(2**31) - 1, 0), (2**31 - 1, 5)])
+def test_ids_that_are_no_int32(value, shift, tmp_path):
+    """They would become other ids, such as 0, the padding."""
+    path = tmp_path / "ids[1].tfrecord"
+    write_records(path, [{"targets": [3, 1]}, {"targets": [7, value, 1]}])
+    with pytest.raises(tf.errors.InvalidArgumentError) as e:
+        read_records(path, vocab_shift=shift)
+    assert "feature targets has an id that is no int32" in str(e.value)
+    assert str(value + shift) in str(e.value) and "ids[1].tfrecord" in str(e.value)
+    examples = [{"a": [1, value + shift]}]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="pack_dataset: feature a has an id"):
+        rows_in_session(lambda: data.pack_dataset(from_examples(examples), 4))
+
+
+def test_records_without_targets(tmp_path):
+    path = tmp_path / "r.tfrecord"
+    write_records(path, [{"target": [3, 1], "inputs": [2]}])
+    for text2self in (True, False):
+        with pytest.raises(
+            ValueError, match=r"r\.tfrecord: its records have no feature 'targets'"
+        ) as e:
+            read_records(path, text2self)
+        assert "they have inputs (int64_list), target (int64_list)" in str(e.value)
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        text = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"a text"]))
+        example = tf.train.Example(features=tf.train.Features(feature={"targets": text}))
+        writer.write(example.SerializeToString())
+    with pytest.raises(
+        ValueError, match=r"no feature 'targets' of ids \(int64_list\); they have ta"
+    ):
+        read_records(path)
+    write_records(path, [{"inputs": [3, 1]}, {"targets": [5, 1]}, {"targets": []}])
+    assert [row["targets"] for row in read_records(path)] == [[5, 1, 0, 0]]
+    with pytest.raises(tf.errors.NotFoundError):
+        read_records(tmp_path / "none")

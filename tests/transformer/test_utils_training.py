@@ -110,6 +110,20 @@ def test_an_initial_checkpoint_of_another_size(train, tmp_path):
         train(f'run.init_checkpoint = "{path}"\nUnitransformer.d_model = 8\n')
 
 
+def test_an_initial_checkpoint_that_has_other_weights(train, tmp_path):
+    """None in common is an error; what is on one side only, if gin says so."""
+    path = runs.write_checkpoint(str(tmp_path), SHAPES)
+    common = f'run.init_checkpoint = "{path}"\nrun.train_steps = {runs.STEP + 1}\n'
+    strict = "tpu_estimator_model_fn.init_checkpoint_strict = True\n"
+    chosen = 'tpu_estimator_model_fn.init_variable_filter = "SelfAttention|global_step"\n'
+    with pytest.raises(ValueError, match=r"strict asks for the same[\s\S]*In the checkpoint only"):
+        train(common + strict + chosen, "one side")
+    train(common + strict, "the same")
+    only_step = 'tpu_estimator_model_fn.init_variable_filter = "global_step"\n'
+    with pytest.raises(ValueError, match="none of the model's weights is there"):
+        train(common + only_step, "none")
+
+
 @pytest.mark.parametrize(
     "further", ["run.skip_seen_data = True\n", "run.checkpoint_input_pipeline = True\n"]
 )

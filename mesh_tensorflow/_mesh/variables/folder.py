@@ -116,10 +116,14 @@ def find(path: Path, what: str) -> str:
     found = latest(path)
     if found is None:
         there = [os.path.basename(p) for p in numbered(path)]
-        hint = f" Name one of those that are there: {', '.join(there[-8:])}" if there else ""
+        which = (
+            f"one of those that are there: {', '.join(there[-8:])}"
+            if there
+            else ("one, such as model.ckpt-1000, without what follows the number")
+        )
         raise ValueError(
-            f"{what}: there is no checkpoint in {path}: its file named 'checkpoint' lists none, or "
-            f"one whose files are missing.{hint}"
+            f"{what}: there is no checkpoint in {path}: its file named 'checkpoint' lists none. "
+            f"Give the path of {which}"
         )
     return found
 

@@ -124,8 +124,15 @@ def warm_start(settings: WarmStartSettings) -> list[str]:
             f"{', '.join(sorted(saved))}. Choose variables by vars_to_warm_start, or say what they "
             "are called there by var_name_to_prev_var_name"
         )
+    if not names and settings.vars_to_warm_start is not None:
+        raise ValueError(
+            f"warm start from {path}: vars_to_warm_start={settings.vars_to_warm_start!r} is the "
+            "name of no variable of the model, so that it would begin with random weights"
+        )
     if names:
-        checkpoint.init_from_checkpoint(path, {old: variables[new] for new, old in names.items()})
+        wanted = {old: variables[new] for new, old in names.items()}
+        checkpoint.choose_initial("warm start", path, wanted, wanted)
+        checkpoint.init_from_checkpoint(path, wanted)
     return sorted(names)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow.train._input.features import Features, as_array
 
 __all__ = ["AnyDataset", "Batch", "Part", "Source", "opened", "source_of"]
@@ -75,6 +76,30 @@ class Source:
         shapes = self._features.shapes
         return shapes is None or arrays[0].ndim == len(shapes[0])
 
+    def _whole(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yields batches of all rows; leaves out smaller ones, as the last of an epoch may be."""
+        found = 0
+        for batch in batches:
+            if self._features.shapes is None or len(batch[0]) == self._size:
+                found += 1
+                yield batch
+                continue
+            sizes = (
+                f"fit: {{}} has {len(batch[0])} rows, but dims has "
+                f"{dims_text([self._features.batch_dim])}. "
+            )
+            if len(batch[0]) > self._size:
+                raise ValueError(
+                    sizes.format(f"batch {found} of the data")
+                    + "Change dims or the data: what is above it would be lost"
+                )
+            if not found:
+                raise ValueError(
+                    sizes.format("the first batch of the data")
+                    + "Smaller batches are left out, as the last of an epoch may be: change dims, "
+                    "or give single examples, which fit puts into batches"
+                )
+
     def training(self, start: int) -> Iterator[Batch]:
         """Yields whole batches, endlessly if the data can be read again.
 
@@ -111,16 +136,26 @@ class Rows(Source):
           seed: the seed of the orders.
         """
         super().__init__(features, part)
-        if length < self._size:
-            raise ValueError(
-                f"fit: the data have {length} rows, fewer than one batch, "
-                f"{self._features.batch_dim.name}={self._size}: make the batch smaller"
-            )
         self._length, self._take, self._shuffle = length, take, shuffle
         self._seed: Any = np.random.SeedSequence(seed).entropy
 
     def training(self, start: int) -> Iterator[Batch]:
-        """Yields whole batches in the order of each epoch, from number `start` on."""
+        """Returns whole batches in the order of each epoch, from number `start` on.
+
+        Args:
+          start: the number of batches to leave out.
+
+        Raises:
+          ValueError: there are fewer rows than in a batch.
+        """
+        if self._length < self._size:
+            raise ValueError(
+                f"fit: the data have {self._length} rows, fewer than one batch, "
+                f"{self._features.batch_dim.name}={self._size}: make the batch smaller"
+            )
+        return self._epochs(start)
+
+    def _epochs(self, start: int) -> Iterator[Batch]:
         per_epoch = self._length // self._size
         for epoch in itertools.count(start // per_epoch):
             order = np.arange(self._length)
@@ -151,21 +186,30 @@ class Iterated(Source):
         """
         super().__init__(features, part)
         self._items = items
+        # A list has one dtype for each feature, as an array of all would have.
+        self._dtypes: list[Any] = []
+        if isinstance(items, list) and items:
+            columns = zip(*(self._arrays(item) for item in items))
+            found = [np.result_type(*{a.dtype for a in column}) for column in columns]
+            self._dtypes = [np.dtype(np.float32) if d == np.float64 else d for d in found]
 
     def _batches(self, items: Iterator[Any], partial: bool) -> Iterator[Batch]:
-        arrays: Iterator[Batch] = (self._arrays(item) for item in items)
+        arrays: Iterator[Batch] = (self._typed(self._arrays(item)) for item in items)
         first = next(arrays, None)
         if first is None:
             return
         arrays = itertools.chain([first], arrays)
         if self._is_batched(first):
-            for batch in arrays:
-                if partial or self._features.shapes is None or len(batch[0]) == self._size:
-                    yield batch
+            yield from arrays if partial else self._whole(arrays)
             return
         while examples := list(itertools.islice(arrays, self._size)):
             if partial or len(examples) == self._size:
                 yield [np.stack(column) for column in zip(*examples)]
+
+    def _typed(self, arrays: Batch) -> Batch:
+        if not self._dtypes:
+            return arrays
+        return [array.astype(dtype, copy=False) for array, dtype in zip(arrays, self._dtypes)]
 
     def _endless(self) -> Iterator[Batch]:
         read = True
@@ -219,21 +263,18 @@ class Dataset(Source):
             # Shards have every n-th example, so that a batch has the same examples in all.
             dataset = dataset.shard(self._part.count, self._part.index)
             dataset = dataset.batch(size // self._part.count, drop_remainder=True)
-        elif self._features.shapes is not None:
-            dataset = dataset.filter(self._is_whole)  # before batches are counted
         if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
             dataset = dataset.repeat()
-        for item in self._iterate(dataset.skip(start).prefetch(2)):
-            batch = self._arrays(item)
+        batches: Iterator[Batch]
+        if self._examples or self._features.shapes is None:
+            batches = map(self._arrays, self._iterate(dataset.skip(start).prefetch(2)))
+        else:  # smaller batches are left out before batches are counted
+            whole = self._whole(map(self._arrays, self._iterate(dataset.prefetch(2))))
+            batches = itertools.islice(whole, start, None)
+        for batch in batches:
             if size is None and self._part.count > 1:
                 batch = [array[self._part.rows(len(array))] for array in batch]
             yield self._part.whole(batch, size or self._part.count * len(batch[0]))
-
-    def _is_whole(self, *item: Any) -> tf.Tensor:
-        """Returns whether a batch is not a smaller one, as the last one of an epoch may be."""
-        is_tuple = type(self._dataset.element_spec) is tuple  # which tf.data unpacks
-        first = self._features.values(item if is_tuple else item[0])[0]
-        return tf.shape(first)[0] >= self._size
 
     def once(self) -> Iterator[Batch]:
         """Yields all rows once; the last batch may be smaller."""

@@ -12,7 +12,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.strictness import did_you_mean
 
-__all__ = ["Features", "as_array"]
+__all__ = ["Features", "as_array", "with_dtype"]
 
 
 class Features:
@@ -184,6 +184,34 @@ def as_array(value: Any, name: str) -> np.ndarray:
             "numbers first, as a tokenizer does, or leave it out of dims"
         )
     return array
+
+
+def with_dtype(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+    """Returns an array with another dtype, if that has all of its values.
+
+    Args:
+      array: the array.
+      dtype: the dtype.
+      name: the name of the feature.
+
+    Raises:
+      ValueError: a value is lost.
+    """
+    if array.dtype == dtype:
+        return array
+    with np.errstate(all="ignore"):
+        cast = (array if dtype.kind == "c" else np.real(array)).astype(dtype)
+        lost = (cast.astype(array.dtype) != array) & (array == array)  # NaN is not lost
+        if dtype.kind in "iub":  # no NaN there, and uint64 above 2**63 comes back from int64
+            lost |= (array != array) | ((cast >= 0) != (np.real(array) >= 0))
+    if np.any(lost):
+        value = array[lost].flat[0]
+        raise ValueError(
+            f"fit: {name} of a batch is {array.dtype.name} with the value {value}, which no "
+            f"{np.dtype(dtype).name} has, the dtype of the first batch. Give all batches one "
+            f"dtype, such as np.asarray({name}, np.{np.result_type(array.dtype, dtype).name})"
+        )
+    return cast
 
 
 def _is_leaf(dims: Any) -> bool:

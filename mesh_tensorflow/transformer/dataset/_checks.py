@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-__all__ = ["Lengths", "MODULE", "chosen_keys", "feature_specs", "length_of", "spec_text"]
+__all__ = [
+    "Lengths",
+    "MODULE",
+    "checked_int32",
+    "chosen_keys",
+    "feature_specs",
+    "length_of",
+    "spec_text",
+]
 
 # The gin module of the functions of this package.
 MODULE = "mesh_tensorflow.transformer.dataset"
 
 Lengths = Union[int, Mapping[str, int]]
+
+
+def checked_int32(name: str, key: str, ids: tf.Tensor, where: Sequence[Any] = ()) -> tf.Tensor:
+    """Returns ids as int32; an error when they are read names one that it does not hold.
+
+    Args:
+      name: a string, the name of the calling function.
+      key: the name of the feature.
+      ids: a tensor of integers.
+      where: further parts of the message.
+    """
+    narrow = tf.cast(ids, tf.int32)
+    if ids.dtype in (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32):
+        return narrow
+    differs = tf.not_equal(tf.cast(narrow, ids.dtype), ids)
+    text = f"{name}: feature {key} has an id that is no int32, as models need:"
+    found = tf.boolean_mask(ids, differs)[:1]
+    check = tf.Assert(tf.logical_not(tf.reduce_any(differs)), [text, found, *where])
+    with tf.control_dependencies([check]):
+        return tf.identity(narrow)
 
 
 def spec_text(spec: tf.TensorSpec) -> str:

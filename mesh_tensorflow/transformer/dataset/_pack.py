@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow.transformer.dataset._checks import (
     MODULE,
     Lengths,
+    checked_int32,
     chosen_keys,
     feature_specs,
     length_of,
@@ -51,7 +52,8 @@ def pack_dataset(
 
     Returns:
       A Dataset of dictionaries of int32 features [length]: for each key itself,
-      `<key>_segmentation` and `<key>_position`.
+      `<key>_segmentation` and `<key>_position`. Reading an id that no int32 holds raises
+      tf.errors.InvalidArgumentError.
 
     Raises:
       ValueError: there is no such feature, or no length for it, or it is not a vector of integers.
@@ -68,7 +70,7 @@ def pack_dataset(
             )
 
     def trim(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        return {k: tf.cast(example[k][: lengths[k]], tf.int32) for k in keys}
+        return {k: checked_int32("pack_dataset", k, example[k][: lengths[k]]) for k in keys}
 
     dataset = dataset.map(trim, num_parallel_calls=tf.data.AUTOTUNE)
     dataset = dataset.padded_batch(max(lengths.values()), padded_shapes={k: [None] for k in keys})

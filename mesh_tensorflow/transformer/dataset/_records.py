@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.transformer import vocabulary as vocabularies
-from mesh_tensorflow.transformer.dataset._checks import MODULE, Lengths
+from mesh_tensorflow.transformer.dataset._checks import MODULE, Lengths, checked_int32
 from mesh_tensorflow.transformer.dataset._features import Vocabularies, supervised_to_dict
 from mesh_tensorflow.transformer.dataset._pack import pack_dataset
 from mesh_tensorflow.transformer.dataset._text import load_tfds, matching_files
@@ -23,28 +24,32 @@ __all__ = [
 
 _SHUFFLE_BUFFER = 10000
 _PREFETCH = 100
+_LOOKED_AT = 100  # records, for the names of their features
 
 
 def _shifted(
-    dataset: tf.data.Dataset, shift: int, append_eos: bool, vocabulary: Optional[Vocabularies]
-) -> tf.data.Dataset:
+    example: Mapping[str, tf.Tensor],
+    shift: int,
+    append_eos: bool,
+    vocabulary: Optional[Vocabularies],
+    file: Optional[tf.Tensor] = None,
+) -> dict[str, tf.Tensor]:
     """Adds a number to all ids, then appends EOS; checks them against a vocabulary, if any."""
-
-    def convert(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        converted = {}
-        for k, ids in example.items():
-            ids = tf.cast(ids, tf.int64) + shift
-            if append_eos:
-                ids = tf.concat([ids, [vocabularies.EOS_ID]], 0)
-            if vocabulary is not None:
-                ids = _checked(k, ids, vocabularies.vocabulary_of_feature(vocabulary, k))
-            converted[k] = ids
-        return converted
-
-    return dataset.map(convert, num_parallel_calls=tf.data.AUTOTUNE)
+    converted = {}
+    where = [] if file is None else ["in", file]
+    for k, ids in example.items():
+        ids = checked_int32("reading records", k, tf.cast(ids, tf.int64) + shift, where)
+        if append_eos:
+            ids = tf.concat([ids, [vocabularies.EOS_ID]], 0)
+        if vocabulary is not None:
+            ids = _checked(k, ids, vocabularies.vocabulary_of_feature(vocabulary, k), where)
+        converted[k] = ids
+    return converted
 
 
-def _checked(key: str, ids: tf.Tensor, vocabulary: vocabularies.Vocabulary) -> tf.Tensor:
+def _checked(
+    key: str, ids: tf.Tensor, vocabulary: vocabularies.Vocabulary, where: Sequence[Any]
+) -> tf.Tensor:
     size = vocabulary.vocab_size
     check = tf.Assert(
         tf.reduce_all(ids < size),
@@ -52,6 +57,7 @@ def _checked(key: str, ids: tf.Tensor, vocabulary: vocabularies.Vocabulary) -> t
             f"feature {key} has an id that is not in the vocabulary of {size} ids; the data was "
             "encoded with another vocabulary:",
             tf.reduce_max(ids),
+            *where,
         ],
     )
     with tf.control_dependencies([check]):
@@ -80,6 +86,10 @@ def pretokenized_tfrecord_dataset(
 
     Returns:
       A Dataset as returned by `pack_dataset`. A feature that a record lacks is empty.
+
+    Raises:
+      ValueError: the first records of the first file all lack a feature. Reading ids that are not
+        in the range of int32 raises tf.errors.InvalidArgumentError, with the file.
     """
     del batch_size
     return _tfrecord_dataset(
@@ -104,23 +114,47 @@ def _tfrecord_dataset(
     repeat: bool,
     shuffle: bool,
 ) -> tf.data.Dataset:
+    keys = ["targets"] if text2self else ["inputs", "targets"]
+    _check_features(filenames, keys)
     files = tf.data.Dataset.from_tensor_slices(tf.constant(filenames))
     if shuffle:
         files = files.shuffle(len(filenames))
     if repeat:
         files = files.repeat()
-    dataset = tf.data.TFRecordDataset(files)
+    # Each record with its file, for errors.
+    dataset = files.flat_map(
+        lambda file: tf.data.TFRecordDataset(file).map(lambda record: (file, record))
+    )
     if shuffle:
         dataset = dataset.shuffle(_SHUFFLE_BUFFER)
-    keys = ["targets"] if text2self else ["inputs", "targets"]
 
-    def parse(record: tf.Tensor) -> dict[str, tf.Tensor]:
+    def parse(file: tf.Tensor, record: tf.Tensor) -> dict[str, tf.Tensor]:
         found = tf.io.parse_single_example(record, {k: tf.io.VarLenFeature(tf.int64) for k in keys})
-        return {k: v.values for k, v in found.items()}
+        ids = {k: v.values for k, v in found.items()}
+        return _shifted(ids, vocab_shift, not eos_included, vocabulary, file)
 
     dataset = dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE)
-    dataset = _shifted(dataset, vocab_shift, not eos_included, vocabulary)
     return pack_dataset(dataset, sequence_length).prefetch(_PREFETCH)
+
+
+def _check_features(filenames: Sequence[str], keys: Sequence[str]) -> None:
+    """Raises ValueError if the first records that there are have no ids of a feature at all."""
+    file = next((f for f in filenames if tf.io.gfile.exists(f)), None)
+    if file is None:
+        return  # reading them says so
+    records = itertools.islice(tf.io.tf_record_iterator(os.fspath(file)), _LOOKED_AT)
+    kinds: dict[str, set[str]] = {}
+    for record in records:
+        for name, feature in tf.train.Example.FromString(record).features.feature.items():
+            kinds.setdefault(name, set()).add(feature.WhichOneof("kind") or "int64_list")
+    lacking = [key for key in keys if "int64_list" not in kinds.get(key, set())]
+    if kinds and lacking:
+        there = ", ".join(f"{name} ({'/'.join(sorted(k))})" for name, k in sorted(kinds.items()))
+        raise ValueError(
+            f"{file}: its records have no feature {lacking[0]!r} of ids (int64_list); they have "
+            f"{there}. Name the features inputs and targets when they are written; records of "
+            "targets alone are read with text2self=True"
+        )
 
 
 @gin.configurable(module=MODULE)
@@ -153,7 +187,8 @@ def pretokenized_t2t_dataset(
       A Dataset as returned by `pack_dataset`.
 
     Raises:
-      ValueError: there are no files.
+      ValueError: there are no files, or records lack a feature; see
+        `pretokenized_tfrecord_dataset`.
     """
     del batch_size
     pattern = os.path.join(data_dir, f"{dataset_name}-{dataset_split}-*")
@@ -213,5 +248,7 @@ def pretokenized_tfds_dataset(
     dataset = supervised_to_dict(dataset, text2self)
     if train:
         dataset = dataset.repeat().shuffle(_PREFETCH * 10)
-    dataset = _shifted(dataset, 1, True, vocabulary)
+    dataset = dataset.map(
+        lambda example: _shifted(example, 1, True, vocabulary), num_parallel_calls=tf.data.AUTOTUNE
+    )
     return pack_dataset(dataset, sequence_length).prefetch(_PREFETCH)

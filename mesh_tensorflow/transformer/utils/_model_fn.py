@@ -60,6 +60,7 @@ def tpu_estimator_model_fn(
     hierarchical_tiling_spec: Optional[Sequence[Any]] = None,
     weight_decay_checkpoint: Optional[str] = None,
     mesh_impl: Optional[str] = None,
+    init_checkpoint_strict: bool = False,
 ) -> Callable[..., Any]:
     """Returns a model function for an estimator.
 
@@ -100,6 +101,8 @@ def tpu_estimator_model_fn(
         towards zero.
       mesh_impl: "placement" for one graph with the operations of all processors, "simd" for one
         program that every processor runs, or "pjrt" for devices of JAX; "placement" if None.
+      init_checkpoint_strict: whether `init_checkpoint` has to have exactly the weights of the
+        model; by default the names on one side only are logged.
 
     Returns:
       A function of features, labels, mode and params that returns an EstimatorSpec; for a
@@ -136,6 +139,7 @@ def tpu_estimator_model_fn(
         variable_filter=variable_filter,
         init_checkpoint=init_checkpoint,
         init_variable_filter=init_variable_filter,
+        init_checkpoint_strict=init_checkpoint_strict,
         ensemble_inputs=ensemble_inputs,
         mesh_devices=mesh_devices,
         model_info_file=model_info_file,

@@ -40,6 +40,7 @@ class Settings:
     variable_filter: Any
     init_checkpoint: Optional[str]
     init_variable_filter: str
+    init_checkpoint_strict: bool
     ensemble_inputs: Optional[int]
     mesh_devices: Any
     model_info_file: Optional[str]

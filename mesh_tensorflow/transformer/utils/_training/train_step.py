@@ -193,27 +193,24 @@ def _load_initial_checkpoint(settings: Settings) -> None:
     path = settings.init_checkpoint
     if not path:
         return
-    if tf.io.gfile.isdir(path):
-        path = folder.latest(path)
-    saved = dict(tf.train.list_variables(path))
-    found = {}
-    for v in tf.global_variables():
-        name = v.op.name
-        if not should_load_variable(name) or not re.search(settings.init_variable_filter, name):
-            continue
-        there = init_checkpoint_variable_mapping(name)
-        if there not in saved:
-            continue
-        if list(saved[there]) != v.shape.as_list():
-            raise ValueError(
-                f"init_checkpoint {path}: {there} has shape {list(saved[there])}, but {name} in "
-                f"the model has {v.shape.as_list()}; leave it out by "
-                "should_load_variable.filter_fn or tpu_estimator_model_fn.init_variable_filter"
-            )
-        found[there] = v
-    tf.logging.info("Initializing %d variables from %s", len(found), path)
-    if found:
-        checkpoint.init_from_checkpoint(path, found)
+    path = folder.find(path, "init_checkpoint")
+    wanted = {
+        init_checkpoint_variable_mapping(v.op.name): v
+        for v in tf.global_variables()
+        if should_load_variable(v.op.name) and re.search(settings.init_variable_filter, v.op.name)
+    }
+    trainable = {v.op.name for v in tf.trainable_variables()}
+    found = checkpoint.choose_initial(
+        "init_checkpoint",
+        path,
+        wanted,
+        [there for there, v in wanted.items() if v.op.name in trainable],
+        settings.init_checkpoint_strict,
+        "choose variables by should_load_variable.filter_fn, or "
+        "tpu_estimator_model_fn.init_variable_filter, and name them by "
+        "init_checkpoint_variable_mapping.mapping_fn",
+    )
+    checkpoint.init_from_checkpoint(path, found)
 
 
 def _saver_hook(settings: Settings, results: Results) -> SaverHook:
