@@ -36,6 +36,7 @@ ORDER = [
     ["transformer"],
     ["train"],
     ["bert", "experimental", "testing", "report"],
+    ["__main__"],
 ]
 CORE_ORDER = [
     ["strictness"],

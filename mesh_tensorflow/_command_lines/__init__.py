@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import NoReturn
 
 from mesh_tensorflow._command_lines import chatter
 
-__all__ = ["PROGRAMS", "begin", "check"]
+__all__ = ["PROGRAMS", "begin", "check", "show_programs"]
 
 # Programs, as they are named after `python -m`: the file here and the object in it that describe
 # the command line of each. They have a method `check(arguments)`.
@@ -56,12 +57,25 @@ def check(program: str, arguments: list[str]) -> None:
     getattr(importlib.import_module(f"{__name__}.{file}"), name).check(arguments)
 
 
+def show_programs(arguments: list[str]) -> NoReturn:
+    """Lists the programs, and ends the process.
+
+    Args:
+      arguments: the command-line arguments; there should be none.
+
+    Raises:
+      SystemExit: with 0; with 2 after a mistake.
+    """
+    importlib.import_module(f"{__name__}.listing").show(PROGRAMS, arguments)
+    raise AssertionError("it ends the process")
+
+
 def begin() -> None:
-    """If the process is one of `PROGRAMS`, reads its flags, then imports TensorFlow quietly.
+    """If the process is one of `PROGRAMS`, reads its flags; then imports TensorFlow quietly.
 
     Likewise for a script whose main module has a function `before_tensorflow`, which is called to
-    read the flags. Without effect in every other process, such as a script that imports the
-    package.
+    read the flags. `python -m mesh_tensorflow` lists the programs, and every other process, such as
+    a script that imports the package, imports TensorFlow with all that it imports itself.
     """
     program = _program()
     script = getattr(sys.modules.get("__main__"), "before_tensorflow", None)
@@ -69,6 +83,7 @@ def begin() -> None:
         check(program, sys.argv[1:])
     elif script is not None:
         script()
-    else:
-        return
-    chatter.import_quietly("tensorflow")
+    elif program == "mesh_tensorflow":
+        show_programs(sys.argv[1:])
+    known = program in PROGRAMS or script is not None
+    chatter.import_quietly("tensorflow", whole=not known)

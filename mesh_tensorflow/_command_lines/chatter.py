@@ -6,6 +6,7 @@ import contextlib
 import importlib.machinery
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from types import ModuleType
@@ -14,6 +15,7 @@ from typing import Optional
 __all__ = ["import_quietly", "set_log_level"]
 
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_VERBOSE = ("TF_CPP_VMODULE", "TF_CPP_MAX_VLOG_LEVEL")  # who sets these wants to see more
 _ERRORS, _FATAL = "2", "3"  # the least severe messages that are written
 # Written while shared libraries are loaded, before TensorFlow reads the level.
 _CHATTER = re.compile(
@@ -38,40 +40,50 @@ def set_log_level() -> None:
     os.environ.setdefault(_LEVEL, _ERRORS if drivers else _FATAL)
 
 
-def _pass_on(source: int, target: int) -> None:
-    """Copies lines from one file descriptor to another, without chatter, until the first ends."""
-    with open(source, "rb") as lines, open(target, "wb", 0) as out:
-        for line in lines:
-            if not _CHATTER.match(line):
-                out.write(line)
+# Copies lines to stderr, without those that match its argument, until there are no more.
+_PASS_ON = """
+import os, re, sys
+for line in sys.stdin.buffer:
+    if not re.match(os.fsencode(sys.argv[1]), line):
+        os.write(2, line)
+"""
 
 
 @contextlib.contextmanager
 def _without_chatter() -> Iterator[None]:
     """Context in which lines of chatter that C++ code writes to stderr are dropped.
 
-    A process of its own passes the others on, so that none is lost if this one is killed.
+    A process of its own passes the others on, so that none is lost if this one is killed. It is no
+    fork of this one, which may have threads, and takes no part in its Ctrl-C.
     """
-    sys.stderr.flush()
-    out, into = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.close(into)
-            _pass_on(out, 2)
-        finally:
-            os._exit(0)
-    os.close(out)
+    _flush()
+    command = [sys.executable, "-I", "-S", "-c", _PASS_ON, os.fsdecode(_CHATTER.pattern)]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
+    assert child.stdin is not None
     stderr = os.dup(2)
-    os.dup2(into, 2)
-    os.close(into)
+    os.dup2(child.stdin.fileno(), 2)
+    child.stdin.close()
     try:
         yield
     finally:
-        sys.stderr.flush()
+        _flush()
         os.dup2(stderr, 2)
         os.close(stderr)
-        os.waitpid(child, 0)
+        child.wait()
+
+
+def _flush() -> None:
+    if sys.stderr is not None:
+        sys.stderr.flush()
+
+
+def _has_stderr() -> bool:
+    """Returns whether there is anywhere to write messages to."""
+    try:
+        os.fstat(2)
+    except OSError:
+        return False
+    return True
 
 
 class _LaterLoader:
@@ -111,17 +123,23 @@ def _left_out() -> Iterator[None]:
         sys.meta_path.remove(finder)  # type: ignore[arg-type]
 
 
-def import_quietly(name: str) -> None:
+def import_quietly(name: str, whole: bool = False) -> None:
     """Imports a module, by default without TensorFlow's messages about the machine.
 
-    A lower TF_CPP_MIN_LOG_LEVEL that the user has set shows them. TensorFlow is imported without
-    Keras and JAX, which are loaded when they are used.
+    A lower TF_CPP_MIN_LOG_LEVEL that the user has set shows them, and so does TF_CPP_VMODULE or
+    TF_CPP_MAX_VLOG_LEVEL. A module that is imported already is left as it is.
 
     Args:
       name: the module.
+      whole: if False, TensorFlow is imported without Keras and JAX, which are loaded when they are
+        used.
     """
-    wanted = os.environ.get(_LEVEL, _FATAL) < _ERRORS
-    set_log_level()
-    noisy = wanted or name in sys.modules or not hasattr(os, "fork")
-    with _left_out(), contextlib.nullcontext() if noisy else _without_chatter():
+    wanted = os.environ.get(_LEVEL, _FATAL) < _ERRORS or any(v in os.environ for v in _VERBOSE)
+    if not wanted:
+        set_log_level()
+    shown = wanted or name in sys.modules or os.name != "posix" or not _has_stderr()
+    with (
+        contextlib.nullcontext() if whole else _left_out(),
+        contextlib.nullcontext() if shown or not sys.executable else _without_chatter(),
+    ):
         importlib.import_module(name)

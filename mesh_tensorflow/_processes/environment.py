@@ -13,11 +13,13 @@ from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import
     expand_tasks_per_node,
 )
 
-from mesh_tensorflow._processes.peers import check_address
+from mesh_tensorflow._processes.peers import check_addresses, task_index
 
-__all__ = ["addresses_and_index"]
+__all__ = ["addresses_and_index", "check_described"]
 
 _PORT = 8476  # of the first task of a node, if only the nodes are known
+# Numbers of processes that launchers set, which do not say where the others are.
+_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MV2_COMM_WORLD_SIZE", "WORLD_SIZE")
 _TASKS = ("chief", "master", "worker")  # types of tasks that run the program
 
 
@@ -35,7 +37,7 @@ def addresses_and_index(environment: Mapping[str, str]) -> Optional[tuple[tuple[
     """
     if environment.get("TF_CONFIG"):
         return _from_tf_config(environment["TF_CONFIG"])
-    if _slurm_number(environment, "SLURM_NTASKS", "1") > 1 and "SLURM_PROCID" in environment:
+    if _number(environment, "SLURM_NTASKS", "1") > 1 and "SLURM_PROCID" in environment:
         return _from_slurm(environment)
     return None
 
@@ -46,7 +48,7 @@ def _from_tf_config(text: str) -> tuple[tuple[str, ...], int]:
         cluster, task = config["cluster"], config["task"]
         chief = list(cluster.get("chief") or cluster.get("master") or [])
         workers = chief + list(cluster.get("worker", []))
-        kind, index = task["type"], int(task["index"])
+        kind, index = task["type"], task["index"]
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(
             f'TF_CONFIG must be JSON such as {{"cluster": {{"worker": ["host0:port", '
@@ -57,22 +59,46 @@ def _from_tf_config(text: str) -> tuple[tuple[str, ...], int]:
             f"TF_CONFIG: this task is {kind} {index}, but all processes here run one program, and "
             f"each is one of {', '.join(_TASKS)}: make it a worker"
         )
-    for address in workers:
-        check_address(address)
-    index += len(chief) if kind == "worker" else 0
-    if not 0 <= index < len(workers):
+    check_addresses(workers)
+    index = task_index(index)
+    own = range(len(chief), len(workers)) if kind == "worker" else range(len(chief))
+    index += own.start
+    if index not in own:
         raise ValueError(
             f"TF_CONFIG: task {task} is not one of the {len(workers)} in the cluster {cluster}"
         )
     return tuple(workers), index
 
 
-def _slurm_number(environment: Mapping[str, str], name: str, default: str = "") -> int:
+def check_described(environment: Mapping[str, str]) -> None:
+    """Checks that a launcher that has started several processes says where they are.
+
+    Args:
+      environment: environment variables.
+
+    Raises:
+      ValueError: it says only how many there are, or not even that.
+    """
+    if addresses_and_index(environment) is not None:
+        return
+    for name in _COUNTS:
+        count = _number(environment, name, "1")
+        if count > 1:
+            raise ValueError(
+                f"fit: {name}={count} says that there are {count} processes, but not where they "
+                "are, so each would train a model of its own. Start them with python -m "
+                "mesh_tensorflow.launch --processes N script.py, by SLURM, or set TF_CONFIG in "
+                f"each; or unset {name} to train in one process"
+            )
+
+
+def _number(environment: Mapping[str, str], name: str, default: str = "") -> int:
     text = environment.get(name) or default
     if not text.strip().isdecimal():
+        launcher = "SLURM" if name.startswith("SLURM") else "a launcher"
         raise ValueError(
-            f"{name} should be a number, as SLURM sets it, but is {text!r}. Unset it, or set "
-            "TF_CONFIG, if this is no task of SLURM"
+            f"{name} should be a number, as {launcher} sets it, but is {text!r}. Unset it, or set "
+            f"TF_CONFIG, if {launcher} has not started this process"
         )
     return int(text)
 
@@ -82,8 +108,13 @@ def _from_slurm(environment: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
     counts = _expand_counts(
         environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE", "")
     )
-    count = _slurm_number(environment, "SLURM_NTASKS")
-    index = _slurm_number(environment, "SLURM_PROCID")
+    count = _number(environment, "SLURM_NTASKS")
+    index = _number(environment, "SLURM_PROCID")
+    if index >= count:
+        raise ValueError(
+            f"SLURM_PROCID is {index}, but SLURM_NTASKS says that there are {count} tasks, counted "
+            "from 0. Set TF_CONFIG if these variables are not SLURM's own"
+        )
     if len(nodes) != len(counts) or sum(counts) != count:
         raise ValueError(
             f"SLURM: {count} tasks, but the nodes are {nodes} with {counts} tasks. Set TF_CONFIG "

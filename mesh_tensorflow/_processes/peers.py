@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import math
@@ -24,7 +25,9 @@ __all__ = [
     "PeerLostError",
     "answers",
     "check_address",
+    "check_addresses",
     "naming_port",
+    "task_index",
     "wait_at_end",
     "wait_for",
 ]
@@ -111,6 +114,44 @@ def check_address(address: object) -> None:
             f'TF_CONFIG: the address {address!r} should be "host:port", with a port of 1 to '
             "65535 that the process can be reached at"
         )
+
+
+def check_addresses(addresses: Sequence[object]) -> None:
+    """Checks the addresses of all processes in TF_CONFIG.
+
+    Args:
+      addresses: the entries of TF_CONFIG.
+
+    Raises:
+      ValueError: one is not of the form "host:port", or two processes have the same.
+    """
+    for address in addresses:
+        check_address(address)
+    twice = [address for address, n in collections.Counter(addresses).items() if n > 1]
+    if twice:
+        raise ValueError(
+            f"TF_CONFIG: {', '.join(map(str, twice))} is the address of several tasks, but each "
+            f"process needs a port of its own; the addresses are {', '.join(map(str, addresses))}"
+        )
+
+
+def task_index(index: object) -> int:
+    """Returns the number of a task in TF_CONFIG.
+
+    Args:
+      index: the entry of TF_CONFIG, an integer or its digits.
+
+    Raises:
+      ValueError: it is something else, or negative.
+    """
+    if type(index) is int and index >= 0:
+        return index
+    if isinstance(index, str) and index.isdecimal():
+        return int(index)
+    raise ValueError(
+        f'TF_CONFIG: the "index" of "task" is {index!r}; it should be a whole number, and counts '
+        "from 0"
+    )
 
 
 def answers(address: str, seconds: float = ANSWER_SECS) -> bool:

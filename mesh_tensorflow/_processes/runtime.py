@@ -12,8 +12,17 @@ RUNTIME = "MTF_RUNTIME"  # "pjrt" where the launcher started processes for JAX
 
 
 def is_pjrt() -> bool:
-    """Returns whether the processes, if there are several, are connected by JAX."""
-    return os.environ.get(RUNTIME) == "pjrt"
+    """Returns whether the processes, if there are several, are connected by JAX.
+
+    Raises:
+      ValueError: the environment variable has a value that no launcher sets.
+    """
+    found = os.environ.get(RUNTIME) or "tensorflow"
+    if found not in ("tensorflow", "pjrt"):
+        raise ValueError(
+            f'{RUNTIME} is {found!r}; it should be "tensorflow" or "pjrt", or not be set'
+        )
+    return found == "pjrt"
 
 
 def several_of_jax() -> bool:

@@ -11,14 +11,13 @@ from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._processes.environment import check_described
 from mesh_tensorflow._processes.peers import POLL_SECONDS
 from mesh_tensorflow._processes.processes import Processes, processes
 from mesh_tensorflow._stop_signals import StopSignals
 
 __all__ = ["Agreement", "Cluster", "check_connected", "find_cluster"]
 
-# Numbers of processes that launchers set, which do not say where the others are.
-_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MV2_COMM_WORLD_SIZE", "WORLD_SIZE")
 _NEVER = 2**62
 
 _found: list[Cluster] = []  # the one of this process, whose server lasts as long as it
@@ -167,18 +166,7 @@ def check_connected(environment: Optional[Mapping[str, str]] = None) -> None:
     Args:
       environment: environment variables; those of this process if None.
     """
-    environment = os.environ if environment is None else environment
-    if processes(environment).count > 1:
-        return
-    for name in _COUNTS:
-        count = environment.get(name, "1")
-        if count.isdecimal() and int(count) > 1:
-            raise ValueError(
-                f"fit: {name}={count} says that there are {count} processes, but not where they "
-                "are, so each would train a model of its own. Start them with python -m "
-                "mesh_tensorflow.launch --processes N script.py, by SLURM, or set TF_CONFIG in "
-                f"each; or unset {name} to train in one process"
-            )
+    check_described(os.environ if environment is None else environment)
 
 
 def find_cluster(simd: bool, size: int) -> Optional[Cluster]:

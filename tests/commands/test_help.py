@@ -144,6 +144,21 @@ def test_mistakes_in_flags(program):
     assert seconds < MOST_SECONDS, seconds
 
 
+def test_the_package_lists_its_programs():
+    for arguments in ((), ("--help",)):
+        code, out, err, seconds = run("mesh_tensorflow", *arguments)
+        assert (code, err) == (0, "") and seconds < MOST_SECONDS
+        lines = [line.split(None, 1) for line in out.splitlines() if line.startswith("  ")]
+        assert sorted(name for name, _ in lines) == PROGRAMS
+        assert dict(lines)["mesh_tensorflow.auto_mtf"].startswith("Chooses the layout of a program")
+    code, out, err, _ = run("mesh_tensorflow", "lauch", "--processes=2")
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "mesh_tensorflow: unknown: lauch; did you mean python -m mesh_tensorflow.launch?",
+        "Its programs are listed by: python -m mesh_tensorflow",
+    ]
+
+
 def test_lists_of_names_are_those_of_the_programs():
     assert [*transformer.MODES] and set(transformer.MODES) == set(_run._MODES)
     assert set(transformer.CONVERT_DTYPES) == set(_models.DTYPES)

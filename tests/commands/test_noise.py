@@ -2,11 +2,13 @@
 
 import os
 import re
+import subprocess
+import sys
 import time
 
 import pytest
 from helpers import noise, processes
-from helpers.paths import EXAMPLES
+from helpers.paths import EXAMPLES, environment
 
 SMALL_TRANSFORMER = [
     "--gin_param=d_model = 16",
@@ -77,6 +79,55 @@ def test_help_and_mistakes_come_before_tensorflow(name):
     assert any(f"python examples/{name}.py" in line for line in lines)
     wrong = noise.run(EXAMPLES / f"{name}.py", "--nonsense=3", code=2, served=[""])
     assert any("nonsense" in line for line in wrong)
+
+
+# A first program: in eager code, and in a session; TensorFlow is imported by the package.
+FIRST = """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+import mesh_tensorflow as mtf
+mesh = mtf.Mesh(mtf.Graph(), "mesh")
+print(mtf.ones(mesh, "a:4").numpy())
+import sys
+import tensorflow as tf
+with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    print(session.run(tf.constant(7)))
+print("of the program", file=sys.stderr)
+"""
+
+
+def python(program, **variables):
+    names = ("TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE", "CUDA_VISIBLE_DEVICES")
+    given = {k: v for k, v in environment(**variables).items() if k in variables or k not in names}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env=given,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def test_a_script_of_ones_own():
+    done = python(FIRST)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[1. 1. 1. 1.]", "7"]
+    assert done.stderr == "of the program\n"
+
+
+def test_messages_that_are_asked_for_and_errors_are_shown():
+    done = python("import mesh_tensorflow", TF_CPP_MIN_LOG_LEVEL="0")
+    assert done.returncode == 0 and "cpu_feature_guard" in done.stderr
+    # What is written while TensorFlow is imported, and is not about the machine.
+    done = python(
+        "import os, sys\nclass Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'tensorflow':\n            os.write(2, b'E0000 x.cc:1] of others\\n')\n"
+        "sys.meta_path.insert(0, Finder())\nimport mesh_tensorflow\nraise ValueError('wrong')"
+    )
+    assert done.returncode == 1 and "E0000 x.cc:1] of others" in done.stderr
+    assert done.stderr.rstrip().endswith("ValueError: wrong")
 
 
 # --- What counts them ---

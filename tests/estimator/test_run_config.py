@@ -113,7 +113,20 @@ def test_a_worker_sees_its_own_devices_and_those_of_servers(monkeypatch):
             {"cluster": CLUSTER, "task": {"type": "worker", "index": 2}},
             '"task" is worker 2, but "cluster" has only 2 of worker, counted from 0',
         ),
-        ({"cluster": CLUSTER, "task": {"type": "worker", "index": -1}}, "is -1; it counts from 0"),
+        *[
+            (
+                {"cluster": CLUSTER, "task": {"type": kind, "index": index}},
+                f'the "index" of "task" is {index}; it should be a whole number',
+            )
+            for kind, index in (("worker", -1), ("worker", 0.5), ("evaluator", 0.5))
+        ],
+        (
+            {
+                "cluster": {"chief": ["a:1"], "worker": ["b:1", "a:1"]},
+                "task": {"type": "worker", "index": 0},
+            },
+            "a:1 is the address of several tasks",
+        ),
         ({"service": 3}, '"service" should be an object'),
     ],
 )

@@ -6,6 +6,8 @@ import pytest
 from helpers.mesh.launching import tf_config
 
 from mesh_tensorflow import launch
+from mesh_tensorflow._processes import runtime
+from mesh_tensorflow.train._cluster import check_connected
 
 
 @pytest.mark.parametrize(
@@ -96,6 +98,31 @@ def test_devices():
             "SLURM_PROCID should be a number, .* is '-1'",
         ),
         (tf_config({"worker": ["a:1"]}, "worker", 3), "is not one of the 1 in the cluster"),
+        (tf_config({"chief": ["a:1"], "worker": ["b:1"]}, "chief", 1), "is not one of the 2"),
+        *[
+            (
+                tf_config({"chief": ["a:1"], "worker": ["b:1"]}, "worker", index),
+                f'the "index" of "task" is {index!r}; it should be a whole number',
+            )
+            for index in (-1, 0.5, True, None, "-1", "0.5")
+        ],
+        (
+            tf_config({"worker": ["a:1", "b:1", "a:1"]}, "worker", 0),
+            "a:1 is the address of several tasks, .* a port of its own; .* a:1, b:1, a:1",
+        ),
+        (
+            tf_config({"chief": ["a:1"], "worker": ["a:1"]}, "worker", 0),
+            "a:1 is the address of several tasks",
+        ),
+        (
+            {
+                "SLURM_NTASKS": "2",
+                "SLURM_PROCID": "5",
+                "SLURM_STEP_NODELIST": "a,b",
+                "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+            },
+            "SLURM_PROCID is 5, but SLURM_NTASKS says that there are 2 tasks, counted from 0",
+        ),
         (
             {
                 "SLURM_NTASKS": "3",
@@ -129,6 +156,27 @@ def test_a_wrong_environment(environment, text, monkeypatch):
     monkeypatch.setenv("PATH", "")  # where SLURM's commands would be
     with pytest.raises(ValueError, match=text):
         launch.processes(environment)
+
+
+@pytest.mark.parametrize(
+    "environment, text",
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "fit: OMPI_COMM_WORLD_SIZE=2 says that there are 2"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE should be a number, as a launcher sets it, but is"),
+        ({"PMI_SIZE": "-1"}, "PMI_SIZE should be a number"),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "2"}, "SLURM_PROCID is 2, but"),
+    ],
+)
+def test_processes_that_do_not_know_each_other(environment, text):
+    with pytest.raises(ValueError, match=text):
+        check_connected(environment)
+    check_connected({"WORLD_SIZE": "1", "PMI_SIZE": ""})
+
+
+def test_a_runtime_that_is_none(monkeypatch):
+    monkeypatch.setenv("MTF_RUNTIME", "jax")
+    with pytest.raises(ValueError, match="MTF_RUNTIME is 'jax'; it should be \"tensorflow\" or"):
+        runtime.is_pjrt()
 
 
 @pytest.mark.parametrize(

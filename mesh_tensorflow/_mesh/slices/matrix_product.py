@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.shape import list_product
 from mesh_tensorflow._mesh.constants import remember_reshaped, reshaped
 
-__all__ = ["contract"]
+__all__ = ["contract", "never_with_bias"]
 
 # Below about this many multiply-adds, the overhead of tf.einsum on CPUs exceeds that of a matrix
 # product and its reshapes.
@@ -81,14 +81,31 @@ def contract(equation: str, *slices: tf.Tensor) -> tf.Tensor:
     )
     if left * inner * right > _SMALL and equation not in _LARGE:
         return tf.einsum(equation, *slices)
-    y = tf.matmul(
-        reshaped(slices[0], _matrix(left, inner, plan.transpose_left)),
-        reshaped(slices[1], _matrix(inner, right, plan.transpose_right)),
-        transpose_a=plan.transpose_left,
-        transpose_b=plan.transpose_right,
+    y = never_with_bias(
+        tf.matmul(
+            reshaped(slices[0], _matrix(left, inner, plan.transpose_left)),
+            reshaped(slices[1], _matrix(inner, right, plan.transpose_right)),
+            transpose_a=plan.transpose_left,
+            transpose_b=plan.transpose_right,
+        )
     )
     sizes = [size[c] for c in plan.left_free + plan.right_free]
     return y if sizes == [left, right] else remember_reshaped(y, sizes)
+
+
+def never_with_bias(y: tf.Tensor) -> tf.Tensor:
+    """Returns a product that TensorFlow's optimizer does not join with what is added to it.
+
+    It takes a row that is added for a bias if it does not know that the product is one row too, as
+    in loops and after collectives. Its kernel then refuses it: "bias must be 1-dimensional". Only
+    products of one row are concerned: the others meet no rows, but biases of one dimension.
+
+    Args:
+      y: what tf.matmul or a convolution returns.
+    """
+    if tf.executing_eagerly() or not y.shape.is_fully_defined():
+        return y
+    return tf.ensure_shape(y, y.shape) if y.shape[:-1].num_elements() == 1 else y
 
 
 def _parts(equation: str) -> list[str]:

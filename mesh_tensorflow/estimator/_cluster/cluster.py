@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._processes.peers import check_address
+from mesh_tensorflow._processes.peers import check_addresses, task_index
 from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow._processes.runtime import several_of_jax
 
@@ -98,7 +98,7 @@ def _alone(
     spec: tf.train.ClusterSpec,
     service: Optional[Mapping[str, Any]],
 ) -> Cluster:
-    task_type, task_id = task.get("type", TaskType.WORKER), int(task.get("index", 0))
+    task_type, task_id = task.get("type", TaskType.WORKER), task_index(task.get("index", 0))
     if task_type != TaskType.WORKER or task_id != 0:
         raise ValueError(
             f'{VARIABLE} has no "cluster", so its "task" should be worker 0, but it is '
@@ -131,8 +131,7 @@ def _one_of_many(
             f'{VARIABLE}: "cluster" should have one "chief" with one address, but it has '
             f"{json.dumps(jobs)}"
         )
-    for address in (address for addresses in jobs.values() for address in addresses):
-        check_address(address)
+    check_addresses([address for addresses in jobs.values() for address in addresses])
     task_type, task_id = _checked_task(task, jobs)
     if task_type == TaskType.EVALUATOR:
         return Cluster(
@@ -172,9 +171,7 @@ def _checked_task(task: Mapping[str, Any], jobs: Mapping[str, Sequence[str]]) ->
             f'{VARIABLE} has a "cluster", so it needs "task": {{"type": ..., "index": ...}}, which '
             f"process of it this is; it has {json.dumps(task)}"
         )
-    task_type, task_id = task["type"], int(task["index"])
-    if task_id < 0:
-        raise ValueError(f'{VARIABLE}: the "index" of "task" is {task_id}; it counts from 0')
+    task_type, task_id = task["type"], task_index(task["index"])
     if task_type == TaskType.EVALUATOR:
         return task_type, task_id
     if task_type not in jobs:

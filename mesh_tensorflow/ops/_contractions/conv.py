@@ -15,6 +15,7 @@ from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.shape import Shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.slices.matrix_product import never_with_bias
 from mesh_tensorflow._mesh.slices.merging import merged_sizes
 from mesh_tensorflow.ops._contractions.conv_compiled import wide_by_filter
 from mesh_tensorflow.ops._contractions.conv_kind import (
@@ -187,6 +188,7 @@ class ConvNdOperation(Operation):
                 if sizes_name is not None:
                     arguments[sizes_name] = sizes
                 y = kernels[kind.rank](strides=kind.tf_strides, padding=kind.padding, **arguments)
+                y = never_with_bias(y)
             return mesh_impl.split_dims(y, shapes[computed], batch_dims(computed))
 
         return apply

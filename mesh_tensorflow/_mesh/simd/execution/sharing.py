@@ -197,12 +197,14 @@ class Sharing:
         """Returns the control inputs of a node, as tensors.
 
         Collectives are left out of those of collectives: TensorFlow makes them wait for each other,
-        but their nodes here may run in any order. Those that only send have no nodes here.
+        but their nodes here may run in any order. Those that only send have no nodes here, and
+        neither have the arguments, which are there before anything runs.
         """
         return [
             self._first_output(self._nodes[name], processor)
             for name in node.control_inputs
             if name not in self._only_send
+            and name not in self._arguments
             and not (node.is_collective and self._nodes[name].is_collective)
         ]
 
