@@ -97,6 +97,31 @@ def test_routing(gating):
     assert (expected_combine(REFERENCES[gating], None, 2) > 0).sum() < GROUPS * GROUP
 
 
+# The switch policies that change a gating: in training, and otherwise.
+POLICIES = ("argmax", "sample", "input_dropout", "input_jitter")
+EFFECTIVE = {
+    "top_2": ((), ()),
+    "top_n": ((), ()),
+    "switch": (("sample", "input_dropout", "input_jitter"), ("sample",)),
+    "switch_max": (("sample", "input_dropout", "input_jitter"), ("sample",)),
+    "ntlb": (("input_jitter",), ()),
+    "expert_selection": (("input_dropout", "input_jitter"), ()),
+}
+
+
+@pytest.mark.parametrize("gating", EFFECTIVE)
+def test_switch_policies_by_gating(gating):
+    """As in the classic release, some policies do nothing with some gatings."""
+    for train, effective in zip((True, False), EFFECTIVE[gating]):
+        found = {}
+        for policy in POLICIES:
+            options = {"switch_policy_train": policy, "switch_policy_eval": policy}
+            noise = {"switch_jitter": 0.9, "switch_dropout": 0.5, "switch_temperature": 5.0}
+            found[policy] = gated(gating, capacity=4, train=train, **options, **noise)["combine"]
+        changed = [p for p in POLICIES if not np.allclose(found[p], found["argmax"], atol=1e-5)]
+        assert changed == list(effective), train
+
+
 def test_thresholds_of_second_experts():
     for gating, reference in {
         "top_2": lambda g, r, c: routing.top_2(routing.softmax(g), r, c, above(0.3)),

@@ -205,7 +205,9 @@ class MoE1D(TransformerLayer):
           output_dim: a Dimension; the model's if None.
           use_experts_attention: whether to return two outputs, for queries and keys.
           z_loss: the coefficient of the router's z-loss in training, or None.
-          word_embed_mode: "add" or "concat" the embeddings of ids to the router's input; or None.
+          word_embed_mode: how the embeddings of ids are in the router's input: "add", "concat",
+            "add_stop_grad" or "concat_stop_grad" (the same without a gradient to the embeddings),
+            or "embed_only" (in its place); or None.
           use_second_place_expert_prob: the probability that a token's best expert is passed over in
             training, for the switch gatings; or None.
           use_second_place_expert_prob_temp: the temperature at which another expert is sampled in

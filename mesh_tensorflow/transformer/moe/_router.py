@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
@@ -24,7 +24,18 @@ def _concat(inputs: mtf.Tensor, embeddings: mtf.Tensor) -> mtf.Tensor:
     return mtf.concat([inputs, embeddings], inputs.shape.dims[-1].name)
 
 
-_WORD_EMBED_MODES = {"add": _add, "concat": _concat}
+def _only(inputs: mtf.Tensor, embeddings: mtf.Tensor) -> mtf.Tensor:
+    return embeddings
+
+
+# By mode: how the router's input is made, and whether gradients flow to the embeddings.
+_WORD_EMBED_MODES = {
+    "add": (_add, True),
+    "add_stop_grad": (_add, False),
+    "concat": (_concat, True),
+    "concat_stop_grad": (_concat, False),
+    "embed_only": (_only, True),
+}
 
 
 def _input_dropout(inputs: mtf.Tensor, hparams: object) -> mtf.Tensor:
@@ -221,11 +232,24 @@ def _with_embeddings(
             f"mixture of experts: word_embed_mode={mode!r} needs token_embeddings, the "
             "embeddings of the model's input ids; the Context has them as input_embeddings"
         )
-    return _WORD_EMBED_MODES[mode](x, mtf.to_float(embeddings))
+    join, trains = _WORD_EMBED_MODES[mode]
+    embeddings = mtf.to_float(embeddings)
+    return join(x, embeddings if trains else mtf.stop_gradient(embeddings))
 
 
-def switch_policy(hparams: object, train: bool, strict: bool = True) -> tuple[str, Any]:
+def switch_policy(
+    hparams: object,
+    train: bool,
+    strict: bool = True,
+    noises: Collection[str] = tuple(_INPUT_NOISE),
+) -> tuple[str, Any]:
     """Returns (the switch policy, a function that adds noise to the router's input or None).
+
+    Args:
+      hparams: the hyperparameters.
+      train: a bool.
+      strict: whether an unknown policy is an error.
+      noises: the policies whose noise the gating adds.
 
     Raises:
       ValueError: the policy is unknown.
@@ -235,4 +259,4 @@ def switch_policy(hparams: object, train: bool, strict: bool = True) -> tuple[st
         raise ValueError(
             f"Unknown Switch gating policy {policy!r}: it is none of {', '.join(_SWITCH_POLICIES)}"
         )
-    return policy, _INPUT_NOISE.get(policy) if train else None
+    return policy, _INPUT_NOISE[policy] if train and policy in noises else None
