@@ -231,6 +231,8 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("scope", [None, "of_training"])
 def test_slots_of_every_optimizer(optimizer, scope, tf_graph):
     """Also of a scalar, of averages, and of an optimizer in a scope of its own."""
+    with tf.init_scope():  # Keras keeps the learning rate in a variable
+        made = OPTIMIZERS[optimizer]()
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
     for name, shape in (("a/w", "d:4,e:6"), ("a/b", "d:4"), ("s", ""), ("a/w_out", "d:4,e:6")):
@@ -238,7 +240,7 @@ def test_slots_of_every_optimizer(optimizer, scope, tf_graph):
     weights = graph.trainable_variables
     with tf.variable_scope(scope) if scope else contextlib.nullcontext():
         grads = [mtf.ones_like(w.value) for w in weights]
-        updates = OPTIMIZERS[optimizer]().apply_grads(grads, weights)
+        updates = made.apply_grads(grads, weights)
         for name in ("ExponentialMovingAverage", "averages/slow"):
             mtf.optimize.ExponentialMovingAverage(0.9, name=name).apply(weights, after=updates)
     shapes = {v.name: v.shape.to_integer_list for v in graph.all_variables}

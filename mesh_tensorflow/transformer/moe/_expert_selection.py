@@ -59,6 +59,10 @@ def _expert_selection_gating(
     tokens = router.in_first_place()
     if tokens is not None and router.importance is not None:
         coverage *= tokens * mtf.reduce_mean(router.importance, reduced_dim=group_size_dim)
-    loss = mtf.reduce_mean(coverage) * float(group_size_dim.size**2)
+    loss = mtf.reduce_mean(coverage, reduced_dim=group_size_dim) * float(group_size_dim.size**2)
+    if router.only_tokens(tokens):
+        loss = router.mean_of_groups(loss, mtf.reduce_sum(tokens, reduced_dim=group_size_dim))
+    else:
+        loss = mtf.reduce_mean(loss)
     dispatch, combine = dispatch_and_combine(values * places, router.dtype)
     return dispatch, combine, router.total_loss(loss)

@@ -57,5 +57,5 @@ def _ntlb_gating(
         left = 1.0 - placed if left is None else left - placed
         rest = rest * (1.0 - chosen)
     # The load-balancing loss is linear in the choices.
-    loss = router.balance(mtf.add_n(choices) * (1.0 / rounds), gates, tokens)
+    loss = router.balance(mtf.add_n(choices) * (1.0 / rounds), gates, tokens, tokens)
     return *assignment.tensors(), router.total_loss(loss)
