@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import re
 from collections.abc import Iterable
 from typing import Any, Optional
 
@@ -12,11 +11,10 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow import checkpoint
 from mesh_tensorflow._mesh.variables import folder
 from mesh_tensorflow._programs.saver_hook import SaverHook
+from mesh_tensorflow.optimize._slots import weights_of
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = ["get_assignment_map_from_checkpoint", "load_initial_checkpoint"]
-
-_OF_TRAINING = re.compile("global_step|adam_|slot_")
 
 
 def get_assignment_map_from_checkpoint(
@@ -48,8 +46,9 @@ def get_assignment_map_from_checkpoint(
     assignment: dict[str, str] = collections.OrderedDict()
     initialized: dict[str, int] = {}
     by_name = {v.name.removesuffix(":0"): v for v in tvars}
+    weights = set(weights_of(saved))
     for name, shape in sorted(saved.items()):
-        if name not in by_name or _OF_TRAINING.search(name):
+        if name not in by_name or name not in weights:
             continue
         ours = by_name[name].shape.as_list()
         if list(shape) != ours:

@@ -13,6 +13,7 @@ from mesh_tensorflow import layers
 from mesh_tensorflow._core.strictness import check_flag
 from mesh_tensorflow._core.tables import table_lookup
 from mesh_tensorflow.optimize._base import Optimizer, Rate, scalar_like, skip_without_gradient
+from mesh_tensorflow.optimize._slots import ADAFACTOR
 from mesh_tensorflow.utils import steps_done
 
 __all__ = [
@@ -173,7 +174,7 @@ class AdafactorOptimizer(Optimizer):
     def _slot(self, var: mtf.Variable, name: str, shape: mtf.Shape) -> mtf.Tensor:
         return mtf.get_variable(
             var.mesh,
-            f"{var.name}_slot_{name}",
+            f"{var.name}{ADAFACTOR[name]}",
             shape,
             initializer=tf.zeros_initializer(),
             trainable=False,

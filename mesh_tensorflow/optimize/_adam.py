@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow.optimize._base import Optimizer, Rate, scalar_like, skip_without_gradient
+from mesh_tensorflow.optimize._slots import ADAM
 
 __all__ = ["AdamWeightDecayOptimizer"]
 
@@ -101,7 +102,7 @@ class AdamWeightDecayOptimizer(Optimizer):
     def _slot(self, var: mtf.Variable, name: str) -> mtf.Tensor:
         return mtf.get_variable(
             var.mesh,
-            f"{var.name}/{name}",
+            f"{var.name}{ADAM[name]}",
             var.shape,
             initializer=tf.zeros_initializer(),
             trainable=False,

@@ -16,6 +16,7 @@ from mesh_tensorflow.optimize._base import (
     scalar_like,
     skip_without_gradient,
 )
+from mesh_tensorflow.optimize._slots import MOMENTUM
 from mesh_tensorflow.optimize._stored import stored_value
 
 __all__ = ["MomentumOptimizer", "SgdOptimizer"]
@@ -156,7 +157,7 @@ class MomentumOptimizer(Optimizer):
             return []
         v = mtf.get_variable(
             var.mesh,
-            var.name + "_momentum_v",
+            var.name + MOMENTUM,
             var.shape,
             dtype=var.dtype,
             initializer=tf.zeros_initializer(),

@@ -23,7 +23,7 @@ __all__ = ["BitransformerFunnel", "FunnelTransformerLayerStack"]
 
 _MODULE = "mesh_tensorflow.transformer.funnel_transformer"
 
-_POOLS = {"mean": mtf.reduce_mean, "max": mtf.reduce_max}
+_POOLS = {"mean": mtf.reduce_mean, "max": mtf.reduce_max, "min": mtf.reduce_min}
 
 
 def _check_length(x: mtf.Tensor, dim: mtf.Dimension, size: int) -> None:
@@ -83,7 +83,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
           sublayers_initial: a list of functions, as for LayerStack.
           sublayers_per_layer: a list of functions, as for LayerStack.
           sublayers_final: a list of functions, as for LayerStack.
-          pooling_type: "mean" or "max".
+          pooling_type: "mean", "max" or "min".
           n_submodules: an integer, the number of layers of a module.
 
         Raises:

@@ -211,6 +211,7 @@ class HeterogeneousMoE1D(transformer.TransformerLayer):
         moe_num_layers: int = 1,
         heterogeneous_mask_info: Optional[Sequence[Mapping[str, Any]]] = None,
         top_n_num_experts_per_token: int = 3,
+        balance_padding: bool = True,
     ) -> None:
         """Creates the layer.
 
@@ -238,6 +239,7 @@ class HeterogeneousMoE1D(transformer.TransformerLayer):
             moe_use_second_place_expert_prob=use_second_place_expert_prob,
             moe_use_second_place_expert_prob_temp=use_second_place_expert_prob_temp,
             moe_top_n_num_experts_per_token=top_n_num_experts_per_token,
+            moe_balance_padding=balance_padding,
             moe_num_layers=moe_num_layers, moe_heterogeneous_mask_info=heterogeneous_mask_info,
         )  # fmt: skip
         self._activation = activation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 from mesh_tensorflow._core.shape import Shape
@@ -14,6 +14,7 @@ from mesh_tensorflow._lowering.update_names import stored_shapes
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text, count_text, shortened_apart
 from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow.optimize._slots import is_slot
 from mesh_tensorflow.visualize._subject import (
     Impls,
     Program,
@@ -40,8 +41,8 @@ class VariableRow(NamedTuple):
 
     Attributes:
       name: its full name.
-      kind: "weights" if it is trainable; "slots" if it is untrainable and its name is that of a
-        trainable variable and more, as optimizers name their slots; otherwise "others".
+      kind: "weights" if it is trainable; "slots" if it is untrainable and its name and shape
+        are those of an optimizer's slot of a trainable variable; otherwise "others".
       shape: its Shape.
       slice_shape: the sizes of the slice that each processor holds.
       split: pairs (dimension name, mesh dimension name) of the dimensions that are split where
@@ -75,17 +76,11 @@ class VariableRow(NamedTuple):
         return f"[{', '.join(f'{d.name}={d.size}' for d in self.shape)}]"
 
 
-def _kind(variable: Variable, weights: Collection[str]) -> str:
+def _kind(variable: Variable, weights: Mapping[str, Sequence[int]]) -> str:
     if variable.trainable:
         return "weights"
-    scopes = variable.name.split("/")
-    # A slot of x/w is "x/w/adam_m" or "x/w_slot_v", perhaps in the scope of the optimizer.
-    for start in range(len(scopes)):
-        name = "/".join(scopes[start:])
-        ends = [i for i, letter in enumerate(name) if letter in "/_"]
-        if any(name[:end] in weights for end in ends):
-            return "slots"
-    return "others"
+    shapes = {**weights, variable.name: variable.shape.to_integer_list}
+    return "slots" if is_slot(variable.name, shapes) else "others"
 
 
 def _row(variable: Variable, stored: Shape, kind: str, impl: MeshImpl) -> VariableRow:
@@ -121,7 +116,7 @@ def variable_rows(subject: Subject) -> list[VariableRow]:
       subject: a Subject.
     """
     variables = list(_all_parts(subject.graph.all_variables))
-    weights = {v.name for v in variables if v.trainable}
+    weights = {v.name: v.shape.to_integer_list for v in variables if v.trainable}
     stored = stored_shapes(subject.graph, subject.impls)
     rows = [_row(v, stored[v], _kind(v, weights), subject.impl_of(v.mesh)) for v in variables]
     # Variables that have been stacked are still known by name, in order of creation.

@@ -58,7 +58,7 @@ SELF = {
         mode: lambda mode=mode: T.Synthesizer(
             **SMALL, synthesize_mode=mode, attention_kwargs={"max_length": LENGTH}
         )
-        for mode in ("random", "random_plus", "random_plus_alpha", "dense_minus", "dense_plus", "dense_plus_alpha")
+        for mode in ("random", "random_plus", "random_plus_alpha", "dense_minus", "dense_plus", "dense_plus_alpha", "factorized")
     },
     **{
         f"experts_{computation}_{attend}": lambda computation=computation, attend=attend: T.ExpertsSelfAttention(

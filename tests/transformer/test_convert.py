@@ -1,9 +1,11 @@
 """T5's weights from Hugging Face's files to checkpoints and back: values, logits, errors, files."""
 
+import contextlib
 import json
 import os
 import pathlib
 import runpy
+import subprocess
 import sys
 
 import numpy as np
@@ -11,6 +13,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 from helpers.transformer import t5_models
 
+import mesh_tensorflow as mtf
+from mesh_tensorflow._programs.running import _said_in_its_message
+from mesh_tensorflow.optimize._slots import weights_of
 from mesh_tensorflow.transformer import convert
 from mesh_tensorflow.transformer.convert import __main__ as command
 
@@ -203,6 +208,52 @@ def test_all_problems_are_named(model):
         convert.huggingface_to_mesh(tensors, norm_name="x")
 
 
+OPTIMIZERS = {
+    "adafactor": lambda: mtf.optimize.AdafactorOptimizer(0.1, beta1=0.9, min_dim_size_to_factor=2),
+    "adam": lambda: mtf.optimize.AdamWeightDecayOptimizer(0.1),
+    "adamw": lambda: mtf.optimize.AdamWOptimizer(0.1),
+    "lion": lambda: mtf.optimize.LionOptimizer(0.1),
+    "momentum": lambda: mtf.optimize.MomentumOptimizer(0.1, 0.9),
+    "sgd": lambda: mtf.optimize.SgdOptimizer(0.1, momentum=0.9),
+    "own": lambda: mtf.optimize.elementwise(
+        lambda grad, state, value, learning_rate, step: (-grad, state), {"x": 1.0}, name="mine"
+    ),
+    **{
+        f"keras {name}": lambda name=name: mtf.optimize.from_keras(
+            getattr(tf.keras.optimizers, name)(0.1)
+        )
+        for name in ("Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "Lion", "RMSprop", "SGD")
+    },
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("scope", [None, "of_training"])
+def test_slots_of_every_optimizer(optimizer, scope, tf_graph):
+    """Also of a scalar, of averages, and of an optimizer in a scope of its own."""
+    with tf.init_scope():  # Keras keeps the learning rate in a variable
+        made = OPTIMIZERS[optimizer]()
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    for name, shape in (("a/w", "d:4,e:6"), ("a/b", "d:4"), ("s", ""), ("a/w_out", "d:4,e:6")):
+        mtf.get_variable(mesh, name, shape)
+    weights = graph.trainable_variables
+    with tf.variable_scope(scope) if scope else contextlib.nullcontext():
+        grads = [mtf.ones_like(w.value) for w in weights]
+        updates = made.apply_grads(grads, weights)
+        for name in ("ExponentialMovingAverage", "averages/slow"):
+            mtf.optimize.ExponentialMovingAverage(0.9, name=name).apply(weights, after=updates)
+    shapes = {v.name: v.shape.to_integer_list for v in graph.all_variables}
+    assert len(shapes) >= 3 * len(weights)
+    assert weights_of({**shapes, "global_step": []}) == [w.name for w in weights]
+
+
+@pytest.mark.parametrize("name", ["x/w/bias", "x/w_2", "x/adam_/w", "slot_/w", "x/w2/m", "x/w/a/b"])
+def test_weights_that_are_no_slots(name):
+    shapes = {"x/w": [2, 3], name: [3] if name.startswith("x/w/") else [2, 3]}
+    assert weights_of(shapes) == list(shapes)
+
+
 def test_slots_are_left_out():
     variables = convert.huggingface_to_mesh(convert.read_huggingface(str(FIXTURES / "t5"))[0])
     slots = {
@@ -275,6 +326,154 @@ def test_huggingface_files(model, tmp_path, monkeypatch):
         ImportError, match=r"package safetensors, which is not .*install 'safetensors"
     ):
         convert.read_huggingface(str(model))
+
+
+def a_model(folder, tensors, shards=None, config=None):
+    """Writes a Hugging Face model; `shards` is a list of (file, names of tensors)."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir()
+    if config is not None:
+        (folder / "config.json").write_text(config)
+    if shards is None:
+        save_file(tensors, folder / "model.safetensors")
+        return {}
+    for file, part in shards:
+        save_file(part, folder / file)
+    return {name: file for file, part in shards for name in part}
+
+
+def test_the_index_says_which_shard_holds_a_tensor(model, tmp_path):
+    """A tensor that stands in two shards is read from the one that weight_map names."""
+    tensors, _ = convert.read_huggingface(str(model))
+    first = min(tensors)
+    stale = {first: tensors[first] + 1.0}
+    for old in ("a.safetensors", "z.safetensors"):
+        folder = tmp_path / old[0]
+        weight_map = a_model(folder, tensors, [(old, stale), ("m.safetensors", tensors)])
+        index = folder / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        same(convert.read_huggingface(str(folder))[0], tensors)
+        index.write_text(json.dumps({"weight_map": {**weight_map, first: old}}))
+        same(convert.read_huggingface(str(folder))[0], {**tensors, **stale})
+
+
+def cut(path, size=-40):
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def header(text):
+    data = text.encode()
+    return lambda path: path.write_bytes(len(data).to_bytes(8, "little") + data + b"abcd")
+
+
+def written(text):
+    return lambda path: path.write_text(text)
+
+
+ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD, CONFIG = "s.safetensors", "config.json"
+F8 = '{"a": {"dtype": "F8_E5M2", "shape": [4], "data_offsets": [0, 4]}}'
+# (which file of a model is damaged, how, the file and what is said of it)
+DAMAGED = {
+    "cut": (ONE, cut, r"model.safetensors is no whole safetensors file"),
+    "empty": (ONE, lambda path: cut(path, 0), r"model.safetensors is no whole safetensors file"),
+    "text": (ONE, written("version https://git-lfs"), r"model.safetensors is no whole safetensors"),
+    "long header": (ONE, lambda path: path.write_bytes(b"\xff" * 99), r"no whole .*header too large"),
+    "header": (ONE, header("[" * 999), r"model.safetensors is no whole safetensors file"),
+    "dtype": (ONE, header(F8), r"model.safetensors is no whole .*, or has a dtype that NumPy lacks"),
+    "shard": (SHARD, cut, r"s.safetensors is no whole safetensors file"),
+    "no shard": (SHARD, lambda path: path.unlink(), r"s.safetensors: there is no such file"),
+    "index": (INDEX, cut, r"index.json is damaged, it is no JSON"),
+    "index of bytes": (INDEX, lambda path: path.write_bytes(b"\xff\xfe{"), r"damaged, it is no JSON"),
+    "index of depth": (INDEX, written("[" * 99999), r"index.json is damaged, it is no JSON"),
+    "index of a list": (INDEX, written("[]"), r"index.json is damaged: it holds list, not an object"),
+    "no map": (INDEX, written('{"weight_map": []}'), r"it has no weight_map of names to files"),
+    "outside": (INDEX, written('{"weight_map": {"w": "../a"}}'), r"'../a' for w, .* no file name"),
+    "number": (INDEX, written('{"weight_map": {"w": 3}}'), r"weight_map has 3 for w"),
+    "absent": (INDEX, written('{"weight_map": {"w": "s.safetensors"}}'), r"s.safetensors has no w, which"),
+    "config": (CONFIG, cut, r"config.json is damaged, it is no JSON"),
+    "tied": (CONFIG, written('{"tie_word_embeddings": "yes"}'), r"config.json has 'yes' for scale_dec"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_files_are_named_in_one_message(name, tmp_path):
+    damaged, damage, text = DAMAGED[name]
+    source = FIXTURES / "t5"
+    tensors, _ = convert.read_huggingface(str(source))
+    shards = [(SHARD, tensors)] if damaged in (SHARD, INDEX) else None
+    config = (source / CONFIG).read_text()
+    weight_map = a_model(tmp_path / "hf", tensors, shards, config)
+    if shards:
+        (tmp_path / "hf" / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    damage(tmp_path / "hf" / damaged)
+    arguments = ["from-huggingface", str(tmp_path / "hf"), str(tmp_path / "out")]
+    with pytest.raises(ValueError, match=text):
+        command.main(arguments)
+    try:
+        convert.from_huggingface(*arguments[1:])
+    except ValueError as error:
+        # Without the frame of this test, which is code of a user's.
+        assert _said_in_its_message(error.with_traceback(error.__traceback__.tb_next))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_damaged_file_ends_the_program_with_code_2(tmp_path):
+    a_model(tmp_path / "hf", convert.read_huggingface(str(FIXTURES / "t5"))[0])
+    cut(tmp_path / "hf" / ONE)
+    program = [sys.executable, "-m", "mesh_tensorflow.transformer.convert", "from-huggingface"]
+    ended = subprocess.run(
+        [*program, str(tmp_path / "hf"), str(tmp_path / "out")], capture_output=True, text=True
+    )
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
+    assert "model.safetensors is no whole safetensors file" in ended.stderr
+
+
+@pytest.mark.parametrize("ending", ["index", "data-00000-of-00001"])
+def test_damaged_checkpoints_are_named(ending, model, tmp_path):
+    path = convert.from_huggingface(str(model), str(tmp_path / "mesh"))
+    cut(pathlib.Path(f"{path}.{ending}"))
+    with pytest.raises(ValueError, match=r"the checkpoint .*model.ckpt-0 is damaged"):
+        convert.to_huggingface(path, str(tmp_path / "back"))
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize("dtype, value, text", [
+    ("float32", np.nan, r"has the value nan at \[1, 2\], and 1 of its \d+ values"),
+    ("float32", -np.inf, r"has the value -inf at \[1, 2\]"),
+    ("int32", 3, r"is of dtype int32, such as"),
+])  # fmt: skip
+def test_weights_that_are_no_finite_floats(dtype, value, text, model, tmp_path):
+    """In both directions, with the names of the file and of the weight."""
+    tensors, config = convert.read_huggingface(str(model))
+    good = convert.huggingface_to_mesh(tensors, config.get("scale_decoder_outputs"))
+    name = "encoder.block.0.layer.0.SelfAttention.q.weight"
+    wrong = tensors[name].astype(dtype)
+    wrong[1, 2] = value
+    a_model(tmp_path / "hf", {**tensors, name: wrong}, config=json.dumps(config))
+    with pytest.raises(ValueError, match=rf"hf/model.safetensors: {name} {text}"):
+        convert.from_huggingface(str(tmp_path / "hf"), str(tmp_path / "mesh"))
+    ours = "encoder/block_000/layer_000/SelfAttention/q"
+    wrong = good[ours].astype(dtype)
+    wrong[1, 2] = value
+    path = convert.write_checkpoint({**good, ours: wrong}, str(tmp_path / "own"))
+    with pytest.raises(ValueError, match=rf"own/model.ckpt-0: {ours} {text}"):
+        convert.to_huggingface(path, str(tmp_path / "back"))
+    assert not (tmp_path / "mesh").exists() and not (tmp_path / "back").exists()
+
+
+def test_weights_that_a_dtype_cannot_hold(model, tmp_path):
+    tensors, config = convert.read_huggingface(str(model))
+    name = "encoder.final_layer_norm.weight"
+    large = tensors[name].astype(np.float32)
+    large[1] = 1e6
+    a_model(tmp_path / "hf", {**tensors, name: large}, config=json.dumps(config))
+    arguments = [str(tmp_path / "hf"), str(tmp_path / "mesh")]
+    with pytest.raises(ValueError, match=r"as float16: encoder/final_layer_norm/scale has .* inf"):
+        convert.from_huggingface(*arguments, dtype="float16")
+    convert.from_huggingface(*arguments, dtype="bfloat16")
 
 
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):

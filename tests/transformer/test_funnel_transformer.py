@@ -94,14 +94,14 @@ def test_context_of_the_pooled_sequence():
     np.testing.assert_array_equal(found["position"], [0, 1, 2, 3])
 
 
-@pytest.mark.parametrize("kind, size", [("mean", 2), ("mean", 4), ("max", 2)])
+@pytest.mark.parametrize("kind, size", [("mean", 2), ("mean", 4), ("max", 2), ("min", 2)])
 def test_pooling(kind, size):
     """With variables of zero only the residual connections are left."""
     with_residual = {"sublayers_per_layer": [transformer.sublayer_call_layer,
                                              transformer.sublayer_residual]}  # fmt: skip
     x, _, found = called([1, 1], pooling_type=kind, pooling_size=size, **with_residual)
     windows = x.reshape(ROWS, LENGTH // size, size, D)
-    pooled = windows.mean(2) if kind == "mean" else windows.max(2)
+    pooled = getattr(windows, kind)(2)
     np.testing.assert_allclose(found["y"], pooled * found["sequence_id"][..., None], rtol=1e-5)
 
 
@@ -152,7 +152,7 @@ def model(pooling_type="mean"):
 INPUTS = models.prefixes((8, 5, 3, 1), seed=1)
 
 
-@pytest.mark.parametrize("kind", ["mean", "max"])
+@pytest.mark.parametrize("kind", ["mean", "max", "min"])
 def test_equal_in_layouts(kind):
     def build(mesh):
         inputs, targets = (
@@ -201,7 +201,7 @@ def test_errors():
         funnel(layers, [2, 1])
     with pytest.raises(ValueError, match="must have n_blocks=3 numbers each"):
         funnel(layers, [1, 1], n_blocks=3)
-    with pytest.raises(ValueError, match="pooling_type='sum' is none of 'mean', 'max'"):
+    with pytest.raises(ValueError, match="pooling_type='sum' is none of 'mean', 'max', 'min'"):
         funnel(layers, pooling_type="sum")
     with pytest.raises(ValueError, match="pooling_size=3 does not divide length=8"):
         called([1, 1], pooling_size=3)

@@ -318,7 +318,7 @@ ERRORS = {
     "policy": ({"moe_gating": "switch", "switch_policy_eval": "beam"}, {}, r"Unknown Switch gating policy 'beam': it is none of argmax, sample"),
     "second policy": ({"second_policy_eval": "some"}, {}, r"Unknown policy 'some' for second experts: it is none of all, none, random, threshold"),
     "embeddings": ({"word_embed_mode": "add"}, {}, r"word_embed_mode='add' needs token_embeddings"),
-    "embed mode": ({"word_embed_mode": "mul"}, {}, r"Unimplemented moe word embed mode: 'mul' is none of add, concat"),
+    "embed mode": ({"word_embed_mode": "mul"}, {}, r"Unimplemented moe word embed mode: 'mul' is none of add, add_stop_grad, concat"),
     "top_n": ({"moe_gating": "top_n", "top_n_num_experts_per_token": 0}, {}, r"top_n_num_experts_per_token=0 must be at least 1"),
     "ntlb": ({"moe_gating": "ntlb", "ntlb_top_k": 0}, {}, r"ntlb_top_k=0 must be at least 1"),
     "batch": ({}, {"shape": "d_model:8"}, r"needs a dimension of the batch"),

@@ -97,6 +97,68 @@ def test_routing(gating):
     assert (expected_combine(REFERENCES[gating], None, 2) > 0).sum() < GROUPS * GROUP
 
 
+# The switch policies that change a gating: in training, and otherwise.
+POLICIES = ("argmax", "sample", "input_dropout", "input_jitter")
+EFFECTIVE = {
+    "top_2": ((), ()),
+    "top_n": ((), ()),
+    "switch": (("sample", "input_dropout", "input_jitter"), ("sample",)),
+    "switch_max": (("sample", "input_dropout", "input_jitter"), ("sample",)),
+    "ntlb": (("input_jitter",), ()),
+    "expert_selection": (("input_dropout", "input_jitter"), ()),
+}
+
+
+@pytest.mark.parametrize("gating", EFFECTIVE)
+def test_switch_policies_by_gating(gating):
+    """As in the classic release, some policies do nothing with some gatings."""
+    for train, effective in zip((True, False), EFFECTIVE[gating]):
+        found = {}
+        for policy in POLICIES:
+            options = {"switch_policy_train": policy, "switch_policy_eval": policy}
+            noise = {"switch_jitter": 0.9, "switch_dropout": 0.5, "switch_temperature": 5.0}
+            found[policy] = gated(gating, capacity=4, train=train, **options, **noise)["combine"]
+        changed = [p for p in POLICIES if not np.allclose(found[p], found["argmax"], atol=1e-5)]
+        assert changed == list(effective), train
+
+
+@pytest.mark.parametrize("gating", REFERENCES)
+def test_balance_without_padding(gating):
+    """Padding leaves the load-balancing loss as it is, and a group of padding has no part in it.
+
+    With `balance_padding`, as in the classic release, the loss is smaller the more there is.
+    """
+    tokens = np.ones([GROUPS, GROUP], "float32")
+    tokens[:, 8:] = 0.0
+    options = {"use_second_place_loss": True, "capacity": GROUP}
+    alone = gated(gating, LOGITS[:, :8], **options)["loss"]
+    for padded, importance in (
+        (LOGITS, tokens),
+        (np.concatenate([LOGITS, LOGITS]), np.concatenate([tokens, 0 * tokens])),
+    ):
+        found = gated(gating, padded, importance=importance, balance_padding=False, **options)
+        np.testing.assert_allclose(found["loss"], alone, rtol=1e-5)
+        assert np.isfinite(found["loss"])
+        classic = gated(gating, padded, importance=importance, **options)["loss"]
+        assert classic < 0.99 * alone or gating == "expert_selection"
+    without = gated(gating, balance_padding=False, **options)["loss"]
+    np.testing.assert_allclose(without, gated(gating, **options)["loss"], rtol=1e-6)
+    nothing = gated(gating, importance=0 * tokens, balance_padding=False, **options)["loss"]
+    assert nothing == 0.0
+
+
+def test_balance_of_groups_is_weighted_by_tokens():
+    tokens = np.ones([GROUPS, GROUP], "float32")
+    tokens[0, 2:] = 0.0
+    each = [
+        gated("switch", LOGITS[i : i + 1], importance=tokens[i : i + 1], balance_padding=False)
+        for i in range(GROUPS)
+    ]
+    found = gated("switch", importance=tokens, balance_padding=False)["loss"]
+    expected = np.average([e["loss"] for e in each], weights=tokens.sum(1))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_thresholds_of_second_experts():
     for gating, reference in {
         "top_2": lambda g, r, c: routing.top_2(routing.softmax(g), r, c, above(0.3)),

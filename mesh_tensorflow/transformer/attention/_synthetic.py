@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SYNTHESIZE_MODES", "synthetic_attention", "uses_products", "uses_queries"]
 
+# By mode: how many positions the weights in users' checkpoints are for, if max_length is smaller.
+_LEAST_LENGTH = {"factorized": 512}
+
 
 def _first(x: mtf.Tensor, dim: mtf.Dimension) -> mtf.Tensor:
     """Slices the beginning of `x` along the dimension named like `dim`, which may be split."""
@@ -34,6 +37,7 @@ def _random_logits(
     key_dim: mtf.Dimension,
     memory_length_dim: mtf.Dimension,
     max_length: int,
+    factorized_dim: int,
 ) -> mtf.Tensor:
     """Returns learned logits that are the same for all sequences."""
     rows = mtf.Dimension(context.length_dim.name, max_length)
@@ -47,6 +51,34 @@ def _random_logits(
     return _first(logits, context.length_dim)
 
 
+def _factorized_logits(
+    context: Context,
+    q: Optional[mtf.Tensor],
+    heads_dim: mtf.Dimension,
+    key_dim: mtf.Dimension,
+    memory_length_dim: mtf.Dimension,
+    max_length: int,
+    factorized_dim: int,
+) -> mtf.Tensor:
+    """Returns a logit for each position of the memory, the same for all queries.
+
+    logits[h, m] = sum over t of R1[t, h, m] * R2[t, h, m]
+    """
+    columns = mtf.Dimension(memory_length_dim.name, max_length)
+    shape = mtf.Shape([mtf.Dimension("tmp", factorized_dim), heads_dim, columns])
+    factors = [
+        _first(
+            mtf.get_variable(context.mesh, name, shape, dtype=context.variable_dtype),
+            memory_length_dim,
+        )
+        for name in ("R1", "R2")
+    ]
+    logits = mtf.einsum(factors, output_shape=[heads_dim, memory_length_dim])
+    if context.mode == "incremental":
+        return logits
+    return mtf.broadcast(logits, mtf.Shape([context.length_dim, *logits.shape]))
+
+
 def _dense_logits(
     context: Context,
     q: Optional[mtf.Tensor],
@@ -54,6 +86,7 @@ def _dense_logits(
     key_dim: mtf.Dimension,
     memory_length_dim: mtf.Dimension,
     max_length: int,
+    factorized_dim: int,
 ) -> mtf.Tensor:
     """Returns logits computed from each query by a dense layer that all heads share."""
     assert q is not None
@@ -99,6 +132,7 @@ SYNTHESIZE_MODES: dict[str, _Mode] = {
     "dense_minus": (_dense_logits, _only),
     "dense_plus": (_dense_logits, _plus),
     "dense_plus_alpha": (_dense_logits, _plus_alpha),
+    "factorized": (_factorized_logits, _only),
 }
 
 
@@ -164,9 +198,9 @@ def synthetic_attention(
 
     Args:
       q: queries, a Tensor with dimensions [batch..., length, heads, key_dim]; None in mode
-        "random".
+        "random" or "factorized".
       k: keys, a Tensor with dimensions [batch..., memory_length, heads, key_dim]; not used in
-        the modes "random" and "dense_minus".
+        the modes "random", "factorized" and "dense_minus".
       v: values, a Tensor with dimensions [batch..., memory_length, heads, value_dim].
       memory_length_dim: a Dimension.
       key_dim: a Dimension.
@@ -178,9 +212,11 @@ def synthetic_attention(
       synthesize: if False, logits are products of queries and keys.
       synthesize_mode: "random" for learned logits, "dense_minus" for logits computed from queries;
         "random_plus" and "dense_plus" add the products to them, "random_plus_alpha" and
-        "dense_plus_alpha" mix the two.
-      factorized_dim: ignored.
-      max_length: the largest length, which determines the size of the weights.
+        "dense_plus_alpha" mix the two. "factorized" learns one logit for each position of the
+        memory, which all queries share, as the product of two tables.
+      factorized_dim: an integer, the size of the dimension that this product sums over.
+      max_length: the largest length, which determines the size of the weights; those of
+        "factorized" are for 512 positions at least.
       context: a Context.
 
     Returns:
@@ -197,9 +233,10 @@ def synthetic_attention(
         assert q is not None and k is not None
         logits = mtf.einsum([q, k], output_shape=q.shape - key_dim + memory_length_dim)
     if synthesize:
+        max_length = max(max_length, _LEAST_LENGTH.get(synthesize_mode, 0))
         _check_lengths(max_length, memory_length_dim, context.length_dim)
         heads_dim = _heads_dim(q, v)
-        made = make(context, q, heads_dim, key_dim, memory_length_dim, max_length)
+        made = make(context, q, heads_dim, key_dim, memory_length_dim, max_length, factorized_dim)
         logits = join(context, logits, made)
     assert logits is not None
     if bias is not None:

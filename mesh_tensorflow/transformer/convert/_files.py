@@ -5,25 +5,28 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Optional, TypeVar
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.variables import folder
-from mesh_tensorflow.transformer.convert._weights import is_weight
+from mesh_tensorflow.optimize._slots import weights_of
 from mesh_tensorflow.transformer.vocabulary import missing_package
 
 __all__ = [
+    "check_weights",
     "read_checkpoint",
     "read_huggingface",
+    "read_huggingface_files",
     "read_step",
     "write_checkpoint",
     "write_huggingface",
 ]
 
 Arrays = Mapping[str, np.ndarray]
+_Result = TypeVar("_Result")
 
 
 def read_checkpoint(path: str) -> dict[str, np.ndarray]:
@@ -34,11 +37,15 @@ def read_checkpoint(path: str) -> dict[str, np.ndarray]:
         checkpoint.
 
     Raises:
-      ValueError: there is no checkpoint.
+      ValueError: there is no checkpoint, or it is damaged.
     """
-    reader = _reader(path)
-    names = sorted(reader.get_variable_to_shape_map())
-    return {name: reader.get_tensor(name) for name in names if is_weight(name)}
+    return _read(
+        path,
+        lambda reader: {
+            name: reader.get_tensor(name)
+            for name in sorted(weights_of(reader.get_variable_to_shape_map()))
+        },
+    )
 
 
 def read_step(path: str) -> int:
@@ -48,14 +55,51 @@ def read_step(path: str) -> int:
       path: as that of `read_checkpoint`.
 
     Raises:
-      ValueError: there is no checkpoint.
+      ValueError: there is no checkpoint, or it is damaged.
     """
-    reader = _reader(path)
-    return int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else 0
+    return _read(
+        path,
+        lambda reader: (
+            int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else 0
+        ),
+    )
 
 
-def _reader(path: str) -> tf.train.NewCheckpointReader:
-    return folder.open_reader(folder.find(path, "convert"))
+def _read(path: str, function: Callable[[tf.train.NewCheckpointReader], _Result]) -> _Result:
+    """Calls a function with the reader of a checkpoint."""
+    found = folder.find(path, "convert")
+    try:
+        return function(folder.open_reader(found))
+    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        raise ValueError(f"the checkpoint {found} is damaged: {error}") from error
+
+
+def check_weights(arrays: Arrays, file: str) -> None:
+    """Checks that weights are finite floating-point numbers.
+
+    Args:
+      arrays: a dictionary of NumPy arrays.
+      file: the file that they are of, for the message.
+
+    Raises:
+      ValueError: one is of another dtype, or has a value that is NaN or infinite.
+    """
+    for name, array in arrays.items():
+        array = np.asarray(array)
+        if not tf.as_dtype(array.dtype).is_floating:
+            value = f", such as {array.flat[0]}" if array.size else ""
+            raise ValueError(
+                f"{file}: {name} is of dtype {array.dtype}{value}; weights of T5 are "
+                "floating-point numbers"
+            )
+        wrong = np.argwhere(~np.isfinite(array.astype(np.float64)))
+        if len(wrong):
+            place = tuple(int(i) for i in wrong[0])
+            raise ValueError(
+                f"{file}: {name} has the value {array[place]} at {list(place)}, and {len(wrong)} "
+                f"of its {array.size} values are NaN or infinite; a model with them computes NaN. "
+                "Take an earlier checkpoint"
+            )
 
 
 def write_checkpoint(variables: Arrays, directory: str, step: int = 0) -> str:
@@ -112,43 +156,97 @@ def _safetensors() -> Any:
     return safetensors.numpy
 
 
+def _tensors(file: str, names: Optional[Iterable[str]] = None) -> dict[str, np.ndarray]:
+    """Reads tensors of a safetensors file, all of them if no names are given."""
+    _safetensors()
+    from safetensors import safe_open
+
+    if not os.path.isfile(file):
+        raise ValueError(f"{file}: there is no such file, but the model's index names it")
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            there = set(opened.keys())
+            wanted = sorted(there if names is None else names)
+            missing = [name for name in wanted if name not in there]
+            tensors = {name: opened.get_tensor(name) for name in wanted if name in there}
+    except Exception as error:  # of many kinds, since a file may hold anything
+        raise ValueError(
+            f"{file} is no whole safetensors file, or has a dtype that NumPy lacks; "
+            f"get it anew: {error}"
+        ) from error
+    if missing:
+        raise ValueError(f"{file} has no {', '.join(missing)}, which the model's index has there")
+    return tensors
+
+
+def _json(file: str) -> dict[str, Any]:
+    """Reads a JSON file that holds an object."""
+    try:
+        with open(file, encoding="utf-8") as f:
+            found = json.load(f)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged, it is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} is damaged: it holds {type(found).__name__}, not an object")
+    return found
+
+
+def _shards(index: str) -> dict[str, list[str]]:
+    """Returns which tensors are read from which file, by the index of a model."""
+    weight_map = _json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{index} is damaged: it has no weight_map of names to files")
+    shards: dict[str, list[str]] = {}
+    for name, file in weight_map.items():
+        # Only files beside the index belong to the model.
+        if not isinstance(file, str) or file in ("", ".", "..") or os.path.basename(file) != file:
+            raise ValueError(
+                f"{index} is damaged: weight_map has {file!r} for {name}, no file name"
+            )
+        shards.setdefault(os.path.join(os.path.dirname(index), file), []).append(name)
+    return shards
+
+
 def read_huggingface(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Reads the tensors and the configuration of a Hugging Face model.
 
     Args:
       path: a string, a directory with `model.safetensors` or, if the model is in several files,
-        `model.safetensors.index.json`; or the path of a file.
+        `model.safetensors.index.json`, whose `weight_map` says which file a tensor is read from; or
+        the path of a file.
 
     Returns:
       A dictionary of NumPy arrays, and the contents of config.json, empty if there is none.
 
     Raises:
       ImportError: safetensors is not installed.
-      ValueError: there are no such files.
+      ValueError: there are no such files, or one is damaged.
     """
-    load = _safetensors().load_file
+    files, config = read_huggingface_files(path)
+    return {name: array for tensors in files.values() for name, array in tensors.items()}, config
+
+
+def read_huggingface_files(
+    path: str,
+) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
+    """Reads a Hugging Face model as `read_huggingface`; returns its tensors by file."""
+    _safetensors()
     if os.path.isfile(path):
-        return load(path), {}
+        return {path: _tensors(path)}, {}
     index, single = (
         os.path.join(path, n) for n in ("model.safetensors.index.json", "model.safetensors")
     )
     if os.path.isfile(single):
-        files = [single]
+        files = {single: _tensors(single)}
     elif os.path.isfile(index):
-        with open(index, encoding="utf-8") as f:
-            names = set(json.load(f)["weight_map"].values())
-        files = [os.path.join(path, n) for n in sorted(names)]
+        files = {file: _tensors(file, names) for file, names in sorted(_shards(index).items())}
     else:
         raise ValueError(
             f"no model.safetensors in {path!r}; files of PyTorch (.bin) are written anew with "
             "`save_pretrained(..., safe_serialization=True)`"
         )
-    tensors = {name: array for file in files for name, array in load(file).items()}
     config = os.path.join(path, "config.json")
-    if not os.path.isfile(config):
-        return tensors, {}
-    with open(config, encoding="utf-8") as f:
-        return tensors, json.load(f)
+    return files, _json(config) if os.path.isfile(config) else {}
 
 
 def write_huggingface(tensors: Arrays, config: Mapping[str, Any], directory: str) -> None:

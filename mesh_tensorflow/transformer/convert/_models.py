@@ -9,8 +9,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.transformer.convert._files import (
+    check_weights,
     read_checkpoint,
-    read_huggingface,
+    read_huggingface_files,
     read_step,
     write_checkpoint,
     write_huggingface,
@@ -27,7 +28,10 @@ DTYPES = {"float32": tf.float32, "float16": tf.float16, "bfloat16": tf.bfloat16}
 def _cast(arrays: Arrays, dtype: Optional[str]) -> Arrays:
     if dtype is None:
         return arrays
-    return {name: a.astype(DTYPES[dtype].as_numpy_dtype) for name, a in arrays.items()}
+    with np.errstate(over="ignore"):  # is told below
+        cast = {name: a.astype(DTYPES[dtype].as_numpy_dtype) for name, a in arrays.items()}
+    check_weights(cast, f"as {dtype}")
+    return cast
 
 
 def to_huggingface(
@@ -48,9 +52,12 @@ def to_huggingface(
 
     Raises:
       ImportError: safetensors is not installed.
-      ValueError: this is not a T5 model, or the directory already holds a model.
+      ValueError: this is not a T5 model, a weight is of integers or not finite, or the directory
+        already holds a model.
     """
-    tensors, config = mesh_to_huggingface(read_checkpoint(checkpoint), feed_forward, vocab_size)
+    variables = read_checkpoint(checkpoint)
+    check_weights(variables, checkpoint)
+    tensors, config = mesh_to_huggingface(variables, feed_forward, vocab_size)
     write_huggingface(_cast(tensors, dtype), config, directory)
 
 
@@ -79,11 +86,20 @@ def from_huggingface(
 
     Raises:
       ImportError: safetensors is not installed.
-      ValueError: this is not a T5 model, or the checkpoint already exists.
+      ValueError: a file is damaged, this is not a T5 model, a weight is of integers or not finite,
+        or the checkpoint already exists.
     """
-    tensors, config = read_huggingface(path)
+    files, config = read_huggingface_files(path)
+    for file, part in files.items():
+        check_weights(part, file)
+    tensors = {name: array for part in files.values() for name, array in part.items()}
     if tied is None:
         tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings"))
+        if tied not in (None, True, False):
+            raise ValueError(
+                f"{path}: config.json has {tied!r} for scale_decoder_outputs or "
+                "tie_word_embeddings; say by `tied` whether the softmax uses the embedding"
+            )
     variables = huggingface_to_mesh(tensors, tied, norm_name, vocab_size)
     return write_checkpoint(_cast(variables, dtype), directory, step)
 

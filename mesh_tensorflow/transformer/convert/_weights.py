@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-__all__ = ["NORM_NAMES", "huggingface_to_mesh", "is_weight", "mesh_to_huggingface"]
+from mesh_tensorflow.optimize._slots import weights_of
+
+__all__ = ["NORM_NAMES", "huggingface_to_mesh", "mesh_to_huggingface"]
 
 Arrays = Mapping[str, np.ndarray]
 
-_NO_WEIGHTS = re.compile(r"(^global_step$|_slot_(vr|vc|v|m)$|_momentum_v$|/adam_[mv]$)")
 # A bias that old files contain but no model uses.
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 # The names of the normalization before a layer and at the end of a stack.
@@ -20,11 +21,6 @@ NORM_NAMES = {
     "layer_norm": ("layer_norm", "final_layer_norm"),
     "rms_norm": ("rms_norm", "rms_norm"),
 }
-
-
-def is_weight(name: str) -> bool:
-    """Returns whether a variable is neither an optimizer slot nor the global step."""
-    return not _NO_WEIGHTS.search(name)
 
 
 class _Entry(NamedTuple):
@@ -216,7 +212,7 @@ def mesh_to_huggingface(
       ValueError: weights are missing, do not belong to T5, or have inconsistent shapes; the message
         names all of them.
     """
-    weights = {name: v for name, v in variables.items() if is_weight(name)}
+    weights = {n: variables[n] for n in weights_of({n: np.shape(v) for n, v in variables.items()})}
     norm = "rms_norm" if "encoder/rms_norm/scale" in weights else "layer_norm"
     form = _mesh_form(weights)
     entries = _entries(form, norm)

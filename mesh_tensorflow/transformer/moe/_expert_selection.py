@@ -7,7 +7,7 @@ from typing import Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer.moe._assign import best_of_group, dispatch_and_combine
-from mesh_tensorflow.transformer.moe._router import Router
+from mesh_tensorflow.transformer.moe._router import Router, switch_policy
 
 __all__: list[str] = []
 
@@ -31,7 +31,9 @@ def _expert_selection_gating(
 
     Zhou et al., "Mixture-of-experts with expert choice routing" (2022), with a softmax over the
     tokens of the group. All experts take the same number of tokens; a token may go to several
-    experts or to none. The loss has its minimum, 1, if the gates of each token have the same sum.
+    experts or to none. The switch policies "input_dropout" and "input_jitter" add noise to the
+    router's input in training. The loss has its minimum, 1, if the gates of each token have the
+    same sum.
 
     Args are those of `_top_2_gating`, and:
       group_size_dim: a Dimension, the tokens of a group.
@@ -42,9 +44,10 @@ def _expert_selection_gating(
       (dispatch, combine), Tensors with dimensions [..., experts, expert_capacity, group], and
       the loss, a scalar.
     """
+    _, noise = switch_policy(hparams, train, strict=False)
     router = Router.make(
         inputs, outer_expert_dims, experts_dim, expert_capacity_dim, hparams, train,
-        variable_dtype, importance, name, num_microbatches, token_embeddings,
+        variable_dtype, importance, name, num_microbatches, token_embeddings, noise,
     )  # fmt: skip
     gates = mtf.softmax(router.masked_out(router.logits), group_size_dim)
     values, places = best_of_group(router, gates)
@@ -56,6 +59,10 @@ def _expert_selection_gating(
     tokens = router.in_first_place()
     if tokens is not None and router.importance is not None:
         coverage *= tokens * mtf.reduce_mean(router.importance, reduced_dim=group_size_dim)
-    loss = mtf.reduce_mean(coverage) * float(group_size_dim.size**2)
+    loss = mtf.reduce_mean(coverage, reduced_dim=group_size_dim) * float(group_size_dim.size**2)
+    if router.only_tokens(tokens):
+        loss = router.mean_of_groups(loss, mtf.reduce_sum(tokens, reduced_dim=group_size_dim))
+    else:
+        loss = mtf.reduce_mean(loss)
     dispatch, combine = dispatch_and_combine(values * places, router.dtype)
     return dispatch, combine, router.total_loss(loss)

@@ -20,6 +20,7 @@ _LATER = {
     "top_n_num_experts_per_token": 3,
     "use_experts_attention": False,
     "z_loss": None,
+    "balance_padding": True,
     "word_embed_mode": None,
     "use_second_place_expert_prob": None,
     "use_second_place_expert_prob_temp": None,

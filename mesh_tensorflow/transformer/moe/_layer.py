@@ -175,6 +175,7 @@ class MoE1D(TransformerLayer):
         use_second_place_expert_prob: Optional[float] = None,
         use_second_place_expert_prob_temp: Optional[float] = None,
         top_n_num_experts_per_token: int = 3,
+        balance_padding: bool = True,
     ) -> None:
         """Creates the layer.
 
@@ -205,12 +206,18 @@ class MoE1D(TransformerLayer):
           output_dim: a Dimension; the model's if None.
           use_experts_attention: whether to return two outputs, for queries and keys.
           z_loss: the coefficient of the router's z-loss in training, or None.
-          word_embed_mode: "add" or "concat" the embeddings of ids to the router's input; or None.
+          word_embed_mode: how the embeddings of ids are in the router's input: "add", "concat",
+            "add_stop_grad" or "concat_stop_grad" (the same without a gradient to the embeddings),
+            or "embed_only" (in its place); or None.
           use_second_place_expert_prob: the probability that a token's best expert is passed over in
             training, for the switch gatings; or None.
           use_second_place_expert_prob_temp: the temperature at which another expert is sampled in
             that case, or None for the second best.
           top_n_num_experts_per_token: an integer, for "top_n".
+          balance_padding: whether the load-balancing loss is a mean over all places of a group,
+            padding too, so that it is smaller the more padding there is. It is so in the classic
+            release, and so for its programs and files; set False in new models, for a mean over
+            tokens.
         """
         self._hparams = HParams(
             moe_gating=moe_gating, moe_num_experts=num_experts, moe_loss_coef=loss_coef,
@@ -232,6 +239,7 @@ class MoE1D(TransformerLayer):
             moe_use_second_place_expert_prob=use_second_place_expert_prob,
             moe_use_second_place_expert_prob_temp=use_second_place_expert_prob_temp,
             moe_top_n_num_experts_per_token=top_n_num_experts_per_token,
+            moe_balance_padding=balance_padding,
         )  # fmt: skip
         self._activation = activation
 

@@ -225,6 +225,7 @@ class MoE2D(TransformerLayer):
         second_policy_eval: str = "random",
         second_threshold_train: float = 0.2,
         second_threshold_eval: float = 0.2,
+        balance_padding: bool = True,
     ) -> None:
         """Creates the layer.
 
@@ -243,6 +244,7 @@ class MoE2D(TransformerLayer):
           second_policy_eval: as for MoE1D.
           second_threshold_train: a number.
           second_threshold_eval: a number.
+          balance_padding: as for MoE1D.
         """
         self._hparams = HParams(
             moe_gating="top_2", moe_num_experts=[expert_x, expert_y], moe_loss_coef=loss_coef,
@@ -255,6 +257,7 @@ class MoE2D(TransformerLayer):
             moe_second_policy_eval=second_policy_eval,
             moe_second_threshold_train=second_threshold_train,
             moe_second_threshold_eval=second_threshold_eval,
+            moe_balance_padding=balance_padding,
         )  # fmt: skip
 
     def call(

@@ -30,11 +30,12 @@ def _ntlb_gating(
 
     Fedus et al., "Switch transformers" (2021), appendix B: in `ntlb_top_k` rounds, tokens that
     exceed the capacity of their best expert go to the second best, and so on. The loss is the mean
-    of the load-balancing losses of first, second, ... choices.
+    of the load-balancing losses of first, second, ... choices. Of the switch policies only
+    "input_jitter" has an effect, noise at the router's input in training.
 
     Args and results are those of `_top_2_gating`.
     """
-    _, noise = switch_policy(hparams, train, strict=False)
+    _, noise = switch_policy(hparams, train, strict=False, noises=["input_jitter"])
     router = Router.make(
         inputs, outer_expert_dims, experts_dim, expert_capacity_dim, hparams, train,
         variable_dtype, importance, name, num_microbatches, token_embeddings, noise,
@@ -56,5 +57,5 @@ def _ntlb_gating(
         left = 1.0 - placed if left is None else left - placed
         rest = rest * (1.0 - chosen)
     # The load-balancing loss is linear in the choices.
-    loss = router.balance(mtf.add_n(choices) * (1.0 / rounds), gates, tokens)
+    loss = router.balance(mtf.add_n(choices) * (1.0 / rounds), gates, tokens, tokens)
     return *assignment.tensors(), router.total_loss(loss)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Optional, TypeGuard
 
 import tensorflow.compat.v1 as tf
 
@@ -24,7 +24,18 @@ def _concat(inputs: mtf.Tensor, embeddings: mtf.Tensor) -> mtf.Tensor:
     return mtf.concat([inputs, embeddings], inputs.shape.dims[-1].name)
 
 
-_WORD_EMBED_MODES = {"add": _add, "concat": _concat}
+def _only(inputs: mtf.Tensor, embeddings: mtf.Tensor) -> mtf.Tensor:
+    return embeddings
+
+
+# By mode: how the router's input is made, and whether gradients flow to the embeddings.
+_WORD_EMBED_MODES = {
+    "add": (_add, True),
+    "add_stop_grad": (_add, False),
+    "concat": (_concat, True),
+    "concat_stop_grad": (_concat, False),
+    "embed_only": (_only, True),
+}
 
 
 def _input_dropout(inputs: mtf.Tensor, hparams: object) -> mtf.Tensor:
@@ -138,7 +149,11 @@ class Router:
         return mtf.to_float(mtf.greater(self.importance, 0.0))
 
     def balance(
-        self, choices: mtf.Tensor, gates: mtf.Tensor, tokens: Optional[mtf.Tensor] = None
+        self,
+        choices: mtf.Tensor,
+        gates: mtf.Tensor,
+        tokens: Optional[mtf.Tensor] = None,
+        counted: Optional[mtf.Tensor] = None,
     ) -> mtf.Tensor:
         """Returns the load-balancing loss: at least 1, which means perfect balance.
 
@@ -150,7 +165,11 @@ class Router:
           choices: a Tensor with dimensions [..., group, experts] of zeros and ones.
           gates: a Tensor of the same shape, through which gradients flow.
           tokens: a Tensor with dimensions [..., group], the tokens that count; all if None.
+          counted: a Tensor of these dimensions, the tokens over which shares and means are taken
+            without `balance_padding`; all if None.
         """
+        if self.only_tokens(counted):
+            return self._balance_of(choices, gates, counted)
         shape = choices.shape - self.group_dim
         product = mtf.reduce_mean(choices, output_shape=shape) * mtf.reduce_mean(
             gates, output_shape=shape
@@ -158,6 +177,28 @@ class Router:
         if tokens is not None:
             product *= mtf.reduce_mean(tokens, reduced_dim=self.group_dim)
         return mtf.reduce_mean(product) * float(self.experts_dim.size**2)
+
+    def only_tokens(self, counted: Optional[mtf.Tensor]) -> TypeGuard[mtf.Tensor]:
+        """Returns whether losses are means over the counted tokens, without padding."""
+        return counted is not None and not hparam(self.hparams, "balance_padding")
+
+    def _balance_of(
+        self, choices: mtf.Tensor, gates: mtf.Tensor, counted: mtf.Tensor
+    ) -> mtf.Tensor:
+        """Returns the load-balancing loss of some tokens, a mean of groups by their numbers."""
+        shape = choices.shape - self.group_dim
+        number = mtf.reduce_sum(counted, reduced_dim=self.group_dim)
+        chosen = mtf.reduce_sum(choices * counted, output_shape=shape)
+        gated = mtf.reduce_sum(gates * counted, output_shape=shape)
+        each = mtf.reduce_sum(chosen * gated, reduced_dim=self.experts_dim)
+        return self.mean_of_groups(each / mtf.square(mtf.maximum(number, 1.0)), number) * float(
+            self.experts_dim.size
+        )
+
+    def mean_of_groups(self, values: mtf.Tensor, number: mtf.Tensor) -> mtf.Tensor:
+        """Returns the mean of values of groups, weighted by their numbers of tokens."""
+        total = mtf.maximum(mtf.reduce_sum(number), 1.0) * (values.shape.size // number.shape.size)
+        return mtf.reduce_sum(values * number) / total
 
     def total_loss(self, loss: mtf.Tensor) -> mtf.Tensor:
         """Adds the router's z-loss in training, and divides by the number of microbatches.
@@ -221,11 +262,24 @@ def _with_embeddings(
             f"mixture of experts: word_embed_mode={mode!r} needs token_embeddings, the "
             "embeddings of the model's input ids; the Context has them as input_embeddings"
         )
-    return _WORD_EMBED_MODES[mode](x, mtf.to_float(embeddings))
+    join, trains = _WORD_EMBED_MODES[mode]
+    embeddings = mtf.to_float(embeddings)
+    return join(x, embeddings if trains else mtf.stop_gradient(embeddings))
 
 
-def switch_policy(hparams: object, train: bool, strict: bool = True) -> tuple[str, Any]:
+def switch_policy(
+    hparams: object,
+    train: bool,
+    strict: bool = True,
+    noises: Collection[str] = tuple(_INPUT_NOISE),
+) -> tuple[str, Any]:
     """Returns (the switch policy, a function that adds noise to the router's input or None).
+
+    Args:
+      hparams: the hyperparameters.
+      train: a bool.
+      strict: whether an unknown policy is an error.
+      noises: the policies whose noise the gating adds.
 
     Raises:
       ValueError: the policy is unknown.
@@ -235,4 +289,4 @@ def switch_policy(hparams: object, train: bool, strict: bool = True) -> tuple[st
         raise ValueError(
             f"Unknown Switch gating policy {policy!r}: it is none of {', '.join(_SWITCH_POLICIES)}"
         )
-    return policy, _INPUT_NOISE.get(policy) if train else None
+    return policy, _INPUT_NOISE[policy] if train and policy in noises else None

@@ -29,7 +29,7 @@ def _choice(router: Router, policy: str) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Te
         gate, index = mtf.top_1(gates, router.experts_dim)
         chosen = mtf.one_hot(index, router.experts_dim)
     tokens = router.in_first_place()
-    loss = router.balance(chosen, gates, tokens)
+    loss = router.balance(chosen, gates, tokens, tokens)
     return gate, chosen if tokens is None else chosen * tokens, loss
 
 

@@ -110,9 +110,9 @@ def _top_2_gating(
     total = gate_1 + gate_2 + _EPSILON
     gate_1, gate_2 = gate_1 / total, gate_2 / total
 
-    loss = router.balance(choices_1, _of_tokens(gates, first_place))
+    loss = router.balance(choices_1, _of_tokens(gates, first_place), counted=first_place)
     if hparam(hparams, "use_second_place_loss"):
-        loss += 0.5 * router.balance(choices_2, _normalized(rest, experts_dim))
+        loss += 0.5 * router.balance(choices_2, _normalized(rest, experts_dim), counted=any_place)
     assignment = Assignment(router)
     assignment.place(choices_1, gate_1)
     assignment.place(_sent(router, choices_2, gate_2), gate_2)
@@ -165,10 +165,13 @@ def _top_n_gating(
         total = mtf.add_n(best) + _EPSILON
         best = [gate / total for gate in best]
 
-    loss = router.balance(choices[0], _of_tokens(gates, router.in_first_place()))
+    first_place = router.in_first_place()
+    loss = router.balance(choices[0], _of_tokens(gates, first_place), counted=first_place)
     if hparam(hparams, "use_second_place_loss") and n > 1:
         place = min(2, n - 1)
-        loss += 0.5 * router.balance(choices[place], _normalized(rests[place], experts_dim))
+        loss += 0.5 * router.balance(
+            choices[place], _normalized(rests[place], experts_dim), counted=any_place
+        )
     assignment = Assignment(router)
     assignment.place(choices[0], best[0])
     for chosen, gate in zip(choices[1:], best[1:]):

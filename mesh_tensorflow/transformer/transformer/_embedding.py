@@ -79,7 +79,10 @@ class VocabEmbedding:
         return vectors
 
     def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
-        """Returns the logits of vectors.
+        """Returns the logits of vectors, their products with the embeddings of all ids.
+
+        The vectors are multiplied by output_dim ** -0.5, unless
+        `scale_variable_like_classifier_weights`.
 
         Args:
           hidden: a Tensor with dimensions [..., output_dim].

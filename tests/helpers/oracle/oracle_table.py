@@ -13,6 +13,7 @@ from helpers.oracle import (
     programs_layers,
     programs_models,
     programs_optimizers,
+    programs_published,
     programs_reductions,
     programs_shapes,
     programs_transformer_attention,
@@ -61,6 +62,7 @@ FAMILIES = {
         programs_transformer_stacks.TRANSFORMER_STACKS,
         programs_transformer_pairs.TRANSFORMER_PAIRS,
     ),
+    "published": programs_published.PUBLISHED,
     "transformer_feed_forward": programs_transformer_feed_forward.TRANSFORMER_FEED_FORWARD,
     "transformer_moe": programs_transformer_moe.TRANSFORMER_MOE,
 }

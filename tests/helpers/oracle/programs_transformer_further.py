@@ -266,6 +266,14 @@ def funnel_max(p):
     )  # fmt: skip
 
 
+@further("batch:x,vocab:y")
+def funnel_min(p):
+    return funnel(
+        p, 3, n_blocks=3, block_param_size=[1, 1, 1], block_repeat_size=[1, 1, 1], pooling_size=2,
+        pooling_type="min",
+    )  # fmt: skip
+
+
 UNIVERSAL = {
     "act_type": "basic", "recurrence_type": "basic", "act_max_steps": 2, "act_epsilon": 0.4,
     "num_rec_steps": 2, "num_inrecurrence_layers": 1, "position_start_index": None,

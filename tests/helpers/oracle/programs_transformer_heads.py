@@ -102,7 +102,7 @@ def synthesizer(mode):
     program(tolerance=3e-5)(build)
 
 
-for _mode in ("random", "random_plus", "random_plus_alpha", "dense_minus", "dense_plus", "dense_plus_alpha"):
+for _mode in ("random", "random_plus", "random_plus_alpha", "dense_minus", "dense_plus", "dense_plus_alpha", "factorized"):
     synthesizer(_mode)
 
 
@@ -110,6 +110,12 @@ for _mode in ("random", "random_plus", "random_plus_alpha", "dense_minus", "dens
 def synthesizer_dense_step(p):
     layer = T.Synthesizer(**SMALL, synthesize_mode="dense_plus")
     return step(p, layer, [KEYS, KEYS])
+
+
+@program()
+def synthesizer_factorized_unmasked(p):
+    layer = T.Synthesizer(**SMALL, synthesize_mode="factorized", attention_kwargs={"max_length": 8})
+    return whole(p, layer, autoregressive=False)
 
 
 @program("batch:x,heads:y", "batch:x,d_ff:y")

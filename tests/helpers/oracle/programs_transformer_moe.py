@@ -84,8 +84,8 @@ add("moe_few_places_split", "batch:x,experts:x", capacity_factor_eval=0.5, min_e
 add("moe_unpadded", "", moe_gating="switch", run={"padded": False})
 add("moe_output_dim", "batch:x,out:y", output_dim=mtf.Dimension("out", 4), moe_gating="switch")
 add("moe_for_attention", "batch:x,heads:y", output_dim=mtf.Dimension("heads", 4), moe_gating="switch", use_experts_attention=True)
-add("moe_embeddings_add", "", word_embed_mode="add", run={"embedded": True}, gradients=False)
-add("moe_embeddings_concat", "", word_embed_mode="concat", run={"embedded": True}, gradients=False)
+for _mode in ("add", "concat", "add_stop_grad", "concat_stop_grad", "embed_only"):
+    add(f"moe_embeddings_{_mode}", "", word_embed_mode=_mode, run={"embedded": True})
 for _gating in ("top_2", "switch", "ntlb", "top_n"):
     add(f"moe_decoding_{_gating}", "experts:x", moe_gating=_gating, gradients=False, run={"shape": "batch:4,d_model:8", "mode": "incremental"})
 add("moe_beams", "experts:y", gradients=False, run={"shape": "batch:4,beam:2,d_model:8", "mode": "incremental"})

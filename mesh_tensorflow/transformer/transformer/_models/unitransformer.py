@@ -79,7 +79,9 @@ class Unitransformer:
           autoregressive: whether a position sees only the positions up to itself.
           max_length: an integer, the maximum length of sequences with positional embeddings.
           shared_embedding_and_softmax_weights: whether the logits are computed with the
-            embedding's variable.
+            embedding's variable: logits = d_model ** -0.5 * x @ embedding^T, where x is the output
+            of the stack. The factor makes up for embeddings of standard deviation 1; without
+            sharing there is none. See `get_vocab_embedding_cls` for other embeddings.
           label_smoothing: a number, the part of the target probability that is spread over the
             whole vocabulary.
           z_loss: a number, the coefficient of the z loss; see

@@ -52,7 +52,7 @@ class Synthesizer(SelfAttention):
           num_heads: this and the following arguments are those of `SelfAttention`.
           num_memory_heads: an integer.
           key_value_size: an integer.
-          shared_kv: a bool; True in the modes "random" and "dense_minus".
+          shared_kv: a bool; True in the modes "random", "factorized" and "dense_minus".
           dropout_rate: a number.
           attention_kwargs: a dictionary of further arguments of `synthetic_attention`, or None.
           relative_attention_type: a string or None.
@@ -61,7 +61,7 @@ class Synthesizer(SelfAttention):
           combine_dims: a bool.
           keep_query_heads_dims: a bool.
           synthesize_mode: "random", "random_plus", "random_plus_alpha", "dense_minus",
-            "dense_plus" or "dense_plus_alpha".
+            "dense_plus", "dense_plus_alpha" or "factorized"; see `synthetic_attention`.
           fold_scaling_into_initializer: a bool.
           **kwargs: further arguments of `SelfAttention`.
 
