@@ -250,6 +250,20 @@ def test_order_by_depend(placing, tf_graph):
     np.testing.assert_array_equal(program.masters()["v"], np.ones(8))
 
 
+def test_what_waits_for_no_assignment_is_not_read_again():
+    """A variable that waits for another value has that from before the assignments of the step."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    x, y = (mtf.get_variable(mesh, n, [A], initializer=tf.zeros_initializer()) for n in "xy")
+    mtf.assign_add(x, mtf.ones_like(x))
+    other = mtf.assign_add(y, mtf.ones_like(y))
+    after = mtf.depend(mtf.depend(y, [other]) + x, [y])
+    waiting = [mtf.depend(x, [y]), mtf.depend(x, [after]), mtf.depend(x, [other])]
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:2", "a:x", ["", ""])
+    lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+    found = [lowering.export_to_tf_tensor(t).numpy()[0] for t in (after, *waiting)]
+    assert found == [1.0, 0.0, 0.0, 1.0]  # the last one names an Operation
+
+
 def test_read_variable_has_a_gradient(tf_graph):
     program = Program(PLACINGS[1])
     x = program.variable("v", np.full(8, 3.0))

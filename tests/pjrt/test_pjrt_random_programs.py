@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from helpers import random_programs
+from helpers.random_programs import Program, placing_of
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing import harness
@@ -21,19 +22,12 @@ def some_instructions(seed):
     return [tuple(choose.randrange(n) for n in numbers) for _ in range(choose.randint(3, 12))]
 
 
-def layout_of(instructions, mesh, seed):
-    """Returns a legal layout of a program, as text."""
-    with tf.Graph().as_default():
-        builder, *_ = random_programs.build(instructions, False)
-        return harness.layout_text(harness.random_layout(builder.graph, mesh, seed), mesh)
-
-
-def results(decorate, make_impl, instructions):
+def results(decorate, make_impl, program):
     """Returns the targets of two steps, and the variables after them."""
 
     @decorate
     def step():
-        builder, targets, updates = random_programs.build(instructions, False)
+        builder, targets, updates = random_programs.build(program)
         lowering = mtf.Lowering(builder.graph, {builder.mesh: make_impl()})
         exports = [lowering.export_to_tf_tensor(t) for t in targets]
         with tf.control_dependencies([lowering.lowered_operation(op) for op in updates]):
@@ -45,12 +39,12 @@ def results(decorate, make_impl, instructions):
 
 
 def check(seed):
-    instructions, mesh = some_instructions(seed), MESHES[seed % len(MESHES)]
-    layout = layout_of(instructions, mesh, seed)
+    program, mesh = Program(some_instructions(seed)), MESHES[seed % len(MESHES)]
+    layout = placing_of(program, mesh, seed).layout
     whole = mtf.placement_mesh_impl.PlacementMeshImpl("x:1", "", [""])
-    expected = results(mtf.function, lambda: whole, instructions)
+    expected = results(mtf.function, lambda: whole, program)
     on_jax = mtf.pjrt.function(mesh_shape=mesh, layout=layout)
-    found = results(on_jax, mtf.pjrt.mesh_impl, instructions)
+    found = results(on_jax, mtf.pjrt.mesh_impl, program)
     for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         harness.assert_close(ours, theirs, 1e-4, f"{seed} in {layout!r} of {mesh}, {number}")
 

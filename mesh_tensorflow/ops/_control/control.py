@@ -14,7 +14,7 @@ from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow.ops._variables.assign import ReadVariable
+from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable
 from mesh_tensorflow.ops._variables.variable import Variable
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
 class Depend(Operation):
     """A Tensor that waits for other operations.
 
-    The value of a variable is read again, after them.
+    The value of a variable is read again after operations that may assign to it.
     """
 
     def __init__(
@@ -55,6 +55,27 @@ class Depend(Operation):
         op = self.inputs[0].operation
         return op._var if isinstance(op, ReadVariable) else op if isinstance(op, Variable) else None
 
+    def _may_follow_assignment(self, variable: Variable) -> bool:
+        """Returns whether a dependency is an Operation, or made after an assignment to a variable.
+
+        Else nothing says whether a read comes before the assignments of the step or after them.
+        """
+        if any(isinstance(d, Operation) for d in self._dependencies):
+            return True
+        rest = [d.operation for d in self._dependencies if isinstance(d, Tensor)]
+        seen: set[Operation] = set()
+        while rest:
+            op = rest.pop()
+            if op in seen:
+                continue
+            seen.add(op)
+            if isinstance(op, Assign) and variable in op.variables:
+                return True
+            rest += [x.operation for x in op.inputs]
+            if isinstance(op, Depend):
+                rest += [d.operation if isinstance(d, Tensor) else d for d in op._dependencies]
+        return False
+
     def lower(self, lowering: LoweringLike) -> None:
         """Adds control dependencies on all lowered dependencies."""
         mesh_impl = lowering.mesh_impl(self)
@@ -72,7 +93,7 @@ class Depend(Operation):
         x, y = lowering.tensors[self.inputs[0]], self.outputs[0]
         variable = self._variable()
         with tf.control_dependencies(waits):
-            if variable is not None:
+            if variable is not None and self._may_follow_assignment(variable):
                 value = lowering.variables[variable].read()
                 value = variable.cast_to_activation(mesh_impl, value)
             else:
@@ -83,7 +104,7 @@ class Depend(Operation):
 def depend(x: Tensor, dependencies: Sequence[Union[Tensor, Operation]]) -> Tensor:
     """Returns `x` with control dependencies on other operations.
 
-    If `x` is the value of a variable, it is read again after them.
+    If `x` is the value of a variable that they may assign to, it is read again after them.
 
     >>> w = mtf.get_variable(mesh, "w", "d:2", initializer=tf.ones_initializer())
     >>> update = mtf.assign_add(w, mtf.ones_like(w))
