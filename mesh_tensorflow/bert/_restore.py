@@ -80,10 +80,12 @@ def load_initial_checkpoint(init_checkpoint: Optional[str], strict: bool = False
             f"init_checkpoint: {init_checkpoint} has none of the model's variables, which have "
             "names such as bert/embeddings/word_embeddings; TF BERT's own checkpoints have others"
         )
+    variables = {v.op.name: v for v in tf.global_variables()}
+    shapes = {name: v.shape.as_list() for name, v in variables.items()}
     checkpoint.choose_initial(
         "init_checkpoint",
         init_checkpoint,
-        {v.op.name: v for v in tf.global_variables() if not _OF_TRAINING.search(v.op.name)},
+        {name: variables[name] for name in weights_of(shapes)},
         [v.op.name for v in tf.trainable_variables()],
         strict,
     )

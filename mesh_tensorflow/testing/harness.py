@@ -125,7 +125,8 @@ class Placing(NamedTuple):
           inputs: tf.Tensors.
         """
         if self.pjrt:
-            return mtf.pjrt.in_session(program, inputs)
+            pjrt: Any = mtf.pjrt  # imported when it is used
+            return pjrt.in_session(program, inputs)
         if self.simd:
             return replicate(program, inputs, devices=self.cpus, share_memory=self.share)
         return program(*inputs)

@@ -295,9 +295,9 @@ def test_checkpoint_files(tmp_path):
     )
     with pytest.raises(ValueError, match=r"model\.ckpt-12 exists already"):
         convert.write_checkpoint(variables, str(tmp_path / "new"), step=12)
-    with pytest.raises(ValueError, match="no TensorFlow checkpoint at"):
+    with pytest.raises(ValueError, match="convert: there is no checkpoint"):
         convert.read_checkpoint(str(tmp_path))
-    with pytest.raises(ValueError, match="no TensorFlow checkpoint at"):
+    with pytest.raises(ValueError, match="convert: there is no checkpoint"):
         convert.read_checkpoint(str(tmp_path / "nix"))
 
 
@@ -551,5 +551,5 @@ def test_a_checkpoint_with_a_draft(tmp_path):
     assert tf.train.load_checkpoint(both).get_tensor("global_step") == 7
     with pytest.raises(ValueError, match="already holds a draft; give the checkpoint of the model"):
         convert.with_draft(both, paths[1], str(tmp_path / "more"))
-    with pytest.raises(ValueError, match="no TensorFlow checkpoint at"):
+    with pytest.raises(ValueError, match="convert: there is no checkpoint"):
         convert.with_draft(paths[0], str(tmp_path), both)

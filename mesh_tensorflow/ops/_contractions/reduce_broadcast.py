@@ -295,7 +295,7 @@ def reduce_mean(
         number = list_product(d.size for d in x.shape if d not in shape)
         # The mean of no elements is NaN, as in NumPy.
         y = reduce_sum(x, output_shape=shape) * (1.0 / number if number else math.nan)
-        y.operation.is_mean = True
+        y.operation.is_mean = True  # type: ignore[attr-defined]  # a ScalarMultiplyOperation
         return y
 
 

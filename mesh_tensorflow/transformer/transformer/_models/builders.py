@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import gin
 
@@ -25,7 +25,7 @@ def _layer_of(entry: object) -> tuple[Callable[..., TransformerLayer], Optional[
 
     Its parts are known by their types, since files of users have them in every order.
     """
-    parts = list(entry) if isinstance(entry, (list, tuple)) else [entry]
+    parts: list[Any] = list(entry) if isinstance(entry, (list, tuple)) else [entry]
     names = [p for p in parts if isinstance(p, str)]
     kwargs = [p for p in parts if isinstance(p, dict)]
     classes = [p for p in parts if p is not None and not isinstance(p, (str, dict))]
@@ -41,7 +41,7 @@ def _layer_of(entry: object) -> tuple[Callable[..., TransformerLayer], Optional[
                 f"which only the last counts, {several[-1]!r}. Give each layer an entry of its own"
             )
     arguments = {name: value for given in kwargs for name, value in given.items()}
-    return classes[-1], next(reversed(names), None), arguments
+    return classes[-1], names[-1] if names else None, arguments
 
 
 @gin.configurable(module=_MODULE)
