@@ -25,7 +25,9 @@ _TF_BERT_KEYS = {
     "intermediate_size": "feedforward_intermediate_size",
     "hidden_act": "feedforward_intermediate_act",
     "hidden_dropout_prob": "layer_output_dropout_prob",
+    "layer_norm_eps": "layer_norm_epsilon",
 }
+_EPSILON = 1e-6
 # Other keys in configuration files of TF BERT's published models; they do not affect the model.
 _WITHOUT_MEANING = {
     "directionality",
@@ -76,7 +78,7 @@ class BertConfig:
         moe_intermediate_size: int = 6144,
         type_vocab_size: int = 16,
         initializer_range: Optional[float] = 0.02,
-        layer_norm_epsilon: float = 1e-6,
+        layer_norm_epsilon: float = _EPSILON,
     ) -> None:
         """Creates a BertConfig.
 
@@ -227,7 +229,10 @@ class BertConfig:
         Returns:
           A dictionary.
         """
-        return copy.deepcopy(self.__dict__)
+        values = copy.deepcopy(self.__dict__)
+        if self.layer_norm_epsilon == _EPSILON:  # the classic's configurations have no such key
+            del values["layer_norm_epsilon"]
+        return values
 
     def to_json_string(self) -> str:
         """Returns the attributes as JSON.

@@ -310,3 +310,14 @@ def test_clipping_keeps_none():
     assert clipped[0] is None and norm.shape.dims == []
     with pytest.raises(ValueError, match="all gradients are None"):
         optimization.clip_by_global_norm([None], 1.0)
+
+
+def test_epsilon_of_normalizations():
+    """The default is the classic's; that of the published checkpoints is in their configuration."""
+    assert "layer_norm_epsilon" not in bert.BertConfig(20).to_dict()
+    config = bert.BertConfig.from_dict({"vocab_size": 20, "layer_norm_eps": 1e-12})
+    assert bert.BertConfig.from_dict(config.to_dict()).layer_norm_epsilon == 1e-12
+    for options, expected in (({}, 1e-6), ({"layer_norm_epsilon": 1e-12}, 1e-12)):
+        _, mesh = build(**options)
+        found = {op._epsilon for op in mesh.graph.operations if hasattr(op, "_epsilon")}
+        assert found == {expected}

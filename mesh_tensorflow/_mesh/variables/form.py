@@ -125,4 +125,4 @@ def fitting(name: str, form: Form, value: npt.ArrayLike) -> tf.Tensor:
 
 def _element(x: tf.Tensor, index: np.ndarray) -> str:
     is_there = not tf.is_symbolic_tensor(x) and tf.size(x) > 0
-    return repr(x.numpy()[tuple(index)]) if is_there else x.name
+    return repr(np.asarray(x.numpy())[tuple(index)]) if is_there else x.name
