@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer import _vocab_tables
+from mesh_tensorflow.transformer.transformer._loss import divided_loss
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
@@ -145,7 +146,7 @@ class AdaptiveSoftmaxVocabEmbedding:
             loss += self._cross_entropy(
                 tail, decoder, *_projected(tail, hidden, targets - tail.start, inside)
             )
-        return loss / decoder.loss_denominator(targets, context.num_microbatches)
+        return divided_loss(loss, decoder, targets, context.num_microbatches)
 
     def _logits(self, cluster: _vocab_tables.Cluster, hidden: mtf.Tensor) -> mtf.Tensor:
         return cluster.table.logits(hidden * self._output_dim.size**-0.5)
@@ -238,5 +239,4 @@ def adaptive_softmax_loss_fn(
     # Outside of training these are log probabilities.
     loss = layers.softmax_cross_entropy_with_logits(logits, targets, output_vocab_dim)
     counted = mtf.cast(mtf.greater(targets, 0), loss.dtype)
-    denominator = decoder.loss_denominator(targets, context.num_microbatches)
-    return mtf.reduce_sum(loss * counted) / denominator
+    return divided_loss(mtf.reduce_sum(loss * counted), decoder, targets, context.num_microbatches)

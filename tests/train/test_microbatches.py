@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 from helpers.train import effects
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.transformer import transformer, transformer_layers
 
 BATCH, LENGTH, OUT = mtf.convert_to_shape("batch:8,length:4,out:3").dims
 _RANDOM = np.random.RandomState(0)
@@ -197,3 +198,40 @@ def test_losses_that_microbatches_do_not_tell(name):
     with pytest.raises(ValueError, match=message):
         mtf.optimize.accumulate_gradients(loss_fn, x, BATCH, 2)
     assert mesh.graph.to_string == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("denominator", [None, 100.0])
+def test_transformers(denominator):
+    """Their loss is divided by the number of positions of a microbatch, or by a number given."""
+    length = mtf.Dimension("length", 8)
+    ids = np.arange(16 * 8).reshape(16, 8) % 30 + 1
+    ids[::3, 5:] = 0
+
+    def model(mesh, ids):
+        layers = [transformer_layers.DenseReluDense(hidden_size=16)]
+        stack = transformer.LayerStack(
+            layers,
+            sublayers_initial=[],
+            sublayers_per_layer=[transformer.sublayer_call_layer],
+            sublayers_final=[],
+        )
+        made = transformer.Unitransformer(
+            stack, 8, 32, 32, autoregressive=True, max_length=8, loss_denominator=denominator
+        )
+        inputs = transformer.autoregressive_inputs(ids)
+        return made.call_simple(inputs, ids, compute_loss=True, mode="train")[1]
+
+    def trained(number):
+        return mtf.train.fit(
+            model,
+            ids,
+            3,
+            dims=[BATCH, length],
+            optimizer=mtf.optimize.SgdOptimizer(0.5),
+            microbatches=number,
+            progress=False,
+            log_every=1,
+        ).losses
+
+    np.testing.assert_allclose(trained(4), trained(1), rtol=1e-5)

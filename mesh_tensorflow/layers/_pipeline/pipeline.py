@@ -11,6 +11,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import divisors
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.layers._pipeline.schedule import PipelineSchedule
+from mesh_tensorflow.ops._contractions.reduce_broadcast import divided_sum
 from mesh_tensorflow.ops._control.control import custom_gradient
 from mesh_tensorflow.ops._control.recompute import Gradients
 from mesh_tensorflow.ops._elementwise.compare import select
@@ -266,7 +267,7 @@ class _Run:
         if not all(busy):
             mask = mtf.constant(self._mesh, busy, mtf.Shape([self._stages_dim]), tf.bool)
             loss = select(mask, loss, 0.0)
-        return mtf.reduce_sum(loss) * (1.0 / self._dim.size)
+        return divided_sum(mtf.reduce_sum(loss), self._dim.size)
 
     def of_last_stage(self, results: Sequence[mtf.Tensor], shape: mtf.Shape) -> mtf.Tensor:
         """Returns the results of the last stage, joined to a batch."""

@@ -294,9 +294,21 @@ def reduce_mean(
             return x
         number = list_product(d.size for d in x.shape if d not in shape)
         # The mean of no elements is NaN, as in NumPy.
-        y = reduce_sum(x, output_shape=shape) * (1.0 / number if number else math.nan)
-        y.operation.is_mean = True  # type: ignore[attr-defined]  # a ScalarMultiplyOperation
-        return y
+        return divided_sum(reduce_sum(x, output_shape=shape), number)
+
+
+def divided_sum(total: Tensor, number: float, is_mean: bool = True) -> Tensor:
+    """Returns a sum divided by a number.
+
+    Args:
+      total: a Tensor, a sum.
+      number: a number.
+      is_mean: whether it is the number of what is summed, so that it changes with the batch; else
+        it is the same for all sizes.
+    """
+    op = mtf.ScalarMultiplyOperation(total, 1.0 / number if number else math.nan)
+    op.is_mean = is_mean
+    return op.outputs[0]
 
 
 def _extreme(x: Tensor, shape: Shape, reduction: str, name: Optional[str], default: str) -> Tensor:

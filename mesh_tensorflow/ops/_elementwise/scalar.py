@@ -65,11 +65,12 @@ class ScalarMultiplyOperation(_ScalarOperation):
     """Multiplies a Tensor by a number or a tf scalar; no gradient goes to the scalar.
 
     Attributes:
-      is_mean: whether it makes the mean of a sum, by the number of what is summed.
+      is_mean: whether it makes the mean of a sum, by the number of what is summed; or divides a sum
+        by another number, if False. None if it is not known. Microbatches ask for it.
     """
 
     _verb, _default_name = "multiply", "scalar_mul"
-    is_mean = False
+    is_mean: Optional[bool] = None
 
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
         """Multiplies dy by the scalar, or by its conjugate if it is complex."""

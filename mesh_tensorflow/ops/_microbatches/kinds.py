@@ -212,9 +212,10 @@ class Kinds:
         if kind.name != "sum":
             return kind
         source = op.inputs[0].operation
-        if getattr(op, "is_mean", False):
-            over_batch = any(self[x].dims for x in source.inputs)
-            return _MEAN if over_batch else _SUM
+        if isinstance(op, ScalarMultiplyOperation) and op.is_mean is not None:
+            # A mean over other dimensions of sums over the batch is such a sum.
+            others = isinstance(source, ReduceOperation) and self[source.inputs[0]] is _SUM
+            return _MEAN if op.is_mean and not others else _SUM
         number = (
             None
             if factor is None

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.layers._loss import smoothed_cross_entropy
+from mesh_tensorflow.ops._contractions.reduce_broadcast import divided_sum
 from mesh_tensorflow.transformer.transformer._inputs import check_ids, delimited_lm_inputs_mask
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
     from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
 
-__all__ = ["loss_from_logits"]
+__all__ = ["divided_loss", "loss_from_logits"]
 
 
 def loss_from_logits(
@@ -44,5 +45,22 @@ def loss_from_logits(
     weights = mtf.cast(mtf.greater(targets, 0), loss.dtype)
     if model.loss_on_targets_only:
         weights *= mtf.cast(mtf.logical_not(delimited_lm_inputs_mask(targets)), loss.dtype)
-    denominator = model.loss_denominator(targets, context.num_microbatches)
-    return mtf.reduce_sum(loss * weights) / denominator
+    return divided_loss(mtf.reduce_sum(loss * weights), model, targets, context.num_microbatches)
+
+
+def divided_loss(
+    total: mtf.Tensor, model: Any, targets: mtf.Tensor, num_microbatches: int
+) -> mtf.Tensor:
+    """Returns a sum of losses divided by the denominator of the loss.
+
+    Args:
+      total: a Tensor.
+      model: a Unitransformer or another model with a `loss_denominator`.
+      targets: a Tensor with dimensions [batch..., length].
+      num_microbatches: an integer, the number of microbatches.
+    """
+    number = model.loss_denominator(targets, num_microbatches)
+    if not isinstance(number, (int, float)):
+        return total / number
+    given = getattr(getattr(model, "decoder", model), "_loss_denominator", None)
+    return divided_sum(total, number, is_mean=given is None)

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, layers
+from mesh_tensorflow.transformer.transformer._loss import divided_loss
 from mesh_tensorflow.utils import steps_done
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class StudentTeacher:
         soft_loss = self._soft_loss(
             student_logits / temperature, teacher_logits / temperature, targets
         )
-        soft_loss /= self.student.loss_denominator(targets, num_microbatches)
+        soft_loss = divided_loss(soft_loss, self.student, targets, num_microbatches)
         distills = tf.greater(steps_done(), self.distill_start_step)
         fraction = tf.cast(distills, tf.float32) * fraction_soft
         # The temperature divides the gradients of the soft loss by its square.
