@@ -113,7 +113,8 @@ def dot_product_attention(
         dimensions that `q` lacks.
       v: values, a Tensor with dimensions [..., memory, channels].
       mask: a Tensor that is added to the logits [dims of q without kv..., memory], and may lack
-        some of their dimensions; or None.
+        some of their dimensions; or None. Where it is below -5e8, memory is hidden; a query from
+        which all of it is hidden has the mean of all values.
       is_training: whether dropout is applied; if it is left out, as before 0.1.19, it is.
       dropout: the dropout rate of the attention weights.
       dropout_broadcast_dims: Dimensions along which dropout is shared, or None.

@@ -271,7 +271,8 @@ def blocked_attention(
       bias: a Tensor that is added to the logits, and may lack dimensions of them; or None.
       visible: triples (comparison, ids of queries, ids of the memory). A query sees what all
         comparisons are true for: "equal" for segments, "greater_equal" for the positions of causal
-        attention, "less_equal". The masks are computed by block.
+        attention, "less_equal". The masks are computed by block. A query that sees nothing has the
+        mean of all values.
       dropout_rate: the dropout rate of the attention weights.
       dropout_broadcast_dims: Dimensions along which the dropout mask is the same, or None.
       extra_logit: a number or a Tensor, one more logit in the softmax's denominator; or None. It

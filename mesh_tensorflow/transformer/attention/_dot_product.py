@@ -189,7 +189,8 @@ def attention(
       memory_length_dim: a Dimension.
       key_dim: a Dimension.
       value_dim: a Dimension.
-      bias: a Tensor that is added to the logits, or None.
+      bias: a Tensor that is added to the logits, or None. Where it is below -5e8, memory is hidden;
+        a query from which all of it is hidden has the mean of all values.
       dropout_rate: the dropout rate of the attention weights.
       dropout_broadcast_dims: Dimensions along which the dropout mask is the same, or None.
       extra_logit: a number or a Tensor, one more logit in the softmax's denominator; or None.
