@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -342,9 +342,8 @@ def choose_initial(
         more = f" ({len(differs) - 1} more differ)" if differs[1:] else ""
         raise ValueError(f"{what} {path}: {differs[0]}{more}{hint and '; '}{hint}")
     lacking = [name for name in variables if name not in saved]
-    # Slots of weights, as in w/adam_m and w_slot_v, say nothing about which model it is.
-    roots = tuple(f"{name}{mark}" for name in variables for mark in "/_")
-    unused = [n for n in sorted(saved) if n not in found and n != _STEP and not n.startswith(roots)]
+    known = {*variables, *saved}
+    unused = [n for n in sorted(saved) if n not in found and n != _STEP and not _is_slot(n, known)]
     lists = _list("In the model only", lacking) + _list("In the checkpoint only", unused)
     if not any(name in saved for name in trained):
         raise ValueError(
@@ -358,6 +357,14 @@ def choose_initial(
         )
     tf.logging.info("Initializing %d variables from %s%s", len(found), path, lists)
     return found
+
+
+def _is_slot(name: str, known: Collection[str]) -> bool:
+    """Returns whether a name is that of another variable with more, as w/adam_m and w_slot_v.
+
+    Slots say nothing about which model a checkpoint is of; w_2 is no slot of w.
+    """
+    return any(name[: mark.start()] in known for mark in re.finditer(r"[/_](?!\d)", name))
 
 
 def check_checkpoint(

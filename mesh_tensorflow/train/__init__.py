@@ -4,6 +4,7 @@ from mesh_tensorflow.train import metrics
 from mesh_tensorflow.train._fit import fit
 from mesh_tensorflow.train._loop import NotANumberError
 from mesh_tensorflow.train._result import Result
+from mesh_tensorflow.train._use import evaluate, predict
 from mesh_tensorflow.train.callbacks import (
     Callback,
     CsvLog,
@@ -22,6 +23,8 @@ __all__ = [
     "Result",
     "Run",
     "TensorBoard",
+    "evaluate",
     "fit",
     "metrics",
+    "predict",
 ]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, Optional, Protocol
+from typing import Any, Optional, Protocol, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.variables import folder
 from mesh_tensorflow._mesh.variables.files import Faults
 from mesh_tensorflow._stop_signals import StopSignals
-from mesh_tensorflow.checkpoint import CheckpointError, Saver
+from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
 from mesh_tensorflow.debug import user_errors
 from mesh_tensorflow.train._cluster import Agreement
+from mesh_tensorflow.train._initial import Initial
 from mesh_tensorflow.train._input.data import Batch
 from mesh_tensorflow.train._input.features import Features, with_dtype
 from mesh_tensorflow.train._model import Lowered, Model
@@ -31,8 +33,11 @@ class Engine(Protocol):
 
     lowered: Optional[Lowered]
 
-    def prepare(self, batch: Batch, checkpoint: Optional[str]) -> None:
-        """Gets ready for batches like this one, with new variables or those of a checkpoint."""
+    def prepare(self, batch: Batch, checkpoint: Optional[str], initial: Optional[Initial]) -> None:
+        """Gets ready for batches like this one, with new variables or those of a checkpoint.
+
+        New ones begin with the weights of `initial`, if there are any.
+        """
 
     def train(self, batch: Batch) -> dict[str, float]:
         """Does a step; returns the loss and the metrics."""
@@ -93,6 +98,7 @@ class _Program:
         seed: Optional[int],
         training: bool,
         container: str,
+        initial: Optional[Initial] = None,
     ):
         self.graph = tf.Graph()
         self._cluster = placing.cluster
@@ -121,6 +127,8 @@ class _Program:
                     given["step"] = tf.identity(self.step.assign_add(1))
             self.lowered = lowered[-1]
             self.variables = {v.op.name: v for v in tf.global_variables()}
+            if initial is not None:
+                self._begin_with(initial)
             self.agreement = None if self._cluster is None else Agreement(self._cluster)
             self.session = placing.session(self.graph)
             self._names = list(given)
@@ -132,6 +140,14 @@ class _Program:
             self._initialize = tf.global_variables_initializer(), tf.local_variables_initializer()
             self._reads: dict[str, tf.Tensor] = {}
             self._writes: dict[str, tuple[tf.Tensor, tf.Operation]] = {}
+
+    def _begin_with(self, initial: Initial) -> None:
+        """Has the model's variables initialized with given weights, and averages with the same."""
+        found = self.lowered
+        averages = {w: self.variables[a] for w, a in found.averages.items() if a in self.variables}
+        own = {name: self.variables[name] for name in found.own if name in self.variables}
+        trained = {part.name for v in found.graph.trainable_variables for part in v.parts}
+        initial.load(own, trained, averages)
 
     def _runner(self, fetches: list[tf.Tensor], feeds: list[tf.Tensor]) -> Callable[..., list[Any]]:
         """Returns a function of the values of `feeds` that returns those of `fetches`."""
@@ -211,6 +227,25 @@ class _Program:
         self.session.run(self._to_slices)
 
 
+class _Saved:
+    """The weights of a checkpoint."""
+
+    def __init__(self, path: str):
+        self._path = path
+
+    def values_for(self, program: _Program, model: Model) -> dict[str, np.ndarray]:
+        """Returns the values of the variables of a program: averages, if the model has them.
+
+        Raises:
+          CheckpointError: the checkpoint lacks some, or they have other shapes.
+        """
+        averages = model.averages_of(program.lowered.graph)
+        wanted = {averages.get(n, n): program.variables[n] for n in program.lowered.own}
+        check_checkpoint(self._path, wanted, read=True)
+        reader = folder.open_reader(self._path)
+        return {n: reader.get_tensor(averages.get(n, n)) for n in program.lowered.own}
+
+
 class SessionEngine:
     """Trains a model; each program has a tf graph and a session of its own.
 
@@ -240,15 +275,23 @@ class SessionEngine:
         self._placing, self._features = placing, features
         self._seed = seed
         self._training: Optional[_Program] = None
+        self._weights: Union[_Program, _Saved, None] = None  # those of evaluations
         self._evaluations: dict[tuple, _Program] = {}
         self._saver: Optional[Saver] = None
         self._container = placing.cluster.next_container() if placing.cluster else ""
 
-    def prepare(self, batch: Batch, checkpoint: Optional[str]) -> None:
+    def prepare(self, batch: Batch, checkpoint: Optional[str], initial: Optional[Initial]) -> None:
         """Builds the training program, and initializes or restores its variables."""
         self._features.check(batch)
-        self._training = self._program(
-            self._model, self._placing, self._features, batch, training=True
+        self._training = self._weights = _Program(
+            self._model,
+            self._placing,
+            self._features,
+            batch,
+            self._seed,
+            True,
+            self._container,
+            initial,
         )
         self.lowered = self._training.lowered
         with self._training.graph.as_default():
@@ -257,10 +300,9 @@ class SessionEngine:
         if checkpoint is not None:
             self._restore(self._training, self._saver, checkpoint)
 
-    def _program(
-        self, model: Model, placing: Placing, features: Features, batch: Batch, training: bool
-    ) -> _Program:
-        return _Program(model, placing, features, batch, self._seed, training, self._container)
+    def use(self, path: str) -> None:
+        """Has evaluations and predictions use the weights of a checkpoint, without training."""
+        self._weights = _Saved(path)
 
     def train(self, batch: Batch) -> dict[str, float]:
         """Does a step; returns the loss and the metrics."""
@@ -274,11 +316,26 @@ class SessionEngine:
 
     def evaluate(self, batches: Iterator[Batch]) -> dict[str, float]:
         """Returns the means over batches, the last of which may be smaller."""
-        assert self._training is not None
-        # Programs on the servers of several processes share variables by name.
-        shared = self._placing.cluster is not None
         means = Means()
         afters: Afters = {}
+        for program, outputs, rows in self._outputs(batches):
+            means.add(outputs, rows)
+            afters = program.lowered.afters
+        return means.result(afters)
+
+    def predict(self, batches: Iterator[Batch]) -> list[dict[str, np.ndarray]]:
+        """Returns the outputs of some batches, in order."""
+        return [
+            {name: np.asarray(values[0]) for name, values in outputs.items()}
+            for _, outputs, _ in self._outputs(batches)
+        ]
+
+    def _outputs(
+        self, batches: Iterator[Batch]
+    ) -> Iterator[tuple[_Program, dict[str, list[Any]], int]]:
+        """Yields for each batch, or piece of one, its program, the outputs and the rows."""
+        # Programs on the servers of several processes share variables by name.
+        shared = self._placing.cluster is not None
         fresh: set[tuple] = set()
         for batch in itertools.chain.from_iterable(map(self._pieces, batches)):
             key = tuple((array.shape, array.dtype.name) for array in batch)
@@ -290,12 +347,12 @@ class SessionEngine:
                 program.assign(self._values_for(program))
             outputs = program.run(batch)
             outputs.pop("step")
-            means.add(outputs, len(batch[0]))
-            afters = program.lowered.afters
-        return means.result(afters)
+            yield program, outputs, len(batch[0])
 
     def _values_for(self, program: _Program) -> dict[str, np.ndarray]:
         """Returns the values of the variables of an evaluation: averages, where there are any."""
+        if isinstance(self._weights, _Saved):
+            return self._weights.values_for(program, self._eval_model)
         assert self._training is not None
         averages = self._training.lowered.averages
         sources = {name: averages.get(name, name) for name in program.variables}
@@ -320,18 +377,19 @@ class SessionEngine:
         return [[array[p] for array in batch] for p in pieces if p.start < p.stop]
 
     def _evaluation(self, batch: Batch) -> _Program:
-        assert self._training is not None
         features, placing = self._features, self._placing
         if features.shapes is not None:
             features = self._features.with_batch(len(batch[0]))
             features.check(batch)
             if features.batch_dim.size % placing.parts_of_batch(features.batch_dim):
                 placing = placing.whole(features.batch_dim)
-        program = self._program(self._eval_model, placing, features, batch, training=False)
+        program = _Program(
+            self._eval_model, placing, features, batch, self._seed, False, self._container
+        )
         trained = program.lowered.graph.trainable_variables
         unknown = {part.name for v in trained for part in v.parts}
-        unknown -= set(self._training.variables)
-        if unknown:
+        if self._training is not None and unknown - set(self._training.variables):
+            unknown -= set(self._training.variables)
             raise ValueError(
                 f"fit: eval_fn has the variables {', '.join(sorted(unknown))}, which the model "
                 "does not train. Give them the same names and variable scopes in both"

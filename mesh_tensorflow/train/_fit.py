@@ -7,7 +7,7 @@ import importlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -20,7 +20,14 @@ from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.checkpoint import CheckpointError, fault_of
 from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
+from mesh_tensorflow.train._arguments import (
+    check_callbacks,
+    check_seed,
+    explained,
+    learning_rate_of,
+)
 from mesh_tensorflow.train._engine import Engine, SessionEngine
+from mesh_tensorflow.train._initial import Initial, InitialLike, opened_initial
 from mesh_tensorflow.train._input.data import AnyDataset, Batch, Part, Source, opened, source_of
 from mesh_tensorflow.train._input.features import Features
 from mesh_tensorflow.train._loop import Loop
@@ -36,6 +43,7 @@ from mesh_tensorflow.visualize import training_report
 __all__ = ["fit"]
 
 
+@explained
 def fit(
     model_fn: Callable[..., Any],
     data: Any,
@@ -64,6 +72,8 @@ def fit(
     save_every: int = 1000,
     keep: int = 5,
     resume: Resume = True,
+    init_checkpoint: Optional[InitialLike] = None,
+    init_strict: bool = False,
     callbacks: Sequence[Callback] = (),
     log_every: int = 10,
     logdir: Optional[str] = None,
@@ -152,6 +162,12 @@ def fit(
       resume: whether to go on from the last checkpoint in `directory`, with the next batch of the
         data. Data that are read in the same order give the losses of an uninterrupted run. If that
         checkpoint is damaged, it is an error, and "last_good" goes on from the last whole one.
+      init_checkpoint: weights to begin with: the path of a checkpoint, or a directory, for its
+        latest; arrays by name, such as `Result.variables`; or a pair (path, {name in the model:
+        name in the checkpoint}) with the names that differ, and None for what begins anew.
+        Optimizers begin anew, and steps at 0. A run that goes on from `directory` ignores it. What
+        is only in the model or only in the checkpoint is logged.
+      init_strict: whether it is an error if weights are in one of the two only.
       callbacks: objects of class mtf.train.Callback.
       log_every: the number of steps between records of `Result.history`.
       logdir: where to write logs for TensorBoard; None writes none.
@@ -181,7 +197,10 @@ def fit(
         microbatches=microbatches,
         **({} if eval_every is None else {"eval_every": eval_every}),
     )
+    learning_rate = learning_rate_of(learning_rate)
     check_optimizer(optimizer, learning_rate)
+    check_callbacks(callbacks)
+    check_seed(seed)
     model = Model(model_fn, optimizer, learning_rate, clip_norm, microbatches, average, precision)
     mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, variable_layout, zero, zero_axis)
     placing = placing_of(mesh)
@@ -220,7 +239,9 @@ def fit(
         rates=Rates(engine, features, tokens_per_batch, hardware),
     )
     try:
-        return _run_in_chief(loop, resume) if placing.pjrt else _run(loop, resume)
+        with opened_initial(init_checkpoint, init_strict) as initial:
+            begin = Begin(resume, initial)
+            return _run_in_chief(loop, begin) if placing.pjrt else _run(loop, begin)
     finally:
         engine.close()
 
@@ -286,10 +307,15 @@ def _features_and_source(
     return features, source_of(data, features, part, shuffle, seed)
 
 
-def _prepare(engine: Engine, batch: Batch, last: Optional[Found]) -> None:
+def _prepare(
+    engine: Engine, batch: Batch, last: Optional[Found], initial: Optional[Initial]
+) -> None:
     """Builds the program, with new variables or those of a checkpoint."""
     try:
-        engine.prepare(batch, None if last is None else last.path)
+        if last is None:
+            engine.prepare(batch, None, initial)
+        else:
+            engine.prepare(batch, last.path, None)
     except (CheckpointError, tf.errors.OpError) as e:
         fault = "" if last is None else fault_of(last.path, nan_too=False)
         if last is None or not fault:  # it is of another program
@@ -297,17 +323,29 @@ def _prepare(engine: Engine, batch: Batch, last: Optional[Found]) -> None:
         raise damaged(last.path, fault) from e
 
 
-def _run_in_chief(loop: Loop, resume: Resume) -> Result:
+class Begin(NamedTuple):
+    """What a run begins with.
+
+    Attributes:
+      resume: whether it goes on from a checkpoint.
+      initial: the weights of a run that does not.
+    """
+
+    resume: Resume
+    initial: Optional[Initial]
+
+
+def _run_in_chief(loop: Loop, begin: Begin) -> Result:
     """Runs on devices of JAX: in the first process, whose result the others get."""
     run_in_chief = importlib.import_module("mesh_tensorflow.pjrt").run_in_chief
-    found = run_in_chief(lambda: _run(loop, resume), packed)
+    found = run_in_chief(lambda: _run(loop, begin), packed)
     return found if isinstance(found, Result) else unpacked(*found)
 
 
-def _run(loop: Loop, resume: Resume) -> Result:
+def _run(loop: Loop, begin: Begin) -> Result:
     """Restores or begins, trains, and returns the result."""
     run, engine = loop.run, loop.engine
-    last = find_checkpoint(run.directory, resume)
+    last = find_checkpoint(run.directory, begin.resume)
     if last is not None:
         run.step, run.checkpoint = last.step, last.path
         if last.note:
@@ -323,7 +361,7 @@ def _run(loop: Loop, resume: Resume) -> Result:
             + (f" after step {run.step}, where this run goes on" if run.step else "")
             + ": there are too few examples, or the data can be read only once"
         )
-    _prepare(engine, first, last)
+    _prepare(engine, first, last, begin.initial)
     if engine.lowered is not None:
         places = {"checkpoints": run.directory, "logs": run.logdir}
         known = {name: place for name, place in places.items() if place}

@@ -38,12 +38,14 @@ class Lowered:
       lowering: the Lowering.
       afters: for each loss or metric, a function of its mean, or None.
       averages: the names of the averages of weights, by the names of the weights.
+      own: the names of the model's variables, without slots of optimizers and averages.
     """
 
     graph: mtf.Graph
     lowering: mtf.Lowering
     afters: Afters
     averages: dict[str, str]
+    own: list[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,14 +109,16 @@ class Model:
             if training:
                 outputs, grads = self._gradients(features, mesh, arguments)
                 variables = graph.trainable_variables
+                own = [part.name for v in graph.all_variables for part in v.parts]
                 with mtf.precision("float32"):  # learning rates and slots are no activations
                     updates, extra = self._updates(grads, variables, before)
                     if self.average is not None:
                         average = _average_of(self.average)
-                        averages = {v.name: average.average_name(v) for v in variables}
+                        averages = self.averages_of(graph)
                         updates = updates + average.apply(variables, after=updates)
             else:
                 outputs = self._outputs(features, mesh, arguments, training)
+                own = [part.name for v in graph.all_variables for part in v.parts]
             # Evaluations compute with the variables as they are.
             graph.assigns = "all" if training else "none"
             mesh_to_impl = {mesh: make_impl()}
@@ -137,7 +141,18 @@ class Model:
             else:
                 after = tf.no_op() if step is None else tf.identity(step.assign_add(1))
         afters = {name: output.after for name, output in outputs.items()}
-        return Lowered(graph, lowering, afters, averages), {**gives, "step": after}
+        return Lowered(graph, lowering, afters, averages, own), {**gives, "step": after}
+
+    def averages_of(self, graph: mtf.Graph) -> dict[str, str]:
+        """Returns the names of the averages of weights, by the names of the weights.
+
+        Args:
+          graph: the program of the model.
+        """
+        if self.average is None:
+            return {}
+        average = _average_of(self.average)
+        return {v.name: average.average_name(v) for v in graph.trainable_variables}
 
     def _outputs(
         self, features: Features, mesh: mtf.Mesh, arguments: tuple, training: bool

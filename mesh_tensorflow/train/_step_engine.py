@@ -17,6 +17,7 @@ from mesh_tensorflow._mesh.variables.files import faults
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.checkpoint import check_checkpoint
 from mesh_tensorflow.train._engine import CHECKPOINT_NAME, wrong_values
+from mesh_tensorflow.train._initial import Initial
 from mesh_tensorflow.train._input.data import Batch
 from mesh_tensorflow.train._input.features import Features
 from mesh_tensorflow.train._model import Lowered
@@ -71,7 +72,7 @@ class StepEngine:
         self._seed = seed
         self._step: Any = None
 
-    def prepare(self, batch: Batch, checkpoint: Optional[str]) -> None:
+    def prepare(self, batch: Batch, checkpoint: Optional[str], initial: Optional[Initial]) -> None:
         """Begins counting steps, or restores a checkpoint."""
         self._features.check(batch)
         if tf.executing_eagerly():
@@ -82,6 +83,30 @@ class StepEngine:
                 tf2.random.set_seed(self._seed)
         if checkpoint is not None:
             self._restore(checkpoint, batch)
+        elif initial is not None:
+            self._begin_with(initial, batch)
+
+    def _begin_with(self, initial: Initial, batch: Batch) -> None:
+        """Sets the variables that the store has before the first step to given weights."""
+        if _traced(self._step_fn) is not None:
+            self._make_variables(batch)
+        if not self._store.names:
+            raise ValueError(
+                "fit: init_checkpoint sets variables before the first step, but the store of this "
+                "step function has none yet: decorate the function with @mtf.function, or call "
+                "mtf.checkpoint.init_from_checkpoint(path, store.masters) once they are there"
+            )
+        masters = {n: v for n, v in self._store.masters.items() if n != _STEP}
+        trained = {n for n, v in masters.items() if v.trainable}
+        roots = tuple(f"{name}{mark}" for name in trained for mark in "/_")
+        own = {n: v for n, v in masters.items() if n in trained or not n.startswith(roots)}
+        initial.load(own, trained, {})
+
+    def _make_variables(self, batch: Batch) -> None:
+        """Traces a tf.function, which makes its variables."""
+        arguments = self._features.packed([tf2.constant(array) for array in batch])
+        with keys_by_step(self._step):
+            _traced(self._step_fn).get_concrete_function(*arguments)
 
     def stops(self, step: int, wanted: bool, signals: StopSignals) -> bool:
         """Returns whether to stop after this step: if the process was asked to."""
@@ -149,11 +174,8 @@ class StepEngine:
 
         A tf.function is traced, and eager code runs once, so that there are variables to restore.
         """
-        arguments = self._features.packed([tf2.constant(array) for array in batch])
-        traced = _traced(self._step_fn)
-        if traced is not None:
-            with keys_by_step(self._step):
-                traced.get_concrete_function(*arguments)
+        if _traced(self._step_fn) is not None:
+            self._make_variables(batch)
         else:
             self._call(self._step_fn, batch)
         wanted = {name: self._store.value(name) for name in self._store.names}

@@ -85,7 +85,6 @@ def get_estimator(
     mesh_devices: Optional[Sequence[str]] = None,
     score_in_predict_mode: bool = False,
     mesh_impl: Optional[str] = None,
-    init_checkpoint_strict: bool = False,
 ) -> estimator.tpu.TPUEstimator:
     """Creates an estimator, which runs on CPUs and GPUs.
 
@@ -115,7 +114,6 @@ def get_estimator(
       score_in_predict_mode: whether prediction computes scores of given targets.
       mesh_impl: "placement", "simd" or "pjrt", see `tpu_estimator_model_fn`; "simd" on a TPU, and
         "placement" elsewhere if None.
-      init_checkpoint_strict: whether `init_checkpoint` has to have exactly the model's weights.
 
     Returns:
       A TPUEstimator.
@@ -131,11 +129,7 @@ def get_estimator(
         mesh_shape=mesh,
     )
     # A gin binding replaces a default, not an argument.
-    given = {
-        "mesh_devices": mesh_devices,
-        "score_in_predict_mode": score_in_predict_mode or None,
-        "init_checkpoint_strict": init_checkpoint_strict or None,
-    }
+    given = {"mesh_devices": mesh_devices, "score_in_predict_mode": score_in_predict_mode or None}
     model_fn = tpu_estimator_model_fn(
         model_type=model_type,
         transformer_model=model,

@@ -204,7 +204,7 @@ class Sharing:
             self._first_output(self._nodes[name], processor)
             for name in node.control_inputs
             if name not in self._only_send
-            and name not in self._arguments
+            and name not in self._arguments  # which are there before any node
             and not (node.is_collective and self._nodes[name].is_collective)
         ]
 

@@ -1,0 +1,254 @@
+"""evaluate and predict: a model with trained weights, on any mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional, Union
+
+import numpy as np
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.layout import LayoutLike
+from mesh_tensorflow._core.shape import ShapeLike
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow.ops import Precision
+from mesh_tensorflow.optimize import ExponentialMovingAverage
+from mesh_tensorflow.train._arguments import explained
+from mesh_tensorflow.train._engine import SessionEngine
+from mesh_tensorflow.train._initial import opened_initial
+from mesh_tensorflow.train._input.data import source_of
+from mesh_tensorflow.train._input.features import Features
+from mesh_tensorflow.train._model import Model
+from mesh_tensorflow.train._outputs import Output, call_model
+from mesh_tensorflow.train._placing import Given, Placing, placing_of
+
+__all__ = ["evaluate", "predict"]
+
+Weights = Union[str, "os.PathLike[str]", Mapping[str, Any]]
+
+
+@explained
+def evaluate(
+    model_fn: Callable[..., Any],
+    data: Any,
+    *,
+    directory: Weights,
+    dims: Any,
+    average: Union[float, ExponentialMovingAverage, None] = None,
+    precision: Union[str, Precision, None] = None,
+    mesh_shape: ShapeLike = "all:1",
+    layout: LayoutLike = "",
+    devices: Optional[Sequence[str]] = None,
+    simd: bool = False,
+    mesh_impl: Union[MeshImpl, str, None] = None,
+    variable_layout: Optional[LayoutLike] = None,
+    zero: Optional[int] = None,
+    zero_axis: Optional[str] = None,
+    seed: Optional[int] = 0,
+) -> dict[str, float]:
+    """Returns the means of the loss and the metrics of a trained model over data.
+
+    >>> batch, d_in, d_out = mtf.Dimension("batch", 4), mtf.Dimension("i", 3), mtf.Dimension("o", 1)
+    >>> def model_fn(mesh, x):
+    ...     y = mtf.layers.dense(x, [d_out], reduced_dims=[d_in], name="linear")
+    ...     return mtf.reduce_mean(mtf.square(y - 1.0))
+    >>> weights = {"linear/kernel": np.zeros([3, 1], "f"), "linear/bias": np.zeros([1], "f")}
+    >>> mtf.train.evaluate(model_fn, np.ones([6, 3]), directory=weights, dims=[batch, d_in])
+    {'loss': 1.0}
+
+    Args:
+      model_fn: a function as that of `fit`; with a parameter `training`, it gets False.
+      data: data as those of `fit`. All are used: the last batch may be smaller.
+      directory: where the weights are: the `directory` of a run, for its latest checkpoint; the
+        path of a checkpoint; or arrays by name, such as `Result.variables`.
+      dims: the dimensions of the features, batch first, in the structure of the data.
+      average: that of the run, if its averages of the weights are to be used.
+      precision: "mixed_bfloat16" or an mtf.Precision.
+      mesh_shape: the shape of the mesh, which may be another than that of the run.
+      layout: the layout rules.
+      devices: a device for each processor.
+      simd: whether all processors run one program.
+      mesh_impl: "placement", "simd" or "pjrt", or a mesh implementation; see `fit`.
+      variable_layout: rules by which variables are stored in parts.
+      zero: the stage of ZeRO.
+      zero_axis: the mesh dimension of ZeRO.
+      seed: the seed of random operations.
+
+    Raises:
+      CheckpointError: the checkpoint lacks variables, or has them in other shapes, or is damaged.
+      ValueError: an argument is wrong, or there are no data.
+    """
+    mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, variable_layout, zero, zero_axis)
+    model = Model(model_fn, None, average=average, precision=precision)
+
+    def run(engine: SessionEngine, batches: Any) -> dict[str, float]:
+        means = engine.evaluate(batches)
+        if not means:
+            raise ValueError("evaluate: the data have no rows")
+        return means
+
+    return _use("evaluate", model, data, directory, dims, mesh, seed, run, lambda d: (d, []))
+
+
+@explained
+def predict(
+    model_fn: Callable[..., Any],
+    data: Any,
+    *,
+    directory: Weights,
+    dims: Any,
+    average: Union[float, ExponentialMovingAverage, None] = None,
+    precision: Union[str, Precision, None] = None,
+    mesh_shape: ShapeLike = "all:1",
+    layout: LayoutLike = "",
+    devices: Optional[Sequence[str]] = None,
+    simd: bool = False,
+    mesh_impl: Union[MeshImpl, str, None] = None,
+    variable_layout: Optional[LayoutLike] = None,
+    zero: Optional[int] = None,
+    zero_axis: Optional[str] = None,
+    seed: Optional[int] = 0,
+) -> Any:
+    """Returns what a trained model computes for each example of data.
+
+    >>> batch, d_in, d_out = mtf.Dimension("batch", 4), mtf.Dimension("i", 3), mtf.Dimension("o", 1)
+    >>> def model_fn(mesh, x):
+    ...     return mtf.layers.dense(x, [d_out], reduced_dims=[d_in], name="linear")
+    >>> weights = {"linear/kernel": np.ones([3, 1], "f"), "linear/bias": np.zeros([1], "f")}
+    >>> data = np.arange(6).reshape(2, 3)
+    >>> print(mtf.train.predict(model_fn, data, directory=weights, dims=[batch, d_in]))
+    [[ 3.]
+     [12.]]
+
+    Args:
+      model_fn: a function of a Mesh and of the features, as that of `fit`, with the same variables.
+        It returns a Tensor with the batch dimension, or a tuple or a dictionary of such. With a
+        parameter `training`, it gets False.
+      data: data as those of `fit`. All are used: the last batch may be smaller.
+      directory: where the weights are; see `evaluate`.
+      dims: the dimensions of the features, batch first, in the structure of the data.
+      average: that of the run, if its averages of the weights are to be used.
+      precision: "mixed_bfloat16" or an mtf.Precision.
+      mesh_shape: the shape of the mesh, which may be another than that of the run.
+      layout: the layout rules.
+      devices: a device for each processor.
+      simd: whether all processors run one program.
+      mesh_impl: "placement", "simd" or "pjrt", or a mesh implementation; see `fit`.
+      variable_layout: rules by which variables are stored in parts.
+      zero: the stage of ZeRO.
+      zero_axis: the mesh dimension of ZeRO.
+      seed: the seed of random operations.
+
+    Returns:
+      NumPy arrays in the structure of what `model_fn` returns, with the examples in the order of
+      the data along the first axis.
+
+    Raises:
+      CheckpointError: the checkpoint lacks variables, or has them in other shapes, or is damaged.
+      ValueError: an argument is wrong, there are no data, or an output has no batch dimension.
+    """
+    mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, variable_layout, zero, zero_axis)
+    model = _Predictor(model_fn, None, average=average, precision=precision)
+
+    def run(engine: SessionEngine, batches: Any) -> dict[str, np.ndarray]:
+        found = engine.predict(batches)
+        if not found:
+            raise ValueError("predict: the data have no rows")
+        return {name: np.concatenate([piece[name] for piece in found]) for name in found[0]}
+
+    def share(named: dict[str, np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
+        return [model.kind[0], *named], list(named.values())
+
+    found = _use("predict", model, data, directory, dims, mesh, seed, run, share)
+    if not isinstance(found, dict):  # in a process that the first one leads
+        (kind, *names), arrays = found
+        model.kind.append(kind)
+        found = dict(zip(names, arrays))
+    if model.kind[0] == "dict":
+        return found
+    return tuple(found.values()) if model.kind[0] == "tuple" else found["output"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Predictor(Model):
+    """A model whose outputs are Tensors of the batch.
+
+    Attributes:
+      kind: what it returned, once it was called: "dict", "tuple" or "one".
+    """
+
+    kind: list[str] = dataclasses.field(default_factory=list)
+
+    def _outputs(
+        self, features: Features, mesh: mtf.Mesh, arguments: tuple, training: bool
+    ) -> dict[str, Output]:
+        returned = call_model(self.fn, mesh, arguments, training)
+        if isinstance(returned, Mapping):
+            named, kind = {str(n): x for n, x in returned.items()}, "dict"
+        elif isinstance(returned, (tuple, list)):
+            named, kind = {str(i): x for i, x in enumerate(returned)}, "tuple"
+        else:
+            named, kind = {"output": returned}, "one"
+        self.kind[:] = [kind]
+        return {name: Output(self._of_batch(name, x, features)) for name, x in named.items()}
+
+    def _of_batch(self, name: str, x: Any, features: Features) -> mtf.Tensor:
+        if not isinstance(x, mtf.Tensor):
+            raise ValueError(
+                f"predict: the model function should return mtf Tensors, but {name} is {x!r}"
+            )
+        batch = features.batch_dim
+        if name == "step" or batch not in x.shape.dims:
+            raise ValueError(
+                f"predict: {name} of the model function has the dimensions [{dims_text(x.shape)}], "
+                f"and the name {name!r}, but an output has a value for each {batch.name}, and "
+                "another name than 'step'. Leave it out; mtf.train.evaluate gives the means of "
+                "losses and metrics"
+            )
+        return mtf.transpose(x, mtf.Shape([batch, *(d for d in x.shape if d != batch)]))
+
+
+def _use(
+    called: str,
+    model: Model,
+    data: Any,
+    directory: Weights,
+    dims: Any,
+    mesh: Given,
+    seed: Optional[int],
+    run: Callable[[SessionEngine, Any], Any],
+    share: Callable[[Any], Any],
+) -> Any:
+    """Runs a model on all batches of data with weights that are there."""
+    if dims is None:
+        raise ValueError(f"{called}: dims is missing, the dimensions of the features")
+    if directory is None or isinstance(directory, tuple):
+        raise ValueError(
+            f"{called}: directory is where the weights are, a directory of checkpoints, the path "
+            f"of one, or arrays by name such as Result.variables, but is {directory!r}"
+        )
+    placing: Placing = placing_of(mesh)
+    if placing.cluster is not None:
+        raise ValueError(
+            f"{called}: it is offered in one process: call it in a program of its own, with "
+            "mesh_impl='pjrt' for the devices of several"
+        )
+    features = Features.of_dims(dims)
+    source = source_of(data, features)
+
+    def main() -> Any:
+        engine = SessionEngine(model, model, placing, features, seed)
+        try:
+            with opened_initial(directory, what=f"{called}: directory") as initial:
+                engine.use(initial.path)
+                return run(engine, source.once())
+        finally:
+            engine.close()
+
+    if not placing.pjrt:
+        return main()
+    return importlib.import_module("mesh_tensorflow.pjrt").run_in_chief(main, share)
