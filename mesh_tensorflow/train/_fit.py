@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import itertools
@@ -206,8 +207,10 @@ def fit(
         show=progress and chief,
         rates=Rates(engine, features, tokens_per_batch, hardware),
     )
+    cluster = placing.cluster
     try:
-        return _run_in_chief(loop, resume) if placing.pjrt else _run(loop, resume)
+        with contextlib.nullcontext() if cluster is None else cluster.processes.naming_lost_peers():
+            return _run_in_chief(loop, resume) if placing.pjrt else _run(loop, resume)
     finally:
         engine.close()
 
