@@ -45,7 +45,15 @@ _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]
 
 
 class PeerLostError(RuntimeError):
-    """Another process of the cluster does not answer."""
+    """Another process of the cluster does not answer.
+
+    Attributes:
+      text: the message.
+      peer: the lost process.
+      is_complete: whether the message says what to do, and nothing has to be added.
+    """
+
+    is_complete = False
 
     def __init__(self, text: str, peer: Peer) -> None:
         """Creates a PeerLostError.
@@ -212,6 +220,7 @@ class Lookout:
         self._silent_since: dict[Peer, float] = {}
         self._misses = dict.fromkeys(peers, 0)
         self._begun = self._ended = 0  # rounds of pings
+        self._running: list[tf.compat.v1.Session] = []
         threading.Thread(target=self._ping, name="lookout", daemon=True).start()
 
     def lost(self) -> list[Peer]:
@@ -237,6 +246,30 @@ class Lookout:
         if lost:
             time.sleep(_STAY_SECS)
         return lost
+
+    @contextlib.contextmanager
+    def ending(self, session: tf.compat.v1.Session) -> Iterator[None]:
+        """Context in which a session runs a step, which ends as soon as a process is lost.
+
+        A step that waits in a collective for a lost process ends in no other way, unless it has a
+        limit of time; nor can it be interrupted.
+
+        Args:
+          session: the session, which is closed then.
+        """
+        self._running.append(session)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ValueError):  # it has been closed
+                self._running.remove(session)
+
+    def _end_steps(self) -> None:
+        """Closes the sessions whose steps may wait for a lost process."""
+        while self._running:
+            session = self._running.pop()
+            # In threads: closing a session may wait for the lost process.
+            threading.Thread(target=_close, args=(session,), daemon=True).start()
 
     def call(self, function: Callable[[], None], seconds: float, what: str) -> None:
         """Calls a function that may wait for another process, in a separate thread.
@@ -286,7 +319,18 @@ class Lookout:
                     self._silent_since.setdefault(peer, moment)
                     self._misses[peer] += 1
             self._ended += 1
+            if self.lost():
+                self._end_steps()
             time.sleep(_PING_SECS)
+
+
+def _close(session: tf.compat.v1.Session) -> None:
+    import tensorflow as tf
+
+    try:
+        session.close()
+    except (tf.errors.OpError, RuntimeError) as error:
+        logging.getLogger("tensorflow").info("A session was not closed: %s", error)
 
 
 def wait_at_end(peers: Sequence[Peer], index: int, server: tf.distribute.Server) -> None:

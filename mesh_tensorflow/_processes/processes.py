@@ -142,17 +142,27 @@ class Processes:
         import tensorflow.compat.v1 as tf
 
         limit = tf.RunOptions(timeout_in_ms=int(1000 * timeout_seconds))
-        with self._naming_lost_peers():
+        watch = self._lookouts[0].ending(session) if self._lookouts else contextlib.nullcontext()
+        with self.naming_lost_peers(), watch:
             return session.run(fetches, feed_dict, options=limit)
 
     @contextlib.contextmanager
-    def _naming_lost_peers(self) -> Iterator[None]:
-        """Raises PeerLostError instead of the session's error if a process is lost."""
+    def naming_lost_peers(self) -> Iterator[None]:
+        """Raises PeerLostError instead of a session's error within, if a process is lost.
+
+        A session's error shows where the graph was made, in a hundred lines; here, that is no
+        matter.
+
+        Raises:
+          PeerLostError: it names this process and the lost one, and says what to do.
+        """
         import tensorflow.compat.v1 as tf
 
         try:
             yield
         except (tf.errors.OpError, PeerLostError) as error:
+            if getattr(error, "is_complete", False):
+                raise
             lost = self._lost()
             if not lost:
                 raise
@@ -162,11 +172,13 @@ class Processes:
                 if isinstance(error, PeerLostError)
                 else f" (the session raised {type(error).__name__})"
             )
-            raise PeerLostError(
+            complete = PeerLostError(
                 f"{self.peers[self.index]} lost {names}, which does not answer: see what it wrote "
                 f"last; all processes have to be started again, from the last checkpoint{how}",
                 lost[0],
-            ) from error
+            )
+            complete.is_complete = True
+            raise complete from None
 
     def _lost(self) -> list[Peer]:
         """Returns the lost processes, without those that ended because of them."""
@@ -186,7 +198,7 @@ class Processes:
         Raises:
           PeerLostError: a process was lost before it called this; the chief's message names it.
         """
-        with self._naming_lost_peers():
+        with self.naming_lost_peers():
             wait_at_end(self.peers, self.index, server)
 
     def initialize(
@@ -238,7 +250,7 @@ class Processes:
         lookout = self._lookouts[0] if self._lookouts else Lookout([])
         chief = self.peers[0]
         what = f"{self.peers[self.index]}: Processes.initialize, which waits for {chief},"
-        with self._naming_lost_peers():
+        with self.naming_lost_peers():
             lookout.call(initialize, timeout_seconds, what)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import itertools
@@ -238,8 +239,12 @@ def fit(
         show=progress and chief,
         rates=Rates(engine, features, tokens_per_batch, hardware),
     )
+    cluster = placing.cluster
     try:
-        with opened_initial(init_checkpoint, init_strict) as initial:
+        naming = (
+            contextlib.nullcontext() if cluster is None else cluster.processes.naming_lost_peers()
+        )
+        with naming, opened_initial(init_checkpoint, init_strict) as initial:
             begin = Begin(resume, initial)
             return _run_in_chief(loop, begin) if placing.pjrt else _run(loop, begin)
     finally:

@@ -1,14 +1,17 @@
 """mtf.train.fit in several processes: the numbers of one; errors if they are not connected."""
 
+import contextlib
 import json
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from helpers import processes
 from helpers.paths import environment
 from helpers.train import linear, several
 
+from mesh_tensorflow import launch
 from mesh_tensorflow.train._cluster import check_connected, find_cluster
 
 
@@ -49,3 +52,47 @@ def test_processes_that_do_not_fit(monkeypatch):
         find_cluster(False, 3)
     with pytest.raises(ValueError, match=r"4 processors, which 3 processes can't share"):
         find_cluster(True, 4)
+
+
+LOST = """
+import os, signal, sys
+import numpy as np
+import mesh_tensorflow as mtf
+from mesh_tensorflow import launch
+
+def batches():
+    for step in range(100):
+        if step == 3 and launch.processes().index == int(sys.argv[1]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield np.ones([4, 3], np.float32)
+
+def loss(mesh, x):
+    y = mtf.layers.dense(x, mtf.Dimension("out", 2), reduced_dims=x.shape[1:], name="dense")
+    return mtf.reduce_mean(mtf.square(y))
+
+mtf.train.fit(
+    loss, batches(), 50, dims=mtf.convert_to_shape("batch:4,d:3").dims, simd=True,
+    mesh_shape="p:2", layout="batch:p", optimizer=mtf.optimize.SgdOptimizer(0.1), seed=0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_lost_process_is_told_in_a_few_lines(victim, monkeypatch):
+    """Of the user's script, and not of the graph; whichever call of the session finds it."""
+    addresses = launch._free_addresses(2)
+    with contextlib.ExitStack() as stack:
+        running = []
+        for index in range(2):
+            task = {"type": "worker", "index": index}
+            config = {"cluster": {"worker": addresses}, "task": task}
+            monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+            running.append(stack.enter_context(processes.started("-c", LOST, str(victim))))
+        assert running[victim].end(120).returncode == -9
+        done = running[1 - victim].end(60)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert len(lines) < 40, done.stderr
+    me, lost = (f"/job:worker/task:{i} at {addresses[i]}" for i in (1 - victim, victim))
+    assert f"PeerLostError: {me} lost {lost}, which does not answer: see what it" in lines[-1]
+    assert "have to be started again, from the last checkpoint" in lines[-1]

@@ -83,7 +83,7 @@ def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
             watch.confirm()
         if watch.lost and not isinstance(error, PeerLostError):
             news = str(watch.error()).encode()
-            raise watch.error() from error
+            raise watch.error() from None  # a session's error shows the graph, in 100 lines
         raise
     finally:
         watch.stop()

@@ -89,7 +89,7 @@ def _lead(
             news = Message(_FAILED, f"{type(error).__name__}: {error}")
             lost = crew.watch.error()
             if lost is not None and not isinstance(error, PeerLostError):
-                raise lost from error
+                raise lost from None
             raise
         finally:
             crew.end(news)
