@@ -11,12 +11,23 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing.harness import Placing
 
-__all__ = ["BATCH", "DATA", "LAYOUT", "MESH", "STEPS", "WIDTH", "Feature", "Outcome", "built"]
+__all__ = [
+    "BATCH",
+    "DATA",
+    "HIDDEN",
+    "RATE",
+    "STEPS",
+    "WIDTH",
+    "Feature",
+    "Outcome",
+    "built",
+    "weight",
+]
 
-MESH, LAYOUT = "rows:2,cols:2", "batch:rows,hidden:cols"
 STEPS, RATE = 3, 0.1
-BATCH, WIDTH = mtf.convert_to_shape("batch:8,width:4").dims
+BATCH, WIDTH, HIDDEN = mtf.convert_to_shape("batch:8,width:4,hidden:8").dims
 DATA = np.random.RandomState(0).randn(STEPS * BATCH.size, WIDTH.size).astype(np.float32)
 
 
@@ -25,7 +36,7 @@ class Outcome:
     """What a training of STEPS steps leaves.
 
     Attributes:
-      losses: the loss of each step.
+      losses: the loss of each step; of the last one, if the front end tells no more.
       variables: the variables after them, by name.
       printed: what was written to stderr.
       summaries: the last value of each scalar summary; None if the front end hands none out.
@@ -37,71 +48,102 @@ class Outcome:
     summaries: Optional[dict[str, float]] = None
 
 
+Between = Callable[[mtf.Tensor], Any]
+
+
 @dataclasses.dataclass(frozen=True)
 class Feature:
     """A row of the table.
 
     Attributes:
       name: its name.
-      model: a function of a mesh and a batch that returns the loss, or (loss, update operations).
-      plain: a model without the feature, with the same loss and variables; None compares with the
-        model itself, unsplit in a session.
+      between: a function of the hidden layer of an autoencoder that returns a Tensor of its shape,
+        or (one, update operations).
+      plain: the same without the feature, with the same results; None if the feature is compared
+        with itself, unsplit.
       layout: the layout rules.
+      options: arguments of `fit`: clip_norm, learning_rate, microbatches, precision, zero,
+        zero_axis.
       optimizer: a function of the learning rate that returns an optimizer.
-      options: arguments of `fit`: clip_norm, learning_rate, microbatches, precision, zero.
-      random: whether front ends may draw other values: then each is compared with itself, unsplit.
+      is_random: whether front ends draw other values: then each is compared with itself, unsplit.
+      resumes: whether the first step is done unsplit, and the others of its checkpoint.
+      raises: the text of the error that is due in a layout, in place of results.
       check: a function of an Outcome that asserts what no comparison shows.
       around: a context around the building and the running of the program.
       tolerance: of the comparison.
-      gin: for transformer.utils.run: what gin binds; None is a dash.
-      dashes: why a cell is empty, by pairs of patterns of a front end and a mesh.
-      errors: the text of the error of a cell, likewise.
+      gin: what gin binds for transformer.utils.run, in place of a layer that calls `between`.
+      plain_gin: the same without the feature.
+      gin_layout: layout rules of the transformer.
     """
 
     name: str
-    model: Callable[[mtf.Mesh, mtf.Tensor], Any]
-    plain: Optional[Callable[[mtf.Mesh, mtf.Tensor], Any]] = None
-    layout: str = LAYOUT
-    optimizer: Callable[..., mtf.optimize.Optimizer] = mtf.optimize.SgdOptimizer
+    between: Between
+    plain: Optional[Between] = None
+    layout: str = "batch:rows,hidden:cols"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    random: bool = False
+    optimizer: Callable[..., mtf.optimize.Optimizer] = mtf.optimize.SgdOptimizer
+    is_random: bool = False
+    resumes: bool = False
+    raises: str = ""
     check: Callable[[Outcome], None] = lambda outcome: None
     around: Callable[[], Any] = contextlib.nullcontext
     tolerance: float = 1e-4
     gin: Optional[str] = None
-    dashes: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
-    errors: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
+    plain_gin: str = ""
+    gin_layout: str = "batch:rows,d_ff:cols,heads:cols,vocab:cols"
 
     def unsplit(self) -> Feature:
-        """Returns the feature that it is compared with."""
+        """Returns what it is compared with."""
+        kept = {n: v for n, v in self.options.items() if n in ("learning_rate", "clip_norm")}
         if self.plain is None:
-            return self
-        kept = {n: v for n, v in self.options.items() if n == "learning_rate"}
-        return dataclasses.replace(self, model=self.plain, plain=None, options=kept)
+            kept.update({n: v for n, v in self.options.items() if n == "precision"})
+        return dataclasses.replace(
+            self,
+            between=self.plain or self.between,
+            options=kept,
+            around=contextlib.nullcontext,
+            resumes=False,
+            gin=None if self.gin is None else self.plain_gin,
+        )
 
     def rate(self, step: Any) -> Any:
         """Returns the learning rate of a step, which may be a tf scalar."""
         rate = self.options.get("learning_rate", RATE)
-        return rate(step) if callable(rate) else rate
+        return tf.cast(rate(step), tf.float32) if callable(rate) else rate
 
-    def loss(self, mesh: mtf.Mesh, x: mtf.Tensor) -> mtf.Tensor:
-        """Calls the model as a model function of `fit`, which has no place for updates."""
-        found = self.model(mesh, x)
-        return found[0] if isinstance(found, tuple) else found
+    def model(self, mesh: mtf.Mesh, x: mtf.Tensor) -> tuple[mtf.Tensor, list[mtf.Operation]]:
+        """Returns the loss of an autoencoder, and update operations."""
+        encode = weight(mesh, "encode", [WIDTH, HIDDEN])
+        h = mtf.tanh(mtf.einsum([x, encode], reduced_dims=[WIDTH]))
+        found = self.between(h)
+        h, updates = found if isinstance(found, tuple) else (found, [])
+        y = mtf.einsum([h, weight(mesh, "decode", [HIDDEN, WIDTH])], reduced_dims=[HIDDEN])
+        return mtf.reduce_mean(mtf.square(y - x)), list(updates)
 
-    def stored(self) -> dict[str, Any]:
-        """Returns the arguments of mesh implementations."""
-        return {n: v for n, v in self.options.items() if n in ("zero", "zero_axis")}
+    def placed(self, placing: Placing) -> Placing:
+        """Returns a Placing with the layout of the feature, and the way it stores variables."""
+        if not placing.mesh:
+            return placing
+        stored = {n: v for n, v in self.options.items() if n in ("zero", "zero_axis")}
+        return placing._replace(layout=self.layout, **stored)
+
+
+def weight(mesh: mtf.Mesh, name: str, shape: Any, **kwargs: Any) -> mtf.Tensor:
+    """Returns a variable whose initial value follows from its name and its sizes."""
+    shape = mtf.convert_to_shape(shape)
+    value = np.random.RandomState(len(name) + shape.size).randn(*shape.to_integer_list) * 0.5
+    start = tf.constant_initializer(value.astype(np.float32))
+    return mtf.get_variable(mesh, name, shape, initializer=start, **kwargs)
 
 
 def built(
-    feature: Feature, make_impl: Callable[[], mtf.MeshImpl], data: tf.Tensor, step: Any
+    feature: Feature, placing: Placing, data: tf.Tensor, step: Any
 ) -> tuple[dict[str, Any], mtf.Lowering]:
-    """Builds and lowers a step as a user's program does.
+    """Builds and lowers a step, as a user's program does.
 
     Args:
       feature: a Feature.
-      make_impl: returns the mesh implementation.
+      placing: where it runs, a Placing of `Feature.placed`.
       data: a batch.
       step: the number of steps before this one, a tf scalar.
 
@@ -111,19 +153,16 @@ def built(
     options, updates = feature.options, []
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
+    parts = options.get("microbatches", 1)
 
     def loss_of(x: mtf.Tensor) -> mtf.Tensor:
-        found = feature.model(mesh, x)
-        if isinstance(found, tuple):
-            updates.extend(found[1])
-            return found[0]
-        return found
+        loss, more = feature.model(mesh, x)
+        updates.extend(more)
+        return loss
 
-    with (
-        mtf.precision(options["precision"]) if "precision" in options else contextlib.nullcontext()
-    ):
+    chosen = options.get("precision")
+    with mtf.precision(chosen) if chosen else contextlib.nullcontext():
         x = mtf.import_tf_tensor(mesh, data, [BATCH, WIDTH])
-        parts = options.get("microbatches", 1)
         if parts > 1:
             found = mtf.optimize.accumulate_gradients(loss_of, x, BATCH, parts)
             loss, grads = found.loss, found.grads
@@ -135,7 +174,11 @@ def built(
                 grads, _ = mtf.optimize.clip_by_global_norm(grads, options["clip_norm"])
             optimizer = feature.optimizer(feature.rate(step))
             updates += optimizer.apply_grads(grads, graph.trainable_variables)
-        lowering = mtf.Lowering(graph, {mesh: make_impl()})
-    done = [lowering.lowered_operation(op) for op in updates]
+        lowering = mtf.Lowering(graph, {mesh: placing.impl()})
+    if parts > 1:  # assignments in microbatches are made after them
+        done = list(lowering.effects)
+    else:
+        done = [lowering.lowered_operation(op) for op in updates]
+    results = {"loss": lowering.export_to_tf_tensor(loss)}
     with tf.control_dependencies([op for op in done if op is not None]):
-        return {"loss": lowering.export_to_tf_tensor(loss), "done": tf.no_op()}, lowering
+        return {**results, "done": tf.no_op()}, lowering

@@ -2,67 +2,435 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from helpers.crossings.feature import STEPS, WIDTH, Feature, Outcome
+from helpers.crossings.feature import RATE, STEPS, Feature, Outcome, weight
+from helpers.oracle.utils_runs import MICROBATCHES
+from mesh_tensorflow.transformer import moe
 
 __all__ = ["FEATURES"]
 
-HIDDEN = mtf.Dimension("hidden", 6)
+PARTS = mtf.Dimension("parts", 4)
 
 
-def _weight(mesh, name, shape, scale=0.5):
-    """Returns a weight with initial values that depend on its name and shape only."""
-    shape = mtf.convert_to_shape(shape)
-    rng = np.random.RandomState(len(name) + shape.size)
-    value = (scale * rng.randn(*shape.to_integer_list)).astype(np.float32)
-    return mtf.get_variable(mesh, name, shape, initializer=tf.constant_initializer(value))
+def _same(h):
+    return h
 
 
-def _error(x, between=lambda h: h):
-    """Returns the squared errors of an autoencoder."""
-    h = between(
-        mtf.tanh(mtf.einsum([x, _weight(x.mesh, "encode", [WIDTH, HIDDEN])], reduced_dims=[WIDTH]))
-    )
-    y = mtf.einsum([h, _weight(x.mesh, "decode", [HIDDEN, WIDTH])], reduced_dims=[HIDDEN])
-    return mtf.square(y - x)
+# -- what a model assigns, prints and records
 
 
-def _plain(mesh, x):
-    return mtf.reduce_mean(_error(x))
-
-
-def _counter(mesh, x):
-    seen = mtf.get_variable(mesh, "seen", [], initializer=tf.zeros_initializer(), trainable=False)
-    return _plain(mesh, x), [mtf.assign(seen, seen + 1.0)]
+def _counter(h):
+    start = tf.zeros_initializer()
+    seen = mtf.get_variable(h.mesh, "seen", [], initializer=start, trainable=False)
+    return h, [mtf.assign(seen, seen + 1.0)]
 
 
 def _counts_steps(outcome: Outcome) -> None:
-    assert outcome.variables["seen"] == STEPS
+    [seen] = [v for name, v in outcome.variables.items() if name.endswith("seen")]
+    assert seen == STEPS
 
 
-def _batch_norm(mesh, x):
-    updates = []
-
-    def between(h):
-        y, more = mtf.layers.batch_norm(h, is_training=True, momentum=0.5)
-        updates.extend(more)
-        return y
-
-    return mtf.reduce_mean(_error(x, between)), updates
+def _batch_norm(h):
+    return mtf.layers.batch_norm(h, is_training=True, momentum=0.5)
 
 
-def _dropout(mesh, x):
-    return mtf.reduce_mean(_error(x, lambda h: mtf.dropout(h, True, keep_prob=0.6)))
+def _moves_averages(outcome: Outcome) -> None:
+    [variance] = [v for n, v in outcome.variables.items() if n.endswith("bn_moving_variance")]
+    assert np.all(np.abs(variance - 1.0) > 1e-3)
 
 
+def _experts(h):
+    hparams = moe.HParams()
+    moe.set_default_moe_hparams(hparams)
+    for name, value in {
+        "num_experts": 2,
+        "hidden_size": 8,
+        "group_size": 4,
+        "gating": "switch",
+        "switch_policy_train": "argmax",
+        "switch_dropout": 0.0,
+        "switch_jitter": 0.0,
+        "capacity_factor_train": 4.0,
+    }.items():
+        setattr(hparams, f"moe_{name}", value)
+    tokens = mtf.einsum(
+        [h, weight(h.mesh, "tokens", mtf.Shape([mtf.Dimension("length", 2)]))],
+        output_shape=[h.shape[0], mtf.Dimension("length", 2), *h.shape[1:]],
+    )
+    float32 = mtf.VariableDType(tf.float32, tf.float32, tf.float32)
+    d = h.shape[-1]
+    y, balance = moe.transformer_moe_layer_v1(
+        tokens,
+        d,
+        hparams,
+        True,
+        float32,
+        layout="batch:rows,experts:cols",
+        mesh_shape="rows:2,cols:2",
+    )
+    load = mtf.get_variable(h.mesh, "load", [], initializer=tf.zeros_initializer(), trainable=False)
+    y = h + mtf.reduce_mean(y, output_shape=h.shape) + balance
+    return y, [mtf.assign(load, load * 0.5 + balance)]
+
+
+def _moves_load(outcome: Outcome) -> None:
+    assert outcome.variables["load"] > 0
+
+
+def _print(h):
+    return mtf.Print(h, [mtf.reduce_sum(h)], "hidden: ")
+
+
+def _prints_steps(outcome: Outcome) -> None:
+    assert outcome.printed.count("hidden: ") == STEPS, outcome.printed
+
+
+def _summary(h):
+    mtf.scalar_summary("hidden_size", mtf.reduce_mean(mtf.square(h)) * 0.0 + 5.0)
+    return h
+
+
+def _records(outcome: Outcome) -> None:
+    assert outcome.summaries is not None
+    [value] = [v for name, v in outcome.summaries.items() if "hidden_size" in name]
+    assert value == 5.0
+
+
+# -- random values
+
+
+def _dropout(h):
+    return mtf.dropout(h, True, keep_prob=0.6)
+
+
+def _drops_in_a_loop(h):
+    zero = mtf.constant(h.mesh, 0, dtype=tf.int32)
+    return mtf.while_loop(
+        lambda i, h: mtf.less(i, 3),
+        lambda i, h: [i + 1, mtf.dropout(h, True, keep_prob=0.8)],
+        [zero, h],
+        maximum_iterations=3,
+    )[1]
+
+
+# -- how a model is computed
+
+
+def _layer(h):
+    return mtf.tanh(h * weight(h.mesh, "scale", h.shape[-1:]) + 0.3)
+
+
+def _recomputed(h):
+    return mtf.recompute_grad(_layer, [h])
+
+
+def _loop(h):
+    scale, zero = weight(h.mesh, "scale", h.shape[-1:]), mtf.constant(h.mesh, 0, dtype=tf.int32)
+    return mtf.while_loop(
+        lambda i, h: mtf.less(i, 3),
+        lambda i, h: [i + 1, mtf.tanh(h * scale + 0.3)],
+        [zero, h],
+        maximum_iterations=3,
+        back_prop=True,
+    )[1]
+
+
+def _unrolled(h):
+    scale = weight(h.mesh, "scale", h.shape[-1:])
+    for _ in range(3):
+        h = mtf.tanh(h * scale + 0.3)
+    return h
+
+
+def _stage_weights(h):
+    stages = mtf.Dimension("stages", 2)
+    return stages, weight(h.mesh, "scale", mtf.Shape([stages, *h.shape[-1:]]))
+
+
+def _pipeline(h):
+    stages, scale = _stage_weights(h)
+    return mtf.layers.pipeline(
+        lambda h, w: mtf.tanh(h * w + 0.3), h, [scale], stages, h.shape[0], num_microbatches=2
+    )
+
+
+def _in_a_row(h):
+    stages, scale = _stage_weights(h)
+    for w in mtf.unstack(scale, stages):
+        h = mtf.tanh(h * w + 0.3)
+    return h
+
+
+# -- attention over the hidden layer
+
+
+def _queries_and_memory(h):
+    d, memory = mtf.Dimension("d_kv", 4), mtf.Dimension("memory", h.shape[-1].size)
+    q, k, v = (h * weight(h.mesh, name, mtf.Shape([d])) for name in ("q", "keys", "values"))
+    k, v = (mtf.rename_dimension(x, h.shape[-1].name, memory.name) for x in (k, v))
+    return q, k, v, memory, d
+
+
+def _causal(h, memory):
+    return [mtf.range(h.mesh, dim, tf.int32) for dim in (h.shape[-1], memory)]
+
+
+def _blocked(h, ring=False):
+    q, k, v, memory, d = _queries_and_memory(h)
+    visible = [("greater_equal", *_causal(h, memory))]
+    y = mtf.layers.blocked_attention(
+        q, k, v, memory, d, d, visible=visible, block_sizes=(3, 2), ring=ring
+    )
+    return mtf.reduce_mean(y, reduced_dim=d)
+
+
+def _ring(h):
+    return _blocked(h, ring=True)
+
+
+def _softmax(h):
+    q, k, v, memory, d = _queries_and_memory(h)
+    logits = mtf.einsum([q, k], reduced_dims=[d])
+    logits = mtf.where(mtf.greater_equal(*_causal(h, memory)), logits, -1e9)
+    y = mtf.einsum([mtf.softmax(logits, memory), v], reduced_dims=[memory])
+    return mtf.reduce_mean(y, reduced_dim=d)
+
+
+# -- gradients and operations of one's own
+
+
+def _own_gradient(h):
+    def grad_fn(explicit_inputs, all_inputs, forward_operations, outputs, output_grads):
+        return [output_grads[0] * 0.5]
+
+    return mtf.custom_gradient(mtf.sin, grad_fn, [h])
+
+
+def _same_gradient(h):
+    return h * 0.5 + mtf.stop_gradient(mtf.sin(h) - h * 0.5)
+
+
+class Tripled(mtf.Operation):
+    """An operation of a user: three times a Tensor."""
+
+    def __init__(self, x, name="tripled"):
+        super().__init__([x], name=name)
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+
+    def gradient(self, grad_ys):
+        return [grad_ys[0] * 3.0]
+
+    def lower(self, lowering):
+        y = lowering.mesh_impl(self).slicewise(lambda t: t * 3.0, lowering.tensors[self.inputs[0]])
+        lowering.set_tensor_lowering(self.outputs[0], y)
+
+
+class Largest(Tripled):
+    """One that no layout may split along the last dimension."""
+
+    def _unsplittable(self):
+        return [self.inputs[0].shape[-1].name]
+
+
+def _foreign(h):
+    return Tripled(h).outputs[0]
+
+
+def _unsplittable(h):
+    return Largest(h).outputs[0]
+
+
+def _logarithm(h):
+    return mtf.log(mtf.stop_gradient(h) - 100.0, name="logarithm") + h
+
+
+# -- movement
+
+
+def _lookup(h):
+    vocab = mtf.Dimension("vocab", 16)
+    ids = mtf.cast(mtf.abs(mtf.reduce_sum(h, output_shape=h.shape[:-1])) * 3.0, tf.int32)
+    table = weight(h.mesh, "table", mtf.Shape([vocab, *h.shape[-1:]]))
+    return h + mtf.gather(table, mtf.minimum(ids, 15), vocab)
+
+
+def _one_hot(h):
+    vocab = mtf.Dimension("vocab", 16)
+    ids = mtf.cast(mtf.abs(mtf.reduce_sum(h, output_shape=h.shape[:-1])) * 3.0, tf.int32)
+    table = weight(h.mesh, "table", mtf.Shape([vocab, *h.shape[-1:]]))
+    return h + mtf.einsum([mtf.one_hot(mtf.minimum(ids, 15), vocab), table], reduced_dims=[vocab])
+
+
+def _image(h, blocks):
+    """Returns a hidden layer as images of two columns, cut into some blocks of rows."""
+    rows = h.shape[-1].size // 2
+    names = [
+        ("h_blocks", blocks),
+        ("w_blocks", 1),
+        ("h", rows // blocks),
+        ("w", 2),
+        ("channels", 1),
+    ]
+    return mtf.reshape(h, h.shape[:-1] + mtf.Shape([mtf.Dimension(*n) for n in names]).dims)
+
+
+def _convolution(h, blocks=2):
+    x = _image(h, blocks)
+    values = np.linspace(-1, 1, 9).reshape(3, 3, 1, 1).astype(np.float32)
+    y = mtf.layers.conv2d_with_blocks(
+        x,
+        mtf.Dimension("out", 1),
+        h_blocks_dim=x.shape.dims[-5],
+        w_blocks_dim=x.shape.dims[-4],
+        filter_initializer=tf.constant_initializer(values),
+        name="conv",
+    )
+    return h + mtf.reshape(y, h.shape)
+
+
+def _uncut(h):
+    return _convolution(h, 1)
+
+
+# -- training
+
+
+def _schedule(step):
+    return 0.4 / (1.0 + tf.cast(step, tf.float32)) ** 2
+
+
+def _adam(rate):
+    return mtf.optimize.AdamWeightDecayOptimizer(rate, epsilon=0.1)
+
+
+def _clipped(outcome: Outcome) -> None:
+    moved = sum(
+        np.sum(np.square(outcome.variables[name] - first))
+        for name, first in _first_values().items()
+    )
+    assert math.sqrt(moved) <= STEPS * RATE * 0.05 * 1.001
+
+
+def _first_values():
+    def value(name, sizes):
+        return np.random.RandomState(len(name) + math.prod(sizes)).randn(*sizes) * 0.5
+
+    return {"encode": value("encode", [4, 8]), "decode": value("decode", [8, 4])}
+
+
+LAYERS = "make_layer_stack.layers = [@transformer_layers.SelfAttention, @transformer_layers.DenseReluDense]\n"
 FEATURES = {
     feature.name: feature
     for feature in (
         Feature("counter", _counter, check=_counts_steps),
-        Feature("batch norm", _batch_norm),
-        Feature("dropout", _dropout, random=True),
+        Feature("batch norm", _batch_norm, check=_moves_averages),
+        Feature(
+            "MoE with its balance",
+            _experts,
+            layout="batch:rows,experts:cols",
+            check=_moves_load,
+            gin="make_layer_stack.layers = [@moe.MoE1D]\nMoE1D.num_experts = 2\n"
+            'MoE1D.hidden_size = 8\nMoE1D.group_size = 8\nMoE1D.switch_policy_train = "argmax"\n'
+            'MoE1D.moe_gating = "switch"\nMoE1D.switch_jitter = 0.0\n',
+            plain_gin="make_layer_stack.layers = [@moe.MoE1D]\nMoE1D.num_experts = 2\n"
+            'MoE1D.hidden_size = 8\nMoE1D.group_size = 8\nMoE1D.switch_policy_train = "argmax"\n'
+            'MoE1D.moe_gating = "switch"\nMoE1D.switch_jitter = 0.0\n',
+            gin_layout="batch:rows,experts:cols",
+        ),
+        Feature("Print", _print, _same, check=_prints_steps),
+        Feature("scalar_summary", _summary, _same, check=_records),
+        Feature("dropout", _dropout, is_random=True),
+        Feature("dropout in a loop", _drops_in_a_loop, is_random=True),
+        Feature("microbatches", _layer, options={"microbatches": 2}, gin=MICROBATCHES),
+        Feature(
+            "counter in microbatches",
+            _counter,
+            options={"microbatches": 2},
+            check=_counts_steps,
+        ),
+        Feature("recompute_grad", _recomputed, _layer, gin="LayerStack.recompute_grads = True\n"),
+        Feature("while_loop", _loop, _unrolled),
+        Feature(
+            "ZeRO 1",
+            _layer,
+            options={"zero": 1, "zero_axis": "rows"},
+            optimizer=_adam,
+            gin='stored_layout.zero = 1\nstored_layout.zero_axis = "rows"\n',
+        ),
+        Feature(
+            "ZeRO 3",
+            _layer,
+            options={"zero": 3, "zero_axis": "rows"},
+            optimizer=_adam,
+            gin='stored_layout.zero = 3\nstored_layout.zero_axis = "rows"\n',
+        ),
+        Feature(
+            "pipeline",
+            _pipeline,
+            _in_a_row,
+            layout="batch:rows,stages:cols",
+            gin="make_layer_stack.num_layers = 2\n"
+            "make_layer_stack.layer_stack_cls = @transformer.PipelinedLayerStack\n"
+            "PipelinedLayerStack.num_stages = 2\nPipelinedLayerStack.num_microbatches = 2\n",
+            plain_gin="make_layer_stack.num_layers = 2\n",
+            gin_layout="batch:rows,stages:cols",
+        ),
+        Feature(
+            "blocked attention",
+            _blocked,
+            _softmax,
+            layout="batch:rows,memory:cols",
+            gin='SelfAttention.attention_kwargs = {"blocked": True}\n',
+            plain_gin='SelfAttention.attention_kwargs = {"blocked": False}\n',
+        ),
+        Feature(
+            "ring attention",
+            _ring,
+            _softmax,
+            layout="batch:rows,hidden:cols,memory:cols",
+            gin='SelfAttention.attention_kwargs = {"ring": True}\n',
+            plain_gin='SelfAttention.attention_kwargs = {"blocked": False}\n',
+            gin_layout="batch:rows,length:cols,memory_length:cols",
+        ),
+        Feature(
+            "mixed precision",
+            _layer,
+            options={"precision": "mixed_bfloat16"},
+            tolerance=0.03,
+            gin='get_variable_dtype.activation_dtype = "bfloat16"\n',
+            plain_gin='get_variable_dtype.activation_dtype = "bfloat16"\n',
+        ),
+        Feature("clipping by the global norm", _same, options={"clip_norm": 0.05}, check=_clipped),
+        Feature("custom gradient", _own_gradient, _same_gradient),
+        Feature("Operation of one's own", _foreign, lambda h: h * 3.0),
+        Feature(
+            "Operation that no layout may split",
+            _unsplittable,
+            raises="is split over mesh dimension .*Largest.* cannot work on parts of it",
+        ),
+        Feature("nan_checks", _layer, _layer, around=mtf.debug.nan_checks),
+        Feature(
+            "nan_checks of a NaN",
+            _logarithm,
+            around=mtf.debug.nan_checks,
+            raises="NaN in .*logarithm",
+        ),
+        Feature("checkpoint of another mesh", _layer, optimizer=_adam, resumes=True),
+        Feature(
+            "schedule of the global step",
+            _layer,
+            options={"learning_rate": _schedule},
+            gin="run.learning_rate_schedule = @learning_rate_schedules.truncated_rsqrt\n"
+            "truncated_rsqrt.warmup_steps = 2\n",
+            plain_gin="run.learning_rate_schedule = @learning_rate_schedules.truncated_rsqrt\n"
+            "truncated_rsqrt.warmup_steps = 2\n",
+        ),
+        Feature("gather", _lookup, _one_hot, layout="batch:rows,vocab:cols"),
+        Feature("convolution with halos", _convolution, _uncut, layout="batch:rows,h_blocks:cols"),
     )
 }

@@ -1,0 +1,181 @@
+"""The table: which feature is tried in which front end on which mesh implementation, and how.
+
+`python tests/helpers/crossings/table.py` prints it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from helpers.crossings.feature import STEPS, Outcome
+from helpers.crossings.features import FEATURES
+from helpers.crossings.front_ends import FRONT_ENDS
+from mesh_tensorflow.testing import harness
+from mesh_tensorflow.testing.harness import WHOLE, Placing
+
+__all__ = ["CELLS", "MESHES", "Cell", "compare", "run"]
+
+MESH = "rows:2,cols:2"
+MESHES = {
+    "one device": Placing(MESH, ""),
+    "logical CPUs": Placing(MESH, "", apart=True),
+    "merged": Placing(MESH, "", merge="device"),
+    "SIMD": Placing(MESH, "", simd=True),
+    "SIMD apart": Placing(MESH, "", simd=True, share=False),
+    "pjrt": Placing(MESH, "", pjrt=True),
+}
+
+
+class Cell(NamedTuple):
+    """A cell of the table.
+
+    Attributes:
+      feature: the name of a feature.
+      front_end: the name of a front end.
+      mesh: the name of a mesh implementation.
+      kind: "test", "error" or "dash".
+      text: the text of the error, a regular expression; or why there is a dash.
+    """
+
+    feature: str
+    front_end: str
+    mesh: str
+    kind: str = "test"
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.feature}-{self.front_end}-{self.mesh}".replace(" ", "_")
+
+
+# Patterns of a feature, a front end and a mesh, and what such cells are: the first that fits.
+RULES = [
+    ("*", "eager|mtf.function|fit of a step", "SIMD*", "error",
+     "replicate makes programs of tf.compat.v1 graphs: call it within"),
+    ("*", "eager|mtf.function|fit of a step", "pjrt", "error",
+     "in_session makes programs of tf.compat.v1 graphs.*In eager code use mtf.pjrt.function"),
+    ("*", "pjrt.function", "one device|logical CPUs|merged|SIMD*", "dash",
+     "mtf.pjrt.function has a mesh implementation of its own; for the others it is mtf.function"),
+    ("*", "fit|utils.run", "SIMD apart", "dash",
+     "processors of one process share its memory there; those of several processes are apart"),
+    ("*", "eager|mtf.function|fit of a step", "logical CPUs", "dash",
+     "a process has the logical devices that it was started with: see tests/mesh and test_eager"),
+    ("clipping*", "utils.run", "*", "dash",
+     "it has no such option, as the classic: its optimizers clip by themselves"),
+    ("scalar_summary", "mtf.function|fit of a step|pjrt.function", "*", "dash",
+     "what is recorded in a tf.function is a tensor of that function: return it as a metric"),
+    ("Print", "pjrt.function", "*", "dash", "what XLA compiles cannot print"),
+    ("nan_checks*", "*", "pjrt", "dash", "XLA runs the program whole, and checks nothing between"),
+    ("Operation that no*|convolution*|gather|while_loop|dropout in a loop", "utils.run", "*", "dash",
+     "the layer is that of the other front ends; a transformer has no such dimension"),
+]  # fmt: skip
+
+
+def _cell(feature: str, front_end: str, mesh: str) -> Cell:
+    names = (feature, front_end, mesh)
+    for *patterns, kind, text in RULES:
+        if all(
+            any(fnmatch.fnmatchcase(name, p) for p in pattern.split("|"))
+            for name, pattern in zip(names, patterns)
+        ):
+            return Cell(*names, kind, text)
+    raises = FEATURES[feature].raises
+    return Cell(*names, "error" if raises else "test", raises)
+
+
+CELLS = [_cell(f, e, m) for f in FEATURES for e in FRONT_ENDS for m in MESHES]
+
+
+def run(feature: str, front_end: str, placing: Placing, plain: bool = False) -> Outcome:
+    """Trains the model of a feature, in a folder of its own.
+
+    Args:
+      feature: the name of a feature.
+      front_end: the name of a front end.
+      placing: where it runs.
+      plain: whether to leave the feature out.
+    """
+    chosen, trained = FEATURES[feature], FRONT_ENDS[front_end]
+    chosen = chosen.unsplit() if plain else chosen
+    first: list[float] = []
+    with tempfile.TemporaryDirectory() as directory, chosen.around(), _stderr() as written:
+        if chosen.resumes:
+            first = trained(chosen, WHOLE, directory, 1).losses
+        found = trained(chosen, placing, directory, STEPS)
+        found.printed = written()
+    if len(found.losses) > 1:
+        found.losses = first + found.losses
+    return found
+
+
+@contextlib.contextmanager
+def _stderr() -> Iterator:
+    """Context that yields a function of what has been written to stderr, by C++ too."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+
+            def written() -> str:
+                sys.stderr.flush()
+                file.seek(0)
+                return file.read().decode(errors="replace")
+
+            yield written
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def compare(cell: Cell, found: Outcome, wanted: Outcome) -> None:
+    """Raises AssertionError if a training has other results than it should.
+
+    Args:
+      cell: the cell.
+      found: what came out.
+      wanted: what should.
+    """
+    feature = FEATURES[cell.feature]
+    tolerance = max(feature.tolerance, 1e-3 if cell.front_end == "utils.run" else 0.0)
+    harness.assert_close(found.losses, wanted.losses, tolerance, "losses")
+    assert found.variables.keys() >= wanted.variables.keys()
+    for name, value in wanted.variables.items():
+        value = np.asarray(value, np.float32)
+        harness.assert_close(np.asarray(found.variables[name], np.float32), value, tolerance, name)
+    feature.check(found)
+
+
+def text() -> str:
+    """Returns the table in Markdown, a column for each front end, with notes."""
+    notes: dict[str, int] = {}
+    short = {"test": "x", "error": "e", "dash": "-"}
+    lines = ["| | " + " | ".join(FRONT_ENDS) + " |", "|---" * (len(FRONT_ENDS) + 1) + "|"]
+    for feature in FEATURES:
+        row = []
+        for front_end in FRONT_ENDS:
+            cells = [c for c in CELLS if (c.feature, c.front_end) == (feature, front_end)]
+            marks = "".join(
+                short[c.kind]
+                + (f"{notes.setdefault(c.text, len(notes) + 1)}" if c.kind != "test" else "")
+                + " "
+                for c in cells
+            )
+            row.append(marks.strip())
+        lines.append(f"| {feature} | " + " | ".join(row) + " |")
+    lines.append("")
+    lines += [f"{number}. {re.sub('[.][*]', ' ... ', note)}" for note, number in notes.items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(text())
