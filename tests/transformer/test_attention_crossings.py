@@ -221,7 +221,7 @@ def decodes(form, beams, kind):
     ("blocked", False, "bias", WHOLE),
     ("blocked", True, None, WHOLE),
     ("blocked", False, "local", WHOLE),
-    ("ring", True, "bias", Placing("x:2", "memory_length:x")),
+    ("ring", True, "bias", Placing("x:2", RING)),
     pytest.param("blocked", False, "contextual", WHOLE, marks=slow),
     pytest.param("blocked", True, "bias_shared", Placing("x:2", "heads:x"), marks=slow),
     pytest.param("zigzag", False, "bias", Placing("x:2", "heads:x", simd=True), marks=slow),
