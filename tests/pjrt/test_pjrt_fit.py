@@ -1,7 +1,10 @@
 """mtf.train.fit on devices of JAX."""
 
+import os
+
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 from helpers.train import linear
 
 import mesh_tensorflow as mtf
@@ -63,3 +66,51 @@ def test_a_program_with_random_numbers():
         ).losses  # fmt: skip
 
     np.testing.assert_allclose(losses(**PJRT), losses(), rtol=1e-5)
+
+
+STORED = {"mesh_shape": "rows:2", "layout": "batch:rows", "mesh_impl": "pjrt", "zero": 3}
+
+
+def test_weights_to_begin_with_and_their_use(tmp_path):
+    """In a directory with a bracket, with rows that the layout does not split."""
+    directory = str(tmp_path / "lr[0.1]")
+    weights = linear.fit(2).variables
+    arguments = {"init_checkpoint": weights, "average": 0.5}
+    expected = linear.fit(1, **arguments)
+    found = linear.fit(1, directory=directory, **arguments, **STORED)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
+    for name, value in expected.variables.items():
+        np.testing.assert_allclose(found.variables[name], value, rtol=1e-4, atol=1e-6)
+    assert linear.fit(2, directory=directory, average=0.5, **STORED).history[0]["step"] == 2
+    small = {name: array[:7] for name, array in linear.DATA.items()}
+    for place in ({}, STORED):
+        means = mtf.train.evaluate(
+            linear.model_fn, small, directory=found.variables, dims=linear.DIMS, **place
+        )
+        y = mtf.train.predict(
+            lambda mesh, x: mtf.layers.dense(
+                x, [linear.OUT], reduced_dims=[linear.IN], name="linear"
+            ),
+            small["x"],
+            directory=found.variables,
+            dims=linear.DIMS["x"],
+            **place,
+        )
+        assert means["loss"] == pytest.approx(np.mean(np.square(y - small["y"])), rel=1e-5)
+
+
+def test_weights_that_are_not_numbers_are_not_saved(tmp_path):
+    def model_fn(mesh, features):
+        z = mtf.get_variable(mesh, "z", "q:2", initializer=tf.zeros_initializer())
+        return mtf.reduce_mean(features["x"]) + mtf.reduce_sum(mtf.sqrt(mtf.square(z)))
+
+    with pytest.raises(mtf.train.NotANumberError, match=r"after step 1, whose loss was .*, z are"):
+        linear.fit(
+            3,
+            model_fn=model_fn,
+            optimizer=mtf.optimize.SgdOptimizer(0.1),
+            directory=str(tmp_path),
+            save_every=1,
+            **STORED,
+        )
+    assert not any(name.startswith("model.ckpt") for name in os.listdir(tmp_path))

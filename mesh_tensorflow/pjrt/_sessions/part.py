@@ -189,12 +189,16 @@ def _reached(
         """Whether it is left to the session."""
         return op.type in _KNOWN and op.inputs[0].ref() in outer
 
+    def is_given(op: tf.Operation) -> bool:
+        """Whether it is an argument, which is there before anything is computed."""
+        return any(y.ref() in outer for y in op.outputs)
+
     while todo:
         op = todo.pop()
         if op.name in needed:
             continue
         needed.add(op.name)
-        todo += [c for c in op.control_inputs if not stays(c)]
+        todo += [c for c in op.control_inputs if not stays(c) and not is_given(c)]
         for x in op.inputs:
             if stays(x.op):
                 handle = outer[x.op.inputs[0].ref()]
