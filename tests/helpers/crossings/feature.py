@@ -150,14 +150,14 @@ def built(
     Returns:
       ({"loss": a tf.Tensor, "done": a tf.Operation}, the Lowering).
     """
-    options, updates = feature.options, []
+    options, of_model = feature.options, []
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
     parts = options.get("microbatches", 1)
 
     def loss_of(x: mtf.Tensor) -> mtf.Tensor:
         loss, more = feature.model(mesh, x)
-        updates.extend(more)
+        of_model.extend(more)
         return loss
 
     chosen = options.get("precision")
@@ -173,12 +173,12 @@ def built(
             if "clip_norm" in options:
                 grads, _ = mtf.optimize.clip_by_global_norm(grads, options["clip_norm"])
             optimizer = feature.optimizer(feature.rate(step))
-            updates += optimizer.apply_grads(grads, graph.trainable_variables)
+            updates = optimizer.apply_grads(grads, graph.trainable_variables)
         lowering = mtf.Lowering(graph, {mesh: placing.impl()})
-    if parts > 1:  # assignments in microbatches are made after them
+    if of_model and parts > 1:  # assignments in microbatches are made after them
         done = list(lowering.effects)
     else:
-        done = [lowering.lowered_operation(op) for op in updates]
+        done = [lowering.lowered_operation(op) for op in [*of_model, *updates]]
     results = {"loss": lowering.export_to_tf_tensor(loss)}
     with tf.control_dependencies([op for op in done if op is not None]):
         return {**results, "done": tf.no_op()}, lowering

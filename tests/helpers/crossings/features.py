@@ -304,8 +304,8 @@ def _schedule(step):
     return 0.4 / (1.0 + tf.cast(step, tf.float32)) ** 2
 
 
-def _adam(rate):
-    return mtf.optimize.AdamWeightDecayOptimizer(rate, epsilon=0.1)
+def _adam(learning_rate):
+    return mtf.optimize.AdamWeightDecayOptimizer(learning_rate, epsilon=0.1)
 
 
 def _clipped(outcome: Outcome) -> None:

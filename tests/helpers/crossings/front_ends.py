@@ -87,16 +87,19 @@ def eager(feature: Feature, placing: Placing, directory: str, steps: int) -> Out
     placing, store, losses = feature.placed(placing), mtf.VariableStore(), []
     path, collected = _last(directory), tf.get_collection_ref(SUMMARIES)
     del collected[:]
-    with _counting() as counted, placing.around(), store.scope():
-        for i, x in enumerate(_batches(0 if path is None else 1, steps)):
-            if path is not None and i == 0:
-                built(feature, placing, tf.constant(x), counted)  # makes the variables
-                mtf.checkpoint.Saver(store.masters).restore(None, path)
-                counted.assign(1)
-            results, _ = placing.run(
-                lambda data: built(feature, placing, data, counted), [tf.constant(x)]
-            )
-            losses.append(float(results["loss"]))
+
+    def step(data: tf.Tensor) -> float:
+        with store.scope():
+            results, _ = placing.run(lambda x: built(feature, placing, x, counted), [data])
+            return float(results["loss"])
+
+    with _counting() as counted, placing.around():
+        if path is not None:
+            step(tf.constant(DATA[: BATCH.size]))  # makes the variables
+            mtf.checkpoint.Saver(store.masters).restore(None, path)
+            counted.assign(1)
+        for x in _batches(int(counted), steps):
+            losses.append(step(tf.constant(x)))
             counted.assign_add(1)
         mtf.checkpoint.Saver(store.masters).save(None, f"{directory}/model", global_step=steps)
     values = {name: store.value(name).numpy() for name in store.names}
