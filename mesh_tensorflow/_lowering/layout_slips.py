@@ -58,7 +58,7 @@ def rules_that_apply(
 def check_rules_apply(
     operations: Iterable[Operation],
     mesh_to_impl: Mapping[Mesh, MeshImpl],
-    report: Callable[..., None] = slip,
+    slip: Callable[..., None] = slip,
 ) -> None:
     """Reports a slip if the program or the meshes lack the dimension of a layout rule.
 
@@ -68,10 +68,10 @@ def check_rules_apply(
     Args:
       operations: all operations of the program.
       mesh_to_impl: a dictionary from Mesh to MeshImpl, which has the layout rules.
-      report: takes a message, and the argument `key` of `slip`.
+      slip: what reports: it takes a message, and a key of those that are given once.
 
     Raises:
-      ValueError: within `mtf.strict()`, if it is `slip` that reports.
+      ValueError: within `mtf.strict()`, unless `slip` is given.
     """
     # A user-defined MeshImpl may have layout rules of another class.
     impls = [
@@ -84,16 +84,16 @@ def check_rules_apply(
     of_meshes = list(dict.fromkeys(d for impl in impls for d in impl.shape.dimension_names))
     for rule in rules if of_program and of_meshes else ():  # otherwise there is nothing to split
         for fault in _faults(rule, of_program, of_meshes):
-            report(
+            slip(
                 f"layout rule {':'.join(rule)} splits nothing: {fault}",
                 key=f"rule/{rule}/{fault[:16]}",
             )
     for impl in impls:
-        _check_stored(operations, impl, report)
+        _check_stored(operations, impl, slip)
 
 
 def _check_stored(
-    operations: Iterable[Operation], mesh_impl: MeshImpl, report: Callable[..., None]
+    operations: Iterable[Operation], mesh_impl: MeshImpl, slip: Callable[..., None]
 ) -> None:
     """Reports a slip if no variable has the dimension of a rule for how variables are stored."""
     stored = mesh_impl.stored_layout
@@ -101,7 +101,7 @@ def _check_stored(
     known = sorted({name for shape in shapes for name in plain_shape(shape).dimension_names})
     for rule in stored.rules.pairs if stored and known else ():
         if rule[0] not in known:
-            report(
+            slip(
                 f"variable_layout rule {':'.join(rule)} stores nothing in parts: no variable has "
                 f"{rule[0]!r}. Variables have {_shown(known)}{did_you_mean(rule[0], known)} "
                 "Correct the rule or leave it out",
