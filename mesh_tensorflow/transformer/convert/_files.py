@@ -71,7 +71,7 @@ def _read(path: str, function: Callable[[tf.train.NewCheckpointReader], _Result]
         raise ValueError(f"no TensorFlow checkpoint at {path!r}")
     try:
         return function(tf.train.load_checkpoint(found))
-    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+    except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
         raise ValueError(f"the checkpoint {found} is damaged: {error}") from error
 
 
