@@ -229,20 +229,22 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("scope", [None, "of_training"])
-def test_slots_of_every_optimizer(optimizer, scope, tf_graph):
+def test_slots_of_every_optimizer(optimizer, scope):
     """Also of a scalar, of averages, and of an optimizer in a scope of its own."""
-    with tf.init_scope():  # Keras keeps the learning rate in a variable
-        made = OPTIMIZERS[optimizer]()
+    make = OPTIMIZERS[optimizer]
+    if optimizer.startswith("keras"):  # whose learning rate is a variable, read in eager mode
+        make = [make()].pop
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
-    for name, shape in (("a/w", "d:4,e:6"), ("a/b", "d:4"), ("s", ""), ("a/w_out", "d:4,e:6")):
-        mtf.get_variable(mesh, name, shape)
-    weights = graph.trainable_variables
-    with tf.variable_scope(scope) if scope else contextlib.nullcontext():
-        grads = [mtf.ones_like(w.value) for w in weights]
-        updates = made.apply_grads(grads, weights)
-        for name in ("ExponentialMovingAverage", "averages/slow"):
-            mtf.optimize.ExponentialMovingAverage(0.9, name=name).apply(weights, after=updates)
+    with tf.Graph().as_default():
+        for name, shape in (("a/w", "d:4,e:6"), ("a/b", "d:4"), ("s", ""), ("a/w_out", "d:4,e:6")):
+            mtf.get_variable(mesh, name, shape)
+        weights = graph.trainable_variables
+        with tf.variable_scope(scope) if scope else contextlib.nullcontext():
+            updates = make().apply_grads([mtf.ones_like(w.value) for w in weights], weights)
+            for name in ("ExponentialMovingAverage", "averages/slow"):
+                average = mtf.optimize.ExponentialMovingAverage(0.9, name=name)
+                average.apply(weights, after=updates)
     shapes = {v.name: v.shape.to_integer_list for v in graph.all_variables}
     assert len(shapes) >= 3 * len(weights)
     assert weights_of({**shapes, "global_step": []}) == [w.name for w in weights]
@@ -389,7 +391,7 @@ DAMAGED = {
     "index of depth": (INDEX, written("[" * 99999), r"index.json is damaged, it is no JSON"),
     "index of a list": (INDEX, written("[]"), r"index.json is damaged: it holds list, not an object"),
     "no map": (INDEX, written('{"weight_map": []}'), r"it has no weight_map of names to files"),
-    "outside": (INDEX, written('{"weight_map": {"w": "../a"}}'), r"'../a' for w, .* no file name"),
+    "outside": (INDEX, written('{"weight_map": {"w": "../a"}}'), r"'../a' for w, no file name"),
     "number": (INDEX, written('{"weight_map": {"w": 3}}'), r"weight_map has 3 for w"),
     "absent": (INDEX, written('{"weight_map": {"w": "s.safetensors"}}'), r"s.safetensors has no w, which"),
     "config": (CONFIG, cut, r"config.json is damaged, it is no JSON"),

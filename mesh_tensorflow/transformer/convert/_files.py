@@ -70,7 +70,7 @@ def _read(path: str, function: Callable[[tf.train.NewCheckpointReader], _Result]
     found = folder.find(path, "convert")
     try:
         return function(folder.open_reader(found))
-    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+    except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
         raise ValueError(f"the checkpoint {found} is damaged: {error}") from error
 
 

@@ -46,7 +46,7 @@ UTLayerStack.num_inrecurrence_layers = 1
 UTLayerStack.position_start_index = None
 UTLayerStack.add_or_concat_timing_signal = "add"
 UTLayerStack.step_timing_signal_type = "learned"
-UTLayerStack.add_position_timing_signal = True
+UTLayerStack.add_position_timing_signal = False
 UTLayerStack.add_step_timing_signal = True
 UTLayerStack.mix_with_transformer_before_ut = True
 UTLayerStack.mix_with_transformer_after_ut = False
@@ -127,9 +127,9 @@ add(
         f'({{"key_value_size": 6}}, {ATTENTION})', f'({NARROW}, {DENSE})',
     ],
     [
-        f'({{"num_heads": 1}}, {ATTENTION})', MEMORY, DENSE,
+        f'({{"num_heads": 4}}, {ATTENTION})', MEMORY, DENSE,
         f'({{"relative_attention_type": None}}, {ATTENTION})',
-        f'({{"num_heads": 1, "key_value_size": 4}}, {MEMORY})', f'("last", {DENSE})',
+        f'({{"num_heads": 4, "key_value_size": 2}}, {MEMORY})', f'("last", {DENSE})',
     ],
 )  # fmt: skip
 add(
