@@ -1,12 +1,15 @@
 """Features in each front end on each mesh implementation: the numbers of an unsplit session."""
 
 import functools
+import pickle
 import re
+import tempfile
 
 import pytest
 from helpers.crossings.features import FEATURES
 from helpers.crossings.front_ends import FRONT_ENDS
 from helpers.crossings.table import CELLS, MESHES, compare, run
+from helpers.mesh.launching import run_script
 
 from mesh_tensorflow.testing.harness import WHOLE
 
@@ -28,7 +31,7 @@ def params(kind):
     return [
         pytest.param(cell, id=str(cell), marks=[] if is_quick(cell) else [pytest.mark.slow])
         for cell in CELLS
-        if cell.kind == kind
+        if cell.kind == kind and cell.mesh != "processes"
     ]
 
 
@@ -49,3 +52,45 @@ def test_errors(cell):
     with pytest.raises(Exception) as caught:
         run(cell.feature, cell.front_end, MESHES[cell.mesh])
     assert re.search(cell.text, str(caught.value), re.S), str(caught.value)
+
+
+IN_PROCESSES = [cell for cell in CELLS if cell.mesh == "processes" and cell.kind != "dash"]
+
+
+@functools.cache
+def of_processes(front_end):
+    """Returns what each of two processes found for all features: outcomes, or texts of errors."""
+    names = [cell.feature for cell in IN_PROCESSES if cell.front_end == front_end]
+    extra = ["--show_all", *(["--runtime", "pjrt"] if front_end == "pjrt.function" else [])]
+    with tempfile.TemporaryDirectory() as folder:
+        done = run_script(
+            folder,
+            2,
+            folder,
+            front_end,
+            *names,
+            extra=extra,
+            script="crossings_worker.py",
+            timeout=1800,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        found = []
+        for index in range(2):
+            with open(f"{folder}/{index}", "rb") as file:
+                found.append(pickle.load(file))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", IN_PROCESSES, ids=str)
+def test_in_processes(cell):
+    """What both processes have; only one of them prints, and records summaries."""
+    for index, outcomes in enumerate(of_processes(cell.front_end)):
+        found = outcomes[cell.feature]
+        if cell.kind == "error":
+            assert re.search(cell.text, str(found), re.S), found
+            continue
+        assert not isinstance(found, str), found
+        feature = FEATURES[cell.feature]
+        wanted = expected(cell.feature, cell.front_end if feature.is_random else "session")
+        compare(cell, found, wanted, checks=index == 0)

@@ -32,6 +32,7 @@ MESHES = {
     "SIMD": Placing(MESH, "", simd=True),
     "SIMD apart": Placing(MESH, "", simd=True, share=False),
     "pjrt": Placing(MESH, "", pjrt=True),
+    "processes": Placing(MESH, "", simd=True, share=False),  # two of them, in crossings_worker.py
 }
 
 
@@ -58,6 +59,14 @@ class Cell(NamedTuple):
 
 # Patterns of a feature, a front end and a mesh, and what such cells are: the first that fits.
 RULES = [
+    ("*", "eager|mtf.function|fit of a step", "processes", "dash",
+     "such programs are those of one process; several run SIMD programs in sessions, or pjrt's"),
+    ("*", "estimator|utils.run", "processes", "dash",
+     "there the first process has the program, and others its devices: tests/estimator/test_cluster.py "
+     "and tests/transformer/test_utils_training.py try that"),
+    ("scalar_summary", "pjrt.function", "*", "dash",
+     "what is recorded in a tf.function is a tensor of that function: return it as a metric"),
+    ("Print|nan_checks*", "pjrt.function", "processes", "dash", "XLA runs the program whole"),
     ("*", "eager|mtf.function|fit of a step", "SIMD*", "error",
      "replicate makes programs of tf.compat.v1 graphs: call it within"),
     ("*", "eager|mtf.function|fit of a step", "pjrt", "error",
@@ -137,13 +146,14 @@ def _stderr() -> Iterator:
             os.close(kept)
 
 
-def compare(cell: Cell, found: Outcome, wanted: Outcome) -> None:
+def compare(cell: Cell, found: Outcome, wanted: Outcome, checks: bool = True) -> None:
     """Raises AssertionError if a training has other results than it should.
 
     Args:
       cell: the cell.
       found: what came out.
       wanted: what should.
+      checks: whether to do the check of the feature, too.
     """
     feature = FEATURES[cell.feature]
     tolerance = max(feature.tolerance, 1e-3 if cell.front_end == "utils.run" else 0.0)
@@ -152,7 +162,8 @@ def compare(cell: Cell, found: Outcome, wanted: Outcome) -> None:
     for name, value in wanted.variables.items():
         value = np.asarray(value, np.float32)
         harness.assert_close(np.asarray(found.variables[name], np.float32), value, tolerance, name)
-    feature.check(found)
+    if checks:
+        feature.check(found)
 
 
 def text() -> str:

@@ -7,7 +7,7 @@ import sys
 from helpers.paths import WORKERS, environment
 
 
-def run_script(directory, count, *arguments, extra=(), script="simd_worker.py"):
+def run_script(directory, count, *arguments, extra=(), script="simd_worker.py", timeout=240):
     """Launches a worker script; returns the finished process."""
     command = [
         sys.executable,
@@ -24,7 +24,7 @@ def run_script(directory, count, *arguments, extra=(), script="simd_worker.py"):
         env=environment(TF_CPP_MIN_LOG_LEVEL="3"),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=timeout,
         cwd=directory,
     )
 
