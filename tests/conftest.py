@@ -57,7 +57,7 @@ def pytest_configure(config):
     choose()
     named = any("::" in argument for argument in config.args)
     if not (config.getoption("--all") or config.option.markexpr or named):
-        config.option.markexpr = "not slow"
+        config.option.markexpr = "not slow and not every"
 
 
 @pytest.hookimpl(tryfirst=True)

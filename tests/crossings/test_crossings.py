@@ -13,23 +13,30 @@ from helpers.mesh.launching import run_script
 
 from mesh_tensorflow.testing.harness import WHOLE
 
-# On these, cells take turns in the short run; on the others, all are slow.
+# On these, cells take turns in the short run.
 QUICK = ["one device", "merged", "SIMD", "logical CPUs", "SIMD apart"]
-DRAWN = [*range(0, 100, 2)]
 
 
-def is_quick(cell):
-    """Whether a cell is in the short run: one mesh of every second pair of feature, front end."""
+def marks(cell):
+    """Returns the marks of a cell: one mesh of every fourth pair of a feature and a front end is in
+    the short run, one of each pair in the slow one, and the others run with --all.
+    """
     i, j = list(FEATURES).index(cell.feature), list(FRONT_ENDS).index(cell.front_end)
+    every = [c.mesh for c in CELLS if c[:2] == cell[:2] and c.kind != "dash"]
     if cell.front_end in ("utils.run", "pjrt.function") or cell.mesh == "pjrt":
-        return i % 12 == 0 and cell.mesh in ("SIMD", "pjrt")
-    meshes = [c.mesh for c in CELLS if c[:2] == cell[:2] and c.kind != "dash" and c.mesh in QUICK]
-    return (i + j) % 2 == 0 and meshes[(i // 2 + j) % len(meshes)] == cell.mesh
+        is_quick = i % 12 == 0 and cell.mesh in ("SIMD", "pjrt")
+    else:
+        meshes = [mesh for mesh in every if mesh in QUICK]
+        is_quick = (i + j) % 4 == 0 and meshes[(i // 2 + j) % len(meshes)] == cell.mesh
+    if is_quick:
+        return []
+    is_slow = every[(i + j) % len(every)] == cell.mesh
+    return [pytest.mark.slow if is_slow else pytest.mark.every]
 
 
 def params(kind):
     return [
-        pytest.param(cell, id=str(cell), marks=[] if is_quick(cell) else [pytest.mark.slow])
+        pytest.param(cell, id=str(cell), marks=marks(cell))
         for cell in CELLS
         if cell.kind == kind and cell.mesh != "processes"
     ]

@@ -11,11 +11,14 @@ SHORT = {("fit", "merged"), ("fit", "simd"), ("session", "placement"), ("functio
 
 
 def _cells():
+    number = 0
     for feature in effects.FEATURES:
         for front, mesh in effects.CELLS:
             for micro in (False, True):
                 short = (front, mesh) in SHORT and feature in (effects.added, effects.moving)
-                marks = [] if short else [pytest.mark.slow]
+                others = pytest.mark.every if number % 4 else pytest.mark.slow
+                marks = [] if short else [others]
+                number += 1
                 name = f"{feature.__name__}-{front}-{mesh}{'-microbatches' * micro}"
                 yield pytest.param(feature, front, mesh, micro, id=name, marks=marks)
 
