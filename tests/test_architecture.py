@@ -17,7 +17,17 @@ TREES = readers_table.read(PACKAGE)
 # A part imports what stands before it, never what stands after or beside it.
 ORDER = [
     ["_command_lines"],
-    ["utils", "_flags", "_paths", "_site", "_progress", "_elements", "_stop_signals", "_units"],
+    [
+        "utils",
+        "_flags",
+        "_paths",
+        "_site",
+        "_progress",
+        "_elements",
+        "_stop_signals",
+        "_units",
+        "_deprecations",
+    ],
     ["_core"],
     ["_watching"],
     ["_mesh", "_processes", "_programs"],

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._deprecations import not_advised
 from mesh_tensorflow._mesh.variables.files import Part, join_files, write_parts
 from mesh_tensorflow.pjrt._hosts import wait
 from mesh_tensorflow.pjrt._parts import parts_to_write
@@ -60,7 +61,8 @@ def save(store: ArrayStore, path: str, step: Optional[int] = None) -> str:
     wait("mtf checkpoint written")
     if jax.process_index() == 0:
         join_files([w for w in written if tf.gfile.Exists(f"{w}.index")], path)
-        tf.train.update_checkpoint_state(os.path.dirname(path) or ".", path)
+        with not_advised():
+            tf.train.update_checkpoint_state(os.path.dirname(path) or ".", path)
     wait("mtf checkpoint joined")
     return path
 

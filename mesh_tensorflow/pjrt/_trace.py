@@ -11,6 +11,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.layout import TensorLayout
+from mesh_tensorflow._deprecations import not_advised
 from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
 from mesh_tensorflow._mesh.gspmd.sharding import annotating
 from mesh_tensorflow._mesh.slices.random_values import key_is_of_step, new_key
@@ -189,9 +190,9 @@ def _function_of(
     `prune` of a function of TensorFlow copies operations one at a time, and takes as long for it
     as it took to make them. A GraphDef is imported as a whole.
     """
-    needed = tf.graph_util.extract_sub_graph(
-        graph.as_graph_def(), list(dict.fromkeys(fetch.op.name for fetch in fetches))
-    )
+    names = list(dict.fromkeys(fetch.op.name for fetch in fetches))
+    with not_advised():
+        needed = tf.graph_util.extract_sub_graph(graph.as_graph_def(), names)
     fed = {feed.op.name for feed in feeds} & {node.name for node in needed.node}
     for index in reversed(range(len(needed.node))):
         node = needed.node[index]

@@ -4,7 +4,7 @@ from mesh_tensorflow.train import metrics
 from mesh_tensorflow.train._fit import fit
 from mesh_tensorflow.train._loop import NotANumberError
 from mesh_tensorflow.train._result import Result
-from mesh_tensorflow.train._use import evaluate, predict
+from mesh_tensorflow.train._use import evaluate, export, predict
 from mesh_tensorflow.train.callbacks import (
     Callback,
     CsvLog,
@@ -24,6 +24,7 @@ __all__ = [
     "Run",
     "TensorBoard",
     "evaluate",
+    "export",
     "fit",
     "metrics",
     "predict",

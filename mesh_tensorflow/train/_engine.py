@@ -10,6 +10,7 @@ from typing import Any, Optional, Protocol, Union
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._deprecations import not_advised
 from mesh_tensorflow._mesh.variables import folder
 from mesh_tensorflow._mesh.variables.files import Faults
 from mesh_tensorflow._stop_signals import StopSignals
@@ -99,7 +100,9 @@ class _Program:
         training: bool,
         container: str,
         initial: Optional[Initial] = None,
+        padded: bool = False,
     ):
+        """Builds a program; `padded` ones take fewer rows than the batch has, too."""
         self.graph = tf.Graph()
         self._cluster = placing.cluster
         lowered: list[Lowered] = []
@@ -108,7 +111,9 @@ class _Program:
             self.step = tf.train.create_global_step()
             # Read here, the step is that before the program increments it.
             before = tf.identity(self.step.read_value())
-            feeds = [tf.placeholder(array.dtype, array.shape) for array in batch]
+            free = [None] if padded else []
+            feeds = [tf.placeholder(a.dtype, [*free, *a.shape[len(free) :]]) for a in batch]
+            self._feeds = feeds
             self._shapes = [array.shape for array in batch]
             self._dtypes = [array.dtype for array in batch]
             self._features = features
@@ -121,7 +126,9 @@ class _Program:
                 lowered.append(made)
                 return given
 
-            given = placing.run(program, feeds)
+            inputs = _padded(feeds, batch, features.names) if padded else feeds
+            given = placing.run(program, inputs)
+            self._given = given
             if placing.pjrt and training:
                 with tf.control_dependencies([given["step"]]):
                     given["step"] = tf.identity(self.step.assign_add(1))
@@ -205,6 +212,30 @@ class _Program:
             outputs.setdefault(name.rpartition("/")[0] or name, []).append(value)
         return outputs
 
+    def export(self, directory: str) -> None:
+        """Writes a SavedModel of a padded program with one device, whose outputs have the batch
+        dimension.
+        """
+        with self.graph.as_default(), not_advised():
+            rows = tf.shape(self._feeds[0])[0]
+            outputs = {
+                name.removesuffix("/0"): value[:rows]
+                for name, value in self._given.items()
+                if name != "step"
+            }
+            signature = tf.saved_model.predict_signature_def(
+                {name.replace(" ", "_"): x for name, x in zip(self._features.names, self._feeds)},
+                outputs,
+            )
+            builder = tf.saved_model.Builder(directory)
+            builder.add_meta_graph_and_variables(
+                self.session,
+                [tf.saved_model.tag_constants.SERVING],
+                {tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature},
+                clear_devices=True,
+            )
+            builder.save()
+
     def values(self, names: Optional[Iterable[str]] = None) -> dict[str, np.ndarray]:
         """Returns the whole values of variables, by name: of all, or of those that it has."""
         if not self._reads:
@@ -225,6 +256,20 @@ class _Program:
         feeds = {fed: values[name] for name, (fed, _) in own.items()}
         self.session.run([op for _, op in own.values()], feeds)
         self.session.run(self._to_slices)
+
+
+def _padded(feeds: Sequence[tf.Tensor], batch: Batch, names: Sequence[str]) -> list[tf.Tensor]:
+    """Returns tensors with at most the rows of a batch, and zeros for the rows that they lack."""
+    rows, most = tf.shape(feeds[0])[0], batch[0].shape[0]
+    text = f"the model takes at most {most} rows at a time, and as many of each of {names}"
+    right = [tf.debugging.assert_less_equal(rows, most, message=text)]
+    right += [tf.debugging.assert_equal(tf.shape(x)[0], rows, message=text) for x in feeds[1:]]
+    padded = []
+    with tf.control_dependencies(right):
+        for x, array in zip(feeds, batch):
+            x = tf.pad(x, [[0, most - rows], *([0, 0] for _ in array.shape[1:])])
+            padded.append(tf.ensure_shape(x, array.shape))
+    return padded
 
 
 class _Saved:
@@ -330,6 +375,12 @@ class SessionEngine:
             for _, outputs, _ in self._outputs(batches)
         ]
 
+    def export(self, batch: Batch, directory: str) -> None:
+        """Writes a SavedModel that predicts for as many rows as a batch has, or fewer."""
+        program = self._evaluation(batch, padded=True)
+        program.assign(self._values_for(program))
+        program.export(directory)
+
     def _outputs(
         self, batches: Iterator[Batch]
     ) -> Iterator[tuple[_Program, dict[str, list[Any]], int]]:
@@ -376,7 +427,7 @@ class SessionEngine:
         pieces = [slice(0, rows - left), slice(rows - left, rows)]
         return [[array[p] for array in batch] for p in pieces if p.start < p.stop]
 
-    def _evaluation(self, batch: Batch) -> _Program:
+    def _evaluation(self, batch: Batch, padded: bool = False) -> _Program:
         features, placing = self._features, self._placing
         if features.shapes is not None:
             features = self._features.with_batch(len(batch[0]))
@@ -384,7 +435,14 @@ class SessionEngine:
             if features.batch_dim.size % placing.parts_of_batch(features.batch_dim):
                 placing = placing.whole(features.batch_dim)
         program = _Program(
-            self._eval_model, placing, features, batch, self._seed, False, self._container
+            self._eval_model,
+            placing,
+            features,
+            batch,
+            self._seed,
+            False,
+            self._container,
+            padded=padded,
         )
         trained = program.lowered.graph.trainable_variables
         unknown = {part.name for v in trained for part in v.parts}

@@ -1,4 +1,4 @@
-"""evaluate and predict: a model with trained weights, on any mesh."""
+"""evaluate, predict and export: a model with trained weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
+import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
@@ -26,7 +27,7 @@ from mesh_tensorflow.train._model import Model
 from mesh_tensorflow.train._outputs import Output, call_model
 from mesh_tensorflow.train._placing import Given, Placing, placing_of
 
-__all__ = ["evaluate", "predict"]
+__all__ = ["evaluate", "export", "predict"]
 
 Weights = Union[str, "os.PathLike[str]", Mapping[str, Any]]
 
@@ -119,7 +120,7 @@ def predict(
     >>> def model_fn(mesh, x):
     ...     return mtf.layers.dense(x, [d_out], reduced_dims=[d_in], name="linear")
     >>> weights = {"linear/kernel": np.ones([3, 1], "f"), "linear/bias": np.zeros([1], "f")}
-    >>> data = np.arange(6).reshape(2, 3)
+    >>> data = np.arange(6.0).reshape(2, 3)
     >>> print(mtf.train.predict(model_fn, data, directory=weights, dims=[batch, d_in]))
     [[ 3.]
      [12.]]
@@ -173,6 +174,82 @@ def predict(
     return tuple(found.values()) if model.kind[0] == "tuple" else found["output"]
 
 
+@explained
+def export(
+    model_fn: Callable[..., Any],
+    data: Any,
+    path: Union[str, os.PathLike[str]],
+    *,
+    directory: Weights,
+    dims: Any,
+    average: Union[float, ExponentialMovingAverage, None] = None,
+    precision: Union[str, Precision, None] = None,
+    seed: Optional[int] = 0,
+) -> None:
+    """Writes a SavedModel of what a trained model computes for each example, on one device.
+
+    Its signature `serving_default` takes the features by name: those of a dictionary, `x`, or
+    `feature_0` and so on of a tuple. It takes at most as many rows at a time as the batch dimension
+    says, and returns what `predict` does: by the names of a dictionary, as `output`, or as
+    `output_0` and so on of a tuple. TensorFlow alone loads and runs it, on any device.
+
+    >>> import tempfile, tensorflow as tf
+    >>> batch, d_in, d_out = mtf.Dimension("batch", 4), mtf.Dimension("i", 3), mtf.Dimension("o", 1)
+    >>> def model_fn(mesh, x):
+    ...     return mtf.layers.dense(x, [d_out], reduced_dims=[d_in], name="linear")
+    >>> weights = {"linear/kernel": np.ones([3, 1], "f"), "linear/bias": np.zeros([1], "f")}
+    >>> path, data = tempfile.mkdtemp() + "/model", np.arange(6, dtype="f").reshape(2, 3)
+    >>> mtf.train.export(model_fn, data, path, directory=weights, dims=[batch, d_in])
+    >>> serve = tf.saved_model.load(path).signatures["serving_default"]
+    >>> print(serve(x=tf.constant(data))["output"].numpy())
+    [[ 3.]
+     [12.]]
+
+    Args:
+      model_fn: a function as that of `predict`.
+      data: data as those of `predict`, of which only the dtypes are used; one example does.
+      path: where to write it, a directory that is empty or not there.
+      directory: where the weights are; see `evaluate`.
+      dims: the dimensions of the features, batch first, in the structure of the data.
+      average: that of the run, if its averages of the weights are to be used.
+      precision: "mixed_bfloat16" or an mtf.Precision.
+      seed: the seed of random operations.
+
+    Raises:
+      CheckpointError: the checkpoint lacks variables, or has them in other shapes, or is damaged.
+      ValueError: an argument is wrong, there are no data, an output has no batch dimension, or
+        there is something at `path`.
+    """
+    target = os.fspath(path)
+    if tf.io.gfile.exists(target) and not (
+        tf.io.gfile.isdir(target) and not tf.io.gfile.listdir(target)
+    ):
+        raise ValueError(
+            f"export: there is something at {target} already. Give the path of a new directory"
+        )
+    model = _Predictor(model_fn, None, average=average, precision=precision)
+
+    def run(engine: SessionEngine, batches: Any) -> dict[str, Any]:
+        first = next(batches, None)
+        if first is None:
+            raise ValueError("export: the data have no rows")
+        shapes = Features.of_dims(dims).shapes or []
+        batch = [np.zeros(s.to_integer_list, array.dtype) for s, array in zip(shapes, first)]
+        # The directory is there when all of it is.
+        unfinished = f"{target.rstrip('/')}.temp-{os.getpid()}"
+        try:
+            engine.export(batch, unfinished)
+            if tf.io.gfile.exists(target):
+                tf.io.gfile.rmtree(target)
+            tf.io.gfile.rename(unfinished, target)
+        finally:
+            if tf.io.gfile.exists(unfinished):
+                tf.io.gfile.rmtree(unfinished)
+        return {}
+
+    _use("export", model, data, directory, dims, Given(), seed, run, lambda d: (d, []))
+
+
 @dataclasses.dataclass(frozen=True)
 class _Predictor(Model):
     """A model whose outputs are Tensors of the batch.
@@ -190,7 +267,7 @@ class _Predictor(Model):
         if isinstance(returned, Mapping):
             named, kind = {str(n): x for n, x in returned.items()}, "dict"
         elif isinstance(returned, (tuple, list)):
-            named, kind = {str(i): x for i, x in enumerate(returned)}, "tuple"
+            named, kind = {f"output_{i}": x for i, x in enumerate(returned)}, "tuple"
         else:
             named, kind = {"output": returned}, "one"
         self.kind[:] = [kind]

@@ -35,6 +35,7 @@ SHAPES = [
     "x:2,y:2,z:2",
     "x:2,y:1,z:3",
 ]
+SMALL = [shape for shape in SHAPES if mtf.convert_to_shape(shape).size in (2, 3, 4)]
 # Slots of Adam are compared, so that no division may enlarge errors of rounding.
 OPTIMIZERS = {
     "momentum": lambda: mtf.optimize.MomentumOptimizer(0.1, 0.9),
@@ -574,11 +575,12 @@ def check(program, placing, expected):
 
 
 def drawn(seed):
-    """Returns the Program of a seed, and the Placings to try it in."""
+    """Returns the Program of a seed, and the Placings to try it in: one, or two if it is long."""
     rng = random.Random(seed)
     limits = (len(OPS), 4, 16, 32)
     instructions = [
-        tuple(rng.randrange(n) for n in limits) for _ in range(rng.choice([4, 8, 12, 16, 20]))
+        tuple(rng.randrange(n) for n in limits)
+        for _ in range(rng.choice([3, 4, 5, 6, 8, 10, 12, 18]))
     ]
     special = rng.randrange(8)
     program = Program(
@@ -594,8 +596,8 @@ def drawn(seed):
         {"pjrt": True},
     ]
     placings = []
-    for kind in rng.sample(kinds, 2):
-        mesh = rng.choice(SHAPES)
+    for kind in rng.sample(kinds, 1 + (len(instructions) > 8)):
+        mesh = rng.choice(SHAPES if rng.random() < 0.3 else SMALL)
         if rng.random() < 0.4:
             axes = mtf.convert_to_shape(mesh).dimension_names
             kind = {**kind, "zero": rng.choice([1, 2, 3]), "zero_axis": rng.choice(axes)}

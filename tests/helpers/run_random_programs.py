@@ -31,7 +31,7 @@ from helpers import random_programs  # noqa: E402
 from helpers.random_programs import Program  # noqa: E402
 
 # What mesh implementations say they do not offer, with a mend in each message.
-REFUSED = ("Pass it to mtf.while_loop as maximum_iterations",)
+REFUSED = ("Pass it to mtf.while_loop as maximum_iterations", "or leave ring out")
 MOST_MEMORY = 4 << 30  # bytes; then the process starts itself anew
 TRIES = 60  # of shrinking
 

@@ -142,6 +142,11 @@ def call(x="batch:8,d:4", w="stages:4,d:4", microbatches=4, repeats=None, side=(
     return After(inputs, made)
 
 
+def _counts(x):
+    seen = mtf.get_variable(x.mesh, "seen", [], trainable=False)
+    mtf.assign(seen, seen + 1.0)
+
+
 ERRORS = {
     "microbatches": (
         call(microbatches=3),
@@ -175,6 +180,10 @@ ERRORS = {
     "result": (
         call(fn=lambda x, w: mtf.reduce_sum(x, reduced_dim=D)),
         r"pipeline: stage_fn got activations .* and returned .*; .* return the same dimensions",
+    ),
+    "assigns": (
+        call(fn=lambda x, w: (_counts(x), x * w)[1]),
+        r"pipeline: stage_fn assigns to seen, but it is called for each tick, .*as a loss, which",
     ),
 }
 

@@ -1,9 +1,11 @@
 """Beginning with weights, evaluating and predicting with them, and arguments given by mistake."""
 
 import inspect
+import os
 
 import numpy as np
 import pytest
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from helpers.train import linear
 
@@ -175,6 +177,40 @@ def test_predictions_are_in_the_order_of_the_data(place, trained):
     )
     np.testing.assert_allclose(pair[0], expected[:2], rtol=1e-5)
     np.testing.assert_array_equal(pair[1], small["x"][:2])
+
+
+def test_a_saved_model_predicts_the_same(trained, tmp_path):
+    directory, result, small = trained
+    path, dims = str(tmp_path / "made" / "model"), {"x": linear.DIMS["x"], "n": [linear.BATCH]}
+
+    def model_fn(mesh, features):
+        y = mtf.layers.dense(features["x"], [linear.OUT], reduced_dims=[linear.IN], name="linear")
+        return y, features["n"] + 1
+
+    data = {"x": small["x"], "n": np.arange(7, dtype=np.int32)}
+    given = {"directory": directory, "dims": dims}
+    assert mtf.train.export(model_fn, data, path, average=0.5, **given) is None
+    serve = tf2.saved_model.load(path).signatures["serving_default"]
+    expected = mtf.train.predict(model_fn, data, average=0.5, **given)
+    for rows in (1, 3, 4):
+        fed = {name: tf2.constant(array[:rows]) for name, array in data.items()}
+        found = serve(**fed)
+        assert sorted(found) == ["output_0", "output_1"]
+        np.testing.assert_allclose(found["output_0"], expected[0][:rows], rtol=1e-5)
+        np.testing.assert_array_equal(found["output_1"], expected[1][:rows])
+    text = "at most 4 rows at a time, and as many of each"
+    for wrong in ({"x": 5, "n": 5}, {"x": 3, "n": 2}):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+            serve(**{name: tf2.constant(data[name][:n]) for name, n in wrong.items()})
+    with pytest.raises(ValueError, match=r"there is something at .*model already"):
+        mtf.train.export(model_fn, data, path, **given)
+    with pytest.raises(CheckpointError, match="is not of this program"):
+        lost = {"linear/kernel": result.variables["linear/kernel"]}
+        mtf.train.export(model_fn, data, str(tmp_path / "b"), directory=lost, dims=dims)
+    with pytest.raises(ValueError, match="export: the data have no rows"):
+        none = {name: array[:0] for name, array in data.items()}
+        mtf.train.export(model_fn, none, str(tmp_path / "b"), **given)
+    assert sorted(os.listdir(tmp_path)) == ["made"] and os.listdir(tmp_path / "made") == ["model"]
 
 
 def _predict(model_fn=lambda mesh, x: x, data=linear.DATA["x"], **arguments):

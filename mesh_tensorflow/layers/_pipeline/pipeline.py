@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
@@ -84,7 +85,7 @@ def pipeline(
     Raises:
       ValueError: `num_microbatches` does not divide the batch, there are fewer microbatches than
         stages in a circular pipeline, a Tensor lacks a dimension or has it with another size, or
-        `stage_fn` returns another shape or dtype.
+        `stage_fn` returns another shape or dtype, or assigns to variables.
     """
     _check(x, weights, side_inputs, stages_dim, batch_dim, num_microbatches, repeats_dim)
     repeats = 1 if repeats_dim is None else repeats_dim.size
@@ -105,7 +106,10 @@ def pipeline(
         of_tick = sides.at(run.schedule, tick)
         inputs = [state, *chosen.at(run.schedule, tick), *(run.side(tick, s) for s in of_tick)]
         again = recompute and tick >= stages_dim.size - 1  # the ticks before are computed again
-        returned = mtf.recompute_grad(stage_fn, inputs) if again else stage_fn(*inputs)
+        fn = functools.partial(mtf.recompute_grad, stage_fn, inputs)
+        fn = fn if again else functools.partial(stage_fn, *inputs)
+        returned, made = x.mesh.graph.capture_operations(fn)
+        _check_assigns_nothing(made)
         y, *added = returned if isinstance(returned, (list, tuple)) else [returned]
         _check_result(y, state, added, stages_dim)
         return [y, *(run.loss(tick, loss) for loss in added)]
@@ -373,6 +377,17 @@ def _check_parts(
             f"circular pipeline weights have both {wanted[0].name} and {wanted[1].name}, or "
             f"neither"
         )
+
+
+def _check_assigns_nothing(made: Sequence[mtf.Operation]) -> None:
+    for op in made:
+        if isinstance(op, mtf.Assign):
+            names = ", ".join(v.name for v in op.variables)
+            raise ValueError(
+                f"pipeline: stage_fn assigns to {names}, but it is called for each tick, with what "
+                "bubbles compute among the values; return what is to be assigned as a loss, which "
+                "leaves bubbles out, and assign its mean after the pipeline"
+            )
 
 
 def _check_result(
