@@ -52,7 +52,7 @@ def check_microbatches(instructions, mesh, seed):
 
 def check_stored(instructions, mesh, seed):
     """Variables and slots that are stored in parts change alike."""
-    program = Program(instructions, optimizer=sorted(OPTIMIZERS)[seed % 2])
+    program = Program(instructions, optimizer=sorted(OPTIMIZERS)[seed % len(OPTIMIZERS)])
     kind = {"zero": 1 + seed % 3, "zero_axis": "x", "simd": bool(seed & 1)}
     check(program, placing_of(program, mesh, seed, **kind), run(program))
 

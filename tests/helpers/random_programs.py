@@ -38,8 +38,13 @@ SHAPES = [
 SMALL = [shape for shape in SHAPES if mtf.convert_to_shape(shape).size in (2, 3, 4)]
 # Slots of Adam are compared, so that no division may enlarge errors of rounding.
 OPTIMIZERS = {
+    "sgd": lambda: mtf.optimize.SgdOptimizer(0.1),
     "momentum": lambda: mtf.optimize.MomentumOptimizer(0.1, 0.9),
-    "adam": lambda: mtf.optimize.AdamWeightDecayOptimizer(0.01, epsilon=0.1),
+    "adam": lambda: mtf.optimize.AdamWeightDecayOptimizer(0.01, weight_decay_rate=0.1, epsilon=0.1),
+    "adamw": lambda: mtf.optimize.AdamWOptimizer(0.01, epsilon=1e-1),
+    "adafactor": lambda: mtf.optimize.AdafactorOptimizer(
+        learning_rate=0.01, min_dim_size_to_factor=6, beta1=0.9, epsilon1=1e-3
+    ),
 }
 
 

@@ -179,7 +179,7 @@ def test_a_step_that_waits_for_a_processor_can_be_limited():
 
 def test_the_program_does_not_grow_with_the_mesh():
     nodes = []
-    for n in (2, 4, 8):
+    for n in (2, 4):  # with more than a row each; one alone has a shape that is ensured
         with tf.Graph().as_default():
             sizes = []
 

@@ -14,17 +14,6 @@ from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow.testing import harness
 
 MESHES = ["x:2", "x:3", "x:4", "x:2,y:2", "x:2,y:3", "x:1,y:4", "x:2,y:1,z:2"]
-# Epsilons are large, so that gradients of rounding errors alone move nothing.
-OPTIMIZERS = {
-    "sgd": lambda: mtf.optimize.SgdOptimizer(0.1),
-    "adam": lambda: mtf.optimize.AdamWeightDecayOptimizer(
-        0.01, weight_decay_rate=0.1, epsilon=1e-2
-    ),
-    "adamw": lambda: mtf.optimize.AdamWOptimizer(0.01, epsilon=1e-2),
-    "adafactor": lambda: mtf.optimize.AdafactorOptimizer(
-        learning_rate=0.01, min_dim_size_to_factor=6, beta1=0.9, epsilon1=1e-3
-    ),
-}
 INSTRUCTION = st.tuples(
     st.integers(0, len(random_programs.OPS) - 1),
     st.integers(0, 3),
@@ -34,7 +23,7 @@ INSTRUCTION = st.tuples(
 PHASES = [Phase.generate, Phase.shrink]
 PROGRAMS = given(
     st.lists(INSTRUCTION, min_size=4, max_size=12),
-    st.sampled_from(sorted(OPTIMIZERS)),
+    st.sampled_from(sorted(random_programs.OPTIMIZERS)),
     st.lists(st.integers(0, 10**6), min_size=2, max_size=2),
 )
 
@@ -60,9 +49,8 @@ def train(instructions, optimizer, seed=None, restore=None, save=None):
     with tf.Graph().as_default():
         tf.set_random_seed(17)
         draw = random.Random(seed)
-        builder, targets, updates = random_programs.build(
-            instructions, optimizer=OPTIMIZERS[optimizer]()
-        )
+        program = random_programs.Program(instructions, optimizer=optimizer)
+        builder, targets, updates = random_programs.build(program)
         mesh, layout, options = "", {}, {}
         if seed is not None:
             mesh = draw.choice(MESHES)

@@ -19,8 +19,8 @@ FAULTS = [
     ),
     Fault(
         "ops/_contractions/conv.py",
-        "WIDE: self._shapes[FILTER][-1:],",
-        "WIDE: self._shapes[FILTER][-2:-1],",
+        "WIDE: shapes[FILTER][-1:],",
+        "WIDE: shapes[FILTER][-2:-1],",
         "the gradient of a convolution's input is summed over the wrong channels",
         "test_cases.py -k 'test_layouts and conv2d'",
     ),

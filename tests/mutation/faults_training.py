@@ -5,7 +5,7 @@ from fault import Fault
 FAULTS = [
     Fault(
         "optimize/_sgd.py",
-        "return [mtf.assign(v, updated), mtf.assign_sub(var, v)]",
+        "return [mtf.assign(v, updated), mtf.assign_sub(var, velocity)]",
         "return [mtf.assign(v, updated), mtf.assign_sub(var, updated)]",
         "momentum moves by its new value instead of by its last one",
         "optimize/test_optimizers.py -k velocity",

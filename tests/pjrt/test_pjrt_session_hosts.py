@@ -90,7 +90,8 @@ def test_savers_write_and_read_part_by_part(savers):
     assert set(chief["plain"]) == {"read", "assign"}
     # In another layout, part by part, from what either saver wrote.
     for values, calls in chief["again"].values():
-        assert calls == ["define", "faults", "restore"]
+        # Programs whose graphs are collected meanwhile are forgotten.
+        assert [call for call in calls if call != "forget"] == ["define", "faults", "restore"]
         check_values(values, 2)
 
 

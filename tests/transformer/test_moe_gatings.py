@@ -219,7 +219,9 @@ def test_noise_of_the_routers_input_in_training_only():
         options.update(switch_jitter=0.5, switch_dropout=0.5)
         for gating in ("switch", "ntlb", "switch_max"):
             often, _ = shares(gating, logits, train=True, **options)
-            assert 0.2 < often[1] < 0.8, (policy, gating)
+            # Dropout is no policy of "ntlb", which takes other experts by their load.
+            has_noise = (policy, gating) != ("input_dropout", "ntlb")
+            assert (0.2 < often[1] < 0.8) == has_noise, (policy, gating)
             often, _ = shares(gating, logits, **options)
             np.testing.assert_array_equal(often, [1.0, 0, 0, 0])
 

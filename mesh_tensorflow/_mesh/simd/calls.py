@@ -56,8 +56,18 @@ def call_on_each(
         mine = copied[pnum]
         own = [mine[i][0] if i in mine else tensor for i, tensor in enumerate(own)]
         with tf.device(program.devices[pnum]):
-            arguments.append([tf.constant(pnum), *inputs, *own])
+            arguments.append([_number(strategy, pnum), *inputs, *own])
     return call(arguments, before)
+
+
+def _number(strategy: ExecutionStrategy, pnum: int) -> tf.Tensor:
+    """Returns the number of a processor, as an argument of its program."""
+    number = tf.constant(pnum)
+    if strategy.one_memory:
+        return number
+    # As a constant, it would let TensorFlow fold a selection by it, and leave out a collective on
+    # the processors that do not select its result: the others would wait for them forever.
+    return tf.placeholder_with_default(number, [])
 
 
 def _copies(
