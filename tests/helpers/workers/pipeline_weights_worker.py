@@ -36,7 +36,12 @@ def main(folder):
         [lowering] = lowerings
         stored = {v.name: x.slices[mine.index] for v, x in lowering.variables.items()}
         operations = tf.get_default_graph().get_operations()
-        handles = [op.outputs[0] for op in operations if op.type == "VarHandleOp"]
+        handles = [
+            op.outputs[0]
+            for op in operations
+            if op.type == "VarHandleOp"
+            and not op.get_attr("shared_name").startswith(b"mtf_number_among")  # a check of devices
+        ]
         exist = [tf.raw_ops.VarIsInitializedOp(resource=handle) for handle in handles]
         with tf.Session(server.target, config=mine.config(1)) as session:
             mine.initialize(session, None)
