@@ -134,7 +134,7 @@ REST = [
 @pytest.mark.slips  # names of layouts that only some forms have
 @pytest.mark.parametrize("form, sight, mode, mesh", [
     *CELLS,
-    *(pytest.param(*cell, marks=pytest.mark.every if i % 6 else slow) for i, cell in enumerate(REST))
+    *(pytest.param(*cell, marks=pytest.mark.every if i % 15 else slow) for i, cell in enumerate(REST))
 ])  # fmt: skip
 def test_trains(form, sight, mode, mesh):
     placing = MESHES[mesh]
