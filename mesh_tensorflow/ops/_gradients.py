@@ -1,4 +1,8 @@
-"""Reverse-mode differentiation of programs."""
+"""Reverse-mode differentiation: adds the operations that compute gradients to a program.
+
+Gradients are operations like any other, made before lowering, so layouts, partial sums and costs
+hold for them as for the rest; an optimizer's sum over the batch needs no code of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A convolution with a window that is larger than its image, as XLA computes it fast."""
+"""Gradients of convolutions whose window is larger than the image, in a form that XLA does fast.
+
+Used by `conv.py` where XLA compiles the program; elsewhere TensorFlow's kernels do it as it is.
+"""
 
 from __future__ import annotations
 
