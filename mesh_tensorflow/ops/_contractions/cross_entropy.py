@@ -120,6 +120,8 @@ class CrossEntropyOperation(_OfIds):
 
         def picked(x: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor) -> tf.Tensor:
             inside, is_here = self._within(self._numbers(i, self.inputs[1]), part, coordinate)
+            # An id of another processor's slice is clipped into this one, and what is found there
+            # replaced by 0; the allreduce then gives the logit of whoever has it.
             found = tf.gather_nd(self._rows(x), _places(inside))
             return tf.where(is_here, found, tf.zeros_like(found))
 
