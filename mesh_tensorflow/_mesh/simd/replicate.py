@@ -122,7 +122,9 @@ def replicate(
             function = tf2.function(
                 # Not inlined: loops with collectives deadlock in the calling graph (TensorFlow
                 # 2.21).
-                traced, autograph=False, experimental_attributes={"_noinline": True}
+                traced,
+                autograph=False,
+                experimental_attributes={"_noinline": True},
             ).get_concrete_function(
                 tf2.TensorSpec([], tf.int32), *[tf2.TensorSpec(x.shape, x.dtype) for x in tensors]
             )

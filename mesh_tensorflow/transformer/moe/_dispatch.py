@@ -89,6 +89,8 @@ def dispatched(
     # Between these two shapes a layout such as "batch:all,experts:all" needs an alltoall.
     by_token = [groups.outer_batch, unsplit, groups.batch, capacity_dim]
     by_expert = [groups.outer_batch, experts_dim, batch_unsplit, capacity_dim]
+    # A product with zeros and ones instead of a gather: it works in every layout, and places that
+    # stay empty are zeros (Lepikhin et al., 2020).
     sent = mtf.einsum([x, dispatch], output_shape=mtf.Shape([*by_token, channels]))
     computed = experts(_renamed(sent, [*by_expert, channels]), experts_dim)
 

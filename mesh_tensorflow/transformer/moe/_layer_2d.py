@@ -179,6 +179,7 @@ def _second_level(
 def _importance_within(combine: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Tensor:
     """Returns 1.0 for tokens whose first choice is the group, 0.5 for second choices, else 0.0."""
     gate = mtf.reduce_sum(mtf.to_float(combine), output_shape=mtf.Shape(dims))
+    # The two gates of a token have the sum 1, so only that of its first choice is above 0.5.
     first = mtf.to_float(mtf.greater(gate, 0.5))
     return 0.5 * (first + mtf.to_float(mtf.greater(gate, 0.0)))
 

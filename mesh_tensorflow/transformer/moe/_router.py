@@ -112,6 +112,8 @@ class Router:
           token_embeddings: a Tensor of the shape of the inputs, or None.
           noise: a function of the router's input and the hyperparameters, or None.
         """
+        # In float32, also if the model computes in bfloat16: exponentials of rounded logits make
+        # training unstable (Fedus et al., 2021, section 2.4).
         x = _with_embeddings(mtf.to_float(inputs), token_embeddings, hparams)
         if noise is not None:
             x = noise(x, hparams)
@@ -171,11 +173,15 @@ class Router:
         if self.only_tokens(counted):
             return self._balance_of(choices, gates, counted)
         shape = choices.shape - self.group_dim
+        # Fedus et al. (2021), equation 4. The shares of tokens are counts and have no gradient; it
+        # flows through the mean gates.
         product = mtf.reduce_mean(choices, output_shape=shape) * mtf.reduce_mean(
             gates, output_shape=shape
         )
         if tokens is not None:
             product *= mtf.reduce_mean(tokens, reduced_dim=self.group_dim)
+        # The mean over experts divides by their number, the loss multiplies a sum by it: hence the
+        # square.
         return mtf.reduce_mean(product) * float(self.experts_dim.size**2)
 
     def only_tokens(self, counted: Optional[mtf.Tensor]) -> TypeGuard[mtf.Tensor]:
@@ -211,6 +217,7 @@ class Router:
             z = mtf.square(mtf.reduce_logsumexp(self.logits, self.experts_dim))
             loss += coefficient * self._mean_over_tokens(z)
         if self.num_microbatches > 1:
+            # Losses of microbatches are summed, and this one is to count once for the batch.
             loss /= self.num_microbatches
         return mtf.cast(loss, self.dtype)
 

@@ -164,6 +164,8 @@ class _Call:
         graph, context = self._x.graph, self._context
         mark = graph.mark()
         cached, used = self._first_call(mark.operations)
+        # What the first call made is of no use but for what it has told, and names must be free
+        # again for the real call.
         graph.roll_back(mark)
         weights, noise = self._stages.make_weights(), self._stages.make_noise()
         for key, name in cached.items():
@@ -264,6 +266,8 @@ class _Call:
         inner.batch_dims = [pipes.stages, *within]
         inner.layer_outputs = []
         inner.losses = None if context.losses is None else []
+        # A copy of the Context whose layer_index raises an error: a layer that reads it would get
+        # one number for all stages.
         inner.__class__ = _without_layer_index(type(context))
         return inner
 
