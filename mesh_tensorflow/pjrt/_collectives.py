@@ -126,6 +126,7 @@ def collectives_of(text: str, mesh_shape: Shape) -> list[Collectives]:
         parts = _bytes(found["type"])
         # The type of a start has operands, too.
         total = max(parts, default=0) if found["start"] else sum(parts)
+        # The text has the type of the result, which is the part that one device keeps.
         if found["kind"] == "reduce-scatter":
             total *= len(groups[0])
         counts[key] += 1

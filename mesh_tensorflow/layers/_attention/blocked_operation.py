@@ -96,6 +96,7 @@ class BlockedAttentionOperation(Blocked):
         biases = [3 + i for i in self._form.weighted]
         learned = [i for i in biases if is_learned(self.inputs[i])]
         found: dict[int, mtf.Tensor] = {}
+        # Two operations: TensorFlow leaves out the second, with its work, if nothing fetches it.
         for some in ([0, 1, 2, *learned], [i for i in biases if i not in learned]):
             if some:
                 op = BlockedAttentionGradOperation(self, dy, dz, some)
@@ -117,6 +118,8 @@ class BlockedAttentionOperation(Blocked):
         axis = self._joined_axis(mesh_impl)
         if axis is not None:
             total, largest, weight = sums
+            # Sums of different processors are relative to different maxima and have to be scaled to
+            # one before they are added, as blocks are.
             most = mesh_impl.allreduce(largest, [axis], "MAX")
             total, weight = (
                 mesh_impl.allreduce(

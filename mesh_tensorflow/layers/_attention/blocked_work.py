@@ -1,4 +1,7 @@
-"""How many logits attention by blocks computes, where an order hides some of the blocks."""
+"""Counts the logits that attention by blocks computes when causal order hides some of the blocks.
+
+Only `cost` uses it: the busiest processor decides about the time of a step.
+"""
 
 from __future__ import annotations
 

@@ -43,6 +43,7 @@ def _block_length(length: mtf.Dimension, length_per_split: Optional[int], window
     if per_split < 1:
         raise ValueError(f"{what}: length_per_split must be 1 or more, got {per_split}")
     limit = min(per_split, max(window_size, _SHORT_BLOCK))
+    # A divisor of what each processor has: a block over two processors would have to be gathered.
     block = max(n for n in range(1, limit + 1) if per_split % n == 0)
     if length.size % block:
         raise ValueError(
@@ -135,6 +136,7 @@ def masked_local_attention_1d(
             for t in (k, v)
         )
         query_pos = mtf.range(x.mesh, block, tf.int32)
+        # Relative to the block, so that one mask serves all blocks.
         memory_pos = mtf.range(x.mesh, k.shape.dims[-2], tf.int32) - halo
         unseen = mtf.logical_or(
             mtf.less(query_pos, memory_pos),
