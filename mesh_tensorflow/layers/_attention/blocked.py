@@ -79,6 +79,7 @@ def whole_dims(
     alone = [d for d in rows if d not in columns]
     if not alone:
         return f"q {q.name} {q.shape} has no dimension of its own, such as a length"
+    # The longest is worth most to be cut: a block holds all of the others.
     length = max(alone, key=lambda d: d.size)
     if any(d.size == 0 for d in [*logits, key_dim, value_dim]):
         return "a dimension has size 0"
