@@ -1,4 +1,8 @@
-"""Operation: the base class of the nodes of a Graph."""
+"""Operation: the base class of the nodes of a Graph.
+
+A subclass says what it computes (`lower`), its gradient, which dimensions a layout may split, and,
+for predictions, what it costs and how it treats partial sums. Only `lower` is required.
+"""
 
 from __future__ import annotations
 

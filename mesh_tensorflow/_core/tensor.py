@@ -1,4 +1,8 @@
-"""Tensor: a named-dimension tensor of a Graph."""
+"""Tensor: a named-dimension tensor of a Graph, the output of an Operation.
+
+Its operators are added by `ops/_elementwise/operators.py`, its value in eager code by
+`_lowering/values.py`: both import this module.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Training steps split into microbatches."""
+"""serialize_training_step: the gradients of a batch, summed in a loop over its microbatches.
+
+`mtf.optimize.accumulate_gradients` is the newer form, with means.
+"""
 
 from __future__ import annotations
 

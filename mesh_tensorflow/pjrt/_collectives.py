@@ -1,4 +1,7 @@
-"""Collectives of a compiled program, read from its text."""
+"""Lists the collectives of a program that XLA has compiled, from the text of the program.
+
+The partitioner puts them in, so nothing in mtf's own graph tells what is communicated.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes, each with a part of JAX's devices."""
+"""Joins several processes, each of which has a part of JAX's devices, and keeps them in step."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def multihead_attention_params(
 
     Args:
       mesh: a Mesh.
-      heads: a Dimension.
+      heads: the Dimension of attention heads.
       io_channels: a Dimension, the channels of the inputs and of the output.
       kv_channels: a Dimension, the channels of queries, keys and values.
       variable_dtype: a VariableDType.
@@ -237,7 +237,7 @@ def multihead_attention_vars(
 
     Args:
       mesh: a Mesh.
-      heads: a Dimension.
+      heads: the Dimension of attention heads.
       io_channels: a Dimension, the channels of the inputs and of the output.
       kv_channels: a Dimension, the channels of queries, keys and values.
       master_dtype: a dtype; float32 if None.
@@ -259,7 +259,7 @@ def project(
     Args:
       x: a Tensor with dimensions [batch..., places..., io].
       w: a Tensor of shape [heads, io, kv_channels].
-      heads: a Dimension.
+      heads: the Dimension of attention heads.
       kv_channels: a Dimension.
       places: the number of position dimensions: 1 for a sequence, 2 for an image.
 
@@ -327,7 +327,7 @@ def multihead_attention(
       mask: a Tensor that is added to logits [batch..., heads, length, memory_length], and may
         lack some of their dimensions; or None.
       kv_channels: a Dimension, the channels of queries, keys and values.
-      heads: a Dimension.
+      heads: the Dimension of attention heads.
       is_training: whether dropout is applied; if it is left out, as before 0.1.19, it is.
       dropout: the dropout rate of the attention weights.
       dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
@@ -386,7 +386,7 @@ def attend(
       mask: a Tensor or None.
       weights: as `multihead_attention_params` returns.
       kv_channels: a Dimension.
-      heads: a Dimension.
+      heads: the Dimension of attention heads.
       **kwargs: further arguments of `dot_product_attention`.
     """
     wq, wk, wv, wo = weights

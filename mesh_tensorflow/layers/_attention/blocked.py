@@ -44,9 +44,9 @@ def whole_dims(
       q: queries, a Tensor.
       k: keys, a Tensor.
       v: values, a Tensor.
-      memory_length_dim: a Dimension.
-      key_dim: a Dimension.
-      value_dim: a Dimension.
+      memory_length_dim: the Dimension of positions that are attended to.
+      key_dim: the Dimension of channels of queries and keys.
+      value_dim: the Dimension of channels of values.
       terms: what is added to logits, or masks them.
     """
     needed = (("q", q, key_dim), ("k", k, key_dim), ("v", v, value_dim),
@@ -267,9 +267,9 @@ def blocked_attention(
       k: keys, a Tensor with dimensions [batch..., memory_length, heads..., key_dim]; those besides
         the memory's and the channels are dimensions of `q`.
       v: values, a Tensor with dimensions [batch..., memory_length, heads..., value_dim].
-      memory_length_dim: a Dimension.
-      key_dim: a Dimension.
-      value_dim: a Dimension.
+      memory_length_dim: the Dimension of positions that are attended to.
+      key_dim: the Dimension of channels of queries and keys.
+      value_dim: the Dimension of channels of values.
       bias: a Tensor that is added to the logits, and may lack dimensions of them; or None.
       visible: triples (comparison, ids of queries, ids of the memory). A query sees what all
         comparisons are true for: "equal" for segments, "greater_equal" for the positions of causal

@@ -1,4 +1,4 @@
-"""The gradients of attention by blocks."""
+"""The operation of the gradients of attention by blocks, which computes each block again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The operation of attention by blocks: the means of values."""
+"""The operation of attention by blocks: for each query the mean of the values, by its weights.
+
+The gradient is in `blocked_gradients.py`; what both share is in `blocked_base.py`.
+"""
 
 from __future__ import annotations
 

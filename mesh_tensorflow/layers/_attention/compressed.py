@@ -90,7 +90,7 @@ def multihead_self_attention_memory_compressed(
       mask_right: whether a position attends only to groups that end at or before it.
       compression_factor: the number of positions per group.
       kv_channels: a Dimension, the channels of queries, keys and values.
-      heads: a Dimension.
+      heads: the Dimension of attention heads.
       is_training: whether dropout is applied; if it is left out, as before 0.1.19, it is.
       dropout: the dropout rate of the attention weights.
       dropout_broadcast_dims: Dimensions along which dropout is shared, or None.

@@ -95,7 +95,7 @@ def masked_local_attention_1d(
     Args:
       x: a Tensor with dimensions [batch..., length, io].
       kv_channels: a Dimension, the channels of queries, keys and values.
-      heads: a Dimension.
+      heads: the Dimension of attention heads.
       is_training: a bool, unused; there is no dropout. It may be left out.
       window_size: the number of positions before a block that are visible from it.
       master_dtype: a dtype.
@@ -253,7 +253,7 @@ def local_self_attention_spatial_blocks(
     Args:
       query_antecedent: a Tensor with dimensions [batch..., num_w_blocks, w, io].
       kv_channels: a Dimension, the channels of queries, keys and values.
-      heads: a Dimension.
+      heads: the Dimension of attention heads.
       is_training: a bool, unused; there is no dropout. It may be left out.
       memory_w_dim: a Dimension whose name is that of the memory positions, by default
         "memory_w" for "w"; its size is ignored.
@@ -321,7 +321,7 @@ def local_2d_self_attention_spatial_blocks(
     Args:
       query_antecedent: a Tensor with dimensions [batch..., num_h_blocks, num_w_blocks, h, w, io].
       kv_channels: a Dimension, the channels of queries, keys and values.
-      heads: a Dimension.
+      heads: the Dimension of attention heads.
       is_training: a bool, unused; there is no dropout. It may be left out.
       memory_h_dim: a Dimension whose name is that of the memory rows, by default "memory_h" for
         "h"; its size is ignored.

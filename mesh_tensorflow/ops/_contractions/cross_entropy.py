@@ -83,7 +83,7 @@ class CrossEntropyOperation(_OfIds):
         Args:
           logits: a floating Tensor with the dimension `vocab_dim`.
           ids: an int32 or int64 Tensor with the other dimensions, in any order.
-          vocab_dim: a Dimension.
+          vocab_dim: the Dimension of ids, of the size of the vocabulary.
           name: a string or None.
         """
         super().__init__([logits, ids], name=name or "cross_entropy")
@@ -180,7 +180,7 @@ class CrossEntropyGradientOperation(_OfIds):
             `vocab_dim`.
           dy: the gradient of the cross entropy, of the shape of `log_z`.
           dz: the gradient of `log_z`, or None.
-          vocab_dim: a Dimension.
+          vocab_dim: the Dimension of ids, of the size of the vocabulary.
           name: a string or None.
         """
         given = [logits, ids, log_z, dy, *([] if dz is None else [dz])]

@@ -1,4 +1,8 @@
-"""Contraction by dimension name."""
+"""Contraction by dimension name: einsum and matmul.
+
+Also transposes and products are einsums. A contraction over a split dimension leaves a partial sum,
+from which most communication of a program comes.
+"""
 
 from __future__ import annotations
 

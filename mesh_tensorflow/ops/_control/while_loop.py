@@ -1,4 +1,7 @@
-"""Loops, built once as lists of operations; with gradients."""
+"""Loops, built once as lists of operations; with gradients.
+
+The loop's own state is in `loop_state.py`, its gradient in `while_gradient.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading variables again, and assignments to them."""
+"""Assignments to variables, and reads of them at another point than the beginning of the step."""
 
 from __future__ import annotations
 

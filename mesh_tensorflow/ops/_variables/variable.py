@@ -1,4 +1,8 @@
-"""Variables: their masters, slices and values."""
+"""Variables: an operation whose output is the variable's value at the beginning of a step.
+
+A variable has up to three forms: the master, its whole value as TensorFlow's savers know it; the
+slices, in which processors store and update it; and the value in computations. Each has a dtype.
+"""
 
 from __future__ import annotations
 

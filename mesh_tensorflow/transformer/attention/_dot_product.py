@@ -32,9 +32,9 @@ def check_operands(
     Args:
       what: the name of the function.
       tensors: a dictionary with q, k and v, some of which may be None.
-      memory_length_dim: a Dimension.
-      key_dim: a Dimension.
-      value_dim: a Dimension.
+      memory_length_dim: the Dimension of positions that are attended to.
+      key_dim: the Dimension of channels of queries and keys.
+      value_dim: the Dimension of channels of values.
 
     Raises:
       ValueError: one is missing, or queries have the memory's dimension.
@@ -88,7 +88,7 @@ def _add_z_loss(
       log_z: the log denominators, a Tensor.
       rows_shape: their Shape, in case the logits have been reshaped.
       coefficient: a number.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       dtype: the dtype of the loss.
     """
     # Of queries that see nothing, which padding usually has.
@@ -186,9 +186,9 @@ def attention(
       q: queries, a Tensor with dimensions [batch..., length, heads..., key_dim].
       k: keys, a Tensor with dimensions [batch..., memory_length, heads..., key_dim].
       v: values, a Tensor with dimensions [batch..., memory_length, heads..., value_dim].
-      memory_length_dim: a Dimension.
-      key_dim: a Dimension.
-      value_dim: a Dimension.
+      memory_length_dim: the Dimension of positions that are attended to.
+      key_dim: the Dimension of channels of queries and keys.
+      value_dim: the Dimension of channels of values.
       bias: a Tensor that is added to the logits, or None. Where it is below -5e8, memory is hidden;
         a query from which all of it is hidden has the mean of all values.
       dropout_rate: the dropout rate of the attention weights.

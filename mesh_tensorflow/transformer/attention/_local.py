@@ -141,8 +141,8 @@ def local_attention_1d(
       k: keys, a Tensor with dimensions [batch..., length, heads..., key_dim].
       v: values, a Tensor with dimensions [batch..., length, heads..., value_dim].
       length_dim: a Dimension.
-      key_dim: a Dimension.
-      value_dim: a Dimension.
+      key_dim: the Dimension of channels of queries and keys.
+      value_dim: the Dimension of channels of values.
       fully_autoregressive: whether positions attend to earlier positions only.
       length_dim_num_splits: into how many parts the layout splits the length.
       radius: the number of positions on each side.

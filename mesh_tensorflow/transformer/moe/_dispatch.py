@@ -47,9 +47,9 @@ def dispatched(
     Args:
       experts: a function, see `Experts`.
       inputs: a Tensor with dimensions [outer_batch (or not), batch, ..., d_model].
-      hparams: the hyperparameters.
-      train: a bool.
-      variable_dtype: a VariableDType.
+      hparams: an object with attributes such as moe_num_experts; see `HParams`.
+      train: whether the model is being trained.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       layout: a LayoutRules or None.
       mesh_shape: a Shape or None.
       nonpadding: a Tensor with the dimensions of the inputs except the last, 0 at tokens that are
@@ -119,9 +119,9 @@ def expert_hidden(
       x: a Tensor with dimensions [..., d_model].
       expert_dims: a list of Dimensions.
       hidden_dim: a Dimension.
-      hparams: the hyperparameters.
-      train: a bool.
-      variable_dtype: a VariableDType.
+      hparams: an object with attributes such as moe_num_experts; see `HParams`.
+      train: whether the model is being trained.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       activation: as for `mtf.layers.dense_product`.
     """
     h = layers.dense_product(

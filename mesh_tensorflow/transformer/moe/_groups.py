@@ -81,7 +81,7 @@ def in_groups(
 
     Args:
       tokens: a Shape, [outer_batch (or not), batch, ...].
-      hparams: the hyperparameters.
+      hparams: an object with attributes such as moe_num_experts; see `HParams`.
       layout: a LayoutRules or None.
       mesh_shape: a Shape or None; no group is split over processors.
       group_name: a string.

@@ -1,4 +1,7 @@
-"""Router shared by all gatings: logits, losses and padding."""
+"""Router: scores each token for each expert; all gatings choose by these scores.
+
+It also has the losses by which a gating keeps experts equally busy, and leaves out padding.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +64,8 @@ class Router:
       experts_dim: a Dimension.
       group_dim: a Dimension, the tokens of a group.
       capacity_dim: a Dimension, the tokens of a group that an expert takes.
-      hparams: the hyperparameters.
-      train: a bool.
+      hparams: an object with attributes such as moe_num_experts; see `HParams`.
+      train: whether the model is being trained.
       dtype: the dtype of the inputs and of the gating's results.
       logits: a Tensor with dimensions [..., group, experts].
       importance: a Tensor with dimensions [..., group], or None if all tokens have importance 1.
@@ -103,9 +106,9 @@ class Router:
           outer_expert_dims: a list of Dimensions; each index has its own router weights.
           experts_dim: a Dimension.
           capacity_dim: a Dimension.
-          hparams: the hyperparameters.
-          train: a bool.
-          variable_dtype: a VariableDType.
+          hparams: an object with attributes such as moe_num_experts; see `HParams`.
+          train: whether the model is being trained.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           importance: a Tensor with dimensions [..., group] or None.
           name: a string.
           num_microbatches: an integer or None.
@@ -283,8 +286,8 @@ def switch_policy(
     """Returns (the switch policy, a function that adds noise to the router's input or None).
 
     Args:
-      hparams: the hyperparameters.
-      train: a bool.
+      hparams: an object with attributes such as moe_num_experts; see `HParams`.
+      train: whether the model is being trained.
       strict: whether an unknown policy is an error.
       noises: the policies whose noise the gating adds.
 

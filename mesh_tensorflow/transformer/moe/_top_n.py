@@ -1,4 +1,4 @@
-"""Gatings that send each token to its n best experts."""
+"""Gatings by which tokens choose: each goes to its best expert and to the next n - 1."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def _top_2_gating(
       outer_expert_dims: a list of Dimensions; each index has its own router weights.
       experts_dim: a Dimension.
       expert_capacity_dim: a Dimension.
-      hparams: the hyperparameters.
-      train: a bool.
-      variable_dtype: a VariableDType.
+      hparams: an object with attributes such as moe_num_experts; see `HParams`.
+      train: whether the model is being trained.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       importance: a Tensor with dimensions [..., group], or None for ones.
       name: a string, the scope of the router's kernel.
       num_microbatches: an integer or None.

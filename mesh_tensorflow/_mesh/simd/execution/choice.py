@@ -1,4 +1,4 @@
-"""Which strategies a program may be executed by."""
+"""Chooses how a SIMD program is called on its processors: sharing one memory, or by collectives."""
 
 from __future__ import annotations
 

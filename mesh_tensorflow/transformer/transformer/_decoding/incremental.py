@@ -44,7 +44,7 @@ class IncrementalModel:
           model: a Unitransformer.
           ids: an int32 Tensor with dimensions [batch..., length], 0 from `initial_position` on.
           initial_position: an int32 Tensor with dimensions [batch...], the number of given ids.
-          variable_dtype: a VariableDType.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           encoded: the EncoderOutputs that the model reads.
           bos_id: an int, the input of the first position.
 

@@ -1,4 +1,9 @@
-"""A stack whose layers are the stages of a pipeline."""
+"""PipelinedLayerStack: a stack whose layers are the stages of a pipeline.
+
+Layers are written for one sequence of activations. The stack calls those of one stage for all
+stages at once: `stages.py` gives them variables and random values with a dimension of stages, and
+`first_call.py` checks beforehand that this is possible.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +92,7 @@ class PipelinedLayerStack(LayerStack):
         """Calls the layers, as stages of a pipeline except in decoding; see `LayerStack.call`.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model].
 
         Returns:

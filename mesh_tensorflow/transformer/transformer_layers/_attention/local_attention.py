@@ -46,7 +46,7 @@ class LocalSelfAttention(SelfAttention):
           num_memory_heads: an integer.
           key_value_size: an integer.
           shared_kv: a bool.
-          dropout_rate: a number.
+          dropout_rate: the share of elements that are dropped in training, from 0 to less than 1.
           attention_kwargs: a dictionary of further arguments of `attention`, or None.
 
         Raises:
@@ -70,7 +70,7 @@ class LocalSelfAttention(SelfAttention):
         """Returns the local self-attention output of each position.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model].
           losses: a list or None.
 
@@ -168,7 +168,7 @@ class LocalSelfAttention(SelfAttention):
         """Returns how far back a position attends, a negative number.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
         """
         return 1 - self.radius
 
@@ -176,7 +176,7 @@ class LocalSelfAttention(SelfAttention):
         """Returns how far ahead a position attends; None if a mask hides later positions.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
         """
         return None if context.model.fully_autoregressive else self.radius
 
