@@ -1,4 +1,4 @@
-"""Random tensors of a PlacementMeshImpl."""
+"""Random tensors of a PlacementMeshImpl: each different slice is generated once, on its device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Gradients of convolutions whose window is larger than the image, in a form that XLA does fast.
+"""Convolutions whose window is larger than the image, in a form that XLA computes fast.
 
-Used by `conv.py` where XLA compiles the program; elsewhere TensorFlow's kernels do it as it is.
+`conv.py` uses it where XLA compiles the program, for the gradients of images and for transposed
+convolutions; elsewhere TensorFlow's kernels compute these.
 """
 
 from __future__ import annotations

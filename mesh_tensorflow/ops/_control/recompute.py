@@ -142,7 +142,8 @@ def computed_again(
     start = len(graph.operations)
     _, mapping = graph.clone_operations(operations, mapping)
     again = [mapping.get(y, y) for y in ys]
-    # Random operations and variables are not copied; gradients flow through the originals.
+    # What does not depend on the replaced inputs, as random values and variables, is shared with
+    # the first computation; gradients flow through it as well.
     kept = [op for op in operations if op.outputs and op.outputs[0] not in mapping]
     with usable(kept):
         grads = mtf.gradients(

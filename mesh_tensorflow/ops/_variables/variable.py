@@ -281,8 +281,7 @@ class Variable(Operation):
             laid_out = mesh_impl.LaidOutVariable(self, mesh_impl)
         lowering.variables[self] = laid_out
         self._laid_out = weakref.ref(laid_out)
-        # Cast once there: a loop or a branch that reads the variable first would otherwise hold the
-        # cast, and nothing outside of it could use that.
+        # Where nothing of the step is waited for: the value is that of the step's beginning.
         with mesh_impl.at_beginning():
             value = self.cast_to_activation(mesh_impl, laid_out.laid_out_tensor)
         lowering.set_tensor_lowering(self.value, value)

@@ -60,6 +60,7 @@ class IncrementalModel:
         if model.input_full_attention:
             # The given ids all see each other. The position after them is fed the last of them.
             later = mtf.greater(positions, initial_position)
+            # One priority for all given ids: a position sees what has at most its own.
             self._write_priority = positions * mtf.to_int32(later)
         self._arguments = {
             "model": model,

@@ -157,6 +157,7 @@ def first_last(
     if given is None:
         done = mtf.constant(ids.mesh, False, mtf.Shape(rows), tf.bool)
         return done, mtf.constant(ids.mesh, bos_id, mtf.Shape(rows), tf.int32)
+    # Without given ids the index is -1, which gives 0, the id of padding and the usual beginning.
     last = mtf.gather(ids, given - 1, length_dim)
     if bos_id:
         last += mtf.to_int32(mtf.equal(given, 0)) * bos_id

@@ -1,4 +1,4 @@
-"""Keys and values of earlier positions, kept while decoding."""
+"""Keys and values of earlier positions, which attention keeps from step to step in decoding."""
 
 from __future__ import annotations
 
