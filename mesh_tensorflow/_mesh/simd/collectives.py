@@ -224,7 +224,8 @@ class TfCollectives(Reducer[tf.Tensor]):
         if _is_empty(x):
             return x
         cycle = _without_fixed_points(source_pcoord)
-        # A send has one receiver, another processor: a slice for several, or its own, needs a gather.
+        # A send has one receiver, another processor: what several or the sender itself are to
+        # have needs a gather.
         if cycle is None:
             everything = self.allgather(x, mesh_axis)
             y = tf.gather(

@@ -272,6 +272,7 @@ class VariableStore(tf2.Module):
         made: dict[int, tf.Variable] = {}
         for pnum, device in sorted(form.devices.items()):
             part = form.begin(pnum), form.sizes
+            # What stays where it is keeps its tf variable, and is not copied.
             same = [
                 number
                 for number in old

@@ -97,6 +97,7 @@ def _add_z_loss(
     nonpadding = context.nonpadding
     if isinstance(nonpadding, mtf.Tensor):
         mask = mtf.cast(nonpadding, squares.dtype)
+        # Padding counts as 0 and is still counted: a mean over all places.
         squares = mtf.multiply(squares, mask, output_shape=squares.shape)
     mean = mtf.reduce_mean(squares)
     mtf.scalar_summary("attention_z_loss", mean)
@@ -150,6 +151,7 @@ def attend(
         log_z = mtf.reduce_logsumexp(logits, memory_length_dim)
         _add_z_loss(log_z, rows_shape, z_loss_coeff, context, v.dtype)  # type: ignore[arg-type]
     weights = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
+    # After the softmax, whose sums bfloat16 would round.
     weights = mtf.cast(weights, v.dtype)
     weights = with_dropout(weights, dropout_rate, dropout_broadcast_dims, context)
     outputs = mtf.einsum([weights, v], output_shape=q.shape - key_dim + value_dim)

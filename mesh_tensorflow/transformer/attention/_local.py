@@ -32,6 +32,7 @@ def _block_length(length_dim: mtf.Dimension, num_splits: int, radius: int) -> in
         )
     per_split = length_dim.size // num_splits
     limit = min(per_split, max(radius, _SHORT_BLOCK))
+    # A divisor of what each processor has: a block over two of them would have to be gathered.
     return max(n for n in range(1, limit + 1) if per_split % n == 0)
 
 

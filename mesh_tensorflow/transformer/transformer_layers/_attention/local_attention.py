@@ -159,7 +159,9 @@ class LocalSelfAttention(SelfAttention):
         here = mtf.mod(context.position, window.size)
         kv = _states.updated_states(context, new, window, position=here)
         slot = mtf.range(context.mesh, window, tf.int32)
+        # The latest position up to the current one that has this slot in the ring buffer.
         position = context.position - mtf.mod(context.position - slot, window.size)
+        # Slots that nothing has been written to yet would be those of positions before the first.
         visible = mtf.greater_equal(position, 0)
         bias = attention.visibility_mask_to_attention_bias(visible, context.activation_dtype)
         return self._attend(context, q, kv[0], kv[-1], window, bias)

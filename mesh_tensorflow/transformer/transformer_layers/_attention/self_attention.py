@@ -253,6 +253,7 @@ class SelfAttention(transformer.TransformerLayer):
         plain = incremental or by_heads
         m = x if plain else self.rename_length_to_memory_length(x, context)
         if params.shared_kv:
+            # One state for both: with shared keys and values, decoding keeps half as much.
             states = [params.compute_kv(m)]
         else:
             states = [params.compute_k(m), params.compute_v(m)]
