@@ -213,6 +213,7 @@ def merged_processors(mesh_shape: Shape, places: Sequence[str]) -> tuple[Shape, 
     sizes = []
     for axis, d in enumerate(mesh_shape):
         groups = processor_groups(mesh_shape, [axis])
+        # Only if it is so of all groups along the axis: the executed mesh is a mesh, too.
         same = all(len({places[p] for p in group}) == 1 for group in groups)
         sizes.append(1 if same else d.size)
 

@@ -60,6 +60,8 @@ def most_pairs(
     widths = ends - begins
     order = np.argsort(begins)
     begins, ends = begins[order], ends[order]
+    # Widths of all blocks that begin before a position, so that each block of queries takes one
+    # look-up.
     seen = np.concatenate([[0], np.cumsum(widths[order])])
     most = 0
     for p in range(processors):

@@ -260,6 +260,7 @@ class _Run:
 
     def side(self, tick: int, side: mtf.Tensor) -> mtf.Tensor:
         """Returns the part of a side input that belongs to each stage's microbatch."""
+        # Each stage is at another microbatch, and so at another part of a mask.
         found = [self.schedule.clipped(tick, k)[1] for k in range(self._stages_dim.size)]
         indices = mtf.constant(self._mesh, found, mtf.Shape([self._stages_dim]), tf.int32)
         rest = [d for d in side.shape if d not in (self._dim, self._stages_dim)]

@@ -165,6 +165,7 @@ def _needed(
     body: Sequence[Operation], users: Sequence[Operation], results: Sequence[Tensor]
 ) -> list[Operation]:
     """Returns the operations of the body whose outputs are used, except random ones."""
+    # What no gradient reads is not computed a second time.
     wanted = set(results) | {x for op in users for x in op.inputs}
     # The gradient of an inner loop reads the tape of the inner loop.
     loops = {op._forward for op in users if isinstance(op, WhileGradientOperation)}
